@@ -262,7 +262,7 @@ def backup(
         print(made.number)
     """
     from sparklog.tools.backup.backing_up import back_up
-    from sparklog.tools.backup.pruning import prune
+    from sparklog.tools.backup.repository import prune
 
     refuse_inside(os.fspath(to))
     target = open_store(to)

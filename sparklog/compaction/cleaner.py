@@ -32,8 +32,8 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from sparklog.compaction.batch_judge import AbortedFilter, BatchJudge, Verdicts
 from sparklog.compaction.offset_map import Hashes, Int64s, OffsetMap
+from sparklog.compaction.producer_state import BatchJudge, PartitionProducers, Verdicts, aborted_batches
 from sparklog.compaction.segment_writer import SegmentWriter
 from sparklog.errors import BadRequest, Conflict, Corrupt
 from sparklog.format.batch_checks import Place, check_crcs, check_headers
@@ -60,7 +60,7 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(slots=True)
 class Counts:
-    """Counters of a pass. `messages_*` include control records, as Kafka does, but not batches dropped unread."""
+    """Counters of a pass. `messages_*` include control records, as in Kafka, but not batches dropped unread."""
 
     bytes_read: int = 0
     bytes_written: int = 0
@@ -106,7 +106,7 @@ class Reader:
         """Compressed bytes to open at once: one batch first, then by what the last ones became."""
 
     def modified_ms(self, file: str) -> int:
-        """Return the last-modified time of a file, by the store's clock, or Kafka's if an import has linked it."""
+        """By the store's clock, or Kafka's if an import has linked the file."""
         info = self._store.stat(file)
         if info is None:
             raise Conflict(f"{file} is gone: it was replaced since this pass was planned; plan again")
@@ -162,7 +162,6 @@ class Reader:
             first = last
 
     def hashes(self, opened: Opened, starts: Int64s, lengths: npt.NDArray[np.int32]) -> Hashes:
-        """Return the keyed hashes of these keys of opened batches: uint64[n, 2]."""
         return key_hashes(opened.body.data, starts, lengths, self._hash_key)
 
     def _open(self, window: Window, headers: BatchHeaders, first: int) -> Iterator[Opened]:
@@ -185,23 +184,20 @@ def _check_offsets(headers: BatchHeaders, following: int, end: int, place: Place
     wrong = (headers.base_offset < starts) | (headers.next_offset > end)
     if wrong.any():
         row = int(np.argmax(wrong))
-        raise place.corrupt(
-            headers,
-            row,
-            f"expected a batch within offsets {int(starts[row])} to {end}, found "
-            f"{int(headers.base_offset[row])} to {int(headers.next_offset[row])}: restore the file",
-        )
+        offsets = f"{int(headers.base_offset[row])} to {int(headers.next_offset[row])}"
+        message = f"expected a batch within offsets {int(starts[row])} to {end}, found {offsets}: restore the file"
+        raise place.corrupt(headers, row, message)
 
 
 def fill_map(
     offset_map: OffsetMap,
     dirty: Sequence[PlannedSlice],
     reader: Reader,
-    aborted: AbortedFilter,
+    state: PartitionProducers | None,
     first_dirty: int,
     first_uncleanable: int,
-) -> bool:
-    """Put the keys of the dirty segments, from offset `first_dirty` on, into the map; True if it became full.
+) -> None:
+    """Put the keys of the dirty segments, from offset `first_dirty` on, into the map, until it is full.
 
     `dirty`: segments from the one that holds `first_dirty` to the last one below `first_uncleanable`. Afterwards
     `offset_map.latest_offset` is the last offset that the map covers. It may lie in the middle of a batch.
@@ -210,7 +206,7 @@ def fill_map(
     for segment, following in zip(dirty, bases, strict=True):
         for window in reader.windows(segment):
             headers = window.headers
-            skipped = headers.is_control | aborted.aborted(window.data, headers)
+            skipped = headers.is_control | aborted_batches(state, headers)
             rows = np.flatnonzero(~skipped & (headers.last_offset >= first_dirty))
             for opened in reader.opened(window, headers if len(rows) == len(headers) else headers[rows]):
                 stopped = _put(offset_map, opened, reader, first_dirty)
@@ -219,11 +215,10 @@ def fill_map(
                     before = int(rows[opened.first + stopped]) - 1
                     if before >= 0 and headers.last_offset[before] >= first_dirty:
                         offset_map.advance(int(headers.last_offset[before]))
-                    return True
+                    return
             if headers.last_offset[-1] >= first_dirty:
                 offset_map.advance(int(headers.last_offset[-1]))
         offset_map.advance(following - 1)
-    return False
 
 
 def _put(offset_map: OffsetMap, opened: Opened, reader: Reader, first_dirty: int) -> int | None:
@@ -235,9 +230,7 @@ def _put(offset_map: OffsetMap, opened: Opened, reader: Reader, first_dirty: int
     if not every:
         starts, lengths, offsets = starts[chosen], lengths[chosen], offsets[chosen]
     taken = offset_map.put(reader.hashes(opened, starts, lengths), offsets)
-    if taken == len(offsets):
-        return None
-    return int((fields.batch if every else fields.batch[chosen])[taken])
+    return None if taken == len(offsets) else int((fields.batch if every else fields.batch[chosen])[taken])
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,12 +239,7 @@ class TombstoneRules:
 
     now_ms: int
     delete_retention_ms: int
-    last_clean: PlannedSlice | None = None
-
-    @property
-    def horizon_ms(self) -> int:
-        """The delete horizon that a batch gets in this pass."""
-        return min(self.now_ms + self.delete_retention_ms, INT64_MAX)
+    last_clean: PlannedSlice | None
 
 
 class Cleaner:
@@ -308,7 +296,7 @@ class Cleaner:
             keep=keep,
             drop=drop,
             empty=verdicts.retain_empty[rows],
-            horizon=np.where(stamped, self._rules.horizon_ms, -1),
+            horizon=np.where(stamped, min(self._rules.now_ms + self._rules.delete_retention_ms, INT64_MAX), -1),
         )
         control = headers.is_control
         tombstones = int(np.count_nonzero(no_value & ~control[batch])) if no_value.any() else 0
@@ -323,7 +311,7 @@ class Cleaner:
         return filtered, keyless[filtered.source]
 
     def _kept(self, window: Window, opened: Opened, gone: Bools, no_value: Bools) -> Bools:
-        """Which records survive; `gone`: batches of which none does."""
+        """Return which records survive; `gone`: batches of which none does."""
         headers, fields = opened.headers, opened.fields
         control = headers.is_control
         keep = np.ones(len(fields), np.bool_)

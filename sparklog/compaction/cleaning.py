@@ -1,4 +1,13 @@
-"""Plan cleaning passes, and run one as a work item: one partition, one edit, whole or not at all.
+"""Plan cleaning passes (Kafka's LogCleanerManager), and run one as a work item: one partition, one edit.
+
+A partition's log falls into three parts (docs/reference/kafka-format.md, the range of a pass):
+
+    clean | dirty, cleanable | not cleanable yet
+          first dirty        first uncleanable
+
+Clean is what lies below the cleaner checkpoint, `Head.cleaned_through`. Not cleanable is what follows the last stable
+offset, the active segment, and segments that `min.compaction.lag.ms` protects; the bound is moved down to a segment's
+base. Unsealed slices count as the active segment, even if Kafka would have rolled it: a run seals before it cleans.
 
 The driver plans from the slice table alone (`plan_cleaning`), the dirtiest partition first. It opens files only where
 `max.compaction.lag.ms` is set, for one header each. Where Kafka's producers wrote, one of their transactions may still
@@ -12,15 +21,19 @@ keys that erase each other cannot be prepared.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from itertools import dropwhile, takewhile
 
 import numpy as np
 
-from sparklog.compaction.cleanable import Cleanable, CleanerOffsets, cleanable
+from sparklog.compaction.cleaner import Cleaner, Counts, Reader, TombstoneRules, fill_map
+from sparklog.compaction.offset_map import OffsetMap, slots_of
+from sparklog.compaction.producer_state import BatchJudge, PartitionProducers, replay
+from sparklog.compaction.segment_writer import SegmentWriter
 from sparklog.errors import Conflict, NotFound
 from sparklog.format.batch_scan import begins_with_header, single_header
+from sparklog.format.key_hash import HashKey
 from sparklog.format.offset_index import MAX_RELATIVE_OFFSET
 from sparklog.format.record_batch import HEADER_BYTES
 from sparklog.log.journal.env import SYSTEM, Env
@@ -31,15 +44,109 @@ from sparklog.log.state.rewrites import Rewrite
 from sparklog.log.state.segments import RollRule, Segment, segments_of
 from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.topic_state import Head
 from sparklog.maintenance.work_items import Done, PieceReport, Progress, Settings, silent
 from sparklog.storage.store import Store
 
 
-def group_segments(
+@dataclass(frozen=True, slots=True)
+class Cleanable:
+    """The clean, dirty and uncleanable parts of one partition; offsets, and bytes of whole segments before the pass.
+
+    * `first_dirty`: where the pass begins to collect keys; `first_uncleanable`: base of the first segment it leaves
+    * `clean_bytes`: segments that begin below `first_dirty`; `cleanable_bytes`: those that hold dirty offsets below
+      `first_uncleanable` (one that straddles `first_dirty` counts in both, as in Kafka)
+    * `ratio`: cleanable of both, 0.0 where there is nothing
+    * `overdue`: the oldest dirty segment began longer than `max.compaction.lag.ms` ago
+    * `chosen`: a pass is due; `segments`: closed ones below `first_uncleanable`, clean ones, which it rewrites, too
+    """
+
+    partition: int
+    first_dirty: int
+    first_uncleanable: int
+    clean_bytes: int
+    cleanable_bytes: int
+    ratio: float
+    overdue: bool
+    chosen: bool
+    segments: tuple[Segment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CleanerOffsets:
+    """The offsets of one partition that bound a pass; `cleaned_through` is the cleaner checkpoint."""
+
+    partition: int
+    cleaned_through: int
+    log_start: int
+    log_end: int
+    last_stable: int
+
+    @classmethod
+    def of(cls, head: Head, partition: int) -> CleanerOffsets:
+        return cls(
+            partition,
+            cleaned_through=int(head.cleaned_through[partition]),
+            log_start=int(head.log_start[partition]),
+            log_end=int(head.log_end[partition]),
+            last_stable=int(head.last_stable()[partition]),
+        )
+
+
+def cleanable(
     segments: Sequence[Segment],
-    index_sizes: Sequence[tuple[int, int]],
+    offsets: CleanerOffsets,
     configs: TopicConfigs,
-    first_uncleanable: int,
+    now_ms: int,
+    first_batch_ts: Callable[[Segment], int],
+) -> Cleanable:
+    """Part one partition's segments (in offset order, the active one last) and decide if a pass is due.
+
+    `cleaned_through` counts only inside `[log_start, log_end]`; outside of it Kafka starts over at the log start.
+    `first_batch_ts` returns the greatest timestamp of a segment's first batch in ms, read from the file. It is called
+    only for dirty segments of a topic that sets `max.compaction.lag.ms`.
+    """
+    closed = list(takewhile(lambda each: each.sealed and not each.active, segments))
+    active_base = segments[len(closed)].base if len(closed) < len(segments) else offsets.log_end
+    in_log = offsets.log_start <= offsets.cleaned_through <= offsets.log_end
+    first_dirty = offsets.cleaned_through if in_log else offsets.log_start
+    dirty = _from_offset(closed, first_dirty)
+
+    limits = [offsets.last_stable, active_base]
+    min_lag = configs.min_compaction_lag_ms
+    if min_lag > 0:
+        limits += [each.base for each in dirty if each.max_ts > now_ms - min_lag][:1]
+    uncleanable = max(first_dirty, min(limits))
+    first_uncleanable = next((each.base for each in _from_offset(closed, uncleanable)), active_base)
+
+    clean_bytes = sum(each.size for each in closed if each.base < first_dirty)
+    cleanable_bytes = sum(each.size for each in dirty if each.base < first_uncleanable)
+    total = clean_bytes + cleanable_bytes
+    ratio = cleanable_bytes / total if total else 0.0
+    oldest = now_ms - configs.max_compaction_lag_ms
+    limited = "max.compaction.lag.ms" in configs.explicit
+    overdue = limited and any(0 < first_batch_ts(each) < oldest for each in dirty)
+    min_ratio = float(configs.text("min.cleanable.dirty.ratio"))
+    return Cleanable(
+        partition=offsets.partition,
+        first_dirty=first_dirty,
+        first_uncleanable=first_uncleanable,
+        clean_bytes=clean_bytes,
+        cleanable_bytes=cleanable_bytes,
+        ratio=ratio,
+        overdue=overdue,
+        chosen=total > 0 and (ratio > min_ratio or (overdue and cleanable_bytes > 0)),
+        segments=tuple(each for each in closed if each.base < first_uncleanable),
+    )
+
+
+def _from_offset(closed: Sequence[Segment], offset: int) -> Sequence[Segment]:
+    """Return the closed segments from the one that contains `offset` on: a segment reaches to the base of the next."""
+    return list(dropwhile(lambda each: each.next_base <= offset, closed))
+
+
+def group_segments(
+    segments: Sequence[Segment], index_sizes: Sequence[tuple[int, int]], configs: TopicConfigs, first_uncleanable: int
 ) -> list[list[Segment]]:
     """Group neighbouring segments of a pass into one new segment each: Kafka's `Cleaner.groupSegmentsBySize`.
 
@@ -70,14 +177,9 @@ def group_segments(
     return groups
 
 
-if TYPE_CHECKING:
-    from sparklog.compaction.cleaner import Counts
-    from sparklog.compaction.producer_state import PartitionProducers
-
-
 @dataclass(frozen=True, slots=True)
 class Cleaned:
-    """The outcome of a pass. `end_offset`: the new cleaner checkpoint; `utilization`: share of map slots in use."""
+    """A pass that ran. `end_offset`: the new cleaner checkpoint; `utilization`: share of map slots in use."""
 
     plan: Cleanable
     end_offset: int
@@ -133,7 +235,6 @@ class CleanWork:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the sealed segments; the dirty ones of them are read twice."""
         return sum(segment.size for segment in self.segments if segment.sealed)
 
     def run(self, progress: Progress = silent) -> CleanDone:
@@ -165,11 +266,8 @@ class CleanWork:
         return CleanDone((rewrite,), files, (report,), more, cleaned)
 
     def _replayed(self) -> PartitionProducers | None:
-        """Replay the batches of Kafka's producers; None if they wrote none."""
         if not (self.sources.flags & int(SliceFlag.KAFKA_PRODUCERS)).any():
             return None
-        from sparklog.compaction.producer_state import replay
-
         try:
             return replay(self.store, self.sources, self.offsets.log_end)
         except NotFound as error:
@@ -182,27 +280,20 @@ class CleanWork:
             offsets = replace(offsets, last_stable=min(offsets.last_stable, state.last_stable))
 
         def first_batch_ts(segment: Segment) -> int:
-            return first_batch_timestamp(self.store, self.sources.row(segment.first_row))
+            return first_batch_timestamp(self.store, self._slice(segment))
 
         return cleanable(self.segments, offsets, self.configs, self.settings.now_ms, first_batch_ts)
 
     def _pass(
         self, plan: Cleanable, state: PartitionProducers | None, progress: Progress
     ) -> tuple[tuple[FileSlices, ...], list[PlannedSlice], Cleaned]:
-        """Write the new segments; return them, the slices they replace, and the outcome."""
-        from sparklog.compaction.batch_judge import AbortedFilter, BatchJudge
-        from sparklog.compaction.cleaner import Cleaner, Reader, TombstoneRules, fill_map
-        from sparklog.compaction.offset_map import OffsetMap, slots_of
-        from sparklog.compaction.segment_writer import SegmentWriter
-        from sparklog.format.key_hash import HashKey
-
         settings = self.settings
         hash_key = HashKey.of(self.env.random.getrandbits(128).to_bytes(16, "little"))
         reader = Reader(self.store, self.topic, self.partition, hash_key, progress)
-        dirty = [self.sources.row(each.first_row) for each in plan.segments if each.next_base > plan.first_dirty]
+        dirty = [self._slice(each) for each in plan.segments if each.next_base > plan.first_dirty]
         slots = slots_of(settings.dedupe_buffer_bytes) if self.slots is None else self.slots
         offset_map = OffsetMap(slots, settings.dedupe_load_factor, expected=sum(each.records for each in dirty))
-        fill_map(offset_map, dirty, reader, AbortedFilter(state), plan.first_dirty, plan.first_uncleanable)
+        fill_map(offset_map, dirty, reader, state, plan.first_dirty, plan.first_uncleanable)
         end_offset = offset_map.latest_offset + 1
         segments = [each for each in plan.segments if each.base < end_offset]
         groups = group_segments(segments, self._index_sizes(segments), self.configs, plan.first_uncleanable)
@@ -215,30 +306,30 @@ class CleanWork:
             expiration_ms=settings.producer_expiration_ms,
             first_uncleanable=plan.first_uncleanable,
         )
-        rules = TombstoneRules(settings.now_ms, self.configs.integer("delete.retention.ms"), self._last_clean(plan))
+        clean = [self._slice(segment) for segment in plan.segments if segment.base < plan.first_dirty]
+        retention_ms = self.configs.integer("delete.retention.ms")
+        rules = TombstoneRules(settings.now_ms, retention_ms, clean[-1] if clean else None)
         cleaner = Cleaner(offset_map, judge, reader, writer, rules)
         try:
             for group in groups:
-                cleaner.group([self.sources.row(segment.first_row) for segment in group])
+                cleaner.group([self._slice(segment) for segment in group])
             written = writer.close()
         except BaseException:
             writer.discard()
             raise
         # A segment that ends below the log start is not part of the log: delete-records may have cut it.
         files = tuple(file for file in written if file.base[0] + file.offsets[0] > self.offsets.log_start)
-        inputs = [self.sources.row(segment.first_row) for segment in segments]
+        inputs = [self._slice(segment) for segment in segments]
         return files, inputs, Cleaned(plan, end_offset, offset_map.utilization, cleaner.counts)
 
-    def _last_clean(self, plan: Cleanable) -> PlannedSlice | None:
-        """Return the last segment that begins below the dirty part."""
-        clean = [segment for segment in plan.segments if segment.base < plan.first_dirty]
-        return self.sources.row(clean[-1].first_row) if clean else None
+    def _slice(self, segment: Segment) -> PlannedSlice:
+        return self.sources.row(segment.first_row)
 
     def _index_sizes(self, segments: Sequence[Segment]) -> list[tuple[int, int]]:
         """Return the bytes of each segment's `.index` and `.timeindex`, 0 where one is missing."""
         index_sizes = []
         for segment in segments:
-            stem = self.sources.row(segment.first_row).file.removesuffix(".log")
+            stem = self._slice(segment).file.removesuffix(".log")
             sizes = [self.store.stat(f"{stem}.{kind}") for kind in ("index", "timeindex")]
             index, time_index = (0 if size is None else size.size for size in sizes)
             index_sizes.append((index, time_index))
@@ -260,8 +351,7 @@ def first_batch_timestamp(store: Store, source: PlannedSlice) -> int:
 def keyless_by_default(snapshot: Snapshot, settings: Settings) -> dict[int, str]:
     """Return the partitions that hold records without a key and are compacted by a run's default only, with a reason.
 
-    A topic that sets `cleanup.policy` has been checked for such records, and its writers refuse them. A default in a
-    properties file is known to neither: it would drop records that are still being written.
+    Writers to a topic that sets `cleanup.policy` refuse such records; a default in a properties file they do not know.
     """
     configs = settings.configs_of(snapshot.head.configs)
     if not configs.is_compacted or "cleanup.policy" in snapshot.head.configs.explicit:

@@ -7,13 +7,13 @@ transaction, which only the task sees, may make less of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from sparklog.compaction.cleanable import Cleanable, CleanerOffsets, cleanable
-from sparklog.compaction.cleaning import first_batch_timestamp, keyless_by_default
+from sparklog.compaction.cleaning import Cleanable, CleanerOffsets, cleanable, first_batch_timestamp, keyless_by_default
 from sparklog.compaction.merging import plan_merges
 from sparklog.compaction.sealing import plan_sealing
 from sparklog.log.read.read_plan import planned_slices
@@ -25,24 +25,32 @@ from sparklog.log.state.snapshot import Snapshot
 from sparklog.maintenance.report import Planned
 from sparklog.maintenance.work_items import Settings
 
-_Sealed = dict[int, set[int]]
-"""Per partition, bases of the slices that sealing would take."""
-
 
 def explain(snapshot: Snapshot, settings: Settings, *, seal_only: bool = False, roll: bool = False) -> list[Planned]:
     """Plan sealing, merging and cleaning per partition; on a compacted topic also the reason not to clean."""
-    sealing, taken = _sealing(snapshot, settings, roll)
+    topic, configs = snapshot.topic, settings.configs_of(snapshot.head.configs)
+    nbytes: Counter[int] = Counter()
+    segments: Counter[int] = Counter()
+    taken: dict[int, set[int]] = {}
+    for work in plan_sealing(snapshot.store, snapshot, settings, roll=roll):
+        for part in work.parts:
+            nbytes[part.partition] += part.nbytes
+            segments[part.partition] += len(part.segments)
+            for sources in part.segments:
+                taken.setdefault(part.partition, set()).update(sources.base.tolist())
+    reason = "rolled" if roll else f"full ({configs.segment_bytes:,} bytes) or {configs.integer('segment.ms'):,} ms old"
+    planned = [
+        Planned(topic, partition, SEAL, size, f"{_many(segments[partition], 'segment')} {reason}")
+        for partition, size in sorted(nbytes.items())
+    ]
     if seal_only:
-        return sealing
-    planned = [*sealing, *_merging(snapshot, settings, taken)]
-    configs = settings.configs_of(snapshot.head.configs)
+        return planned
+    planned += _merging(snapshot, settings, taken)
     if configs.is_compacted:
         left = keyless_by_default(snapshot, settings)
+        planned += [Planned(topic, partition, COMPACT, 0, f"refused: {why}") for partition, why in left.items()]
         planned += [
-            Planned(snapshot.topic, partition, COMPACT, 0, f"refused: {why}") for partition, why in left.items()
-        ]
-        planned += [
-            _cleaning(snapshot, settings, configs, partition, taken)
+            _cleaning(snapshot, settings, partition, taken.get(partition, set()))
             for partition in range(snapshot.head.partitions)
             if partition not in left
         ]
@@ -50,44 +58,23 @@ def explain(snapshot: Snapshot, settings: Settings, *, seal_only: bool = False, 
     return sorted(planned, key=lambda item: (item.partition, order.index(item.action)))
 
 
-def _sealing(snapshot: Snapshot, settings: Settings, roll: bool) -> tuple[list[Planned], _Sealed]:
-    configs = settings.configs_of(snapshot.head.configs)
-    reason = "rolled" if roll else f"full ({configs.segment_bytes:,} bytes) or {configs.integer('segment.ms'):,} ms old"
-    nbytes: dict[int, int] = {}
-    segments: dict[int, int] = {}
-    taken: _Sealed = {}
-    for work in plan_sealing(snapshot.store, snapshot, settings, roll=roll):
-        for part in work.parts:
-            nbytes[part.partition] = nbytes.get(part.partition, 0) + part.nbytes
-            segments[part.partition] = segments.get(part.partition, 0) + len(part.segments)
-            for sources in part.segments:
-                taken.setdefault(part.partition, set()).update(sources.base.tolist())
-    planned = [
-        Planned(snapshot.topic, partition, SEAL, size, f"{_many(segments[partition], 'segment')} {reason}")
-        for partition, size in sorted(nbytes.items())
-    ]
-    return planned, taken
-
-
-def _merging(snapshot: Snapshot, settings: Settings, taken: _Sealed) -> list[Planned]:
-    slices: dict[int, int] = {}
-    outputs: dict[int, int] = {}
-    nbytes: dict[int, int] = {}
+def _merging(snapshot: Snapshot, settings: Settings, taken: Mapping[int, set[int]]) -> list[Planned]:
+    slices: Counter[int] = Counter()
+    outputs: Counter[int] = Counter()
+    nbytes: Counter[int] = Counter()
     for work in plan_merges(snapshot.store, _without(snapshot, taken), settings):
         for sources in work.sources:
-            slices[sources.partition] = slices.get(sources.partition, 0) + len(sources)
-            outputs[sources.partition] = outputs.get(sources.partition, 0) + 1
-            nbytes[sources.partition] = nbytes.get(sources.partition, 0) + sources.nbytes
+            slices[sources.partition] += len(sources)
+            outputs[sources.partition] += 1
+            nbytes[sources.partition] += sources.nbytes
     return [
-        Planned(
-            snapshot.topic, partition, MERGE, size, f"{_many(slices[partition], 'slice')} into {outputs[partition]:,}"
-        )
-        for partition, size in sorted(nbytes.items())
+        Planned(snapshot.topic, each, MERGE, size, f"{_many(slices[each], 'slice')} into {outputs[each]:,}")
+        for each, size in sorted(nbytes.items())
     ]
 
 
-def _cleaning(snapshot: Snapshot, settings: Settings, configs: TopicConfigs, partition: int, taken: _Sealed) -> Planned:
-    head = snapshot.head
+def _cleaning(snapshot: Snapshot, settings: Settings, partition: int, taken: set[int]) -> Planned:
+    head, configs = snapshot.head, settings.configs_of(snapshot.head.configs)
     slices = snapshot.slices.select(partition)
     log_end = int(head.log_end[partition])
     segments = segments_of(slices, partition, log_end, RollRule.of(configs, head.topic_id))
@@ -98,16 +85,10 @@ def _cleaning(snapshot: Snapshot, settings: Settings, configs: TopicConfigs, par
         rows = planned_slices(snapshot.topic, partition, slices[segment.first_row : segment.first_row + 1])
         return first_batch_timestamp(snapshot.store, rows.row(0))
 
-    state = cleanable(
-        _as_sealed(segments, slices, taken.get(partition, set()), log_end),
-        CleanerOffsets.of(head, partition),
-        configs,
-        settings.now_ms,
-        first_batch_ts,
-    )
-    return Planned(
-        snapshot.topic, partition, COMPACT, state.cleanable_bytes if state.chosen else 0, _why(state, configs)
-    )
+    segments = _as_sealed(segments, slices, taken, log_end)
+    state = cleanable(segments, CleanerOffsets.of(head, partition), configs, settings.now_ms, first_batch_ts)
+    nbytes = state.cleanable_bytes if state.chosen else 0
+    return Planned(snapshot.topic, partition, COMPACT, nbytes, _why(state, configs))
 
 
 def _why(state: Cleanable, configs: TopicConfigs) -> str:
@@ -122,22 +103,21 @@ def _why(state: Cleanable, configs: TopicConfigs) -> str:
 
 
 def _as_sealed(segments: Sequence[Segment], slices: Slices, taken: set[int], log_end: int) -> list[Segment]:
-    """Return the segments as sealing would leave them."""
-    bases = slices.base
     sealed_segments = []
     for segment in segments:
-        rows = bases[segment.first_row : segment.first_row + segment.rows].tolist()
+        rows = slices.base[segment.first_row : segment.first_row + segment.rows].tolist()
         sealed = segment.sealed or (bool(rows) and taken.issuperset(rows))
         sealed_segments.append(replace(segment, sealed=sealed, active=segment.active and not sealed))
-    if not sealed_segments[-1].active:
+    last = sealed_segments[-1]
+    if not last.active:
         sealed_segments.append(
-            Segment(sealed_segments[-1].partition, log_end, log_end, log_end, len(slices), 0, 0, -1, -1, False, True)
+            Segment(last.partition, log_end, log_end, log_end, len(slices), 0, 0, -1, -1, sealed=False, active=True)
         )
     return sealed_segments
 
 
-def _without(snapshot: Snapshot, taken: _Sealed) -> Snapshot:
-    """The snapshot without the slices that sealing would take."""
+def _without(snapshot: Snapshot, taken: Mapping[int, set[int]]) -> Snapshot:
+    """Leave out the slices that sealing would take: per partition, their bases."""
     if not taken:
         return snapshot
     whole = snapshot.slices.all()

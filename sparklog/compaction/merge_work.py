@@ -1,13 +1,12 @@
-"""One piece of merging, as a task does it: many small slices in, one slice per contiguous run out.
+"""A work item of merging: many small slices in, one slice per contiguous run out.
 
 Bytes are copied; what changes lies in the batch headers. Base offsets count from the new slice's base, gaps and all;
 the leader epoch and the append time, which the old slices carried for their batches, are written into the batches
 (their CRC follows), and the new slices say so (`leader_epoch` -1, `TIMES_IN_BATCHES`). Nothing is decompressed.
 
-Inputs are read a *load* at a time: up to `LOAD_BYTES`, in the order of their files, so that slices of several
-partitions that lie side by side in a file come with one request; they are laid into one buffer in the order of the
-output. Large slices need no neighbours to be read with and come `REQUEST_BYTES` at a time, which the processor's caches
-and the allocator like better, or in windows. So memory is bounded whatever is merged.
+Inputs are read a *load* of up to `LOAD_BYTES` at a time, in the order of their files, so that slices of several
+partitions that lie side by side come with one request, into one buffer in the order of the output. Large slices come
+`REQUEST_BYTES` at a time, which the processor's caches and the allocator like better, or in windows.
 """
 
 from __future__ import annotations
@@ -16,30 +15,31 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
+from crc32c import crc32c
 
+from sparklog.compaction.sealing import check_offsets, patch_batches, scan_slices
 from sparklog.errors import Conflict, Corrupt, SparklogError
+from sparklog.format.append_file import WrittenSlice, build_index
+from sparklog.format.record_batch import BatchHeaders
+from sparklog.format.transaction_index import AbortedTransactions, concatenate
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.journal.names import append_path
 from sparklog.log.journal.numbered_objects import READ_AHEAD
+from sparklog.log.read.aborted import aborted_of
+from sparklog.log.read.fetch import MissingFile, check_slice, read_range, read_window
 from sparklog.log.read.read_plan import PlannedSlice, PlannedSlices
 from sparklog.log.state.commit import MERGE, Edit
 from sparklog.log.state.rewrites import Rewrite
 from sparklog.log.state.slices import FileSlices, SliceFlag, with_tier
+from sparklog.log.write.append_writer import AppendOutput
 from sparklog.maintenance.work_items import Done, PieceReport, Progress, silent
 from sparklog.storage.store import Store
 
-if TYPE_CHECKING:
-    from sparklog.format.record_batch import BatchHeaders
-    from sparklog.format.transaction_index import AbortedTransactions
-    from sparklog.log.write.append_writer import AppendOutput
-
-
 Int64s = npt.NDArray[np.int64]
-
 OWN_FILE_BYTES = 8 << 20
 """An output slice of this size gets a file of its own."""
 LOAD_BYTES = 128 << 20
@@ -54,8 +54,7 @@ NO_TIME = -1
 class MergeWork:
     """Merge each of `sources` (neighbouring slices of one partition) into one slice of tier `tier`. Picklable.
 
-    Names of the files that it writes come from `env` while it runs, so that a task that is run twice never meets
-    its own files. That the root is the driver's shows in that the inputs lie there.
+    Names of files come from `env` while it runs, so that a task that is run twice never meets its own files.
     """
 
     store: Store
@@ -72,7 +71,6 @@ class MergeWork:
 
     @property
     def title(self) -> str:
-        """The name of the work item in progress and errors."""
         low, high = self.sources[0].partition, self.sources[-1].partition
         return f"merge {self.topic}-{low}" + (f" to {high}" if high != low else "")
 
@@ -86,8 +84,6 @@ class MergeWork:
 
     def run(self, progress: Progress = silent) -> Done:
         """Write the merged files. `Corrupt` (an input is damaged) and `Conflict` (it is gone: plan again) name it."""
-        from sparklog.log.read.fetch import MissingFile
-
         started = self.env.now()
         runs = [_Run(source) for source in self.sources]
         files = _Files(self)
@@ -106,11 +102,8 @@ class MergeWork:
         except BaseException:
             files.discard()
             raise
-        return Done(
-            tuple(run.rewrite() for run in runs),
-            written,
-            _reports(self, runs, self.env.now().elapsed_ms(started) / 1000),
-        )
+        seconds = self.env.now().elapsed_ms(started) / 1000
+        return Done(tuple(run.rewrite() for run in runs), written, _reports(self, runs, seconds))
 
 
 class _Run:
@@ -130,7 +123,6 @@ class _Run:
         return Rewrite(Edit(self.partition, start, end), self.source.inputs())
 
     def flags(self, tier: int) -> int:
-        """Unite the inputs' flags; times are in the batches now."""
         flags = 0
         for each in self.live:
             flags |= each.flags
@@ -140,22 +132,19 @@ class _Run:
 
     def aborted(self, store: Store) -> AbortedTransactions:
         """Kafka's transactions that its inputs' ABORT markers end, markers counting from its base."""
-        from sparklog.format.transaction_index import concatenate
-        from sparklog.log.read.aborted import aborted_of
-
         marked = [each for each in self.live if each.flags & SliceFlag.KAFKA_ABORTED]
         aborted = concatenate([aborted_of(store, each) for each in marked])
         return replace(aborted, last_offsets=aborted.last_offsets - self.base)
 
     def times(self, newest: int) -> tuple[int, int]:
-        """Smallest and largest time, `newest` being that of the batches; without any, max is when it was written."""
+        """Smallest and largest time; `newest`: of the batches, -1: none has one, and the max is when it was written."""
         oldest = min((each.min_ts for each in self.live if each.min_ts >= 0), default=NO_TIME)
         return oldest, newest if newest >= 0 else max(each.max_ts for each in self.live)
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Some neighbouring inputs of a run, all of them if it is small."""
+    """Neighbouring inputs of a run, all of them if it is small."""
 
     run: _Run
     rows: Sequence[PlannedSlice]
@@ -172,7 +161,7 @@ class _Part:
 
 
 def _loads(runs: Sequence[_Run]) -> Iterator[list[_Part]]:
-    """All inputs in the order of the output, cut into loads; one slice that is larger than a load is one by itself."""
+    """Cut all inputs, in the order of the output, into loads; a slice that is larger than a load is one by itself."""
     load: list[_Part] = []
     filled = 0
     for run in runs:
@@ -199,13 +188,8 @@ def _parts(run: _Run) -> Iterator[_Part]:
     yield _Part(run, rows, filled)
 
 
-Bytes = memoryview
-
-
-def _read(store: Store, load: Sequence[_Part]) -> Iterator[tuple[_Run, Bytes, BatchHeaders]]:
-    """The batches of a load, rewritten: per part (a large slice: per window) the bytes and their headers."""
-    from sparklog.compaction.slices_to_segments import patch_batches, scan_slices
-
+def _read(store: Store, load: Sequence[_Part]) -> Iterator[tuple[_Run, memoryview, BatchHeaders]]:
+    """Yield the batches of a load, rewritten: per part (a large slice: per window) the bytes and their headers."""
     if len(load) == 1 and len(load[0].rows) == 1 and load[0].nbytes > REQUEST_BYTES:
         yield from _windows(store, load[0])
         return
@@ -225,13 +209,8 @@ def _read(store: Store, load: Sequence[_Part]) -> Iterator[tuple[_Run, Bytes, Ba
         low, first = high, last
 
 
-def _windows(store: Store, part: _Part) -> Iterator[tuple[_Run, Bytes, BatchHeaders]]:
-    """One large slice, window by window; its checksum is known to be right once all of them have been read."""
-    from crc32c import crc32c
-
-    from sparklog.compaction.slices_to_segments import check_offsets, patch_batches
-    from sparklog.log.read.fetch import read_window
-
+def _windows(store: Store, part: _Part) -> Iterator[tuple[_Run, memoryview, BatchHeaders]]:
+    """Yield one large slice by windows; its checksum is known to be right once all of them have been read."""
     (row,) = part.rows
     at = crc = reached = 0
     while at < row.size:
@@ -258,7 +237,6 @@ class _Request:
 
 
 def _requests(rows: Sequence[PlannedSlice], most: int) -> list[_Request]:
-    """All slices; what lies side by side in a file is one request, up to `most` bytes."""
     requests: list[_Request] = []
     file, end, filled = "", 0, 0
     for i in sorted(range(len(rows)), key=lambda i: (rows[i].file, rows[i].position)):
@@ -274,16 +252,12 @@ def _requests(rows: Sequence[PlannedSlice], most: int) -> list[_Request]:
     return requests
 
 
-def _fetched(store: Store, rows: Sequence[PlannedSlice], places: Sequence[int], total: int) -> Bytes:
-    """All slices in one buffer, each at its place, checked.
+def _fetched(store: Store, rows: Sequence[PlannedSlice], places: Sequence[int], total: int) -> memoryview:
+    """Return all slices in one buffer, each at its place, checked.
 
     Where each request costs a round trip, as many are under way as `REQUEST_BYTES` hold, but not those larger than
     their share of it.
     """
-    from crc32c import crc32c
-
-    from sparklog.log.read.fetch import check_slice, read_range
-
     data = np.empty(total, np.uint8).data
 
     def fetch(request: _Request) -> None:
@@ -295,18 +269,14 @@ def _fetched(store: Store, rows: Sequence[PlannedSlice], places: Sequence[int], 
                 check_slice(body, row)
             data[places[i] : places[i] + row.size] = body
 
-    if store.parallel_reads <= 1:
-        for request in _requests(rows, REQUEST_BYTES):
-            fetch(request)
-        return data
-    share = REQUEST_BYTES // READ_AHEAD
+    share = REQUEST_BYTES if store.parallel_reads <= 1 else REQUEST_BYTES // READ_AHEAD
     requests = _requests(rows, share)
-    with ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="sparklog-read") as pool:
-        for _ in pool.map(fetch, [each for each in requests if each.nbytes <= share]):
-            pass
+    if store.parallel_reads > 1:
+        with ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="sparklog-read") as pool:
+            list(pool.map(fetch, [each for each in requests if each.nbytes <= share]))
+        requests = [each for each in requests if each.nbytes > share]
     for request in requests:
-        if request.nbytes > share:
-            fetch(request)
+        fetch(request)
     return data
 
 
@@ -320,8 +290,7 @@ class _Files:
         self._current: _Slice | None = None
         self._done: list[FileSlices] = []
 
-    def add(self, run: _Run, data: Bytes, headers: BatchHeaders) -> None:
-        """The next batches of a run, offsets counting from its base."""
+    def add(self, run: _Run, data: memoryview, headers: BatchHeaders) -> None:
         if self._current is None or self._current.run is not run:
             self._current = _Slice(run, self._output(run))
         current = self._current
@@ -335,14 +304,13 @@ class _Files:
             self._current = None
 
     def close(self) -> tuple[FileSlices, ...]:
-        """Everything written, durable."""
         if self._shared is not None:
             self._done.append(_based(self._shared.close(), tuple(self._bases)))
             self._shared = None
         return tuple(self._done)
 
     def discard(self) -> None:
-        """Delete what was written. What cannot be deleted is unreferenced, and left to the vacuum."""
+        """Delete what was written; what the store refuses to delete is left to the vacuum."""
         outputs = [self._shared, None if self._current is None else self._current.output]
         self._shared = self._current = None
         for output in dict.fromkeys(outputs):
@@ -353,17 +321,13 @@ class _Files:
                 self._work.store.delete(f"{self._work.topic}/{self._done.pop().path}")
 
     def _output(self, run: _Run) -> AppendOutput:
-        if run.nbytes >= OWN_FILE_BYTES:
-            return self._begin()
-        if self._shared is None:
-            self._shared = self._begin()
-        return self._shared
-
-    def _begin(self) -> AppendOutput:
-        from sparklog.log.write.append_writer import AppendOutput
-
-        work = self._work
-        return AppendOutput(work.store, work.topic, append_path(work.read_version, work.env.new_id()))
+        large, work = run.nbytes >= OWN_FILE_BYTES, self._work
+        if self._shared is not None and not large:
+            return self._shared
+        output = AppendOutput(work.store, work.topic, append_path(work.read_version, work.env.new_id()))
+        if not large:
+            self._shared = output
+        return output
 
 
 def _based(file: FileSlices, bases: tuple[int, ...]) -> FileSlices:
@@ -380,10 +344,7 @@ class _Slice:
         self._nbytes = 0
         self._index: list[tuple[Int64s, Int64s, Int64s]] = []
 
-    def add(self, data: Bytes, headers: BatchHeaders) -> bool:
-        """Write some batches; whether the slice is complete."""
-        from crc32c import crc32c
-
+    def add(self, data: memoryview, headers: BatchHeaders) -> bool:
         self.output.write(data)
         self._crc = crc32c(data, self._crc)
         self._index.append((headers.position + self._nbytes, headers.base_offset, headers.max_timestamp))
@@ -391,8 +352,6 @@ class _Slice:
         return self._nbytes == self.run.nbytes
 
     def end(self, work: MergeWork) -> None:
-        from sparklog.format.append_file import WrittenSlice, build_index
-
         positions, offsets, newest = (np.concatenate(columns) for columns in zip(*self._index, strict=True))
         min_ts, max_ts = self.run.times(int(newest.max()))
         self.output.end_slice(
@@ -412,13 +371,9 @@ class _Slice:
 
 
 def _reports(work: MergeWork, runs: Sequence[_Run], seconds: float) -> tuple[PieceReport, ...]:
-    """One per partition, each with its share of the time."""
-    by_partition: dict[int, list[_Run]] = {}
-    for run in runs:
-        by_partition.setdefault(run.partition, []).append(run)
-    nbytes = work.nbytes
-    reports = []
-    for partition, partition_runs in by_partition.items():
+    nbytes, reports = work.nbytes, []
+    for partition, group in groupby(runs, key=lambda run: run.partition):
+        partition_runs = list(group)
         before = sum(run.source.nbytes for run in partition_runs)
         reports.append(
             PieceReport(

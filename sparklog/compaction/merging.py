@@ -1,8 +1,7 @@
 """Which append files to merge, and into what: from a snapshot's slice table alone.
 
-A topic with a commit a second has thousands of slices an hour in each partition, and an append file lives until its
-slowest partition is sealed. Merging takes whole append files and writes files of the same form with **one slice per
-partition and contiguous run**, in generations:
+A topic with a commit a second has thousands of slices an hour in each partition. Merging takes whole append files and
+writes files of the same form with **one slice per partition and contiguous run**, in generations:
 
 * What one run of maintenance writes is a **generation** of tier t + 1, made of everything of tier t (in the slices'
   flags; tier 0 is as it was appended). All of tier 0 is merged in every run, so an append file lives one run. Where
@@ -14,13 +13,12 @@ partition and contiguous run**, in generations:
   ones go on being merged although they have files of their own: at 8 MiB a slice, 128 would lie side by side before
   they fill a segment of 1 GiB, so only merging on keeps a partition at about 32 unsealed slices at every rate.
 
-Generations are those of the topic, not of one partition: whatever the rates of its partitions, and however they
-change, slices of one partition that are next to each other in the table come together in the same run.
+Generations are those of the topic, not of one partition: whatever the rates of its partitions, slices of one that are
+next to each other in the table come together in the same run.
 
 Left alone are files with a slice that is open or at or above the last stable offset (the next run takes them), sealed
 segments, and appended files whose merging would neither save a slice nor drop an aborted one. Aborted slices are
-dropped: they leave a gap in the offsets. An output ends where it would outgrow `segment.bytes`, so that no slice is
-larger than a segment.
+dropped, which leaves a gap in the offsets. No output is larger than `segment.bytes`.
 """
 
 from __future__ import annotations
@@ -159,13 +157,13 @@ def _run_starts(slices: Slices, rows: Int64s, segment_bytes: int) -> Int64s:
 
 
 def _worth(slices: Slices, rows: Int64s, starts: Int64s, files: _Files, chosen: Bools) -> bool:
-    """Return True if merging gains anything: fewer slices, aborted ones dropped, or bytes freed."""
+    """True if merging gains anything: fewer slices, aborted ones dropped, or bytes freed."""
     saves = len(starts) - 1 < len(rows)
     return saves or bool((slices.status[rows] == ABORTED).any()) or bool(files.dead[chosen].any())
 
 
 def _packed(slices: Slices, rows: Int64s, starts: Int64s) -> Iterator[tuple[int, int]]:
-    """Outputs `[low, high)` of each piece of work: neighbours, so that what lies together is read together."""
+    """Yield the outputs `[low, high)` of each work: neighbours, so that what lies together is read together."""
     nbytes = np.add.reduceat(slices.size[rows], starts[:-1]).tolist() if len(rows) else []
     counts = np.diff(starts).tolist()
     low = filled = taken = 0
@@ -179,7 +177,7 @@ def _packed(slices: Slices, rows: Int64s, starts: Int64s) -> Iterator[tuple[int,
 
 
 def _sources(topic: str, slices: Slices, files: _Files, rows: Int64s, starts: Int64s) -> tuple[PlannedSlices, ...]:
-    """The inputs of each output; all of a work share one tuple of paths, which is pickled once."""
+    """Return the inputs of each output; all of a work share one tuple of paths, which is pickled once."""
     chosen = rows[starts[0] : starts[-1]]
     used, path = np.unique(files.of_row[chosen], return_inverse=True)
     paths = tuple(files.path[i] for i in used.tolist())

@@ -1,7 +1,7 @@
 """The cleaner's map: of each key in the dirty part of a log, the highest offset (Kafka's OffsetMap).
 
-Keys are not kept, only a 128-bit keyed hash of each (see `sparklog.format.key_hash`). Open addressing, one array of
-slots of three int64:
+Keys are not kept, only a 128-bit keyed hash of each (see `sparklog.format.key_hash`). Linear probing from
+`(upper half of the first hash word) * slots >> 32` on, over one array of slots of three int64:
 
 | word | meaning                                                                                             |
 |-----:|-----------------------------------------------------------------------------------------------------|
@@ -12,22 +12,103 @@ slots of three int64:
 Kafka's slots have the same 24 bytes, so a buffer holds as many keys here as there. Kafka stops filling a map when
 `slots * load factor` of them are used and another record with a key comes, be it a key that the map knows: where a pass
 ends, and with that the new cleaner checkpoint, follows from it.
+
+A table of some hundred megabytes misses every cache, so what a look-up costs is the way to memory: asking for the slot
+of the key some places on while working on this one hides most of it.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sparklog.errors import BadRequest
+from sparklog.format.kernels.kernel_choice import kernel
+from sparklog.format.kernels.kernel_memory import (
+    INT,
+    INT64,
+    INT64_IN,
+    VOID,
+    address,
+    helper,
+    load_i64,
+    prefetch,
+    store_i64,
+)
 
 SLOT_BYTES = 24
 MAX_SLOTS = 2**31 - 1
 _LEAST_SLOTS = 1024
 _CALL_KEYS = 1 << 30
+AHEAD = 16
+"""Keys between asking for a slot and using it: enough for memory to answer, few enough for the cache to keep them."""
 
 Int64s = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
+
+
+@helper
+def first_slot(hash_at: int, slots: int) -> int:
+    upper: int = (load_i64(hash_at) >> 32) & 0xFFFFFFFF
+    return (upper * slots) >> 32
+
+
+@kernel(INT(INT64, INT64_IN, INT64_IN, INT, INT))
+def put_keys(table: Any, hashes: Any, offsets: Any, entries: int, limit: int) -> int:
+    """Set the offset of each key until one comes while there are `limit` entries.
+
+    `table` int64[3 * slots], `hashes` int64[2 * n], `offsets` int64[n]. Returns how many were taken in the lower and
+    how many entries are new in the upper 32 bits.
+    """
+    slots = len(table) // 3
+    count = len(offsets)
+    at, hash_at, offset_at = address(table), address(hashes), address(offsets)
+    table_end = at + SLOT_BYTES * slots
+    taken, added = 0, 0
+    for row in range(count):
+        if entries + added >= limit:
+            break
+        if row + AHEAD < count:
+            prefetch(at + SLOT_BYTES * first_slot(hash_at + 16 * (row + AHEAD), slots) + 8)
+        low, high = load_i64(hash_at + 16 * row), load_i64(hash_at + 16 * row + 8)
+        slot = at + SLOT_BYTES * first_slot(hash_at + 16 * row, slots)
+        while True:
+            if load_i64(slot + 16) == 0:
+                store_i64(slot, low)
+                store_i64(slot + 8, high)
+                added += 1
+                break
+            if load_i64(slot) == low and load_i64(slot + 8) == high:
+                break
+            slot += SLOT_BYTES
+            if slot == table_end:
+                slot = at
+        store_i64(slot + 16, load_i64(offset_at + 8 * row) + 1)
+        taken += 1
+    return taken | added << 32
+
+
+@kernel(VOID(INT64_IN, INT64_IN, INT64))
+def get_keys(table: Any, hashes: Any, offsets: Any) -> None:
+    """Look up each key: its offset, or -1. `table` int64[3 * slots], `hashes` int64[2 * n], `offsets` int64[n]."""
+    slots = len(table) // 3
+    count = len(offsets)
+    at, hash_at, offset_at = address(table), address(hashes), address(offsets)
+    table_end = at + SLOT_BYTES * slots
+    for row in range(count):
+        if row + AHEAD < count:
+            prefetch(at + SLOT_BYTES * first_slot(hash_at + 16 * (row + AHEAD), slots) + 8)
+        low, high = load_i64(hash_at + 16 * row), load_i64(hash_at + 16 * row + 8)
+        slot = at + SLOT_BYTES * first_slot(hash_at + 16 * row, slots)
+        stored = load_i64(slot + 16)
+        while stored != 0 and (load_i64(slot) != low or load_i64(slot + 8) != high):
+            slot += SLOT_BYTES
+            if slot == table_end:
+                slot = at
+            stored = load_i64(slot + 16)
+        store_i64(offset_at + 8 * row, stored - 1)
 
 
 def slots_of(nbytes: int) -> int:
@@ -62,17 +143,14 @@ class OffsetMap:
         """Highest offset up to which the log is in the map; `advance` moves it over what holds no keys."""
 
     def __len__(self) -> int:
-        """Keys in the map."""
         return self._entries
 
     @property
     def utilization(self) -> float:
-        """Share of the slots in use."""
         return self._entries / self.slots
 
     @property
     def nbytes(self) -> int:
-        """Memory of the slots, used or not."""
         return self._table.nbytes
 
     def put(self, hashes: Hashes, offsets: Int64s) -> int:
@@ -81,8 +159,6 @@ class OffsetMap:
         Returns how many were taken: fewer than n if the map was full when the next one came. `BadRequest` for arrays
         that do not belong together.
         """
-        from sparklog.compaction.offset_map_kernels import put_keys
-
         words, offsets = _words(hashes), np.ascontiguousarray(offsets, np.int64)
         if len(words) != 2 * len(offsets):
             raise BadRequest(
@@ -106,8 +182,6 @@ class OffsetMap:
 
     def get(self, hashes: Hashes) -> Int64s:
         """The offset of each key, -1 where it is absent: uint64[n, 2] -> int64[n]."""
-        from sparklog.compaction.offset_map_kernels import get_keys
-
         offsets = np.empty(len(hashes), np.int64)
         get_keys(self._table, _words(hashes), offsets)
         return offsets

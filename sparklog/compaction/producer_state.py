@@ -1,15 +1,21 @@
-"""Producer state of a partition: which transactions are open or were aborted, and each producer's last batch.
+"""Kafka's producers in a partition: their state, by a replay of the log, and the verdicts that follow from it.
 
-Kafka keeps this in `.snapshot` and `.txnindex` files. Headers and markers say the same (docs/reference/kafka-format.md,
-producers and markers), so it is found by a replay of the partition's log, of which only slices that Kafka's producers
-wrote count: sparklog's own batches carry no producer ids. That the replay of a cleaned log ends in the same state as
-Kafka's snapshots is the cleaner's doing: it keeps each live producer's last batch, if need be an empty one. Two rules
-of its own follow:
+Kafka keeps producer state in `.snapshot` and `.txnindex` files. Headers and markers say the same
+(docs/reference/kafka-format.md, producers and markers), so it comes from a replay of the partition's log, of which only
+slices that Kafka's producers wrote count: sparklog's own batches carry no producer ids. That the replay of a cleaned
+log ends in the same state as Kafka's snapshots is the cleaner's doing: it keeps each live producer's last batch, if
+need be an empty one. Two rules of its own follow:
 
 * An emptied marker (a control batch without records) is no marker for Kafka, which knows its producer from a snapshot.
   Here it keeps the producer known, with its epoch, or the next pass would take the batch for nobody's last.
 * A producer's last timestamp is that of its last batch as it stands: if the batch was rebuilt without its youngest
   records, the producer expires earlier than with Kafka, which remembers the time from before.
+
+A cleaning pass judges whole batches before their records are read. Aborted data goes in the first pass that reads it. A
+marker stays while the same pass reads a batch of its transaction, even an emptied one. The first pass without such a
+batch stamps a delete horizon on the marker, and a pass after that horizon drops it. A live producer's last batch, and
+the last batch of the range, are emptied instead of dropped. Kafka feeds a tracker with the aborted transactions of each
+segment in turn; here all are known from the start.
 """
 
 from __future__ import annotations
@@ -19,13 +25,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from crc32c import crc32c
 
 from sparklog.errors import Corrupt, NotFound
 from sparklog.format import transaction_index
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.control import ABORT, COMMIT, control_types, coordinator_epochs
 from sparklog.format.coordinators.producer_snapshot import ProducerEntry
-from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders
+from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders, BytesLike
 from sparklog.format.transaction_index import AbortedTransactions, AbortMarker, agrees, unite
 from sparklog.log.read.fetch import SPAN_BYTES, MissingFile, check_slice, read_range, read_window
 from sparklog.log.read.read_plan import PlannedSlice, PlannedSlices
@@ -35,27 +42,32 @@ from sparklog.storage.store import Store
 NONE = -1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Producer:
     """A producer after its last batch; offsets are -1 where there is none.
 
     * `epoch` of the last batch or marker; a new one forgets the data of the old (`last_data_offset` -1)
     * `last_data_offset`: last offset of its last data batch; `last_timestamp`: ms, of its last batch or marker
     * `open_since`: base offset of the first batch of its open transaction
-    * `last_sequence`, `offset_delta` of its last data batch: -1 and 0 without one; `coordinator_epoch` of its last
-      marker (left out where producers are compared: only Kafka's snapshots need them)
+
+    Producers are compared by these. The others are for Kafka's snapshots: `last_sequence`, `offset_delta` of its last
+    data batch, -1 and 0 without one; `coordinator_epoch` and offset of its last marker.
     """
 
-    epoch: int
-    last_data_offset: int
-    last_timestamp: int
-    open_since: int
+    epoch: int = NONE
+    last_data_offset: int = NONE
+    last_timestamp: int = NONE
+    open_since: int = NONE
     last_sequence: int = field(default=NONE, compare=False)
     offset_delta: int = field(default=0, compare=False)
     coordinator_epoch: int = field(default=NONE, compare=False)
+    last_marker: int = field(default=NONE, compare=False)
+
+    def at_epoch(self, epoch: int) -> None:
+        if self.epoch != epoch:
+            self.epoch, self.last_data_offset, self.last_sequence, self.offset_delta = epoch, NONE, NONE, 0
 
     def entry(self, producer_id: int) -> ProducerEntry:
-        """As a `.snapshot` file holds it."""
         return ProducerEntry(
             producer_id,
             self.epoch,
@@ -114,7 +126,7 @@ def replay(store: Store, sources: PlannedSlices, log_end: int) -> PartitionProdu
     return PartitionProducers(
         last_stable=min(open_since, default=log_end),
         aborted=unite(indexed, state.aborts),
-        producers={key: running.producer() for key, running in state.producers.items()},
+        producers=state.producers,
     )
 
 
@@ -133,37 +145,13 @@ def turns(producer_ids: npt.NDArray[np.int64], kinds: npt.NDArray[np.int64]) -> 
 
 
 @dataclass(slots=True)
-class _Running:
-    """A producer during the replay."""
-
-    epoch: int = NONE
-    last_data: int = NONE
-    timestamp: int = NONE
-    open_since: int = NONE
-    marker: int = NONE
-    sequence: int = NONE
-    delta: int = 0
-    coordinator: int = NONE
-
-    def at_epoch(self, epoch: int) -> None:
-        if self.epoch != epoch:
-            self.epoch, self.last_data, self.sequence, self.delta = epoch, NONE, NONE, 0
-
-    def producer(self) -> Producer:
-        return Producer(
-            self.epoch, self.last_data, self.timestamp, self.open_since, self.sequence, self.delta, self.coordinator
-        )
-
-
-@dataclass(slots=True)
 class _State:
-    producers: dict[int, _Running] = field(default_factory=dict)
+    producers: dict[int, Producer] = field(default_factory=dict)
     aborts: list[AbortMarker] = field(default_factory=list)
     _open: dict[int, int] = field(default_factory=dict)
     """Producer id -> first offset of its open transaction, in the order they began."""
 
     def add(self, data: memoryview, headers: BatchHeaders, shift: int, file: str, position: int) -> None:
-        """The next batches of the log; `data[0]` is byte `position` of `file`."""
         rows = np.flatnonzero(headers.producer_id != NO_PRODUCER_ID)
         if not len(rows):
             return
@@ -195,31 +183,29 @@ class _State:
     def _data(
         self, producer_id: int, epoch: int, base: int, last: int, timestamp: int, transactional: bool, sequence: int
     ) -> None:
-        producer = self.producers.setdefault(producer_id, _Running())
+        producer = self.producers.setdefault(producer_id, Producer())
         producer.at_epoch(epoch)
-        producer.last_data, producer.timestamp, producer.delta = last, timestamp, last - base
+        producer.last_data_offset, producer.last_timestamp, producer.offset_delta = last, timestamp, last - base
         # Sequences begin again at 0 behind the greatest int32.
-        producer.sequence = (sequence + last - base) % 2**31 if sequence >= 0 else NONE
+        producer.last_sequence = (sequence + last - base) % 2**31 if sequence >= 0 else NONE
         if transactional and producer.open_since == NONE:
             producer.open_since = self._open[producer_id] = base
 
     def _marker(self, producer_id: int, epoch: int, last: int, timestamp: int, abort: bool, coordinator: int) -> None:
-        producer = self.producers.setdefault(producer_id, _Running())
+        producer = self.producers.setdefault(producer_id, Producer())
         producer.at_epoch(epoch)
         self._open.pop(producer_id, None)
         if abort:
             # Transactions begin in offset order, so the first one left is the earliest.
             stable = next(iter(self._open.values()), last + 1)
-            self.aborts.append(AbortMarker(producer_id, producer.open_since, last, stable, producer.marker))
-        producer.timestamp, producer.open_since, producer.marker = timestamp, NONE, last
+            self.aborts.append(AbortMarker(producer_id, producer.open_since, last, stable, producer.last_marker))
+        producer.last_timestamp, producer.open_since, producer.last_marker = timestamp, NONE, last
         # Of an emptied marker the epoch is gone; the one before was no greater.
-        producer.coordinator = max(producer.coordinator, coordinator)
+        producer.coordinator_epoch = max(producer.coordinator_epoch, coordinator)
 
 
 def _windows(store: Store, planned: PlannedSlice) -> Iterator[tuple[memoryview, BatchHeaders, int]]:
     """The slice's batches in whole windows, their headers, and where each window lies in the file; CRC-32C checked."""
-    from crc32c import crc32c
-
     try:
         if planned.size <= SPAN_BYTES:
             data = memoryview(read_range(store, planned.file, planned.position, planned.size))
@@ -249,3 +235,133 @@ def _transaction_index(store: Store, source: PlannedSlice, markers: list[AbortMa
     except (NotFound, Corrupt):
         return transaction_index.none()
     return index if agrees(index, markers) else transaction_index.none()
+
+
+Bools = npt.NDArray[np.bool_]
+_COMMITTED, _ABORTED, _CONTROL = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Verdicts:
+    """Verdicts on m batches, one bool each.
+
+    * `discard_data`: aborted data, no record survives
+    * `drop_control`: a control batch whose delete horizon has passed, its record does not survive
+    * `stamp_control`: a control batch that gets a delete horizon now; its record survives
+    * `retain_empty`: if no record survives, the empty batch stays; otherwise the batch goes altogether
+    * `aborted`: entries that the new `.txnindex` gets, for those ABORT markers among the batches that stay because
+      something of their transaction was met
+
+    Control batches that are in none of these keep their record, without a horizon or with the one they have.
+    """
+
+    discard_data: Bools
+    drop_control: Bools
+    stamp_control: Bools
+    retain_empty: Bools
+    aborted: AbortedTransactions
+
+
+def aborted_batches(state: PartitionProducers | None, headers: BatchHeaders) -> Bools:
+    """Return bool[m]: True for data batches of aborted transactions, which are left out of the offset map.
+
+    `state` None: no batch of the partition carries a producer id; `Corrupt` if one does.
+    """
+    aborted = np.zeros(len(headers), np.bool_)
+    if state is None:
+        wrong = np.flatnonzero(headers.is_control | headers.is_transactional | (headers.producer_id != NO_PRODUCER_ID))
+        if len(wrong):
+            raise Corrupt(
+                "expected batches without producers, as the log says of these slices, found a producer id or a control"
+                " batch: restore the file",
+                offset=int(headers.base_offset[wrong[0]]),
+            )
+        return aborted
+    rows = np.flatnonzero(headers.is_transactional & ~headers.is_control)
+    aborted[rows] = state.aborted.covers(headers.producer_id[rows], headers.base_offset[rows])
+    return aborted
+
+
+class BatchJudge:
+    """Judge the batches of one pass, in log order from the partition's first batch on. Keeps state of transactions."""
+
+    def __init__(
+        self, state: PartitionProducers | None, *, now_ms: int, expiration_ms: int, first_uncleanable: int
+    ) -> None:
+        """`state` None: no batch of the partition carries a producer id. `now_ms`: the pass's clock."""
+        self._state = state
+        self._now_ms = now_ms
+        self._first_uncleanable = first_uncleanable
+        live = {} if state is None else active(state.producers, now_ms, expiration_ms)
+        ids = sorted(live)
+        self._ids = np.array(ids, np.int64)
+        self._last_data = np.array([live[each].last_data_offset for each in ids], np.int64)
+        self._epochs = np.array([live[each].epoch for each in ids], np.int64)
+        self._observed: set[int] = set()
+        """Producers whose aborted data was met since their last ABORT marker."""
+        self._committed: set[int] = set()
+        """Producers whose other transactional data was met since their last COMMIT marker."""
+
+    def judge(
+        self, data: BytesLike, headers: BatchHeaders, *, file: str | None = None, file_position: int = 0
+    ) -> Verdicts:
+        """Judge the next batches: `headers` (absolute offsets) of a scan of `data`, byte `file_position` of `file`.
+
+        `Corrupt` for a marker that cannot be read, and for a producer where the state knows of none.
+        """
+        discard = aborted_batches(self._state, headers)
+        retain = headers.next_offset == self._first_uncleanable
+        if self._state is None:
+            none = np.zeros(len(headers), np.bool_)
+            return Verdicts(discard, none, none, retain, transaction_index.none())
+        gone, ended = self._control(data, headers, discard, file, file_position)
+        known = self._state.aborted
+        horizon = headers.has_delete_horizon
+        return Verdicts(
+            discard_data=discard,
+            drop_control=gone & horizon & (headers.base_timestamp <= self._now_ms),
+            stamp_control=gone & ~horizon & (headers.count > 0),
+            retain_empty=retain | self._last_of_producer(headers),
+            aborted=known.select(np.searchsorted(known.last_offsets, np.array(ended, np.int64))),
+        )
+
+    def _last_of_producer(self, headers: BatchHeaders) -> Bools:
+        """True for the last data batch of each live producer, or its last marker if it wrote no data."""
+        if not len(self._ids):
+            return np.zeros(len(headers), np.bool_)
+        at = np.minimum(np.searchsorted(self._ids, headers.producer_id), len(self._ids) - 1)
+        last_data = self._last_data[at]
+        last_marker = (last_data < 0) & headers.is_control & (headers.producer_epoch == self._epochs[at])
+        last_batch = (last_data >= 0) & (headers.last_offset == last_data)
+        last: Bools = (self._ids[at] == headers.producer_id) & (last_batch | last_marker)
+        return last
+
+    def _control(
+        self, data: BytesLike, headers: BatchHeaders, aborted: Bools, file: str | None, file_position: int
+    ) -> tuple[Bools, list[int]]:
+        """Return markers without batches of their transaction (bool[m]), and the ABORTs that stay."""
+        control = headers.is_control
+        gone = np.zeros(len(headers), np.bool_)
+        rows = np.flatnonzero(headers.is_transactional | control)
+        kinds = np.where(control[rows], _CONTROL, aborted[rows].astype(np.int64))
+        chosen = turns(headers.producer_id[rows], kinds) | control[rows]
+        rows, kinds = rows[chosen], kinds[chosen]
+        types = control_types(data, headers[rows], file=file, file_position=file_position)
+        staying: list[int] = []
+        columns = (rows, headers.producer_id[rows], headers.last_offset[rows], headers.count[rows], kinds, types)
+        for row, producer, offset, count, kind, type_ in zip(*(each.tolist() for each in columns), strict=True):
+            if kind == _ABORTED:
+                self._observed.add(producer)
+            elif kind == _COMMITTED:
+                self._committed.add(producer)
+            elif count == 0:
+                gone[row] = True
+            elif type_ == ABORT:
+                gone[row] = producer not in self._observed
+                if producer in self._observed:
+                    staying.append(offset)
+                self._observed.discard(producer)
+            elif type_ == COMMIT:
+                gone[row] = producer not in self._committed
+                self._committed.discard(producer)
+        return gone, staying

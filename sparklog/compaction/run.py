@@ -21,11 +21,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from sparklog.compaction.cleaning import CleanDone
+from sparklog.compaction.cleaning import CleanDone, keyless_by_default, plan_cleaning
+from sparklog.compaction.explain import explain
+from sparklog.compaction.merging import plan_merges
+from sparklog.compaction.sealing import plan_sealing
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError
 from sparklog.log.journal.env import pause
 from sparklog.log.journal.names import file_key, is_topic_name
@@ -48,34 +50,18 @@ OnDone = Callable[[Work, "Done | SparklogError"], None]
 
 @dataclass(frozen=True, slots=True)
 class Plans:
-    """The planners of a run; each plans one step over a whole snapshot."""
+    """The planners of a run's steps."""
 
     seal: Callable[[Snapshot, Settings, bool], Sequence[Work]]
     merge: Callable[[Snapshot, Settings], Sequence[Work]]
     clean: Callable[[Snapshot, Settings], Sequence[Work]]
 
 
-def _seal(snapshot: Snapshot, settings: Settings, roll: bool) -> Sequence[Work]:
-    from sparklog.compaction.sealing import plan_sealing
-
-    return plan_sealing(snapshot.store, snapshot, settings, roll=roll)
-
-
-def _merge(snapshot: Snapshot, settings: Settings) -> Sequence[Work]:
-    from sparklog.compaction.merging import plan_merges
-
-    return plan_merges(snapshot.store, snapshot, settings)
-
-
-def _clean(snapshot: Snapshot, settings: Settings) -> Sequence[Work]:
-    from sparklog.compaction.cleaning import plan_cleaning
-
-    if not settings.configs_of(snapshot.head.configs).is_compacted:
-        return ()
-    return plan_cleaning(snapshot.store, snapshot, settings)
-
-
-PLANS = Plans(_seal, _merge, _clean)
+PLANS = Plans(
+    seal=lambda snapshot, settings, roll: plan_sealing(snapshot.store, snapshot, settings, roll=roll),
+    merge=lambda snapshot, settings: plan_merges(snapshot.store, snapshot, settings),
+    clean=lambda snapshot, settings: plan_cleaning(snapshot.store, snapshot, settings),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +90,7 @@ def compact_topic(
     """Seal, merge and, on a topic with `compact`, clean. Failures are in the report, not raised."""
     run = _TopicRun(topic, settings, options.roll, plans)
     _run_all([run], runner, options, on_done)
-    return run.report()
+    return run.report
 
 
 def compact_root(
@@ -118,19 +104,15 @@ def compact_root(
     """Seal, merge and clean topics, each step over all topics at once; return one report each."""
     runs: list[_TopicRun] = []
     missing: list[TopicReport] = []
-    for name in options.topics or _topics(root):
+    # All folders that may be topics: one that cannot be opened must not stop the others.
+    for name in options.topics or sorted(filter(is_topic_name, root.store.list_folders(""))):
         try:
             if options.topics or root.topic_handle(name).log.refresh().head.exists:
                 runs.append(_TopicRun(root.topic(name), settings, options.roll, plans))
         except SparklogError as error:
             missing.append(TopicReport(name, failures=(Failure.of(name, (), f"open {name}", error),)))
     _run_all(runs, runner, options, on_done)
-    return sorted([*missing, *(run.report() for run in runs)], key=lambda report: report.topic)
-
-
-def _topics(root: Root) -> list[str]:
-    """List the folders that may be topics: one that cannot be opened must not stop the others."""
-    return sorted(name for name in root.store.list_folders("") if is_topic_name(name))
+    return sorted([*missing, *(run.report for run in runs)], key=lambda report: report.topic)
 
 
 def _run_all(runs: Sequence[_TopicRun], runner: Runner, options: CompactOptions, on_done: OnDone | None) -> None:
@@ -155,15 +137,7 @@ def _run_all(runs: Sequence[_TopicRun], runner: Runner, options: CompactOptions,
 
 def _ordered(works: Iterable[Work]) -> list[Work]:
     """Sort by dirty ratio, then by size, largest first, so that no long work item is left for the end."""
-    return sorted(works, key=lambda work: (-work.ratio if isinstance(work, _Dirty) else 0.0, -work.nbytes))
-
-
-@runtime_checkable
-class _Dirty(Protocol):
-    """A cleaning pass knows how dirty its partition is, from 0 to 1."""
-
-    @property
-    def ratio(self) -> float: ...
+    return sorted(works, key=lambda work: (-getattr(work, "ratio", 0.0), -work.nbytes))
 
 
 class _TopicRun:
@@ -176,7 +150,6 @@ class _TopicRun:
         self._roll = roll
         self._plans = plans
         self._begun = topic.root.env.boot_ms()
-        self._seconds = 0.0
         self._topic_id = ""
         self._planned_on: Snapshot | None = None
         self._over = False
@@ -186,9 +159,7 @@ class _TopicRun:
         """Partitions to plan each by itself: a piece that held them and others failed."""
         self._excluded: set[int] = set()
         self._tries: dict[int, int] = {}
-        self._report = TopicReport(topic.name)
-
-    # -- steps
+        self.report = TopicReport(topic.name)
 
     def begin(self, dry_run: bool) -> None:
         """Read the topic, after recording decided transactions: nothing is done above an open one."""
@@ -200,10 +171,9 @@ class _TopicRun:
             self._stop(error)
             return
         self._topic_id = snapshot.head.topic_id
-        self._report = replace(self._report, before=_sizes(snapshot))
+        self.report = replace(self.report, before=_sizes(snapshot))
 
     def expect_all(self) -> None:
-        """Begin a new step: all partitions are to be planned."""
         self._left = None
         self._tries.clear()
 
@@ -253,7 +223,7 @@ class _TopicRun:
         dropped = {edit.partition for edit in outcome.dropped}
         stood = {rewrite.edit.partition for rewrite in result.rewrites if rewrite.edit not in outcome.dropped}
         kept = tuple(report for report in result.reports if report.partition in stood)
-        self._report = replace(self._report, pieces=(*self._report.pieces, *kept))
+        self.report = replace(self.report, pieces=(*self.report.pieces, *kept))
         if isinstance(result, CleanDone) and result.more:
             self._again(self._got_further(result))
         if dropped:
@@ -264,9 +234,6 @@ class _TopicRun:
         return replace(result, reports=kept)
 
     def explain(self, seal_only: bool) -> None:
-        """Plan the run without running it."""
-        from sparklog.compaction.explain import explain
-
         if self._over:
             return
         try:
@@ -275,15 +242,10 @@ class _TopicRun:
         except SparklogError as error:
             self._stop(error)
         else:
-            self._report = replace(self._report, planned=tuple(planned))
+            self.report = replace(self.report, planned=tuple(planned))
 
     def end(self) -> None:
-        self._seconds = (self._topic.root.env.boot_ms() - self._begun) / 1000
-
-    def report(self) -> TopicReport:
-        return replace(self._report, seconds=self._seconds)
-
-    # -- inside
+        self.report = replace(self.report, seconds=(self._topic.root.env.boot_ms() - self._begun) / 1000)
 
     def _plan(self, step: str, snapshot: Snapshot) -> Sequence[Work]:
         if step == SEAL:
@@ -291,9 +253,6 @@ class _TopicRun:
         return (self._plans.merge if step == MERGE else self._plans.clean)(snapshot, self._settings)
 
     def _keyless(self, snapshot: Snapshot, wanted: set[int]) -> set[int]:
-        """Report and return the partitions that only a default would compact, and that hold records without a key."""
-        from sparklog.compaction.cleaning import keyless_by_default
-
         left = keyless_by_default(snapshot, self._settings)
         kept = wanted & left.keys()
         if kept:
@@ -309,12 +268,11 @@ class _TopicRun:
             snapshot = None
         if snapshot is None or snapshot.head.topic_id != self._topic_id:
             self._over = True
-            self._report = replace(self._report, notes=(*self._report.notes, "deleted meanwhile, nothing left to do"))
+            self.report = replace(self.report, notes=(*self.report.notes, "deleted meanwhile, nothing left to do"))
             return None
         return visible_snapshot(self._topic, snapshot)
 
     def _failed(self, work: Work, error: SparklogError) -> SparklogError:
-        """Handle a failed work item: plan it again, alone, or report it."""
         if isinstance(error, (Conflict, NotFound)):
             try:
                 snapshot = self._snapshot()
@@ -333,10 +291,7 @@ class _TopicRun:
         return error
 
     def _blamed(self, error: SparklogError, partitions: set[int]) -> set[int]:
-        """Return the partitions of a work item with slices at the damage that an error names; empty if it names none.
-
-        They are tried alone: what fails alone is reported.
-        """
+        """Return the partitions with slices at the damage that an error names, to be tried alone."""
         if not isinstance(error, Corrupt) or error.file is None or self._planned_on is None:
             return set()
         blamed = set()
@@ -372,24 +327,20 @@ class _TopicRun:
     def _got_further(self, done: Done) -> set[int]:
         """Return the partitions whose pass made progress: any other would be repeated for ever."""
         before = self._planned_on.head.cleaned_through if self._planned_on is not None else ()
-        return {
-            edit.partition
-            for edit in (rewrite.edit for rewrite in done.rewrites)
-            if edit.cleaned_through is not None and edit.cleaned_through > before[edit.partition]
-        }
+        edits = [rewrite.edit for rewrite in done.rewrites]
+        return {each.partition for each in edits if (each.cleaned_through or 0) > before[each.partition]}
 
     def _record(self, partitions: Iterable[int], title: str, error: SparklogError) -> None:
         failure = Failure.of(self.name, sorted(partitions), title, error)
-        self._report = replace(self._report, failures=(*self._report.failures, failure))
+        self.report = replace(self.report, failures=(*self.report.failures, failure))
 
     def _stop(self, error: SparklogError) -> None:
-        """End the run of a topic that cannot be read."""
         self._over = True
         self._record((), f"read {self.name}", error)
 
 
 def _missing(snapshot: Snapshot, partition: int) -> Corrupt | None:
-    """Return an error for the first missing file of a partition's state: then it was not replaced, but lost."""
+    """Return an error for the first missing file of a partition: then it was not replaced, but lost."""
     slices = snapshot.slices.select(partition)
     for row in range(len(slices)):
         key = file_key(snapshot.topic, slices.path(row))
@@ -411,7 +362,6 @@ def _sizes(snapshot: Snapshot) -> Mapping[int, Size]:
 
 
 def _restricted(snapshot: Snapshot, partitions: set[int]) -> Snapshot:
-    """Return the snapshot with the slices of these partitions only, for planners."""
     if len(partitions) == snapshot.head.partitions:
         return snapshot
     chosen = np.array(sorted(partitions))

@@ -1,38 +1,303 @@
-"""Plan sealing, and run it: unsealed slices become Kafka segments, written by `sparklog.compaction.slices_to_segments`.
+"""Seal: unsealed slices become Kafka segments, without being decompressed; exporting writes its segments so, too.
 
 A segment is sealed when Kafka would have closed it: by the roll rule over the slice table
 (`sparklog.log.state.segments`), by the clock in a quiet partition, or at once if the user rolls. A segment waits until
-all of it lies below the last stable offset. Its aborted slices are dropped, which leaves a gap in the offsets.
-
-Each segment is one edit, so a race that takes an input from one segment leaves the others. A work item covers several
+all of it lies below the last stable offset. Its aborted slices are dropped, which leaves a gap in the offsets. Each
+segment is one edit, so a race that takes an input from one segment leaves the others. A work item covers several
 partitions, because their slices lie side by side in the append files and are fetched together.
+
+Each slice is checked against its CRC-32C first, and its batches are copied as they are. Only headers are patched with
+what was not known when the batch was written, which the slice carries: absolute offsets, the leader epoch and, under
+LogAppendTime, the time (the only one that changes the batch's CRC-32C). Headers of all slices in a buffer are patched
+at once: there may be a hundred thousand small slices. A new file begins where the plan says, where an index is full,
+and where one slice alone is larger than `segment.bytes`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
-from sparklog.compaction.slices_to_segments import SealPart, SegmentOutput, write_segments
-from sparklog.errors import BadRequest
+from sparklog.compaction.producer_state import replay
+from sparklog.compaction.segment_writer import SegmentWriter
+from sparklog.errors import BadRequest, Conflict, Corrupt
+from sparklog.format.batch_checks import Place
+from sparklog.format.batch_scan import crc_failures, scan_headers
+from sparklog.format.filter_batches import rewrite_headers
+from sparklog.format.record_batch import BatchHeaders, BytesLike
+from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.decisions.atomic_bounds import own_whole_ends
 from sparklog.log.journal.env import SYSTEM, Env
-from sparklog.log.read.read_plan import PlannedSlices, planned_slices
+from sparklog.log.read.fetch import Cursor, Fetcher, Piece
+from sparklog.log.read.read_plan import PlannedSlice, PlannedSlices, joined, planned_slices
 from sparklog.log.state.commit import SEAL, Edit
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.rewrites import Rewrite
 from sparklog.log.state.segments import RollRule, Segment, due, segments_of
-from sparklog.log.state.slice_table import Slices
+from sparklog.log.state.slice_table import ABORTED, Slices
 from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.view import OffsetRange
 from sparklog.maintenance.work_items import Done, PieceReport, Progress, Settings, silent
 from sparklog.storage.store import Store
 
-if TYPE_CHECKING:
-    from sparklog.format.transaction_index import AbortedTransactions
+Int64s = npt.NDArray[np.int64]
+
+HELD_BYTES = 512 << 10
+"""Small slices of a partition are written together: what a header costs would be paid for each of them."""
+MANY_OUTPUTS = 8
+CLOSING_THREADS = 16
+
+
+def scan_slices(
+    data: BytesLike, rows: Sequence[PlannedSlice], starts: Int64s, after: int = 0
+) -> tuple[BatchHeaders, Int64s]:
+    """Return the headers of all batches in `data`, as they were written, and each one's slice as an index of `rows`.
+
+    `starts`: position of each slice's first byte in `data`, rising; negative for the only slice of a window that begins
+    further on in it. `after`: the first batch may not begin below this offset. Slices may be of several partitions.
+    Checksums are not checked here. `Corrupt` unless every slice begins with a batch, ends with one, and offsets rise
+    within it.
+    """
+    headers = scan_headers(data, whole=False)
+    row_of = np.searchsorted(starts, headers.position, side="right") - 1
+    crossed = np.flatnonzero((starts > 0) & (starts < headers.end) & ~np.isin(starts, headers.position))
+    if len(crossed) or headers.stop != "end":
+        # A batch that reaches into the next slice is wrong itself.
+        bad = int(crossed[0] if len(crossed) else np.searchsorted(starts, headers.end, side="right")) - 1
+        raise Corrupt(
+            f"expected whole record batches in a slice: {headers.reason or 'the last one reaches beyond it'}",
+            file=rows[bad].file,
+            position=rows[bad].position,
+        )
+    check_offsets(headers, rows, row_of, starts, after)
+    return headers, row_of
+
+
+def check_offsets(
+    headers: BatchHeaders, rows: Sequence[PlannedSlice], row_of: Int64s, starts: Int64s, after: int = 0
+) -> None:
+    """Raise `Corrupt` unless the batches of each slice lie within its offsets, in order: a part of `scan_slices`."""
+    shift = _column(rows, "shift")[row_of]
+    base, end = headers.base_offset + shift, headers.next_offset + shift
+    least = _column(rows, "base")[row_of]
+    least[:1] = np.maximum(least[:1], after)
+    # Slices of one partition do not overlap, so order within each is order in the log.
+    least[1:] = np.where(row_of[1:] == row_of[:-1], np.maximum(least[1:], end[:-1]), least[1:])
+    outside = (base < least) | (end <= base) | (end > _column(rows, "end")[row_of])
+    # Messages of formats v0 and v1 are in sealed segments alone: here a magic byte has changed.
+    wrong = np.flatnonzero(outside | headers.is_legacy)
+    if len(wrong):
+        at = int(wrong[0])
+        row = rows[int(row_of[at])]
+        position = row.position + int(headers.position[at] - starts[row_of[at]])
+        offsets = f"{int(least[at])} to {row.end}, found one of {int(base[at])} to {int(end[at])}"
+        message = f"expected a batch within offsets {offsets}: restore the file"
+        raise Corrupt(message, file=row.file, position=position, offset=int(least[at]))
+
+
+def patch_batches(
+    data: BytesLike, headers: BatchHeaders, rows: Sequence[PlannedSlice], row_of: Int64s, bases: Int64s
+) -> BatchHeaders:
+    """Write into the batches of `data` what `rows` say of them. Return their headers after it.
+
+    Base offsets then count from `bases` (one for each row; zeros: offsets of the log). Leader epochs and append times
+    are written where the slices carry them, and the CRCs follow.
+    """
+    return rewrite_headers(
+        data,
+        headers,
+        offset_shift=(_column(rows, "shift") - bases)[row_of],
+        leader_epoch=_column(rows, "leader_epoch")[row_of],
+        append_time=_column(rows, "append_time")[row_of],
+    )
+
+
+def _column(rows: Sequence[PlannedSlice], name: str) -> Int64s:
+    return np.array([getattr(row, name) for row in rows], np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class SealPart:
+    """The slices of one partition to seal: those of each segment, `segments`, in offset order.
+
+    `history`: all slices of the partition, where some of them hold Kafka's own transactions (whose aborted ones the
+    segments' `.txnindex` must name), else None. `log_end`: the log end offset of the plan.
+    """
+
+    partition: int
+    segments: tuple[PlannedSlices, ...]
+    history: PlannedSlices | None
+    log_end: int
+
+    @property
+    def nbytes(self) -> int:
+        return sum(sources.nbytes for sources in self.segments)
+
+    def extended(self, sources: PlannedSlices, history: PlannedSlices | None) -> SealPart:
+        return replace(self, segments=(*self.segments, sources), history=self.history or history)
+
+
+def write_segments(outputs: Sequence[SegmentOutput], progress: Progress = silent) -> list[tuple[FileSlices, ...]]:
+    """Read the slices of all outputs and write their segments. Return those of each, durable, with their bases.
+
+    `Corrupt` names a damaged slice, `Conflict` says that a file was replaced meanwhile; no segment is half there then.
+    """
+    try:
+        cursors = [cursor for output in outputs if (cursor := output.cursor()) is not None]
+        by_partition = {output.part.partition: output for output in outputs}
+        for piece in Fetcher(cursors):
+            records = by_partition[piece.slice.partition].take(piece)
+            progress(records, len(piece.data))
+        return _closed(outputs)
+    except BaseException:
+        for output in outputs:
+            output.writer.discard()
+        raise
+
+
+class SegmentOutput:
+    """One partition of the work: its slices as they come, and the segments being written."""
+
+    def __init__(
+        self,
+        store: Store,
+        topic: str,
+        part: SealPart,
+        writer: SegmentWriter,
+        transactions: Callable[[], AbortedTransactions],
+        end: int | None = None,
+    ) -> None:
+        """`transactions`: all that Kafka's producers aborted here, asked for where a slice is theirs.
+
+        `end`: batches from this offset on are left out.
+        """
+        self.part = part
+        self._store = store
+        self._topic = topic
+        self._end = end
+        kept = [sources[sources.status != ABORTED] for sources in part.segments]
+        self._slices = joined(kept) if kept else None
+        self._begins = [int(sources.base[0]) for sources in part.segments]
+        """Base offsets of segments not begun yet."""
+        self._current = -1
+        self._reached = 0
+        self._held = bytearray()
+        self._held_rows: list[PlannedSlice] = []
+        self._held_starts: list[int] = []
+        self.writer = writer
+        self._find_aborted = transactions
+        self._aborted: AbortedTransactions | None = None
+
+    def cursor(self) -> Cursor | None:
+        slices = self._slices
+        if not slices:
+            return None
+        end = int(slices.end[-1]) if self._end is None else self._end
+        wanted = OffsetRange(self._topic, self.part.partition, int(slices.base[0]), end)
+        return Cursor(self._store, wanted, slices, self._gone, wanted.start)
+
+    def take(self, piece: Piece) -> int:
+        """Take the next piece; return its count of records."""
+        row = piece.slice
+        if row.base != self._current:
+            self._current = row.base
+            while self._begins and self._begins[0] <= row.base:
+                self._flush()
+                # Of a segment whose slices were all aborted nothing is written: the next one begins in its place.
+                self.writer.begin(self._begins.pop(0))
+        if piece.verified and len(piece.data) < HELD_BYTES // 4:
+            self._held_rows.append(row)
+            self._held_starts.append(len(self._held))
+            self._held += piece.data
+            if len(self._held) >= HELD_BYTES:
+                self._flush()
+            return row.records
+        self._flush()
+        return self._write(bytearray(piece.data), [row], [row.position - piece.position], piece.cut)
+
+    def close(self) -> tuple[FileSlices, ...]:
+        self._flush()
+        return self.writer.close()
+
+    def _flush(self) -> None:
+        if self._held_rows:
+            data, rows, starts = self._held, self._held_rows, self._held_starts
+            self._held, self._held_rows, self._held_starts = bytearray(), [], []
+            self._write(data, rows, starts)
+
+    def _write(
+        self, data: bytearray, rows: Sequence[PlannedSlice], starts: Sequence[int], unchecked: bool = False
+    ) -> int:
+        """Check, patch and write whole batches of slices that begin at `starts` in `data`. Return their records.
+
+        `unchecked`: a part of a slice, which the slice's checksum does not cover: the batches' checksums are checked.
+        """
+        headers, row_of = scan_slices(data, rows, np.array(starts, np.int64), self._reached)
+        if unchecked and len(wrong := crc_failures(data, headers)):
+            place = Place(rows[0].file, rows[0].position - starts[0], rows[0].shift)
+            message = "the batch's CRC-32C does not match its bytes: restore the file"
+            raise place.corrupt(headers, int(wrong[0]), message)
+        if self._end is not None:
+            shift = _column(rows, "shift")[row_of]
+            headers = headers[: int(np.searchsorted(headers.base_offset + shift, self._end))]
+            row_of = row_of[: len(headers)]
+            if not len(headers):
+                return 0
+        headers = patch_batches(data, headers, rows, row_of, np.zeros(len(rows), np.int64))
+        records = done = 0
+        while done < len(headers):
+            left = headers[done:] if done else headers
+            many = self.writer.fits(left, self.writer.segment_bytes)
+            if many == 0:
+                self.writer.begin(int(left.base_offset[0]))
+                continue
+            covered = rows[int(row_of[done]) : int(row_of[done + many - 1]) + 1]
+            records += self._append(data, left if many == len(left) else left[:many], covered)
+            done += many
+        self._reached = int(headers.next_offset[-1])
+        return records
+
+    def _append(self, data: bytearray, headers: BatchHeaders, rows: Sequence[PlannedSlice]) -> int:
+        records = int(headers.count[~headers.is_control].sum())
+        flags = 0
+        for row in rows:
+            flags |= row.flags
+        self.writer.append(
+            data,
+            headers,
+            records=records,
+            min_ts=min((row.min_ts for row in rows if row.min_ts >= 0), default=-1),
+            flags=flags,
+            modified_ms=max(row.max_ts for row in rows),
+        )
+        if flags & SliceFlag.KAFKA_PRODUCERS:
+            if self._aborted is None:
+                self._aborted = self._find_aborted()
+            aborted = self._aborted
+            first, end = int(headers.base_offset[0]), int(headers.next_offset[-1])
+            marked = (aborted.last_offsets >= first) & (aborted.last_offsets < end)
+            self.writer.aborted(aborted.select(marked))
+        return records
+
+    def _gone(self, offset: int) -> NoReturn:
+        raise Conflict(
+            f"a file of {self._topic}-{self.part.partition} that holds offset {offset} is gone: it was replaced "
+            "since this was planned; plan again"
+        )
+
+
+def _closed(outputs: Sequence[SegmentOutput]) -> list[tuple[FileSlices, ...]]:
+    """Close the outputs. Files wait for the disk together: one by one takes ten times as long."""
+    if len(outputs) < MANY_OUTPUTS:
+        return [output.close() for output in outputs]
+    with ThreadPoolExecutor(CLOSING_THREADS) as pool:
+        return list(pool.map(SegmentOutput.close, outputs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +318,7 @@ class SealWork:
 
     @property
     def title(self) -> str:
-        first, last = self.partitions[0], self.partitions[-1]
+        first, last = self.parts[0].partition, self.parts[-1].partition
         more = f" to {last} ({len(self.parts)} partitions)" if last != first else ""
         return f"seal {self.topic}-{first}{more}"
 
@@ -71,49 +336,34 @@ class SealWork:
         unique = self.env.new_id()
         files = write_segments([self._output(part, unique) for part in self.parts], progress)
         seconds, nbytes = self.env.now().elapsed_ms(started) / 1000, self.nbytes
-        return Done(
-            tuple(rewrite for part in self.parts for rewrite in _rewrites(part)),
-            tuple(file for each in files for file in each),
-            tuple(
-                _report(self, part, part_files, seconds * part.nbytes / nbytes)
-                for part, part_files in zip(self.parts, files, strict=True)
-            ),
-        )
+        rewrites = [
+            Rewrite(Edit(part.partition, int(sources.base[0]), int(sources.end[-1])), sources.inputs())
+            for part in self.parts
+            for sources in part.segments
+        ]
+        reports = [
+            PieceReport(
+                action=SEAL,
+                topic=self.topic,
+                partition=part.partition,
+                records_before=sum(int(sources.records.sum()) for sources in part.segments),
+                records_after=sum(sum(file.records) for file in part_files),
+                bytes_before=part.nbytes,
+                bytes_after=sum(file.size for file in part_files),
+                seconds=seconds * part.nbytes / nbytes,
+            )
+            for part, part_files in zip(self.parts, files, strict=True)
+        ]
+        return Done(tuple(rewrites), tuple(file for each in files for file in each), tuple(reports))
 
     def _output(self, part: SealPart, unique: str) -> SegmentOutput:
-        from sparklog.compaction.segment_writer import SegmentWriter
-
         writer = SegmentWriter(self.store, self.topic, part.partition, self.read_version, unique, self.configs)
         return SegmentOutput(self.store, self.topic, part, writer, lambda: self._aborted(part))
 
     def _aborted(self, part: SealPart) -> AbortedTransactions:
-        """Return the aborted transactions of Kafka's producers in a partition."""
-        from sparklog.compaction.producer_state import replay
-
         if part.history is None:
             raise BadRequest("slices with Kafka's transactions are sealed with the partition's history")
         return replay(self.store, part.history, part.log_end).aborted
-
-
-def _rewrites(part: SealPart) -> list[Rewrite]:
-    """Return one edit for each segment."""
-    return [
-        Rewrite(Edit(part.partition, int(sources.base[0]), int(sources.end[-1])), sources.inputs())
-        for sources in part.segments
-    ]
-
-
-def _report(work: SealWork, part: SealPart, files: Sequence[FileSlices], seconds: float) -> PieceReport:
-    return PieceReport(
-        action=SEAL,
-        topic=work.topic,
-        partition=part.partition,
-        records_before=sum(int(sources.records.sum()) for sources in part.segments),
-        records_after=sum(sum(file.records) for file in files),
-        bytes_before=part.nbytes,
-        bytes_after=sum(file.size for file in files),
-        seconds=seconds,
-    )
 
 
 WORK_BYTES = 256 << 20
@@ -152,9 +402,8 @@ def plan_sealing(
             if (chosen.flags & int(SliceFlag.KAFKA_PRODUCERS)).any():
                 history = planned_slices(snapshot.topic, partition, slices)
             packed.add(planned_slices(snapshot.topic, partition, chosen), history, log_end)
-    return [
-        SealWork(store, snapshot.topic, head.topic_id, head.version, configs, parts, env) for parts in packed.works()
-    ]
+    topic, topic_id, version = snapshot.topic, head.topic_id, head.version
+    return [SealWork(store, topic, topic_id, version, configs, tuple(parts), env) for parts in packed.works]
 
 
 def _rows_to_seal(segment: Segment, slices: Slices, rule: RollRule, now_ms: int, stable: int, roll: bool) -> int:
@@ -172,24 +421,20 @@ class _Packed:
     """Segments packed into work items in the order they come, those of one partition together."""
 
     def __init__(self) -> None:
-        self._works: list[list[SealPart]] = []
+        self.works: list[list[SealPart]] = []
         self._nbytes = self._segments = self._slices = 0
 
     def add(self, sources: PlannedSlices, history: PlannedSlices | None, log_end: int) -> None:
         full = self._nbytes + sources.nbytes > WORK_BYTES or self._slices + len(sources) > WORK_SLICES
         many = self._segments >= WORK_SEGMENTS
-        if not self._works or full or many or len(self._works[-1]) >= WORK_PARTITIONS:
-            self._works.append([])
+        if not self.works or full or many or len(self.works[-1]) >= WORK_PARTITIONS:
+            self.works.append([])
             self._nbytes = self._segments = self._slices = 0
         self._nbytes += sources.nbytes
         self._segments += 1
         self._slices += len(sources)
-        parts = self._works[-1]
+        parts = self.works[-1]
         if parts and parts[-1].partition == sources.partition:
             parts[-1] = parts[-1].extended(sources, history)
         else:
             parts.append(SealPart(sources.partition, (sources,), history, log_end))
-
-    def works(self) -> Iterator[tuple[SealPart, ...]]:
-        for parts in self._works:
-            yield tuple(parts)

@@ -15,7 +15,6 @@ be empty, and nothing needs one here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -48,22 +47,13 @@ class SegmentWriter:
     """The segments that one run writes for one partition, one after the other, into one folder.
 
     `begin` names a segment by its base offset, `append` adds batches, `finish` ends it, `close` gives all of them for
-    the commit; `discard`, in its place, deletes them. No commit names what a process that died leaves: the
-    vacuum removes it.
+    the commit; `discard`, in its place, deletes them.
     """
 
     def __init__(
-        self,
-        store: Store,
-        topic: str,
-        partition: int,
-        read_version: int,
-        unique: str,
-        configs: TopicConfigs,
+        self, store: Store, topic: str, partition: int, read_version: int, unique: str, configs: TopicConfigs
     ) -> None:
-        """`read_version`: version the plan was made at; `unique`: an id of this run (`Env.new_id`). Both name the
-        folder.
-        """
+        """`read_version`: of the plan; `unique`: an id of this run (`Env.new_id`). Both name the folder."""
         self._store = store
         self._topic = topic
         self._partition = partition
@@ -76,20 +66,8 @@ class SegmentWriter:
         self._current: _Segment | None = None
         self._done: list[FileSlices] = []
         self._keys: list[str] = []
-        """Whole files written so far."""
-
-    @property
-    def size(self) -> int:
-        """Bytes in the current segment, 0 without one."""
-        return 0 if self._current is None else self._current.size
-
-    @property
-    def segments(self) -> int:
-        """Segments finished so far."""
-        return len(self._done)
 
     def path(self, base: int) -> str:
-        """Return the path, below the topic's folder, of the `.log` with this base offset."""
         return sealed_path(self._partition, *self._folder, base)
 
     def begin(self, base: int) -> None:
@@ -166,26 +144,21 @@ class SegmentWriter:
         current.writer.close()
         stem = f"{self._topic}/{current.path.removesuffix('.log')}"
         offsets, times = current.indexes.built()
-        data = [
-            offsets.to_bytes(),
-            times.to_bytes(),
-            transaction_index.concatenate(current.aborted).to_bytes() if current.aborted else b"",
-        ]
+        data = [offsets.to_bytes(), times.to_bytes(), transaction_index.concatenate(current.aborted).to_bytes()]
         for suffix, each in zip(SUFFIXES, data, strict=True):
             if each or suffix != "txnindex":
                 self._create(f"{stem}.{suffix}", each)
         self._done.append(replace(current.file(self._partition), index_crc=(index_crc(*data),)))
 
     def close(self) -> tuple[FileSlices, ...]:
-        """End the current segment; all segments in the order written, with their bases, ready for a commit."""
+        """End the current segment; return all in the order written, with their bases, for a commit."""
         self.finish()
         return tuple(self._done)
 
     def discard(self) -> None:
-        """Delete what was written. No commit names it.
+        """Delete what was written: what fails hour by hour would else leave up to a partition's size each time.
 
-        A piece that fails hour by hour, for a damaged segment or a full disk, would else leave up to a partition's
-        size behind each time, for a day. What the store refuses to delete is left to the vacuum.
+        What the store refuses to delete is left to the vacuum.
         """
         current, self._current = self._current, None
         if current is not None and current.writer is not None:
@@ -246,7 +219,6 @@ class _Segment:
     aborted: list[AbortedTransactions] = field(default_factory=list)
 
     def file(self, partition: int) -> FileSlices:
-        """The segment as a commit names it: one slice."""
         flags = self.flags
         if flags & SliceFlag.LOG_APPEND_TIME:
             flags |= SliceFlag.TIMES_IN_BATCHES
@@ -267,8 +239,7 @@ class _Segment:
 
 
 class _Indexes:
-    """Both indexes of one segment, built while its batches are written: `offset_index.build` and `time_index.build`
-    in steps."""
+    """Both indexes of a segment, as `offset_index.build` and `time_index.build` have them, built batch by batch."""
 
     def __init__(self, base: int, interval: int) -> None:
         self._base = base
@@ -282,13 +253,10 @@ class _Indexes:
         """Where the batch starts that was indexed last."""
         self._stamped = NO_TIMESTAMP
         """Timestamp of the last time entry."""
-        self._offsets: list[Int64Array] = []
-        self._positions: list[Int64Array] = []
-        self._stamps: list[Int64Array] = []
-        self._holders: list[Int64Array] = []
+        none = np.empty(0, np.int64)
+        self._offsets, self._positions, self._stamps, self._holders = [none], [none], [none], [none]
 
     def add(self, positions: Int64Array, last: Int64Array, stamps: Int64Array) -> None:
-        """Take the next batches: where each starts, its last offset and its maxTimestamp."""
         running, holders = self._maxima(last, stamps)
         chosen = self._choose(positions)
         if len(chosen):
@@ -321,11 +289,10 @@ class _Indexes:
         return min(full)
 
     def built(self) -> tuple[OffsetIndex, TimeIndex]:
-        """The whole indexes, with the time entry that closing adds."""
         self._stamp(np.array([self.max_timestamp], np.int64), np.array([self._holder], np.int64))
         return (
-            OffsetIndex(self._base, _joined(self._offsets), _joined(self._positions)),
-            TimeIndex(self._base, _joined(self._stamps), _joined(self._holders)),
+            OffsetIndex(self._base, np.concatenate(self._offsets), np.concatenate(self._positions)),
+            TimeIndex(self._base, np.concatenate(self._stamps), np.concatenate(self._holders)),
         )
 
     def _maxima(self, last: Int64Array, stamps: Int64Array) -> tuple[Int64Array, Int64Array]:
@@ -350,7 +317,6 @@ class _Indexes:
         return np.array(chosen, np.int64)
 
     def _rises(self, stamps: Int64Array) -> npt.NDArray[np.bool_]:
-        """True for maxima that lie above the time entry before them."""
         return stamps > np.concatenate(([self._stamped], stamps[:-1]))
 
     def _stamp(self, stamps: Int64Array, holders: Int64Array) -> None:
@@ -364,9 +330,4 @@ class _Indexes:
 
 def _places(headers: BatchHeaders, size: int) -> tuple[Int64Array, Int64Array, Int64Array]:
     """Return where each batch will start in a segment of `size` bytes, its last offset, its maxTimestamp."""
-    positions = headers.position - headers.position[:1] + size
-    return positions, headers.last_offset, headers.max_timestamp
-
-
-def _joined(parts: Sequence[Int64Array]) -> Int64Array:
-    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+    return headers.position - headers.position[:1] + size, headers.last_offset, headers.max_timestamp

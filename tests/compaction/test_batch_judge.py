@@ -11,8 +11,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sparklog.compaction.batch_judge import AbortedFilter, BatchJudge, Verdicts
-from sparklog.compaction.producer_state import PartitionProducers, Producer, replay
+from sparklog.compaction.producer_state import (
+    BatchJudge,
+    PartitionProducers,
+    Producer,
+    Verdicts,
+    aborted_batches,
+    replay,
+)
 from sparklog.errors import Corrupt
 from sparklog.format import transaction_index
 from sparklog.format.batch_scan import scan_headers
@@ -176,14 +182,14 @@ def test_the_filter_finds_the_data_that_kafkas_tracker_calls_aborted(seed: int) 
     tracker = Tracker()
     tracker.add(entry for segment in history.log.segments for entry in segment.aborted)
     expected = [tracker.control(batch) and False if batch.control else tracker.data(batch) for batch in batches]
-    aborted = AbortedFilter(state_of(history.log))
+    state = state_of(history.log)
     data = b"".join(batch.to_bytes() for batch in batches)
     headers = scan_headers(data)
-    assert aborted.aborted(data, headers).tolist() == expected
+    assert aborted_batches(state, headers).tolist() == expected
     assert any(expected)
     # Windows may come in any order: nothing is remembered.
     late = np.arange(len(headers))[::-1]
-    assert aborted.aborted(data, headers[late]).tolist() == expected[::-1]
+    assert aborted_batches(state, headers[late]).tolist() == expected[::-1]
 
 
 # --- rule by rule ----------------------------------------------------------------------------------------------------
@@ -327,7 +333,7 @@ def test_producers_where_the_log_says_there_are_none_are_an_error(wrong: bytes) 
         BatchJudge(None, now_ms=0, expiration_ms=DAY_MS, first_uncleanable=10).judge(data, headers)
     assert caught.value.offset == 3
     with pytest.raises(Corrupt, match="without producers"):
-        AbortedFilter(None).aborted(data, headers)
+        aborted_batches(None, headers)
 
 
 def test_a_marker_that_cannot_be_read_is_named() -> None:

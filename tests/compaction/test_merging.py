@@ -35,7 +35,6 @@ from sparklog.log.state.slices import FileSlices, SliceFlag, merge_tier
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.view import READ_UNCOMMITTED
 from sparklog.log.topic.topic import Topic
-from sparklog.log.write import append_writer
 from sparklog.log.write.append_writer import AppendOutput
 from sparklog.maintenance.work_items import Done, Settings
 from sparklog.storage.store import Store
@@ -445,7 +444,7 @@ def test_a_file_that_cannot_be_finished_is_discarded(memory: CountedRoot, monkey
     for i in range(3):
         topic.append(random_rows(30, first=i * 30, seed=i))
     (work,) = plan(memory, topic)
-    monkeypatch.setattr(append_writer, "AppendOutput", Full)
+    monkeypatch.setattr(merge_work, "AppendOutput", Full)
     with pytest.raises(Unavailable, match="no space left"):
         work.run()
     assert not left
@@ -468,7 +467,7 @@ def test_a_piece_that_fails_leaves_no_whole_file_either(memory: CountedRoot, mon
             closed.append(self.path)
             return super().close()
 
-    monkeypatch.setattr(append_writer, "AppendOutput", SecondFails)
+    monkeypatch.setattr(merge_work, "AppendOutput", SecondFails)
     with pytest.raises(Unavailable, match="no space left"):
         work.run()
     assert closed

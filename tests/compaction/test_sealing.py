@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatch as PyBatch
 
-from sparklog.compaction import sealing, slices_to_segments
+from sparklog.compaction import sealing
 from sparklog.compaction.sealing import SealWork, plan_sealing
 from sparklog.errors import Conflict, Corrupt, SparklogError
 from sparklog.format import transaction_index
@@ -242,7 +242,7 @@ def test_a_slice_larger_than_a_segment_is_cut_between_batches(
 
 
 def test_small_and_large_slices_keep_their_order(memory: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slices_to_segments, "HELD_BYTES", 8000)
+    monkeypatch.setattr(sealing, "HELD_BYTES", 8000)
     topic = memory.topic(1, {"segment.bytes": 100_000})
     for i, n in enumerate((3, 100, 3, 3, 100, 100, 3)):
         topic.append(random_rows(n, first=i * 100, seed=i), options=small(batch_bytes=900))
@@ -674,7 +674,7 @@ def test_work_runs_in_another_process(tmp_path: Path) -> None:
 
 
 def test_an_error_leaves_no_half_written_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slices_to_segments, "HELD_BYTES", 100)
+    monkeypatch.setattr(sealing, "HELD_BYTES", 100)
     place = CountedRoot("local", tmp_path)
     topic = place.topic(1)
     appended(topic, 2)

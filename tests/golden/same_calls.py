@@ -33,7 +33,7 @@ from sparklog.maintenance.work_items import Done, Settings, Work
 from sparklog.retention.retain import retain_root
 from sparklog.storage.memory import MemoryStore
 from sparklog.tools.backup.backing_up import back_up
-from sparklog.tools.backup.pruning import prune
+from sparklog.tools.backup.repository import prune
 from sparklog.tools.backup.restore_point import Wanted
 from sparklog.tools.backup.restoring import restore
 from sparklog.transactions import transactional

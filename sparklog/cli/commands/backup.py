@@ -24,7 +24,7 @@ from sparklog.maintenance.output import json_value
 
 if TYPE_CHECKING:
     from sparklog.tools.backup.manifest import Manifest
-    from sparklog.tools.backup.pruning import Pruned
+    from sparklog.tools.backup.repository import Pruned
     from sparklog.tools.backup.restoring import Restored
 
 app = typer.Typer()
@@ -67,8 +67,8 @@ def backup(
     from sparklog.kafka.in_place.location import refuse_inside
     from sparklog.tools.backup.backing_up import back_up, plan_backup
     from sparklog.tools.backup.manifest import shown_left_out
-    from sparklog.tools.backup.pruning import prune as drop
     from sparklog.tools.backup.repository import Repository
+    from sparklog.tools.backup.repository import prune as drop
 
     refuse_inside(to)
     target = open_folder(to)

@@ -7,7 +7,7 @@ from importlib import import_module
 from sparklog.format.kernels.kernel_choice import Kernel
 
 KERNEL_MODULES = (
-    "sparklog.compaction.offset_map_kernels",
+    "sparklog.compaction.offset_map",
     "sparklog.format.kernels.decode_kernels",
     "sparklog.format.kernels.encode_kernels",
     "sparklog.format.kernels.hash_kernels",

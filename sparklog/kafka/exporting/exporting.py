@@ -345,7 +345,7 @@ class _Export:
     def _partitions(
         self, snapshot: Snapshot, plans: Sequence[PartitionPlan], topic_id: str
     ) -> Iterator[ExportedPartition]:
-        from sparklog.compaction.slices_to_segments import write_segments
+        from sparklog.compaction.sealing import write_segments
         from sparklog.kafka.exporting.partition_files import PartitionFiles
 
         topic, configs = snapshot.topic, snapshot.head.configs

@@ -26,8 +26,8 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from sparklog.compaction.producer_state import PartitionProducers, replay
+from sparklog.compaction.sealing import SegmentOutput
 from sparklog.compaction.segment_writer import SegmentWriter
-from sparklog.compaction.slices_to_segments import SegmentOutput
 from sparklog.errors import Conflict, Corrupt, NotFound
 from sparklog.format import transaction_index
 from sparklog.format.batch_scan import crc_failures

@@ -18,7 +18,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from sparklog.compaction.slices_to_segments import SealPart
+from sparklog.compaction.sealing import SealPart
 from sparklog.errors import NotFound
 from sparklog.log.read.read_plan import PlannedSlice, PlannedSlices, planned_slices
 from sparklog.log.state.configs import TopicConfigs

@@ -6,12 +6,11 @@
    a new cut.
 3. Copy the entries of decisions and groups, then data files, then commits and a checkpoint of each topic's cut. What
    lies there already is not read again; every byte that is copied is checked.
-4. Create the manifest, unless a prune took this run for dead: from here on it is a backup. Let go of the holds.
+4. Create the manifest, unless a prune took this run for dead: from here on it is a backup. Release the holds.
 
-Whatever it is killed at, there is a backup or there is none; the next run finds what was copied. Holds of a dead run
+Whatever it is killed at, there is a backup or there is none; the next run uses what was copied. Holds of a dead run
 end by themselves after a day, its mark after six hours. Between the last backup's cut and this one's all commits are
-copied, too, and the files that these versions name as far as they are still there: any of these can be restored from
-then on.
+copied, too, and the files that these versions name as far as they are still there, so that any can be restored.
 """
 
 from __future__ import annotations
@@ -41,13 +40,16 @@ from sparklog.tools.backup.copying import (
     Copied,
     CopyOptions,
     DataFile,
+    Named,
     Progress,
     copy_all,
     data_files,
+    files_named,
     listed,
+    oldest_base,
     silent,
+    start_at,
 )
-from sparklog.tools.backup.history import Named, files_named, oldest_base, start_at
 from sparklog.tools.backup.manifest import (
     MANIFEST_JSON,
     DamagedLogs,
@@ -60,8 +62,6 @@ from sparklog.tools.backup.manifest import (
 from sparklog.tools.backup.repository import BACKUP, Mark, Repository, backup_key, begun_key, newest_number, take_number
 
 E = TypeVar("E", bound=Entry)
-
-
 HOLD_MS = 86_400_000
 CUTS = 5
 RETRIES = 5
@@ -94,7 +94,7 @@ class Holds:
         self._commit()
 
     def take_one(self, name: str, version: int) -> None:
-        """One topic more. `Conflict` if its version is below the upload floor."""
+        """Hold one topic more. `Conflict` if its version is below the upload floor."""
         self.since_ms = self.since_ms or self.root.store.now_ms()
         self._commit_one(name, version)
         self.versions[name] = version
@@ -111,19 +111,16 @@ class Holds:
 
     def _commit_one(self, name: str, version: int) -> None:
         hold = Hold(version, self.since_ms + HOLD_MS)
-        topic = self.root.topic_handle(name)
+        log = self.root.topic_handle(name).log
         # The cut may have read further than the root has.
-        head = topic.log.refresh().head
-        topic.log.commit(MaintainIntent(head.topic_id, holds={self.name: hold}))
+        log.commit(MaintainIntent(log.refresh().head.topic_id, holds={self.name: hold}))
 
     def release(self) -> None:
         """Release the holds; where that fails they end by themselves."""
         for name in self.versions:
-            try:
-                topic = self.root.topic_handle(name)
-                topic.log.commit(MaintainIntent(topic.log.refresh().head.topic_id, holds={self.name: None}))
-            except (SparklogError, OSError):
-                continue
+            with suppress(SparklogError, OSError):
+                log = self.root.topic_handle(name).log
+                log.commit(MaintainIntent(log.refresh().head.topic_id, holds={self.name: None}))
 
 
 def plan_backup(root: Root, target: Store, *, topics: Collection[str] | None = None) -> Plan:
@@ -131,8 +128,7 @@ def plan_backup(root: Root, target: Store, *, topics: Collection[str] | None = N
     cut = cut_now(root, topics)
     named: list[DataFile] = []
     for name, head in cut.topics.items():
-        snapshot = History(root.store, name).at(head.version)
-        named += data_files(name, snapshot.slices.all())
+        named += data_files(name, History(root.store, name).at(head.version).slices.all())
     present = listed(target, {file.key.split("/", 1)[0] for file in named})
     missing = [file for file in named if file.to not in present]
     versions = {name: head.version for name, head in sorted(cut.topics.items()) if head.exists}
@@ -174,8 +170,6 @@ def back_up(
 
 
 class _Run:
-    """One attempt at a backup."""
-
     def __init__(self, root: Root, repository: Repository, mark: Mark, options: CopyOptions) -> None:
         self.root = root
         self.repository = repository
@@ -234,7 +228,10 @@ class _Run:
             self.started_ms = self.root.env.wall_ms()
             try:
                 cut = cut_now(self.root, topics)
-                self._take_number(newest + 1)
+                if not take_number(self.repository.store, newest + 1, self.id):
+                    location = self.repository.store.location
+                    raise Conflict(f"other backups into {location} are begun all the time; try again later")
+                self.number = newest + 1
                 self.holds.take(cut.topics)
                 return cut
             except (Conflict, Unavailable):
@@ -245,14 +242,7 @@ class _Run:
                 self.release()
         raise AssertionError("unreachable")
 
-    def _take_number(self, number: int) -> None:
-        if not take_number(self.repository.store, number, self.id):
-            location = self.repository.store.location
-            raise Conflict(f"other backups into {location} are begun all the time; try again later")
-        self.number = number
-
     def _named(self, name: str, head: Head, before: Sequence[Manifest]) -> Named:
-        """Return the files that the versions since the topic's last backup name."""
         history = History(self.root.store, name)
         last = next((item for each in reversed(before) if (item := each.topic(name)) is not None), None)
         if last is not None and last.version > head.version:
@@ -273,14 +263,14 @@ class _Run:
             if begin.head.crc != last.crc:
                 raise Corrupt(f"version {last.version} of topic '{name}' is not what its backup says; delete the place")
         else:
-            begin = start_at(self.root.store, name, history, base)
+            begin = start_at(history, base)
         named = files_named(history, begin, head.version)
         if named.last.head.crc != head.crc:
             raise Corrupt(f"version {head.version} of topic '{name}' is not what its log leads to: run verify")
         return named
 
     def _copy_files(self, topic_files: Mapping[str, Named]) -> set[str]:
-        """Copy what all these versions name; keys of files of older versions that are gone."""
+        """Copy what all these versions name; return keys of files of older versions that are gone."""
         files: dict[str, DataFile] = {}
         needed: set[str] = set()
         for named in topic_files.values():
@@ -306,7 +296,6 @@ class _Run:
         return missing
 
     def _topic(self, name: str, named: Named, missing: set[str]) -> TopicBackup:
-        """Copy the log of a topic, commits first."""
         store = self.repository.store
         for version in range(named.base.version + 1, named.last.version + 1):
             self._put(commit_key(name, version), self.root.store.get(commit_key(name, version)))
@@ -314,7 +303,7 @@ class _Run:
             if snapshot.version >= 0:
                 self.copied += write_checkpoint(store, snapshot, self.root.env.new_id())
         head = named.last.head
-        since = named.since(dict.fromkeys(missing & named.files.keys()))
+        since = named.since(missing & named.files.keys())
         return TopicBackup(
             name,
             head.topic_id,
@@ -331,17 +320,14 @@ class _Run:
     def _all_entries(
         self, kind: EntryKind[E], states: Mapping[str, E], before: Sequence[Manifest]
     ) -> tuple[EntriesBackup, ...]:
-        copied = (self._entries(kind, state, before) for _, state in sorted(states.items()))
+        copied = [self._entries(kind, state, before) for _, state in sorted(states.items())]
         return tuple(item for item in copied if item is not None)
 
     def _entries(self, kind: EntryKind[E], state: E, before: Sequence[Manifest]) -> EntriesBackup | None:
         """Copy the entries of an id since its last backup, as far as they are there; None: damaged, and left out."""
         chain = EntryChain(self.root.store, kind, state.id)
         of = "decisions" if kind.folder == DECISIONS.folder else "groups"
-        last = next(
-            (item for each in reversed(before) for item in getattr(each, of) if item.id == state.id),
-            None,
-        )
+        last = next((item for each in reversed(before) for item in getattr(each, of) if item.id == state.id), None)
         kept, newest = chain.run()
         if not kept <= state.number <= newest:
             raise NotFound(f"{kind.title(state.id)} lost its entries while they were read; try again")
@@ -366,11 +352,9 @@ class _Run:
             self.copied += Copied(1, len(data))
             return
         for _ in range(2):
-            try:
+            with suppress(NotFound):
                 if self.repository.store.get(key) == data:
                     return
-            except NotFound:
-                continue
         location = self.repository.store.location
         raise Corrupt(f"{location} holds something else under this key; delete it there", file=key)
 
@@ -390,7 +374,7 @@ class _Run:
 
 
 def _read_entry(chain: EntryChain[E], number: int, link: int | None) -> tuple[bytes, E]:
-    """An entry and its bytes; `link`: CRC-32C of the entry before, None: the first that is copied."""
+    """Return an entry and its bytes; `link`: CRC-32C of the entry before, None: the first that is copied."""
     stored = chain.read(number)
     if stored is None:
         raise NotFound(f"entry {number} of {chain.kind.title(chain.id)} is no longer kept")
@@ -400,13 +384,10 @@ def _read_entry(chain: EntryChain[E], number: int, link: int | None) -> tuple[by
 
 
 def write_checkpoint(store: Store, snapshot: Snapshot, unique: str) -> Copied:
-    """A checkpoint of a state, unless one that can be read lies there: table first, then head."""
+    """Write a checkpoint of a state, unless one that can be read lies there: table first, then head."""
     key = checkpoint_key(snapshot.topic, snapshot.version)
-    try:
+    with suppress(NotFound):
         decode_checkpoint(store.get(key), key, snapshot.version)
-    except NotFound:
-        pass
-    else:
         return Copied()
     table = write_slice_table(store, snapshot, unique)
     head = encode_checkpoint(Checkpoint(snapshot.head, table))

@@ -16,9 +16,8 @@ An object asks only for older ones. So this ends however busy writers are, and w
 that were read first. In a live root a cache of names may hide an object for a while; then it is waited for.
 
 Logs are read in this order: decisions, groups, topics, decisions again. All entries of the decisions between the two
-count. The newest one does not name a COMMIT that all topics have recorded meanwhile, and neither does a topic that was
-read before its prepare. For the same reason all entries count that are younger than caches last: a later read may show
-an older state there.
+count: the newest one does not name a COMMIT that all topics have recorded meanwhile. For the same reason all entries
+count that are younger than caches last: a later read may show an older state there.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ import numpy as np
 
 from sparklog.errors import NotFound, Unavailable
 from sparklog.groups.group_state import GROUPS, GroupState, Pending
+from sparklog.groups.offsets import TopicOffsets
 from sparklog.log.decisions.decision import DECISIONS, Decisions
 from sparklog.log.decisions.decision_log import DecisionLogs, open_transactions
 from sparklog.log.journal.entry_log import Entry, EntryKind
@@ -50,7 +50,7 @@ E = TypeVar("E", bound=Entry)
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """States that fit together; topics that were deleted at that moment are among them. By name, or id.
+    """States that fit together, by name or id, deleted topics among them.
 
     `exact`: the topics are at just the versions that were asked for, and groups may have read further.
     """
@@ -63,24 +63,16 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """The entries of one id that exist: `first` to `last`."""
-
-    first: int
-    last: int
-
-
-@dataclass(frozen=True, slots=True)
 class Bounds:
     """The logs that a cut of earlier states is made of, by name or id.
 
-    `topics`: a state that is known, and the version wanted. `committed`: transactions that the known states have
-    recorded as committed.
+    `topics`: a state that is known, and the version wanted. `decisions`, `groups`: first and last entry that exist.
+    `committed`: transactions that the known states have recorded as committed.
     """
 
     topics: Mapping[str, tuple[Head, int]]
-    decisions: Mapping[str, Span]
-    groups: Mapping[str, Span]
+    decisions: Mapping[str, tuple[int, int]]
+    groups: Mapping[str, tuple[int, int]]
     committed: Collection[Transaction]
 
 
@@ -102,20 +94,16 @@ class _Cutter:
     ended: set[object] = field(default_factory=set)
     """Looked for to the end of their logs: aborted, or of a topic that is not there."""
     writers: set[str] = field(default_factory=set)
-    """Transactional ids that the topics name."""
     live: DecisionLogs | None = None
     """Decisions of a live root, where a cache may hide what exists; None in a repository, where nothing is added."""
     moved: bool = False
-
-    # -- what the states read so far require
 
     def note_commit(self, commit: Commit) -> None:
         self.decided |= {(item.id, item.n) for item in commit.resolved}
         self.writers |= {item.id for item in commit.resolved}
 
     def note_decisions(self, state: Decisions) -> None:
-        prepares = [*state.prepared, *(item for each in state.commits for item in each.prepares)]
-        for item in prepares:
+        for item in [*state.prepared, *(item for each in state.commits for item in each.prepares)]:
             self.require_version(item.topic, item.version)
         for group in [*state.prepared_groups, *(item for each in state.commits for item in each.groups)]:
             if not self.is_damaged(GROUPS, group.group):
@@ -134,14 +122,10 @@ class _Cutter:
             self.versions[topic] = max(version, self.versions.get(topic, -1))
 
     def is_damaged(self, kind: EntryKind[E], id_: str) -> bool:
-        """True if this log is damaged, and so left out."""
         return kind.prefix(id_) in self.damaged.damage
 
-    # -- reading on
-
     def next_commit(self, topic: str) -> bool:
-        """Read a topic's next commit; False at the end of its log."""
-        head = self.heads.get(topic, EMPTY)
+        head = self._head(topic)
         key = commit_key(topic, head.version + 1)
         try:
             commit = decode_commit(self.store.get(key), key, head.version + 1)
@@ -173,8 +157,6 @@ class _Cutter:
         self.moved = True
         return True
 
-    # -- one round of each rule
-
     def settle(self) -> Cut:
         """Read on until nothing is required. `Unavailable` if something that is required does not exist."""
         self.moved = True
@@ -184,7 +166,7 @@ class _Cutter:
                 for other, version in head.siblings.items():
                     self.require_version(other, version)
             for topic, version in list(self.versions.items()):
-                while self._at(topic) < version:
+                while self._head(topic).version < version:
                     self._step(topic, self.next_commit)
             for group, number in list(self.entries.items()):
                 while self._entry(group) < number:
@@ -204,8 +186,8 @@ class _Cutter:
             self.damaged.check(topics, self.writers, self.groups.values())
         return Cut(dict(self.heads), dict(self.decisions), dict(self.groups), self.damaged.left_out())
 
-    def _at(self, topic: str) -> int:
-        return self.heads.get(topic, EMPTY).version
+    def _head(self, topic: str) -> Head:
+        return self.heads.get(topic, EMPTY)
 
     def _entry(self, group: str) -> int:
         return self.groups[group].number if group in self.groups else -1
@@ -243,8 +225,7 @@ class _Cutter:
                     break
 
     def _forgotten(self, transaction: Transaction) -> bool:
-        state = self.decisions.get(transaction[0])
-        n = transaction[1]
+        state, n = self.decisions.get(transaction[0]), transaction[1]
         return state is not None and state.decided(n) and state.commit_of(n) is None and not state.surely_aborted(n)
 
     def _reads_record(
@@ -252,8 +233,7 @@ class _Cutter:
     ) -> bool:
         """Read on to where the outcome of a transaction may be recorded; False: it was aborted.
 
-        `is_named`: whether its COMMIT is about the topic or group that is read. Then the record is there, however long
-        a cache hides it.
+        `is_named`: its COMMIT is about what is read; then the record is there, however long a cache hides it.
         """
         if step():
             return True
@@ -319,24 +299,27 @@ class _Cutter:
     def _reach(self) -> None:
         """No group is beyond the end of its topic."""
         for state in list(self.groups.values()):
-            for item in [*state.offsets, *(each for waiting in state.pending for each in waiting.offsets)]:
-                if self.chosen is not None and item.topic not in self.chosen:
-                    continue
-                for partition, offset in zip(item.partition, item.offset, strict=True):
-                    self._reach_offset(item.topic, item.topic_id, partition, offset)
+            for item in all_offsets(state):
+                if self.chosen is None or item.topic in self.chosen:
+                    for partition, offset in zip(item.partition, item.offset, strict=True):
+                        self._reach_offset(item.topic, item.topic_id, partition, offset)
 
     def _reach_offset(self, topic: str, topic_id: str, partition: int, offset: int) -> None:
         key = (topic, topic_id, partition, offset)
-        if key in self.ended or _ends_at(self.heads.get(topic, EMPTY), topic_id, partition) >= offset:
+        if key in self.ended or _ends_at(self._head(topic), topic_id, partition) >= offset:
             return
         # Any offset may be committed, also one that the topic never reaches: look ahead before reading on.
         ahead = _Cutter(self.store, self.chosen, self.damaged, heads=dict(self.heads))
-        while _ends_at(ahead.heads.get(topic, EMPTY), topic_id, partition) < offset:
+        while _ends_at(ahead._head(topic), topic_id, partition) < offset:
             if not ahead.next_commit(topic):
                 self.ended.add(key)
                 return
-        self.require_version(topic, ahead._at(topic))
+        self.require_version(topic, ahead._head(topic).version)
         self.moved = True
+
+
+def all_offsets(state: GroupState) -> list[TopicOffsets]:
+    return [*state.offsets, *(each for waiting in state.pending for each in waiting.offsets)]
 
 
 def _ends_at(head: Head, topic_id: str, partition: int) -> int:
@@ -386,7 +369,7 @@ def cut_now(root: Root, chosen: Collection[str] | None = None) -> Cut:
 
 
 def _before(chain: EntryChain[E], since_ms: int) -> E:
-    """The newest state that no cache can hide: the store has had it since that time. Else the oldest there is."""
+    """Return the newest state that no cache can hide: the store has had it since that time. Else the oldest."""
     newest = chain.newest()
     known = [info for info in chain.store.list(f"{chain.prefix}/_log/0") if info.modified_ms <= since_ms]
     number = checkpoint_version(known[-1].key) if known else chain.run()[0]
@@ -395,13 +378,11 @@ def _before(chain: EntryChain[E], since_ms: int) -> E:
 
 
 def _recent(chain: EntryChain[E], since_ms: int) -> list[E]:
-    """The states from the newest that no cache can hide to the newest that is seen."""
     begin = _before(chain, since_ms)
     return [begin, *chain.walk(begin, chain.newest().number)]
 
 
 def _recent_commits(store: Store, topic: str, version: int, since_ms: int) -> Iterator[Commit]:
-    """Commits up to a version that are younger, as far as they are seen."""
     for info in store.list(f"{topic}/_log/0"):
         number = checkpoint_version(info.key)
         if info.modified_ms > since_ms and number is not None and number <= version:
@@ -429,7 +410,6 @@ def committed_in(table: SliceTable) -> set[Transaction]:
 
 
 def writers_in(table: SliceTable) -> set[str]:
-    """Transactional ids that a topic's slices name."""
     rows = table.all()
     return {rows.txn_ids[code] for code in np.unique(rows.txn).tolist() if code >= 0}
 
@@ -448,14 +428,14 @@ def cut_between(store: Store, bounds: Bounds, time_ms: int, damaged: DamagedLogs
         while cutter.heads[name].version < version:
             if not cutter.next_commit(name):
                 raise NotFound(f"version {version} of topic '{name}' is no longer kept")
-    for name, span in bounds.groups.items():
+    for name, (first, last) in bounds.groups.items():
         of_group = EntryChain(store, GROUPS, name)
-        state = damaged.read(GROUPS, name, partial(_state_by, of_group, span, time_ms))
+        state = damaged.read(GROUPS, name, partial(_state_by, of_group, first, last, time_ms))
         if state is not None and state.number >= 0:
             cutter.groups[name] = state
-    for name, span in bounds.decisions.items():
+    for name, (first, last) in bounds.decisions.items():
         chain = EntryChain(store, DECISIONS, name)
-        for later in damaged.read(DECISIONS, name, partial(_states_by, chain, span, time_ms)) or ():
+        for later in damaged.read(DECISIONS, name, partial(_states_by, chain, first, last, time_ms)) or ():
             if exact and _names_newer(cutter, later):
                 break
             cutter.decisions[name] = later
@@ -463,21 +443,20 @@ def cut_between(store: Store, bounds: Bounds, time_ms: int, damaged: DamagedLogs
     return _still(cutter) if exact else cutter.settle()
 
 
-def _by(chain: EntryChain[E], span: Span, time_ms: int) -> int:
+def _by(chain: EntryChain[E], first: int, last: int, time_ms: int) -> int:
     """The newest entry by a time; the first that is kept, where what was before it is not; -1: there was none."""
-    number = chain.number_at(time_ms, span.first, span.last)
-    return max(number, span.first) if span.first > 0 else number
+    number = chain.number_at(time_ms, first, last)
+    return max(number, first) if first > 0 else number
 
 
-def _state_by(chain: EntryChain[E], span: Span, time_ms: int) -> E | None:
-    return chain.at(_by(chain, span, time_ms))
+def _state_by(chain: EntryChain[E], first: int, last: int, time_ms: int) -> E | None:
+    return chain.at(_by(chain, first, last, time_ms))
 
 
-def _states_by(chain: EntryChain[Decisions], span: Span, time_ms: int) -> list[Decisions]:
-    """The states from the first to that of a time."""
-    last = _by(chain, span, time_ms)
-    state = chain.at(span.first) if last >= span.first else None
-    return [] if state is None else [state, *chain.walk(state, last)]
+def _states_by(chain: EntryChain[Decisions], first: int, last: int, time_ms: int) -> list[Decisions]:
+    number = _by(chain, first, last, time_ms)
+    state = chain.at(first) if number >= first else None
+    return [] if state is None else [state, *chain.walk(state, number)]
 
 
 def _names_newer(cutter: _Cutter, state: Decisions) -> bool:
@@ -486,7 +465,7 @@ def _names_newer(cutter: _Cutter, state: Decisions) -> bool:
 
 
 def _still(cutter: _Cutter) -> Cut:
-    """Without reading topics on: what was recorded is decided, and what a COMMIT names of groups is there."""
+    """Cut without reading topics on: what was recorded is decided, and what a COMMIT names of groups is there."""
     cutter._decide()
     for group, number in cutter.entries.items():
         while cutter._entry(group) < number and cutter.next_offsets(group):

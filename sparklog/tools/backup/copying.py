@@ -1,4 +1,4 @@
-"""Copying data files with their index files: checked on the way, several at once, each whole or not there.
+"""The data files that versions of a topic name, and copying them: several at once, each whole or not there.
 
 What a commit says of a file is held against the bytes as they pass: size, the CRC-32C of each slice, the footer's own,
 and that of the index files. Bytes that do not match are read once more, then they are an error that names the place,
@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
 
 import crc32c
 
@@ -20,17 +20,19 @@ from sparklog.format.append_file import decode_footer
 from sparklog.format.checksums import SUFFIXES, index_crc
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.journal.names import file_key
-from sparklog.log.state.slice_table import Slices
+from sparklog.log.state.history import History
+from sparklog.log.state.slice_table import Slices, SliceTable
 from sparklog.log.state.slices import FileSlices
+from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.topic_state import EMPTY
 from sparklog.log.topic.cloning import file_slices
 from sparklog.storage import LocalStore
 from sparklog.storage.store import Store
 
+T = TypeVar("T")
 CHUNK = 4 << 20
 AT_ONCE = 4
 """Files copied at once: more wait for the same disk."""
-
-
 Progress = Callable[[int, int, int, int], None]
 """Files done, files in all, bytes done, bytes in all."""
 LOOK_MS = 60_000
@@ -88,7 +90,7 @@ class Copied:
 
 
 def data_file(topic: str, file: FileSlices, to: str | None = None) -> DataFile:
-    """A file as a commit of `topic` names it; `to` is the key that it gets (the same)."""
+    """Return a file as a commit of `topic` names it; `to`: the key that it gets, None: the same."""
     key = file_key(topic, file.path)
     pieces = tuple(sorted(Piece(*item) for item in zip(file.starts, file.nbytes, file.crc, file.base, strict=True)))
     crc = file.index_crc[0] if file.index_crc else 0
@@ -96,7 +98,6 @@ def data_file(topic: str, file: FileSlices, to: str | None = None) -> DataFile:
 
 
 def data_files(topic: str, rows: Slices) -> list[DataFile]:
-    """All files that these rows of the topic's table lie in."""
     return [data_file(topic, file) for file in file_slices(rows)]
 
 
@@ -150,9 +151,7 @@ def copy_all(
     return total
 
 
-def _spread(
-    one: Callable[[DataFile], Copied | Corrupt | None], files: Iterable[DataFile], at_once: int
-) -> Iterator[Copied | Corrupt | None]:
+def _spread(one: Callable[[DataFile], T], files: Iterable[DataFile], at_once: int) -> Iterator[T]:
     if at_once <= 1:
         yield from map(one, files)
         return
@@ -170,10 +169,8 @@ def _copy(source: Store, target: Store, file: DataFile, present: Mapping[str, in
         done += _copy_indexes(source, target, file, present)
     if file.to in present:
         if present[file.to] != file.size:
-            raise Corrupt(
-                f"{target.location} holds {present[file.to]} bytes of it, expected {file.size}: delete it there",
-                file=file.to,
-            )
+            message = f"{target.location} holds {present[file.to]} bytes of it, expected {file.size}: delete it there"
+            raise Corrupt(message, file=file.to)
         return done
     try:
         return done + _copy_data(source, target, file, link)
@@ -215,14 +212,13 @@ def _linked(source: Store, target: Store, file: DataFile) -> bool:
         return False
     path = os.path.join(source.location, file.key)
     try:
-        inode = os.stat(path).st_ino
+        return target.link(path, os.stat(path).st_ino, file.to)
     except OSError:
         return False
-    return target.link(path, inode, file.to)
 
 
 def _checked(source: Store, file: DataFile) -> Iterator[bytes]:
-    """The bytes of a file in chunks; `Corrupt` at the first that is not what the commit says."""
+    """Yield the bytes of a file in chunks; `Corrupt` at the first that is not what the commit says."""
     sums = [0] * len(file.pieces)
     footer: list[bytes] = []
     at = first = 0
@@ -259,7 +255,6 @@ def _checked(source: Store, file: DataFile) -> Iterator[bytes]:
 
 
 def _copy_indexes(source: Store, target: Store, file: DataFile, present: Mapping[str, int]) -> Copied:
-    """The files beside a segment, before the segment."""
     names = [f"{file.to.removesuffix('log')}{suffix}" for suffix in SUFFIXES]
     if file.to in present and all(name in present for name in names[:2]):
         return Copied()
@@ -270,10 +265,8 @@ def _copy_indexes(source: Store, target: Store, file: DataFile, present: Mapping
         if None in contents[:2]:
             raise NotFound(f"the index files beside {file.key} are missing")
         if not again:
-            raise Corrupt(
-                "the index files beside it are not what the commit says: restore them, or seal the segment anew",
-                file=file.key,
-            )
+            message = "the index files beside it are not what the commit says: restore them, or seal the segment anew"
+            raise Corrupt(message, file=file.key)
     done = Copied()
     for name, data in zip(names, contents, strict=True):
         if data is not None and name not in present and target.create(name, data):
@@ -289,10 +282,80 @@ def _beside(source: Store, key: str) -> bytes | None:
 
 
 def listed(store: Store, owners: Collection[str]) -> dict[str, int]:
-    """Data files of these topics in a store, by key, with their sizes."""
-    sizes = {}
-    for owner in sorted(owners):
-        for folder in ("append", "sealed"):
-            for info in store.list(f"{owner}/{folder}/"):
-                sizes[info.key] = info.size
-    return sizes
+    folders = [f"{owner}/{kind}/" for owner in sorted(owners) for kind in ("append", "sealed")]
+    return {info.key: info.size for folder in folders for info in store.list(folder)}
+
+
+@dataclass
+class Named:
+    """Files that one of the versions `base.version` to `last.version` names, by key.
+
+    `unnamed` is the first version that no longer names a file; `times` the commit time of each version.
+    """
+
+    base: Snapshot
+    last: Snapshot
+    files: dict[str, DataFile] = field(default_factory=dict)
+    unnamed: dict[str, int] = field(default_factory=dict)
+    times: dict[int, int] = field(default_factory=dict)
+
+    def since(self, missing: Iterable[str]) -> int:
+        """The version from which on nothing is missing; `NotFound` if the last one itself misses something."""
+        first = max(self.base.version, 0)
+        for key in missing:
+            if key not in self.unnamed:
+                raise NotFound(f"{key} is missing, and version {self.last.version} names it: run verify")
+            first = max(first, self.unnamed[key])
+        return first
+
+    def of_last(self) -> list[DataFile]:
+        return [file for key, file in self.files.items() if key not in self.unnamed]
+
+
+def start_at(history: History, version: int) -> Snapshot:
+    """The state at a version; -1: before the first."""
+    return Snapshot(history.topic, history.store, EMPTY, SliceTable()) if version < 0 else history.at(version)
+
+
+def oldest_base(history: History, version: int) -> int:
+    """The oldest version from which all states up to `version` can be rebuilt; -1: all there ever were."""
+    if history.commits.has(0, version):
+        return -1
+    for checkpoint in sorted(history.checkpoints):
+        followed = checkpoint <= version and history.commits.has(checkpoint + 1, version)
+        if followed and history.sound(checkpoint) is not None:
+            return checkpoint
+    raise NotFound(
+        f"version {version} of topic '{history.topic}' cannot be rebuilt: no sound checkpoint at or below it has all "
+        "commits between; run verify"
+    )
+
+
+def files_named(history: History, base: Snapshot, version: int) -> Named:
+    """Walk the log from `base` to `version`. `NotFound` if a commit is gone, `Corrupt` if one does not follow."""
+    topic = history.topic
+    named = Named(base, base, {file.key: file for file in data_files(topic, base.slices.all())})
+    named.times[base.version] = base.head.made_ms
+    head, table, paths = base.head, base.slices, base.slices.paths()
+    for after, commit in history.walk(base.head, version):
+        head, table = after, table.apply(commit, after)
+        named.times[head.version] = head.made_ms
+        for file in commit.files:
+            made = data_file(topic, file)
+            known = named.files.get(made.key)
+            # A rewrite names a file again with the slices that it keeps: what was said before counts as well.
+            if known is None or len(known.pieces) < len(made.pieces):
+                named.files[made.key] = made
+            named.unnamed.pop(made.key, None)
+        if commit.remove or commit.log_starts or commit.op in ("create", "delete"):
+            now = table.paths()
+            for path in paths - now:
+                named.unnamed[file_key(topic, path)] = head.version
+            paths = now
+        else:
+            paths |= {file.path for file in commit.files}
+    named.last = Snapshot(topic, history.store, head, table)
+    # Named and gone within one commit: it holds nothing that a version shows.
+    for key in set(named.files) - {file_key(topic, path) for path in paths} - set(named.unnamed):
+        named.unnamed[key] = head.version
+    return named

@@ -1,10 +1,8 @@
-"""Logs of entries (decisions, group offsets) in a root or a backup, without a process that follows them.
+"""The parts of a backup: logs of entries (decisions, group offsets), damaged ones left out, and its manifest.
 
-Each entry carries the whole state, and a checkpoint is a copy of one: either of the two will do.
-
-A copy of all topics has the logs of all ids and groups, or there is none. A copy of some topics does without damaged
-logs that have nothing to do with these topics. A damaged log does not say what it is about, so everything else that
-may is asked:
+Each entry carries the whole state, and a checkpoint is a copy of one: either of the two will do. A copy of all topics
+has the logs of all ids and groups, or there is none. A copy of some topics does without damaged logs that have nothing
+to do with these topics. A damaged log does not say what it is about, so everything else that may is asked:
 
 | concerns the chosen topics                                            | because                                      |
 |-----------------------------------------------------------------------|----------------------------------------------|
@@ -16,9 +14,7 @@ may is asked:
 A log that concerns them is an error that names the file; any other is left out, whole, and listed. Names of topics
 stand beside their ids in every object, so what flips one of the two leaves the other.
 
-The manifest of a backup, created last, and the object that makes a folder a repository of backups.
-
-docs/reference/format-backups.md says what the members mean.
+docs/reference/format-backups.md says what the members of a manifest mean.
 """
 
 from __future__ import annotations
@@ -84,7 +80,7 @@ class EntryChain(Generic[E]):
         return sorted(number for number in numbers if number is not None)
 
     def read(self, number: int) -> tuple[bytes, E] | None:
-        """An entry and its bytes, or those of its copy; None if there is neither. `Corrupt`: damaged."""
+        """Return an entry and its bytes, or those of its copy; None if there is neither. `Corrupt`: damaged."""
         damage: Corrupt | None = None
         for key in (commit_key(self.prefix, number), checkpoint_key(self.prefix, number)):
             for _ in range(2):
@@ -136,7 +132,6 @@ class EntryChain(Generic[E]):
         return first, numbers[-1]
 
     def newest(self) -> E:
-        """The newest state, read on from what a listing shows."""
         state = self.at(self.run()[1])
         if state is None:
             raise NotFound(f"{self.kind.title(self.id)} lost its entries while they were read; try again")
@@ -145,25 +140,20 @@ class EntryChain(Generic[E]):
         return state
 
     def walk(self, first: E, last: int) -> Iterator[E]:
-        """The states after `first` up to entry `last`. `NotFound` if one is gone."""
+        """Yield the states after `first` up to entry `last`. `NotFound` if one is gone."""
         state = first
         while state.number < last:
-            entry = self.next(state)
-            if entry is None:
-                raise NotFound(f"entry {state.number + 1} of {self.kind.title(self.id)} is no longer kept")
-            state = entry
+            state = self._kept(self.next(state), state.number + 1)
             yield state
 
     def number_at(self, time_ms: int, first: int, last: int) -> int:
         """The newest entry of `first` to `last` that was not made after a time; `first` - 1 if all were."""
+        return newest_at(lambda number: self._kept(self.at(number), number), first, last, time_ms)
 
-        def entry(number: int) -> E:
-            state = self.at(number)
-            if state is None:
-                raise NotFound(f"entry {number} of {self.kind.title(self.id)} is no longer kept")
-            return state
-
-        return newest_at(entry, first, last, time_ms)
+    def _kept(self, entry: E | None, number: int) -> E:
+        if entry is None:
+            raise NotFound(f"entry {number} of {self.kind.title(self.id)} is no longer kept")
+        return entry
 
 
 @dataclass
@@ -175,7 +165,6 @@ class DamagedLogs:
     damage: dict[str, Corrupt | BadRequest] = field(default_factory=dict)
 
     def ids(self, kind: EntryKind[E]) -> Iterator[str]:
-        """The ids that have entries."""
         for folder in self.store.list_folders(f"{kind.folder}/"):
             prefix = f"{kind.folder}/{folder}"
             id_ = self._read(prefix, lambda prefix=prefix: id_under(self.store, kind, prefix))  # type: ignore[misc]
@@ -198,7 +187,6 @@ class DamagedLogs:
             return None
 
     def left_out(self) -> tuple[LeftOut, ...]:
-        """List the logs that were left out so far."""
         return tuple(LeftOut(prefix, _id_of(prefix), str(error)) for prefix, error in sorted(self.damage.items()))
 
     def check(self, topics: Mapping[str, str], writers: Collection[str], groups: Iterable[GroupState]) -> None:
@@ -207,13 +195,11 @@ class DamagedLogs:
         `topics`: their names and ids; `writers`: transactional ids that they name; `groups`: those that are copied.
         """
         for prefix, error in self.damage.items():
-            named = self._concerned(prefix, topics, writers, groups)
-            if named is None:
-                continue
-            why = f"; it {named}, so it cannot be left out"
-            if isinstance(error, Corrupt):
+            if (named := self._concerned(prefix, topics, writers, groups)) is not None:
+                why = f"; it {named}, so it cannot be left out"
+                if isinstance(error, BadRequest):
+                    raise BadRequest(f"{error}{why}")
                 raise Corrupt(f"{error.message}{why}", file=error.file, position=error.position, offset=error.offset)
-            raise BadRequest(f"{error}{why}")
 
     def _concerned(
         self, prefix: str, topics: Mapping[str, str], writers: Collection[str], groups: Iterable[GroupState]
@@ -242,7 +228,7 @@ class DamagedLogs:
 
 
 def _id_of(prefix: str) -> str:
-    """The id whose log lies there, as far as its folder says."""
+    """Return the id whose log lies there, as far as its folder says."""
     folder = prefix.partition("/")[2]
     return folder if folder.startswith("=") else unquote(folder)
 
@@ -259,7 +245,6 @@ def _is_text(data: bytes) -> bool:
 
 
 def shown_left_out(items: Iterable[LeftOut]) -> list[SparklogError]:
-    """A line for each."""
     errors: list[SparklogError] = []
     for item in items:
         kind = GROUPS if item.folder.startswith(f"{GROUPS_FOLDER}/") else DECISIONS
@@ -284,11 +269,6 @@ class TopicBackup:
     since: int
     since_ms: int
     nbytes: int
-
-    @property
-    def from_its_beginning(self) -> bool:
-        """True if every version can be restored."""
-        return self.base < 0 and self.since <= 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,23 +308,21 @@ class Manifest:
     left_out: tuple[LeftOut, ...] = ()
 
     def covers(self, topics: Collection[str] | None) -> bool:
-        """True if it has these topics; None: all that the root had."""
         return self.only is None if topics is None else all(self.topic(name) is not None for name in topics)
 
     def topic(self, name: str) -> TopicBackup | None:
-        """One topic of it."""
         return next((item for item in self.topics if item.topic == name), None)
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of the files that the cut names."""
         return sum(item.nbytes for item in self.topics)
 
     @property
     def from_ms(self) -> int:
         """The time from which on all that is in it can be restored, up to the cut; 0: from the beginning on."""
         entries = (item.since_ms for item in (*self.decisions, *self.groups))
-        return max([0, *(item.since_ms for item in self.topics if not item.from_its_beginning), *entries])
+        topics = (item.since_ms for item in self.topics if item.base >= 0 or item.since > 0)
+        return max([0, *topics, *entries])
 
 
 REPOSITORY_JSON = StoredDocument("place of backups", RootId, *ROOT_MEMBERS)

@@ -18,25 +18,51 @@ taken its files away cannot publish what it made.
 must not meet: each first shows itself in `running`, then looks for the other, and gives way. A mark counts for six
 hours by the store's clock, and its run renews it. A run stops if its own mark is gone, or may not have been renewed in
 time.
+
+**Pruning.** A backup names its cut, and the versions before it back to the cut of the backup before: those commits,
+files, checkpoints and entries stay as long as it does. Manifests go first, so that a backup is whole as long as it is
+seen. Then all goes that a backup may have written and no backup left names, also what runs that died have copied. Other
+files stay.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
+from sparklog.format.checksums import SUFFIXES
+from sparklog.groups.group_state import GROUPS
+from sparklog.log.decisions.decision import DECISIONS
 from sparklog.log.journal import documents as json_fields
 from sparklog.log.journal.documents import FORMAT, TEXT, Member, StoredDocument, whole
-from sparklog.log.journal.env import Env
-from sparklog.log.journal.names import PLACE_KEY, ROOT_KEY, RootId, checkpoint_version, foreign_name
+from sparklog.log.journal.env import SYSTEM, Env
+from sparklog.log.journal.names import (
+    GROUPS_FOLDER,
+    PLACE_KEY,
+    ROOT_KEY,
+    TRANSACTIONS_FOLDER,
+    RootId,
+    checkpoint_key,
+    checkpoint_version,
+    commit_key,
+    foreign_name,
+)
+from sparklog.log.state.history import History
+from sparklog.retention.vacuum_plan import data_file
 from sparklog.storage import LocalStore
-from sparklog.storage.store import Store
+from sparklog.storage.store import ObjectInfo, Store
+from sparklog.tools.backup.copying import files_named, start_at
 from sparklog.tools.backup.manifest import MANIFEST_JSON, REPOSITORY_JSON, Manifest
 
 BACKUPS_FOLDER = "_backups"
 BEGUN_FOLDER = f"{BACKUPS_FOLDER}/begun"
+RUNNING_FOLDER = f"{BACKUPS_FOLDER}/running"
+MARK_MS = 6 * 3_600_000
+BACKUP, PRUNE = "backup", "prune"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +80,18 @@ GIVEN_UP_JSON = StoredDocument(
 
 
 def backup_key(number: int) -> str:
-    """The key of a backup's manifest."""
     return f"{BACKUPS_FOLDER}/{number:020d}.json"
 
 
 def begun_key(number: int) -> str:
-    """The key by which a run has taken a number."""
     return f"{BEGUN_FOLDER}/{number:020d}.json"
 
 
 def backup_numbers(store: Store) -> list[int]:
-    """Numbers that are decided in a store, in order."""
     return _numbers(store, f"{BACKUPS_FOLDER}/0")
 
 
 def newest_number(store: Store) -> int:
-    """The newest number that is taken or decided, 0 for none."""
     # In this order: a number is decided before its run lets go of it.
     begun = _numbers(store, f"{BEGUN_FOLDER}/")
     return max([0, *begun, *backup_numbers(store)])
@@ -89,29 +111,11 @@ def give_up_begun(store: Store, root_id: str, now_ms: int) -> None:
         store.delete(begun_key(number))
 
 
-def _decoded(data: bytes, key: str, number: int) -> Manifest | None:
-    """The backup of a number; None: it was given up."""
-    item = MANIFEST_JSON.fields(data, key)
-    if item.has("givenUpMs"):
-        GIVEN_UP_JSON.from_json(item)
-        return None
-    manifest = MANIFEST_JSON.from_json(item)
-    if manifest.number != number:
-        raise Corrupt(f"backup {number} should lie here, found backup {manifest.number}", file=key)
-    return manifest
-
-
 def _numbers(store: Store, prefix: str) -> list[int]:
     return [number for info in store.list(prefix) if (number := checkpoint_version(info.key)) is not None]
 
 
-RUNNING_FOLDER = f"{BACKUPS_FOLDER}/running"
-MARK_MS = 6 * 3_600_000
-BACKUP, PRUNE = "backup", "prune"
-
-
 def is_repository(store: Store) -> bool:
-    """True if backups lie here."""
     return store.stat(PLACE_KEY) is not None
 
 
@@ -172,24 +176,29 @@ class Repository:
 
     def manifests(self) -> list[Manifest]:
         """All backups, in the order of their cuts, oldest first. `Corrupt` if one is damaged."""
-        manifests = []
-        for number in backup_numbers(self.store):
-            try:
-                manifest = self._manifest(backup_key(number), number)
-            except NotFound:
-                # Dropped since it was listed.
-                continue
-            if manifest is not None:
-                manifests.append(manifest)
-        return manifests
+        manifests = [self._manifest(number) for number in backup_numbers(self.store)]
+        return [manifest for manifest in manifests if manifest is not None]
 
-    def _manifest(self, key: str, number: int) -> Manifest | None:
-        """None: the number was given up."""
-        try:
-            return _decoded(self.store.get(key), key, number)
-        except Corrupt:
-            # A bit that flipped on the way: read again before calling it damaged.
-            return _decoded(self.store.get(key), key, number)
+    def _manifest(self, number: int) -> Manifest | None:
+        """None: the number was given up, or its backup dropped since it was listed."""
+        with suppress(NotFound):
+            try:
+                return self._decoded(number)
+            except Corrupt:
+                # A bit that flipped on the way: read again before calling it damaged.
+                return self._decoded(number)
+        return None
+
+    def _decoded(self, number: int) -> Manifest | None:
+        key = backup_key(number)
+        item = MANIFEST_JSON.fields(self.store.get(key), key)
+        if item.has("givenUpMs"):
+            GIVEN_UP_JSON.from_json(item)
+            return None
+        manifest = MANIFEST_JSON.from_json(item)
+        if manifest.number != number:
+            raise Corrupt(f"backup {number} should lie here, found backup {manifest.number}", file=key)
+        return manifest
 
     def covering(self, topics: Collection[str] | None) -> list[Manifest]:
         """The backups that have these topics, None: everything; where there is none, all. `NotFound`: none at all."""
@@ -233,10 +242,8 @@ class Mark:
         if others:
             self._remove()
             what = "a prune is at work" if self.kind == BACKUP else "a backup or another prune is at work"
-            raise Conflict(
-                f"{what} in {self.repository.store.location}; wait for its end, or six hours if it has died "
-                f"({others[0]})"
-            )
+            location = self.repository.store.location
+            raise Conflict(f"{what} in {location}; wait for its end, or six hours if it has died ({others[0]})")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -271,3 +278,106 @@ class Mark:
                 # Its run has died, or will find out that it must not go on.
                 self.repository.store.delete(info.key)
         return marks
+
+
+_LOG = re.compile(
+    rf"(?:[^/]+|(?:{TRANSACTIONS_FOLDER}|{GROUPS_FOLDER})/[^/]+)/_log/"
+    r"(?:[0-9]{20}\.json|checkpoints/[0-9]{20}(?:\.json|-[A-Za-z0-9_-]{1,64}\.arrow))"
+)
+CHUNK = 200
+"""Deletions between two looks at the own mark."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """Numbers of backups kept and dropped; objects and bytes deleted (or, dry, to be)."""
+
+    kept: tuple[int, ...]
+    dropped: tuple[int, ...]
+    objects: int
+    nbytes: int
+
+
+def prune(
+    target: Store, *, keep: int | None = None, keep_ms: int | None = None, dry_run: bool = False, env: Env = SYSTEM
+) -> Pruned:
+    """Keep the newest `keep` backups and those completed within `keep_ms` of now; at least the newest one.
+
+    Of each backup those count as newer that were asked for all of its topics.
+    `BadRequest` without either; `Conflict` while a backup is at work; `Corrupt` if it cannot be told what is named.
+    """
+    repository = Repository.open(target)
+    if keep is None and keep_ms is None:
+        raise BadRequest("say how many backups to keep, or for how long")
+    if (keep is not None and keep < 1) or (keep_ms is not None and keep_ms < 0):
+        raise BadRequest("at least the newest backup is kept; expected 1 or more, and a time that is not negative")
+    if dry_run:
+        return _plan(repository, keep, keep_ms, env)[0]
+    with Mark(repository, env, PRUNE) as mark:
+        # From here on no run that is taken for dead can publish: what it copied may go.
+        give_up_begun(target, repository.root_id, env.wall_ms())
+        pruned, dropped, victims = _plan(repository, keep, keep_ms, env)
+        keys = [backup_key(item.number) for item in dropped] + [info.key for info in victims]
+        for start in range(0, len(keys), CHUNK):
+            mark.check()
+            for key in keys[start : start + CHUNK]:
+                target.delete(key)
+    return pruned
+
+
+def _plan(
+    repository: Repository, keep: int | None, keep_ms: int | None, env: Env
+) -> tuple[Pruned, list[Manifest], list[ObjectInfo]]:
+    manifests = repository.manifests()
+    since = None if keep_ms is None else env.wall_ms() - keep_ms
+    kept = []
+    for i, item in enumerate(manifests):
+        # A backup of some topics stands in for none of all topics.
+        newer = sum(_asked_for_all_of(each, item) for each in manifests[i + 1 :])
+        by_time = since is not None and item.completed_ms >= since
+        if by_time or newer < (keep or 1):
+            kept.append(item)
+    dropped = [item for item in manifests if item not in kept]
+    named: set[str] = set()
+    for item in kept:
+        named |= named_keys(repository.store, item)
+    victims = [info for info in repository.store.list("") if info.key not in named and _of_backups(info)]
+    nbytes = sum(info.size for info in victims)
+    numbers = tuple(item.number for item in kept), tuple(item.number for item in dropped)
+    return Pruned(*numbers, len(victims) + len(dropped), nbytes), dropped, victims
+
+
+def _asked_for_all_of(item: Manifest, older: Manifest) -> bool:
+    return item.only is None or (older.only is not None and set(older.only) <= set(item.only))
+
+
+def _of_backups(info: ObjectInfo) -> bool:
+    """True if a backup may have written the object; others are not deleted."""
+    return _LOG.fullmatch(info.key) is not None or data_file(info.key.partition("/")[0], info) is not None
+
+
+def named_keys(store: Store, manifest: Manifest) -> set[str]:
+    """Keys of all objects that a backup names, whether they are still there or not; not that of its manifest.
+
+    `Corrupt` or `NotFound` if its logs are not whole.
+    """
+    keys: set[str] = set()
+    for item in manifest.topics:
+        history = History(store, item.topic)
+        named = files_named(history, start_at(history, item.base), item.version)
+        if named.last.head.crc != item.crc:
+            raise Corrupt(f"version {item.version} of topic '{item.topic}' is not what backup {manifest.number} says")
+        keys |= {commit_key(item.topic, version) for version in range(item.base + 1, item.version + 1)}
+        for version in {item.base, item.version} - {-1}:
+            table = history.table_of(version)
+            if table is None:
+                raise Corrupt(f"checkpoint {version} of topic '{item.topic}' is damaged; nothing was deleted")
+            keys |= {checkpoint_key(item.topic, version), table}
+        keys |= named.files.keys()
+        logs = [key.removesuffix("log") for key in named.files if key.endswith(".log")]
+        keys |= {f"{stem}{suffix}" for stem in logs for suffix in SUFFIXES}
+    for kind, entries in ((DECISIONS, manifest.decisions), (GROUPS, manifest.groups)):
+        for each in entries:
+            prefix = kind.prefix(each.id)
+            keys |= {commit_key(prefix, number) for number in range(each.first, each.number + 1)}
+    return keys

@@ -1,31 +1,45 @@
-"""The state that a restore brings back: from a backup or a live root, of a number, a version or a time, or the newest.
+"""The state that a restore brings back: from a backup or a live root, of a number, a version, a time, or the newest.
 
 An error says which state can be restored instead. A time lies in the first backup that was begun after it, as far back
 as that backup has all files; a live root goes back as far as its vacuum has kept files.
+
+In the restored root the state is this:
+
+* A checkpoint of the version, and one commit after it, which is never seen as the newest elsewhere: it records what is
+  decided of open transactions and moves the leader epoch on, for batches of the source that came later had the old one.
+* Topic id, offsets, configs, registry and undecided transactions stay as they were.
+* Holds go: they are of versions that are not here. Files of other topics, in a clone, become its own. Siblings that are
+  not restored are forgotten: a topic of that name would never catch up with them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
+import numpy as np
+
 from sparklog.errors import BadRequest, Corrupt, NotFound, nearest
 from sparklog.groups.group_state import GROUPS, GroupState
-from sparklog.log.decisions.decision import DECISIONS
+from sparklog.groups.offsets import NO_EPOCH, TopicOffsets, topic_offsets
+from sparklog.log.decisions.decision import DECISIONS, Decisions, Prepared, PreparedGroup
+from sparklog.log.decisions.decision_log import open_transactions
 from sparklog.log.journal.entry_log import Entry, EntryKind
 from sparklog.log.journal.env import iso_time, newest_at
-from sparklog.log.journal.names import is_topic_name
-from sparklog.log.state.commit_log import CommitLog
+from sparklog.log.journal.names import VERSION_DIGITS, is_topic_name, local_path, path_read_version
+from sparklog.log.state.commit import MAINTAIN, Commit, Resolved
+from sparklog.log.state.commit_intents import Draft
 from sparklog.log.state.history import History
+from sparklog.log.state.slice_table import Slices, SliceTable, Texts
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.topic_state import EMPTY, Head
+from sparklog.log.topic.cloning import file_slices
 from sparklog.log.topic.root import Root
 from sparklog.storage.store import Store
-from sparklog.tools.backup.consistent_cut import Bounds, Cut, Span, committed_in, cut_between, cut_now
-from sparklog.tools.backup.copying import listed
-from sparklog.tools.backup.history import files_named, oldest_base, start_at
+from sparklog.tools.backup.consistent_cut import Bounds, Cut, all_offsets, committed_in, cut_between, cut_now
+from sparklog.tools.backup.copying import DataFile, data_file, files_named, listed, oldest_base, start_at
 from sparklog.tools.backup.manifest import DamagedLogs, EntriesBackup, EntryChain, Manifest, TopicBackup
 from sparklog.tools.backup.repository import Repository
 
@@ -58,11 +72,7 @@ def _unknown(name: str, names: Collection[str], where: str) -> NotFound:
     return NotFound(f"there is no topic '{name}' in {where}{hint}")
 
 
-# -- from backups
-
-
 def from_backups(repository: Repository, wanted: Wanted) -> tuple[Manifest, Cut]:
-    """The backup and the cut that is wanted of it."""
     wanted.check()
     if wanted.version is not None:
         return _version_in(repository, (wanted.topics or ("",))[0], wanted.version)
@@ -70,10 +80,9 @@ def from_backups(repository: Repository, wanted: Wanted) -> tuple[Manifest, Cut]
         return _time_in(repository, wanted.time_ms, wanted.topics)
     manifest = repository.chosen(wanted.number, wanted.topics)
     items = _items(manifest, wanted.topics)
-    topics = {item.topic: (_head(repository.store, item.topic, item.version), item.version) for item in items}
     # The manifest is a cut: what it has of ids and groups fits as it is.
     return manifest, Cut(
-        {name: head for name, (head, _) in topics.items()},
+        {item.topic: _head(repository.store, item.topic, item.version) for item in items},
         {item.id: _entry(repository.store, DECISIONS, item) for item in manifest.decisions},
         {item.id: _entry(repository.store, GROUPS, item) for item in manifest.groups},
         manifest.left_out,
@@ -101,8 +110,8 @@ def _head(store: Store, topic: str, version: int) -> Head:
     return History(store, topic).at(version).head if version >= 0 else EMPTY
 
 
-def _spans(items: Collection[EntriesBackup]) -> dict[str, Span]:
-    return {item.id: Span(item.first, item.number) for item in items}
+def _spans(items: Collection[EntriesBackup]) -> dict[str, tuple[int, int]]:
+    return {item.id: (item.first, item.number) for item in items}
 
 
 def _version_in(repository: Repository, topic: str, version: int) -> tuple[Manifest, Cut]:
@@ -143,7 +152,6 @@ def _time_in(repository: Repository, time_ms: int, topics: tuple[str, ...] | Non
 
 
 def _version_at(store: Store, item: TopicBackup, time_ms: int) -> int | None:
-    """The newest version not made after a time; None: the topic was made later."""
     history = History(store, item.topic)
     version = newest_at(history.commit, item.base + 1, item.version, time_ms)
     if version > item.base:
@@ -158,13 +166,12 @@ def _cut(store: Store, manifest: Manifest, versions: Mapping[str, int], time_ms:
     topics, committed = {}, set()
     for item in manifest.topics:
         if item.topic in versions:
-            base = start_at(store, item.topic, History(store, item.topic), item.base)
+            base = start_at(History(store, item.topic), item.base)
             topics[item.topic] = (base.head, versions[item.topic])
             committed |= committed_in(base.slices)
     damaged = DamagedLogs(store, damage={item.folder: Corrupt(item.damage) for item in manifest.left_out})
-    return _cut_at(
-        store, Bounds(topics, _spans(manifest.decisions), _spans(manifest.groups), committed), time_ms, damaged
-    )
+    bounds = Bounds(topics, _spans(manifest.decisions), _spans(manifest.groups), committed)
+    return _cut_at(store, bounds, time_ms, damaged)
 
 
 def _cut_at(store: Store, bounds: Bounds, time_ms: int | None, damaged: DamagedLogs) -> Cut:
@@ -184,36 +191,33 @@ def _check_groups(store: Store, bounds: Bounds, time_ms: int, damaged: DamagedLo
 
     What it had read later would drag its topics along, away from that time.
     """
-    for name, span in bounds.groups.items():
-        chain = EntryChain(store, GROUPS, name)
-        state = damaged.read(GROUPS, name, partial(_first_after, chain, span, time_ms)) if span.first > 0 else None
-        if state is not None and _topics_of(state) & set(bounds.topics):
+    for name, (first, last) in bounds.groups.items():
+        after = partial(_first_after, EntryChain(store, GROUPS, name), first, last, time_ms)
+        state = damaged.read(GROUPS, name, after) if first > 0 else None
+        if state is not None and any(item.topic in bounds.topics for item in all_offsets(state)):
             raise NotFound(
                 f"group '{name}' can be restored as of {iso_time(state.made_ms)} and later, not of {iso_time(time_ms)}"
                 ": what its offsets were is no longer kept; choose a later time, or a version of one topic"
             )
 
 
-def _first_after(chain: EntryChain[E], span: Span, time_ms: int) -> E | None:
+def _first_after(chain: EntryChain[E], first: int, last: int, time_ms: int) -> E | None:
     """The first entry that is kept, if even that is younger than a time."""
-    return chain.at(span.first) if chain.number_at(time_ms, span.first, span.last) < span.first else None
+    return chain.at(first) if chain.number_at(time_ms, first, last) < first else None
 
 
-def _topics_of(state: GroupState) -> set[str]:
-    return {item.topic for item in [*state.offsets, *(each for waiting in state.pending for each in waiting.offsets)]}
-
-
-# -- from a live root
+def _topic_names(store: Store) -> list[str]:
+    return [name for name in store.list_folders("") if is_topic_name(name)]
 
 
 def from_root(root: Root, wanted: Wanted) -> Cut:
-    """The cut that is wanted of a root as it is, or as it was as far as its files are still there."""
+    """Return the cut that is wanted of a root as it is, or as it was as far as its files are still there."""
     wanted.check()
     if wanted.number is not None:
         raise BadRequest(f"{root.location} is a root and holds no backups: give a version or a time")
     store = root.store
     if wanted.topics is not None:
-        names = [name for name in store.list_folders("") if is_topic_name(name)]
+        names = _topic_names(store)
         for name in wanted.topics:
             if name not in names:
                 raise _unknown(name, names, root.location)
@@ -221,44 +225,41 @@ def from_root(root: Root, wanted: Wanted) -> Cut:
         return cut_now(root, wanted.topics)
     topics, committed = {}, set()
     damaged = DamagedLogs(store, strict=wanted.topics is None)
-    for name in wanted.topics or [name for name in store.list_folders("") if is_topic_name(name)]:
+    for name in wanted.topics or _topic_names(store):
         base_and_version = _as_of(root, name, wanted)
-        if base_and_version is None:
-            continue
-        base, version = base_and_version
-        topics[name] = (base.head, version)
-        committed |= committed_in(base.slices)
-    groups = {name: Span(*EntryChain(store, GROUPS, name).run()) for name in damaged.ids(GROUPS)}
-    decisions = {name: Span(*EntryChain(store, DECISIONS, name).run()) for name in damaged.ids(DECISIONS)}
+        if base_and_version is not None:
+            base, version = base_and_version
+            topics[name] = (base.head, version)
+            committed |= committed_in(base.slices)
+    groups = {name: EntryChain(store, GROUPS, name).run() for name in damaged.ids(GROUPS)}
+    decisions = {name: EntryChain(store, DECISIONS, name).run() for name in damaged.ids(DECISIONS)}
     return _cut_at(store, Bounds(topics, decisions, groups, committed), wanted.time_ms, damaged)
 
 
 def _as_of(root: Root, name: str, wanted: Wanted) -> tuple[Snapshot, int] | None:
     """The oldest state known and the version wanted; None: the topic was made later. `NotFound`: files are gone."""
-    log: CommitLog = root.topic_handle(name).log
-    newest = log.refresh().head.version
+    newest = root.topic_handle(name).log.refresh().head.version
     if newest < 0:
         if wanted.topics is not None:
             root.topic(name)
         return None
     history = History(root.store, name)
     oldest = oldest_base(history, newest)
-    base = start_at(root.store, name, history, oldest)
+    base = start_at(history, oldest)
     if wanted.version is not None:
         version = wanted.version
         if not max(oldest, 0) <= version <= newest:
             raise NotFound(f"topic '{name}' has versions {max(oldest, 0)} to {newest}, found {version}")
     else:
         try:
-            version = history.version_at(wanted.time_ms or 0)
+            version = min(history.version_at(wanted.time_ms or 0), newest)
         except NotFound:
             if oldest < 0:
                 return None
             raise
-        version = min(version, newest)
     named = files_named(history, base, newest)
     present = listed(root.store, {key.split("/", 1)[0] for key in named.files})
-    since = named.since({key: None for key in named.files if key not in present})
+    since = named.since([key for key in named.files if key not in present])
     if version < since:
         first = named.times.get(since, 0)
         raise NotFound(
@@ -266,3 +267,134 @@ def _as_of(root: Root, name: str, wanted: Wanted) -> tuple[Snapshot, int] | None
             f"{since} ({iso_time(first)}) on; older ones from a backup"
         )
     return base, version
+
+
+MAX_EPOCH = 2**31 - 1
+
+
+def own_path(path: str, version: int) -> str:
+    """The path of a file in the folder of its new topic; a clone's source may count higher versions."""
+    if not path.startswith("/"):
+        return path
+    read_version = path_read_version(path) or 0
+    return local_path(path).replace(f"{read_version:0{VERSION_DIGITS}d}-", f"{min(read_version, version):020d}-", 1)
+
+
+def files_of(topic: str, snapshot: Snapshot) -> list[DataFile]:
+    return [
+        data_file(snapshot.topic, file, f"{topic}/{own_path(file.path, snapshot.version)}")
+        for file in file_slices(snapshot.slices.all())
+    ]
+
+
+def stand_alone(snapshot: Snapshot, store: Store, names: Mapping[str, str]) -> Snapshot:
+    """The state of a topic in its new root; `names` are those of all topics restored, old to new."""
+    version, rows = snapshot.version, snapshot.slices.all()
+    codes, inverse = np.unique(rows.file, return_inverse=True)
+    own_paths = [own_path(path, version) for path in rows.paths.take(codes)]
+    paths = Texts.of(own_paths)
+    code_of = [paths.code(path) for path in own_paths]
+    columns = dict(rows.columns)
+    columns["file"] = np.array(code_of, np.int32)[inverse]
+    columns["read_version"] = np.minimum(rows.read_version, version)
+    part = Slices(columns, paths, rows.txn_ids)
+    table = SliceTable(version, (part,) if len(part) else (), paths, rows.txn_ids)
+    head = replace(snapshot.head, holds={}, siblings=_siblings(snapshot.head.siblings, names))
+    return Snapshot(names[snapshot.topic], store, head, table)
+
+
+def created_alone(commit: Commit) -> Commit:
+    return replace(commit, files=tuple(replace(file, path=own_path(file.path, 0)) for file in commit.files))
+
+
+def _siblings(siblings: Mapping[str, int], names: Mapping[str, str]) -> dict[str, int]:
+    return {names[name]: version for name, version in siblings.items() if name in names}
+
+
+def first_commit(
+    head: Head, topic: str, decisions: Mapping[str, Decisions], names: Mapping[str, str], commit_id: str, time_ms: int
+) -> Commit:
+    """The commit after the version that was restored; `topic` is its name in the source."""
+    resolved: list[Resolved] = []
+    for transactional_id, n in open_transactions(head):
+        state = decisions.get(transactional_id)
+        if state is not None and state.decided(n):
+            outcome = state.resolved(topic, head.topic_id, n)
+            resolved.append(replace(outcome, siblings=_siblings(outcome.siblings, names)))
+    # Nothing is kept of what came before: the floor says so.
+    epoch = min(head.leader_epoch + 1, MAX_EPOCH)
+    draft = Draft(MAINTAIN, leader_epoch=epoch, resolved=tuple(resolved), floor=head.version)
+    return draft.commit(head, commit_id, time_ms)
+
+
+def decisions_of(state: Decisions, names: Mapping[str, str], groups: Mapping[str, int]) -> Decisions:
+    """Decisions in the restored root, of its topics (`names`: old to new) and groups (`groups`: entries restored).
+
+    Of what is not there nobody would ever record an outcome.
+    """
+
+    def topics(items: tuple[Prepared, ...]) -> tuple[Prepared, ...]:
+        return tuple(replace(item, topic=names[item.topic]) for item in items if item.topic in names)
+
+    def known(items: tuple[PreparedGroup, ...]) -> tuple[PreparedGroup, ...]:
+        return tuple(item for item in items if item.number <= groups.get(item.group, -1))
+
+    return replace(
+        state,
+        prepared=topics(state.prepared),
+        prepared_groups=known(state.prepared_groups),
+        commits=tuple(
+            replace(item, prepares=topics(item.prepares), groups=known(item.groups)) for item in state.commits
+        ),
+    )
+
+
+def group_of(state: GroupState, names: Mapping[str, str], ids: Collection[str]) -> GroupState:
+    """A group in the restored root, its topics renamed; what is pending of other ids goes."""
+
+    def renamed(items: tuple[TopicOffsets, ...]) -> tuple[TopicOffsets, ...]:
+        moved = (replace(item, topic=names.get(item.topic, item.topic)) for item in items)
+        return tuple(sorted(moved, key=lambda item: item.place))
+
+    return replace(
+        state,
+        offsets=renamed(state.offsets),
+        pending=tuple(replace(item, offsets=renamed(item.offsets)) for item in state.pending if item.txn in ids),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MovedOffset:
+    """An offset of a group that lay beyond the end of a restored topic (by its name in the source), and that end."""
+
+    group: str
+    topic: str
+    partition: int
+    was: int
+    now: int
+
+
+def at_the_end(state: GroupState, heads: Mapping[str, Head]) -> tuple[GroupState, list[MovedOffset]]:
+    """A group with no offset beyond the topics' ends: those that are there are set to the end.
+
+    What lay between is not there, so nothing is skipped, and what is written next is read. A consumer of Kafka that
+    finds its log cut off goes on likewise (KIP-320). The leader epoch was that of a record that is not there.
+    """
+    moved: list[MovedOffset] = []
+
+    def cut_off(item: TopicOffsets) -> TopicOffsets:
+        head = heads.get(item.topic)
+        if head is None or head.topic_id != item.topic_id:
+            return item
+        rows = item.rows()
+        for partition, (offset, time_ms, _, metadata) in rows.items():
+            end = int(head.log_end[partition]) if partition < head.partitions else 0
+            if offset > end:
+                rows[partition] = end, time_ms, NO_EPOCH, metadata
+                moved.append(MovedOffset(state.id, item.topic, partition, offset, end))
+        return topic_offsets(item.topic, item.topic_id, rows)
+
+    offsets = tuple(map(cut_off, state.offsets))
+    shown = list(moved)
+    pending = tuple(replace(each, offsets=tuple(map(cut_off, each.offsets))) for each in state.pending)
+    return replace(state, offsets=offsets, pending=pending), shown

@@ -15,14 +15,15 @@ backup, where the versions are not older than what the vacuum keeps.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import crc32c
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, Unavailable
-from sparklog.groups.group_state import GROUPS
+from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.log.decisions.decision import DECISIONS, Decisions
 from sparklog.log.journal.documents import (
     BOOLEAN,
@@ -62,14 +63,16 @@ from sparklog.tools.backup.consistent_cut import Cut
 from sparklog.tools.backup.copying import AT_ONCE, Copied, CopyOptions, DataFile, Progress, copy_all, silent
 from sparklog.tools.backup.manifest import LEFT_OUT_JSON, EntryChain, LeftOut
 from sparklog.tools.backup.repository import Repository, backup_numbers, is_repository, refuse_inside
-from sparklog.tools.backup.restore_point import Wanted, from_backups, from_root
-from sparklog.tools.backup.restored import (
+from sparklog.tools.backup.restore_point import (
     MovedOffset,
+    Wanted,
     at_the_end,
     created_alone,
     decisions_of,
     files_of,
     first_commit,
+    from_backups,
+    from_root,
     group_of,
     stand_alone,
 )
@@ -100,11 +103,6 @@ class _Plan:
     groups: Mapping[str, int]
     exact: bool
     left_out: tuple[LeftOut, ...]
-
-    @property
-    def names(self) -> dict[str, str]:
-        """Old to new name of each topic."""
-        return {name: item.to for name, item in self.topics.items()}
 
 
 _TOPIC_JSON = Document(
@@ -143,7 +141,6 @@ class Restored:
     """The outcome of a restore, or of a plan of one.
 
     `backup`: its number, None: from a live root; `root_id`: empty in a plan.
-
     `moved`: offsets of groups that lay beyond the end of a topic and are set to it; `left_out`: damaged logs of ids and
     groups that have nothing to do with the topics that were chosen, here or in the backup.
     """
@@ -167,10 +164,9 @@ def _neither(source: Store) -> NotFound:
 
 
 def _chosen(source: Store, wanted: Wanted, env: Env) -> tuple[int | None, Cut]:
-    """The number of the backup to restore (None: from a live root), and the cut that is wanted of it."""
+    """Return the number of the backup to restore (None: from a live root), and the cut that is wanted of it."""
     if is_repository(source):
-        repository = Repository.open(source)
-        manifest, cut = from_backups(repository, wanted)
+        manifest, cut = from_backups(Repository.open(source), wanted)
         return manifest.number, cut
     try:
         root = open_root(source, env=env)
@@ -183,7 +179,6 @@ def _chosen(source: Store, wanted: Wanted, env: Env) -> tuple[int | None, Cut]:
 
 
 def _names(cut: Cut, wanted: Wanted, rename: Mapping[str, str]) -> dict[str, str]:
-    """Old to new name of each topic that is restored."""
     existing = {name for name, head in cut.topics.items() if head.exists}
     missing = [name for name in wanted.topics or () if name not in existing]
     if missing:
@@ -193,9 +188,8 @@ def _names(cut: Cut, wanted: Wanted, rename: Mapping[str, str]) -> dict[str, str
     for name, new in rename.items():
         check_topic_name(new)
         if name not in existing:
-            raise NotFound(
-                f"there is no topic '{name}' to be renamed; there are {', '.join(sorted(existing)) or 'none'}"
-            )
+            names_there = ", ".join(sorted(existing)) or "none"
+            raise NotFound(f"there is no topic '{name}' to be renamed; there are {names_there}")
     names = {name: rename.get(name, name) for name in sorted(existing)}
     lower: dict[str, str] = {}
     for name, new in names.items():
@@ -214,10 +208,7 @@ def plan_restore(
     names = _names(cut, wanted, rename or {})
     snapshots = _snapshots(source, {name: cut.topics[name].version for name in names})
     files = [file for name, snapshot in snapshots.items() for file in files_of(names[name], snapshot)]
-    moved: list[MovedOffset] = []
-    if cut.exact:
-        states = sorted(cut.groups.items())
-        moved = [item for _, state in states for item in at_the_end(state, _heads(snapshots))[1]]
+    moved = _moved([state for _, state in sorted(cut.groups.items())], snapshots) if cut.exact else []
     plan = _planned(backup, cut, names, "", lambda: "", lambda: 0)
     return _restored(plan, snapshots, files, Copied(), moved)
 
@@ -259,7 +250,7 @@ def restore(
 
 
 def _request(source: Store, wanted: Wanted, rename: Mapping[str, str]) -> str:
-    """The request as text: a run that was killed goes on with the same."""
+    """Return the request as text: a run that was killed goes on with the same."""
     place = is_repository(source)
     if not place and source.stat(ROOT_KEY) is None:
         raise _neither(source)
@@ -278,9 +269,8 @@ def _read_plan(target: Store, request: str) -> _Plan | None:
             raise BadRequest(f"{target.location} is not empty, found {first}: restore into an empty folder") from None
         return None
     if plan.request != request:
-        raise BadRequest(
-            f"another restore is unfinished in {target.location}: ask for the same again, or empty the folder"
-        )
+        location = target.location
+        raise BadRequest(f"another restore is unfinished in {location}: ask for the same again, or empty the folder")
     return plan
 
 
@@ -333,6 +323,11 @@ def _heads(snapshots: Mapping[str, Snapshot]) -> dict[str, Head]:
     return {name: snapshot.head for name, snapshot in snapshots.items()}
 
 
+def _moved(groups: Iterable[GroupState], snapshots: Mapping[str, Snapshot]) -> list[MovedOffset]:
+    heads = _heads(snapshots)
+    return [item for state in groups for item in at_the_end(state, heads)[1]]
+
+
 def _restored(
     plan: _Plan, snapshots: Mapping[str, Snapshot], files: list[DataFile], copied: Copied, moved: Sequence[MovedOffset]
 ) -> Restored:
@@ -349,7 +344,7 @@ def _restored(
 
 @dataclass
 class _Run:
-    """A restore that is written down: does the rest of it."""
+    """The rest of a restore that is written down."""
 
     source: Store
     target: Store
@@ -358,7 +353,7 @@ class _Run:
     copied: Copied = field(default_factory=Copied)
 
     def __post_init__(self) -> None:
-        self.names = self.plan.names
+        self.names = {name: item.to for name, item in self.plan.topics.items()}
 
     def make(self) -> Restored:
         versions = {name: item.version for name, item in self.plan.topics.items()}
@@ -371,7 +366,11 @@ class _Run:
             # Killed after it was done: only the plan is left.
             snapshots = _snapshots(self.source, versions)
             self.target.delete(RESTORE_KEY)
-            return _restored(self.plan, snapshots, [], self.copied, self._moved(snapshots) if self.plan.exact else [])
+            # Offsets that the earlier run has set to the ends of topics, as far as the source still has them.
+            chains = [(EntryChain(self.source, GROUPS, name), number) for name, number in self.plan.groups.items()]
+            states = [chain.at(number) for chain, number in chains] if self.plan.exact else []
+            moved = _moved([state for state in states if state is not None], snapshots)
+            return _restored(self.plan, snapshots, [], self.copied, moved)
         holds = self._hold(versions)
         try:
             snapshots = _snapshots(self.source, versions)
@@ -388,12 +387,6 @@ class _Run:
         self.target.delete(RESTORE_KEY)
         return _restored(self.plan, snapshots, files, self.copied, moved)
 
-    def _moved(self, snapshots: Mapping[str, Snapshot]) -> list[MovedOffset]:
-        """Offsets that an earlier run has set to the ends of topics, as far as the source still has them."""
-        chains = [(EntryChain(self.source, GROUPS, name), number) for name, number in self.plan.groups.items()]
-        states = [state for chain, number in chains if (state := chain.at(number)) is not None]
-        return [item for state in states for item in at_the_end(state, _heads(snapshots))[1]]
-
     def _hold(self, versions: Mapping[str, int]) -> Holds | None:
         """Hold the versions in a live root against its vacuum; older ones are read as long as they are there."""
         if is_repository(self.source):
@@ -402,14 +395,12 @@ class _Run:
         root = open_root(self.source, env=env)
         holds = Holds(root, f"restore:{env.new_id()}")
         for name, version in versions.items():
-            try:
+            with suppress(Conflict):
                 holds.take_one(name, version)
-            except Conflict:
-                continue
         return holds
 
     def _write_entries(self, heads: Mapping[str, Head]) -> tuple[dict[str, Decisions], list[MovedOffset]]:
-        """Write decisions and groups; the decisions as they are in the source, and offsets that were set to ends.
+        """Write decisions and groups; return the decisions of the source, and offsets that were set to ends.
 
         `heads`: of the topics, where groups may be beyond them.
         """
@@ -417,8 +408,7 @@ class _Run:
         decisions: dict[str, Decisions] = {}
         moved: list[MovedOffset] = []
         for name, number in ids.items():
-            state = self._entry(DECISIONS, name, number)
-            decisions[name] = state
+            state = decisions[name] = self._entry(DECISIONS, name, number)
             self._put_entries(DECISIONS, state, lambda each: decisions_of(each, self.names, groups))
         for name, number in groups.items():
             group = self._entry(GROUPS, name, number)
@@ -444,7 +434,7 @@ class _Run:
             self.copied += write_checkpoint(self.target, last, item.table)
 
     def _stand_alone(self, name: str, snapshot: Snapshot) -> tuple[Snapshot, bytes | None]:
-        """The state of a topic in its new root, and the commit that made it, as far as that is still there."""
+        """Return the state of a topic in its new root, and the commit that made it, if that is still there."""
         alone = stand_alone(snapshot, self.target, self.names)
         key = commit_key(name, snapshot.version)
         try:
@@ -466,15 +456,13 @@ class _Run:
         return entry
 
     def _put_entries(self, kind: EntryKind[E], state: E, renamed: Callable[[E], E]) -> None:
-        """An entry and the one before it, and copies of both as checkpoints: what came before is not here."""
+        """Write an entry and the one before it, and copies of both as checkpoints: what came before is not here."""
         if state.number < 0:
             return
         prefix = kind.prefix(state.id)
         before = EntryChain(self.source, kind, state.id).at(state.number - 1) if state.number else None
         crc = state.prev_crc
-        for each in (before, state):
-            if each is None:
-                continue
+        for each in (state,) if before is None else (before, state):
             data = kind.encode(replace(renamed(each), prev_crc=crc if each is state else each.prev_crc))
             crc = crc32c.crc32c(data)
             self._put(checkpoint_key(prefix, each.number), data)

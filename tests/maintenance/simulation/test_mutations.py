@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sparklog.compaction import cleaning, merge_work, sealing, slices_to_segments
+from sparklog.compaction import cleaning, merge_work, sealing
 from sparklog.errors import SparklogError
 from sparklog.log.read.read_plan import PlannedSlice
 from sparklog.log.state import commit_log
@@ -117,7 +117,7 @@ def open_slices_are_sealed(patch: Patch) -> None:
 def aborted_slices_are_sealed(patch: Patch) -> None:
     """Sealing and merging take aborted slices for others."""
     patch.setattr(PlannedSlice, "aborted", property(lambda self: False))
-    assert slices_to_segments.PlannedSlice is merge_work.PlannedSlice is PlannedSlice
+    assert sealing.PlannedSlice is merge_work.PlannedSlice is PlannedSlice
 
 
 def tombstones_go_too_early(patch: Patch) -> None:

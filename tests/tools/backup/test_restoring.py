@@ -16,8 +16,7 @@ from sparklog.storage import LocalStore
 from sparklog.testing.faulty_store import Crash, FaultyStore
 from sparklog.tools.backup.backing_up import back_up, plan_backup
 from sparklog.tools.backup.repository import Repository
-from sparklog.tools.backup.restore_point import Wanted
-from sparklog.tools.backup.restored import MovedOffset
+from sparklog.tools.backup.restore_point import MovedOffset, Wanted
 from sparklog.tools.backup.restoring import plan_restore, restore
 from sparklog.tools.verification.run import verify_root
 from sparklog.transactions.producer import transactional

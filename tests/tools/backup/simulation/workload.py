@@ -28,8 +28,7 @@ from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore, Seeded
 from sparklog.tools.backup.backing_up import back_up
-from sparklog.tools.backup.pruning import prune
-from sparklog.tools.backup.repository import Repository
+from sparklog.tools.backup.repository import Repository, prune
 from sparklog.tools.backup.restore_point import Wanted
 from sparklog.tools.backup.restoring import restore
 from sparklog.transactions.producer import transactional
