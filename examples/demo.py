@@ -17,6 +17,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, count, lit
 
+import sparklog
 from sparklog.jobs import stream
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -33,12 +34,10 @@ def say(number: int, text: str) -> None:
 
 
 def start_spark() -> SparkSession:
-    """A small local Spark with the two settings of conf/spark-defaults.conf."""
+    """A small local Spark."""
     return (
-        SparkSession.builder.master("local[2]")
+        sparklog.configure(SparkSession.builder.master("local[2]"))
         .appName("sparklog demo")
-        .config("spark.sql.execution.arrow.maxBytesPerBatch", "2147483647")
-        .config("spark.python.unix.domain.socket.enabled", "true")
         .config("spark.driver.memory", "2g")
         .config("spark.driver.extraJavaOptions", f'"-Dlog4j2.configurationFile={LOG_SETTINGS}"')
         .config("spark.ui.enabled", "false")
@@ -110,7 +109,6 @@ def run_command(*arguments: str) -> None:
 
 def main() -> None:
     """The whole tour; any surprise is an error."""
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     shutil.rmtree(DEMO, ignore_errors=True)
     print("Starting Spark ...", flush=True)

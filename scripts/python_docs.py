@@ -60,7 +60,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Consumer groups": ("consumer", "Consumer", "Groups"),
     "Maintenance": ("compact", "retain", "verify", "backup", "restore", "clone"),
     "Kafka's directories": ("import_kafka", "export_kafka"),
-    "Spark": ("register", "partitioned", "watch"),
+    "Spark": ("configure", "register", "partitioned", "watch"),
     "Errors": ("SparklogError", "BadRequest", "NotFound", "Conflict", "Fenced", "Corrupt", "Unavailable"),
 }
 ENGINE = {

@@ -24,7 +24,8 @@ fi
 "$python" "$check"
 
 if [ "$python" != "$venv/bin/python" ]; then
-    echo "setting up $venv with $("$python" --version); this takes a few minutes, once"
+    echo "setting up $venv with $("$python" --version); once, it takes minutes"
     "$python" -m venv --clear "$venv"
 fi
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e ".[spark,connect,dev]"
+echo "downloading what sparklog and its tests need: about 700 MB, most of it PySpark; pip keeps it for the next time"
+"$venv/bin/python" scripts/install.py -e ".[spark,connect,dev]"

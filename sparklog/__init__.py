@@ -2,7 +2,7 @@
 
     import sparklog
     topic = sparklog.open("/data/log").topic("orders")      # plain Python over Arrow, no Spark, no Java
-    sparklog.register(spark)                                # spark.read.format("sparklog") and the other three
+    spark = sparklog.configure(SparkSession.builder).getOrCreate()      # then spark.read.format("sparklog"), ...
 
 Everything a user holds or calls is here; docs/reference/python.md lists it.
 """
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
         retain,
         verify,
     )
-    from sparklog.datasource.source import partitioned, register
+    from sparklog.datasource.session import configure, register
+    from sparklog.datasource.source import partitioned
     from sparklog.datasource.watch import watch
     from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable
     from sparklog.groups.consumer import Consumer, consumer
@@ -62,6 +63,7 @@ __all__ = [
     "backup",
     "clone",
     "compact",
+    "configure",
     "consumer",
     "export_kafka",
     "import_kafka",
@@ -84,7 +86,8 @@ if not TYPE_CHECKING:
                 *("View", "backup", "clone", "compact", "export_kafka", "import_kafka"),
                 *("open_view", "restore", "retain", "verify"),
             ),
-            "sparklog.datasource.source": ("partitioned", "register"),
+            "sparklog.datasource.session": ("configure", "register"),
+            "sparklog.datasource.source": ("partitioned",),
             "sparklog.datasource.watch": ("watch",),
             "sparklog.errors": (
                 *("BadRequest", "Conflict", "Corrupt", "Fenced", "NotFound", "SparklogError", "Unavailable"),

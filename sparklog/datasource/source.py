@@ -1,6 +1,6 @@
 """The data source `sparklog`, as Spark's registry knows it.
 
-What users call: `sparklog.register(spark)` and `sparklog.partitioned(df, n)`.
+What users call: `sparklog.partitioned(df, n)`.
 """
 
 from __future__ import annotations
@@ -119,25 +119,9 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 _COLUMN = "__sparklog_partition"
-
-
-def register(spark: SparkSession) -> None:
-    """Make the format `sparklog` known to a session.
-
-    Needed only where Spark does not find `pyspark_sparklog` by itself: with `--py-files`, and where another module
-    named `pyspark_*` cannot be imported.
-
-    Args:
-        spark: the session.
-
-    Example:
-        sparklog.register(spark)
-        records = spark.read.format("sparklog").option("subscribe", "orders").load("/data/log")
-    """
-    spark.dataSource.register(SparklogDataSource)
 
 
 def partitioned(df: DataFrame, n: int) -> DataFrame:

@@ -11,6 +11,7 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql.functions import col, lit, timestamp_millis, when
 from pyspark.sql.streaming import StreamingQuery
 
+import sparklog
 from sparklog.jobs.program import job
 
 P = ParamSpec("P")
@@ -19,9 +20,7 @@ P = ParamSpec("P")
 @contextmanager
 def streaming_session(name: str) -> Iterator[SparkSession]:
     """Start Spark with the settings that streaming into a root needs, and stop it at the end."""
-    builder = SparkSession.builder.appName(name)
-    builder = builder.config("spark.sql.execution.arrow.maxBytesPerBatch", "2147483647")
-    spark = builder.config("spark.python.unix.domain.socket.enabled", "true").getOrCreate()
+    spark = sparklog.configure(SparkSession.builder.appName(name)).getOrCreate()
     try:
         yield spark
     finally:

@@ -1,0 +1,148 @@
+"""Settings of a Spark session for sparklog, and a check of Spark's workers.
+
+Spark starts its Python workers as `python3` from the PATH unless PYSPARK_PYTHON names another one. Where that Python
+has no sparklog, Spark reports `[DATA_SOURCE_NOT_FOUND]`, a name that hides the reason. `configure` sets the Python
+before the session starts, `register` tries it afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, MutableMapping
+from typing import TYPE_CHECKING
+
+from sparklog.datasource.user_errors import warn
+from sparklog.errors import BadRequest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SETTINGS = {
+    # Below this value Spark computes the size of all columns anew after each row of a write.
+    "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
+    # Over TCP, the default, each Python task waits some 40 ms for nothing.
+    "spark.python.unix.domain.socket.enabled": "true",
+}
+"""Settings that every session should have; conf/spark-defaults.conf has the same."""
+
+_checked: set[str] = set()
+
+
+def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
+    """Set what a Spark session needs for sparklog; call it before `getOrCreate`.
+
+    Two settings make writes and small tasks faster. In a local session that a Python program starts, Spark's workers
+    become this Python. PYSPARK_PYTHON, a setting of the builder, `spark-submit` and a cluster's master keep theirs.
+
+    Args:
+        builder: `SparkSession.builder`, with or without settings.
+
+    Returns:
+        The same builder.
+
+    Example:
+        spark = sparklog.configure(SparkSession.builder).getOrCreate()
+    """
+    from pyspark.sql import SparkSession
+
+    options: dict[str, object] = builder._options
+    if SparkSession.getActiveSession() is not None:
+        warn("a Spark session runs already and keeps its settings: call sparklog.configure before the first one")
+    for name, value in SETTINGS.items():
+        if name not in options:
+            builder.config(name, value)
+    set_workers_python(options, os.environ)
+    return builder
+
+
+def set_workers_python(options: dict[str, object], environ: MutableMapping[str, str]) -> None:
+    """Set PYSPARK_PYTHON to this Python, unless something else decides which Python workers are."""
+    local = str(options.get("spark.master", environ.get("MASTER", "local"))).startswith("local")
+    elsewhere = "spark.remote" in options or "SPARK_REMOTE" in environ
+    submitted = "PYSPARK_GATEWAY_PORT" in environ  # spark-submit has started the JVM, its configuration holds
+    if local and not elsewhere and not submitted and "spark.pyspark.python" not in options:
+        environ.setdefault("PYSPARK_PYTHON", sys.executable)
+
+
+def register(spark: SparkSession) -> None:
+    """Make the format `sparklog` known to a session, and check that Spark's workers can import it.
+
+    Spark knows the format by itself where its Python has sparklog installed. Call this with `--py-files`, and where
+    Spark answers `[DATA_SOURCE_NOT_FOUND]`: the error then names the reason. The check is one small Spark job, once for
+    each application.
+
+    Args:
+        spark: the session.
+
+    Raises:
+        BadRequest: the workers' Python does not start, has another version, or has no sparklog or another one.
+
+    Example:
+        sparklog.register(spark)
+        records = spark.read.format("sparklog").option("subscribe", "orders").load("/data/log")
+    """
+    from sparklog.datasource.source import SparklogDataSource
+
+    check_workers(spark)
+    if not _is_known(spark):
+        spark.dataSource.register(SparklogDataSource)
+
+
+def _is_known(spark: SparkSession) -> bool:
+    """True if the session has the format already: Spark would warn that it replaces it."""
+    session = getattr(spark, "_jsparkSession", None)  # Spark Connect has none, and logs on its server
+    return session is not None and bool(session.sessionState().dataSourceManager().dataSourceExists("sparklog"))
+
+
+def check_workers(spark: SparkSession) -> None:
+    """Run one task that imports sparklog. Raises BadRequest with what is wrong and what to set."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    application = str(spark.conf.get("spark.app.id", ""))
+    if application in _checked:
+        return
+
+    def describe_worker(number: int) -> str:  # in a worker: nothing of sparklog may be needed to unpickle it
+        import json
+        import sys
+        from importlib import import_module
+
+        try:
+            facts = {"sparklog": import_module("sparklog").__version__}
+        except Exception as error:  # noqa: BLE001 - a broken installation raises anything
+            facts = {"error": f"{type(error).__name__}: {error}"}
+        return json.dumps({"python": sys.executable, **facts})
+
+    describe_worker.__annotations__.clear()  # Spark would try to read them, and warn
+    remedy = (
+        f"set PYSPARK_PYTHON to a Python with this sparklog (here {sys.executable}) before Spark starts, or call "
+        "sparklog.configure(SparkSession.builder)"
+    )
+    try:
+        (row,) = (
+            spark.range(0, 1, 1, 1)
+            .select(F.udf(describe_worker, "string", useArrow=False)("id").alias("facts"))
+            .collect()
+        )
+    except Exception as error:  # noqa: BLE001 - Spark wraps what a worker raises in many kinds
+        reason = next((line.strip() for line in str(error).splitlines() if _is_reason(line)), type(error).__name__)
+        raise BadRequest(f"Spark's Python workers do not start ({reason[:300]}): {remedy}") from None
+    problem = worker_problem(json.loads(row["facts"]), sys.modules["sparklog"].__version__)
+    if problem:
+        raise BadRequest(f"{problem}: {remedy}")
+    _checked.add(application)
+
+
+def worker_problem(worker: Mapping[str, str], version: str) -> str:
+    """Return what is wrong with a worker's Python, or an empty text; `version`: of this program's sparklog."""
+    if "sparklog" not in worker:
+        return f"Spark's workers are {worker['python']}, which cannot import sparklog ({worker['error']})"
+    if worker["sparklog"] != version:
+        return f"Spark's workers ({worker['python']}) have sparklog {worker['sparklog']}, this program has {version}"
+    return ""
+
+
+def _is_reason(line: str) -> bool:
+    return any(mark in line for mark in ("PYTHON_VERSION_MISMATCH", "Cannot run program", "ModuleNotFoundError"))
