@@ -26,15 +26,7 @@ from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, Unava
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups import group_state as steps
 from sparklog.groups.group_state import GROUPS, GroupState, Pending, settled
-from sparklog.groups.offsets import (
-    MAX_INT,
-    NO_EPOCH,
-    CommittedOffset,
-    GroupMetadata,
-    Row,
-    TopicOffsets,
-    topic_offsets,
-)
+from sparklog.groups.offsets import MAX_INT, NO_EPOCH, CommittedOffset, GroupMetadata, Row, TopicOffsets, topic_offsets
 from sparklog.log.decisions.decision import BY_NEWER_GENERATION, BY_TIMEOUT
 from sparklog.log.journal.documents import INT64_MAX
 from sparklog.log.journal.entry_log import EntryLog, Step

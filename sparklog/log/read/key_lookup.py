@@ -26,12 +26,7 @@ LARGEST_RUN_BYTES = 256 << 20
 
 
 def latest_record(
-    view: TakenView,
-    topic: str,
-    key: bytes,
-    *,
-    partitions: Sequence[int] | None = None,
-    isolation: str = READ_COMMITTED,
+    view: TakenView, topic: str, key: bytes, *, partitions: Sequence[int] | None = None, isolation: str = READ_COMMITTED
 ) -> pa.RecordBatch | None:
     """One row of all `COLUMNS`: the latest record of a key in the view's snapshot; None if no record has it.
 

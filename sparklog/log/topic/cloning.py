@@ -110,13 +110,7 @@ class CloneIntent:
 
 
 def clone_topic(
-    root: Root,
-    source: str,
-    name: str,
-    *,
-    version: int | None = None,
-    time_ms: int | None = None,
-    dry_run: bool = False,
+    root: Root, source: str, name: str, *, version: int | None = None, time_ms: int | None = None, dry_run: bool = False
 ) -> Cloned:
     """Create a topic that shows `source` as it is, was at a version, or at a time: see `sparklog.clone`."""
     check_topic_name(name)
