@@ -1,6 +1,6 @@
 """A consumer group of a root: its committed offsets, and every way to change them.
 
-    group = sparklog.groups.Groups("/data/log").group("billing")
+    group = sparklog.Groups("/data/log").group("billing")
     group.committed()                                   # {("orders", 0): CommittedOffset(...), ...}
     member = group.join("worker-7")                     # a new generation; an earlier member is fenced
     member.commit({"orders": {0: 42}})

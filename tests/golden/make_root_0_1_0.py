@@ -36,7 +36,7 @@ from sparklog.log.root import open_root
 from sparklog.maintenance.work_items import Settings
 from sparklog.retention.retain import retain_root
 from sparklog.storage.memory import MemoryStore
-from sparklog.transactions import transactional
+from sparklog.transactions.producer import transactional
 
 START_MS = 1_704_200_000_000
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000

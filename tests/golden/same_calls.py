@@ -36,7 +36,7 @@ from sparklog.tools.backup.backing_up import back_up
 from sparklog.tools.backup.pruning import prune
 from sparklog.tools.backup.restore_point import Wanted
 from sparklog.tools.backup.restoring import restore
-from sparklog.transactions import transactional
+from sparklog.transactions.producer import transactional
 from tests.fixture_data import fixture_tree
 from tests.golden.recording import Recording, RecordingStore, write_tree
 
