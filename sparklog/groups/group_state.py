@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from sparklog.errors import Fenced
 from sparklog.groups.offsets import (
@@ -53,18 +54,10 @@ from sparklog.log.journal.documents import (
 from sparklog.log.journal.entry_log import ENTRY_MEMBERS, Entry, EntryKind, decode_entry
 from sparklog.log.journal.names import GROUPS_FOLDER, MAX_VERSION, groups_prefix
 
-JOIN = "join"
-HEARTBEAT = "heartbeat"
-LEAVE = "leave"
-COMMIT = "commit"
-PREPARE = "prepare"
-RESOLVE = "resolve"
-ALTER = "alter"
-DELETE_OFFSETS = "delete-offsets"
-DELETE = "delete"
-RESTORE = "restore"
-EXPIRE = "expire"
-GROUP_OPS = (JOIN, HEARTBEAT, LEAVE, COMMIT, PREPARE, RESOLVE, ALTER, DELETE_OFFSETS, DELETE, RESTORE, EXPIRE)
+GROUP_OPS = (
+    *("join", "heartbeat", "leave", "commit", "prepare", "resolve"),
+    *("alter", "delete-offsets", "delete", "restore", "expire"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +74,7 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class GroupState(Entry):
-    """The newest entry of a group, and so its state. See the module."""
+    """The newest entry of a group, and so its state: see the module."""
 
     op: str = ""
     generation: int = 0
@@ -108,14 +101,14 @@ def _overtaken(pending: Sequence[Pending], gone: Mapping[tuple[str, str], Collec
     return tuple(item for item in left if item.offsets)
 
 
-# -- steps: the state after one more entry, None if there is nothing to write; number and chain come from the journal
+# -- steps: the state after one more entry, None if there is nothing to write; number and chain come from the journal.
+# A step of a member raises `Fenced` once the group has gone on without it.
 
 
 def join(state: GroupState, instance: str, session_timeout_ms: int) -> GroupState:
-    """Make `instance` the member, as a new generation."""
     return replace(
         _by_member(state),
-        op=JOIN,
+        op="join",
         generation=_next_generation(state),
         instance=instance,
         session_timeout_ms=session_timeout_ms,
@@ -124,44 +117,37 @@ def join(state: GroupState, instance: str, session_timeout_ms: int) -> GroupStat
 
 
 def heartbeat(state: GroupState, member: GroupMetadata) -> GroupState:
-    """Keep the group active. `Fenced` if this is not the member any more."""
     check_member(state, member)
-    return replace(_by_member(state), op=HEARTBEAT)
+    return replace(_by_member(state), op="heartbeat")
 
 
 def leave(state: GroupState, member: GroupMetadata) -> GroupState | None:
-    """Leave the group without a member; None if this is not the member any more."""
+    """None if this is not the member any more."""
     if not is_member(state, member):
         return None
-    return replace(state, op=LEAVE, instance=None, active=None, touched=state.number + 1)
+    return replace(state, op="leave", instance=None, active=None, touched=state.number + 1)
 
 
 def commit(state: GroupState, member: GroupMetadata, offsets: Sequence[TopicOffsets]) -> GroupState:
-    """Commit offsets of the member. `Fenced` if this is not the member any more."""
     check_member(state, member)
     return replace(
         _by_member(state),
-        op=COMMIT,
+        op="commit",
         offsets=merged(state.offsets, offsets),
         pending=_overtaken(state.pending, _places(offsets)),
     )
 
 
 def prepare(
-    state: GroupState,
-    member: GroupMetadata | None,
-    transactional_id: str,
-    n: int,
-    timeout_ms: int,
-    offsets: Sequence[TopicOffsets],
+    state: GroupState, member: GroupMetadata | None, txn: str, n: int, timeout_ms: int, offsets: Sequence[TopicOffsets]
 ) -> GroupState:
-    """Hold offsets pending, until a COMMIT of transaction `n` names this entry. `Fenced` for an older generation."""
+    """Hold offsets pending, until a COMMIT of transaction `n` names this entry."""
     if member is not None:
         check_member(state, member)
     touched = replace(state, touched=state.number + 1) if member is None else _by_member(state)
     generation = None if member is None else member.generation
-    item = Pending(transactional_id, n, state.number + 1, timeout_ms, generation, tuple(offsets))
-    return replace(touched, op=PREPARE, deleted=False, pending=(*state.pending, item))
+    item = Pending(txn, n, state.number + 1, timeout_ms, generation, tuple(offsets))
+    return replace(touched, op="prepare", deleted=False, pending=(*state.pending, item))
 
 
 def settled(state: GroupState, outcomes: Mapping[int, bool]) -> GroupState:
@@ -176,14 +162,13 @@ def settled(state: GroupState, outcomes: Mapping[int, bool]) -> GroupState:
         elif outcome:
             offsets = merged(offsets, item.offsets)
             left = list(_overtaken(left, _places(item.offsets)))
-    return replace(state, op=RESOLVE, offsets=offsets, pending=tuple(left))
+    return replace(state, op="resolve", offsets=offsets, pending=tuple(left))
 
 
 def alter(state: GroupState, offsets: Sequence[TopicOffsets]) -> GroupState:
-    """Set offsets of an operator, and fence the member."""
     return replace(
         _by_others(state),
-        op=ALTER,
+        op="alter",
         deleted=False,
         offsets=merged(state.offsets, offsets),
         pending=_overtaken(state.pending, _places(offsets)),
@@ -197,19 +182,15 @@ def delete_offsets(state: GroupState, gone: Mapping[str, Collection[int]]) -> Gr
     left, waiting = without(state.offsets, places), _overtaken(state.pending, places)
     if left == state.offsets and waiting == state.pending:
         return None
-    return replace(_by_others(state), op=DELETE_OFFSETS, offsets=left, pending=waiting)
+    return replace(_by_others(state), op="delete-offsets", offsets=left, pending=waiting)
 
 
 def delete(state: GroupState) -> GroupState | None:
-    """Delete the group, pending offsets included; None if it is gone."""
-    return replace(_by_others(state), op=DELETE, deleted=True, offsets=(), pending=()) if state.exists else None
+    return replace(_by_others(state), op="delete", deleted=True, offsets=(), pending=()) if state.exists else None
 
 
 def restore(state: GroupState, offsets: Sequence[TopicOffsets], generation: int) -> GroupState | None:
-    """Take over offsets of another root where there are none or older ones; None if that changes nothing.
-
-    Generations go on from the higher one.
-    """
+    """Take over offsets of another root where there are none or older ones; generations go on from the higher one."""
     known = {item.place: item.rows() for item in state.offsets}
     newer = []
     for item in offsets:
@@ -225,7 +206,7 @@ def restore(state: GroupState, offsets: Sequence[TopicOffsets], generation: int)
         return None
     return replace(
         state,
-        op=RESTORE,
+        op="restore",
         deleted=False,
         generation=max(generation, state.generation),
         # The member goes on only as its own generation.
@@ -245,18 +226,16 @@ def expire(state: GroupState, *, everything: bool, gone: Collection[tuple[str, s
     if not state.exists:
         return None
     if everything and not state.pending:
-        return replace(_by_others(state), op=EXPIRE, touched=state.touched, deleted=True, offsets=())
+        return replace(_by_others(state), op="expire", touched=state.touched, deleted=True, offsets=())
     left = () if everything else tuple(item for item in state.offsets if item.place not in gone)
-    return None if left == state.offsets else replace(state, op=EXPIRE, offsets=left)
+    return None if left == state.offsets else replace(state, op="expire", offsets=left)
 
 
 def is_member(state: GroupState, member: GroupMetadata) -> bool:
-    """True if a member is the group's present generation."""
     return state.exists and (state.generation, state.instance) == (member.generation, member.instance)
 
 
 def check_member(state: GroupState, member: GroupMetadata) -> None:
-    """`Fenced` if the group has gone on without this member."""
     if not is_member(state, member):
         now = f"generation {state.generation}" + ("" if state.instance is None else f" ({state.instance})")
         newer = "it was deleted" if state.deleted else f"it is at {now}"
@@ -317,22 +296,12 @@ GROUP_JSON = StoredDocument(
 )
 
 
-def encode_group(entry: GroupState) -> bytes:
-    """The bytes of an entry."""
-    return GROUP_JSON.encode(entry)
-
-
-def decode_group(data: bytes, key: str, number: int) -> GroupState:
-    """See `decode_entry`."""
-    return decode_entry(GROUP_JSON, data, key, number)
-
-
 GROUPS = EntryKind(
     folder=GROUPS_FOLDER,
     prefix=groups_prefix,
     owner="group",
     what="offsets",
     empty=GroupState,
-    encode=encode_group,
-    decode=decode_group,
+    encode=GROUP_JSON.encode,
+    decode=partial(decode_entry, GROUP_JSON),
 )

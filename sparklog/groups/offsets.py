@@ -76,40 +76,25 @@ class TopicOffsets:
     leader_epoch: tuple[int, ...]
     metadata: tuple[str, ...]
 
-    def __len__(self) -> int:
-        return len(self.partition)
-
     @property
     def place(self) -> tuple[str, str]:
-        """Topic and id."""
         return self.topic, self.topic_id
 
     def positions(self) -> Iterator[tuple[str, int, int]]:
-        """Yield (topic, partition, offset)."""
         return ((self.topic, *pair) for pair in zip(self.partition, self.offset, strict=True))
 
     def rows(self) -> dict[int, Row]:
-        """Return the rows by partition."""
-        return dict(
-            zip(
-                self.partition,
-                zip(self.offset, self.time_ms, self.leader_epoch, self.metadata, strict=True),
-                strict=True,
-            )
-        )
+        rows = zip(self.offset, self.time_ms, self.leader_epoch, self.metadata, strict=True)
+        return dict(zip(self.partition, rows, strict=True))
 
     def committed(self) -> list[CommittedOffset]:
-        """Return the offsets one by one."""
         return [
-            CommittedOffset(
-                self.topic, self.topic_id, partition, offset, None if epoch == NO_EPOCH else epoch, metadata, time_ms
-            )
+            CommittedOffset(*self.place, partition, offset, None if epoch == NO_EPOCH else epoch, metadata, time_ms)
             for partition, (offset, time_ms, epoch, metadata) in self.rows().items()
         ]
 
 
 def topic_offsets(topic: str, topic_id: str, rows: Mapping[int, Row]) -> TopicOffsets:
-    """Return rows by partition, in any order, as parallel tuples."""
     partitions = sorted(rows)
     offset, time_ms, epoch, metadata = zip(*(rows[partition] for partition in partitions), strict=True)
     return TopicOffsets(topic, topic_id, tuple(partitions), offset, time_ms, epoch, metadata)
@@ -128,24 +113,16 @@ def merged(base: Sequence[TopicOffsets], newer: Sequence[TopicOffsets]) -> tuple
 
 
 def without(base: Sequence[TopicOffsets], gone: Mapping[tuple[str, str], Collection[int]]) -> tuple[TopicOffsets, ...]:
-    """Return `base` without these partitions, by topic and id."""
     left = []
     for item in base:
         lost = gone.get(item.place, ())
-        if not lost:
-            left.append(item)
-            continue
         rows = {partition: row for partition, row in item.rows().items() if partition not in lost}
         if rows:
             left.append(topic_offsets(item.topic, item.topic_id, rows))
     return tuple(left)
 
 
-# -- JSON
-
-
 def _packed(values: tuple[object, ...]) -> tuple[object, ...]:
-    """One value where all are the same."""
     return values[:1] if values.count(values[0]) == len(values) else values
 
 
