@@ -3,16 +3,15 @@
 An ABORT marker can lie far behind the records it takes back, so the answer always comes from the whole snapshot, never
 from the range that is read: from the slices that hold ABORT markers (`SliceFlag.KAFKA_ABORTED`), from the range's start
 on. A segment has a `.txnindex` beside it, an append file has the same in its footer. As with Kafka, going on ends at
-the first marker before which everything that began below the range's end had ended: a read near the end of a long log
-opens one or two small files, a read of all of it every one, once in each process, since such files never change.
-
-Other slices, and so native topics, cost nothing.
+the first marker before which everything that began below the range's end had ended. Such files never change: each is
+read once in a process. Other slices, and so native topics, cost nothing.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -46,15 +45,13 @@ class _Cache:
 
     def get(self, key: tuple[str, int]) -> AbortedTransactions | None:
         with self._lock:
-            entry = self._found.get(key)
-            if entry is not None:
+            if key in self._found:
                 self._found.move_to_end(key)
-            return entry
+            return self._found.get(key)
 
     def put(self, key: tuple[str, int], ranges: AbortedTransactions) -> None:
         with self._lock:
-            before = self._found.pop(key, None)
-            self._entries += len(ranges) - (0 if before is None else len(before))
+            self._entries += len(ranges) - len(self._found.pop(key, ()))
             self._found[key] = ranges
             while self._entries > CACHED_ENTRIES or len(self._found) > CACHED_FILES:
                 self._entries -= len(self._found.popitem(last=False)[1])
@@ -65,7 +62,6 @@ _CACHES_LOCK = ForkLock()
 
 
 def has_aborted(table: SliceTable) -> bool:
-    """True if any slice holds ABORT markers of Kafka's. Costs no request."""
     return any(bool((part.flags & _FLAG).any()) for part in table.parts())
 
 
@@ -153,8 +149,4 @@ def _of_append_file(store: Store, planned: PlannedSlice) -> AbortedTransactions:
             file=planned.file,
             position=planned.position,
         )
-    aborted = entry.aborted
-    shift = np.int64(planned.shift)
-    return AbortedTransactions(
-        aborted.producer_ids, aborted.first_offsets, aborted.last_offsets + shift, aborted.last_stable_offsets
-    )
+    return replace(entry.aborted, last_offsets=entry.aborted.last_offsets + np.int64(planned.shift))

@@ -28,10 +28,9 @@ LARGEST_RUN_BYTES = 256 << 20
 def latest_record(
     view: TakenView, topic: str, key: bytes, *, partitions: Sequence[int] | None = None, isolation: str = READ_COMMITTED
 ) -> pa.RecordBatch | None:
-    """One row of all `COLUMNS`: the latest record of a key in the view's snapshot; None if no record has it.
+    """One row of all `COLUMNS`: the latest record of a key in the view's snapshot, or a tombstone; None without one.
 
-    A tombstone is a row whose value is null. `partitions`: where to look, None: where Kafka's default partitioner puts
-    the key. `NotFound` for a partition that is not there.
+    `partitions`: where to look, None: where Kafka's default partitioner puts the key.
     """
     known = view.bounds(topic)
     chosen = partitions_of_key(view, topic, key) if partitions is None else dict.fromkeys(partitions, 0)
@@ -93,13 +92,11 @@ def _start_of_run(view: TakenView, rest: OffsetRange, run_bytes: int) -> int:
     stored = view.stored([rest])[0]
     if stored.nbytes <= run_bytes:
         return rest.start
-    return min(
-        *stored.at_bytes(stored.nbytes - run_bytes), *stored.at_records(max(stored.records - 1, 0)), rest.end - 1
-    )
+    last = stored.at_records(max(stored.records - 1, 0))
+    return min(*stored.at_bytes(stored.nbytes - run_bytes), *last, rest.end - 1)
 
 
 def _last_match(view: TakenView, wanted: OffsetRange, key: bytes, isolation: str) -> int | None:
-    """The greatest offset of the range whose record has this key."""
     import pyarrow.compute as pc
 
     sought = bytes_scalar(key)

@@ -58,7 +58,6 @@ class PlannedSlice:
         return self.footer_length == 0
 
     def input(self) -> Input:
-        """The slice as an edit names it."""
         return Input(self.path, self.position, self.base, self.end)
 
 
@@ -76,7 +75,6 @@ class PlannedSlices(ColumnsByName):
     hidden: AbortedTransactions | None = None
 
     def __getitem__(self, rows: slice | npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> PlannedSlices:
-        """Some slices, still in order."""
         return replace(self, columns={name: column[rows] for name, column in self.columns.items()})
 
     def rows(self, low: int = 0, high: int | None = None) -> list[PlannedSlice]:
@@ -90,16 +88,13 @@ class PlannedSlices(ColumnsByName):
         ]
 
     def row(self, i: int) -> PlannedSlice:
-        """Slice i as plain integers."""
         return self.rows(i, i + 1)[0]
 
     @property
     def nbytes(self) -> int:
-        """Stored bytes of all of them."""
         return int(self.columns["size"].sum())
 
     def inputs(self) -> tuple[Input, ...]:
-        """All slices as an edit names them."""
         rows = zip(*(self.columns[name].tolist() for name in ("file", "position", "base", "end")), strict=True)
         return tuple([Input(self.paths[code], position, base, end) for code, position, base, end in rows])
 

@@ -13,7 +13,6 @@ that a day of milliseconds takes some thirty steps up and as many down, most of 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -43,10 +42,7 @@ def offsets_for_timestamps(
 def first_records(
     snapshot: Snapshot, offsets: Mapping[int, int], isolation: str = READ_UNCOMMITTED, *, newer: Newer
 ) -> dict[int, TimestampOffset | None]:
-    """Return per partition of `offsets` the first record at or above that offset: its offset and time (ms), or None.
-
-    Two requests per partition at most; `newer` and errors as for `offsets_for_timestamps`.
-    """
+    """Return per partition of `offsets` the first record at or above that offset: its offset and time (ms), or None."""
     return _looked_up(snapshot, {partition: (ANY_TIME, low) for partition, low in offsets.items()}, isolation, newer)
 
 
@@ -95,13 +91,11 @@ def _in_slice(store: Store, planned: PlannedSlice, target: int, start: int) -> T
 
     if planned.append_time >= max(target, 0) and planned.records == planned.end - planned.base:
         return TimestampOffset(max(start, planned.base), planned.append_time)
-    if planned.size > INDEX_MIN_BYTES and not planned.footer_length:
-        return _in_segment(store, planned, target, start)
-    index = None
-    if planned.size > INDEX_MIN_BYTES and planned.footer_length:
+    index, low, cuts = None, 0, [planned.size]
+    if planned.size > INDEX_MIN_BYTES:
+        if not planned.footer_length:
+            return _in_segment(store, planned, target, start)
         index = index_of(read_footer(store, planned), planned)
-    cuts = [planned.size]
-    low = 0
     if index is not None:
         by_time = index.entry_for_timestamp(target) if planned.append_time < 0 else 0
         entry = max(by_time, index.entry_for_offset(start - planned.shift))
@@ -128,9 +122,8 @@ def _in_segment(store: Store, planned: PlannedSlice, target: int, start: int) ->
     times = None if index is None or target == ANY_TIME else read_time_index(store, planned)
     entrance = entrance_for_timestamp(index, times, planned, target, start)
     low, first = enter_segment(store, planned, entrance)
-    until = entrance.until
     while low < planned.size:
-        window = first or read_window(store, planned, low, planned.size, until)
+        window = first or read_window(store, planned, low, planned.size, entrance.until)
         first = None
         answer = _in_batches(window, planned, planned.position + low, target, start, check_crc=True)
         if answer is not None:
@@ -169,32 +162,6 @@ NO_TIME = 2**63 - 1
 """Greater than every timestamp but one; a record that carries this very one is found by the first question."""
 
 
-@dataclass
-class _Search:
-    """Search in one partition: the best answer so far lies at `best.timestamp`; no record is at `above` or later."""
-
-    best: TimestampOffset
-    above: int
-    step: int = 1
-
-    @property
-    def done(self) -> bool:
-        return self.best.timestamp + 1 >= self.above
-
-    @property
-    def target(self) -> int:
-        """The next time to ask for: up in growing steps, then the middle."""
-        low = self.best.timestamp
-        return min(low + self.step, (low + self.above) // 2)
-
-    def tell(self, target: int, answer: TimestampOffset | None) -> None:
-        """Take the answer for a target."""
-        if answer is None:
-            self.above = target
-        else:
-            self.best, self.step = answer, self.step * 2
-
-
 def offsets_of_max_timestamp(
     view: LogView, topic: str, isolation: str = READ_UNCOMMITTED
 ) -> dict[int, TimestampOffset | None]:
@@ -202,13 +169,19 @@ def offsets_of_max_timestamp(
     partitions = list(view.bounds(topic))
     first = view.offsets_for_timestamps(topic, dict.fromkeys(partitions, 0), isolation)
     last = view.offsets_for_timestamps(topic, dict.fromkeys(partitions, NO_TIME), isolation)
-    searches = {
-        partition: _Search(last[partition] or answer, NO_TIME)
-        for partition, answer in first.items()
-        if answer is not None
-    }
-    while targets := {partition: search.target for partition, search in searches.items() if not search.done}:
+    best = {partition: last[partition] or answer for partition, answer in first.items() if answer is not None}
+    above, step = dict.fromkeys(best, NO_TIME), dict.fromkeys(best, 1)
+    # No record is at `above` or later: up from the best answer in growing steps, then to the middle.
+    while targets := {
+        partition: min(low + step[partition], (low + above[partition]) // 2)
+        for partition, answer in best.items()
+        if (low := answer.timestamp) + 1 < above[partition]
+    }:
         answers = view.offsets_for_timestamps(topic, targets, isolation)
         for partition, target in targets.items():
-            searches[partition].tell(target, answers[partition])
-    return {partition: searches[partition].best if partition in searches else None for partition in partitions}
+            later = answers[partition]
+            if later is None:
+                above[partition] = target
+            else:
+                best[partition], step[partition] = later, step[partition] * 2
+    return {partition: best.get(partition) for partition in partitions}

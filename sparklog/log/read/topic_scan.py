@@ -1,8 +1,7 @@
-"""Scans: the records of a topic as Arrow, from a view of its state (`Topic.scan`, `Topic.record_at`).
+"""Scans and tails: the records of a topic as Arrow, from a view of its state.
 
-`SnapshotView` is the view of snapshots that were taken; `sparklog.log.topic.root` takes them for a whole root.
-
-Follow a topic in plain Python, from any offset on. Works on every `LogView`, Kafka's directories too.
+`SnapshotView` is the view of snapshots that were taken; `sparklog.log.topic.root` takes them for a whole root. A tail
+follows a topic of any `LogView`, Kafka's directories too:
 
     tail = Tail(view, "orders", READ_COMMITTED)
     tail.open()
@@ -11,9 +10,6 @@ Follow a topic in plain Python, from any offset on. Works on every `LogView`, Ka
         tail.refresh()
         for batch in tail.poll(("key", "value")):
             ...
-
-A topic that is deleted and created again is an error, never silence; offsets that retention took away before they were
-read are skipped with a call of `warn`.
 """
 
 from __future__ import annotations
@@ -56,12 +52,10 @@ class SnapshotView:
         return self._location
 
     def snapshot(self, topic: str) -> Snapshot:
-        """The topic as this view shows it: for who looks into its files."""
         return self._snapshots[topic]
 
     def bounds(self, topic: str) -> Mapping[int, Bounds]:
-        snapshot = self.snapshot(topic)
-        return bounds_of(snapshot, self._ends[topic])
+        return bounds_of(self.snapshot(topic), self._ends[topic])
 
     def earlier_partitions(self, topic: str) -> Sequence[int]:
         return self.snapshot(topic).head.earlier_partitions
@@ -176,7 +170,11 @@ def record_at(snapshot: Snapshot, partition: int, offset: int, isolation: str = 
 
 @dataclass
 class Tail:
-    """Progress of a reader of one topic: next offset per partition. `poll` reads on from there."""
+    """Progress of a reader of one topic: next offset per partition. `poll` reads on from there.
+
+    A topic that is deleted and created again is an error, never silence; offsets that retention took away before they
+    were read are skipped with a call of `warn`.
+    """
 
     view: LogView
     topic: str
@@ -195,17 +193,14 @@ class Tail:
             raise NotFound(f"{self.topic} has no partition {self.partition}, its last one is {max(bounds, default=-1)}")
 
     def start_at_log_start(self) -> None:
-        bounds = self.view.bounds(self.topic)
-        self.positions = {partition: bounds[partition].log_start for partition in self._partitions()}
+        self.positions = {partition: bounds.log_start for partition, bounds in self._bounds().items()}
 
     def start_at_end(self) -> None:
-        bounds = self.view.bounds(self.topic)
-        self.positions = {partition: bounds[partition].end(self.isolation) for partition in self._partitions()}
+        self.positions = {partition: bounds.end(self.isolation) for partition, bounds in self._bounds().items()}
 
     def start_at_offset(self, offset: int) -> None:
         """At one offset of every partition read; `NotFound` if it is not between log start and end."""
-        for partition in self._partitions():
-            bounds = self.view.bounds(self.topic)[partition]
+        for partition, bounds in self._bounds().items():
             start, end = bounds.log_start, bounds.end(self.isolation)
             if not start <= offset <= end:
                 raise NotFound(f"offset {offset} of {self.topic}-{partition} is out of range: it has {start} to {end}")
@@ -220,15 +215,14 @@ class Tail:
 
     def poll(self, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
         """Batches from the positions to the end of the snapshot. A partition's position moves when it is read up."""
-        bounds = self.view.bounds(self.topic)
-        for partition in self._partitions():
-            start, log_start = self.positions.get(partition, bounds[partition].log_start), bounds[partition].log_start
+        for partition, bounds in self._bounds().items():
+            start, log_start = self.positions.get(partition, bounds.log_start), bounds.log_start
             if start < log_start:
                 self.warn(
                     f"offsets {start} to {log_start - 1} of {self.topic}-{partition} are deleted: going on after them"
                 )
                 start = log_start
-            end = max(start, bounds[partition].end(self.isolation))
+            end = max(start, bounds.end(self.isolation))
             for part in self.view.plan([OffsetRange(self.topic, partition, start, end)], self.isolation):
                 yield from part.read(columns)
             self.positions[partition] = end
@@ -241,12 +235,10 @@ class Tail:
 
     def at_end(self) -> bool:
         """True if all of the snapshot was read."""
-        bounds = self.view.bounds(self.topic)
-        return all(
-            partition in self.positions and self.positions[partition] >= bounds[partition].end(self.isolation)
-            for partition in self._partitions()
-        )
+        bounds = self._bounds().items()
+        return all(self.positions.get(partition, -1) >= each.end(self.isolation) for partition, each in bounds)
 
-    def _partitions(self) -> list[int]:
-        every = sorted(self.view.bounds(self.topic))
-        return every if self.partition is None else [partition for partition in every if partition == self.partition]
+    def _bounds(self) -> dict[int, Bounds]:
+        """Return the bounds of the partitions that are read, in order."""
+        bounds = self.view.bounds(self.topic)
+        return {partition: bounds[partition] for partition in sorted(bounds) if self.partition in (None, partition)}
