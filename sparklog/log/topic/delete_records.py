@@ -16,7 +16,6 @@ from typing import Any
 from sparklog.errors import BadRequest
 from sparklog.log.topic.root import Root
 
-ALL = -1
 VERSION = 1
 
 
@@ -41,7 +40,13 @@ def parse_offset_file(text: str, file: str) -> dict[tuple[str, int], int]:
         raise BadRequest(f"{file} must be of version {VERSION}, found {document['version']!r}")
     offsets: dict[tuple[str, int], int] = {}
     for item in document["partitions"]:
-        topic, partition, offset = _entry(item, file)
+        names = ("topic", "partition", "offset")
+        values: list[Any] = [item.get(name) for name in names] if isinstance(item, dict) else []
+        if [type(value) for value in values] != [str, int, int]:
+            raise BadRequest(
+                f'{file} must have entries {{"topic": "t", "partition": 0, "offset": 42}}, found {json.dumps(item)}'
+            )
+        topic, partition, offset = values
         if (topic, partition) in offsets:
             raise BadRequest(f"{file} names {topic}-{partition} twice: give one offset for it")
         offsets[topic, partition] = offset
@@ -50,17 +55,8 @@ def parse_offset_file(text: str, file: str) -> dict[tuple[str, int], int]:
     return offsets
 
 
-def _entry(item: object, file: str) -> tuple[str, int, int]:
-    values: list[Any] = [item.get(name) for name in ("topic", "partition", "offset")] if isinstance(item, dict) else []
-    if [type(value) for value in values] != [str, int, int]:
-        raise BadRequest(
-            f'{file} must have entries {{"topic": "t", "partition": 0, "offset": 42}}, found {json.dumps(item)}'
-        )
-    return values[0], values[1], values[2]
-
-
 def delete_records(root: Root, offsets: Mapping[tuple[str, int], int], *, dry_run: bool = False) -> list[LowWatermark]:
-    """Delete the records below an offset (`ALL`: all there are) of each partition; the log starts after it.
+    """Delete the records below an offset (-1: all there are) of each partition; the log starts after it.
 
     Raises as `Topic.delete_records`, before anything is changed. `dry_run`: check, and tell where logs would start.
     """

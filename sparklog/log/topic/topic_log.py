@@ -75,21 +75,10 @@ class TopicLog(CommitLog):
         state = self.existing(refresh)
         head = state.head
         if state.checkpoint is not None and state.checkpoint.table.unsealed > MANY_UNSEALED:
-            _LOG.warning(
-                "topic %s holds %d unsealed slices: run sparklog compact, which merges them",
-                self.topic,
-                state.checkpoint.table.unsealed,
-            )
-        return AppendTarget(
-            store=self.store,
-            root_id=self.root.id,
-            topic=self.topic,
-            topic_id=head.topic_id,
-            partitions=head.partitions,
-            configs=head.configs,
-            read_version=head.version,
-            leader_epoch=head.leader_epoch,
-        )
+            many = state.checkpoint.table.unsealed
+            _LOG.warning("topic %s holds %d unsealed slices: run sparklog compact, which merges them", self.topic, many)
+        of_root = self.store, self.root.id, self.topic
+        return AppendTarget(*of_root, head.topic_id, head.partitions, head.configs, head.version, head.leader_epoch)
 
     def commit_append(
         self,
@@ -108,7 +97,9 @@ class TopicLog(CommitLog):
         """
         if writer is not None:
             writer.check()
-            writer = self._known_writer(writer, files)
+            # With the content of the batch, and the epoch that its run has here.
+            epoch = self._epochs.get((writer.id, writer.run or "")) if writer.epoch is None else writer.epoch
+            writer = replace(writer, epoch=epoch, content=content_of({self.topic: [file.counts for file in files]}))
         if target.root_id != self.root.id or target.topic != self.topic:
             raise BadRequest(
                 f"files were written for topic '{target.topic}' of root {target.root_id}, not for "
@@ -120,22 +111,16 @@ class TopicLog(CommitLog):
                 _LOG.warning("topic %s is appended to now: %s %s", self.topic, how, each)
         intent = AppendIntent(target.topic_id, tuple(files), writer, txn, self.root.env.wall_ms())
         outcome = self.commit(intent)
-        self._remember(outcome.head, writer)
-        if outcome.nothing is not None:
-            if outcome.nothing.skipped and writer is not None and writer.mode == "txn":
-                _LOG.warning("%s", outcome.nothing.note)
-            return AppendOutcome(outcome.nothing.version, {}, {}, 0, outcome.nothing.skipped, outcome.nothing.note)
+        if writer is not None and writer.run is not None:
+            entry = outcome.head.registry.get(writer.id)
+            if entry is not None and entry.run == writer.run:
+                self._epochs[writer.id, writer.run] = entry.epoch or 0
+        nothing = outcome.nothing
+        if nothing is not None:
+            if nothing.skipped and writer is not None and writer.mode == "txn":
+                _LOG.warning("%s", nothing.note)
+            return AppendOutcome(nothing.version, {}, {}, 0, nothing.skipped, nothing.note)
         return appended(outcome.commit, intent.count)
-
-    def _known_writer(self, writer: WriterKey, files: Sequence[FileSlices]) -> WriterKey:
-        """Add the content of the batch to the key, and the epoch that its run has here."""
-        epoch = self._epochs.get((writer.id, writer.run or "")) if writer.epoch is None else writer.epoch
-        return replace(writer, epoch=epoch, content=content_of({self.topic: [file.counts for file in files]}))
-
-    def _remember(self, head: Head, writer: WriterKey | None) -> None:
-        entry = None if writer is None else head.registry.get(writer.id)
-        if writer is not None and writer.run is not None and entry is not None and entry.run == writer.run:
-            self._epochs[writer.id, writer.run] = entry.epoch or 0
 
     def end_kafka_transactions(
         self, *, producers: Collection[int] | None = None, commit: bool = False

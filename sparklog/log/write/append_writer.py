@@ -1,11 +1,8 @@
-"""One append file being written: slices in, then the footer. Appending and merging write the same form.
-
-AppendTarget (driver to task), the writer of a task's rows, and AppendOutcome (commit to caller).
+"""Writing append files: AppendTarget (driver to task), the file, the writer of a task's rows, and AppendOutcome.
 
 `AppendWriter` buffers up to `buffer_bytes` of Arrow data, then writes it grouped by partition, one slice per partition,
 and goes on in the same file. So the memory of a task is bounded, and it costs one object per GiB. Offsets
 count from 0 in each slice: the commit that names the files assigns them. Rows of one partition keep their order.
-Nothing is published here.
 """
 
 from __future__ import annotations
@@ -17,12 +14,11 @@ import numpy as np
 import pyarrow as pa
 
 from sparklog.errors import BadRequest, NotFound, nearest
-from sparklog.format import append_file
-from sparklog.format.append_file import WrittenSlice, encode_footer
+from sparklog.format.append_file import INDEX_MIN_BYTES, SliceIndex, WrittenSlice, build_index, encode_footer
 from sparklog.format.encode import EncodedSlice, EncodeOptions, encode, encode_partitions
 from sparklog.format.record_batch import CODECS, Codec
 from sparklog.log.journal.env import SYSTEM, Env
-from sparklog.log.journal.names import append_path
+from sparklog.log.journal.names import append_path, read_root_id
 from sparklog.log.state.commit import Commit
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slices import FileSlices, RowCounts, SliceFlag
@@ -58,7 +54,6 @@ class AppendOutput:
         return FileSlices.of(self.path, self._slices, len(footer))
 
     def discard(self) -> None:
-        """Leave nothing behind."""
         self._writer.discard()
 
 
@@ -105,10 +100,8 @@ class AppendOutcome:
 def appended(commit: Commit | None, records: int) -> AppendOutcome:
     """Return the outcome of `commit`; one without files is a replay, of which at most the run was recorded."""
     if commit is None or not commit.files:
-        version = -1 if commit is None else commit.version
-        return AppendOutcome(
-            version, {}, {}, 0, True, "a replay: only the new run was recorded", commit.commit_id if commit else ""
-        )
+        version, commit_id = (-1, "") if commit is None else (commit.version, commit.commit_id)
+        return AppendOutcome(version, {}, {}, 0, True, "a replay: only the new run was recorded", commit_id)
     base: dict[int, int] = {}
     end: dict[int, int] = {}
     for file in commit.files:
@@ -155,9 +148,9 @@ class WriteOptions:
 class AppendWriter:
     """Writes one task's rows as append files of one topic.
 
-    `seed` tells this task's writing from another's (`partitioner.sticky_seed(batch id, task id)`). `finish` gives the
-    files for the commit; after an error, or instead of it, `discard`. `BadRequest` for rows that the topic refuses.
-    The first upload looks whether the root is the driver's (a request), unless the caller has (`checked_root`).
+    `seed`: see `partitioner.sticky_seed`. `finish` gives the files for the commit; after an error, or instead of it,
+    `discard`. The first upload looks whether the root is the driver's (a request), unless the caller has
+    (`checked_root`).
     """
 
     def __init__(
@@ -173,7 +166,14 @@ class AppendWriter:
         self._options = options if options is not None else WriteOptions()
         self._env = env
         self._partitioner = Partitioner(target.partitions, seed=seed, sticky_bytes=self._options.batch_bytes)
-        self._encode = _encode_options(target, self._options)
+        codec = target.configs.codec(self._options.codec)
+        self._encode = EncodeOptions(
+            codec=codec,
+            level=target.configs.level(codec, self._options.level),
+            batch_bytes=self._options.batch_bytes,
+            max_message_bytes=target.configs.max_message_bytes,
+            log_append_time=target.configs.log_append_time,
+        )
         self._pending: list[pa.RecordBatch] = []
         self._pending_bytes = 0
         self._output: AppendOutput | None = None
@@ -187,22 +187,16 @@ class AppendWriter:
         if batch.num_rows == 0:
             return
         for piece in _pieces(batch, self._options.buffer_bytes):
-            if self._pending and self._pending_bytes + piece.nbytes > self._options.buffer_bytes:
-                self._flush()
+            if self._pending_bytes + piece.nbytes > self._options.buffer_bytes:
+                self.flush()
             self._pending.append(piece)
             self._pending_bytes += piece.nbytes
             if self._pending_bytes >= self._options.buffer_bytes:
-                self._flush()
-
-    def flush(self) -> None:
-        """Encode and upload what is buffered now: for callers that share one memory budget among several writers."""
-        if self._pending:
-            self._flush()
+                self.flush()
 
     def finish(self) -> list[FileSlices]:
         """Flush and close; the files written, none without rows. They are durable, and no commit names them yet."""
-        if self._pending:
-            self._flush()
+        self.flush()
         self._close()
         if self._files:
             # Of all files, with the last of them: where a file ends has nothing to do with the rows.
@@ -218,31 +212,39 @@ class AppendWriter:
         if output is not None:
             output.discard()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Encode and upload what is buffered now: for callers that share one memory budget among several writers."""
+        if not self._pending:
+            return
         now = self._env.wall_ms()
         rows = rows_of(self._pending, now)
         self._pending, self._pending_bytes = [], 0
         _check_rows(rows, self._target, now)
-        for partition, encoded in self._encoded(rows).items():
-            self._add(partition, encoded)
-
-    def _encoded(self, rows: Rows) -> dict[int, EncodedSlice]:
-        """A slice per partition that has rows."""
         columns = rows.key, rows.value, rows.headers, rows.timestamp
         partition = self._partitioner.assign(rows.n, key=rows.key, value=rows.value, partition=rows.partition)
         add_rows(self._counts, rows, partition)
         if self._target.partitions == 1:
-            return {0: encode(*columns, options=self._encode)}
-        return encode_partitions(*columns, partition, options=self._encode)
+            slices = {0: encode(*columns, options=self._encode)}
+        else:
+            slices = encode_partitions(*columns, partition, options=self._encode)
+        for number, encoded in slices.items():
+            self._add(number, encoded)
 
     def _add(self, partition: int, encoded: EncodedSlice) -> None:
         if self._output is not None and self._output.position + encoded.nbytes > self._options.file_bytes:
             self._close()
         if self._output is None:
-            self._output = self._open()
+            if not self._checked_root:
+                check_root(self._target)
+                self._checked_root = True
+            path = append_path(self._target.read_version, self._env.new_id())
+            self._output = AppendOutput(self._target.store, self._target.topic, path)
+        flags = SliceFlag.LOG_APPEND_TIME if self._encode.log_append_time else SliceFlag.NONE
+        if encoded.has_null_keys:
+            flags |= SliceFlag.HAS_NULL_KEYS
         self._output.write(*encoded.buffers)
         self._output.end_slice(
-            append_file.WrittenSlice(
+            WrittenSlice(
                 partition=partition,
                 nbytes=encoded.nbytes,
                 offsets=encoded.offsets,
@@ -250,17 +252,10 @@ class AppendWriter:
                 min_ts=encoded.min_ts,
                 max_ts=encoded.max_ts,
                 crc=encoded.crc,
-                flags=int(_flags(encoded, self._encode)),
+                flags=int(flags),
                 index=_index(encoded),
             )
         )
-
-    def _open(self) -> AppendOutput:
-        if not self._checked_root:
-            check_root(self._target)
-            self._checked_root = True
-        path = append_path(self._target.read_version, self._env.new_id())
-        return AppendOutput(self._target.store, self._target.topic, path)
 
     def _close(self) -> None:
         if self._output is not None:
@@ -273,8 +268,6 @@ def check_root(target: AppendTarget) -> None:
 
     `NotFound` without a root, `BadRequest` with another one.
     """
-    from sparklog.log.journal.names import read_root_id
-
     where = target.store.location
     try:
         root_id = read_root_id(target.store)
@@ -290,17 +283,6 @@ def check_root(target: AppendTarget) -> None:
         )
 
 
-def _encode_options(target: AppendTarget, options: WriteOptions) -> EncodeOptions:
-    codec = target.configs.codec(options.codec)
-    return EncodeOptions(
-        codec=codec,
-        level=target.configs.level(codec, options.level),
-        batch_bytes=options.batch_bytes,
-        max_message_bytes=target.configs.max_message_bytes,
-        log_append_time=target.configs.log_append_time,
-    )
-
-
 def _pieces(batch: pa.RecordBatch, limit: int) -> Iterator[pa.RecordBatch]:
     """The batch cut by rows until a piece has at most `limit` bytes or one row."""
     if batch.nbytes <= limit or batch.num_rows == 1:
@@ -312,32 +294,25 @@ def _pieces(batch: pa.RecordBatch, limit: int) -> Iterator[pa.RecordBatch]:
 
 
 def _check_rows(rows: Rows, target: AppendTarget, now_ms: int) -> None:
-    """The topic's rules that need every row: keys on compacted topics, how far record times may be from the clock."""
     configs = target.configs
     if configs.is_compacted and (rows.key is None or rows.key.null_count):
         raise BadRequest(f"topic {target.topic} is compacted and takes no record without a key: give every row a key")
     if configs.log_append_time:
         return
     oldest, newest = int(rows.timestamp.min()), int(rows.timestamp.max())
-    if now_ms - oldest > configs.timestamp_before_max_ms:
-        raise BadRequest(
-            f"timestamp {oldest} is more than message.timestamp.before.max.ms ({configs.timestamp_before_max_ms}) "
-            f"before the clock ({now_ms}): correct it or alter topic {target.topic}"
-        )
-    if newest - now_ms > configs.timestamp_after_max_ms:
-        raise BadRequest(
-            f"timestamp {newest} is more than message.timestamp.after.max.ms ({configs.timestamp_after_max_ms}) "
-            f"after the clock ({now_ms}): correct it or alter topic {target.topic}"
-        )
+    for side, timestamp, away_ms, limit_ms in (
+        ("before", oldest, now_ms - oldest, configs.timestamp_before_max_ms),
+        ("after", newest, newest - now_ms, configs.timestamp_after_max_ms),
+    ):
+        if away_ms > limit_ms:
+            raise BadRequest(
+                f"timestamp {timestamp} is more than message.timestamp.{side}.max.ms ({limit_ms}) {side} the clock "
+                f"({now_ms}): correct it or alter topic {target.topic}"
+            )
 
 
-def _index(encoded: EncodedSlice) -> append_file.SliceIndex | None:
-    if encoded.nbytes <= append_file.INDEX_MIN_BYTES:
+def _index(encoded: EncodedSlice) -> SliceIndex | None:
+    if encoded.nbytes <= INDEX_MIN_BYTES:
         return None
     base = np.concatenate([np.zeros(1, np.int64), encoded.last_offsets[:-1] + 1])
-    return append_file.build_index(encoded.positions, base, encoded.max_timestamps, encoded.nbytes)
-
-
-def _flags(encoded: EncodedSlice, options: EncodeOptions) -> SliceFlag:
-    nulls = SliceFlag.HAS_NULL_KEYS if encoded.has_null_keys else SliceFlag.NONE
-    return nulls | (SliceFlag.LOG_APPEND_TIME if options.log_append_time else SliceFlag.NONE)
+    return build_index(encoded.positions, base, encoded.max_timestamps, encoded.nbytes)

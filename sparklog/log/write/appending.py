@@ -36,7 +36,7 @@ ArrowData: TypeAlias = ArrowItem | Iterable[ArrowItem]
 def write_files(
     data: ArrowData, target: AppendTarget, env: Env, *, options: WriteOptions | None, writer: WriterKey | None
 ) -> list[FileSlices]:
-    """Write files of these rows (columns: `rows.ROW_COLUMNS`); nothing is left of them if a row is refused."""
+    """Write files of these rows; nothing is left of them if a row is refused."""
     seed = sticky_seed(writer.id, writer.batch) if writer is not None else env.random.getrandbits(63)
     sink = AppendWriter(target, options, env, seed)
     try:
@@ -49,10 +49,7 @@ def write_files(
 
 
 def batches(data: ArrowData) -> Iterator[pa.RecordBatch]:
-    """Yield record batches of tables, batches, Arrow streams and iterables of them.
-
-    `BadRequest` for columns that no record has, and for what is not Arrow.
-    """
+    """Yield record batches of tables, batches, Arrow streams and iterables of them."""
     # A scan's batches are taken one by one: through the protocol its errors would lose their kind.
     several = isinstance(data, Scan) or (isinstance(data, Iterable) and not _is_arrow(data))
     for item in cast("Iterable[object]", data) if several else (data,):
@@ -69,7 +66,6 @@ def _is_arrow(data: object) -> bool:
 
 
 def _batches_of(item: Any) -> Iterator[pa.RecordBatch]:
-    """Batches of one table, batch or stream, each as it is asked for."""
     stream = item if isinstance(item, pa.Table | pa.RecordBatch | pa.RecordBatchReader) else _imported(item)
     unknown = [name for name in stream.schema.names if name not in ROW_COLUMNS]
     if unknown:

@@ -37,8 +37,7 @@ def end_kafka_transactions(
 ) -> tuple[KafkaOpen, ...]:
     """End the open transactions of these producer ids (None: all) in one commit. Return those that were ended.
 
-    They end as they were decided, else by ABORT markers or, with `commit`, by COMMIT markers. None of them is left
-    open, also where another process ended some.
+    They end as they were decided, else by ABORT markers or, with `commit`, by COMMIT markers.
     """
     for _ in range(TRIES):
         head = log.existing().head
@@ -80,7 +79,6 @@ class EndKafkaIntent:
 
 
 def _write_markers(log: CommitLog, head: Head, chosen: Sequence[KafkaOpen], commit: bool) -> FileSlices:
-    """An append file with one slice of markers for each partition."""
     from crc32c import crc32c
 
     from sparklog.log.write.append_writer import AppendOutput

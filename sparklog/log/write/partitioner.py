@@ -2,8 +2,7 @@
 
 An explicit partition wins; else the key decides (murmur2, an empty key is a key); a row without a key goes to the
 *sticky* partition, which changes each time about one record batch of such rows has gone to it. Sticky rows start at a
-partition drawn from a hash of what the caller passes as seed (batch id and task id): started from 0 in each task, every
-small micro-batch would land in partition 0.
+partition drawn from a seed: started from 0 in each task, every small micro-batch would land in partition 0.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ ROW_OVERHEAD_BYTES = 16
 
 
 def sticky_seed(*parts: object) -> int:
-    """A seed from what tells one task's writing from another's (batch id, task id); the same in every process."""
+    """Return a seed from what tells one task's writing from another's (batch id, task id)."""
     text = "\0".join(str(part) for part in parts).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
@@ -44,9 +43,8 @@ class Partitioner:
         self._filled = 0
 
     def assign(self, rows: int, *, key: pa.Array | None, value: pa.Array | None, partition: pa.Array | None) -> Int32s:
-        """int32[rows]: the partition of each row.
+        """Return int32[rows]: the partition of each row. Columns that are None are all null.
 
-        `key`, `value`: binary or large_binary arrays, None for all null. `partition`: integers, None for all null.
         `BadRequest` for an explicit partition that the topic does not have.
         """
         explicit = None if partition is None else self._explicit(partition)

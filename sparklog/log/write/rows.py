@@ -47,21 +47,17 @@ class Rows:
 
 
 def check_columns(schema: pa.Schema) -> list[str]:
-    """The accepted columns that `schema` has. `BadRequest` for a missing value, a column twice or of a wrong type.
-
-    Columns with other names are the caller's own business and are left out.
-    """
+    """Return the accepted columns that `schema` has. `BadRequest` for no value, a column twice or of a wrong type."""
     names = [name for name in ROW_COLUMNS if name in schema.names]
     if "value" not in names:
         raise BadRequest(f"expected a column value (binary or string), found {', '.join(schema.names) or 'none'}")
     for name in names:
-        if len(schema.get_all_field_indices(name)) > 1:
-            raise BadRequest(
-                f"expected one column {name}, found {len(schema.get_all_field_indices(name))}: rename the others"
-            )
-        kind = schema.field(name).type
-        if not _ACCEPTED[name](kind):
-            raise BadRequest(f"expected column {name} to be {_EXPECTED[name]}, found {kind}: cast it")
+        count = len(schema.get_all_field_indices(name))
+        if count > 1:
+            raise BadRequest(f"expected one column {name}, found {count}: rename the others")
+        kind, (is_accepted, expected) = schema.field(name).type, _ACCEPTED[name]
+        if not is_accepted(kind):
+            raise BadRequest(f"expected column {name} to be {expected}, found {kind}: cast it")
     return names
 
 
@@ -70,14 +66,15 @@ def rows_of(batches: Sequence[pa.RecordBatch], now_ms: int) -> Rows:
 
     `BadRequest` for a negative timestamp or a null header key.
     """
-    n = sum(batch.num_rows for batch in batches)
+    key, value, headers, timestamp, partition = ([_column(batch, name) for batch in batches] for name in ROW_COLUMNS)
+    times = [np.broadcast_to(_milliseconds(array, now_ms), len(array)) for array in timestamp]
     return Rows(
-        n=n,
-        key=_bytes(batches, "key"),
-        value=_bytes(batches, "value"),
-        headers=_headers(batches),
-        timestamp=_timestamps(batches, n, now_ms),
-        partition=_joined([_column(batch, "partition") for batch in batches], pa.int64()),
+        n=sum(batch.num_rows for batch in batches),
+        key=_joined([_as_binary(array) for array in key], pa.large_binary()),
+        value=_joined([_as_binary(array) for array in value], pa.large_binary()),
+        headers=_joined([_as_headers(array) for array in headers], HEADERS_TYPE),
+        timestamp=np.concatenate(times),
+        partition=_joined(partition, pa.int64()),
     )
 
 
@@ -107,18 +104,11 @@ def _is_partition(kind: pa.DataType) -> bool:
 
 
 _ACCEPTED = {
-    "key": _is_bytes,
-    "value": _is_bytes,
-    "headers": _is_headers,
-    "timestamp": _is_timestamp,
-    "partition": _is_partition,
-}
-_EXPECTED = {
-    "key": "binary or string",
-    "value": "binary or string",
-    "headers": "array<struct<key string, value binary>>",
-    "timestamp": "a timestamp or int64 milliseconds",
-    "partition": "an integer",
+    "key": (_is_bytes, "binary or string"),
+    "value": (_is_bytes, "binary or string"),
+    "headers": (_is_headers, "array<struct<key string, value binary>>"),
+    "timestamp": (_is_timestamp, "a timestamp or int64 milliseconds"),
+    "partition": (_is_partition, "an integer"),
 }
 
 
@@ -136,10 +126,6 @@ def _joined(arrays: list[pa.Array], common: pa.DataType) -> pa.Array | None:
     return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
 
 
-def _bytes(batches: Sequence[pa.RecordBatch], name: str) -> pa.Array | None:
-    return _joined([_as_binary(_column(batch, name)) for batch in batches], pa.large_binary())
-
-
 def _as_binary(array: pa.Array) -> pa.Array:
     """Strings are their UTF-8 bytes; nothing is copied."""
     if pa.types.is_string(array.type):
@@ -148,10 +134,6 @@ def _as_binary(array: pa.Array) -> pa.Array:
         return array.view(pa.large_binary())
     binary = pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type) or pa.types.is_null(array.type)
     return array if binary else array.cast(pa.large_binary())
-
-
-def _headers(batches: Sequence[pa.RecordBatch]) -> pa.Array | None:
-    return _joined([_as_headers(_column(batch, "headers")) for batch in batches], HEADERS_TYPE)
 
 
 def _as_headers(array: pa.Array) -> pa.Array:
@@ -166,7 +148,7 @@ def _as_headers(array: pa.Array) -> pa.Array:
     # A null list may still have items; only then is there something to leave out.
     items = array.values.slice(first, last - first) if counts.sum() == last - first else array.flatten()
     keys, values = items.field(0), items.field(1)
-    if items.null_count or (len(items) and _flat(keys).null_count):
+    if items.null_count or keys.null_count:
         raise BadRequest("expected every header to have a key, found a null header key: remove or name it")
     if array.type == HEADERS_TYPE:
         return array
@@ -188,19 +170,6 @@ def _narrow(array: pa.Array) -> pa.Array:
     if pa.types.is_binary(array.type) or pa.types.is_string(array.type):
         return array
     return array.cast(pa.string() if pa.types.is_large_string(array.type) else pa.binary())
-
-
-def _flat(array: pa.Array) -> pa.Array:
-    return array.cast(pa.binary()) if pa.types.is_null(array.type) else array
-
-
-def _timestamps(batches: Sequence[pa.RecordBatch], n: int, now_ms: int) -> Int64s:
-    out = np.empty(n, np.int64)
-    at = 0
-    for batch in batches:
-        out[at : at + batch.num_rows] = _milliseconds(_column(batch, "timestamp"), now_ms)
-        at += batch.num_rows
-    return out
 
 
 def _milliseconds(array: pa.Array, now_ms: int) -> Int64s | int:
@@ -255,7 +224,6 @@ def sizes_of(column: pa.Array | None, n: int) -> npt.NDArray[np.int64]:
 
 
 def _header_sizes(column: pa.Array | None, n: int) -> npt.NDArray[np.int64]:
-    """int64[n]: bytes of the keys and values of each row's headers."""
     if column is None or pa.types.is_null(column.type) or column.null_count == n:
         return np.zeros(n, np.int64)
     wide = pa.types.is_large_list(column.type)
