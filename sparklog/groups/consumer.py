@@ -34,7 +34,7 @@ import pyarrow as pa
 from sparklog.errors import BadRequest, Conflict, Fenced, NotFound, SparklogError, Unavailable
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.group import SESSION_TIMEOUT_MS, Group, Membership, Offsets
-from sparklog.groups.offsets import CommittedOffset, GroupMetadata
+from sparklog.groups.group_state import CommittedOffset, GroupMetadata
 from sparklog.log.journal.env import SETTLE_MS, Backoff, Moment
 from sparklog.log.read.scan import check_isolation, read_parts
 from sparklog.log.state.view import COLUMNS, Bounds, IsolationLevel, OffsetRange, check_columns

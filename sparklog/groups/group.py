@@ -24,15 +24,18 @@ from operator import index
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, Unavailable
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups import group_state as steps
-from sparklog.groups.group_state import GROUPS, GroupState, Pending, settled
-from sparklog.groups.offsets import (
+from sparklog.groups.group_state import (
+    GROUPS,
     MAX_INT,
     NO_EPOCH,
     CommittedOffset,
     GroupMetadata,
+    GroupState,
     OffsetAndMetadata,
+    Pending,
     Row,
     TopicOffsets,
+    settled,
     topic_offsets,
 )
 from sparklog.log.decisions.decision import BY_NEWER_GENERATION, BY_TIMEOUT

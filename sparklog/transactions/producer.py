@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from sparklog.errors import BadRequest, Conflict, Fenced, SparklogError, Unavailable
 from sparklog.groups.group import Group, Membership, Offsets
-from sparklog.groups.offsets import GroupMetadata, TopicOffsets, merged
+from sparklog.groups.group_state import GroupMetadata, TopicOffsets, merged
 from sparklog.log.decisions.decision import (
     BY_OWNER,
     Decisions,
@@ -42,14 +42,13 @@ from sparklog.log.state.commit import Txn
 from sparklog.log.state.registry import WriterKey
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.topic.root import Root, open_root
-from sparklog.log.write.append_writer import AppendOutcome, AppendTarget, TopicFiles
+from sparklog.log.write.append_writer import AppendOutcome, AppendTarget, AppendWriter, TopicFiles, batches
 from sparklog.storage.store import Store
 from sparklog.transactions.completion import check_not_one_write, recorded_everywhere
 
 if TYPE_CHECKING:
     from sparklog.groups.consumer import Consumer
-    from sparklog.log.write.append_writer import AppendWriter, WriteOptions
-    from sparklog.log.write.appending import ArrowData
+    from sparklog.log.write.append_writer import ArrowData, WriteOptions
 
 
 _LOG = logging.getLogger("sparklog.transactions")
@@ -206,9 +205,6 @@ class Transaction:
 
         `NotFound` if there is no such topic; `BadRequest` for rows that it refuses, here or by `commit`.
         """
-        from sparklog.log.write.append_writer import AppendWriter
-        from sparklog.log.write.appending import batches
-
         self._check_open()
         if topic not in self._writers:
             target = self._root.topic(topic).log.append_target(refresh=False)

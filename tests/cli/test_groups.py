@@ -10,8 +10,8 @@ import pytest
 
 import sparklog as library
 from sparklog.groups.group import Membership
+from sparklog.groups.group_state import OffsetAndMetadata
 from sparklog.groups.lag import Groups
-from sparklog.groups.offsets import OffsetAndMetadata
 from sparklog.transactions.producer import transactional
 from tests.cli.conftest import Sparklog
 

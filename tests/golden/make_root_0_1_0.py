@@ -26,7 +26,7 @@ from facts import facts
 from sparklog.backup.backing_up import back_up
 from sparklog.compaction.run import compact_root
 from sparklog.groups.lag import Groups
-from sparklog.groups.offsets import OffsetAndMetadata
+from sparklog.groups.group_state import OffsetAndMetadata
 from sparklog.kafka.importing import import_log_dir
 from sparklog.log.append_writer import WriteOptions
 from sparklog.log.cloning import clone_topic

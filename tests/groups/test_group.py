@@ -12,8 +12,8 @@ import pytest
 import sparklog
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, Unavailable
 from sparklog.groups.group import Group
+from sparklog.groups.group_state import CommittedOffset, OffsetAndMetadata
 from sparklog.groups.lag import Groups
-from sparklog.groups.offsets import CommittedOffset, OffsetAndMetadata
 from sparklog.log.journal.names import checkpoint_key, commit_key, groups_prefix
 from sparklog.testing.faulty_store import Fault, FaultKind, FaultyStore, Script
 from sparklog.testing.wrapper_stores import CountingStore

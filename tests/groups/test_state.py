@@ -10,8 +10,16 @@ import pytest
 
 from sparklog.errors import BadRequest, Corrupt, Fenced
 from sparklog.groups import group_state as steps
-from sparklog.groups.group_state import GROUPS, GroupState, settled
-from sparklog.groups.offsets import GroupMetadata, TopicOffsets, merged, topic_offsets, without
+from sparklog.groups.group_state import (
+    GROUPS,
+    GroupMetadata,
+    GroupState,
+    TopicOffsets,
+    merged,
+    settled,
+    topic_offsets,
+    without,
+)
 from sparklog.log.journal import documents
 
 ONE = GroupMetadata("g", 1, "one")

@@ -22,8 +22,7 @@ from sparklog.log.state.slice_table import ABORTED, OPEN
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from sparklog.log.topic.root import Root, RootView
-from sparklog.log.write.append_writer import AppendWriter, TopicFiles
-from sparklog.log.write.appending import write_files
+from sparklog.log.write.append_writer import AppendWriter, TopicFiles, write_files
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.retain import document, retain_root, summary
 from sparklog.storage.local import LocalStore

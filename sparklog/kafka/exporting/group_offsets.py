@@ -34,7 +34,7 @@ from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.memory import MemoryStore
 
 if TYPE_CHECKING:
-    from sparklog.groups.offsets import CommittedOffset
+    from sparklog.groups.group_state import CommittedOffset
     from sparklog.log.journal.env import Env
     from sparklog.log.topic.topic import Topic
 

@@ -19,6 +19,7 @@ import numpy as np
 from sparklog.errors import Corrupt, NotFound, Unavailable
 from sparklog.format import transaction_index
 from sparklog.format.transaction_index import AbortedTransactions
+from sparklog.log.read.fetch import MissingFile, read_footer
 from sparklog.log.read.read_plan import PlannedSlice, planned_slices
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import SliceFlag
@@ -70,8 +71,6 @@ def aborted_ranges(store: Store, topic: str, table: SliceTable, partition: int, 
 
     Raises `Corrupt` for a file that is damaged or missing, `Unavailable` if one has been replaced since.
     """
-    from sparklog.log.read.fetch import MissingFile
-
     slices = table.select(partition, start)
     marked = slices[(slices.flags & _FLAG) != 0]
     if not len(marked):
@@ -128,8 +127,6 @@ def aborted_of(store: Store, planned: PlannedSlice) -> AbortedTransactions:
 
 
 def _of_segment(store: Store, planned: PlannedSlice) -> AbortedTransactions:
-    from sparklog.log.read.fetch import MissingFile
-
     key = f"{planned.file.removesuffix('.log')}.txnindex"
     try:
         return transaction_index.parse(store.get(key), planned.base, file=key)
@@ -140,8 +137,6 @@ def _of_segment(store: Store, planned: PlannedSlice) -> AbortedTransactions:
 
 
 def _of_append_file(store: Store, planned: PlannedSlice) -> AbortedTransactions:
-    from sparklog.log.read.fetch import read_footer
-
     entry = read_footer(store, planned).at(planned.position)
     if entry is None or entry.crc != planned.crc or entry.nbytes != planned.size:
         raise Corrupt(

@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from crc32c import crc32c
+
 from sparklog.errors import Corrupt, NotFound
 from sparklog.format import offset_index, time_index
 from sparklog.format.append_file import INDEX_MIN_BYTES, Footer, SliceIndex, decode_footer
@@ -247,8 +249,6 @@ class Fetcher:
 
     def _windows(self, cursor: Cursor, planned: PlannedSlice) -> Iterator[Piece]:
         """Fetch a large slice, or the part of it that is wanted, in windows of whole batches."""
-        from crc32c import crc32c
-
         end = min(planned.end, cursor.range.end)
         cut, crc = cursor.cuts(planned), 0
         low, high = self._limits(cursor, planned)
@@ -364,8 +364,6 @@ def read_range(store: Store, file: str, start: int, length: int) -> bytes:
 
 def check_slice(data: memoryview, planned: PlannedSlice) -> None:
     """Raise `Corrupt` unless the slice is as it was written; name the first bad batch as well as it can be told."""
-    from crc32c import crc32c
-
     if crc32c(data) == planned.crc:
         return
     headers = scan_headers(data, whole=False)

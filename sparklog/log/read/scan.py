@@ -21,6 +21,7 @@ from sparklog.errors import BadRequest, NotFound
 from sparklog.format.record_batch import HEADER_BYTES
 from sparklog.log.decisions.decision_log import reader_of
 from sparklog.log.read.aborted import aborted_ranges, has_aborted
+from sparklog.log.read.fetch import Cursor
 from sparklog.log.read.read_plan import PlannedSlices, planned_slices
 from sparklog.log.state.slice_table import ABORTED, OPEN, Slices
 from sparklog.log.state.view import (
@@ -127,7 +128,6 @@ def read_parts(
     opened: dict[tuple[str, str], Newer] = {}
     for native, group in groupby(parts, lambda part: isinstance(part, NativeReadPart)):
         if native:
-            from sparklog.log.read.fetch import Cursor
             from sparklog.log.read.reading import read_cursors
 
             cursors = [

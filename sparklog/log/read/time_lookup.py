@@ -18,7 +18,7 @@ import numpy as np
 
 from sparklog.errors import Corrupt
 from sparklog.format.append_file import INDEX_MIN_BYTES
-from sparklog.log.read.fetch import Window, entrance_for_timestamp, read_offset_index, read_time_index
+from sparklog.log.read import fetch
 from sparklog.log.read.read_plan import PlannedSlice, planned_slices
 from sparklog.log.read.scan import bounds_of, check_isolation, check_partition
 from sparklog.log.state.snapshot import Newer, Snapshot
@@ -50,8 +50,6 @@ def _looked_up(
     snapshot: Snapshot, wanted: Mapping[int, tuple[int, int]], isolation: str, newer: Newer
 ) -> dict[int, TimestampOffset | None]:
     """`wanted`: partition to (least time, least offset)."""
-    from sparklog.log.read.fetch import MissingFile
-
     check_isolation(isolation)
     answers: dict[int, TimestampOffset | None] = {}
     bounds = bounds_of(snapshot)
@@ -62,7 +60,7 @@ def _looked_up(
             start, end = max(low, limits.log_start), limits.end(isolation)
             try:
                 answers[partition] = _first(snapshot, partition, target, start, end)
-            except MissingFile as missing:
+            except fetch.MissingFile as missing:
                 if missing.file == missed:
                     raise Corrupt("the log names a file that does not exist: restore it", file=missed) from None
                 missed = missing.file
@@ -87,15 +85,13 @@ def _first(snapshot: Snapshot, partition: int, target: int, start: int, end: int
 
 def _in_slice(store: Store, planned: PlannedSlice, target: int, start: int) -> TimestampOffset | None:
     """Return the first record of the slice at or above offset `start` with a time of at least `target`."""
-    from sparklog.log.read.fetch import check_slice, index_of, read_footer, read_window
-
     if planned.append_time >= max(target, 0) and planned.records == planned.end - planned.base:
         return TimestampOffset(max(start, planned.base), planned.append_time)
     index, low, cuts = None, 0, [planned.size]
     if planned.size > INDEX_MIN_BYTES:
         if not planned.footer_length:
             return _in_segment(store, planned, target, start)
-        index = index_of(read_footer(store, planned), planned)
+        index = fetch.index_of(fetch.read_footer(store, planned), planned)
     if index is not None:
         by_time = index.entry_for_timestamp(target) if planned.append_time < 0 else 0
         entry = max(by_time, index.entry_for_offset(start - planned.shift))
@@ -103,10 +99,10 @@ def _in_slice(store: Store, planned: PlannedSlice, target: int, start: int) -> T
         cuts = [*index.position[entry + 1 :].tolist(), planned.size]
     for high in cuts:
         while low < high:
-            data, headers = read_window(store, planned, low, high)
+            data, headers = fetch.read_window(store, planned, low, high)
             whole = len(data) == planned.size
             if whole:
-                check_slice(data, planned)
+                fetch.check_slice(data, planned)
             answer = _in_batches((data, headers), planned, planned.position + low, target, start, check_crc=not whole)
             if answer is not None:
                 return answer
@@ -116,14 +112,12 @@ def _in_slice(store: Store, planned: PlannedSlice, target: int, start: int) -> T
 
 def _in_segment(store: Store, planned: PlannedSlice, target: int, start: int) -> TimestampOffset | None:
     """Do the same in a sealed segment, entered by the index files beside it."""
-    from sparklog.log.read.fetch import enter_segment, read_window
-
-    index = read_offset_index(store, planned)
-    times = None if index is None or target == ANY_TIME else read_time_index(store, planned)
-    entrance = entrance_for_timestamp(index, times, planned, target, start)
-    low, first = enter_segment(store, planned, entrance)
+    index = fetch.read_offset_index(store, planned)
+    times = None if index is None or target == ANY_TIME else fetch.read_time_index(store, planned)
+    entrance = fetch.entrance_for_timestamp(index, times, planned, target, start)
+    low, first = fetch.enter_segment(store, planned, entrance)
     while low < planned.size:
-        window = first or read_window(store, planned, low, planned.size, entrance.until)
+        window = first or fetch.read_window(store, planned, low, planned.size, entrance.until)
         first = None
         answer = _in_batches(window, planned, planned.position + low, target, start, check_crc=True)
         if answer is not None:
@@ -133,7 +127,7 @@ def _in_segment(store: Store, planned: PlannedSlice, target: int, start: int) ->
 
 
 def _in_batches(
-    window: Window, planned: PlannedSlice, position: int, target: int, start: int, *, check_crc: bool
+    window: fetch.Window, planned: PlannedSlice, position: int, target: int, start: int, *, check_crc: bool
 ) -> TimestampOffset | None:
     from sparklog.format.decode import decode
 

@@ -14,6 +14,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from crc32c import crc32c
 
 from sparklog.errors import Conflict
 from sparklog.format.append_file import WrittenSlice
@@ -27,6 +28,7 @@ from sparklog.log.state.kafka_source import COMMIT, KafkaOpen
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.log.state.topic_state import Head
+from sparklog.log.write.append_writer import AppendOutput
 
 MAX_EPOCH = 2**15 - 1
 TRIES = 10
@@ -79,10 +81,6 @@ class EndKafkaIntent:
 
 
 def _write_markers(log: CommitLog, head: Head, chosen: Sequence[KafkaOpen], commit: bool) -> FileSlices:
-    from crc32c import crc32c
-
-    from sparklog.log.write.append_writer import AppendOutput
-
     now_ms = log.env.wall_ms()
     output = AppendOutput(log.store, log.topic, append_path(max(head.version, 0), log.env.new_id()))
     try:

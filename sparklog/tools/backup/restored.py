@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sparklog.groups.group_state import GroupState
-from sparklog.groups.offsets import NO_EPOCH, TopicOffsets, topic_offsets
+from sparklog.groups.group_state import NO_EPOCH, GroupState, TopicOffsets, topic_offsets
 from sparklog.log.decisions.decision import Decisions, Prepared, PreparedGroup
 from sparklog.log.decisions.decision_log import open_transactions
 from sparklog.log.journal.names import VERSION_DIGITS, local_path, path_read_version
