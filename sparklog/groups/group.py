@@ -106,10 +106,7 @@ class Group:
         raise Unavailable(f"group '{self.id}' changes faster than it can be read; try later")
 
     def offsets(self, failures: list[SparklogError] | None = None) -> tuple[TopicOffsets, ...]:
-        """Return the committed offsets as columns per topic, of topics that exist.
-
-        Offsets of a topic that cannot be read are left out and its error put into `failures`, or raised.
-        """
+        """Return the committed offsets of topics that exist. Errors of topics are put into `failures`, or raised."""
         offsets = self.state().offsets
         ids = self.topic_ids((item.topic for item in offsets), failures)
         return tuple(item for item in offsets if ids.get(item.topic) == item.topic_id)
@@ -133,7 +130,6 @@ class Group:
         return GroupDescription(self.id, name, state.generation, instance, timeout_ms, max(0, state.made_ms), pending)
 
     def topic_ids(self, topics: Iterable[str], failures: list[SparklogError] | None = None) -> dict[str, str]:
-        """Return the ids of the topics that exist. `failures`: see `offsets`."""
         names = sorted(set(topics))
         heads = read_each(
             self.root.store, lambda name: self.root.topic_handle(name).log.refresh().head, names, failures
@@ -179,7 +175,6 @@ class Group:
         return max(max(each.time_ms) for each in item.offsets) if written is None else written
 
     def written_ms(self, number: int) -> int | None:
-        """Return when an entry was written, by the store's clock; None once it is collected."""
         info = self.root.store.stat(self.log.key(number))
         return None if info is None else info.modified_ms
 
@@ -205,10 +200,7 @@ class Group:
         return self.log.write(lambda base: step(self._settled(base)))
 
     def stable(self, timeout_ms: int = STABLE_WAIT_MS) -> GroupState:
-        """Return the state once no offsets are pending: the one that a consumer goes on from.
-
-        `Unavailable` if a transaction is not decided in time.
-        """
+        """Return the state once no offsets are pending. `Unavailable` if a transaction is not decided in time."""
         backoff = Backoff(self.root.env, timeout_ms)
         while True:
             state = self.state()
@@ -284,10 +276,7 @@ class Group:
         self._act(steps.delete, dry_run)
 
     def restore(self, offsets: Sequence[CommittedOffset], *, generation: int = 0) -> None:
-        """Write offsets of another root, with their times and metadata, where there are none here or older ones.
-
-        Idempotent. Generations go on from the higher one.
-        """
+        """Write offsets of another root where there are none or older ones; generations go on from the higher one."""
         rows: dict[tuple[str, str], dict[int, Row]] = {}
         for item in offsets:
             epoch = NO_EPOCH if item.leader_epoch is None else item.leader_epoch
@@ -406,15 +395,11 @@ class Membership:
         return self.metadata.generation
 
     def commit(self, offsets: Offsets, *, refresh: bool = True) -> None:
-        """Commit offsets (next to read) by topic and partition. `Fenced` if a newer member took over.
-
-        `refresh` and other errors: see `Group.checked`.
-        """
+        """Commit offsets (next to read) by topic and partition. `Fenced` if a newer member took over."""
         checked = self.group.checked(offsets, self.topic_ids, refresh=refresh)
         self.group._write(lambda base: steps.commit(base, self.metadata, checked))
 
     def heartbeat(self) -> None:
-        """Keep the group active. `Fenced` if a newer member took over."""
         self.group._write(lambda base: steps.heartbeat(base, self.metadata))
 
     def leave(self) -> None:

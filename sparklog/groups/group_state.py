@@ -249,7 +249,6 @@ def heartbeat(state: GroupState, member: GroupMetadata) -> GroupState:
 
 
 def leave(state: GroupState, member: GroupMetadata) -> GroupState | None:
-    """None if this is not the member any more."""
     if not is_member(state, member):
         return None
     return replace(state, op="leave", instance=None, active=None, touched=state.number + 1)

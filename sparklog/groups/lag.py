@@ -58,7 +58,6 @@ class Groups:
         return read_each(self.root.store, lambda name: self.group(name).description(), names, failures)
 
     def states(self, names: Sequence[str], failures: list[SparklogError] | None = None) -> dict[str, GroupState]:
-        """Return the states of these groups as readers see them, by name; `failures`: see `names`."""
         return read_each(self.root.store, lambda name: self.group(name).state(), names, failures)
 
     def group(self, name: str) -> Group:

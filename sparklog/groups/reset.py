@@ -59,7 +59,7 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class NewOffset:
-    """One partition of a plan; `old` None: no offset is committed. `warning`: why it differs from the one asked for."""
+    """One partition of a plan; `old` None: no offset is committed."""
 
     topic: str
     partition: int
@@ -151,7 +151,6 @@ def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, set[int]]:
 
 
 def with_offsets(plan: Iterable[NewOffset]) -> dict[str, dict[int, int]]:
-    """Return a plan as `Group.alter` takes it."""
     offsets: dict[str, dict[int, int]] = {}
     for item in plan:
         offsets.setdefault(item.topic, {})[item.partition] = item.new
@@ -170,10 +169,7 @@ def parse_duration(text: str) -> int:
 
 
 def parse_offsets_file(text: str, name: str) -> dict[str | None, dict[TopicPartition, int]]:
-    """Read Kafka's CSV, `[group,]topic,partition,offset`: offsets by group, None where it is not named.
-
-    `BadRequest`, naming `name` and the line, for anything else.
-    """
+    """Read Kafka's CSV, `[group,]topic,partition,offset`: offsets by group, None where it is not named."""
     groups: dict[str | None, dict[TopicPartition, int]] = {}
     for number, row in enumerate(_rows(text, name), 1):
         cells = [cell.strip() for cell in row]

@@ -38,10 +38,7 @@ def check_not_one_write(transactional_id: str) -> str:
 
 
 def resolve_topic(topic: Topic) -> tuple[Resolved, ...]:
-    """Record the outcomes of open transactions in a topic, and abort those past their timeout; return the outcomes.
-
-    `NotFound` if the topic was deleted.
-    """
+    """Record the outcomes of open transactions in a topic, and abort those past their timeout."""
     head = topic.log.head()
     if not head.open:
         return ()
@@ -58,8 +55,7 @@ def resolve_topic(topic: Topic) -> tuple[Resolved, ...]:
 def visible_snapshot(topic: Topic, snapshot: Snapshot) -> Snapshot:
     """Return a topic's snapshot that ends where a reader's does: before a transaction that is open here or elsewhere.
 
-    Rewrites must end there. A rewritten slice no longer carries its transaction, so one that is still hidden in another
-    topic would be seen in this one. Costs a request per topic that shared a transaction with this one, directly or not.
+    A rewritten slice no longer carries its transaction: one that is still hidden in another topic would be seen here.
     """
     snapshots = {topic.name: snapshot}
     waiting = list(snapshot.head.siblings)
@@ -123,7 +119,6 @@ def _shows(log: Journal[S, Any, Any], holds: Callable[[S], bool], ask: bool) -> 
 
 
 def forget_recorded(root: Root, log: DecisionLog) -> int:
-    """Drop the COMMITs of an id that every topic and group they name has recorded; return how many."""
     state = log.refresh()
     recorded = recorded_everywhere(root, state, ask=True)
     if forget(state, recorded) is None:

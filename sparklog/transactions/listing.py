@@ -32,8 +32,6 @@ PREPARE = {"commit": "PrepareCommit", "abort": "PrepareAbort"}
 
 @dataclass(frozen=True, slots=True)
 class KafkaTransaction:
-    """A transaction of Kafka's that is open in one partition of a topic."""
-
     topic: str
     open: KafkaOpen
 
@@ -55,10 +53,7 @@ def _end_kafka(root: Root, held: Sequence[KafkaTransaction]) -> tuple[KafkaTrans
 
 @dataclass(frozen=True, slots=True)
 class HeldPartition:
-    """Slices that an undecided transaction holds open in one partition: the last stable offset stops at `first`.
-
-    Times in ms by the store's clock: `age_ms` since the prepare; from `timeout_ms` on any process may abort it.
-    """
+    """Slices that an undecided transaction holds open in one partition; times in ms."""
 
     topic: str
     partition: int
@@ -132,10 +127,7 @@ class Aborted:
 
 
 def list_transactions(root: Root, failures: list[SparklogError] | None = None) -> list[TransactionDescription]:
-    """List all ids that have decisions, or a transaction open in a topic or a group, in order.
-
-    Errors are put into `failures`, or raised. An id whose decisions are damaged is in the list as such.
-    """
+    """List all ids that have decisions, or a transaction open in a topic or a group, in order."""
     open_now = _Open.of(root, failures)
     ids = set(transactional_ids(root.store, failures))
     ids.update(item.txn.id for head in open_now.heads.values() for item in head.open)
@@ -150,10 +142,7 @@ def list_transactions(root: Root, failures: list[SparklogError] | None = None) -
 
 
 def describe_transaction(root: Root, transactional_id: str, failures: list[SparklogError]) -> TransactionDescription:
-    """Describe one id; `NotFound`, naming similar ones, if it was never used.
-
-    Errors of topics and groups, whose open transactions are not known then, are put into `failures`.
-    """
+    """Describe one id; `NotFound`, naming similar ones, if it was never used. `failures`: of topics and groups."""
     check_id(transactional_id, "transactional id")
     open_now = _Open.of(root, failures)
     description = _describe(root, open_now, root.decisions.log(transactional_id).refresh())
@@ -222,7 +211,6 @@ class _Open:
         return {owner_of(each) for head in self.heads.values() for each in head.kafka_open}
 
     def kafka_of(self, owner: str) -> tuple[KafkaTransaction, ...]:
-        """Return an owner's open transactions of Kafka's, in the order of topics and partitions."""
         held = [
             KafkaTransaction(topic, each)
             for topic, head in self.heads.items()

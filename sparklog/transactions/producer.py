@@ -136,7 +136,6 @@ class TransactionalProducer:
         return self.begin_at_known()
 
     def begin_at_known(self) -> Transaction:
-        """Begin without a look for a newer instance, for a caller that has just refreshed `log`."""
         if self._open is not None and self._open.state in (OPEN, PREPARED):
             raise BadRequest(
                 f"transaction {self._open.n} of '{self.id}' is open: commit or abort it before the next one is begun"
@@ -214,7 +213,6 @@ class Transaction:
             self._writers[topic][1].write(batch)
 
     def add(self, target: AppendTarget, files: Sequence[FileSlices]) -> None:
-        """Take files that tasks wrote for a topic."""
         self._check_open()
         if any(len(file) for file in files):
             self._files.setdefault(target.topic, []).append(TopicFiles(target, tuple(files)))
@@ -366,7 +364,6 @@ class Transaction:
         self.state = ABORTED
 
     def _give_up(self) -> None:
-        """Abort after a failure, so that topics are not held back until the timeout."""
         try:
             self.abort()
         except SparklogError as error:

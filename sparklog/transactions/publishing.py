@@ -146,10 +146,7 @@ def in_decisions(root: Root, topic: str, key: WriterKey, count: int) -> bool:
 
 
 def in_topics(root: Root, key: WriterKey, count: int, names: Iterable[str] | None = None) -> bool:
-    """True if this batch, whose rows name their topics, was published to the topic of an option.
-
-    Looks at these topics (None: all, for any may have been the option's). Errors of the replay rule.
-    """
+    """True if this batch, whose rows name their topics, was published to the topic of an option."""
     if key.run is None or root.decisions.log(key.id).current().run == key.run:
         return False
     unread: list[SparklogError] = []

@@ -67,10 +67,7 @@ def has_aborted(table: SliceTable) -> bool:
 
 
 def aborted_ranges(store: Store, topic: str, table: SliceTable, partition: int, start: int, end: int) -> Aborted:
-    """Return the aborted transactions that can matter to offsets `[start, end)` of a partition, by marker, or None.
-
-    Raises `Corrupt` for a file that is damaged or missing, `Unavailable` if one has been replaced since.
-    """
+    """Return the aborted transactions that matter to offsets `[start, end)`. `Unavailable` if a file is gone."""
     slices = table.select(partition, start)
     marked = slices[(slices.flags & _FLAG) != 0]
     if not len(marked):
@@ -100,7 +97,6 @@ def _cache_of(store: Store) -> _Cache:
 
 
 def _read(store: Store, slices: Sequence[PlannedSlice], cache: _Cache) -> list[AbortedTransactions]:
-    """Return the entries of each slice, from the cache or from its file."""
     known = {i: entries for i, one in enumerate(slices) if (entries := cache.get((one.file, one.position))) is not None}
     missing = [i for i in range(len(slices)) if i not in known]
     answers = ask_each(store, lambda i: aborted_of(store, slices[i]), missing)
@@ -111,10 +107,7 @@ def _read(store: Store, slices: Sequence[PlannedSlice], cache: _Cache) -> list[A
 
 
 def aborted_of(store: Store, planned: PlannedSlice) -> AbortedTransactions:
-    """Return the transactions whose ABORT markers lie in a slice that has `KAFKA_ABORTED`, from its file.
-
-    Raises `Corrupt`, and `fetch.MissingFile` if the file is gone.
-    """
+    """Return the transactions whose ABORT markers lie in a slice. `Corrupt`; `MissingFile` if its file is gone."""
     entries = _of_append_file(store, planned) if planned.footer_length else _of_segment(store, planned)
     last = entries.last_offsets
     if not len(entries) or int(last.min()) < planned.base or int(last.max()) >= planned.end:

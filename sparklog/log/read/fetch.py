@@ -85,10 +85,7 @@ def entrance_for_offsets(index: OffsetIndex, planned: PlannedSlice, start: int, 
 def entrance_for_timestamp(
     index: OffsetIndex | None, times: TimeIndex | None, planned: PlannedSlice, target: int, start: int
 ) -> Entrance:
-    """Return the place to look for the first record at or above offset `start` with a time of at least `target` (ms).
-
-    Kafka's way: no record before the time index's greatest entry <= `target` is later than that entry.
-    """
+    """Return the place to look for the first record at or above `start` with a time of `target` (ms) or later."""
     if index is None:
         return Entrance(0, -1, planned.size)
     stamp, stamped = (-1, -1) if times is None else times.lookup(target)
@@ -147,7 +144,6 @@ class Cursor:
     """`_rows` are the slices from this one on, made some at a time."""
 
     def head(self) -> PlannedSlice | None:
-        """The slice to fetch next."""
         if self.at >= len(self.slices):
             return None
         if not self._first <= self.at < self._first + len(self._rows):
@@ -155,12 +151,10 @@ class Cursor:
         return self._rows[self.at - self._first]
 
     def place(self) -> tuple[str, str, int] | None:
-        """Where that slice lies."""
         planned = self.head()
         return None if planned is None else (self.store.location, planned.file, planned.position)
 
     def cuts(self, planned: PlannedSlice) -> bool:
-        """True if only a part of the slice is wanted."""
         return self.next > planned.base or self.range.end < planned.end
 
 
@@ -272,7 +266,6 @@ class Fetcher:
         self._advance(cursor, planned)
 
     def _limits(self, cursor: Cursor, planned: PlannedSlice) -> tuple[int, int]:
-        """Return bytes `[low, high)` of the slice that hold the wanted offsets, as far as its index tells."""
         if not cursor.cuts(planned) or not planned.footer_length:
             return 0, planned.size
         index = index_of(self._footer(cursor.store, planned), planned)
@@ -296,7 +289,6 @@ class Fetcher:
 
 
 def read_footer(store: Store, planned: PlannedSlice) -> Footer:
-    """Return the footer of the slice's file, in one ranged read."""
     data = read_range(store, planned.file, planned.file_size - planned.footer_length, planned.footer_length)
     return decode_footer(data, file_size=planned.file_size, file=planned.file)
 

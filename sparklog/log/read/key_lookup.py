@@ -88,7 +88,6 @@ def _newest_offset(view: TakenView, topic: str, partition: int, key: bytes, isol
 
 
 def _start_of_run(view: TakenView, rest: OffsetRange, run_bytes: int) -> int:
-    """The offset from which about `run_bytes` lie up to the end of `rest`; at least one offset before it."""
     stored = view.stored([rest])[0]
     if stored.nbytes <= run_bytes:
         return rest.start

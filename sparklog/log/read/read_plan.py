@@ -49,7 +49,6 @@ class PlannedSlice:
 
     @property
     def aborted(self) -> bool:
-        """True if a transaction that was aborted wrote it: rewriting drops it."""
         return self.status == ABORTED
 
     @property
@@ -78,7 +77,6 @@ class PlannedSlices(ColumnsByName):
         return replace(self, columns={name: column[rows] for name, column in self.columns.items()})
 
     def rows(self, low: int = 0, high: int | None = None) -> list[PlannedSlice]:
-        """Slices `[low, high)` as plain integers, all of them by default."""
         paths = [self.paths[code] for code in self.columns["file"][low:high].tolist()]
         columns = [self.columns[name][low:high].tolist() for name in PLANNED]
         topic, partition, hidden = self.topic, self.partition, self.hidden
@@ -100,7 +98,6 @@ class PlannedSlices(ColumnsByName):
 
 
 def planned_slices(topic: str, partition: int, rows: Slices) -> PlannedSlices:
-    """Return rows of one partition of the slice table as plans carry them."""
     codes, file = np.unique(rows.file, return_inverse=True)
     columns = {name: rows.columns[name] for name in PLANNED}
     paths = tuple(rows.paths[code] for code in codes.tolist())

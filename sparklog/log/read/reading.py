@@ -39,7 +39,6 @@ FIRST_EXPANSION = 4.0
 def read_cursors(
     cursors: Sequence[Cursor], columns: Sequence[str], batch_bytes: int = BATCH_BYTES
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records of all ranges, each range's in offset order, as batches of about `batch_bytes`."""
     decoder = _Decoder(check_columns(columns), batch_bytes)
     return _joined(_decoded(Fetcher(cursors), decoder, batch_bytes), batch_bytes)
 
@@ -105,14 +104,11 @@ class _Run:
         return _Run(self.pieces, self.data, self.headers[batches], self.piece_of[batches], self.shift[batches])
 
     def place(self) -> tuple[str | None, int]:
-        """Return file and position for messages, where these are one piece's."""
         first = self.pieces[0]
         return (first.slice.file, first.position) if len(self.pieces) == 1 else (None, 0)
 
 
 class _Decoder:
-    """Turns pieces into record batches of `columns`; learns how much stored bytes grow."""
-
     def __init__(self, columns: tuple[str, ...], batch_bytes: int) -> None:
         self.expansion = FIRST_EXPANSION
         self._learned = False
@@ -235,7 +231,6 @@ class _Decoder:
         return pa.concat_arrays([self._repeated(name, sum(each for _, each in group)) for name, group in runs])
 
     def _repeated(self, topic: str, n: int) -> pa.Array:
-        """The name n times, cut from the longest such array made so far."""
         made = self._topics.get(topic)
         if made is None or len(made) < n:
             made = self._topics[topic] = repeated_text(topic, n)

@@ -46,7 +46,6 @@ BATCH_BYTES = 4 << 20
 
 
 def check_isolation(isolation: str) -> str:
-    """Return `isolation` if it is one of Kafka's two levels, else raise `BadRequest`."""
     if isolation not in (READ_COMMITTED, READ_UNCOMMITTED):
         raise BadRequest(f"expected isolation {READ_COMMITTED} or {READ_UNCOMMITTED}, found {isolation!r}")
     return isolation
@@ -76,12 +75,10 @@ class NativeReadPart:
 
     @property
     def records(self) -> int:
-        """Records, estimated from the slices' counts."""
         return self._share("records")
 
     @property
     def nbytes(self) -> int:
-        """Stored bytes, estimated."""
         return self._share("size")
 
     def _share(self, column: str) -> int:
@@ -91,7 +88,6 @@ class NativeReadPart:
         return int((self.slices.columns[column] * (covered / np.maximum(end - base, 1))).sum())
 
     def read(self, columns: Sequence[str], *, batch_bytes: int = BATCH_BYTES) -> Iterator[pa.RecordBatch]:
-        """Yield the records in offset order, as batches of about `batch_bytes` with exactly `columns`."""
         return read_parts([self], columns, batch_bytes=batch_bytes)
 
     def replan(self, opened: dict[tuple[str, str], Newer], start: int) -> tuple[int, PlannedSlices]:
@@ -120,11 +116,7 @@ class NativeReadPart:
 def read_parts(
     parts: Sequence[ReadPart], columns: Sequence[str], *, batch_bytes: int = BATCH_BYTES
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records of several parts, each part's in offset order, native parts interleaved as their files are.
-
-    Better than part by part for a task with many small parts: what lies together is fetched together, and small
-    results are joined into batches of about `batch_bytes`. `Corrupt`; `NotFound` (data loss).
-    """
+    """Yield the records of several parts, each part's in offset order, native parts interleaved as their files are."""
     opened: dict[tuple[str, str], Newer] = {}
     for native, group in groupby(parts, lambda part: isinstance(part, NativeReadPart)):
         if native:
@@ -186,7 +178,6 @@ def _planned(snapshot: Snapshot, ranges: Sequence[OffsetRange], isolation: str) 
 
 
 def check_partition(topic: str, partition: int, bounds: Mapping[int, Bounds]) -> Bounds:
-    """Return the partition's bounds; `NotFound` if the topic has no such partition."""
     bound = bounds.get(partition)
     if bound is None:
         raise NotFound(f"expected partitions 0 to {len(bounds) - 1} of topic {topic}, found {partition}")
@@ -194,7 +185,6 @@ def check_partition(topic: str, partition: int, bounds: Mapping[int, Bounds]) ->
 
 
 def _visible(slices: Slices, isolation: str) -> Slices:
-    """Leave out what `isolation` hides."""
     if isolation != READ_COMMITTED:
         return slices
     hidden = (slices.status == ABORTED) | (slices.status == OPEN)
@@ -210,7 +200,6 @@ def stored_in(snapshot: Snapshot, wanted: OffsetRange) -> Stored:
 
 
 def sizes_of(snapshot: Snapshot) -> list[PartitionSize]:
-    """Return the size of each partition, from metadata alone."""
     rows = snapshot.slices.all()
     by_partition = []
     sealed, plain = rows.sealed(), rows.status != ABORTED

@@ -70,7 +70,6 @@ def _looked_up(
 
 
 def _first(snapshot: Snapshot, partition: int, target: int, start: int, end: int) -> TimestampOffset | None:
-    """Return the first record in offsets `[start, end)` with a time of at least `target`."""
     if start >= end:
         return None
     slices = snapshot.slices.select(partition, start, end)
@@ -111,7 +110,6 @@ def _in_slice(store: Store, planned: PlannedSlice, target: int, start: int) -> T
 
 
 def _in_segment(store: Store, planned: PlannedSlice, target: int, start: int) -> TimestampOffset | None:
-    """Do the same in a sealed segment, entered by the index files beside it."""
     index = fetch.read_offset_index(store, planned)
     times = None if index is None or target == ANY_TIME else fetch.read_time_index(store, planned)
     entrance = fetch.entrance_for_timestamp(index, times, planned, target, start)

@@ -96,7 +96,6 @@ class Scan:
 
     @property
     def ranges(self) -> list[OffsetRange]:
-        """The offset ranges that are read."""
         return [part.range for part in self.parts]
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
@@ -130,7 +129,6 @@ def scan(
     columns: Sequence[str] = COLUMNS,
     batch_bytes: int = 4 << 20,
 ) -> Scan:
-    """Plan a scan of a topic as a view shows it; see `Topic.scan`."""
     check_isolation(isolation)
     check_columns(columns)
     bounds = view.bounds(topic)
@@ -147,7 +145,6 @@ def scan(
 
 
 def _offset(position: Position, partition: int, bounds: Bounds, isolation: str, default: OffsetSpec) -> int:
-    """A position in one partition as an offset; a mapping's missing partitions take `default`."""
     if isinstance(position, Mapping):
         position = position.get(partition, default)
     if position == EARLIEST:
@@ -160,7 +157,6 @@ def _offset(position: Position, partition: int, bounds: Bounds, isolation: str, 
 
 
 def record_at(snapshot: Snapshot, partition: int, offset: int, isolation: str = READ_COMMITTED) -> pa.RecordBatch:
-    """The record at exactly this offset, as one row with all columns; see `Topic.record_at`."""
     wanted = OffsetRange(snapshot.topic, partition, offset, offset + 1)
     batches = list(read_parts(plan_parts(snapshot, [wanted], isolation), COLUMNS))
     if not batches:
@@ -185,7 +181,6 @@ class Tail:
     topic_id: str = ""
 
     def open(self) -> None:
-        """Take the first snapshot; `NotFound` if the topic or the partition does not exist."""
         self.topic_id = self.view.topic_id(self.topic)
         self.view.refresh([self.topic])
         bounds = self.view.bounds(self.topic)
@@ -199,7 +194,6 @@ class Tail:
         self.positions = {partition: bounds.end(self.isolation) for partition, bounds in self._bounds().items()}
 
     def start_at_offset(self, offset: int) -> None:
-        """At one offset of every partition read; `NotFound` if it is not between log start and end."""
         for partition, bounds in self._bounds().items():
             start, end = bounds.log_start, bounds.end(self.isolation)
             if not start <= offset <= end:
@@ -234,11 +228,9 @@ class Tail:
             raise Conflict(f"topic {self.topic} was deleted and created again while it was read: start again")
 
     def at_end(self) -> bool:
-        """True if all of the snapshot was read."""
         bounds = self._bounds().items()
         return all(self.positions.get(partition, -1) >= each.end(self.isolation) for partition, each in bounds)
 
     def _bounds(self) -> dict[int, Bounds]:
-        """Return the bounds of the partitions that are read, in order."""
         bounds = self.view.bounds(self.topic)
         return {partition: bounds[partition] for partition in sorted(bounds) if self.partition in (None, partition)}

@@ -45,12 +45,10 @@ class AppendOutput:
             self._writer.write(piece)
 
     def end_slice(self, written: WrittenSlice) -> None:
-        """Describe the last `written.nbytes` bytes as one slice."""
         self.position += written.nbytes
         self._slices.append(written)
 
     def close(self) -> FileSlices:
-        """Write the footer, make the file durable, and return its slices."""
         footer = encode_footer(self._slices)
         self._writer.write(footer)
         self._writer.close()
@@ -76,14 +74,11 @@ class AppendTarget:
 
 @dataclass(frozen=True)
 class TopicFiles:
-    """Files that were written for a topic, and the target that they were written for."""
-
     target: AppendTarget
     files: tuple[FileSlices, ...]
 
     @property
     def records(self) -> int:
-        """Records in all files."""
         return sum(sum(file.records) for file in self.files)
 
 
@@ -101,7 +96,6 @@ class AppendOutcome:
 
 
 def appended(commit: Commit | None, records: int) -> AppendOutcome:
-    """Return the outcome of `commit`; one without files is a replay, of which at most the run was recorded."""
     if commit is None or not commit.files:
         version, commit_id = (-1, "") if commit is None else (commit.version, commit.commit_id)
         return AppendOutcome(version, {}, {}, 0, True, "a replay: only the new run was recorded", commit_id)
@@ -149,11 +143,9 @@ class WriteOptions:
 
 
 class AppendWriter:
-    """Writes one task's rows as append files of one topic.
+    """Writes one task's rows as append files of one topic; after an error, or instead of `finish`, call `discard`.
 
-    `seed`: see `partitioner.sticky_seed`. `finish` gives the files for the commit; after an error, or instead of it,
-    `discard`. The first upload looks whether the root is the driver's (a request), unless the caller has
-    (`checked_root`).
+    The first upload looks whether the root is the driver's (a request), unless the caller has (`checked_root`).
     """
 
     def __init__(
@@ -185,7 +177,6 @@ class AppendWriter:
         self._checked_root = checked_root
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Take rows with any of `rows.ROW_COLUMNS` (`value` at least); other columns are left out."""
         batch = batch.select(check_columns(batch.schema))
         if batch.num_rows == 0:
             return
@@ -287,7 +278,6 @@ def check_root(target: AppendTarget) -> None:
 
 
 def _pieces(batch: pa.RecordBatch, limit: int) -> Iterator[pa.RecordBatch]:
-    """The batch cut by rows until a piece has at most `limit` bytes or one row."""
     if batch.nbytes <= limit or batch.num_rows == 1:
         yield batch
         return
@@ -340,7 +330,6 @@ ArrowData: TypeAlias = ArrowItem | Iterable[ArrowItem]
 def write_files(
     data: ArrowData, target: AppendTarget, env: Env, *, options: WriteOptions | None, writer: WriterKey | None
 ) -> list[FileSlices]:
-    """Write files of these rows; nothing is left of them if a row is refused."""
     seed = sticky_seed(writer.id, writer.batch) if writer is not None else env.random.getrandbits(63)
     sink = AppendWriter(target, options, env, seed)
     try:
@@ -353,7 +342,6 @@ def write_files(
 
 
 def batches(data: ArrowData) -> Iterator[pa.RecordBatch]:
-    """Yield record batches of tables, batches, Arrow streams and iterables of them."""
     # A scan's batches are taken one by one: through the protocol its errors would lose their kind.
     several = isinstance(data, Scan) or (isinstance(data, Iterable) and not _is_arrow(data))
     for item in cast("Iterable[object]", data) if several else (data,):
