@@ -101,7 +101,6 @@ def _expire(group: Group, retention_ms: int, now_ms: int, heads: dict[str, Head]
 def _deleted_topics(
     group: Group, state: GroupState, heads: Mapping[str, Head], now_ms: int
 ) -> AbstractSet[tuple[str, str]]:
-    """Return names and ids of deleted topics that the group has offsets of."""
     ids = {item.place: heads[item.topic] for item in state.offsets}
     deleted = {place for place, head in ids.items() if head.deleted and head.topic_id == place[1]}
     others = {place for place, head in ids.items() if head.version >= 0 and head.topic_id != place[1]}

@@ -1,23 +1,11 @@
 """A consumer in plain Python: reads topics and commits the offsets of its group.
 
-    with sparklog.consumer("/data/log", "billing", topics=["orders", "payments"]) as consumer:
-        while True:
-            for batch in consumer.poll(timeout=1.0):
-                ...                                     # a pyarrow.RecordBatch with the columns of `topic.scan`
-
 It is Kafka's consumer with one instance per group. The newest instance owns all partitions of its topics and fences an
-older one at its next commit or heartbeat. All work is done inside the calls; no thread runs in the background. As in
-Kafka, `poll` and `close` commit offsets automatically, and a consumer that does not `poll` for longer than its session
-timeout counts as gone.
+older one at its next commit or heartbeat. All work is done inside the calls; no thread runs in the background: a
+consumer that does not `poll` for longer than its session timeout counts as gone.
 
 Records come partition by partition in offset order. Compacted offsets and markers are passed over, under read_committed
 aborted records too. Nothing is read past the last stable offset.
-
-To consume, transform and produce exactly once: `enable_auto_commit=False`, then per batch
-
-    with producer.begin() as transaction:
-        transaction.append("invoices", made_of(batch))
-        transaction.send_offsets(consumer)
 """
 
 from __future__ import annotations

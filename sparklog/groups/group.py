@@ -1,11 +1,5 @@
 """A consumer group of a root: its committed offsets, and every way to change them.
 
-    group = sparklog.Groups("/data/log").group("billing")
-    group.committed()                                   # {("orders", 0): CommittedOffset(...), ...}
-    member = group.join("worker-7")                     # a new generation; an earlier member is fenced
-    member.commit({"orders": {0: 42}})
-    group.alter({"orders": {0: 0}})                     # refused while the group is active
-
 Every change is an entry in the group's journal (`group_state`). As a commit of a topic does, each entry also
 settles pending offsets of decided transactions, and aborts transactions past their timeout. Readers ask the decisions
 themselves and wait for no entry.

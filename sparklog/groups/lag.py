@@ -1,12 +1,9 @@
 """The consumer groups of a root, and their lag: per partition in records, and in seconds.
 
 Lag in records is Kafka's: log end offset minus committed offset, whatever the isolation level of the consumer. Markers,
-records of aborted transactions and offsets that compaction emptied count, as they do in `kafka-consumer-groups`. A
-partition without a committed offset has no lag; like Kafka's tool, rows for such partitions are shown of groups that
-are active.
-
-Lag in seconds is the age of the first record that the group has not read: now minus its timestamp, 0 without one. That
-costs up to two requests per partition that lags.
+records of aborted transactions and offsets that compaction emptied count. Like in Kafka's tool, rows for partitions
+without a committed offset are shown of groups that are active. Lag in seconds is the age of the first record that the
+group has not read: up to two requests per partition that lags.
 """
 
 from __future__ import annotations

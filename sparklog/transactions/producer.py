@@ -1,11 +1,5 @@
 """A transactional producer: begin, append to topics, send offsets of a consumer group, commit or abort.
 
-    producer = sparklog.transactional("/data/log", "orders-job")
-    with producer.begin() as transaction:
-        transaction.append("orders", orders)
-        transaction.append("payments", payments)
-        transaction.send_offsets("billing", {"invoices": {0: 42}})
-
 Rows are uploaded as they come and published by `commit`: one commit per topic that holds them open (prepare), then one
 entry in the decision log of the id, which commits them all at once. A process that dies in between leaves no part of it
 visible. The next instance aborts an undecided transaction at once, any other process once `timeout_ms` has passed since

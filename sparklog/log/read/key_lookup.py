@@ -1,13 +1,11 @@
 """The latest record of a key, looked for backwards from the end of the log. Works on every view.
 
 Kafka's default partitioner tells the partition. Its offsets are read in runs from the log end down, a few MiB first and
-more each time, of each run only the keys; the first run that has the key ends the search, and its last record of the
-key is fetched whole. So a key written lately costs a read or two, and one that is not there the whole partition.
+more each time, of each run only the keys; the first run that has the key ends the search.
 
 Adding partitions moves keys to others, so the partitions that the key had under earlier numbers are searched, too, the
 newest first. What lies in a partition that there was not before is newer than all that came before it; of other answers
-the one with the greatest timestamp is given. A root knows these numbers, a Kafka directory does not; and another
-partitioner may have put the key anywhere: then all partitions can be searched.
+the one with the greatest timestamp is given.
 """
 
 from __future__ import annotations

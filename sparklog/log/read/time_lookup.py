@@ -1,18 +1,17 @@
 """Look-ups by time: the first record at or after a time, the first one at or above an offset, the largest timestamp.
 
 Kafka answers with the first record in offset order, at or above the log start and below the bound, whose timestamp is
-at or after the target; records of aborted transactions and markers count. It is not the record nearest in time:
-timestamps may go back. The snapshot's slice table tells the slice, its footer the window, the window the record: two
-reads. In a sealed segment the `.timeindex` and the `.index` stand for the footer: three. By offset it is two in both.
+at or after the target; records of aborted transactions and markers count. Timestamps may go back. The slice table tells
+the slice, its footer the window: two reads; `.timeindex` and `.index` of a sealed segment stand for the footer: three.
 
-The largest timestamp (Kafka's ListOffsets for MAX_TIMESTAMP, `kafka-get-offsets --time -3`) is the last time that has
-an answer: it is searched for, all partitions of a topic at once. Each answer lifts the search to its own timestamp, so
-that a day of milliseconds takes some thirty steps up and as many down, most of which metadata answers.
+The largest timestamp (Kafka's ListOffsets for MAX_TIMESTAMP) is the last time that has an answer: it is searched for,
+all partitions of a topic at once. A day of milliseconds takes some thirty steps up and as many down, most of which
+metadata answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -86,42 +85,39 @@ def _in_slice(store: Store, planned: PlannedSlice, target: int, start: int) -> T
     """Return the first record of the slice at or above offset `start` with a time of at least `target`."""
     if planned.append_time >= max(target, 0) and planned.records == planned.end - planned.base:
         return TimestampOffset(max(start, planned.base), planned.append_time)
-    index, low, cuts = None, 0, [planned.size]
-    if planned.size > INDEX_MIN_BYTES:
-        if not planned.footer_length:
-            return _in_segment(store, planned, target, start)
-        index = fetch.index_of(fetch.read_footer(store, planned), planned)
-    if index is not None:
-        by_time = index.entry_for_timestamp(target) if planned.append_time < 0 else 0
-        entry = max(by_time, index.entry_for_offset(start - planned.shift))
-        low = int(index.position[entry])
-        cuts = [*index.position[entry + 1 :].tolist(), planned.size]
-    for high in cuts:
-        while low < high:
-            data, headers = fetch.read_window(store, planned, low, high)
-            whole = len(data) == planned.size
-            if whole:
-                fetch.check_slice(data, planned)
-            answer = _in_batches((data, headers), planned, planned.position + low, target, start, check_crc=not whole)
-            if answer is not None:
-                return answer
-            low += len(data)
-    return None
-
-
-def _in_segment(store: Store, planned: PlannedSlice, target: int, start: int) -> TimestampOffset | None:
-    index = fetch.read_offset_index(store, planned)
-    times = None if index is None or target == ANY_TIME else fetch.read_time_index(store, planned)
-    entrance = fetch.entrance_for_timestamp(index, times, planned, target, start)
-    low, first = fetch.enter_segment(store, planned, entrance)
-    while low < planned.size:
-        window = first or fetch.read_window(store, planned, low, planned.size, entrance.until)
-        first = None
-        answer = _in_batches(window, planned, planned.position + low, target, start, check_crc=True)
+    for window, low, check_crc in _windows(store, planned, target, start):
+        answer = _in_batches(window, planned, planned.position + low, target, start, check_crc=check_crc)
         if answer is not None:
             return answer
-        low += len(window[0])
     return None
+
+
+def _windows(store: Store, planned: PlannedSlice, target: int, start: int) -> Iterator[tuple[fetch.Window, int, bool]]:
+    """Yield batches that may hold the record, their byte in the slice, and if their checksums are to be looked at."""
+    segment = planned.size > INDEX_MIN_BYTES and not planned.footer_length
+    low, cuts, first, until = 0, [planned.size], None, 0
+    if segment:
+        offsets = fetch.read_offset_index(store, planned)
+        times = None if offsets is None or target == ANY_TIME else fetch.read_time_index(store, planned)
+        entrance = fetch.entrance_for_timestamp(offsets, times, planned, target, start)
+        low, first = fetch.enter_segment(store, planned, entrance)
+        until = entrance.until
+    elif planned.size > INDEX_MIN_BYTES:
+        index = fetch.index_of(fetch.read_footer(store, planned), planned)
+        if index is not None:
+            by_time = index.entry_for_timestamp(target) if planned.append_time < 0 else 0
+            entry = max(by_time, index.entry_for_offset(start - planned.shift))
+            low = int(index.position[entry])
+            cuts = [*index.position[entry + 1 :].tolist(), planned.size]
+    for high in cuts:
+        while low < high:
+            window = first or fetch.read_window(store, planned, low, high, until)
+            first = None
+            whole = len(window[0]) == planned.size and not segment
+            if whole:
+                fetch.check_slice(window[0], planned)
+            yield window, low, not whole
+            low += len(window[0])
 
 
 def _in_batches(

@@ -195,14 +195,13 @@ def _hold(root: Root, topic: Topic, snapshot: Snapshot, hold: str) -> list[Topic
 
 
 def _release(held: Sequence[Topic], hold: str) -> None:
-    """End holds that no clone needs; where that fails, the vacuum ends them a day later."""
+    # Where that fails, the vacuum ends them a day later.
     for topic in held:
         with suppress(SparklogError, OSError):
             topic.log.commit(MaintainIntent(topic.log.refresh().head.topic_id, holds={hold: None}))
 
 
 def _decided(topic: Topic, snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot with the decisions of its open transactions that were recorded since."""
     waiting = set(open_transactions(snapshot.head))
     if not waiting:
         return snapshot

@@ -98,7 +98,6 @@ class Root:
         raise NotFound(f"topic '{name}' does not exist in {self.location}{hint}")
 
     def topic_handle(self, name: str) -> Topic:
-        """Return the handle of a topic, without looking if it exists."""
         topic = self._topics.get(name)
         if topic is None:
             log = TopicLog(self, name, self._access, self.decisions.resolve)
@@ -302,8 +301,6 @@ class RootView(SnapshotView):
 
 @dataclass(frozen=True, slots=True)
 class LowWatermark:
-    """The log start of a partition, after its records were deleted."""
-
     topic: str
     partition: int
     low_watermark: int

@@ -51,30 +51,22 @@ class RootContext(Protocol):
     decisions: DecisionLogs
 
     @property
-    def location(self) -> str:
-        """The path or URL of the root."""
-
-    def ensure_probed(self) -> None:
-        """Check once in each process that commits that the store keeps its promises."""
-
-    def topic_handle(self, name: str) -> Any:
-        """Return the handle of a topic, without looking whether it exists."""
+    def location(self) -> str: ...
+    def ensure_probed(self) -> None: ...
+    def topic_handle(self, name: str) -> Any: ...
 
 
 class TopicLog(CommitLog):
-    """The commit log of a topic of a root."""
-
     def __init__(self, root: RootContext, name: str, access: RootAccess, resolver: Resolver) -> None:
         super().__init__(access, name, resolver)
         self.root = root
         self._epochs: dict[tuple[str, str], int] = {}
 
     def head(self, refresh: bool = True) -> Head:
-        """Return the state without slices; one request when nothing changed. `NotFound` if the topic was deleted."""
+        """Return the state without slices. `NotFound` if the topic was deleted."""
         return self.existing(refresh).head
 
     def read_snapshot(self) -> Snapshot:
-        """Return the newest state as readers see it: with decisions of transactions that are not recorded here yet."""
         return read_snapshot(self.root.decisions, self)
 
     def commit(self, intent: Intent, origin: Head | None = None) -> Outcome:
@@ -83,7 +75,6 @@ class TopicLog(CommitLog):
         return super().commit(intent, origin)
 
     def append_target(self, refresh: bool = True) -> AppendTarget:
-        """Return what tasks need to write files for this topic."""
         state = self.existing(refresh)
         head = state.head
         if state.checkpoint is not None and state.checkpoint.table.unsealed > MANY_UNSEALED:
@@ -137,7 +128,6 @@ class TopicLog(CommitLog):
     def end_kafka_transactions(
         self, *, producers: Collection[int] | None = None, commit: bool = False
     ) -> tuple[KafkaOpen, ...]:
-        """End transactions that Kafka left open, of these producer ids (None: all): see `Topic`."""
         self.root.ensure_probed()
         return end_kafka_transactions(self, producers=producers, commit=commit)
 

@@ -134,7 +134,7 @@ def _joined(arrays: list[pa.Array], common: pa.DataType) -> pa.Array | None:
 
 
 def _as_binary(array: pa.Array) -> pa.Array:
-    """Strings are their UTF-8 bytes; nothing is copied."""
+    # Strings are their UTF-8 bytes; nothing is copied.
     if pa.types.is_string(array.type):
         return array.view(pa.binary())
     if pa.types.is_large_string(array.type):
@@ -173,7 +173,6 @@ def _text(keys: pa.Array) -> pa.Array:
 
 
 def _narrow(array: pa.Array) -> pa.Array:
-    """Binary, or string as it is."""
     if pa.types.is_binary(array.type) or pa.types.is_string(array.type):
         return array
     return array.cast(pa.string() if pa.types.is_large_string(array.type) else pa.binary())
@@ -199,7 +198,6 @@ def _milliseconds(array: pa.Array, now_ms: int) -> Int64s | int:
 
 
 def add_rows(counts: dict[int, tuple[int, int]], rows: Rows, partition: npt.NDArray[np.int32]) -> None:
-    """Add rows, which were given these partitions, to the counts."""
     sizes = sizes_of(rows.key, rows.n) + sizes_of(rows.value, rows.n) + _header_sizes(rows.headers, rows.n)
     place = np.where(_is_valid(rows.key, rows.n) | _is_valid(rows.partition, rows.n), partition, ANYWHERE)
     # Counting is much faster than sorting; a sum of bytes in floats is exact below 2^53.
