@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sparklog.errors import Fenced
 from sparklog.log.journal.documents import (
@@ -218,10 +218,6 @@ class GroupState(Entry):
         return self.number >= 0 and not self.deleted
 
 
-def _places(offsets: Sequence[TopicOffsets]) -> dict[tuple[str, str], set[int]]:
-    return {item.place: set(item.partition) for item in offsets}
-
-
 def _overtaken(pending: Sequence[Pending], gone: Mapping[tuple[str, str], Collection[int]]) -> tuple[Pending, ...]:
     """Return prepares without the partitions in `gone`, which a later entry has settled; empty ones are dropped."""
     left = (replace(item, offsets=without(item.offsets, gone)) for item in pending)
@@ -233,19 +229,13 @@ def _overtaken(pending: Sequence[Pending], gone: Mapping[tuple[str, str], Collec
 
 
 def join(state: GroupState, instance: str, session_timeout_ms: int) -> GroupState:
-    return replace(
-        _by_member(state),
-        op="join",
-        generation=_next_generation(state),
-        instance=instance,
-        session_timeout_ms=session_timeout_ms,
-        deleted=False,
-    )
+    joined = replace(state, generation=_next_generation(state), instance=instance, deleted=False)
+    return _by_member(joined, "join", session_timeout_ms=session_timeout_ms)
 
 
 def heartbeat(state: GroupState, member: GroupMetadata) -> GroupState:
     check_member(state, member)
-    return replace(_by_member(state), op="heartbeat")
+    return _by_member(state, "heartbeat")
 
 
 def leave(state: GroupState, member: GroupMetadata) -> GroupState | None:
@@ -256,12 +246,7 @@ def leave(state: GroupState, member: GroupMetadata) -> GroupState | None:
 
 def commit(state: GroupState, member: GroupMetadata, offsets: Sequence[TopicOffsets]) -> GroupState:
     check_member(state, member)
-    return replace(
-        _by_member(state),
-        op="commit",
-        offsets=merged(state.offsets, offsets),
-        pending=_overtaken(state.pending, _places(offsets)),
-    )
+    return _by_member(state, "commit", **_with(state, offsets))
 
 
 def prepare(
@@ -270,10 +255,10 @@ def prepare(
     """Hold offsets pending, until a COMMIT of transaction `n` names this entry."""
     if member is not None:
         check_member(state, member)
-    touched = replace(state, touched=state.number + 1) if member is None else _by_member(state)
     generation = None if member is None else member.generation
     item = Pending(txn, n, state.number + 1, timeout_ms, generation, tuple(offsets))
-    return replace(touched, op="prepare", deleted=False, pending=(*state.pending, item))
+    after = replace(state, deleted=False, pending=(*state.pending, item))
+    return replace(after, op="prepare", touched=state.number + 1) if member is None else _by_member(after, "prepare")
 
 
 def settled(state: GroupState, outcomes: Mapping[int, bool]) -> GroupState:
@@ -287,18 +272,12 @@ def settled(state: GroupState, outcomes: Mapping[int, bool]) -> GroupState:
             left.append(item)
         elif outcome:
             offsets = merged(offsets, item.offsets)
-            left = list(_overtaken(left, _places(item.offsets)))
+            left = list(_overtaken(left, {each.place: set(each.partition) for each in item.offsets}))
     return replace(state, op="resolve", offsets=offsets, pending=tuple(left))
 
 
 def alter(state: GroupState, offsets: Sequence[TopicOffsets]) -> GroupState:
-    return replace(
-        _by_others(state),
-        op="alter",
-        deleted=False,
-        offsets=merged(state.offsets, offsets),
-        pending=_overtaken(state.pending, _places(offsets)),
-    )
+    return _by_others(state, "alter", deleted=False, **_with(state, offsets))
 
 
 def delete_offsets(state: GroupState, gone: Mapping[str, Collection[int]]) -> GroupState | None:
@@ -308,11 +287,11 @@ def delete_offsets(state: GroupState, gone: Mapping[str, Collection[int]]) -> Gr
     left, waiting = without(state.offsets, places), _overtaken(state.pending, places)
     if left == state.offsets and waiting == state.pending:
         return None
-    return replace(_by_others(state), op="delete-offsets", offsets=left, pending=waiting)
+    return _by_others(state, "delete-offsets", offsets=left, pending=waiting)
 
 
 def delete(state: GroupState) -> GroupState | None:
-    return replace(_by_others(state), op="delete", deleted=True, offsets=(), pending=()) if state.exists else None
+    return _by_others(state, "delete", deleted=True, offsets=(), pending=()) if state.exists else None
 
 
 def restore(state: GroupState, offsets: Sequence[TopicOffsets], generation: int) -> GroupState | None:
@@ -352,7 +331,7 @@ def expire(state: GroupState, *, everything: bool, gone: Collection[tuple[str, s
     if not state.exists:
         return None
     if everything and not state.pending:
-        return replace(_by_others(state), op="expire", touched=state.touched, deleted=True, offsets=())
+        return replace(_by_others(state, "expire", deleted=True, offsets=()), touched=state.touched)
     left = () if everything else tuple(item for item in state.offsets if item.place not in gone)
     return None if left == state.offsets else replace(state, op="expire", offsets=left)
 
@@ -375,12 +354,19 @@ def _next_generation(state: GroupState) -> int:
     return 1 if state.generation >= MAX_INT else state.generation + 1
 
 
-def _by_member(state: GroupState) -> GroupState:
-    return replace(state, active=state.number + 1, touched=state.number + 1)
+def _by_member(state: GroupState, op: str, **changes: Any) -> GroupState:
+    return replace(state, op=op, active=state.number + 1, touched=state.number + 1, **changes)
 
 
-def _by_others(state: GroupState) -> GroupState:
-    return replace(state, generation=_next_generation(state), instance=None, active=None, touched=state.number + 1)
+def _by_others(state: GroupState, op: str, **changes: Any) -> GroupState:
+    """Return the state after a step of an operator, which fences the member."""
+    fenced = replace(state, generation=_next_generation(state), instance=None, active=None)
+    return replace(fenced, op=op, touched=state.number + 1, **changes)
+
+
+def _with(state: GroupState, offsets: Sequence[TopicOffsets]) -> dict[str, Any]:
+    places = {item.place: set(item.partition) for item in offsets}
+    return {"offsets": merged(state.offsets, offsets), "pending": _overtaken(state.pending, places)}
 
 
 # -- bytes

@@ -171,7 +171,11 @@ def parse_duration(text: str) -> int:
 def parse_offsets_file(text: str, name: str) -> dict[str | None, dict[TopicPartition, int]]:
     """Read Kafka's CSV, `[group,]topic,partition,offset`: offsets by group, None where it is not named."""
     groups: dict[str | None, dict[TopicPartition, int]] = {}
-    for number, row in enumerate(_rows(text, name), 1):
+    try:
+        rows = list(csv.reader(io.StringIO(text)))
+    except csv.Error as error:
+        raise BadRequest(f"{name} is no CSV file ({error}); expected lines of [group,]topic,partition,offset") from None
+    for number, row in enumerate(rows, 1):
         cells = [cell.strip() for cell in row]
         if not any(cells):
             continue
@@ -188,10 +192,3 @@ def parse_offsets_file(text: str, name: str) -> dict[str | None, dict[TopicParti
     if not groups:
         raise BadRequest(f"{name} holds no offsets; expected lines of [group,]topic,partition,offset")
     return groups
-
-
-def _rows(text: str, name: str) -> list[list[str]]:
-    try:
-        return list(csv.reader(io.StringIO(text)))
-    except csv.Error as error:
-        raise BadRequest(f"{name} is no CSV file ({error}); expected lines of [group,]topic,partition,offset") from None

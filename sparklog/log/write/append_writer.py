@@ -350,24 +350,18 @@ def batches(data: ArrowData) -> Iterator[pa.RecordBatch]:
                 "expected pyarrow tables, record batches or what else has __arrow_c_stream__ or __arrow_c_array__, "
                 f"found {type(item).__name__}"
             )
-        yield from _batches_of(item)
+        stream = item if isinstance(item, pa.Table | pa.RecordBatch | pa.RecordBatchReader) else _imported(item)
+        unknown = [name for name in stream.schema.names if name not in ROW_COLUMNS]
+        if unknown:
+            raise BadRequest(f"expected columns of {', '.join(ROW_COLUMNS)}; found {', '.join(unknown)}: drop them")
+        if isinstance(stream, pa.RecordBatch):
+            yield stream
+        else:
+            yield from stream.to_batches() if isinstance(stream, pa.Table) else stream
 
 
 def _is_arrow(data: object) -> bool:
     return hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__")
-
-
-def _batches_of(item: Any) -> Iterator[pa.RecordBatch]:
-    stream = item if isinstance(item, pa.Table | pa.RecordBatch | pa.RecordBatchReader) else _imported(item)
-    unknown = [name for name in stream.schema.names if name not in ROW_COLUMNS]
-    if unknown:
-        raise BadRequest(f"expected columns of {', '.join(ROW_COLUMNS)}; found {', '.join(unknown)}: drop them")
-    if isinstance(stream, pa.RecordBatch):
-        yield stream
-    elif isinstance(stream, pa.Table):
-        yield from stream.to_batches()
-    else:
-        yield from stream
 
 
 def _imported(item: Any) -> pa.RecordBatchReader | pa.RecordBatch:
