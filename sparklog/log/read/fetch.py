@@ -276,11 +276,9 @@ class Fetcher:
         return low, int(index.position[beyond]) if beyond < len(index) else planned.size
 
     def _footer(self, store: Store, planned: PlannedSlice) -> Footer:
-        footer = self._footers.get(planned.file)
-        if footer is None:
-            footer = read_footer(store, planned)
-            self._footers = {planned.file: footer}
-        return footer
+        if planned.file not in self._footers:
+            self._footers = {planned.file: read_footer(store, planned)}
+        return self._footers[planned.file]
 
     def _index(self, store: Store, planned: PlannedSlice) -> OffsetIndex | None:
         if planned.file not in self._indexes:

@@ -26,7 +26,6 @@ from sparklog.log.state.view import RECORD_SCHEMA, check_columns
 
 Int64s = npt.NDArray[np.int64]
 
-BATCH_BYTES = 4 << 20
 DECODED = {"key", "value", "headers"}
 ROW_BYTES = 40
 """Bytes of a record in Arrow beside its key, value and headers: offset, time, type, partition, three offsets."""
@@ -36,9 +35,7 @@ FIRST_EXPANSION = 4.0
 """Decoded bytes per stored byte, until the first decoding tells."""
 
 
-def read_cursors(
-    cursors: Sequence[Cursor], columns: Sequence[str], batch_bytes: int = BATCH_BYTES
-) -> Iterator[pa.RecordBatch]:
+def read_cursors(cursors: Sequence[Cursor], columns: Sequence[str], batch_bytes: int) -> Iterator[pa.RecordBatch]:
     decoder = _Decoder(check_columns(columns), batch_bytes)
     return _joined(_decoded(Fetcher(cursors), decoder, batch_bytes), batch_bytes)
 

@@ -43,13 +43,9 @@ class SnapshotView:
     """Implements `sparklog.log.state.view.TakenView` for settled snapshots, by topic, of one root."""
 
     def __init__(self, location: str, snapshots: Mapping[str, Snapshot]) -> None:
-        self._location = location
+        self.location = location
         self._snapshots = snapshots
         self._ends = whole_ends(snapshots)
-
-    @property
-    def location(self) -> str:
-        return self._location
 
     def snapshot(self, topic: str) -> Snapshot:
         return self._snapshots[topic]

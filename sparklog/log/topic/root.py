@@ -41,6 +41,7 @@ class Root:
 
     def __init__(self, store: Store, root_id: str, env: Env = SYSTEM) -> None:
         self.store = store
+        self.location = store.location
         self.id = root_id
         self.env = env
         self._access = RootAccess(store, env, root_id)
@@ -54,10 +55,6 @@ class Root:
 
     def __reduce__(self) -> tuple[object, ...]:
         return Root, (self.store, self.id, self.env)
-
-    @property
-    def location(self) -> str:
-        return self.store.location
 
     def ensure_probed(self) -> None:
         """Check once in each process that commits that the store keeps its promises."""

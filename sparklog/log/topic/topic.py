@@ -143,6 +143,7 @@ class Topic:
 
     def __init__(self, root: RootContext, name: str, log: TopicLog) -> None:
         self.root = root
+        self.store = root.store
         self.name = name
         self.log = log
 
@@ -151,10 +152,6 @@ class Topic:
 
     def __reduce__(self) -> tuple[object, ...]:
         return self.root.topic_handle, (self.name,)
-
-    @property
-    def store(self) -> Store:
-        return self.root.store
 
     def snapshot(self, refresh: bool = True) -> Snapshot:
         """Return the state with all slices. `NotFound` if the topic was deleted."""

@@ -98,7 +98,14 @@ def _write_markers(log: CommitLog, head: Head, chosen: Sequence[KafkaOpen], comm
                 )
                 for i, each in enumerate(ending)
             )
-            aborted = _entries(ending, committed)
+            # All markers lie at offsets from 0 in the slice.
+            rows = np.flatnonzero(~np.array(committed, np.bool_))
+            aborted = AbortedTransactions(
+                np.array([ending[row].producer for row in rows], np.int64),
+                np.array([ending[row].first for row in rows], np.int64),
+                rows.astype(np.int64),
+                np.full(len(rows), -1, np.int64),
+            )
             flags = SliceFlag.KAFKA_PRODUCERS | (SliceFlag.KAFKA_ABORTED if len(aborted) else SliceFlag.NONE)
             output.write(data)
             output.end_slice(
@@ -118,14 +125,3 @@ def _write_markers(log: CommitLog, head: Head, chosen: Sequence[KafkaOpen], comm
     except BaseException:
         output.discard()
         raise
-
-
-def _entries(transactions: Sequence[KafkaOpen], committed: Sequence[bool]) -> AbortedTransactions:
-    """Return the entries of the ABORT markers; all markers lie at offsets from 0 in the slice."""
-    rows = np.flatnonzero(~np.array(committed, np.bool_))
-    return AbortedTransactions(
-        np.array([each.producer for each in transactions], np.int64)[rows],
-        np.array([each.first for each in transactions], np.int64)[rows],
-        rows.astype(np.int64),
-        np.full(len(rows), -1, np.int64),
-    )
