@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from sparklog.format.slice_columns import PLANNED
+from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.journal.names import file_key
 from sparklog.log.state.rewrites import Input
 from sparklog.log.state.slice_table import ABORTED, Columns, ColumnsByName, Slices
-
-if TYPE_CHECKING:
-    from sparklog.format.transaction_index import AbortedTransactions
 
 
 @dataclass(slots=True, eq=False)

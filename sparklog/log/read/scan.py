@@ -12,18 +12,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from sparklog.errors import BadRequest, NotFound
 from sparklog.format.record_batch import HEADER_BYTES
+from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.decisions.decision_log import reader_of
 from sparklog.log.read.aborted import aborted_ranges, has_aborted
 from sparklog.log.read.fetch import Cursor
 from sparklog.log.read.read_plan import PlannedSlices, planned_slices
 from sparklog.log.state.slice_table import ABORTED, OPEN, Slices
+from sparklog.log.state.snapshot import Newer, Snapshot
+from sparklog.log.state.topic_state import Offsets
 from sparklog.log.state.view import (
     READ_COMMITTED,
     READ_UNCOMMITTED,
@@ -35,12 +37,6 @@ from sparklog.log.state.view import (
     Stored,
 )
 from sparklog.storage.store import Store
-
-if TYPE_CHECKING:
-    from sparklog.format.transaction_index import AbortedTransactions
-    from sparklog.log.state.snapshot import Newer, Snapshot
-    from sparklog.log.state.topic_state import Offsets
-
 
 BATCH_BYTES = 4 << 20
 

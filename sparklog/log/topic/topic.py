@@ -8,7 +8,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+import pyarrow as pa
 
 from sparklog.errors import BadRequest, NotFound
 from sparklog.log.decisions.decision_log import DecisionLogs, read_snapshot
@@ -28,15 +30,9 @@ from sparklog.log.state.slices import FileSlices, content_of
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, IsolationLevel, TimestampOffset
-from sparklog.log.write.append_writer import AppendOutcome, AppendTarget, appended, write_files
+from sparklog.log.write.append_writer import AppendOutcome, AppendTarget, ArrowData, WriteOptions, appended, write_files
 from sparklog.log.write.kafka_markers import end_kafka_transactions
 from sparklog.storage.store import Store
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from sparklog.log.write.append_writer import ArrowData, WriteOptions
-
 
 MANY_UNSEALED = 300_000
 _LOG = logging.getLogger("sparklog.log")
