@@ -57,7 +57,7 @@ def write_task(plan: SinkPlan, batches: Iterable[pa.RecordBatch], job: str) -> S
     """Write the rows of a task. `job` tells writes apart, so that keyless rows do not all begin in one partition."""
     from pyspark import TaskContext
 
-    from sparklog.log.write.partitioner import sticky_seed
+    from sparklog.log.write.rows import sticky_seed
 
     context = TaskContext.get()
     query_id, run_id, batch_id, task = None, None, None, 0

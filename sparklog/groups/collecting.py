@@ -33,7 +33,7 @@ MARGIN_MS = 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class CollectedGroups:
-    """The outcome of a collection: groups whose offsets expired (dry: would), objects deleted, failures."""
+    """The outcome of a collection: groups, those whose offsets expired (dry: would), objects deleted, failures."""
 
     groups: int = 0
     expired: tuple[str, ...] = ()
@@ -45,8 +45,7 @@ class CollectedGroups:
 def kept_entries_ms(delay_ms: int) -> int:
     """Return how long entries stay at least, for the longest `file.delete.delay.ms` of the topics.
 
-    Each carries all offsets, so they go sooner than commits do. But a group can be restored as of each time as of which
-    its topics can be.
+    A group can be restored as of each time as of which its topics can be.
     """
     return max(LEAST_ENTRIES_MS, delay_ms) + MARGIN_MS
 
@@ -59,11 +58,7 @@ def collect_groups(
     now_ms: int | None = None,
     dry_run: bool = False,
 ) -> CollectedGroups:
-    """Maintain all groups. `now_ms`: the store's clock (None: ask it).
-
-    An entry is deleted when it lies below the second newest checkpoint that can be read, and a newer one has been there
-    for `keep_ms`. So are checkpoints below that one. The entry that offsets expire by stays.
-    """
+    """Maintain all groups; entries stay as `collect_entries` says. `now_ms`: the store's clock (None: ask it)."""
     now_ms = root.store.now_ms() if now_ms is None else now_ms
     failures: list[SparklogError] = []
     expired: list[str] = []
@@ -106,7 +101,6 @@ def _expire(group: Group, retention_ms: int, now_ms: int, heads: dict[str, Head]
 def _deleted_topics(
     group: Group, state: GroupState, heads: Mapping[str, Head], now_ms: int
 ) -> AbstractSet[tuple[str, str]]:
-    """Return names and ids of deleted topics that the group has offsets of."""
     ids = {item.place: heads[item.topic] for item in state.offsets}
     deleted = {place for place, head in ids.items() if head.deleted and head.topic_id == place[1]}
     others = {place for place, head in ids.items() if head.version >= 0 and head.topic_id != place[1]}

@@ -1,23 +1,11 @@
 """A consumer in plain Python: reads topics and commits the offsets of its group.
 
-    with sparklog.consumer("/data/log", "billing", topics=["orders", "payments"]) as consumer:
-        while True:
-            for batch in consumer.poll(timeout=1.0):
-                ...                                     # a pyarrow.RecordBatch with the columns of `topic.scan`
-
 It is Kafka's consumer with one instance per group. The newest instance owns all partitions of its topics and fences an
-older one at its next commit or heartbeat. All work is done inside the calls; no thread runs in the background. As in
-Kafka, `poll` and `close` commit offsets automatically, and a consumer that does not `poll` for longer than its session
-timeout counts as gone.
+older one at its next commit or heartbeat. All work is done inside the calls; no thread runs in the background: a
+consumer that does not `poll` for longer than its session timeout counts as gone.
 
 Records come partition by partition in offset order. Compacted offsets and markers are passed over, under read_committed
 aborted records too. Nothing is read past the last stable offset.
-
-To consume, transform and produce exactly once: `enable_auto_commit=False`, then per batch
-
-    with producer.begin() as transaction:
-        transaction.append("invoices", made_of(batch))
-        transaction.send_offsets(consumer)
 """
 
 from __future__ import annotations
@@ -26,7 +14,6 @@ import logging
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Literal
 
 import numpy as np
@@ -35,10 +22,10 @@ import pyarrow as pa
 from sparklog.errors import BadRequest, Conflict, Fenced, NotFound, SparklogError, Unavailable
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.group import SESSION_TIMEOUT_MS, Group, Membership, Offsets
-from sparklog.groups.offsets import CommittedOffset, GroupMetadata
+from sparklog.groups.group_state import CommittedOffset, GroupMetadata
 from sparklog.log.journal.env import SETTLE_MS, Backoff, Moment
 from sparklog.log.read.scan import check_isolation, read_parts
-from sparklog.log.state.view import COLUMNS, Bounds, IsolationLevel, OffsetRange, Stored, check_columns
+from sparklog.log.state.view import COLUMNS, Bounds, IsolationLevel, OffsetRange, check_columns
 from sparklog.log.topic.root import Root, RootView, open_root
 from sparklog.storage.store import Store
 
@@ -159,9 +146,7 @@ class Consumer:
     def __enter__(self) -> Consumer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # What was being worked on when it failed is not done.
         self.close(commit=kind is None)
 
@@ -182,8 +167,10 @@ class Consumer:
             batches = self._take()
             if batches:
                 return batches
-            self._refresh()
-            if self._stream is not None:
+            self._look()
+            ranges = [wanted for topic in self.topics for wanted in self._ranges(topic)]
+            if ranges:
+                self._stream = self._read(ranges)
                 continue
             left_ms = timeout * 1000 - self._env.now().elapsed_ms(begun)
             if left_ms <= 0:
@@ -194,15 +181,13 @@ class Consumer:
         """Hand out batches that have been read, or read one more; positions move behind them."""
         if not self._waiting and self._stream is not None:
             try:
-                batch = next(self._stream, None)
+                self._waiting.append(next(self._stream))
+            except StopIteration:
+                self._stream = None
             except NotFound as error:
                 # Deleted before they were read: where to go on is for the reset policy to say.
                 _LOG.warning("%s", error)
-                batch, self._stream = None, None
-            if batch is None:
                 self._stream = None
-            else:
-                self._waiting.append(batch)
         batches, room = [], self._limit
         while self._waiting and (room is None or room > 0):
             batch = self._waiting.popleft()
@@ -223,12 +208,6 @@ class Consumer:
         for partition, offset in zip(last.tolist(), offsets[::-1][first].tolist(), strict=True):
             self._positions[topic, partition] = offset + 1
 
-    def _refresh(self) -> None:
-        """Look for new records and begin to read them; no stream if there are none."""
-        self._look()
-        ranges = [wanted for topic in self.topics for wanted in self._ranges(topic)]
-        self._stream = self._read(ranges) if ranges else None
-
     def _look(self) -> None:
         """Look up the bounds of the topics now. `Conflict` if one was created again."""
         self._view.refresh(self.topics)
@@ -248,7 +227,7 @@ class Consumer:
             if at < bounds.end(self.isolation):
                 unread.append(OffsetRange(topic, partition, at, bounds.end(self.isolation)))
         return [
-            OffsetRange(topic, each.partition, each.start, _cut(stored))
+            OffsetRange(topic, each.partition, each.start, max(*stored.at_bytes(FETCH_BYTES), *stored.at_records(1)))
             for each, stored in zip(unread, self._view.stored(unread), strict=True)
         ]
 
@@ -286,11 +265,11 @@ class Consumer:
 
     def seek_to_beginning(self) -> None:
         """Go on from the log start of every partition."""
-        self._seek({place: bounds.log_start for place, bounds in self._all_bounds()})
+        self._seek({place: bounds.log_start for place, bounds in self._all_bounds().items()})
 
     def seek_to_end(self) -> None:
         """Go on from the end of every partition: the last stable offset, under read_committed."""
-        self._seek({place: bounds.end(self.isolation) for place, bounds in self._all_bounds()})
+        self._seek({place: bounds.end(self.isolation) for place, bounds in self._all_bounds().items()})
 
     def seek_to_committed(self) -> None:
         """Go on from the committed offsets: where a consumer begins, and where it goes after an aborted transaction."""
@@ -302,9 +281,9 @@ class Consumer:
             for topic, partition, offset in each.positions()
         }
         bounds = self._bounds_with_committed()
-        self._seek({place: self._start(place, self._kept.get(place), each) for place, each in bounds})
+        self._seek({place: self._start(place, self._kept.get(place), each) for place, each in bounds.items()})
 
-    def _bounds_with_committed(self) -> list[tuple[TopicPartition, Bounds]]:
+    def _bounds_with_committed(self) -> dict[TopicPartition, Bounds]:
         """Return the bounds once they reach the committed offsets.
 
         The cache of a network file system hides new commits of a topic for a while, from this host alone. Offsets that
@@ -313,24 +292,21 @@ class Consumer:
         backoff = Backoff(self._env)
         while True:
             bounds = self._all_bounds()
-            beyond = [f"{topic}-{p}" for (topic, p), each in bounds if self._kept.get((topic, p), 0) > each.log_end]
+            beyond = [f"{t}-{p}" for (t, p), each in bounds.items() if self._kept.get((t, p), 0) > each.log_end]
             if not beyond or backoff.is_over():
                 return bounds
             if not backoff.tries:
-                seconds = SETTLE_MS // 1000
                 _LOG.warning(
                     "group '%s' has committed offsets beyond the end of %s that is seen here; looking again for %s s",
-                    *(self.group.id, ", ".join(beyond), seconds),
+                    *(self.group.id, ", ".join(beyond), SETTLE_MS // 1000),
                 )
             self._keep_up(commit=False)
             backoff.sleep()
 
-    def _all_bounds(self) -> list[tuple[TopicPartition, Bounds]]:
+    def _all_bounds(self) -> dict[TopicPartition, Bounds]:
         """Return the bounds of all partitions now: an offset committed just before must not lie beyond the end."""
         self._look()
-        return [
-            ((topic, partition), bounds) for topic in self.topics for partition, bounds in self._bounds[topic].items()
-        ]
+        return {(topic, p): bounds for topic in self.topics for p, bounds in self._bounds[topic].items()}
 
     def _seek(self, positions: Mapping[TopicPartition, int]) -> None:
         self._drop_read()
@@ -416,11 +392,6 @@ class Consumer:
     def _check_open(self) -> None:
         if self._closed:
             raise BadRequest(f"{self!r} is closed: make another one")
-
-
-def _cut(stored: Stored) -> int:
-    """Return the end of a range of about `FETCH_BYTES`."""
-    return max(*stored.at_bytes(FETCH_BYTES), *stored.at_records(1))
 
 
 def _check(

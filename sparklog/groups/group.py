@@ -1,11 +1,5 @@
 """A consumer group of a root: its committed offsets, and every way to change them.
 
-    group = sparklog.groups.Groups("/data/log").group("billing")
-    group.committed()                                   # {("orders", 0): CommittedOffset(...), ...}
-    member = group.join("worker-7")                     # a new generation; an earlier member is fenced
-    member.commit({"orders": {0: 42}})
-    group.alter({"orders": {0: 0}})                     # refused while the group is active
-
 Every change is an entry in the group's journal (`group_state`). As a commit of a topic does, each entry also
 settles pending offsets of decided transactions, and aborts transactions past their timeout. Readers ask the decisions
 themselves and wait for no entry.
@@ -20,19 +14,22 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import index
-from typing import Protocol
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, Unavailable
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups import group_state as steps
-from sparklog.groups.group_state import GROUPS, GroupState, Pending, settled
-from sparklog.groups.offsets import (
+from sparklog.groups.group_state import (
+    GROUPS,
     MAX_INT,
     NO_EPOCH,
     CommittedOffset,
     GroupMetadata,
+    GroupState,
+    OffsetAndMetadata,
+    Pending,
     Row,
     TopicOffsets,
+    settled,
     topic_offsets,
 )
 from sparklog.log.decisions.decision import BY_NEWER_GENERATION, BY_TIMEOUT
@@ -54,19 +51,8 @@ STABLE_WAIT_MS = 60_000
 MAX_ROUNDS = 50
 
 
-class _HasOffset(Protocol):
-    @property
-    def offset(self) -> int: ...
-    @property
-    def metadata(self) -> str: ...
-    @property
-    def leader_epoch(self) -> int | None: ...
-
-
-Offset = int | _HasOffset
-"""Next offset to read: a number, an `OffsetAndMetadata` or a `CommittedOffset`."""
-Offsets = Mapping[str, Mapping[int, Offset]]
-"""Topic to partition to offset."""
+Offsets = Mapping[str, Mapping[int, int | OffsetAndMetadata | CommittedOffset]]
+"""Topic to partition to the next offset to read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +100,7 @@ class Group:
         raise Unavailable(f"group '{self.id}' changes faster than it can be read; try later")
 
     def offsets(self, failures: list[SparklogError] | None = None) -> tuple[TopicOffsets, ...]:
-        """Return the committed offsets as columns per topic, of topics that exist.
-
-        Offsets of a topic that cannot be read are left out and its error put into `failures`, or raised.
-        """
+        """Return the committed offsets of topics that exist. Errors of topics are put into `failures`, or raised."""
         offsets = self.state().offsets
         ids = self.topic_ids((item.topic for item in offsets), failures)
         return tuple(item for item in offsets if ids.get(item.topic) == item.topic_id)
@@ -127,41 +110,31 @@ class Group:
         return {(item.topic, item.partition): item for each in self.offsets() for item in each.committed()}
 
     def description(self, *, state: GroupState | None = None) -> GroupDescription:
-        """Return state, member and pending offsets. `state`: one that was read already."""
         state = self.state() if state is None else state
-        name = DEAD if not state.exists else STABLE if self._is_active(state, self._reading_clock_ms) else EMPTY
+        active = self._is_active(state, self._reading_clock_ms)
+        name = DEAD if not state.exists else STABLE if active else EMPTY
+        instance = state.instance if active else None
         pending = tuple(
             (item.txn, item.n, *position)
             for item in state.pending
             for offsets in item.offsets
             for position in offsets.positions()
         )
-        return GroupDescription(
-            self.id,
-            name,
-            state.generation,
-            state.instance if name == STABLE else None,
-            state.session_timeout_ms,
-            max(0, state.made_ms),
-            pending,
-        )
+        timeout_ms = state.session_timeout_ms
+        return GroupDescription(self.id, name, state.generation, instance, timeout_ms, max(0, state.made_ms), pending)
 
     def topic_ids(self, topics: Iterable[str], failures: list[SparklogError] | None = None) -> dict[str, str]:
-        """Return the ids of the topics that exist, a request each. `failures`: see `offsets`."""
         names = sorted(set(topics))
         heads = read_each(
             self.root.store, lambda name: self.root.topic_handle(name).log.refresh().head, names, failures
         )
         return {name: head.topic_id for name, head in heads.items() if head.exists}
 
-    # -- transactions that have offsets pending here
-
     def _outcomes(self, state: GroupState, *, decide: bool = False) -> tuple[dict[int, bool], list[Pending]]:
         """Return whether COMMIT names them, of the decided prepares by number; and the prepares that are unclear.
 
-        `decide`: abort transactions past their timeout, and those of a member that has been superseded.
-
-        Never raises for decisions that fail: a later entry settles these prepares.
+        `decide`: abort transactions past their timeout, and those of a member that has been superseded. Where that
+        fails, a later entry settles these prepares.
         """
         outcomes, unclear = dict[int, bool](), list[Pending]()
         for item in state.pending:
@@ -186,7 +159,6 @@ class Group:
         return outcomes, unclear
 
     def pending_ms(self, item: Pending) -> int:
-        """Return how long offsets have been pending, in ms: for listings, which also work on a read-only mount."""
         return max(0, self._reading_clock_ms() - self._pending_since_ms(item))
 
     def _reading_clock_ms(self) -> int:
@@ -197,7 +169,6 @@ class Group:
         return max(max(each.time_ms) for each in item.offsets) if written is None else written
 
     def written_ms(self, number: int) -> int | None:
-        """Return when an entry was written, by the store's clock; None once it is collected."""
         info = self.root.store.stat(self.log.key(number))
         return None if info is None else info.modified_ms
 
@@ -223,10 +194,7 @@ class Group:
         return self.log.write(lambda base: step(self._settled(base)))
 
     def stable(self, timeout_ms: int = STABLE_WAIT_MS) -> GroupState:
-        """Return the state once no offsets are pending: the one that a consumer goes on from.
-
-        `Unavailable` if a transaction is not decided in time.
-        """
+        """Return the state once no offsets are pending. `Unavailable` if a transaction is not decided in time."""
         backoff = Backoff(self.root.env, timeout_ms)
         while True:
             state = self.state()
@@ -251,11 +219,7 @@ class Group:
             instance: a name for messages and listings (None: a random one).
         """
         name = self.root.env.new_id() if instance is None else check_id(instance, "instance")
-        if (
-            isinstance(session_timeout_ms, bool)
-            or not isinstance(session_timeout_ms, int)
-            or not 1 <= session_timeout_ms <= MAX_SESSION_TIMEOUT_MS
-        ):
+        if type(session_timeout_ms) is not int or not 1 <= session_timeout_ms <= MAX_SESSION_TIMEOUT_MS:
             raise BadRequest(f"session.timeout.ms is 1 to {MAX_SESSION_TIMEOUT_MS} (a day), found {session_timeout_ms}")
         joined = [0]
 
@@ -269,22 +233,14 @@ class Group:
         return Membership(self, GroupMetadata(self.id, joined[0], name), session_timeout_ms)
 
     def prepare(
-        self,
-        member: GroupMetadata | None,
-        transactional_id: str,
-        n: int,
-        timeout_ms: int,
-        offsets: Sequence[TopicOffsets],
+        self, member: GroupMetadata | None, txn: str, n: int, timeout_ms: int, offsets: Sequence[TopicOffsets]
     ) -> int:
-        """Hold offsets pending for transaction `n`; return the number of the entry, which the COMMIT is to name.
-
-        `Fenced` if `member` is not the member any more.
-        """
+        """Hold offsets pending for transaction `n`; return the number of the entry, which the COMMIT is to name."""
         number = [0]
 
         def step(base: GroupState) -> GroupState:
             number[0] = base.number + 1
-            return steps.prepare(base, member, transactional_id, n, min(timeout_ms, MAX_INT), offsets)
+            return steps.prepare(base, member, txn, n, min(timeout_ms, MAX_INT), offsets)
 
         self._write(step)
         return number[0]
@@ -314,18 +270,13 @@ class Group:
         self._act(steps.delete, dry_run)
 
     def restore(self, offsets: Sequence[CommittedOffset], *, generation: int = 0) -> None:
-        """Write offsets of another root, with their times and metadata, where there are none here or older ones.
-
-        Idempotent. Generations go on from the higher one.
-        """
-        rows: dict[tuple[str, str], dict[int, tuple[int, int, int, str]]] = {}
+        """Write offsets of another root where there are none or older ones; generations go on from the higher one."""
+        rows: dict[tuple[str, str], dict[int, Row]] = {}
         for item in offsets:
             epoch = NO_EPOCH if item.leader_epoch is None else item.leader_epoch
-            rows.setdefault((item.topic, item.topic_id), {})[item.partition] = (
-                *(item.offset, item.time_ms, epoch),
-                item.metadata,
-            )
-        tables = [topic_offsets(topic, topic_id, each) for (topic, topic_id), each in rows.items()]
+            row = item.offset, item.time_ms, epoch, item.metadata
+            rows.setdefault((item.topic, item.topic_id), {})[item.partition] = row
+        tables = [topic_offsets(*place, each) for place, each in rows.items()]
         self._write(lambda base: steps.restore(base, tables, generation))
 
     def _check_exists(self) -> None:
@@ -333,7 +284,6 @@ class Group:
             raise NotFound(f"group '{self.id}' does not exist in {self.root.location}")
 
     def _act(self, step: Step[GroupState], dry_run: bool) -> None:
-        """Take an operator's step. `Conflict` while the group is active."""
         if dry_run:
             self._refuse_active(self.log.refresh(), self._reading_clock_ms)
             return
@@ -387,10 +337,7 @@ class Group:
                 raise Conflict(
                     f"topic {topic} was deleted and created again: its offsets mean nothing now; start again"
                 )
-            rows = dict(
-                _row(topic, head.partitions, partition, position, now_ms)
-                for partition, position in offsets[topic].items()
-            )
+            rows = dict(_row(topic, head.partitions, *item, now_ms) for item in offsets[topic].items())
             tables.append(topic_offsets(topic, head.topic_id, rows))
         return tuple(tables)
 
@@ -419,7 +366,6 @@ def _row(topic: str, partitions: int, partition: object, position: object, now_m
 
 
 def _whole(value: object) -> int | None:
-    """Return a whole number as a Python int; None for anything else."""
     try:
         return None if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -443,15 +389,11 @@ class Membership:
         return self.metadata.generation
 
     def commit(self, offsets: Offsets, *, refresh: bool = True) -> None:
-        """Commit offsets (next to read) by topic and partition. `Fenced` if a newer member took over.
-
-        `refresh` and other errors: see `Group.checked`.
-        """
+        """Commit offsets (next to read) by topic and partition. `Fenced` if a newer member took over."""
         checked = self.group.checked(offsets, self.topic_ids, refresh=refresh)
         self.group._write(lambda base: steps.commit(base, self.metadata, checked))
 
     def heartbeat(self) -> None:
-        """Keep the group active. `Fenced` if a newer member took over."""
         self.group._write(lambda base: steps.heartbeat(base, self.metadata))
 
     def leave(self) -> None:

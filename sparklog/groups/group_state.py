@@ -1,23 +1,8 @@
 """Entries of a consumer group's journal, `_groups/<group>/_log`, and the steps from one state to the next.
 
-An entry carries the whole state after it. The members that every entry begins with are in
-`sparklog.log.journal.entry_log`; then
-
-| member           | meaning                                                                                         |
-|------------------|-------------------------------------------------------------------------------------------------|
-| op               | join, heartbeat, leave, commit, prepare, resolve, alter, delete-offsets, delete, restore, expire |
-| generation       | counts up whenever an instance joins and whenever an operator resets or deletes: a member of an |
-|                  | older one is fenced                                                                             |
-| instance         | the instance that joined as this generation; null: the group has no member                      |
-| sessionTimeoutMs | the group is active so long after `active`; null before the first join                          |
-| active           | number of the newest entry that the member wrote; null: there is no member                      |
-| touched          | number of the newest entry that is not maintenance's; null before it: offsets expire by its age |
-| deleted          | true: the group is gone, and this entry fences its last member                                  |
-| offsets          | per topic and topic id: [{topic, topicId, partition, offset, timeMs, leaderEpoch, metadata}]    |
-| pending          | prepares of transactions: [{id, n, number, timeoutMs, generation, offsets}], in their order     |
-
-`offsets` are in `sparklog.groups.offsets`. A topic that was deleted and created again has another id: readers leave its
-old offsets out, and maintenance drops them.
+An entry carries the whole state after it; docs/reference/format-transactions.md has its members. Offsets are tables:
+per topic and topic id, parallel columns in the order of partitions. A topic that was deleted and created again has
+another id: readers leave its old offsets out, and maintenance drops them.
 
 Pending offsets are settled by the decision of their transaction. A COMMIT that names this group and the entry's number
 commits them, any other decision aborts them. As in Kafka, a plain commit, a reset or a delete after a prepare takes its
@@ -26,45 +11,180 @@ partitions out of it, and so does a later prepare that is committed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from typing import Any, TypeVar
 
 from sparklog.errors import Fenced
-from sparklog.groups.offsets import (
-    MAX_INT,
-    OFFSETS_BY_TOPIC,
-    GroupMetadata,
-    TopicOffsets,
-    merged,
-    topic_offsets,
-    without,
-)
 from sparklog.log.journal.documents import (
     BOOLEAN,
+    INT32_MAX,
+    INT64_MAX,
     TEXT,
     Document,
     Fields,
+    Kind,
     Member,
     StoredDocument,
     objects_of,
     one_of,
     whole,
+    wholes,
 )
 from sparklog.log.journal.entry_log import ENTRY_MEMBERS, Entry, EntryKind, decode_entry
-from sparklog.log.journal.names import GROUPS_FOLDER, MAX_VERSION, groups_prefix
+from sparklog.log.journal.names import GROUPS_FOLDER, MAX_PARTITIONS, MAX_VERSION, groups_prefix
 
-JOIN = "join"
-HEARTBEAT = "heartbeat"
-LEAVE = "leave"
-COMMIT = "commit"
-PREPARE = "prepare"
-RESOLVE = "resolve"
-ALTER = "alter"
-DELETE_OFFSETS = "delete-offsets"
-DELETE = "delete"
-RESTORE = "restore"
-EXPIRE = "expire"
-GROUP_OPS = (JOIN, HEARTBEAT, LEAVE, COMMIT, PREPARE, RESOLVE, ALTER, DELETE_OFFSETS, DELETE, RESTORE, EXPIRE)
+NO_EPOCH = -1
+MAX_INT = 2**31 - 1
+"""Generations, leader epochs and timeouts are 32 bit in Kafka."""
+
+T = TypeVar("T")
+Row = tuple[int, int, int, str]
+"""Offset, time in ms, leader epoch, metadata of one partition."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMetadata:
+    """The member that commits, as Kafka's ConsumerGroupMetadata: a group, its generation, and the instance."""
+
+    group: str
+    generation: int
+    instance: str
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetAndMetadata:
+    """An offset (next to read) to be committed, with what Kafka keeps beside it."""
+
+    offset: int
+    metadata: str = ""
+    leader_epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedOffset:
+    """An offset (next to read) of a group in one partition, and when it was committed (ms since the epoch)."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    offset: int
+    leader_epoch: int | None
+    metadata: str
+    time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicOffsets:
+    """Offsets of one topic, by its id: parallel tuples in the order of partitions. `leader_epoch` -1 is none."""
+
+    topic: str
+    topic_id: str
+    partition: tuple[int, ...]
+    offset: tuple[int, ...]
+    time_ms: tuple[int, ...]
+    leader_epoch: tuple[int, ...]
+    metadata: tuple[str, ...]
+
+    @property
+    def place(self) -> tuple[str, str]:
+        return self.topic, self.topic_id
+
+    def positions(self) -> Iterator[tuple[str, int, int]]:
+        return ((self.topic, *pair) for pair in zip(self.partition, self.offset, strict=True))
+
+    def rows(self) -> dict[int, Row]:
+        rows = zip(self.offset, self.time_ms, self.leader_epoch, self.metadata, strict=True)
+        return dict(zip(self.partition, rows, strict=True))
+
+    def committed(self) -> list[CommittedOffset]:
+        return [
+            CommittedOffset(*self.place, partition, offset, None if epoch == NO_EPOCH else epoch, metadata, time_ms)
+            for partition, (offset, time_ms, epoch, metadata) in self.rows().items()
+        ]
+
+
+def topic_offsets(topic: str, topic_id: str, rows: Mapping[int, Row]) -> TopicOffsets:
+    partitions = sorted(rows)
+    offset, time_ms, epoch, metadata = zip(*(rows[partition] for partition in partitions), strict=True)
+    return TopicOffsets(topic, topic_id, tuple(partitions), offset, time_ms, epoch, metadata)
+
+
+def merged(base: Sequence[TopicOffsets], newer: Sequence[TopicOffsets]) -> tuple[TopicOffsets, ...]:
+    """Return `base` with the partitions of `newer` replaced, in the order of topics."""
+    tables = {item.place: item for item in base}
+    for item in newer:
+        known = tables.get(item.place)
+        if known is None or known.partition == item.partition:
+            tables[item.place] = item
+        else:
+            tables[item.place] = topic_offsets(item.topic, item.topic_id, {**known.rows(), **item.rows()})
+    return tuple(tables[place] for place in sorted(tables))
+
+
+def without(base: Sequence[TopicOffsets], gone: Mapping[tuple[str, str], Collection[int]]) -> tuple[TopicOffsets, ...]:
+    left = []
+    for item in base:
+        lost = gone.get(item.place, ())
+        rows = {partition: row for partition, row in item.rows().items() if partition not in lost}
+        if rows:
+            left.append(topic_offsets(item.topic, item.topic_id, rows))
+    return tuple(left)
+
+
+def _packed(values: tuple[object, ...]) -> tuple[object, ...]:
+    return values[:1] if values.count(values[0]) == len(values) else values
+
+
+def _unpacked(item: Fields, name: str, values: tuple[T, ...], what: str) -> tuple[T, ...]:
+    n = len(item.document["partition"])
+    if len(values) not in (1, n):
+        raise item.bad(name, f"a list of 1 or {n} {what}")
+    return values if len(values) == n else values * n
+
+
+def _packed_wholes(low: int, high: int) -> Kind:
+    return Kind(
+        lambda item, name: _unpacked(item, name, item.integers(name, None, low, high), "whole numbers"), _packed
+    )
+
+
+def _check_partitions(item: Fields, offsets: TopicOffsets) -> None:
+    if not offsets.partition or any(left >= right for left, right in pairwise(offsets.partition)):
+        raise item.bad("partition", "partitions in order, each once")
+
+
+OFFSETS_JSON = Document(
+    TopicOffsets,
+    Member("topic", TEXT),
+    Member("topicId", TEXT),
+    Member("partition", wholes(0, MAX_PARTITIONS - 1)),
+    Member("offset", wholes(0, like="partition")),
+    Member("timeMs", _packed_wholes(0, INT64_MAX)),
+    Member("leaderEpoch", _packed_wholes(NO_EPOCH, INT32_MAX)),
+    Member("metadata", Kind(lambda item, name: _unpacked(item, name, item.texts(name), "texts"), _packed)),
+    check=_check_partitions,
+)
+
+
+def _in_order(item: Fields, name: str) -> tuple[TopicOffsets, ...]:
+    offsets = tuple(map(OFFSETS_JSON.from_json, item.objects(name)))
+    places = [each.place for each in offsets]
+    if places != sorted(set(places)):
+        raise item.bad(name, "in the order of topics, each once")
+    return offsets
+
+
+OFFSETS_BY_TOPIC = Kind(_in_order, lambda offsets: list(map(OFFSETS_JSON.to_json, offsets)))
+"""A list of objects in the order of topics, each topic once."""
+
+
+GROUP_OPS = (
+    *("join", "heartbeat", "leave", "commit", "prepare", "resolve"),
+    *("alter", "delete-offsets", "delete", "restore", "expire"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +201,7 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class GroupState(Entry):
-    """The newest entry of a group, and so its state. See the module."""
+    """The newest entry of a group, and so its state: see the module."""
 
     op: str = ""
     generation: int = 0
@@ -98,70 +218,47 @@ class GroupState(Entry):
         return self.number >= 0 and not self.deleted
 
 
-def _places(offsets: Sequence[TopicOffsets]) -> dict[tuple[str, str], set[int]]:
-    return {item.place: set(item.partition) for item in offsets}
-
-
 def _overtaken(pending: Sequence[Pending], gone: Mapping[tuple[str, str], Collection[int]]) -> tuple[Pending, ...]:
     """Return prepares without the partitions in `gone`, which a later entry has settled; empty ones are dropped."""
     left = (replace(item, offsets=without(item.offsets, gone)) for item in pending)
     return tuple(item for item in left if item.offsets)
 
 
-# -- steps: the state after one more entry, None if there is nothing to write; number and chain come from the journal
+# -- steps: the state after one more entry, None if there is nothing to write; number and chain come from the journal.
+# A step of a member raises `Fenced` once the group has gone on without it.
 
 
 def join(state: GroupState, instance: str, session_timeout_ms: int) -> GroupState:
-    """Make `instance` the member, as a new generation."""
-    return replace(
-        _by_member(state),
-        op=JOIN,
-        generation=_next_generation(state),
-        instance=instance,
-        session_timeout_ms=session_timeout_ms,
-        deleted=False,
-    )
+    joined = replace(state, generation=_next_generation(state), instance=instance, deleted=False)
+    return _by_member(joined, "join", session_timeout_ms=session_timeout_ms)
 
 
 def heartbeat(state: GroupState, member: GroupMetadata) -> GroupState:
-    """Keep the group active. `Fenced` if this is not the member any more."""
     check_member(state, member)
-    return replace(_by_member(state), op=HEARTBEAT)
+    return _by_member(state, "heartbeat")
 
 
 def leave(state: GroupState, member: GroupMetadata) -> GroupState | None:
-    """Leave the group without a member; None if this is not the member any more."""
     if not is_member(state, member):
         return None
-    return replace(state, op=LEAVE, instance=None, active=None, touched=state.number + 1)
+    return replace(state, op="leave", instance=None, active=None, touched=state.number + 1)
 
 
 def commit(state: GroupState, member: GroupMetadata, offsets: Sequence[TopicOffsets]) -> GroupState:
-    """Commit offsets of the member. `Fenced` if this is not the member any more."""
     check_member(state, member)
-    return replace(
-        _by_member(state),
-        op=COMMIT,
-        offsets=merged(state.offsets, offsets),
-        pending=_overtaken(state.pending, _places(offsets)),
-    )
+    return _by_member(state, "commit", **_with(state, offsets))
 
 
 def prepare(
-    state: GroupState,
-    member: GroupMetadata | None,
-    transactional_id: str,
-    n: int,
-    timeout_ms: int,
-    offsets: Sequence[TopicOffsets],
+    state: GroupState, member: GroupMetadata | None, txn: str, n: int, timeout_ms: int, offsets: Sequence[TopicOffsets]
 ) -> GroupState:
-    """Hold offsets pending, until a COMMIT of transaction `n` names this entry. `Fenced` for an older generation."""
+    """Hold offsets pending, until a COMMIT of transaction `n` names this entry."""
     if member is not None:
         check_member(state, member)
-    touched = replace(state, touched=state.number + 1) if member is None else _by_member(state)
     generation = None if member is None else member.generation
-    item = Pending(transactional_id, n, state.number + 1, timeout_ms, generation, tuple(offsets))
-    return replace(touched, op=PREPARE, deleted=False, pending=(*state.pending, item))
+    item = Pending(txn, n, state.number + 1, timeout_ms, generation, tuple(offsets))
+    after = replace(state, deleted=False, pending=(*state.pending, item))
+    return replace(after, op="prepare", touched=state.number + 1) if member is None else _by_member(after, "prepare")
 
 
 def settled(state: GroupState, outcomes: Mapping[int, bool]) -> GroupState:
@@ -175,19 +272,12 @@ def settled(state: GroupState, outcomes: Mapping[int, bool]) -> GroupState:
             left.append(item)
         elif outcome:
             offsets = merged(offsets, item.offsets)
-            left = list(_overtaken(left, _places(item.offsets)))
-    return replace(state, op=RESOLVE, offsets=offsets, pending=tuple(left))
+            left = list(_overtaken(left, {each.place: set(each.partition) for each in item.offsets}))
+    return replace(state, op="resolve", offsets=offsets, pending=tuple(left))
 
 
 def alter(state: GroupState, offsets: Sequence[TopicOffsets]) -> GroupState:
-    """Set offsets of an operator, and fence the member."""
-    return replace(
-        _by_others(state),
-        op=ALTER,
-        deleted=False,
-        offsets=merged(state.offsets, offsets),
-        pending=_overtaken(state.pending, _places(offsets)),
-    )
+    return _by_others(state, "alter", deleted=False, **_with(state, offsets))
 
 
 def delete_offsets(state: GroupState, gone: Mapping[str, Collection[int]]) -> GroupState | None:
@@ -197,19 +287,15 @@ def delete_offsets(state: GroupState, gone: Mapping[str, Collection[int]]) -> Gr
     left, waiting = without(state.offsets, places), _overtaken(state.pending, places)
     if left == state.offsets and waiting == state.pending:
         return None
-    return replace(_by_others(state), op=DELETE_OFFSETS, offsets=left, pending=waiting)
+    return _by_others(state, "delete-offsets", offsets=left, pending=waiting)
 
 
 def delete(state: GroupState) -> GroupState | None:
-    """Delete the group, pending offsets included; None if it is gone."""
-    return replace(_by_others(state), op=DELETE, deleted=True, offsets=(), pending=()) if state.exists else None
+    return _by_others(state, "delete", deleted=True, offsets=(), pending=()) if state.exists else None
 
 
 def restore(state: GroupState, offsets: Sequence[TopicOffsets], generation: int) -> GroupState | None:
-    """Take over offsets of another root where there are none or older ones; None if that changes nothing.
-
-    Generations go on from the higher one.
-    """
+    """Take over offsets of another root where there are none or older ones; generations go on from the higher one."""
     known = {item.place: item.rows() for item in state.offsets}
     newer = []
     for item in offsets:
@@ -225,7 +311,7 @@ def restore(state: GroupState, offsets: Sequence[TopicOffsets], generation: int)
         return None
     return replace(
         state,
-        op=RESTORE,
+        op="restore",
         deleted=False,
         generation=max(generation, state.generation),
         # The member goes on only as its own generation.
@@ -245,18 +331,16 @@ def expire(state: GroupState, *, everything: bool, gone: Collection[tuple[str, s
     if not state.exists:
         return None
     if everything and not state.pending:
-        return replace(_by_others(state), op=EXPIRE, touched=state.touched, deleted=True, offsets=())
+        return replace(_by_others(state, "expire", deleted=True, offsets=()), touched=state.touched)
     left = () if everything else tuple(item for item in state.offsets if item.place not in gone)
-    return None if left == state.offsets else replace(state, op=EXPIRE, offsets=left)
+    return None if left == state.offsets else replace(state, op="expire", offsets=left)
 
 
 def is_member(state: GroupState, member: GroupMetadata) -> bool:
-    """True if a member is the group's present generation."""
     return state.exists and (state.generation, state.instance) == (member.generation, member.instance)
 
 
 def check_member(state: GroupState, member: GroupMetadata) -> None:
-    """`Fenced` if the group has gone on without this member."""
     if not is_member(state, member):
         now = f"generation {state.generation}" + ("" if state.instance is None else f" ({state.instance})")
         newer = "it was deleted" if state.deleted else f"it is at {now}"
@@ -270,12 +354,19 @@ def _next_generation(state: GroupState) -> int:
     return 1 if state.generation >= MAX_INT else state.generation + 1
 
 
-def _by_member(state: GroupState) -> GroupState:
-    return replace(state, active=state.number + 1, touched=state.number + 1)
+def _by_member(state: GroupState, op: str, **changes: Any) -> GroupState:
+    return replace(state, op=op, active=state.number + 1, touched=state.number + 1, **changes)
 
 
-def _by_others(state: GroupState) -> GroupState:
-    return replace(state, generation=_next_generation(state), instance=None, active=None, touched=state.number + 1)
+def _by_others(state: GroupState, op: str, **changes: Any) -> GroupState:
+    """Return the state after a step of an operator, which fences the member."""
+    fenced = replace(state, generation=_next_generation(state), instance=None, active=None)
+    return replace(fenced, op=op, touched=state.number + 1, **changes)
+
+
+def _with(state: GroupState, offsets: Sequence[TopicOffsets]) -> dict[str, Any]:
+    places = {item.place: set(item.partition) for item in offsets}
+    return {"offsets": merged(state.offsets, offsets), "pending": _overtaken(state.pending, places)}
 
 
 # -- bytes
@@ -317,22 +408,12 @@ GROUP_JSON = StoredDocument(
 )
 
 
-def encode_group(entry: GroupState) -> bytes:
-    """The bytes of an entry."""
-    return GROUP_JSON.encode(entry)
-
-
-def decode_group(data: bytes, key: str, number: int) -> GroupState:
-    """See `decode_entry`."""
-    return decode_entry(GROUP_JSON, data, key, number)
-
-
 GROUPS = EntryKind(
     folder=GROUPS_FOLDER,
     prefix=groups_prefix,
     owner="group",
     what="offsets",
     empty=GroupState,
-    encode=encode_group,
-    decode=decode_group,
+    encode=GROUP_JSON.encode,
+    decode=partial(decode_entry, GROUP_JSON),
 )

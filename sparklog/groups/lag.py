@@ -1,14 +1,9 @@
-"""The consumer groups of a root.
-
-Consumer lag: per partition in records, and in seconds.
+"""The consumer groups of a root, and their lag: per partition in records, and in seconds.
 
 Lag in records is Kafka's: log end offset minus committed offset, whatever the isolation level of the consumer. Markers,
-records of aborted transactions and offsets that compaction emptied count, as they do in `kafka-consumer-groups`. A
-partition without a committed offset has no lag; like Kafka's tool, rows for such partitions are shown of groups that
-are active.
-
-Lag in seconds is the age of the first record that the group has not read: now minus its timestamp, 0 without one. That
-costs up to two requests per partition that lags.
+records of aborted transactions and offsets that compaction emptied count. Like in Kafka's tool, rows for partitions
+without a committed offset are shown of groups that are active. Lag in seconds is the age of the first record that the
+group has not read: up to two requests per partition that lags.
 """
 
 from __future__ import annotations
@@ -21,7 +16,6 @@ from dataclasses import dataclass
 from sparklog.errors import NotFound, SparklogError
 from sparklog.groups.group import STABLE, Group, GroupDescription
 from sparklog.groups.group_state import GROUPS, GroupState
-from sparklog.groups.offsets import TopicOffsets
 from sparklog.log.journal.journal_cleanup import ids_of
 from sparklog.log.read.time_lookup import first_records
 from sparklog.log.state.snapshot import Snapshot
@@ -61,12 +55,14 @@ class Groups:
         return read_each(self.root.store, lambda name: self.group(name).description(), names, failures)
 
     def states(self, names: Sequence[str], failures: list[SparklogError] | None = None) -> dict[str, GroupState]:
-        """Return the states of these groups as readers see them, by name; `failures`: see `names`."""
         return read_each(self.root.store, lambda name: self.group(name).state(), names, failures)
 
     def group(self, name: str) -> Group:
         """Return the group of this name, which may not exist yet. `BadRequest` for no name."""
         return Group(self.root, name)
+
+
+Ages = dict[int, float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,15 +115,16 @@ def lag(
             snapshot = snapshots.get(offsets.topic)
             if snapshot is None or snapshot.head.topic_id != offsets.topic_id:
                 continue
-            ages: dict[int, float | None] | None = None
+            committed = {p: offset for _, p, offset in offsets.positions() if p < snapshot.head.partitions}
+            ages: Ages | None = None
             if seconds:
                 try:
-                    ages = _ages(opened, snapshot, offsets, now_ms)
+                    ages = _ages(opened, snapshot, committed, now_ms)
                 except SparklogError as error:
                     if failures is None:
                         raise
                     failures.append(error)
-            rows += _rows(description, snapshot, offsets, ages, every)
+            rows += _rows(description, snapshot, committed, ages, every)
     return rows
 
 
@@ -142,43 +139,27 @@ def _snapshots(root: Root, topics: Collection[str], failures: list[SparklogError
 
 
 def _rows(
-    group: GroupDescription,
-    snapshot: Snapshot,
-    offsets: TopicOffsets,
-    ages: dict[int, float | None] | None,
-    every: bool,
+    group: GroupDescription, snapshot: Snapshot, committed: dict[int, int], ages: Ages | None, every: bool
 ) -> list[Lag]:
-    head = snapshot.head
-    starts, ends = head.log_start.tolist(), head.log_end.tolist()
-    committed = {
-        partition: offset
-        for partition, offset in zip(offsets.partition, offsets.offset, strict=True)
-        if partition < head.partitions
-    }
+    starts, ends = snapshot.head.log_start.tolist(), snapshot.head.log_end.tolist()
     rows = []
-    for partition in range(head.partitions) if every else committed:
+    for partition in range(len(ends)) if every else committed:
         offset = committed.get(partition)
         behind = None if offset is None else ends[partition] - offset
         age = None if offset is None or ages is None else ages.get(partition, 0.0)
         limits = starts[partition], ends[partition]
-        rows.append(Lag(group.id, offsets.topic, partition, offset, *limits, behind, age, group.instance))
+        rows.append(Lag(group.id, snapshot.topic, partition, offset, *limits, behind, age, group.instance))
     return rows
 
 
-def _ages(root: Root, snapshot: Snapshot, offsets: TopicOffsets, now_ms: int | None) -> dict[int, float | None]:
+def _ages(root: Root, snapshot: Snapshot, committed: dict[int, int], now_ms: int | None) -> Ages:
     """Return seconds since the first unread record was written, of partitions that have one; None: it has no time."""
-    head = snapshot.head
-    unread = {
-        partition: offset
-        for partition, offset in zip(offsets.partition, offsets.offset, strict=True)
-        if partition < head.partitions and offset < head.log_end[partition]
-    }
+    unread = {partition: offset for partition, offset in committed.items() if offset < snapshot.head.log_end[partition]}
     newer = root.topic_handle(snapshot.topic).read_snapshot
+    parts = [unread]
     if root.store.parallel_reads > 1:
-        each = [{partition: offset} for partition, offset in unread.items()]
-        answers = list(ask_each(root.store, lambda one: first_records(snapshot, one, newer=newer), each))
-    else:
-        answers = [first_records(snapshot, unread, newer=newer)]
+        parts = [{partition: offset} for partition, offset in unread.items()]
+    answers = list(ask_each(root.store, lambda part: first_records(snapshot, part, newer=newer), parts))
     now = root.env.wall_ms() if now_ms is None else now_ms
     return {
         partition: max(0, now - answer.timestamp) / 1000 if answer.timestamp >= 0 else None

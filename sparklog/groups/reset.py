@@ -27,11 +27,11 @@ from enum import Enum
 from sparklog.errors import BadRequest
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.group import Group
+from sparklog.log.journal.documents import INT32_MAX, INT64_MAX
 from sparklog.log.read.time_lookup import offsets_for_timestamps
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.view import READ_UNCOMMITTED
 
-_INT64 = 2**63
 _DURATION = re.compile(r"(-?)P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d{1,3})?)S)?)?")
 
 
@@ -59,7 +59,7 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class NewOffset:
-    """One partition of a plan; `old` None: no offset is committed. `warning`: why it differs from the one asked for."""
+    """One partition of a plan; `old` None: no offset is committed."""
 
     topic: str
     partition: int
@@ -99,18 +99,14 @@ def plan_reset(
             raise BadRequest(
                 f"topic '{topic}' has partitions 0 to {head.partitions - 1}, found {', '.join(map(str, outside))}"
             )
-        targets = _targets(group, scenario, topic, wanted, head, current)
-        plan += [_clamped(topic, at, targets[at], current.get((topic, at)), head) for at in wanted]
+        old = {partition: offset for (name, partition), offset in current.items() if name == topic}
+        targets = _targets(group, scenario, topic, wanted, head, old)
+        plan += [_clamped(topic, at, targets[at], old.get(at), head) for at in wanted]
     return plan
 
 
 def _targets(
-    group: Group,
-    scenario: Scenario,
-    topic: str,
-    partitions: Collection[int],
-    head: Head,
-    current: Mapping[TopicPartition, int],
+    group: Group, scenario: Scenario, topic: str, partitions: Collection[int], head: Head, old: Mapping[int, int]
 ) -> dict[int, int]:
     ends = {partition: int(head.log_end[partition]) for partition in partitions}
     if scenario.to is To.EARLIEST:
@@ -118,27 +114,23 @@ def _targets(
     if scenario.to is To.LATEST:
         return ends
     if scenario.to is To.CURRENT:
-        return {partition: current.get((topic, partition), end) for partition, end in ends.items()}
+        return {partition: old.get(partition, end) for partition, end in ends.items()}
     if scenario.to is To.OFFSET:
         return dict.fromkeys(partitions, scenario.value)
     if scenario.to is To.FILE:
-        offsets = scenario.offsets or {}
-        return {partition: offsets[topic, partition] for partition in partitions}
+        return {partition: (scenario.offsets or {})[topic, partition] for partition in partitions}
     if scenario.to is To.SHIFT:
-        unknown = [partition for partition in partitions if (topic, partition) not in current]
+        unknown = [partition for partition in partitions if partition not in old]
         if unknown:
             raise BadRequest(
                 f"offsets of topic '{topic}' cannot be shifted in partitions {', '.join(map(str, unknown))}: group "
                 f"'{group.id}' has committed none there; name partitions or choose another scenario"
             )
-        return {partition: current[topic, partition] + scenario.value for partition in partitions}
+        return {partition: old[partition] + scenario.value for partition in partitions}
     handle = group.root.topic_handle(topic)
     times = dict.fromkeys(partitions, max(0, scenario.value))
     answers = offsets_for_timestamps(handle.read_snapshot(), times, READ_UNCOMMITTED, newer=handle.read_snapshot)
-    return {
-        partition: end if (answer := answers.get(partition)) is None else answer.offset
-        for partition, end in ends.items()
-    }
+    return {**ends, **{partition: answer.offset for partition, answer in answers.items() if answer is not None}}
 
 
 def _clamped(topic: str, partition: int, asked: int, old: int | None, head: Head) -> NewOffset:
@@ -152,7 +144,6 @@ def _clamped(topic: str, partition: int, asked: int, old: int | None, head: Head
 
 
 def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, set[int]]:
-    """Group (topic, partition) by topic."""
     grouped: dict[str, set[int]] = {}
     for topic, partition in partitions:
         grouped.setdefault(topic, set()).add(partition)
@@ -160,7 +151,6 @@ def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, set[int]]:
 
 
 def with_offsets(plan: Iterable[NewOffset]) -> dict[str, dict[int, int]]:
-    """Return a plan as `Group.alter` takes it."""
     offsets: dict[str, dict[int, int]] = {}
     for item in plan:
         offsets.setdefault(item.topic, {})[item.partition] = item.new
@@ -179,12 +169,13 @@ def parse_duration(text: str) -> int:
 
 
 def parse_offsets_file(text: str, name: str) -> dict[str | None, dict[TopicPartition, int]]:
-    """Read Kafka's CSV, `[group,]topic,partition,offset`: offsets by group, None where it is not named.
-
-    `BadRequest`, naming `name` and the line, for anything else.
-    """
+    """Read Kafka's CSV, `[group,]topic,partition,offset`: offsets by group, None where it is not named."""
     groups: dict[str | None, dict[TopicPartition, int]] = {}
-    for number, row in enumerate(_rows(text, name), 1):
+    try:
+        rows = list(csv.reader(io.StringIO(text)))
+    except csv.Error as error:
+        raise BadRequest(f"{name} is no CSV file ({error}); expected lines of [group,]topic,partition,offset") from None
+    for number, row in enumerate(rows, 1):
         cells = [cell.strip() for cell in row]
         if not any(cells):
             continue
@@ -192,7 +183,7 @@ def parse_offsets_file(text: str, name: str) -> dict[str | None, dict[TopicParti
             raise BadRequest(f"{name}, line {number}: expected [group,]topic,partition,offset, found {','.join(row)!r}")
         group, topic = (cells[0] if len(cells) == 4 else None), cells[-3]
         partition, offset = int(cells[-2]), int(cells[-1])
-        if partition >= 2**31 or offset >= _INT64:
+        if partition > INT32_MAX or offset > INT64_MAX:
             raise BadRequest(f"{name}, line {number}: {partition} or {offset} is too large for Kafka")
         offsets = groups.setdefault(group, {})
         if (topic, partition) in offsets:
@@ -201,10 +192,3 @@ def parse_offsets_file(text: str, name: str) -> dict[str | None, dict[TopicParti
     if not groups:
         raise BadRequest(f"{name} holds no offsets; expected lines of [group,]topic,partition,offset")
     return groups
-
-
-def _rows(text: str, name: str) -> list[list[str]]:
-    try:
-        return list(csv.reader(io.StringIO(text)))
-    except csv.Error as error:
-        raise BadRequest(f"{name} is no CSV file ({error}); expected lines of [group,]topic,partition,offset") from None

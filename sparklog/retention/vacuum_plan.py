@@ -29,8 +29,7 @@ from sparklog.log.state.commit import DELETE
 from sparklog.log.state.commit_intents import DeleteIntent
 from sparklog.log.state.history import CommitFiles, History
 from sparklog.log.state.topic_state import Head
-from sparklog.log.topic.topic import Topic
-from sparklog.log.topic.topic_log import RootContext
+from sparklog.log.topic.topic import RootContext, Topic
 from sparklog.maintenance.work_items import Settings
 from sparklog.storage.store import ObjectInfo
 

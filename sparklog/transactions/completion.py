@@ -32,17 +32,13 @@ FEW_COMMITS = 8
 
 
 def check_not_one_write(transactional_id: str) -> str:
-    """Return the id; `BadRequest` for one that is kept for single writes."""
     if isinstance(transactional_id, str) and transactional_id.startswith(ONE_WRITE):
         raise BadRequest(f"transactional ids that begin with '{ONE_WRITE}' are sparklog's own; choose another one")
     return transactional_id
 
 
 def resolve_topic(topic: Topic) -> tuple[Resolved, ...]:
-    """Record the outcomes of open transactions in a topic, and abort those past their timeout; return the outcomes.
-
-    `NotFound` if the topic was deleted.
-    """
+    """Record the outcomes of open transactions in a topic, and abort those past their timeout."""
     head = topic.log.head()
     if not head.open:
         return ()
@@ -59,8 +55,7 @@ def resolve_topic(topic: Topic) -> tuple[Resolved, ...]:
 def visible_snapshot(topic: Topic, snapshot: Snapshot) -> Snapshot:
     """Return a topic's snapshot that ends where a reader's does: before a transaction that is open here or elsewhere.
 
-    Rewrites must end there. A rewritten slice no longer carries its transaction, so one that is still hidden in another
-    topic would be seen in this one. Costs a request per topic that shared a transaction with this one, directly or not.
+    A rewritten slice no longer carries its transaction: one that is still hidden in another topic would be seen here.
     """
     snapshots = {topic.name: snapshot}
     waiting = list(snapshot.head.siblings)
@@ -71,9 +66,6 @@ def visible_snapshot(topic: Topic, snapshot: Snapshot) -> Snapshot:
             snapshots[name] = topic.root.topic_handle(name).snapshot(refresh=False)
             waiting += snapshots[name].head.siblings
     return held_back(snapshot, whole_ends(snapshots)[topic.name])
-
-
-# -- forgetting COMMITs
 
 
 def recorded_everywhere(root: Root, state: Decisions, *, ask: bool | None = None) -> set[int]:
@@ -91,8 +83,7 @@ def _all_recorded(root: Root, transactional_id: str, item: Committed, ask: bool)
 
 
 def _group_recorded(root: Root, prepare: PreparedGroup, ask: bool) -> bool:
-    """True if a group has this prepare pending no more; any state from its number on can tell."""
-
+    # Any state from the prepare on can tell.
     def settled(state: GroupState) -> bool:
         return state.number >= prepare.number and all(item.number != prepare.number for item in state.pending)
 
@@ -100,7 +91,6 @@ def _group_recorded(root: Root, prepare: PreparedGroup, ask: bool) -> bool:
 
 
 def _topic_recorded(root: Root, transactional_id: str, n: int, prepare: Prepared, ask: bool) -> bool:
-    """True if a topic holds this prepare open no more; any head from its version on can tell."""
     wanted = transactional_id, n, prepare.version
 
     def recorded(state: LogState) -> bool:
@@ -115,7 +105,7 @@ def _topic_recorded(root: Root, transactional_id: str, n: int, prepare: Prepared
 
 
 def _shows(log: Journal[S, Any, Any], holds: Callable[[S], bool], ask: bool) -> bool:
-    """True if `holds` of the state known or, with `ask`, of the newest one. Then it is made durable."""
+    """True if `holds` of the state known or, with `ask`, of the newest one, which is made durable then."""
     known = log.known()
     if not ask and (known is None or not holds(known)):
         return False
@@ -129,15 +119,11 @@ def _shows(log: Journal[S, Any, Any], holds: Callable[[S], bool], ask: bool) -> 
 
 
 def forget_recorded(root: Root, log: DecisionLog) -> int:
-    """Drop the COMMITs of an id that every topic and group they name has recorded; return how many."""
     state = log.refresh()
     recorded = recorded_everywhere(root, state, ask=True)
     if forget(state, recorded) is None:
         return 0
     return len(state.commits) - len(log.write(lambda base: forget(base, recorded)).commits)
-
-
-# -- collecting
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,18 +138,15 @@ class Collected:
 
 
 def transactional_ids(store: Store, failures: list[SparklogError] | None = None) -> list[str]:
-    """Return the ids that have decisions. What cannot be read is put into `failures`, or raised."""
     return ids_of(store, DECISIONS, failures)
 
 
 def collect(root: Root, *, now_ms: int | None = None, dry_run: bool = False) -> Collected:
-    """Forget COMMITs that all topics have recorded, then delete old entries.
+    """Forget COMMITs that all topics have recorded, then delete old entries. `now_ms`: the store's clock.
 
-    `now_ms`: the store's clock (None: ask it).
-
-    An entry is deleted when it lies below the second newest checkpoint that can be read, and is seven days old. So are
-    checkpoints below that one. The journal of a single write is deleted once its topics have recorded it and its newest
-    entry is that old.
+    An entry or checkpoint is deleted when it lies below the second newest checkpoint that can be read, and is seven
+    days old. The journal of a single write is deleted once its topics have recorded it, when its newest entry is that
+    old.
     """
     now_ms = root.store.now_ms() if now_ms is None else now_ms
     ids = forgotten = objects = nbytes = 0
@@ -182,7 +165,6 @@ def collect(root: Root, *, now_ms: int | None = None, dry_run: bool = False) -> 
 
 
 def _is_over(root: Root, log: DecisionLog) -> bool:
-    """True if every COMMIT of an id is recorded, the newest decision included."""
     state = log.refresh()
     undecided = state.prepared or state.prepared_groups
     return not undecided and all(_all_recorded(root, state.id, item, True) for item in state.commits)

@@ -8,7 +8,7 @@ may end them; then no import can go on with their topics.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sparklog.errors import Conflict, Corrupt, NotFound, SparklogError, nearest
@@ -25,19 +25,13 @@ from sparklog.storage.local_writer import ask_each
 from sparklog.transactions.completion import resolve_topic, transactional_ids
 
 _LOG = logging.getLogger("sparklog.transactions")
-EMPTY = "Empty"
-ONGOING = "Ongoing"
-PREPARE = {"commit": "PrepareCommit", "abort": "PrepareAbort"}
-COMMITTED = "CompleteCommit"
-ABORTED = "CompleteAbort"
+EMPTY, ONGOING, COMMITTED, ABORTED = "Empty", "Ongoing", "CompleteCommit", "CompleteAbort"
 """Kafka's words for the state of a transactional id."""
-DAMAGED = "Corrupt"
+PREPARE = {"commit": "PrepareCommit", "abort": "PrepareAbort"}
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaTransaction:
-    """A transaction of Kafka's that is open in one partition of a topic."""
-
     topic: str
     open: KafkaOpen
 
@@ -47,46 +41,19 @@ def owner_of(each: KafkaOpen) -> str:
     return each.transactional_id or f"producer-{each.producer}"
 
 
-def owners(heads: Mapping[str, Head]) -> set[str]:
-    """Return the owners of Kafka's open transactions in these topics."""
-    return {owner_of(each) for head in heads.values() for each in head.kafka_open}
-
-
-def held_by(heads: Mapping[str, Head], owner: str) -> tuple[KafkaTransaction, ...]:
-    """Return an owner's open transactions of Kafka's, in the order of topics and partitions."""
-    held = (KafkaTransaction(topic, each) for topic, head in heads.items() for each in head.kafka_open)
-    return tuple(
-        sorted(
-            (each for each in held if owner_of(each.open) == owner),
-            key=lambda each: (each.topic, each.open.partition, each.open.producer),
-        )
-    )
-
-
-def state_of(held: tuple[KafkaTransaction, ...]) -> str:
-    """Return Kafka's word: `PrepareCommit` or `PrepareAbort` if all is known to be decided so, else `Ongoing`."""
-    decisions = {each.open.decided for each in held}
-    decided = decisions.pop() if len(decisions) == 1 else None
-    return ONGOING if decided is None else PREPARE[decided]
-
-
-def end_held(root: Root, held: tuple[KafkaTransaction, ...]) -> tuple[KafkaTransaction, ...]:
+def _end_kafka(root: Root, held: Sequence[KafkaTransaction]) -> tuple[KafkaTransaction, ...]:
     """End transactions of Kafka's in their topics: as Kafka had decided, else by ABORT. Return those ended here."""
     ended: list[KafkaTransaction] = []
     for topic in sorted({each.topic for each in held}):
         producers = {each.open.producer for each in held if each.topic == topic}
-        ended += [
-            KafkaTransaction(topic, each) for each in root.topic(topic).end_kafka_transactions(producers=producers)
-        ]
+        done = root.topic(topic).end_kafka_transactions(producers=producers)
+        ended += [KafkaTransaction(topic, each) for each in done]
     return tuple(ended)
 
 
 @dataclass(frozen=True, slots=True)
 class HeldPartition:
-    """Slices that an undecided transaction holds open in one partition: the last stable offset stops at `first`.
-
-    Times in ms by the store's clock: `age_ms` since the prepare; from `timeout_ms` on any process may abort it.
-    """
+    """Slices that an undecided transaction holds open in one partition; times in ms."""
 
     topic: str
     partition: int
@@ -128,7 +95,6 @@ class TransactionDescription:
     """The state of a transactional id.
 
     * `newest`: number of its newest decision, -1: none; `reason`: why that is ABORT
-    * `parts`: jobs that have recorded a share of the undecided transaction
     * `is_open`: a transaction of the root itself is undecided
     * `kafka`: transactions that an import left open; `state` is Kafka's word for them where only these are open
     """
@@ -143,7 +109,6 @@ class TransactionDescription:
     batch: int | None
     held: tuple[HeldPartition, ...] = ()
     waiting: tuple[UnrecordedOutcome, ...] = ()
-    parts: tuple[str, ...] = ()
     pending: tuple[PendingOffsets, ...] = ()
     kafka: tuple[KafkaTransaction, ...] = ()
     is_open: bool = False
@@ -162,37 +127,28 @@ class Aborted:
 
 
 def list_transactions(root: Root, failures: list[SparklogError] | None = None) -> list[TransactionDescription]:
-    """List all ids that have decisions, or a transaction open in a topic or a group, in order.
-
-    Costs a few requests per id, topic and group. Errors are put into `failures`, or raised. An id whose decisions are
-    damaged is in the list as such.
-    """
+    """List all ids that have decisions, or a transaction open in a topic or a group, in order."""
     open_now = _Open.of(root, failures)
     ids = set(transactional_ids(root.store, failures))
     ids.update(item.txn.id for head in open_now.heads.values() for item in head.open)
     ids.update(item.txn for state in open_now.groups.values() for item in state.pending)
-    ids |= owners(open_now.heads)
-    descriptions = []
-    for description, error in ask_each(root.store, lambda name: _listed(root, name, open_now), sorted(ids)):
-        descriptions.append(description)
-        if error is not None:
-            if failures is None:
-                raise error
-            failures.append(error)
-    return descriptions
+    ids.update(open_now.kafka_owners())
+    listed = list(ask_each(root.store, lambda name: _listed(root, name, open_now), sorted(ids)))
+    for error in (error for _, error in listed if error is not None):
+        if failures is None:
+            raise error
+        failures.append(error)
+    return [description for description, _ in listed]
 
 
 def describe_transaction(root: Root, transactional_id: str, failures: list[SparklogError]) -> TransactionDescription:
-    """Describe one id; `NotFound`, naming similar ones, if it was never used.
-
-    Errors of topics and groups, whose open transactions are not known then, are put into `failures`.
-    """
+    """Describe one id; `NotFound`, naming similar ones, if it was never used. `failures`: of topics and groups."""
     check_id(transactional_id, "transactional id")
     open_now = _Open.of(root, failures)
     description = _describe(root, open_now, root.decisions.log(transactional_id).refresh())
     if description.state == EMPTY and not description.time_ms:
         known = transactional_ids(root.store, [])
-        similar = nearest(transactional_id, [*known, *sorted(owners(open_now.heads))])
+        similar = nearest(transactional_id, [*known, *sorted(open_now.kafka_owners())])
         hint = f"; did you mean {' or '.join(map(repr, similar))}?" if similar else ""
         raise NotFound(f"transactional id '{transactional_id}' was never used in {root.location}{hint}")
     return description
@@ -218,7 +174,7 @@ def abort_transaction(root: Root, transactional_id: str, n: int | None = None) -
     if not description.is_open and (n is not None or not description.kafka):
         raise Conflict(f"no transaction of '{transactional_id}' is open; describe it")
     topics = _abort_here(root, description, number) if description.is_open else ()
-    ended = end_held(root, description.kafka) if n is None else ()
+    ended = _end_kafka(root, description.kafka) if n is None else ()
     return Aborted(number if description.is_open else None, topics, ended)
 
 
@@ -251,12 +207,24 @@ class _Open:
             {name: state for name, state in states.items() if state.pending},
         )
 
+    def kafka_owners(self) -> set[str]:
+        return {owner_of(each) for head in self.heads.values() for each in head.kafka_open}
+
+    def kafka_of(self, owner: str) -> tuple[KafkaTransaction, ...]:
+        held = [
+            KafkaTransaction(topic, each)
+            for topic, head in self.heads.items()
+            for each in head.kafka_open
+            if owner_of(each) == owner
+        ]
+        return tuple(sorted(held, key=lambda each: (each.topic, each.open.partition, each.open.producer)))
+
 
 def _listed(root: Root, name: str, open_now: _Open) -> tuple[TransactionDescription, SparklogError | None]:
     try:
         return _describe(root, open_now, root.decisions.log(name).refresh()), None
     except Corrupt as error:
-        return replace(_describe(root, open_now, Decisions(name)), state=DAMAGED), error
+        return replace(_describe(root, open_now, Decisions(name)), state="Corrupt"), error
 
 
 def _describe(root: Root, open_now: _Open, state: Decisions) -> TransactionDescription:
@@ -265,7 +233,7 @@ def _describe(root: Root, open_now: _Open, state: Decisions) -> TransactionDescr
     held: list[HeldPartition] = []
     waiting: list[UnrecordedOutcome] = []
     now_ms: int | None = None
-    for topic, head in sorted(open_now.heads.items()):
+    for topic, head in open_now.heads.items():
         for (owner, n), prepares in open_transactions(head).items():
             if owner != name:
                 continue
@@ -280,41 +248,35 @@ def _describe(root: Root, open_now: _Open, state: Decisions) -> TransactionDescr
                     HeldPartition(topic, partition, first, item.end[partition], n, item.version, age, timeout_of(item))
                     for partition, first in sorted(item.first.items())
                 ]
-    of_kafka = held_by(open_now.heads, name)
-    here = _state(state, bool(held) or any(item.committed is None for item in pending))
+    of_kafka = open_now.kafka_of(name)
+    undecided = bool(held or state.prepared or state.prepared_groups) or any(each.committed is None for each in pending)
+    outcome = None if state.newest < 0 else "abort" if state.commit_of(state.newest) is None else "commit"
+    here = ONGOING if undecided else {None: EMPTY, "commit": COMMITTED, "abort": ABORTED}[outcome]
+    if of_kafka and not undecided:
+        # Kafka's word: decided where that is known of all, and the same.
+        decisions = {each.open.decided for each in of_kafka}
+        decided = decisions.pop() if len(decisions) == 1 else None
+        here = ONGOING if decided is None else PREPARE[decided]
     return TransactionDescription(
         id=name,
-        state=state_of(of_kafka) if of_kafka and here != ONGOING else here,
+        state=here,
         newest=state.newest,
-        outcome=_outcome(state),
+        outcome=outcome,
         reason=state.reason,
         time_ms=state.made_ms,
         instance=state.run,
         batch=state.batch,
         held=tuple(held),
         waiting=tuple(waiting),
-        parts=tuple(dict.fromkeys(item.part or "" for item in state.prepared)),
         pending=pending,
         kafka=of_kafka,
-        is_open=here == ONGOING,
+        is_open=undecided,
     )
-
-
-def _outcome(state: Decisions) -> str | None:
-    if state.newest < 0:
-        return None
-    return "abort" if state.commit_of(state.newest) is None else "commit"
-
-
-def _state(state: Decisions, is_open: bool) -> str:
-    if is_open or state.prepared or state.prepared_groups:
-        return ONGOING
-    return {None: EMPTY, "commit": COMMITTED, "abort": ABORTED}[_outcome(state)]
 
 
 def _pending(root: Root, groups: Mapping[str, GroupState], state: Decisions) -> tuple[PendingOffsets, ...]:
     prepared = []
-    for name, group in sorted(groups.items()):
+    for name, group in groups.items():
         for item in group.pending:
             if item.txn != state.id:
                 continue

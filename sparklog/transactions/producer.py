@@ -1,11 +1,5 @@
 """A transactional producer: begin, append to topics, send offsets of a consumer group, commit or abort.
 
-    producer = sparklog.transactional("/data/log", "orders-job")
-    with producer.begin() as transaction:
-        transaction.append("orders", orders)
-        transaction.append("payments", payments)
-        transaction.send_offsets("billing", {"invoices": {0: 42}})
-
 Rows are uploaded as they come and published by `commit`: one commit per topic that holds them open (prepare), then one
 entry in the decision log of the id, which commits them all at once. A process that dies in between leaves no part of it
 visible. The next instance aborts an undecided transaction at once, any other process once `timeout_ms` has passed since
@@ -21,12 +15,11 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from sparklog.errors import BadRequest, Conflict, Fenced, SparklogError, Unavailable
 from sparklog.groups.group import Group, Membership, Offsets
-from sparklog.groups.offsets import GroupMetadata, TopicOffsets, merged
+from sparklog.groups.group_state import GroupMetadata, TopicOffsets, merged
 from sparklog.log.decisions.decision import (
     BY_OWNER,
     Decisions,
@@ -43,14 +36,13 @@ from sparklog.log.state.commit import Txn
 from sparklog.log.state.registry import WriterKey
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.topic.root import Root, open_root
-from sparklog.log.write.append_writer import AppendOutcome, AppendTarget
+from sparklog.log.write.append_writer import AppendOutcome, AppendTarget, AppendWriter, TopicFiles, batches
 from sparklog.storage.store import Store
 from sparklog.transactions.completion import check_not_one_write, recorded_everywhere
 
 if TYPE_CHECKING:
     from sparklog.groups.consumer import Consumer
-    from sparklog.log.write.append_writer import AppendWriter, WriteOptions
-    from sparklog.log.write.appending import ArrowData
+    from sparklog.log.write.append_writer import ArrowData, WriteOptions
 
 
 _LOG = logging.getLogger("sparklog.transactions")
@@ -138,7 +130,6 @@ class TransactionalProducer:
         return self.begin_at_known()
 
     def begin_at_known(self) -> Transaction:
-        """Begin without a look for a newer instance, for a caller that has just refreshed `log`."""
         if self._open is not None and self._open.state in (OPEN, PREPARED):
             raise BadRequest(
                 f"transaction {self._open.n} of '{self.id}' is open: commit or abort it before the next one is begun"
@@ -180,7 +171,7 @@ class Transaction:
         self._instance = instance
         self._part = part
         self._writers: dict[str, tuple[AppendTarget, AppendWriter]] = {}
-        self._files: dict[str, list[tuple[AppendTarget, tuple[FileSlices, ...]]]] = {}
+        self._files: dict[str, list[TopicFiles]] = {}
         self._offsets: dict[str, tuple[TopicOffsets, ...]] = {}
         self._members: dict[str, GroupMetadata | None] = {}
         self._prepared: list[Prepared] = []
@@ -194,18 +185,11 @@ class Transaction:
     def __enter__(self) -> Transaction:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            if self.state == OPEN:
-                self.commit()
-            return
-        if self.state in (OPEN, PREPARED):
-            try:
-                self.abort()
-            except SparklogError as why:
-                _LOG.warning("transaction %s of '%s' is left to its timeout: %s", self.n, self.id, why)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and self.state == OPEN:
+            self.commit()
+        elif kind is not None and self.state in (OPEN, PREPARED):
+            self._give_up()
 
     # -- contents
 
@@ -214,9 +198,6 @@ class Transaction:
 
         `NotFound` if there is no such topic; `BadRequest` for rows that it refuses, here or by `commit`.
         """
-        from sparklog.log.write.append_writer import AppendWriter
-        from sparklog.log.write.appending import batches
-
         self._check_open()
         if topic not in self._writers:
             target = self._root.topic(topic).log.append_target(refresh=False)
@@ -226,10 +207,9 @@ class Transaction:
             self._writers[topic][1].write(batch)
 
     def add(self, target: AppendTarget, files: Sequence[FileSlices]) -> None:
-        """Take files that tasks wrote for a topic."""
         self._check_open()
         if any(len(file) for file in files):
-            self._files.setdefault(target.topic, []).append((target, tuple(files)))
+            self._files.setdefault(target.topic, []).append(TopicFiles(target, tuple(files)))
 
     def send_offsets(self, group: str | GroupMetadata | Membership | Consumer, offsets: Offsets | None = None) -> None:
         """Commit offsets of a consumer group with the transaction: topic to partition to the next offset to read.
@@ -278,9 +258,8 @@ class Transaction:
         self._check_open()
         try:
             self._prepare()
-            self._producer.log.write(
-                lambda base: prepare(base, self.n, self._prepared, self._part, self._prepared_groups)
-            )
+            groups = self._prepared_groups
+            self._producer.log.write(lambda base: prepare(base, self.n, self._prepared, self._part, groups))
         except Exception:
             self.discard()
             raise
@@ -298,21 +277,27 @@ class Transaction:
             BadRequest: a topic refuses rows. In these three cases no part of it is ever visible.
             Unavailable: the store failed; the message says if the outcome is known.
         """
+        log = self._producer.log
         if self.state != PREPARED:
             self._check_open()
-        if self.state == OPEN and self._root.env.now().elapsed_ms(self._begun) > LOOK_AGAIN_MS:
-            self._check_not_fenced()
-        try:
-            if self.state == OPEN:
+            if self._root.env.now().elapsed_ms(self._begun) > LOOK_AGAIN_MS:
+                # Fenced long ago, it writes nothing: no rows for read_uncommitted, no gap in the offsets.
+                try:
+                    check_undecided(log.refresh(), self.n, self._instance)
+                except (Conflict, Fenced):
+                    self.discard()
+                    raise
+            try:
                 self._prepare()
-        except Exception:
-            self._give_up()
-            raise
-        log = self._producer.log
-        if not self._prepared and not self._prepared_groups and not _has_prepared(log.refresh()):
-            check_undecided(log.current(), self.n, self._instance)
-            self.state = COMMITTED
-            return Committed(None)
+            except Exception:
+                self._give_up()
+                raise
+        if not self._prepared and not self._prepared_groups:
+            state = log.refresh()
+            if not state.prepared and not state.prepared_groups:
+                check_undecided(state, self.n, self._instance)
+                self.state = COMMITTED
+                return Committed(None)
         try:
             log.write(lambda base: self._decide(base, key))
         except (Conflict, Fenced):
@@ -323,17 +308,6 @@ class Transaction:
             self._settle(error)
         self.state = COMMITTED
         return Committed(self.n, dict(self._outcomes))
-
-    def _check_not_fenced(self) -> None:
-        """Write nothing if this instance was fenced long ago: no rows for read_uncommitted, no gap in the offsets.
-
-        An instance that is fenced from here on is refused by the decision.
-        """
-        try:
-            check_undecided(self._producer.log.refresh(), self.n, self._instance)
-        except (Conflict, Fenced):
-            self.discard()
-            raise
 
     def _decide(self, base: Decisions, key: WriterKey | None) -> Decisions | None:
         return commit(
@@ -355,14 +329,11 @@ class Transaction:
         except SparklogError:
             raise unknown from None
         committed = state.commit_of(self.n)
-        if (
-            committed is not None
-            and set(self._prepared) <= set(committed.prepares)
-            and set(self._prepared_groups) <= set(committed.groups)
-        ):
+        if committed is None:
+            if not state.surely_aborted(self.n):
+                raise unknown
+        elif {*self._prepared, *self._prepared_groups} <= {*committed.prepares, *committed.groups}:
             return
-        if committed is None and not state.surely_aborted(self.n):
-            raise unknown
         self.state = ABORTED
         raise Unavailable(f"transaction {self.n} of '{self.id}' is aborted, nothing of it is published: {unknown}")
 
@@ -387,51 +358,39 @@ class Transaction:
         self.state = ABORTED
 
     def _give_up(self) -> None:
-        """Abort after a failure before the decision, so that topics are not held back until the timeout."""
         try:
             self.abort()
         except SparklogError as error:
             _LOG.warning("transaction %s of '%s' is left to its timeout: %s", self.n, self.id, error)
 
     def _prepare(self) -> None:
-        """Groups first: a member that was superseded stops before it holds back a topic."""
-        self._prepare_groups()
-        self._prepare_topics()
-
-    def _prepare_groups(self) -> None:
+        # Groups first: a member that was superseded stops before it holds back a topic.
         for name, offsets in self._offsets.items():
-            number = Group(self._root, name).prepare(
-                self._members[name], self.id, self.n, self._producer.timeout_ms, offsets
-            )
+            group, timeout_ms = Group(self._root, name), self._producer.timeout_ms
+            number = group.prepare(self._members[name], self.id, self.n, timeout_ms, offsets)
             self._prepared_groups.append(PreparedGroup(name, number, self._part))
         self._offsets.clear()
+        self._prepare_topics()
 
     def _prepare_topics(self) -> None:
-        """Make one commit per topic, in the order of their first rows."""
         for topic, (target, writer) in self._writers.items():
-            self._files.setdefault(topic, []).append((target, tuple(writer.finish())))
+            self._files.setdefault(topic, []).append(TopicFiles(target, tuple(writer.finish())))
         self._writers.clear()
         siblings: dict[str, int] = {}
         for topic, parts in self._files.items():
-            files = [file for _, written in parts for file in written]
+            files = [file for part in parts for file in part.files]
             if not files:
                 continue
             txn = Txn(self.id, self.n, dict(siblings), self._producer.timeout_ms)
-            outcome = self._root.topic_handle(topic).log.commit_append(files, _oldest(topic, parts), txn=txn)
+            target = _oldest(topic, [part.target for part in parts])
+            outcome = self._root.topic_handle(topic).log.commit_append(files, target, txn=txn)
             siblings[topic] = outcome.version
             self._outcomes[topic] = outcome
-            topic_id = parts[0][0].topic_id
-            self._prepared.append(Prepared(topic, topic_id, outcome.version, outcome.commit_id, self._part))
+            self._prepared.append(Prepared(topic, target.topic_id, outcome.version, outcome.commit_id, self._part))
         self._files.clear()
 
 
-def _has_prepared(state: Decisions) -> bool:
-    return bool(state.prepared or state.prepared_groups)
-
-
-def _oldest(topic: str, parts: Sequence[tuple[AppendTarget, tuple[FileSlices, ...]]]) -> AppendTarget:
-    """Return the oldest target of a topic's files. `Conflict` if the topic was created again between two of them."""
-    targets = [target for target, _ in parts]
+def _oldest(topic: str, targets: Sequence[AppendTarget]) -> AppendTarget:
     if len({target.topic_id for target in targets}) > 1:
         raise Conflict(f"topic '{topic}' was deleted and created again while this transaction wrote to it: begin again")
     return min(targets, key=lambda target: target.read_version)

@@ -2,10 +2,8 @@
 
 A streaming sink may name its topic by an option before a restart, and by a column after it, or the reverse. A batch for
 the topic of an option is entered in the registry of that topic, a batch whose rows name their topics in the decisions
-of the query's id. If the sink committed a batch in one way and Spark did not, the restarted query sends it once more,
-perhaps in the other way. So the first batch of each run is looked for in the other place too. The run takes over there,
-which fences an older run that may still write in that way. Later batches of a run need no look: a query keeps its
-options while it runs.
+of the query's id. A restarted query may send a committed batch once more, in the other way. So the first batch of each
+run is looked for in the other place too. The run takes over there, which fences an older run that may still write so.
 """
 
 from __future__ import annotations
@@ -52,11 +50,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _without_id(root: Root, timeout_ms: int) -> TransactionalProducer:
-    """Return the producer of a write without an id: under a spare id, or a new one.
-
-    Each id has a folder, which maintenance reads until it is deleted: a process that writes often needs one for each of
-    its threads.
-    """
+    """Return the producer of a write without an id: a spare one, as maintenance reads the folder of each id."""
     spares = _spares.setdefault(root, [])
     while spares:
         try:
@@ -81,15 +75,13 @@ def publish(
 ) -> Committed:
     """Commit files that tasks wrote for topics, all of them or none. With `key`, a batch at most once.
 
-    The replay rule (`sparklog.log.state.registry`) is asked before an earlier instance is fenced, so that a batch which
-    it refuses stops no other run. Without an id, and so without a key, the write gets an id that no other process uses,
-    and maintenance deletes it later. Raises the errors of the replay rule and of `Transaction.commit`.
+    The replay rule (`sparklog.log.state.registry`) is asked before an earlier instance is fenced: a batch that it
+    refuses stops no other run. Raises its errors and those of `Transaction.commit`.
     """
     if key is not None:
         key.check()
-        key = replace(
-            key, content=content_of({each.target.topic: [file.counts for file in each.files] for each in written})
-        )
+        counts = {each.target.topic: [file.counts for file in each.files] for each in written}
+        key = replace(key, content=content_of(counts))
     if transactional_id is None:
         producer = _without_id(root, timeout_ms)
     else:
@@ -141,10 +133,7 @@ class TakeOverIntent:
 
 
 def in_decisions(root: Root, topic: str, key: WriterKey, count: int) -> bool:
-    """True if this batch for a topic of an option was published as a transaction.
-
-    `Fenced` or `Conflict` as by the replay rule.
-    """
+    """True if this batch for a topic of an option was published as a transaction. Errors of the replay rule."""
     known = root.topic_handle(topic).log.current().head.registry.get(key.id)
     if key.run is None or (known is not None and known.run == key.run):
         return False
@@ -157,11 +146,7 @@ def in_decisions(root: Root, topic: str, key: WriterKey, count: int) -> bool:
 
 
 def in_topics(root: Root, key: WriterKey, count: int, names: Iterable[str] | None = None) -> bool:
-    """True if this batch, whose rows name their topics, was published to the topic of an option.
-
-    Looks at these topics (None: all of the root, for any may have been the option's). `Fenced` or `Conflict` as by the
-    replay rule.
-    """
+    """True if this batch, whose rows name their topics, was published to the topic of an option."""
     if key.run is None or root.decisions.log(key.id).current().run == key.run:
         return False
     unread: list[SparklogError] = []

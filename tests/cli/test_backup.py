@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import sparklog as library
-from sparklog.groups import Groups
+from sparklog.groups.lag import Groups
 from sparklog.log.journal.env import SYSTEM
 from sparklog.log.topic.root import open_root
 from sparklog.storage import LocalStore

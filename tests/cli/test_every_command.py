@@ -14,10 +14,10 @@ import pytest
 import typer
 
 from sparklog.cli.app import app
-from sparklog.groups import Groups
+from sparklog.groups.lag import Groups
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.topic.root import Root, open_root
-from sparklog.transactions import transactional
+from sparklog.transactions.producer import transactional
 from tests.support.command_line import invoke
 
 IN_TURN = (

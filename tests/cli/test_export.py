@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import sparklog as package
-from sparklog.groups import Groups
+from sparklog.groups.lag import Groups
 from sparklog.kafka.exporting.group_offsets import group_partition
 from sparklog.kafka.in_place import KafkaView
 from tests.cli.conftest import Sparklog

@@ -22,7 +22,7 @@ from sparklog.log.topic.cloning import clone_topic
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.tools.verification.run import verify_root
-from sparklog.transactions import transactional
+from sparklog.transactions.producer import transactional
 from tests.cli.conftest import REPOSITORY, Sparklog
 
 KAFKA = REPOSITORY / "examples" / "data" / "kafka-log-dir"

@@ -9,8 +9,10 @@ import pyarrow as pa
 import pytest
 
 import sparklog as library
-from sparklog.groups import Groups, Membership, OffsetAndMetadata
-from sparklog.transactions import transactional
+from sparklog.groups.group import Membership
+from sparklog.groups.group_state import OffsetAndMetadata
+from sparklog.groups.lag import Groups
+from sparklog.transactions.producer import transactional
 from tests.cli.conftest import Sparklog
 
 OFFSETS = ["GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG", "SECONDS-BEHIND", "CONSUMER-ID"]

@@ -9,8 +9,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import sparklog as library
-from sparklog.groups import Groups
-from sparklog.transactions import transactional
+from sparklog.groups.lag import Groups
+from sparklog.transactions.producer import transactional
 from tests.cli.conftest import Sparklog
 
 KAFKA = Path(__file__).parents[2] / "examples" / "data" / "kafka-log-dir"

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import sparklog as package
-from sparklog.groups import Groups
+from sparklog.groups.lag import Groups
 from tests.cli.conftest import REPOSITORY, Sparklog
 
 KAFKA = REPOSITORY / "examples" / "data" / "kafka-log-dir"

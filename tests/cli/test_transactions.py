@@ -10,7 +10,7 @@ import pytest
 
 import sparklog as library
 from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
-from sparklog.transactions import Transaction, transactional
+from sparklog.transactions.producer import Transaction, transactional
 from tests.cli.conftest import Sparklog
 
 

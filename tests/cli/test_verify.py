@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 import sparklog as library
-from sparklog.groups import Groups
-from sparklog.transactions import transactional
+from sparklog.groups.lag import Groups
+from sparklog.transactions.producer import transactional
 from tests.cli.conftest import Sparklog
 
 

@@ -17,7 +17,8 @@ from sparklog.datasource.source import check_group_place
 from sparklog.datasource.stream_plan import Clock, StreamPlanner
 from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import BadRequest, Conflict, Fenced, NotFound
-from sparklog.groups import Group, Groups
+from sparklog.groups.group import Group
+from sparklog.groups.lag import Groups
 from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, ROOT, Location
 from sparklog.log.topic.root import Root, RootView
 from sparklog.testing.faulty_store import Crash, Fault, FaultKind, FaultyStore

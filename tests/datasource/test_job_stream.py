@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import sparklog
-from sparklog.groups import Groups
+from sparklog.groups.lag import Groups
 from sparklog.jobs import stream, streaming
 from tests.datasource.streams import feed
 from tests.kafka.logs import HOUR_MS, batch, write_partition

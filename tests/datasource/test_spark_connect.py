@@ -35,7 +35,7 @@ query = writer.option("path", root).option("checkpointLocation", checkpoint).tri
 assert query.awaitTermination(400)
 copied = spark.read.format("sparklog").option("subscribe", "copy").load(root)
 assert sorted(int(row.value) for row in copied.collect()) == list(range(50))
-from sparklog.groups import Groups
+from sparklog.groups.lag import Groups
 from sparklog.groups.lag import lag
 from tests.datasource.streams import wait_for
 group = Groups(root).group("g")

@@ -10,8 +10,8 @@ from pyspark.sql import functions
 
 import sparklog
 from sparklog.errors import Conflict
-from sparklog.groups import Group, Groups
-from sparklog.groups.lag import lag
+from sparklog.groups.group import Group
+from sparklog.groups.lag import Groups, lag
 from tests.datasource.streams import copy, failure, feed, finish, forget_commit, source, values, wait_for
 
 if TYPE_CHECKING:

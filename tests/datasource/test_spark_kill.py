@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 
 import sparklog
-from sparklog.groups import Groups
+from sparklog.groups.lag import Groups
 from sparklog.log.read.scan import read_parts
 from sparklog.log.state.view import READ_COMMITTED, OffsetRange
 from sparklog.log.topic.root import RootView

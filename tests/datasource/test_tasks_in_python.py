@@ -26,7 +26,7 @@ from sparklog.log.journal.env import SYSTEM
 from sparklog.log.state.history import History
 from sparklog.log.state.view import OffsetRange
 from sparklog.log.topic.root import Root
-from sparklog.log.topic.topic_log import TopicLog
+from sparklog.log.topic.topic import TopicLog
 from sparklog.log.write.append_writer import AppendWriter
 from sparklog.maintenance.work_items import Settings
 from sparklog.retention.retain import retain_root

@@ -19,15 +19,14 @@ import pyarrow as pa
 
 from sparklog.compaction.run import CompactOptions, compact_root
 from sparklog.errors import Conflict, Fenced, SparklogError
+from sparklog.groups.group_state import OffsetAndMetadata
 from sparklog.groups.lag import Groups
-from sparklog.groups.offsets import OffsetAndMetadata
 from sparklog.groups.reset import Scenario, To, plan_reset, with_offsets
 from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.log.journal.env import Env
 from sparklog.log.state.registry import WriterKey
 from sparklog.log.topic.cloning import clone_topic
-from sparklog.log.topic.delete_records import delete_records
-from sparklog.log.topic.root import Root, open_root
+from sparklog.log.topic.root import Root, delete_records, open_root
 from sparklog.log.write.append_writer import WriteOptions
 from sparklog.maintenance.work_items import Done, Settings, Work
 from sparklog.retention.retain import retain_root
@@ -36,7 +35,7 @@ from sparklog.tools.backup.backing_up import back_up
 from sparklog.tools.backup.repository import prune
 from sparklog.tools.backup.restore_point import Wanted
 from sparklog.tools.backup.restoring import restore
-from sparklog.transactions import transactional
+from sparklog.transactions.producer import transactional
 from tests.fixture_data import fixture_tree
 from tests.golden.recording import Recording, RecordingStore, write_tree
 

@@ -26,7 +26,7 @@ from sparklog.tools.backup.backing_up import back_up
 from sparklog.tools.backup.restore_point import Wanted
 from sparklog.tools.backup.restoring import restore
 from sparklog.tools.verification.run import verify_root
-from sparklog.transactions import transactional
+from sparklog.transactions.producer import transactional
 from tests.fixture_archive import unpacked
 from tests.fixture_data import copied
 from tests.golden.facts import facts

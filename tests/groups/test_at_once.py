@@ -6,8 +6,7 @@ import threading
 
 import pytest
 
-from sparklog.groups import Groups
-from sparklog.groups.lag import lag
+from sparklog.groups.lag import Groups, lag
 from sparklog.storage.local_writer import ask_each
 from sparklog.storage.memory import MemoryStore
 from sparklog.testing.faulty_store import FaultyStore

@@ -10,8 +10,7 @@ import pytest
 
 import sparklog
 from sparklog.errors import Conflict
-from sparklog.groups import Groups
-from sparklog.groups.lag import lag
+from sparklog.groups.lag import Groups, lag
 from sparklog.groups.reset import Scenario, To, plan_reset
 from sparklog.log.topic.root import Root
 from tests.kafka_broker import Broker

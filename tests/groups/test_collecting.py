@@ -7,8 +7,10 @@ import json
 import pytest
 
 from sparklog.errors import Corrupt, Fenced, SparklogError
-from sparklog.groups import CommittedOffset, Group, Groups
 from sparklog.groups.collecting import collect_groups
+from sparklog.groups.group import Group
+from sparklog.groups.group_state import CommittedOffset
+from sparklog.groups.lag import Groups
 from sparklog.log.journal import entry_log
 from sparklog.log.journal.env import SETTLE_MS
 from sparklog.log.journal.names import commit_key, groups_prefix

@@ -10,7 +10,9 @@ import pytest
 
 import sparklog
 from sparklog.errors import BadRequest, Conflict, Fenced, NotFound
-from sparklog.groups import Consumer, Group, Groups
+from sparklog.groups.consumer import Consumer
+from sparklog.groups.group import Group
+from sparklog.groups.lag import Groups
 from sparklog.log.journal.names import commit_key
 from sparklog.log.state.view import COLUMNS, READ_UNCOMMITTED
 from sparklog.log.topic.root import open_root

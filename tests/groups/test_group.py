@@ -11,13 +11,15 @@ import pytest
 
 import sparklog
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, Unavailable
-from sparklog.groups import CommittedOffset, Group, Groups, OffsetAndMetadata
+from sparklog.groups.group import Group
+from sparklog.groups.group_state import CommittedOffset, OffsetAndMetadata
+from sparklog.groups.lag import Groups
 from sparklog.log.journal.names import checkpoint_key, commit_key, groups_prefix
 from sparklog.testing.faulty_store import Fault, FaultKind, FaultyStore, Script
 from sparklog.testing.wrapper_stores import CountingStore
-from sparklog.transactions import TransactionalProducer
 from sparklog.transactions.completion import forget_recorded
 from sparklog.transactions.listing import describe_transaction
+from sparklog.transactions.producer import TransactionalProducer
 from tests.support.name_caching_store import NameCachingStore
 from tests.support.read_only import read_only
 from tests.support.records import rows

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 import sparklog
-from sparklog.groups import Group, Groups
+from sparklog.groups.group import Group
 from sparklog.groups.group_state import GroupState
-from sparklog.groups.lag import Lag, lag
+from sparklog.groups.lag import Groups, Lag, lag
 from sparklog.kafka.importing.importing import import_log_dir
 from sparklog.log.topic.root import RootView
 from sparklog.testing.wrapper_stores import CountingStore

@@ -6,7 +6,8 @@ import pyarrow as pa
 import pytest
 
 from sparklog.errors import BadRequest, NotFound
-from sparklog.groups import Group, Groups
+from sparklog.groups.group import Group
+from sparklog.groups.lag import Groups
 from sparklog.groups.reset import (
     NewOffset,
     Scenario,

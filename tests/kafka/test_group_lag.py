@@ -12,8 +12,7 @@ import pyarrow as pa
 import pytest
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
-from sparklog.groups import Groups
-from sparklog.groups.lag import Lag, lag
+from sparklog.groups.lag import Groups, Lag, lag
 from sparklog.kafka.importing.coordinators import UNKNOWN, KafkaGroups, has_groups
 from sparklog.kafka.importing.importing import import_log_dir
 from sparklog.kafka.in_place.view import KafkaView

@@ -30,7 +30,8 @@ from sparklog.format.coordinators.transaction_messages import (
     encode_transaction_key,
     encode_transaction_value,
 )
-from sparklog.groups import CommittedOffset, Groups
+from sparklog.groups.group_state import CommittedOffset
+from sparklog.groups.lag import Groups
 from sparklog.kafka.importing import importing
 from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.kafka.in_place.segment_recovery import Skipped

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sparklog.groups import Groups
+from sparklog.groups.lag import Groups
 from sparklog.kafka.importing.importing import import_log_dir
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.log.topic.root import Root, open_root

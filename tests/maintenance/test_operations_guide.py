@@ -12,7 +12,7 @@ import pytest
 
 from sparklog.compaction.offset_map import slots_of
 from sparklog.jobs import compact, mirror, retain, verify
-from sparklog.log.topic.topic_log import MANY_UNSEALED
+from sparklog.log.topic.topic import MANY_UNSEALED
 from sparklog.maintenance.work_items import Settings
 
 REPOSITORY = Path(__file__).parents[2]

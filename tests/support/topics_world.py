@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sparklog.log.state.view import READ_COMMITTED
 from sparklog.log.topic.topic import Topic
 from sparklog.storage.store import Store
-from sparklog.transactions import Transaction, TransactionalProducer, transactional
+from sparklog.transactions.producer import Transaction, TransactionalProducer, transactional
 from tests.support.records import rows
 from tests.support.world import World
 

@@ -22,15 +22,15 @@ from sparklog.log.state.slice_table import ABORTED, OPEN
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from sparklog.log.topic.root import Root, RootView
-from sparklog.log.write.append_writer import AppendWriter, TopicFiles
-from sparklog.log.write.appending import write_files
+from sparklog.log.write.append_writer import AppendWriter, TopicFiles, write_files
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.retain import document, retain_root, summary
 from sparklog.storage.local import LocalStore
-from sparklog.transactions import publish, publishing, transactional
+from sparklog.transactions import publishing
 from sparklog.transactions.completion import collect, resolve_topic, transactional_ids
 from sparklog.transactions.listing import describe_transaction, list_transactions
-from sparklog.transactions.producer import Committed, Transaction
+from sparklog.transactions.producer import Committed, Transaction, transactional
+from sparklog.transactions.publishing import publish
 from tests.support.records import rows
 from tests.support.topics_world import TopicsWorld
 

@@ -8,10 +8,10 @@ from contextlib import suppress
 import pytest
 
 import sparklog
-from sparklog.groups import Groups
+from sparklog.groups.lag import Groups
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore
-from sparklog.transactions import transactional
 from sparklog.transactions.completion import resolve_topic
+from sparklog.transactions.producer import transactional
 from tests.support.records import rows
 from tests.support.topics_world import TopicsWorld
 

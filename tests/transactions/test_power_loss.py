@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 import sparklog
-from sparklog.groups import Groups
+from sparklog.groups.lag import Groups
 from sparklog.log.topic.root import Root
 from sparklog.storage import LocalStore
-from sparklog.transactions import transactional
 from sparklog.transactions.completion import forget_recorded, resolve_topic
+from sparklog.transactions.producer import transactional
 from tests.storage.test_power_loss import Disk
 from tests.support.records import rows
 

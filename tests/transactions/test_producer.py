@@ -10,8 +10,8 @@ import sparklog
 from sparklog.errors import BadRequest, Conflict, Fenced, NotFound, Unavailable
 from sparklog.log.state.view import READ_UNCOMMITTED
 from sparklog.testing.faulty_store import Fault, FaultKind, FaultyStore, Script
-from sparklog.transactions import transactional
 from sparklog.transactions.listing import COMMITTED, EMPTY, ONGOING, list_transactions
+from sparklog.transactions.producer import transactional
 from tests.support.records import rows
 from tests.support.topics_world import TopicsWorld
 

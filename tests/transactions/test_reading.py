@@ -20,8 +20,8 @@ from sparklog.log.topic.root import RootView, open_root
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import ObjectInfo, Store
 from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore
-from sparklog.transactions import TransactionalProducer, transactional
 from sparklog.transactions.completion import resolve_topic
+from sparklog.transactions.producer import TransactionalProducer, transactional
 from tests.support.name_caching_store import NameCachingStore
 from tests.support.records import rows
 from tests.support.topics_world import TopicsWorld

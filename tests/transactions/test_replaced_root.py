@@ -12,13 +12,13 @@ from itertools import count
 import pytest
 
 from sparklog.errors import Corrupt, Fenced, Unavailable
-from sparklog.groups import Groups
+from sparklog.groups.lag import Groups
 from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.memory import MemoryStore, Snapshot
 from sparklog.testing.faulty_store import Fault, FaultKind, FaultyStore, Script
 from sparklog.tools.verification.findings import LOG
 from sparklog.tools.verification.run import verify_root
-from sparklog.transactions import transactional
+from sparklog.transactions.producer import transactional
 from tests.log.protocol import Hooked
 from tests.support.root_ids import replace_root_id
 from tests.support.topics_world import TopicsWorld

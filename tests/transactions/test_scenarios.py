@@ -15,8 +15,9 @@ from sparklog.log.state.commit_intents import MaintainIntent
 from sparklog.log.state.registry import WriterKey
 from sparklog.log.write.append_writer import AppendWriter, TopicFiles
 from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore
-from sparklog.transactions import publish, transactional
 from sparklog.transactions.completion import resolve_topic
+from sparklog.transactions.producer import transactional
+from sparklog.transactions.publishing import publish
 from tests.support.records import rows
 from tests.support.topics_world import TopicsWorld
 

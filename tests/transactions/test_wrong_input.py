@@ -8,8 +8,8 @@ import pytest
 
 from sparklog.errors import BadRequest, Conflict, Fenced, SparklogError
 from sparklog.log.state.view import READ_UNCOMMITTED
-from sparklog.transactions import publish
 from sparklog.transactions.listing import abort_transaction
+from sparklog.transactions.publishing import publish
 from tests.support.records import rows
 from tests.support.topics_world import TopicsWorld
 

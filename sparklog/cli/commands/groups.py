@@ -194,7 +194,7 @@ def delete_offsets(
 
 def _groups_of_root(root: str) -> Groups:
     from sparklog.cli.source import open_root
-    from sparklog.groups import Groups
+    from sparklog.groups.lag import Groups
     from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, KAFKA_PARTITION, resolve
 
     location = resolve(root)

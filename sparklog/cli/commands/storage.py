@@ -40,17 +40,17 @@ def delete_records(
     log start at once; files go with a later run of `sparklog retain`.
     """
     from sparklog.cli.source import open_root
-    from sparklog.log.topic import delete_records as deleting
+    from sparklog.log.topic import root as roots
 
     short = (topic, partition, offset)
     if offset_json_file is not None and short == (None, None, None):
         text = read_text(offset_json_file, "--offset-json-file")
-        offsets = deleting.parse_offset_file(text, str(offset_json_file))
+        offsets = roots.parse_offset_file(text, str(offset_json_file))
     elif offset_json_file is None and topic is not None and partition is not None and offset is not None:
         offsets = {(topic, partition): offset}
     else:
         raise typer.BadParameter("give --offset-json-file, or all three of --topic, --partition and --offset")
-    lows = deleting.delete_records(open_root(root), offsets, dry_run=dry_run)
+    lows = roots.delete_records(open_root(root), offsets, dry_run=dry_run)
     if as_json:
         print_json({"dryRun": dry_run, "partitions": lows})
         return

@@ -34,7 +34,7 @@ from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.memory import MemoryStore
 
 if TYPE_CHECKING:
-    from sparklog.groups import CommittedOffset
+    from sparklog.groups.group_state import CommittedOffset
     from sparklog.log.journal.env import Env
     from sparklog.log.topic.topic import Topic
 
@@ -74,7 +74,7 @@ def committed_offsets(root: Root, groups: Sequence[str] | str, topic_ids: Mappin
 
     `NotFound` for a group that does not exist, or has no offset of these topics; `Corrupt` for a damaged one.
     """
-    from sparklog.groups import Groups
+    from sparklog.groups.lag import Groups
 
     known = Groups(root)
     everyone = isinstance(groups, str) and groups == ALL_GROUPS

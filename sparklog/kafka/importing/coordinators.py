@@ -124,7 +124,8 @@ def import_groups(
     root: Root, groups: Mapping[str, KafkaGroup], topics: Mapping[str, tuple[str, str, int]]
 ) -> tuple[ImportedGroup, ...]:
     """Import the groups' offsets in `topics`: name -> (topic id, Kafka's topic id or "", partitions). Idempotent."""
-    from sparklog.groups import CommittedOffset, Groups
+    from sparklog.groups.group_state import CommittedOffset
+    from sparklog.groups.lag import Groups
 
     imported = []
     known = Groups(root)

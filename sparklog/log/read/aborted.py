@@ -3,16 +3,15 @@
 An ABORT marker can lie far behind the records it takes back, so the answer always comes from the whole snapshot, never
 from the range that is read: from the slices that hold ABORT markers (`SliceFlag.KAFKA_ABORTED`), from the range's start
 on. A segment has a `.txnindex` beside it, an append file has the same in its footer. As with Kafka, going on ends at
-the first marker before which everything that began below the range's end had ended: a read near the end of a long log
-opens one or two small files, a read of all of it every one, once in each process, since such files never change.
-
-Other slices, and so native topics, cost nothing.
+the first marker before which everything that began below the range's end had ended. Such files never change: each is
+read once in a process. Other slices, and so native topics, cost nothing.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -20,6 +19,7 @@ import numpy as np
 from sparklog.errors import Corrupt, NotFound, Unavailable
 from sparklog.format import transaction_index
 from sparklog.format.transaction_index import AbortedTransactions
+from sparklog.log.read.fetch import MissingFile, read_footer
 from sparklog.log.read.read_plan import PlannedSlice, planned_slices
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import SliceFlag
@@ -46,15 +46,13 @@ class _Cache:
 
     def get(self, key: tuple[str, int]) -> AbortedTransactions | None:
         with self._lock:
-            entry = self._found.get(key)
-            if entry is not None:
+            if key in self._found:
                 self._found.move_to_end(key)
-            return entry
+            return self._found.get(key)
 
     def put(self, key: tuple[str, int], ranges: AbortedTransactions) -> None:
         with self._lock:
-            before = self._found.pop(key, None)
-            self._entries += len(ranges) - (0 if before is None else len(before))
+            self._entries += len(ranges) - len(self._found.pop(key, ()))
             self._found[key] = ranges
             while self._entries > CACHED_ENTRIES or len(self._found) > CACHED_FILES:
                 self._entries -= len(self._found.popitem(last=False)[1])
@@ -65,17 +63,11 @@ _CACHES_LOCK = ForkLock()
 
 
 def has_aborted(table: SliceTable) -> bool:
-    """True if any slice holds ABORT markers of Kafka's. Costs no request."""
     return any(bool((part.flags & _FLAG).any()) for part in table.parts())
 
 
 def aborted_ranges(store: Store, topic: str, table: SliceTable, partition: int, start: int, end: int) -> Aborted:
-    """Return the aborted transactions that can matter to offsets `[start, end)` of a partition, by marker, or None.
-
-    Raises `Corrupt` for a file that is damaged or missing, `Unavailable` if one has been replaced since.
-    """
-    from sparklog.log.read.fetch import MissingFile
-
+    """Return the aborted transactions that matter to offsets `[start, end)`. `Unavailable` if a file is gone."""
     slices = table.select(partition, start)
     marked = slices[(slices.flags & _FLAG) != 0]
     if not len(marked):
@@ -105,7 +97,6 @@ def _cache_of(store: Store) -> _Cache:
 
 
 def _read(store: Store, slices: Sequence[PlannedSlice], cache: _Cache) -> list[AbortedTransactions]:
-    """Return the entries of each slice, from the cache or from its file."""
     known = {i: entries for i, one in enumerate(slices) if (entries := cache.get((one.file, one.position))) is not None}
     missing = [i for i in range(len(slices)) if i not in known]
     answers = ask_each(store, lambda i: aborted_of(store, slices[i]), missing)
@@ -116,10 +107,7 @@ def _read(store: Store, slices: Sequence[PlannedSlice], cache: _Cache) -> list[A
 
 
 def aborted_of(store: Store, planned: PlannedSlice) -> AbortedTransactions:
-    """Return the transactions whose ABORT markers lie in a slice that has `KAFKA_ABORTED`, from its file.
-
-    Raises `Corrupt`, and `fetch.MissingFile` if the file is gone.
-    """
+    """Return the transactions whose ABORT markers lie in a slice. `Corrupt`; `MissingFile` if its file is gone."""
     entries = _of_append_file(store, planned) if planned.footer_length else _of_segment(store, planned)
     last = entries.last_offsets
     if not len(entries) or int(last.min()) < planned.base or int(last.max()) >= planned.end:
@@ -132,8 +120,6 @@ def aborted_of(store: Store, planned: PlannedSlice) -> AbortedTransactions:
 
 
 def _of_segment(store: Store, planned: PlannedSlice) -> AbortedTransactions:
-    from sparklog.log.read.fetch import MissingFile
-
     key = f"{planned.file.removesuffix('.log')}.txnindex"
     try:
         return transaction_index.parse(store.get(key), planned.base, file=key)
@@ -144,8 +130,6 @@ def _of_segment(store: Store, planned: PlannedSlice) -> AbortedTransactions:
 
 
 def _of_append_file(store: Store, planned: PlannedSlice) -> AbortedTransactions:
-    from sparklog.log.read.fetch import read_footer
-
     entry = read_footer(store, planned).at(planned.position)
     if entry is None or entry.crc != planned.crc or entry.nbytes != planned.size:
         raise Corrupt(
@@ -153,8 +137,4 @@ def _of_append_file(store: Store, planned: PlannedSlice) -> AbortedTransactions:
             file=planned.file,
             position=planned.position,
         )
-    aborted = entry.aborted
-    shift = np.int64(planned.shift)
-    return AbortedTransactions(
-        aborted.producer_ids, aborted.first_offsets, aborted.last_offsets + shift, aborted.last_stable_offsets
-    )
+    return replace(entry.aborted, last_offsets=entry.aborted.last_offsets + np.int64(planned.shift))

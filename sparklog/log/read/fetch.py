@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from crc32c import crc32c
+
 from sparklog.errors import Corrupt, NotFound
 from sparklog.format import offset_index, time_index
 from sparklog.format.append_file import INDEX_MIN_BYTES, Footer, SliceIndex, decode_footer
@@ -33,16 +35,15 @@ from sparklog.log.read.read_plan import PlannedSlice, PlannedSlices
 from sparklog.log.state.view import OffsetRange
 from sparklog.storage.store import Store
 
-_SUFFIX = ".log"
 _Index = TypeVar("_Index", OffsetIndex, TimeIndex)
 
 
 @dataclass(frozen=True, slots=True)
 class Entrance:
-    """A place to begin at in a segment, and the batch that proves it; `position` 0 is its start and needs no proof.
+    """A place to begin at in a segment, and the batch that proves it: it lies at `position` and ends at `last_offset`.
 
-    `last_offset`: of the batch at `position`. `until`: the byte at which what is wanted probably ends.
-    `(stamped, stamp)`: a batch that ends at this offset has this greatest time (ms); (-1, -1): nothing is claimed.
+    `until`: the byte at which what is wanted probably ends. `(stamped, stamp)`: a batch that ends at this offset has
+    this greatest time (ms); (-1, -1): nothing is claimed.
     """
 
     position: int
@@ -53,22 +54,23 @@ class Entrance:
 
 
 def read_offset_index(store: Store, planned: PlannedSlice) -> OffsetIndex | None:
-    """Return the `.index` of a sealed segment, in one request; None if there is none that could be right."""
-    return _read(store, planned, ".index", offset_index.parse)
+    return _read_index(store, planned, ".index", offset_index.parse)
 
 
 def read_time_index(store: Store, planned: PlannedSlice) -> TimeIndex | None:
-    """Return the `.timeindex` of a sealed segment, in one request; None if there is none that could be right."""
-    return _read(store, planned, ".timeindex", time_index.parse)
+    return _read_index(store, planned, ".timeindex", time_index.parse)
 
 
-def _read(store: Store, planned: PlannedSlice, suffix: str, parse: Callable[[bytes, int], _Index]) -> _Index | None:
+def _read_index(
+    store: Store, planned: PlannedSlice, suffix: str, parse: Callable[[bytes, int], _Index]
+) -> _Index | None:
+    """Return an index of a sealed segment, in one request; None if there is none that could be right."""
     whole = planned.position == 0 and planned.size == planned.file_size and planned.shift == 0
-    if planned.footer_length or not whole or not planned.file.endswith(_SUFFIX):
+    if planned.footer_length or not whole or not planned.file.endswith(".log"):
         return None
     try:
         # Entries are smaller than batches: an index that is larger than its log is none.
-        data = store.get(planned.file.removesuffix(_SUFFIX) + suffix, 0, planned.size)
+        data = store.get(planned.file.removesuffix(".log") + suffix, 0, planned.size)
         return parse(data, planned.base)
     except (NotFound, Corrupt):
         return None
@@ -77,16 +79,13 @@ def _read(store: Store, planned: PlannedSlice, suffix: str, parse: Callable[[byt
 def entrance_for_offsets(index: OffsetIndex, planned: PlannedSlice, start: int, end: int) -> Entrance:
     """Return the place to read offsets `[start, end)` from: the last indexed batch that ends at or before `start`."""
     last_offset, position = index.lookup(start)
-    return Entrance(*_inside(planned, position, last_offset), _until(index, planned, end - 1))
+    return Entrance(position, last_offset, _until(index, planned, end - 1))
 
 
 def entrance_for_timestamp(
     index: OffsetIndex | None, times: TimeIndex | None, planned: PlannedSlice, target: int, start: int
 ) -> Entrance:
-    """Return the place to look for the first record at or above offset `start` with a time of at least `target` (ms).
-
-    Kafka's way: no record before the time index's greatest entry <= `target` is later than that entry.
-    """
+    """Return the place to look for the first record at or above `start` with a time of `target` (ms) or later."""
     if index is None:
         return Entrance(0, -1, planned.size)
     stamp, stamped = (-1, -1) if times is None else times.lookup(target)
@@ -96,13 +95,8 @@ def entrance_for_timestamp(
         following = int(times.timestamps.searchsorted(target, side="right"))
         if following < len(times):
             until = _until(index, planned, max(start, int(times.offsets[following])))
-    claimed = stamp >= 0 and stamped >= start
-    place = _inside(planned, position, last_offset)
-    return Entrance(*place, until, stamped, stamp) if claimed else Entrance(*place, until)
-
-
-def _inside(planned: PlannedSlice, position: int, last_offset: int) -> tuple[int, int]:
-    return (position, last_offset) if 0 < position < planned.size else (0, -1)
+    claim = (stamped, stamp) if stamp >= 0 and stamped >= start else (-1, -1)
+    return Entrance(position, last_offset, until, *claim)
 
 
 def _until(index: OffsetIndex, planned: PlannedSlice, offset: int) -> int:
@@ -113,7 +107,6 @@ def _until(index: OffsetIndex, planned: PlannedSlice, offset: int) -> int:
 
 SPAN_BYTES = 8 << 20
 ROWS_AT_ONCE = 512
-LENGTH_POSITION = 8
 Window = tuple[memoryview, BatchHeaders]
 """Whole batches and their headers."""
 
@@ -151,25 +144,18 @@ class Cursor:
     """`_rows` are the slices from this one on, made some at a time."""
 
     def head(self) -> PlannedSlice | None:
-        """The slice to fetch next."""
         if self.at >= len(self.slices):
             return None
         if not self._first <= self.at < self._first + len(self._rows):
             self._rows, self._first = self.slices.rows(self.at, self.at + ROWS_AT_ONCE), self.at
         return self._rows[self.at - self._first]
 
-    def plan(self, start: int, slices: PlannedSlices) -> None:
-        """Go on at offset `start` with other slices."""
-        self.next, self.slices, self.at = start, slices, 0
-        self._rows = []
+    def place(self) -> tuple[str, str, int] | None:
+        planned = self.head()
+        return None if planned is None else (self.store.location, planned.file, planned.position)
 
     def cuts(self, planned: PlannedSlice) -> bool:
-        """True if only a part of the slice is wanted."""
         return self.next > planned.base or self.range.end < planned.end
-
-    def advance(self, planned: PlannedSlice) -> None:
-        self.next = min(planned.end, self.range.end)
-        self.at += 1
 
 
 class MissingFile(Exception):  # noqa: N818
@@ -185,7 +171,7 @@ class Fetcher:
 
     def __init__(self, cursors: Sequence[Cursor]) -> None:
         self._cursors = cursors
-        self._heads: dict[tuple[str, str, int], Cursor] = {}
+        self._heads: dict[tuple[str, str, int] | None, Cursor] = {}
         self._footers: dict[str, Footer] = {}
         self._indexes: dict[str, OffsetIndex | None] = {}
 
@@ -204,29 +190,22 @@ class Fetcher:
                     if missing.file == missed:
                         raise Corrupt("the log names a file that does not exist: restore it", file=missed) from None
                     missed = missing.file
-                    self._replan(cursor)
+                    self._unlist(cursor)
+                    cursor.next, cursor.slices = cursor.replan(cursor.next)
+                    cursor.at, cursor._rows = 0, []
+                    self._list(cursor)
 
     def _list(self, cursor: Cursor) -> None:
-        planned = cursor.head()
-        if planned is not None:
-            self._heads[cursor.store.location, planned.file, planned.position] = cursor
+        self._heads[cursor.place()] = cursor
 
     def _unlist(self, cursor: Cursor) -> None:
-        planned = cursor.head()
-        if planned is None:
-            return
-        place = (cursor.store.location, planned.file, planned.position)
+        place = cursor.place()
         if self._heads.get(place) is cursor:
             del self._heads[place]
 
     def _advance(self, cursor: Cursor, planned: PlannedSlice) -> None:
         self._unlist(cursor)
-        cursor.advance(planned)
-        self._list(cursor)
-
-    def _replan(self, cursor: Cursor) -> None:
-        self._unlist(cursor)
-        cursor.plan(*cursor.replan(cursor.next))
+        cursor.next, cursor.at = min(planned.end, cursor.range.end), cursor.at + 1
         self._list(cursor)
 
     @staticmethod
@@ -259,14 +238,11 @@ class Fetcher:
         for other, each, start in taken:
             body = data[each.position - planned.position :][: each.size]
             check_slice(body, each)
-            wanted = min(each.end, other.range.end)
             cut = start > each.base or other.range.end < each.end
-            yield Piece(body, each.position, each, start, wanted, cut, True)
+            yield Piece(body, each.position, each, start, min(each.end, other.range.end), cut, True)
 
     def _windows(self, cursor: Cursor, planned: PlannedSlice) -> Iterator[Piece]:
         """Fetch a large slice, or the part of it that is wanted, in windows of whole batches."""
-        from crc32c import crc32c
-
         end = min(planned.end, cursor.range.end)
         cut, crc = cursor.cuts(planned), 0
         low, high = self._limits(cursor, planned)
@@ -290,7 +266,6 @@ class Fetcher:
         self._advance(cursor, planned)
 
     def _limits(self, cursor: Cursor, planned: PlannedSlice) -> tuple[int, int]:
-        """Return bytes `[low, high)` of the slice that hold the wanted offsets, as far as its index tells."""
         if not cursor.cuts(planned) or not planned.footer_length:
             return 0, planned.size
         index = index_of(self._footer(cursor.store, planned), planned)
@@ -301,11 +276,9 @@ class Fetcher:
         return low, int(index.position[beyond]) if beyond < len(index) else planned.size
 
     def _footer(self, store: Store, planned: PlannedSlice) -> Footer:
-        footer = self._footers.get(planned.file)
-        if footer is None:
-            footer = read_footer(store, planned)
-            self._footers = {planned.file: footer}
-        return footer
+        if planned.file not in self._footers:
+            self._footers = {planned.file: read_footer(store, planned)}
+        return self._footers[planned.file]
 
     def _index(self, store: Store, planned: PlannedSlice) -> OffsetIndex | None:
         if planned.file not in self._indexes:
@@ -314,20 +287,19 @@ class Fetcher:
 
 
 def read_footer(store: Store, planned: PlannedSlice) -> Footer:
-    """Return the footer of the slice's file, in one ranged read."""
     data = read_range(store, planned.file, planned.file_size - planned.footer_length, planned.footer_length)
     return decode_footer(data, file_size=planned.file_size, file=planned.file)
 
 
 def index_of(footer: Footer, planned: PlannedSlice) -> SliceIndex | None:
-    """Return the slice's index; None if it is read from its start, as what a rewrite left of a slice is."""
+    """Return the slice's index; None for what a rewrite left of a slice."""
     entry = footer.at(planned.position)
     return entry.index if entry is not None and entry.crc == planned.crc and entry.nbytes == planned.size else None
 
 
 def enter_segment(store: Store, planned: PlannedSlice, entrance: Entrance) -> tuple[int, Window | None]:
     """Return where in a sealed segment to begin, and the window that lies there: 0 and None if the index was wrong."""
-    if not entrance.position:
+    if not 0 < entrance.position < planned.size:
         return 0, None
     try:
         window = read_window(store, planned, entrance.position, planned.size, entrance.until)
@@ -356,7 +328,7 @@ def read_window(store: Store, planned: PlannedSlice, low: int, high: int, until:
     headers = scan_headers(data, whole=False)
     if headers.end == 0 and headers.stop == "partial" and length < high - low:
         # One batch is larger than a window; its length is believed only as far as the slice goes.
-        size = int.from_bytes(data[LENGTH_POSITION : LENGTH_POSITION + 4], "big") + LOG_OVERHEAD
+        size = int.from_bytes(data[8:LOG_OVERHEAD], "big") + LOG_OVERHEAD
         data = memoryview(read_range(store, planned.file, place, min(size, high - low)))
         headers = scan_headers(data, whole=False)
     if headers.end == 0 or (headers.stop != "end" and low + len(data) == high):
@@ -382,24 +354,17 @@ def read_range(store: Store, file: str, start: int, length: int) -> bytes:
 
 def check_slice(data: memoryview, planned: PlannedSlice) -> None:
     """Raise `Corrupt` unless the slice is as it was written; name the first bad batch as well as it can be told."""
-    from crc32c import crc32c
-
     if crc32c(data) == planned.crc:
         return
     headers = scan_headers(data, whole=False)
+    what, position, offset = "slice", headers.end if headers.stop != "end" else 0, planned.base
     wrong = crc_failures(data, headers)
     if len(wrong):
-        first = int(wrong[0])
-        position, offset = int(headers.position[first]), int(headers.base_offset[first])
-        raise Corrupt(
-            "the batch's CRC-32C does not match its bytes: restore the file",
-            file=planned.file,
-            position=planned.position + position,
-            offset=offset + planned.shift,
-        )
+        what, position = "batch", int(headers.position[wrong[0]])
+        offset = int(headers.base_offset[wrong[0]]) + planned.shift
     raise Corrupt(
-        "the slice's CRC-32C does not match its bytes: restore the file",
+        f"the {what}'s CRC-32C does not match its bytes: restore the file",
         file=planned.file,
-        position=planned.position + (headers.end if headers.stop != "end" else 0),
-        offset=planned.base,
+        position=planned.position + position,
+        offset=offset,
     )

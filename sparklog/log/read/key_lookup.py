@@ -1,13 +1,11 @@
 """The latest record of a key, looked for backwards from the end of the log. Works on every view.
 
 Kafka's default partitioner tells the partition. Its offsets are read in runs from the log end down, a few MiB first and
-more each time, of each run only the keys; the first run that has the key ends the search, and its last record of the
-key is fetched whole. So a key written lately costs a read or two, and one that is not there the whole partition.
+more each time, of each run only the keys; the first run that has the key ends the search.
 
 Adding partitions moves keys to others, so the partitions that the key had under earlier numbers are searched, too, the
 newest first. What lies in a partition that there was not before is newer than all that came before it; of other answers
-the one with the greatest timestamp is given. A root knows these numbers, a Kafka directory does not; and another
-partitioner may have put the key anywhere: then all partitions can be searched.
+the one with the greatest timestamp is given.
 """
 
 from __future__ import annotations
@@ -26,17 +24,11 @@ LARGEST_RUN_BYTES = 256 << 20
 
 
 def latest_record(
-    view: TakenView,
-    topic: str,
-    key: bytes,
-    *,
-    partitions: Sequence[int] | None = None,
-    isolation: str = READ_COMMITTED,
+    view: TakenView, topic: str, key: bytes, *, partitions: Sequence[int] | None = None, isolation: str = READ_COMMITTED
 ) -> pa.RecordBatch | None:
-    """One row of all `COLUMNS`: the latest record of a key in the view's snapshot; None if no record has it.
+    """One row of all `COLUMNS`: the latest record of a key in the view's snapshot, or a tombstone; None without one.
 
-    A tombstone is a row whose value is null. `partitions`: where to look, None: where Kafka's default partitioner puts
-    the key. `NotFound` for a partition that is not there.
+    `partitions`: where to look, None: where Kafka's default partitioner puts the key.
     """
     known = view.bounds(topic)
     chosen = partitions_of_key(view, topic, key) if partitions is None else dict.fromkeys(partitions, 0)
@@ -94,17 +86,14 @@ def _newest_offset(view: TakenView, topic: str, partition: int, key: bytes, isol
 
 
 def _start_of_run(view: TakenView, rest: OffsetRange, run_bytes: int) -> int:
-    """The offset from which about `run_bytes` lie up to the end of `rest`; at least one offset before it."""
     stored = view.stored([rest])[0]
     if stored.nbytes <= run_bytes:
         return rest.start
-    return min(
-        *stored.at_bytes(stored.nbytes - run_bytes), *stored.at_records(max(stored.records - 1, 0)), rest.end - 1
-    )
+    last = stored.at_records(max(stored.records - 1, 0))
+    return min(*stored.at_bytes(stored.nbytes - run_bytes), *last, rest.end - 1)
 
 
 def _last_match(view: TakenView, wanted: OffsetRange, key: bytes, isolation: str) -> int | None:
-    """The greatest offset of the range whose record has this key."""
     import pyarrow.compute as pc
 
     sought = bytes_scalar(key)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from sparklog.format.slice_columns import PLANNED
+from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.journal.names import file_key
 from sparklog.log.state.rewrites import Input
 from sparklog.log.state.slice_table import ABORTED, Columns, ColumnsByName, Slices
-
-if TYPE_CHECKING:
-    from sparklog.format.transaction_index import AbortedTransactions
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +46,6 @@ class PlannedSlice:
 
     @property
     def aborted(self) -> bool:
-        """True if a transaction that was aborted wrote it: rewriting drops it."""
         return self.status == ABORTED
 
     @property
@@ -58,7 +54,6 @@ class PlannedSlice:
         return self.footer_length == 0
 
     def input(self) -> Input:
-        """The slice as an edit names it."""
         return Input(self.path, self.position, self.base, self.end)
 
 
@@ -76,11 +71,9 @@ class PlannedSlices(ColumnsByName):
     hidden: AbortedTransactions | None = None
 
     def __getitem__(self, rows: slice | npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> PlannedSlices:
-        """Some slices, still in order."""
         return replace(self, columns={name: column[rows] for name, column in self.columns.items()})
 
     def rows(self, low: int = 0, high: int | None = None) -> list[PlannedSlice]:
-        """Slices `[low, high)` as plain integers, all of them by default."""
         paths = [self.paths[code] for code in self.columns["file"][low:high].tolist()]
         columns = [self.columns[name][low:high].tolist() for name in PLANNED]
         topic, partition, hidden = self.topic, self.partition, self.hidden
@@ -90,22 +83,18 @@ class PlannedSlices(ColumnsByName):
         ]
 
     def row(self, i: int) -> PlannedSlice:
-        """Slice i as plain integers."""
         return self.rows(i, i + 1)[0]
 
     @property
     def nbytes(self) -> int:
-        """Stored bytes of all of them."""
         return int(self.columns["size"].sum())
 
     def inputs(self) -> tuple[Input, ...]:
-        """All slices as an edit names them."""
         rows = zip(*(self.columns[name].tolist() for name in ("file", "position", "base", "end")), strict=True)
         return tuple([Input(self.paths[code], position, base, end) for code, position, base, end in rows])
 
 
 def planned_slices(topic: str, partition: int, rows: Slices) -> PlannedSlices:
-    """Return rows of one partition of the slice table as plans carry them."""
     codes, file = np.unique(rows.file, return_inverse=True)
     columns = {name: rows.columns[name] for name in PLANNED}
     paths = tuple(rows.paths[code] for code in codes.tolist())

@@ -26,7 +26,6 @@ from sparklog.log.state.view import RECORD_SCHEMA, check_columns
 
 Int64s = npt.NDArray[np.int64]
 
-BATCH_BYTES = 4 << 20
 DECODED = {"key", "value", "headers"}
 ROW_BYTES = 40
 """Bytes of a record in Arrow beside its key, value and headers: offset, time, type, partition, three offsets."""
@@ -36,15 +35,7 @@ FIRST_EXPANSION = 4.0
 """Decoded bytes per stored byte, until the first decoding tells."""
 
 
-def schema_of(columns: Sequence[str]) -> pa.Schema:
-    """The schema of batches with these columns."""
-    return pa.schema([RECORD_SCHEMA.field(name) for name in columns])
-
-
-def read_cursors(
-    cursors: Sequence[Cursor], columns: Sequence[str], batch_bytes: int = BATCH_BYTES
-) -> Iterator[pa.RecordBatch]:
-    """Yield the records of all ranges, each range's in offset order, as batches of about `batch_bytes`."""
+def read_cursors(cursors: Sequence[Cursor], columns: Sequence[str], batch_bytes: int) -> Iterator[pa.RecordBatch]:
     decoder = _Decoder(check_columns(columns), batch_bytes)
     return _joined(_decoded(Fetcher(cursors), decoder, batch_bytes), batch_bytes)
 
@@ -60,7 +51,7 @@ def _decoded(pieces: Fetcher, decoder: _Decoder, batch_bytes: int) -> Iterator[p
             yield from decoder.run(run)
             run, filled = [], 0.0
         if alone:
-            yield from decoder.one(piece)
+            yield from decoder.run([piece])
         else:
             run.append(piece)
             filled += grown
@@ -73,16 +64,13 @@ def _joined(batches: Iterator[pa.RecordBatch], batch_bytes: int) -> Iterator[pa.
     filled = 0
     for batch in batches:
         size = batch.nbytes
-        if size > 2 * batch_bytes and batch.num_rows > 1:
-            if held:
-                yield _join(held)
-                held, filled = [], 0
-            rows = -(-batch.num_rows // -(-size // batch_bytes))
-            yield from (batch.slice(at, rows) for at in range(0, batch.num_rows, rows))
-            continue
         if held and filled + size > batch_bytes:
             yield _join(held)
             held, filled = [], 0
+        if size > 2 * batch_bytes and batch.num_rows > 1:
+            rows = -(-batch.num_rows // -(-size // batch_bytes))
+            yield from (batch.slice(at, rows) for at in range(0, batch.num_rows, rows))
+            continue
         held.append(batch)
         filled += size
         if filled >= batch_bytes // 2:
@@ -109,28 +97,28 @@ class _Run:
     piece_of: Int64s
     shift: Int64s
 
-    def rows(self, low: int, high: int) -> _Run:
-        """Batches `[low, high)`."""
-        cut = slice(low, high)
-        return _Run(self.pieces, self.data, self.headers[cut], self.piece_of[cut], self.shift[cut])
+    def __getitem__(self, batches: slice | npt.NDArray[np.bool_]) -> _Run:
+        return _Run(self.pieces, self.data, self.headers[batches], self.piece_of[batches], self.shift[batches])
+
+    def place(self) -> tuple[str | None, int]:
+        first = self.pieces[0]
+        return (first.slice.file, first.position) if len(self.pieces) == 1 else (None, 0)
 
 
 class _Decoder:
-    """Turns pieces into record batches of `columns`; learns how much stored bytes grow."""
-
     def __init__(self, columns: tuple[str, ...], batch_bytes: int) -> None:
         self.expansion = FIRST_EXPANSION
         self._learned = False
         self._columns = columns
-        self._schema = schema_of(columns)
+        self._schema = pa.schema([RECORD_SCHEMA.field(name) for name in columns])
         self._batch_bytes = batch_bytes
         self._wanted = {*DECODED.intersection(columns), "offset", "timestamp"}
         self._topics: dict[str, pa.Array] = {}
 
     def run(self, pieces: list[Piece]) -> Iterator[pa.RecordBatch]:
-        """Decode whole, verified pieces together."""
+        """Decode pieces together: one, or several that are whole and verified."""
         if len(pieces) == 1:
-            yield from self.one(pieces[0])
+            yield from self._batches(pieces, pieces[0].data)
         elif pieces:
             data = memoryview(b"".join([piece.data for piece in pieces]))
             try:
@@ -142,10 +130,6 @@ class _Decoder:
                 raise
             yield from batches
 
-    def one(self, piece: Piece) -> Iterator[pa.RecordBatch]:
-        """Decode a piece by itself."""
-        return self._batches([piece], piece.data)
-
     def _batches(self, pieces: list[Piece], data: memoryview) -> Iterator[pa.RecordBatch]:
         run = _laid_out(pieces, data)
         stored, opened = np.cumsum(run.headers.size), _opened_before(run.headers)
@@ -156,16 +140,15 @@ class _Decoder:
             reached = (int(stored[low - 1]) if low else 0) + room
             high = int(np.searchsorted(stored, reached, side="right"))
             many = int(np.searchsorted(opened, opened[low] + BATCHES_AT_ONCE))
-            high = min(max(low + 1, high), max(low + 1, many))
-            batch = self._batch(run.rows(low, high))
+            high = max(low + 1, min(high, many))
+            batch = self._batch(run[low:high])
             if batch.num_rows:
                 yield batch
             low = high
 
     def _batch(self, run: _Run) -> pa.RecordBatch:
-        first = run.pieces[0]
-        place = (first.slice.file, first.position) if len(run.pieces) == 1 else (None, 0)
-        records = self._offsets_only(run, *place)
+        first, (file, position) = run.pieces[0], run.place()
+        records = self._offsets_only(run)
         if records is None:
             records = decode(
                 run.data,
@@ -175,20 +158,19 @@ class _Decoder:
                 start_offset=first.start if first.cut else None,
                 end_offset=first.end if first.cut else None,
                 check_crc=not first.verified,
-                file=place[0],
-                file_position=place[1],
+                file=file,
+                file_position=position,
             )
             if len(run.pieces) > 1:
                 records.offset += np.repeat(run.shift, records.batch_rows)
-        made = pa.RecordBatch.from_arrays(
-            [self._column(name, records, run) for name in self._columns], schema=self._schema
-        )
+        columns = [self._column(name, records, run) for name in self._columns]
         if len(records):
-            grown = sum(self._nbytes(records, name) for name in DECODED) + ROW_BYTES * len(records)
+            arrays = [array for name in DECODED if (array := getattr(records, name)) is not None]
+            grown = sum(array.nbytes for array in arrays) + ROW_BYTES * len(records)
             self.expansion, self._learned = max(1.0, grown / int(run.headers.size.sum())), True
-        return made
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
-    def _offsets_only(self, run: _Run, file: str | None, position: int) -> RecordColumns | None:
+    def _offsets_only(self, run: _Run) -> RecordColumns | None:
         """Return records without a look into the batches, where nothing inside is wanted and no offset is missing."""
         headers = run.headers
         cheap = not {"key", "value", "headers", "timestamp"}.intersection(self._columns)
@@ -197,24 +179,18 @@ class _Decoder:
         if not run.pieces[0].verified:
             wrong = crc_failures(run.data, headers)
             if len(wrong):
-                at = position + int(headers.position[wrong[0]])
-                offset = int(headers.base_offset[wrong[0]] + run.shift[wrong[0]])
-                raise Corrupt(crc_message(headers, int(wrong[0])), file=file, position=at, offset=offset)
+                bad, (file, position) = int(wrong[0]), run.place()
+                at, offset = position + int(headers.position[bad]), int(headers.base_offset[bad] + run.shift[bad])
+                raise Corrupt(crc_message(headers, bad), file=file, position=at, offset=offset)
         before = np.cumsum(headers.count) - headers.count
-        n = int(headers.count.sum())
-        offset = np.arange(n, dtype=np.int64) + np.repeat(headers.base_offset + run.shift - before, headers.count)
+        offsets = np.arange(headers.count.sum(), dtype=np.int64)
+        offsets += np.repeat(headers.base_offset + run.shift - before, headers.count)
         types = headers.timestamp_type
-        return RecordColumns(offset, np.empty(0, np.int64), batch_rows=headers.count, batch_time_type=types)
-
-    @staticmethod
-    def _nbytes(records: RecordColumns, name: str) -> int:
-        array = getattr(records, name)
-        return 0 if array is None else int(array.nbytes)
+        return RecordColumns(offsets, np.empty(0, np.int64), batch_rows=headers.count, batch_time_type=types)
 
     def _column(self, name: str, records: RecordColumns, run: _Run) -> pa.Array:
         if name in DECODED:
             return getattr(records, name)
-        n = len(records)
         if name == "offset":
             return fixed_array(records.offset, pa.int64())
         if name == "timestamp":
@@ -222,8 +198,8 @@ class _Decoder:
         if name == "timestampType":
             return fixed_array(np.repeat(records.batch_time_type, records.batch_rows).astype(np.int32), pa.int32())
         if name == "partition":
-            return fixed_array(self._partitions(records, run, n), pa.int32())
-        return self._topic(records, run, n)
+            return fixed_array(self._partitions(records, run), pa.int32())
+        return self._topic(records, run)
 
     @staticmethod
     def _times(records: RecordColumns, run: _Run) -> Int64s:
@@ -236,27 +212,25 @@ class _Decoder:
         return np.where(of_record >= 0, of_record, records.timestamp)
 
     @staticmethod
-    def _partitions(records: RecordColumns, run: _Run, n: int) -> npt.NDArray[np.int32]:
+    def _partitions(records: RecordColumns, run: _Run) -> npt.NDArray[np.int32]:
         numbers = np.asarray([piece.slice.partition for piece in run.pieces], np.int32)
         if (numbers == numbers[0]).all():
-            return np.full(n, numbers[0], np.int32)
+            return np.full(len(records), numbers[0], np.int32)
         return np.repeat(numbers[run.piece_of], records.batch_rows)
 
-    def _topic(self, records: RecordColumns, run: _Run, n: int) -> pa.Array:
+    def _topic(self, records: RecordColumns, run: _Run) -> pa.Array:
         names = [piece.slice.topic for piece in run.pieces]
         if len(set(names)) == 1:
-            return self._repeated(names[0], n)
+            return self._repeated(names[0], len(records))
         # Pieces of a topic follow one another, so there are few runs.
         rows = np.bincount(run.piece_of, weights=records.batch_rows, minlength=len(names)).astype(np.int64)
         runs = groupby(zip(names, rows.tolist(), strict=True), itemgetter(0))
         return pa.concat_arrays([self._repeated(name, sum(each for _, each in group)) for name, group in runs])
 
     def _repeated(self, topic: str, n: int) -> pa.Array:
-        """The name n times, cut from the longest such array made so far."""
         made = self._topics.get(topic)
         if made is None or len(made) < n:
-            made = repeated_text(topic, n)
-            self._topics[topic] = made
+            made = self._topics[topic] = repeated_text(topic, n)
         return made.slice(0, n)
 
 
@@ -271,9 +245,8 @@ def _opened_before(headers: BatchHeaders) -> Int64s:
 
 def _laid_out(pieces: list[Piece], data: memoryview) -> _Run:
     """Find the batches and check what their own checksums do not cover: that they fill the slice in offset order."""
-    first = pieces[0]
-    place = (first.slice.file, first.position) if len(pieces) == 1 else (None, 0)
-    headers = scan_headers(data, file=place[0], file_position=place[1])
+    file, position = (pieces[0].slice.file, pieces[0].position) if len(pieces) == 1 else (None, 0)
+    headers = scan_headers(data, file=file, file_position=position)
     lengths = np.asarray([len(piece.data) for piece in pieces], np.int64)
     starts = np.cumsum(lengths) - lengths
     piece_of = np.searchsorted(starts, headers.position, side="right") - 1
@@ -286,30 +259,30 @@ def _laid_out(pieces: list[Piece], data: memoryview) -> _Run:
     neighbour = piece_of[1:] == piece_of[:-1]
     wrong[1:] |= neighbour & np.where(dense[1:], begin[1:] != end[:-1], begin[1:] < end[:-1])
     if not np.isin(starts, headers.position).all():
-        raise Corrupt("a slice does not begin with a record batch", file=place[0], position=place[1])
+        raise Corrupt("a slice does not begin with a record batch", file=file, position=position)
     if wrong.any():
         bad = int(np.argmax(wrong))
         raise Corrupt(
             f"a batch claims the offsets {begin[bad]} to {end[bad]}, which are not its own: restore the file",
-            file=place[0],
-            position=place[1] + int(headers.position[bad]),
+            file=file,
+            position=position + int(headers.position[bad]),
             offset=int(begin[bad]),
         )
-    plain = ~headers.is_control & ~_hidden(pieces, headers, piece_of, shift)
-    if not plain.all():
-        return _Run(pieces, data, headers[plain], piece_of[plain], shift[plain])
-    return _Run(pieces, data, headers, piece_of, shift)
+    run = _Run(pieces, data, headers, piece_of, shift)
+    plain = ~headers.is_control & ~_hidden(run)
+    return run if plain.all() else run[plain]
 
 
-def _hidden(pieces: list[Piece], headers: BatchHeaders, piece_of: Int64s, shift: Int64s) -> npt.NDArray[np.bool_]:
+def _hidden(run: _Run) -> npt.NDArray[np.bool_]:
     """Return bool[m]: the batches of Kafka's aborted transactions, as far as the reader is not to see them."""
+    headers, slices = run.headers, [piece.slice for piece in run.pieces]
     batches = np.zeros(len(headers), np.bool_)
-    hidden = {id(piece.slice.hidden): piece.slice.hidden for piece in pieces if piece.slice.hidden is not None}
+    hidden = {id(each.hidden): each.hidden for each in slices if each.hidden is not None}
     if not hidden:
         return batches
-    owner = np.array([0 if piece.slice.hidden is None else id(piece.slice.hidden) for piece in pieces], np.int64)
+    owner = np.array([id(each.hidden) for each in slices], np.int64)[run.piece_of]
     transactional = headers.is_transactional & ~headers.is_control
     for key, aborted in hidden.items():
-        rows = np.flatnonzero(transactional & (owner[piece_of] == key))
-        batches[rows] = aborted.covers(headers.producer_id[rows], headers.base_offset[rows] + shift[rows])
+        rows = np.flatnonzero(transactional & (owner == key))
+        batches[rows] = aborted.covers(headers.producer_id[rows], headers.base_offset[rows] + run.shift[rows])
     return batches

@@ -1,25 +1,23 @@
 """Look-ups by time: the first record at or after a time, the first one at or above an offset, the largest timestamp.
 
 Kafka answers with the first record in offset order, at or above the log start and below the bound, whose timestamp is
-at or after the target; records of aborted transactions and markers count. It is not the record nearest in time:
-timestamps may go back. The snapshot's slice table tells the slice, its footer the window, the window the record: two
-reads. In a sealed segment the `.timeindex` and the `.index` stand for the footer: three. By offset it is two in both.
+at or after the target; records of aborted transactions and markers count. Timestamps may go back. The slice table tells
+the slice, its footer the window: two reads; `.timeindex` and `.index` of a sealed segment stand for the footer: three.
 
-The largest timestamp (Kafka's ListOffsets for MAX_TIMESTAMP, `kafka-get-offsets --time -3`) is the last time that has
-an answer: it is searched for, all partitions of a topic at once. Each answer lifts the search to its own timestamp, so
-that a day of milliseconds takes some thirty steps up and as many down, most of which metadata answers.
+The largest timestamp (Kafka's ListOffsets for MAX_TIMESTAMP) is the last time that has an answer: it is searched for,
+all partitions of a topic at once. A day of milliseconds takes some thirty steps up and as many down, most of which
+metadata answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from sparklog.errors import Corrupt
 from sparklog.format.append_file import INDEX_MIN_BYTES
-from sparklog.log.read.fetch import Window, entrance_for_timestamp, read_offset_index, read_time_index
+from sparklog.log.read import fetch
 from sparklog.log.read.read_plan import PlannedSlice, planned_slices
 from sparklog.log.read.scan import bounds_of, check_isolation, check_partition
 from sparklog.log.state.snapshot import Newer, Snapshot
@@ -43,10 +41,7 @@ def offsets_for_timestamps(
 def first_records(
     snapshot: Snapshot, offsets: Mapping[int, int], isolation: str = READ_UNCOMMITTED, *, newer: Newer
 ) -> dict[int, TimestampOffset | None]:
-    """Return per partition of `offsets` the first record at or above that offset: its offset and time (ms), or None.
-
-    Two requests per partition at most; `newer` and errors as for `offsets_for_timestamps`.
-    """
+    """Return per partition of `offsets` the first record at or above that offset: its offset and time (ms), or None."""
     return _looked_up(snapshot, {partition: (ANY_TIME, low) for partition, low in offsets.items()}, isolation, newer)
 
 
@@ -54,8 +49,6 @@ def _looked_up(
     snapshot: Snapshot, wanted: Mapping[int, tuple[int, int]], isolation: str, newer: Newer
 ) -> dict[int, TimestampOffset | None]:
     """`wanted`: partition to (least time, least offset)."""
-    from sparklog.log.read.fetch import MissingFile
-
     check_isolation(isolation)
     answers: dict[int, TimestampOffset | None] = {}
     bounds = bounds_of(snapshot)
@@ -66,7 +59,7 @@ def _looked_up(
             start, end = max(low, limits.log_start), limits.end(isolation)
             try:
                 answers[partition] = _first(snapshot, partition, target, start, end)
-            except MissingFile as missing:
+            except fetch.MissingFile as missing:
                 if missing.file == missed:
                     raise Corrupt("the log names a file that does not exist: restore it", file=missed) from None
                 missed = missing.file
@@ -76,7 +69,6 @@ def _looked_up(
 
 
 def _first(snapshot: Snapshot, partition: int, target: int, start: int, end: int) -> TimestampOffset | None:
-    """Return the first record in offsets `[start, end)` with a time of at least `target`."""
     if start >= end:
         return None
     slices = snapshot.slices.select(partition, start, end)
@@ -91,56 +83,45 @@ def _first(snapshot: Snapshot, partition: int, target: int, start: int, end: int
 
 def _in_slice(store: Store, planned: PlannedSlice, target: int, start: int) -> TimestampOffset | None:
     """Return the first record of the slice at or above offset `start` with a time of at least `target`."""
-    from sparklog.log.read.fetch import check_slice, index_of, read_footer, read_window
-
     if planned.append_time >= max(target, 0) and planned.records == planned.end - planned.base:
         return TimestampOffset(max(start, planned.base), planned.append_time)
-    if planned.size > INDEX_MIN_BYTES and not planned.footer_length:
-        return _in_segment(store, planned, target, start)
-    index = None
-    if planned.size > INDEX_MIN_BYTES and planned.footer_length:
-        index = index_of(read_footer(store, planned), planned)
-    cuts = [planned.size]
-    low = 0
-    if index is not None:
-        by_time = index.entry_for_timestamp(target) if planned.append_time < 0 else 0
-        entry = max(by_time, index.entry_for_offset(start - planned.shift))
-        low = int(index.position[entry])
-        cuts = [*index.position[entry + 1 :].tolist(), planned.size]
-    for high in cuts:
-        while low < high:
-            data, headers = read_window(store, planned, low, high)
-            whole = len(data) == planned.size
-            if whole:
-                check_slice(data, planned)
-            answer = _in_batches((data, headers), planned, planned.position + low, target, start, check_crc=not whole)
-            if answer is not None:
-                return answer
-            low += len(data)
-    return None
-
-
-def _in_segment(store: Store, planned: PlannedSlice, target: int, start: int) -> TimestampOffset | None:
-    """Do the same in a sealed segment, entered by the index files beside it."""
-    from sparklog.log.read.fetch import enter_segment, read_window
-
-    index = read_offset_index(store, planned)
-    times = None if index is None or target == ANY_TIME else read_time_index(store, planned)
-    entrance = entrance_for_timestamp(index, times, planned, target, start)
-    low, first = enter_segment(store, planned, entrance)
-    until = entrance.until
-    while low < planned.size:
-        window = first or read_window(store, planned, low, planned.size, until)
-        first = None
-        answer = _in_batches(window, planned, planned.position + low, target, start, check_crc=True)
+    for window, low, check_crc in _windows(store, planned, target, start):
+        answer = _in_batches(window, planned, planned.position + low, target, start, check_crc=check_crc)
         if answer is not None:
             return answer
-        low += len(window[0])
     return None
+
+
+def _windows(store: Store, planned: PlannedSlice, target: int, start: int) -> Iterator[tuple[fetch.Window, int, bool]]:
+    """Yield batches that may hold the record, their byte in the slice, and if their checksums are to be looked at."""
+    segment = planned.size > INDEX_MIN_BYTES and not planned.footer_length
+    low, cuts, first, until = 0, [planned.size], None, 0
+    if segment:
+        offsets = fetch.read_offset_index(store, planned)
+        times = None if offsets is None or target == ANY_TIME else fetch.read_time_index(store, planned)
+        entrance = fetch.entrance_for_timestamp(offsets, times, planned, target, start)
+        low, first = fetch.enter_segment(store, planned, entrance)
+        until = entrance.until
+    elif planned.size > INDEX_MIN_BYTES:
+        index = fetch.index_of(fetch.read_footer(store, planned), planned)
+        if index is not None:
+            by_time = index.entry_for_timestamp(target) if planned.append_time < 0 else 0
+            entry = max(by_time, index.entry_for_offset(start - planned.shift))
+            low = int(index.position[entry])
+            cuts = [*index.position[entry + 1 :].tolist(), planned.size]
+    for high in cuts:
+        while low < high:
+            window = first or fetch.read_window(store, planned, low, high, until)
+            first = None
+            whole = len(window[0]) == planned.size and not segment
+            if whole:
+                fetch.check_slice(window[0], planned)
+            yield window, low, not whole
+            low += len(window[0])
 
 
 def _in_batches(
-    window: Window, planned: PlannedSlice, position: int, target: int, start: int, *, check_crc: bool
+    window: fetch.Window, planned: PlannedSlice, position: int, target: int, start: int, *, check_crc: bool
 ) -> TimestampOffset | None:
     from sparklog.format.decode import decode
 
@@ -169,32 +150,6 @@ NO_TIME = 2**63 - 1
 """Greater than every timestamp but one; a record that carries this very one is found by the first question."""
 
 
-@dataclass
-class _Search:
-    """Search in one partition: the best answer so far lies at `best.timestamp`; no record is at `above` or later."""
-
-    best: TimestampOffset
-    above: int
-    step: int = 1
-
-    @property
-    def done(self) -> bool:
-        return self.best.timestamp + 1 >= self.above
-
-    @property
-    def target(self) -> int:
-        """The next time to ask for: up in growing steps, then the middle."""
-        low = self.best.timestamp
-        return min(low + self.step, (low + self.above) // 2)
-
-    def tell(self, target: int, answer: TimestampOffset | None) -> None:
-        """Take the answer for a target."""
-        if answer is None:
-            self.above = target
-        else:
-            self.best, self.step = answer, self.step * 2
-
-
 def offsets_of_max_timestamp(
     view: LogView, topic: str, isolation: str = READ_UNCOMMITTED
 ) -> dict[int, TimestampOffset | None]:
@@ -202,13 +157,19 @@ def offsets_of_max_timestamp(
     partitions = list(view.bounds(topic))
     first = view.offsets_for_timestamps(topic, dict.fromkeys(partitions, 0), isolation)
     last = view.offsets_for_timestamps(topic, dict.fromkeys(partitions, NO_TIME), isolation)
-    searches = {
-        partition: _Search(last[partition] or answer, NO_TIME)
-        for partition, answer in first.items()
-        if answer is not None
-    }
-    while targets := {partition: search.target for partition, search in searches.items() if not search.done}:
+    best = {partition: last[partition] or answer for partition, answer in first.items() if answer is not None}
+    above, step = dict.fromkeys(best, NO_TIME), dict.fromkeys(best, 1)
+    # No record is at `above` or later: up from the best answer in growing steps, then to the middle.
+    while targets := {
+        partition: min(low + step[partition], (low + above[partition]) // 2)
+        for partition, answer in best.items()
+        if (low := answer.timestamp) + 1 < above[partition]
+    }:
         answers = view.offsets_for_timestamps(topic, targets, isolation)
         for partition, target in targets.items():
-            searches[partition].tell(target, answers[partition])
-    return {partition: searches[partition].best if partition in searches else None for partition in partitions}
+            later = answers[partition]
+            if later is None:
+                above[partition] = target
+            else:
+                best[partition], step[partition] = later, step[partition] * 2
+    return {partition: best.get(partition) for partition in partitions}

@@ -1,8 +1,7 @@
-"""Scans: the records of a topic as Arrow, from a view of its state (`Topic.scan`, `Topic.record_at`).
+"""Scans and tails: the records of a topic as Arrow, from a view of its state.
 
-`SnapshotView` is the view of snapshots that were taken; `sparklog.log.topic.root` takes them for a whole root.
-
-Follow a topic in plain Python, from any offset on. Works on every `LogView`, Kafka's directories too.
+`SnapshotView` is the view of snapshots that were taken; `sparklog.log.topic.root` takes them for a whole root. A tail
+follows a topic of any `LogView`, Kafka's directories too:
 
     tail = Tail(view, "orders", READ_COMMITTED)
     tail.open()
@@ -11,9 +10,6 @@ Follow a topic in plain Python, from any offset on. Works on every `LogView`, Ka
         tail.refresh()
         for batch in tail.poll(("key", "value")):
             ...
-
-A topic that is deleted and created again is an error, never silence; offsets that retention took away before they were
-read are skipped with a call of `warn`.
 """
 
 from __future__ import annotations
@@ -27,14 +23,7 @@ import pyarrow as pa
 
 from sparklog.errors import BadRequest, Conflict, NotFound
 from sparklog.log.decisions.atomic_bounds import whole_ends
-from sparklog.log.read.scan import (
-    bounds_of,
-    check_isolation,
-    check_partition,
-    plan_parts,
-    read_parts,
-    stored_in,
-)
+from sparklog.log.read.scan import bounds_of, check_isolation, check_partition, plan_parts, read_parts, stored_in
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.view import (
     COLUMNS,
@@ -54,21 +43,15 @@ class SnapshotView:
     """Implements `sparklog.log.state.view.TakenView` for settled snapshots, by topic, of one root."""
 
     def __init__(self, location: str, snapshots: Mapping[str, Snapshot]) -> None:
-        self._location = location
+        self.location = location
         self._snapshots = snapshots
         self._ends = whole_ends(snapshots)
 
-    @property
-    def location(self) -> str:
-        return self._location
-
     def snapshot(self, topic: str) -> Snapshot:
-        """The topic as this view shows it: for who looks into its files."""
         return self._snapshots[topic]
 
     def bounds(self, topic: str) -> Mapping[int, Bounds]:
-        snapshot = self.snapshot(topic)
-        return bounds_of(snapshot, self._ends[topic])
+        return bounds_of(self.snapshot(topic), self._ends[topic])
 
     def earlier_partitions(self, topic: str) -> Sequence[int]:
         return self.snapshot(topic).head.earlier_partitions
@@ -109,7 +92,6 @@ class Scan:
 
     @property
     def ranges(self) -> list[OffsetRange]:
-        """The offset ranges that are read."""
         return [part.range for part in self.parts]
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
@@ -143,7 +125,6 @@ def scan(
     columns: Sequence[str] = COLUMNS,
     batch_bytes: int = 4 << 20,
 ) -> Scan:
-    """Plan a scan of a topic as a view shows it; see `Topic.scan`."""
     check_isolation(isolation)
     check_columns(columns)
     bounds = view.bounds(topic)
@@ -160,7 +141,6 @@ def scan(
 
 
 def _offset(position: Position, partition: int, bounds: Bounds, isolation: str, default: OffsetSpec) -> int:
-    """A position in one partition as an offset; a mapping's missing partitions take `default`."""
     if isinstance(position, Mapping):
         position = position.get(partition, default)
     if position == EARLIEST:
@@ -173,7 +153,6 @@ def _offset(position: Position, partition: int, bounds: Bounds, isolation: str, 
 
 
 def record_at(snapshot: Snapshot, partition: int, offset: int, isolation: str = READ_COMMITTED) -> pa.RecordBatch:
-    """The record at exactly this offset, as one row with all columns; see `Topic.record_at`."""
     wanted = OffsetRange(snapshot.topic, partition, offset, offset + 1)
     batches = list(read_parts(plan_parts(snapshot, [wanted], isolation), COLUMNS))
     if not batches:
@@ -183,7 +162,11 @@ def record_at(snapshot: Snapshot, partition: int, offset: int, isolation: str = 
 
 @dataclass
 class Tail:
-    """Progress of a reader of one topic: next offset per partition. `poll` reads on from there."""
+    """Progress of a reader of one topic: next offset per partition. `poll` reads on from there.
+
+    A topic that is deleted and created again is an error, never silence; offsets that retention took away before they
+    were read are skipped with a call of `warn`.
+    """
 
     view: LogView
     topic: str
@@ -194,7 +177,6 @@ class Tail:
     topic_id: str = ""
 
     def open(self) -> None:
-        """Take the first snapshot; `NotFound` if the topic or the partition does not exist."""
         self.topic_id = self.view.topic_id(self.topic)
         self.view.refresh([self.topic])
         bounds = self.view.bounds(self.topic)
@@ -202,17 +184,13 @@ class Tail:
             raise NotFound(f"{self.topic} has no partition {self.partition}, its last one is {max(bounds, default=-1)}")
 
     def start_at_log_start(self) -> None:
-        bounds = self.view.bounds(self.topic)
-        self.positions = {partition: bounds[partition].log_start for partition in self._partitions()}
+        self.positions = {partition: bounds.log_start for partition, bounds in self._bounds().items()}
 
     def start_at_end(self) -> None:
-        bounds = self.view.bounds(self.topic)
-        self.positions = {partition: bounds[partition].end(self.isolation) for partition in self._partitions()}
+        self.positions = {partition: bounds.end(self.isolation) for partition, bounds in self._bounds().items()}
 
     def start_at_offset(self, offset: int) -> None:
-        """At one offset of every partition read; `NotFound` if it is not between log start and end."""
-        for partition in self._partitions():
-            bounds = self.view.bounds(self.topic)[partition]
+        for partition, bounds in self._bounds().items():
             start, end = bounds.log_start, bounds.end(self.isolation)
             if not start <= offset <= end:
                 raise NotFound(f"offset {offset} of {self.topic}-{partition} is out of range: it has {start} to {end}")
@@ -227,15 +205,14 @@ class Tail:
 
     def poll(self, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
         """Batches from the positions to the end of the snapshot. A partition's position moves when it is read up."""
-        bounds = self.view.bounds(self.topic)
-        for partition in self._partitions():
-            start, log_start = self.positions.get(partition, bounds[partition].log_start), bounds[partition].log_start
+        for partition, bounds in self._bounds().items():
+            start, log_start = self.positions.get(partition, bounds.log_start), bounds.log_start
             if start < log_start:
                 self.warn(
                     f"offsets {start} to {log_start - 1} of {self.topic}-{partition} are deleted: going on after them"
                 )
                 start = log_start
-            end = max(start, bounds[partition].end(self.isolation))
+            end = max(start, bounds.end(self.isolation))
             for part in self.view.plan([OffsetRange(self.topic, partition, start, end)], self.isolation):
                 yield from part.read(columns)
             self.positions[partition] = end
@@ -247,13 +224,9 @@ class Tail:
             raise Conflict(f"topic {self.topic} was deleted and created again while it was read: start again")
 
     def at_end(self) -> bool:
-        """True if all of the snapshot was read."""
-        bounds = self.view.bounds(self.topic)
-        return all(
-            partition in self.positions and self.positions[partition] >= bounds[partition].end(self.isolation)
-            for partition in self._partitions()
-        )
+        bounds = self._bounds().items()
+        return all(self.positions.get(partition, -1) >= each.end(self.isolation) for partition, each in bounds)
 
-    def _partitions(self) -> list[int]:
-        every = sorted(self.view.bounds(self.topic))
-        return every if self.partition is None else [partition for partition in every if partition == self.partition]
+    def _bounds(self) -> dict[int, Bounds]:
+        bounds = self.view.bounds(self.topic)
+        return {partition: bounds[partition] for partition in sorted(bounds) if self.partition in (None, partition)}

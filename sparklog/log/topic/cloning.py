@@ -84,25 +84,24 @@ class CloneIntent:
                 f"topic '{topic}' went from version {self.version} to {base.version} while it was cloned; try again"
             )
         head = self.source.head
-        configs: dict[str, str | None] = dict(head.configs.explicit)
         bases: dict[int, int] = {}
         for file in self.files:
             for partition, first in zip(file.partition, file.base, strict=True):
                 bases[partition] = min(first, bases.get(partition, first))
-        edits = []
-        for partition, (start, end, cleaned) in enumerate(
-            zip(head.log_start.tolist(), head.log_end.tolist(), head.cleaned_through.tolist(), strict=True)
-        ):
-            if end > 0:
-                edits.append(Edit(partition, min(start, bases.get(partition, start)), end, cleaned or None))
+        starts, ends, cleaned = head.log_start.tolist(), head.log_end.tolist(), head.cleaned_through.tolist()
+        edits = [
+            Edit(p, min(starts[p], bases.get(p, starts[p])), ends[p], cleaned[p] or None)
+            for p in range(head.partitions)
+            if ends[p] > 0
+        ]
         return Draft(
             CREATE,
             topic_id=self.topic_id,
             leader_epoch=head.leader_epoch + 1,
             files=self.files,
             edits=tuple(edits),
-            log_starts={partition: start for partition, start in enumerate(head.log_start.tolist()) if start > 0},
-            configs=configs,
+            log_starts={partition: start for partition, start in enumerate(starts) if start > 0},
+            configs=dict(head.configs.explicit),
             partitions=head.partitions,
             earlier_partitions=head.earlier_partitions,
             kafka_open=head.kafka_open,
@@ -110,13 +109,7 @@ class CloneIntent:
 
 
 def clone_topic(
-    root: Root,
-    source: str,
-    name: str,
-    *,
-    version: int | None = None,
-    time_ms: int | None = None,
-    dry_run: bool = False,
+    root: Root, source: str, name: str, *, version: int | None = None, time_ms: int | None = None, dry_run: bool = False
 ) -> Cloned:
     """Create a topic that shows `source` as it is, was at a version, or at a time: see `sparklog.clone`."""
     check_topic_name(name)
@@ -178,9 +171,8 @@ def _hold(root: Root, topic: Topic, snapshot: Snapshot, hold: str) -> list[Topic
     _refuse_below_floor(topic, snapshot)
     versions = {topic.name: snapshot.version}
     hold_of_source = clone_hold(topic.name, snapshot.head.topic_id)
-    for owner in sorted({path[1:].split("/", 1)[0] for path in snapshot.slices.paths() if path.startswith("/")}):
-        if owner == topic.name:
-            continue
+    owners = {path[1:].split("/", 1)[0] for path in snapshot.slices.paths() if path.startswith("/")}
+    for owner in sorted(owners - {topic.name}):
         held_version = root.topic_handle(owner).log.refresh().head.holds.get(hold_of_source)
         if held_version is None:
             raise Conflict(
@@ -203,16 +195,13 @@ def _hold(root: Root, topic: Topic, snapshot: Snapshot, hold: str) -> list[Topic
 
 
 def _release(held: Sequence[Topic], hold: str) -> None:
-    """End holds that no clone needs; where that fails, the vacuum ends them a day later."""
+    # Where that fails, the vacuum ends them a day later.
     for topic in held:
-        try:
+        with suppress(SparklogError, OSError):
             topic.log.commit(MaintainIntent(topic.log.refresh().head.topic_id, holds={hold: None}))
-        except (SparklogError, OSError):
-            continue
 
 
 def _decided(topic: Topic, snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot with the decisions of its open transactions that were recorded since."""
     waiting = set(open_transactions(snapshot.head))
     if not waiting:
         return snapshot

@@ -1,20 +1,17 @@
-"""A root: the folder that holds topics.
+"""A root: the folder that holds topics, and the `LogView` of its topics as readers see them.
 
 `_root.json` carries a random id, created once. Tasks compare it with the driver's before they write: so a local path
 that is another disk on each executor loses no data.
-
-A root as readers see it: the `LogView` of its topics.
-
-Snapshots are taken by `refresh` (a probe per topic when nothing changed) and kept. So bounds, sizes and plans of one
-micro-batch agree, and show all or nothing of a transaction over several topics.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, nearest
 from sparklog.log.decisions.atomic_bounds import whole_ends
@@ -26,21 +23,14 @@ from sparklog.log.journal.names import MAX_PARTITIONS, check_topic_name, create_
 from sparklog.log.read.scan import sizes_of
 from sparklog.log.read.time_lookup import offsets_for_timestamps
 from sparklog.log.read.topic_scan import SnapshotView
-from sparklog.log.state.commit import Commit, Resolved
+from sparklog.log.state.commit import Commit
 from sparklog.log.state.commit_intents import CreateIntent, DeleteIntent, Intent
-from sparklog.log.state.commit_log import Resolver
 from sparklog.log.state.configs import TopicConfigs, check_delete_delay
 from sparklog.log.state.snapshot import Snapshot
-from sparklog.log.state.topic_state import Head
 from sparklog.log.state.view import READ_UNCOMMITTED, PartitionSize, TimestampOffset
-from sparklog.log.topic.topic import Topic
-from sparklog.log.topic.topic_log import TopicLog
+from sparklog.log.topic.topic import Topic, TopicLog
 from sparklog.storage.local_writer import ask_each, read_each
 from sparklog.storage.store import Store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 E = TypeVar("E", bound=Entry)
 _LOG = logging.getLogger("sparklog.log")
@@ -51,11 +41,11 @@ class Root:
 
     def __init__(self, store: Store, root_id: str, env: Env = SYSTEM) -> None:
         self.store = store
+        self.location = store.location
         self.id = root_id
         self.env = env
         self._access = RootAccess(store, env, root_id)
         self.decisions = DecisionLogs(self._access)
-        self.resolver: Resolver = self.decisions.resolve
         self._topics: dict[str, Topic] = {}
         self._entries: dict[str, EntryLog[Any]] = {}
         self._probed = False
@@ -65,10 +55,6 @@ class Root:
 
     def __reduce__(self) -> tuple[object, ...]:
         return Root, (self.store, self.id, self.env)
-
-    @property
-    def location(self) -> str:
-        return self.store.location
 
     def ensure_probed(self) -> None:
         """Check once in each process that commits that the store keeps its promises."""
@@ -89,10 +75,8 @@ class Root:
         Args:
             failures: takes the errors of topics that cannot be read; None: the first one is raised.
         """
-        heads = read_each(
-            self.store, lambda name: self.topic_handle(name).log.refresh().head, sorted(self._folders()), failures
-        )
-        return [name for name, head in heads.items() if head.exists]
+        exists = read_each(self.store, self._exists, sorted(self._folders()), failures)
+        return [name for name in exists if exists[name]]
 
     def topic(self, name: str) -> Topic:
         """Return the topic of this name.
@@ -102,19 +86,18 @@ class Root:
         """
         check_topic_name(name)
         topic = self.topic_handle(name)
-        if topic.log.refresh().head.exists:
+        if self._exists(name):
             return topic
         self._topics.pop(name, None)
         similar = nearest(name, [other for other in self._folders() if other != name])
-        similar = [other for other in similar if self.topic_handle(other).log.refresh().head.exists]
+        similar = [other for other in similar if self._exists(other)]
         hint = f"; did you mean {' or '.join(repr(other) for other in similar)}?" if similar else "; create it"
         raise NotFound(f"topic '{name}' does not exist in {self.location}{hint}")
 
     def topic_handle(self, name: str) -> Topic:
-        """Return the handle of a topic, without looking if it exists."""
         topic = self._topics.get(name)
         if topic is None:
-            log = TopicLog(self, name, self._access, self._resolve)
+            log = TopicLog(self, name, self._access, self.decisions.resolve)
             topic = self._topics.setdefault(name, Topic(self, name, log))
         return topic
 
@@ -170,22 +153,20 @@ class Root:
     def ensure_topic(self, name: str, *, partitions: int = 1, configs: Mapping[str, object] | None = None) -> Topic:
         """Return the topic of this name; create it, with these partitions and configs, if there is none."""
         check_topic_name(name)
-        topic = self.topic_handle(name)
-        if topic.log.refresh().head.exists:
-            return topic
-        try:
-            return self.create_topic(name, partitions=partitions, configs=configs)
-        except Conflict:
-            if topic.log.refresh().head.exists:
-                return topic
-            raise
+        if not self._exists(name):
+            try:
+                return self.create_topic(name, partitions=partitions, configs=configs)
+            except Conflict:
+                if not self._exists(name):
+                    raise
+        return self.topic_handle(name)
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic. Its name can be created again: at offset 0, with another topic id."""
         self.topic(name).delete()
 
-    def _resolve(self, topic: str, head: Head) -> Sequence[Resolved]:
-        return self.resolver(topic, head)
+    def _exists(self, name: str) -> bool:
+        return self.topic_handle(name).log.refresh().head.exists
 
     def _folders(self) -> Iterator[str]:
         return (name for name in self.store.list_folders("") if is_topic_name(name))
@@ -195,9 +176,8 @@ class Root:
         for other in others:
             if other == name or other.lower() != name.lower():
                 continue
-            # On a file system that ignores case both would be one folder, so the name of a deleted topic counts as
-            # well.
-            if name not in others or self.topic_handle(other).log.refresh().head.exists:
+            # On a file system that ignores case both would be one folder: the name of a deleted topic counts as well.
+            if name not in others or self._exists(other):
                 raise Conflict(
                     f"topic '{name}' differs only in case from '{other}', which exists or existed; choose another name"
                 )
@@ -257,40 +237,38 @@ REMOTE_POLL_MS = 250
 
 
 class RootView(SnapshotView):
-    """Implements `sparklog.log.state.view.LogView` for the topics of `root`. Not safe to share between threads."""
+    """Implements `sparklog.log.state.view.LogView` for the topics of `root`. Not safe to share between threads.
+
+    Snapshots are taken by `refresh` and kept. So bounds, sizes and plans of one micro-batch agree, and show all or
+    nothing of a transaction over several topics.
+    """
 
     def __init__(self, root: Root) -> None:
         super().__init__(root.location, {})
-        self._root = root
+        self.root = root
         self._topics: dict[str, Topic] = {}
         self._raw: dict[str, Snapshot] = {}
 
     @property
-    def root(self) -> Root:
-        """The root itself, for writers."""
-        return self._root
-
-    @property
     def poll_interval_ms(self) -> int:
-        return LOCAL_POLL_MS if self._root.store.parallel_reads <= 1 else REMOTE_POLL_MS
+        return LOCAL_POLL_MS if self.root.store.parallel_reads <= 1 else REMOTE_POLL_MS
 
     def topics(self) -> list[str]:
-        return sorted(self._root.topics())
+        return sorted(self.root.topics())
 
     def topic_id(self, topic: str) -> str:
         return str(self.snapshot(topic).head.topic_id)
 
     def refresh(self, topics: Sequence[str]) -> None:
         names = list(dict.fromkeys(topics))
-        for name, (topic, snapshot) in zip(names, list(ask_each(self._root.store, self._take, names)), strict=True):
+        for name, (topic, snapshot) in zip(names, list(ask_each(self.root.store, self._take, names)), strict=True):
             self._topics[name], self._raw[name] = topic, snapshot
-        self._snapshots, gone = settle(self._root.decisions, self._raw, self._again)
+        self._snapshots, gone = settle(self.root.decisions, self._raw, self._again)
         self._ends = whole_ends(self._snapshots)
         for name in gone & set(names):
-            self._root.topic(name)
+            self.root.topic(name)
 
     def snapshot(self, topic: str) -> Snapshot:
-        """The topic as this view shows it, taken now if it was not yet."""
         if topic not in self._snapshots:
             self.refresh([topic])
         return self._snapshots[topic]
@@ -299,8 +277,7 @@ class RootView(SnapshotView):
         self, topic: str, targets: Mapping[int, int], isolation: str = READ_UNCOMMITTED
     ) -> dict[int, TimestampOffset | None]:
         snapshot = self.snapshot(topic)
-        newer = self._topics[topic].read_snapshot
-        return offsets_for_timestamps(snapshot, targets, isolation, newer=newer)
+        return offsets_for_timestamps(snapshot, targets, isolation, newer=self._topics[topic].read_snapshot)
 
     def partition_sizes(self, topic: str) -> list[PartitionSize]:
         return sizes_of(self.snapshot(topic))
@@ -310,12 +287,63 @@ class RootView(SnapshotView):
         return snapshot
 
     def _take(self, name: str) -> tuple[Topic, Snapshot]:
-        topic = self._topics.get(name)
-        if topic is None:
-            topic = self._root.topic(name)
+        topic = self._topics.get(name) or self.root.topic(name)
         try:
             return topic, topic.snapshot()
         except NotFound:
             # Deleted, perhaps created again: the name is opened afresh, and says so itself if it is gone.
-            topic = self._root.topic(name)
+            topic = self.root.topic(name)
             return topic, topic.snapshot()
+
+
+@dataclass(frozen=True, slots=True)
+class LowWatermark:
+    topic: str
+    partition: int
+    low_watermark: int
+
+
+def parse_offset_file(text: str, file: str) -> dict[tuple[str, int], int]:
+    """Return `(topic, partition) -> offset` of Kafka's offset file; `BadRequest` for anything else.
+
+        {"partitions": [{"topic": "orders", "partition": 0, "offset": 42}], "version": 1}
+
+    `offset` is the first one that stays, -1 the log end (Kafka's high watermark).
+    """
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise BadRequest(f"{file} must hold JSON, found an error: {error}") from None
+    if not isinstance(document, dict) or not isinstance(document.get("partitions"), list):
+        raise BadRequest(f'{file} must hold {{"partitions": [...], "version": 1}}, found no list "partitions"')
+    if document.get("version", 1) != 1:
+        raise BadRequest(f"{file} must be of version 1, found {document['version']!r}")
+    offsets: dict[tuple[str, int], int] = {}
+    for item in document["partitions"]:
+        names = ("topic", "partition", "offset")
+        values: list[Any] = [item.get(name) for name in names] if isinstance(item, dict) else []
+        if [type(value) for value in values] != [str, int, int]:
+            raise BadRequest(
+                f'{file} must have entries {{"topic": "t", "partition": 0, "offset": 42}}, found {json.dumps(item)}'
+            )
+        topic, partition, offset = values
+        if (topic, partition) in offsets:
+            raise BadRequest(f"{file} names {topic}-{partition} twice: give one offset for it")
+        offsets[topic, partition] = offset
+    if not offsets:
+        raise BadRequest(f"{file} names no partition")
+    return offsets
+
+
+def delete_records(root: Root, offsets: Mapping[tuple[str, int], int], *, dry_run: bool = False) -> list[LowWatermark]:
+    """Delete the records below an offset of each partition. All is checked before the first topic is changed.
+
+    Raises as `Topic.delete_records`. `dry_run`: check, and tell where logs would start.
+    """
+    topics: dict[str, dict[int, int]] = {}
+    for (name, partition), offset in sorted(offsets.items()):
+        topics.setdefault(name, {})[partition] = offset
+    opened = {name: root.topic(name) for name in topics}
+    planned = {name: opened[name].plan_delete_records(before) for name, before in topics.items()}
+    done = planned if dry_run else {name: opened[name].delete_records(before) for name, before in topics.items()}
+    return [LowWatermark(name, partition, low) for name, lows in done.items() for partition, low in lows.items()]

@@ -1,34 +1,131 @@
-"""A topic of a root, as users hold it: read, append, alter, delete.
+"""A topic of a root: `Topic`, which users hold, and `topic.log`, its log as engines use it.
 
-What engines need (the state, commits of intents, targets of appends) is `topic.log`: see `TopicLog`.
+The command line, Spark, transactions, maintenance, import and export commit intents and publish files by `TopicLog`.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import Any, Protocol
+
+import pyarrow as pa
 
 from sparklog.errors import BadRequest, NotFound
+from sparklog.log.decisions.decision_log import DecisionLogs, read_snapshot
+from sparklog.log.journal.env import Env
+from sparklog.log.journal.journal import RootAccess
 from sparklog.log.read.key_lookup import latest_record
 from sparklog.log.read.time_lookup import offsets_for_timestamps
 from sparklog.log.read.topic_scan import Position, Scan, SnapshotView, record_at, scan
-from sparklog.log.state.commit_intents import AlterIntent, DeleteIntent, LogStartIntent, Nothing
+from sparklog.log.state.commit import Txn
+from sparklog.log.state.commit_intents import AlterIntent, AppendIntent, DeleteIntent, Intent, LogStartIntent, Nothing
+from sparklog.log.state.commit_log import CommitLog, Outcome, Resolver
 from sparklog.log.state.configs import check_delete_delay
 from sparklog.log.state.description import TopicDescription, describe
-from sparklog.log.state.kafka_source import KafkaOpen
+from sparklog.log.state.kafka_source import COMMIT, KafkaOpen
 from sparklog.log.state.registry import WriterKey
+from sparklog.log.state.slices import FileSlices, content_of
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, IsolationLevel, TimestampOffset
-from sparklog.log.topic.topic_log import RootContext, TopicLog
-from sparklog.log.write.append_writer import AppendOutcome
+from sparklog.log.write.append_writer import AppendOutcome, AppendTarget, ArrowData, WriteOptions, appended, write_files
+from sparklog.log.write.kafka_markers import end_kafka_transactions
 from sparklog.storage.store import Store
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+MANY_UNSEALED = 300_000
+_LOG = logging.getLogger("sparklog.log")
 
-    from sparklog.log.write.append_writer import WriteOptions
-    from sparklog.log.write.appending import ArrowData
+
+class RootContext(Protocol):
+    """The root of a topic, as far as a topic asks it: its store, clock, decisions and other topics."""
+
+    store: Store
+    id: str
+    env: Env
+    decisions: DecisionLogs
+
+    @property
+    def location(self) -> str: ...
+    def ensure_probed(self) -> None: ...
+    def topic_handle(self, name: str) -> Any: ...
+
+
+class TopicLog(CommitLog):
+    def __init__(self, root: RootContext, name: str, access: RootAccess, resolver: Resolver) -> None:
+        super().__init__(access, name, resolver)
+        self.root = root
+        self._epochs: dict[tuple[str, str], int] = {}
+
+    def head(self, refresh: bool = True) -> Head:
+        """Return the state without slices. `NotFound` if the topic was deleted."""
+        return self.existing(refresh).head
+
+    def read_snapshot(self) -> Snapshot:
+        return read_snapshot(self.root.decisions, self)
+
+    def commit(self, intent: Intent, origin: Head | None = None) -> Outcome:
+        """Commit an intent (see `sparklog.log.state.commit_intents`), made when the topic was at `origin`."""
+        self.root.ensure_probed()
+        return super().commit(intent, origin)
+
+    def append_target(self, refresh: bool = True) -> AppendTarget:
+        state = self.existing(refresh)
+        head = state.head
+        if state.checkpoint is not None and state.checkpoint.table.unsealed > MANY_UNSEALED:
+            many = state.checkpoint.table.unsealed
+            _LOG.warning("topic %s holds %d unsealed slices: run sparklog compact, which merges them", self.topic, many)
+        of_root = self.store, self.root.id, self.topic
+        return AppendTarget(*of_root, head.topic_id, head.partitions, head.configs, head.version, head.leader_epoch)
+
+    def commit_append(
+        self,
+        files: Sequence[FileSlices],
+        target: AppendTarget,
+        *,
+        writer: WriterKey | None = None,
+        txn: Txn | None = None,
+    ) -> AppendOutcome:
+        """Publish files that tasks wrote for `target`: all of them, at once, or none.
+
+        `Conflict`: the topic was created again, a file is below the upload floor, or the writer's checkpoint is older
+        than the log; `Fenced`: another run of the writer took over; `BadRequest`: a null key on a compacted topic;
+        `NotFound`: the topic was deleted. Transactions of Kafka's that an import left open are ended first: see
+        `sparklog.log.write.kafka_markers`.
+        """
+        if writer is not None:
+            writer.check()
+            # With the content of the batch, and the epoch that its run has here.
+            epoch = self._epochs.get((writer.id, writer.run or "")) if writer.epoch is None else writer.epoch
+            writer = replace(writer, epoch=epoch, content=content_of({self.topic: [file.counts for file in files]}))
+        if target.root_id != self.root.id or target.topic != self.topic:
+            raise BadRequest(
+                f"files were written for topic '{target.topic}' of root {target.root_id}, not for "
+                f"'{self.topic}' of {self.root.id}"
+            )
+        if self.current().head.kafka_open:
+            for each in self.end_kafka_transactions():
+                how = "committed" if each.decided == COMMIT else "aborted"
+                _LOG.warning("topic %s is appended to now: %s %s", self.topic, how, each)
+        intent = AppendIntent(target.topic_id, tuple(files), writer, txn, self.root.env.wall_ms())
+        outcome = self.commit(intent)
+        if writer is not None and writer.run is not None:
+            entry = outcome.head.registry.get(writer.id)
+            if entry is not None and entry.run == writer.run:
+                self._epochs[writer.id, writer.run] = entry.epoch or 0
+        nothing = outcome.nothing
+        if nothing is not None:
+            if nothing.skipped and writer is not None and writer.mode == "txn":
+                _LOG.warning("%s", nothing.note)
+            return AppendOutcome(nothing.version, {}, {}, 0, nothing.skipped, nothing.note)
+        return appended(outcome.commit, intent.count)
+
+    def end_kafka_transactions(
+        self, *, producers: Collection[int] | None = None, commit: bool = False
+    ) -> tuple[KafkaOpen, ...]:
+        self.root.ensure_probed()
+        return end_kafka_transactions(self, producers=producers, commit=commit)
 
 
 class Topic:
@@ -42,6 +139,7 @@ class Topic:
 
     def __init__(self, root: RootContext, name: str, log: TopicLog) -> None:
         self.root = root
+        self.store = root.store
         self.name = name
         self.log = log
 
@@ -49,11 +147,7 @@ class Topic:
         return f"Topic({self.name!r}, {self.root.location!r})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _reopen, (self.root, self.name)
-
-    @property
-    def store(self) -> Store:
-        return self.root.store
+        return self.root.topic_handle, (self.name,)
 
     def snapshot(self, refresh: bool = True) -> Snapshot:
         """Return the state with all slices. `NotFound` if the topic was deleted."""
@@ -196,8 +290,6 @@ class Topic:
             outcome = topic.append(pa.table({"value": ["lamp", "desk"]}), options=WriteOptions(codec="lz4"))
             print(outcome.version)
         """
-        from sparklog.log.write.appending import write_files
-
         target = self.log.append_target()
         files = write_files(data, target, self.root.env, options=options, writer=writer)
         return self.log.commit_append(files, target, writer=writer)
@@ -299,8 +391,3 @@ class Topic:
             The transactions that were ended.
         """
         return self.log.end_kafka_transactions(producers=producers, commit=commit)
-
-
-def _reopen(root: RootContext, name: str) -> Topic:
-    topic: Topic = root.topic_handle(name)
-    return topic

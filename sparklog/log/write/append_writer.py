@@ -1,33 +1,32 @@
-"""One append file being written: slices in, then the footer. Appending and merging write the same form.
-
-AppendTarget (driver to task), the writer of a task's rows, and AppendOutcome (commit to caller).
+"""Writing append files: AppendTarget (driver to task), the file, the writer of rows, and AppendOutcome.
 
 `AppendWriter` buffers up to `buffer_bytes` of Arrow data, then writes it grouped by partition, one slice per partition,
 and goes on in the same file. So the memory of a task is bounded, and it costs one object per GiB. Offsets
 count from 0 in each slice: the commit that names the files assigns them. Rows of one partition keep their order.
-Nothing is published here.
+`write_files` does it for Arrow data without Spark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
 
 from sparklog.errors import BadRequest, NotFound, nearest
-from sparklog.format import append_file
-from sparklog.format.append_file import WrittenSlice, encode_footer
+from sparklog.format.append_file import INDEX_MIN_BYTES, SliceIndex, WrittenSlice, build_index, encode_footer
 from sparklog.format.encode import EncodedSlice, EncodeOptions, encode, encode_partitions
 from sparklog.format.record_batch import CODECS, Codec
 from sparklog.log.journal.env import SYSTEM, Env
-from sparklog.log.journal.names import append_path
+from sparklog.log.journal.names import append_path, read_root_id
+from sparklog.log.read.topic_scan import Scan
 from sparklog.log.state.commit import Commit
 from sparklog.log.state.configs import TopicConfigs
+from sparklog.log.state.registry import WriterKey
 from sparklog.log.state.slices import FileSlices, RowCounts, SliceFlag
-from sparklog.log.write.partitioner import Partitioner
-from sparklog.log.write.rows import Rows, add_rows, check_columns, rows_of
+from sparklog.log.write.rows import ROW_COLUMNS, Partitioner, Rows, add_rows, check_columns, rows_of, sticky_seed
 from sparklog.storage.store import ObjectWriter, Store
 
 
@@ -46,19 +45,16 @@ class AppendOutput:
             self._writer.write(piece)
 
     def end_slice(self, written: WrittenSlice) -> None:
-        """Describe the last `written.nbytes` bytes as one slice."""
         self.position += written.nbytes
         self._slices.append(written)
 
     def close(self) -> FileSlices:
-        """Write the footer, make the file durable, and return its slices."""
         footer = encode_footer(self._slices)
         self._writer.write(footer)
         self._writer.close()
         return FileSlices.of(self.path, self._slices, len(footer))
 
     def discard(self) -> None:
-        """Leave nothing behind."""
         self._writer.discard()
 
 
@@ -78,14 +74,11 @@ class AppendTarget:
 
 @dataclass(frozen=True)
 class TopicFiles:
-    """Files that were written for a topic, and the target that they were written for."""
-
     target: AppendTarget
     files: tuple[FileSlices, ...]
 
     @property
     def records(self) -> int:
-        """Records in all files."""
         return sum(sum(file.records) for file in self.files)
 
 
@@ -103,12 +96,9 @@ class AppendOutcome:
 
 
 def appended(commit: Commit | None, records: int) -> AppendOutcome:
-    """Return the outcome of `commit`; one without files is a replay, of which at most the run was recorded."""
     if commit is None or not commit.files:
-        version = -1 if commit is None else commit.version
-        return AppendOutcome(
-            version, {}, {}, 0, True, "a replay: only the new run was recorded", commit.commit_id if commit else ""
-        )
+        version, commit_id = (-1, "") if commit is None else (commit.version, commit.commit_id)
+        return AppendOutcome(version, {}, {}, 0, True, "a replay: only the new run was recorded", commit_id)
     base: dict[int, int] = {}
     end: dict[int, int] = {}
     for file in commit.files:
@@ -153,10 +143,8 @@ class WriteOptions:
 
 
 class AppendWriter:
-    """Writes one task's rows as append files of one topic.
+    """Writes one task's rows as append files of one topic; after an error, or instead of `finish`, call `discard`.
 
-    `seed` tells this task's writing from another's (`partitioner.sticky_seed(batch id, task id)`). `finish` gives the
-    files for the commit; after an error, or instead of it, `discard`. `BadRequest` for rows that the topic refuses.
     The first upload looks whether the root is the driver's (a request), unless the caller has (`checked_root`).
     """
 
@@ -173,7 +161,14 @@ class AppendWriter:
         self._options = options if options is not None else WriteOptions()
         self._env = env
         self._partitioner = Partitioner(target.partitions, seed=seed, sticky_bytes=self._options.batch_bytes)
-        self._encode = _encode_options(target, self._options)
+        codec = target.configs.codec(self._options.codec)
+        self._encode = EncodeOptions(
+            codec=codec,
+            level=target.configs.level(codec, self._options.level),
+            batch_bytes=self._options.batch_bytes,
+            max_message_bytes=target.configs.max_message_bytes,
+            log_append_time=target.configs.log_append_time,
+        )
         self._pending: list[pa.RecordBatch] = []
         self._pending_bytes = 0
         self._output: AppendOutput | None = None
@@ -182,27 +177,20 @@ class AppendWriter:
         self._checked_root = checked_root
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Take rows with any of `rows.ROW_COLUMNS` (`value` at least); other columns are left out."""
         batch = batch.select(check_columns(batch.schema))
         if batch.num_rows == 0:
             return
         for piece in _pieces(batch, self._options.buffer_bytes):
-            if self._pending and self._pending_bytes + piece.nbytes > self._options.buffer_bytes:
-                self._flush()
+            if self._pending_bytes + piece.nbytes > self._options.buffer_bytes:
+                self.flush()
             self._pending.append(piece)
             self._pending_bytes += piece.nbytes
             if self._pending_bytes >= self._options.buffer_bytes:
-                self._flush()
-
-    def flush(self) -> None:
-        """Encode and upload what is buffered now: for callers that share one memory budget among several writers."""
-        if self._pending:
-            self._flush()
+                self.flush()
 
     def finish(self) -> list[FileSlices]:
         """Flush and close; the files written, none without rows. They are durable, and no commit names them yet."""
-        if self._pending:
-            self._flush()
+        self.flush()
         self._close()
         if self._files:
             # Of all files, with the last of them: where a file ends has nothing to do with the rows.
@@ -218,31 +206,39 @@ class AppendWriter:
         if output is not None:
             output.discard()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Encode and upload what is buffered now: for callers that share one memory budget among several writers."""
+        if not self._pending:
+            return
         now = self._env.wall_ms()
         rows = rows_of(self._pending, now)
         self._pending, self._pending_bytes = [], 0
         _check_rows(rows, self._target, now)
-        for partition, encoded in self._encoded(rows).items():
-            self._add(partition, encoded)
-
-    def _encoded(self, rows: Rows) -> dict[int, EncodedSlice]:
-        """A slice per partition that has rows."""
         columns = rows.key, rows.value, rows.headers, rows.timestamp
         partition = self._partitioner.assign(rows.n, key=rows.key, value=rows.value, partition=rows.partition)
         add_rows(self._counts, rows, partition)
         if self._target.partitions == 1:
-            return {0: encode(*columns, options=self._encode)}
-        return encode_partitions(*columns, partition, options=self._encode)
+            slices = {0: encode(*columns, options=self._encode)}
+        else:
+            slices = encode_partitions(*columns, partition, options=self._encode)
+        for number, encoded in slices.items():
+            self._add(number, encoded)
 
     def _add(self, partition: int, encoded: EncodedSlice) -> None:
         if self._output is not None and self._output.position + encoded.nbytes > self._options.file_bytes:
             self._close()
         if self._output is None:
-            self._output = self._open()
+            if not self._checked_root:
+                check_root(self._target)
+                self._checked_root = True
+            path = append_path(self._target.read_version, self._env.new_id())
+            self._output = AppendOutput(self._target.store, self._target.topic, path)
+        flags = SliceFlag.LOG_APPEND_TIME if self._encode.log_append_time else SliceFlag.NONE
+        if encoded.has_null_keys:
+            flags |= SliceFlag.HAS_NULL_KEYS
         self._output.write(*encoded.buffers)
         self._output.end_slice(
-            append_file.WrittenSlice(
+            WrittenSlice(
                 partition=partition,
                 nbytes=encoded.nbytes,
                 offsets=encoded.offsets,
@@ -250,17 +246,10 @@ class AppendWriter:
                 min_ts=encoded.min_ts,
                 max_ts=encoded.max_ts,
                 crc=encoded.crc,
-                flags=int(_flags(encoded, self._encode)),
+                flags=int(flags),
                 index=_index(encoded),
             )
         )
-
-    def _open(self) -> AppendOutput:
-        if not self._checked_root:
-            check_root(self._target)
-            self._checked_root = True
-        path = append_path(self._target.read_version, self._env.new_id())
-        return AppendOutput(self._target.store, self._target.topic, path)
 
     def _close(self) -> None:
         if self._output is not None:
@@ -273,8 +262,6 @@ def check_root(target: AppendTarget) -> None:
 
     `NotFound` without a root, `BadRequest` with another one.
     """
-    from sparklog.log.journal.names import read_root_id
-
     where = target.store.location
     try:
         root_id = read_root_id(target.store)
@@ -290,19 +277,7 @@ def check_root(target: AppendTarget) -> None:
         )
 
 
-def _encode_options(target: AppendTarget, options: WriteOptions) -> EncodeOptions:
-    codec = target.configs.codec(options.codec)
-    return EncodeOptions(
-        codec=codec,
-        level=target.configs.level(codec, options.level),
-        batch_bytes=options.batch_bytes,
-        max_message_bytes=target.configs.max_message_bytes,
-        log_append_time=target.configs.log_append_time,
-    )
-
-
 def _pieces(batch: pa.RecordBatch, limit: int) -> Iterator[pa.RecordBatch]:
-    """The batch cut by rows until a piece has at most `limit` bytes or one row."""
     if batch.nbytes <= limit or batch.num_rows == 1:
         yield batch
         return
@@ -312,32 +287,90 @@ def _pieces(batch: pa.RecordBatch, limit: int) -> Iterator[pa.RecordBatch]:
 
 
 def _check_rows(rows: Rows, target: AppendTarget, now_ms: int) -> None:
-    """The topic's rules that need every row: keys on compacted topics, how far record times may be from the clock."""
     configs = target.configs
     if configs.is_compacted and (rows.key is None or rows.key.null_count):
         raise BadRequest(f"topic {target.topic} is compacted and takes no record without a key: give every row a key")
     if configs.log_append_time:
         return
     oldest, newest = int(rows.timestamp.min()), int(rows.timestamp.max())
-    if now_ms - oldest > configs.timestamp_before_max_ms:
-        raise BadRequest(
-            f"timestamp {oldest} is more than message.timestamp.before.max.ms ({configs.timestamp_before_max_ms}) "
-            f"before the clock ({now_ms}): correct it or alter topic {target.topic}"
-        )
-    if newest - now_ms > configs.timestamp_after_max_ms:
-        raise BadRequest(
-            f"timestamp {newest} is more than message.timestamp.after.max.ms ({configs.timestamp_after_max_ms}) "
-            f"after the clock ({now_ms}): correct it or alter topic {target.topic}"
-        )
+    for side, timestamp, away_ms, limit_ms in (
+        ("before", oldest, now_ms - oldest, configs.timestamp_before_max_ms),
+        ("after", newest, newest - now_ms, configs.timestamp_after_max_ms),
+    ):
+        if away_ms > limit_ms:
+            raise BadRequest(
+                f"timestamp {timestamp} is more than message.timestamp.{side}.max.ms ({limit_ms}) {side} the clock "
+                f"({now_ms}): correct it or alter topic {target.topic}"
+            )
 
 
-def _index(encoded: EncodedSlice) -> append_file.SliceIndex | None:
-    if encoded.nbytes <= append_file.INDEX_MIN_BYTES:
+def _index(encoded: EncodedSlice) -> SliceIndex | None:
+    if encoded.nbytes <= INDEX_MIN_BYTES:
         return None
     base = np.concatenate([np.zeros(1, np.int64), encoded.last_offsets[:-1] + 1])
-    return append_file.build_index(encoded.positions, base, encoded.max_timestamps, encoded.nbytes)
+    return build_index(encoded.positions, base, encoded.max_timestamps, encoded.nbytes)
 
 
-def _flags(encoded: EncodedSlice, options: EncodeOptions) -> SliceFlag:
-    nulls = SliceFlag.HAS_NULL_KEYS if encoded.has_null_keys else SliceFlag.NONE
-    return nulls | (SliceFlag.LOG_APPEND_TIME if options.log_append_time else SliceFlag.NONE)
+class ArrowStream(Protocol):
+    """Data with a stream by Arrow's protocol: data frames of Polars and pandas, relations of DuckDB, scans."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
+
+
+class ArrowArray(Protocol):
+    """Data with one struct array by Arrow's protocol."""
+
+    def __arrow_c_array__(self, requested_schema: object | None = None) -> tuple[object, object]: ...
+
+
+ArrowItem: TypeAlias = pa.Table | pa.RecordBatch | ArrowStream | ArrowArray
+ArrowData: TypeAlias = ArrowItem | Iterable[ArrowItem]
+
+
+def write_files(
+    data: ArrowData, target: AppendTarget, env: Env, *, options: WriteOptions | None, writer: WriterKey | None
+) -> list[FileSlices]:
+    seed = sticky_seed(writer.id, writer.batch) if writer is not None else env.random.getrandbits(63)
+    sink = AppendWriter(target, options, env, seed)
+    try:
+        for batch in batches(data):
+            sink.write(batch)
+        return sink.finish()
+    except BaseException:
+        sink.discard()
+        raise
+
+
+def batches(data: ArrowData) -> Iterator[pa.RecordBatch]:
+    # A scan's batches are taken one by one: through the protocol its errors would lose their kind.
+    several = isinstance(data, Scan) or (isinstance(data, Iterable) and not _is_arrow(data))
+    for item in cast("Iterable[object]", data) if several else (data,):
+        if not _is_arrow(item):
+            raise BadRequest(
+                "expected pyarrow tables, record batches or what else has __arrow_c_stream__ or __arrow_c_array__, "
+                f"found {type(item).__name__}"
+            )
+        stream = item if isinstance(item, pa.Table | pa.RecordBatch | pa.RecordBatchReader) else _imported(item)
+        unknown = [name for name in stream.schema.names if name not in ROW_COLUMNS]
+        if unknown:
+            raise BadRequest(f"expected columns of {', '.join(ROW_COLUMNS)}; found {', '.join(unknown)}: drop them")
+        if isinstance(stream, pa.RecordBatch):
+            yield stream
+        else:
+            yield from stream.to_batches() if isinstance(stream, pa.Table) else stream
+
+
+def _is_arrow(data: object) -> bool:
+    return hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__")
+
+
+def _imported(item: Any) -> pa.RecordBatchReader | pa.RecordBatch:
+    """Take data of another library by Arrow's protocol, without a copy."""
+    try:
+        if hasattr(item, "__arrow_c_stream__"):
+            return pa.RecordBatchReader.from_stream(item)
+        return pa.record_batch(item)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise BadRequest(
+            f"expected columns of {', '.join(ROW_COLUMNS)}; Arrow cannot take {type(item).__name__} so: {error}"
+        ) from None

@@ -14,6 +14,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from crc32c import crc32c
 
 from sparklog.errors import Conflict
 from sparklog.format.append_file import WrittenSlice
@@ -27,6 +28,7 @@ from sparklog.log.state.kafka_source import COMMIT, KafkaOpen
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.log.state.topic_state import Head
+from sparklog.log.write.append_writer import AppendOutput
 
 MAX_EPOCH = 2**15 - 1
 TRIES = 10
@@ -37,8 +39,7 @@ def end_kafka_transactions(
 ) -> tuple[KafkaOpen, ...]:
     """End the open transactions of these producer ids (None: all) in one commit. Return those that were ended.
 
-    They end as they were decided, else by ABORT markers or, with `commit`, by COMMIT markers. None of them is left
-    open, also where another process ended some.
+    They end as they were decided, else by ABORT markers or, with `commit`, by COMMIT markers.
     """
     for _ in range(TRIES):
         head = log.existing().head
@@ -80,11 +81,6 @@ class EndKafkaIntent:
 
 
 def _write_markers(log: CommitLog, head: Head, chosen: Sequence[KafkaOpen], commit: bool) -> FileSlices:
-    """An append file with one slice of markers for each partition."""
-    from crc32c import crc32c
-
-    from sparklog.log.write.append_writer import AppendOutput
-
     now_ms = log.env.wall_ms()
     output = AppendOutput(log.store, log.topic, append_path(max(head.version, 0), log.env.new_id()))
     try:
@@ -102,7 +98,14 @@ def _write_markers(log: CommitLog, head: Head, chosen: Sequence[KafkaOpen], comm
                 )
                 for i, each in enumerate(ending)
             )
-            aborted = _entries(ending, committed)
+            # All markers lie at offsets from 0 in the slice.
+            rows = np.flatnonzero(~np.array(committed, np.bool_))
+            aborted = AbortedTransactions(
+                np.array([ending[row].producer for row in rows], np.int64),
+                np.array([ending[row].first for row in rows], np.int64),
+                rows.astype(np.int64),
+                np.full(len(rows), -1, np.int64),
+            )
             flags = SliceFlag.KAFKA_PRODUCERS | (SliceFlag.KAFKA_ABORTED if len(aborted) else SliceFlag.NONE)
             output.write(data)
             output.end_slice(
@@ -122,14 +125,3 @@ def _write_markers(log: CommitLog, head: Head, chosen: Sequence[KafkaOpen], comm
     except BaseException:
         output.discard()
         raise
-
-
-def _entries(transactions: Sequence[KafkaOpen], committed: Sequence[bool]) -> AbortedTransactions:
-    """Return the entries of the ABORT markers; all markers lie at offsets from 0 in the slice."""
-    rows = np.flatnonzero(~np.array(committed, np.bool_))
-    return AbortedTransactions(
-        np.array([each.producer for each in transactions], np.int64)[rows],
-        np.array([each.first for each in transactions], np.int64)[rows],
-        rows.astype(np.int64),
-        np.full(len(rows), -1, np.int64),
-    )

@@ -1,4 +1,4 @@
-"""Rows to append: from whatever Arrow types writers hold to the few that the encoder takes, and their counts.
+"""Rows to append: from whatever Arrow types writers hold to the few that the encoder takes, counts, and partitions.
 
 Accepted columns, all but `value` optional:
 
@@ -12,10 +12,16 @@ Accepted columns, all but `value` optional:
 
 Types are compared, never schemas: Spark passes its session's time zone and nested `not null`s along. Everything goes by
 Arrow's buffers: its functions would load `pyarrow.compute`, and with it pandas, into each task.
+
+Rows get partitions by the rules of Kafka's producer. An explicit partition wins; else the key decides (murmur2, an
+empty key is a key); a row without a key goes to the *sticky* partition, which changes each time about one record batch
+of such rows has gone to it. Sticky rows start at a partition drawn from a seed: started from 0 in each task, every
+small micro-batch would land in partition 0.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,6 +34,7 @@ from sparklog.log.journal.arrow_numpy import fixed_values, valid_rows
 from sparklog.log.state.slices import ANYWHERE
 from sparklog.log.state.view import HEADERS_TYPE
 
+Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 
 ROW_COLUMNS = ("key", "value", "headers", "timestamp", "partition")
@@ -47,21 +54,17 @@ class Rows:
 
 
 def check_columns(schema: pa.Schema) -> list[str]:
-    """The accepted columns that `schema` has. `BadRequest` for a missing value, a column twice or of a wrong type.
-
-    Columns with other names are the caller's own business and are left out.
-    """
+    """Return the accepted columns that `schema` has. `BadRequest` for no value, a column twice or of a wrong type."""
     names = [name for name in ROW_COLUMNS if name in schema.names]
     if "value" not in names:
         raise BadRequest(f"expected a column value (binary or string), found {', '.join(schema.names) or 'none'}")
     for name in names:
-        if len(schema.get_all_field_indices(name)) > 1:
-            raise BadRequest(
-                f"expected one column {name}, found {len(schema.get_all_field_indices(name))}: rename the others"
-            )
-        kind = schema.field(name).type
-        if not _ACCEPTED[name](kind):
-            raise BadRequest(f"expected column {name} to be {_EXPECTED[name]}, found {kind}: cast it")
+        count = len(schema.get_all_field_indices(name))
+        if count > 1:
+            raise BadRequest(f"expected one column {name}, found {count}: rename the others")
+        kind, (is_accepted, expected) = schema.field(name).type, _ACCEPTED[name]
+        if not is_accepted(kind):
+            raise BadRequest(f"expected column {name} to be {expected}, found {kind}: cast it")
     return names
 
 
@@ -70,14 +73,15 @@ def rows_of(batches: Sequence[pa.RecordBatch], now_ms: int) -> Rows:
 
     `BadRequest` for a negative timestamp or a null header key.
     """
-    n = sum(batch.num_rows for batch in batches)
+    key, value, headers, timestamp, partition = ([_column(batch, name) for batch in batches] for name in ROW_COLUMNS)
+    times = [np.broadcast_to(_milliseconds(array, now_ms), len(array)) for array in timestamp]
     return Rows(
-        n=n,
-        key=_bytes(batches, "key"),
-        value=_bytes(batches, "value"),
-        headers=_headers(batches),
-        timestamp=_timestamps(batches, n, now_ms),
-        partition=_joined([_column(batch, "partition") for batch in batches], pa.int64()),
+        n=sum(batch.num_rows for batch in batches),
+        key=_joined([_as_binary(array) for array in key], pa.large_binary()),
+        value=_joined([_as_binary(array) for array in value], pa.large_binary()),
+        headers=_joined([_as_headers(array) for array in headers], HEADERS_TYPE),
+        timestamp=np.concatenate(times),
+        partition=_joined(partition, pa.int64()),
     )
 
 
@@ -107,18 +111,11 @@ def _is_partition(kind: pa.DataType) -> bool:
 
 
 _ACCEPTED = {
-    "key": _is_bytes,
-    "value": _is_bytes,
-    "headers": _is_headers,
-    "timestamp": _is_timestamp,
-    "partition": _is_partition,
-}
-_EXPECTED = {
-    "key": "binary or string",
-    "value": "binary or string",
-    "headers": "array<struct<key string, value binary>>",
-    "timestamp": "a timestamp or int64 milliseconds",
-    "partition": "an integer",
+    "key": (_is_bytes, "binary or string"),
+    "value": (_is_bytes, "binary or string"),
+    "headers": (_is_headers, "array<struct<key string, value binary>>"),
+    "timestamp": (_is_timestamp, "a timestamp or int64 milliseconds"),
+    "partition": (_is_partition, "an integer"),
 }
 
 
@@ -136,22 +133,14 @@ def _joined(arrays: list[pa.Array], common: pa.DataType) -> pa.Array | None:
     return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
 
 
-def _bytes(batches: Sequence[pa.RecordBatch], name: str) -> pa.Array | None:
-    return _joined([_as_binary(_column(batch, name)) for batch in batches], pa.large_binary())
-
-
 def _as_binary(array: pa.Array) -> pa.Array:
-    """Strings are their UTF-8 bytes; nothing is copied."""
+    # Strings are their UTF-8 bytes; nothing is copied.
     if pa.types.is_string(array.type):
         return array.view(pa.binary())
     if pa.types.is_large_string(array.type):
         return array.view(pa.large_binary())
     binary = pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type) or pa.types.is_null(array.type)
     return array if binary else array.cast(pa.large_binary())
-
-
-def _headers(batches: Sequence[pa.RecordBatch]) -> pa.Array | None:
-    return _joined([_as_headers(_column(batch, "headers")) for batch in batches], HEADERS_TYPE)
 
 
 def _as_headers(array: pa.Array) -> pa.Array:
@@ -166,7 +155,7 @@ def _as_headers(array: pa.Array) -> pa.Array:
     # A null list may still have items; only then is there something to leave out.
     items = array.values.slice(first, last - first) if counts.sum() == last - first else array.flatten()
     keys, values = items.field(0), items.field(1)
-    if items.null_count or (len(items) and _flat(keys).null_count):
+    if items.null_count or keys.null_count:
         raise BadRequest("expected every header to have a key, found a null header key: remove or name it")
     if array.type == HEADERS_TYPE:
         return array
@@ -184,23 +173,9 @@ def _text(keys: pa.Array) -> pa.Array:
 
 
 def _narrow(array: pa.Array) -> pa.Array:
-    """Binary, or string as it is."""
     if pa.types.is_binary(array.type) or pa.types.is_string(array.type):
         return array
     return array.cast(pa.string() if pa.types.is_large_string(array.type) else pa.binary())
-
-
-def _flat(array: pa.Array) -> pa.Array:
-    return array.cast(pa.binary()) if pa.types.is_null(array.type) else array
-
-
-def _timestamps(batches: Sequence[pa.RecordBatch], n: int, now_ms: int) -> Int64s:
-    out = np.empty(n, np.int64)
-    at = 0
-    for batch in batches:
-        out[at : at + batch.num_rows] = _milliseconds(_column(batch, "timestamp"), now_ms)
-        at += batch.num_rows
-    return out
 
 
 def _milliseconds(array: pa.Array, now_ms: int) -> Int64s | int:
@@ -223,7 +198,6 @@ def _milliseconds(array: pa.Array, now_ms: int) -> Int64s | int:
 
 
 def add_rows(counts: dict[int, tuple[int, int]], rows: Rows, partition: npt.NDArray[np.int32]) -> None:
-    """Add rows, which were given these partitions, to the counts."""
     sizes = sizes_of(rows.key, rows.n) + sizes_of(rows.value, rows.n) + _header_sizes(rows.headers, rows.n)
     place = np.where(_is_valid(rows.key, rows.n) | _is_valid(rows.partition, rows.n), partition, ANYWHERE)
     # Counting is much faster than sorting; a sum of bytes in floats is exact below 2^53.
@@ -255,7 +229,6 @@ def sizes_of(column: pa.Array | None, n: int) -> npt.NDArray[np.int64]:
 
 
 def _header_sizes(column: pa.Array | None, n: int) -> npt.NDArray[np.int64]:
-    """int64[n]: bytes of the keys and values of each row's headers."""
     if column is None or pa.types.is_null(column.type) or column.null_count == n:
         return np.zeros(n, np.int64)
     wide = pa.types.is_large_list(column.type)
@@ -265,3 +238,80 @@ def _header_sizes(column: pa.Array | None, n: int) -> npt.NDArray[np.int64]:
     sizes = sizes_of(items.field("key"), len(items)) + sizes_of(items.field("value"), len(items))
     sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])[offsets - first]
     return np.diff(sums) * _is_valid(column, n)
+
+
+STICKY_BYTES = 512 << 10
+ROW_OVERHEAD_BYTES = 16
+"""What a row counts towards the sticky chunk beside its value, so that rows of empty values spread too."""
+
+
+def sticky_seed(*parts: object) -> int:
+    """Return a seed from what tells one task's writing from another's (batch id, task id)."""
+    text = "\0".join(str(part) for part in parts).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+
+
+class Partitioner:
+    """Assigns rows of successive batches to `partitions` partitions; remembers where sticky rows go on."""
+
+    def __init__(self, partitions: int, *, seed: int, sticky_bytes: int = STICKY_BYTES) -> None:
+        if partitions < 1:
+            raise BadRequest(f"expected at least one partition, found {partitions}")
+        self._partitions = partitions
+        self._sticky = seed % partitions
+        self._sticky_bytes = max(1, sticky_bytes)
+        self._filled = 0
+
+    def assign(self, rows: int, *, key: pa.Array | None, value: pa.Array | None, partition: pa.Array | None) -> Int32s:
+        """Return int32[rows]: the partition of each row. Columns that are None are all null.
+
+        `BadRequest` for an explicit partition that the topic does not have.
+        """
+        explicit = None if partition is None else self._explicit(partition)
+        if explicit is not None and partition is not None and partition.null_count == 0:
+            return explicit
+        if self._partitions == 1:
+            return np.zeros(rows, np.int32)
+        out = self._keyed(rows, key, value)
+        if explicit is None or partition is None:
+            return out
+        return np.where(valid_rows(partition), explicit, out)
+
+    def _explicit(self, partition: pa.Array) -> Int32s | None:
+        if pa.types.is_null(partition.type) or partition.null_count == len(partition):
+            return None
+        if not pa.types.is_integer(partition.type):
+            raise BadRequest(f"expected an integer partition column, found {partition.type}: cast it to int")
+        values = fixed_values(partition, str(partition.type))
+        if partition.null_count:
+            values = np.where(valid_rows(partition), values, 0)
+        if len(values) and (int(values.min()) < 0 or int(values.max()) >= self._partitions):
+            wrong = int(values.min()) if int(values.min()) < 0 else int(values.max())
+            last = self._partitions - 1
+            raise BadRequest(f"expected partitions 0 to {last}, found {wrong}: correct the column or add partitions")
+        narrow: Int32s = values.astype(np.int32)
+        return narrow
+
+    def _keyed(self, rows: int, key: pa.Array | None, value: pa.Array | None) -> Int32s:
+        from sparklog.format.key_hash import partition_for_key
+
+        if key is None or key.null_count == rows:
+            return self._sticky_rows(sizes_of(value, rows))
+        out: Int32s = partition_for_key(key, self._partitions)
+        if key.null_count:
+            keyless = ~valid_rows(key)
+            out = np.array(out)
+            out[keyless] = self._sticky_rows(sizes_of(value, rows)[keyless])
+        return out
+
+    def _sticky_rows(self, lengths: Int64s) -> Int32s:
+        """The partitions of the next rows without a key, `lengths` their bytes: a chunk each, then the next."""
+        ends = np.cumsum(lengths + ROW_OVERHEAD_BYTES) + self._filled
+        begins = np.concatenate([[self._filled], ends[:-1]])
+        # A row goes where it begins: chunks end with the first row that fills them, as Kafka's batches do.
+        chunk = begins // self._sticky_bytes
+        out = ((self._sticky + chunk) % self._partitions).astype(np.int32)
+        if len(ends):
+            moved, self._filled = divmod(int(ends[-1]), self._sticky_bytes)
+            self._sticky = (self._sticky + moved) % self._partitions
+        return out

@@ -30,8 +30,7 @@ from typing import TypeVar
 import numpy as np
 
 from sparklog.errors import NotFound, Unavailable
-from sparklog.groups.group_state import GROUPS, GroupState, Pending
-from sparklog.groups.offsets import TopicOffsets
+from sparklog.groups.group_state import GROUPS, GroupState, Pending, TopicOffsets
 from sparklog.log.decisions.decision import DECISIONS, Decisions
 from sparklog.log.decisions.decision_log import DecisionLogs, open_transactions
 from sparklog.log.journal.entry_log import Entry, EntryKind

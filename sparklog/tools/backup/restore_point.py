@@ -22,8 +22,7 @@ from typing import TypeVar
 import numpy as np
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, nearest
-from sparklog.groups.group_state import GROUPS, GroupState
-from sparklog.groups.offsets import NO_EPOCH, TopicOffsets, topic_offsets
+from sparklog.groups.group_state import GROUPS, NO_EPOCH, GroupState, TopicOffsets, topic_offsets
 from sparklog.log.decisions.decision import DECISIONS, Decisions, Prepared, PreparedGroup
 from sparklog.log.decisions.decision_log import open_transactions
 from sparklog.log.journal.entry_log import Entry, EntryKind

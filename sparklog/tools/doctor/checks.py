@@ -24,8 +24,7 @@ from sparklog.log.journal.names import is_topic_name
 from sparklog.log.state.commit_log import CHECKPOINT_COMMITS
 from sparklog.log.state.slices import MERGE_TIER_MASK
 from sparklog.log.topic.root import Root
-from sparklog.log.topic.topic import Topic
-from sparklog.log.topic.topic_log import MANY_UNSEALED
+from sparklog.log.topic.topic import MANY_UNSEALED, Topic
 from sparklog.maintenance.properties import parse_properties
 from sparklog.storage.local_writer import mount_of
 from sparklog.storage.probe import probe

@@ -14,7 +14,8 @@ import pyarrow as pa
 import pytest
 
 from sparklog.compaction.run import CompactOptions, compact_topic
-from sparklog.groups import CommittedOffset, Groups
+from sparklog.groups.group_state import CommittedOffset
+from sparklog.groups.lag import Groups
 from sparklog.kafka.exporting import ExportedTopic, export_topics
 from sparklog.kafka.exporting.exporting import ExportOptions
 from sparklog.kafka.exporting.group_offsets import OFFSETS_CONFIGS, OFFSETS_TOPIC

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from sparklog.groups import CommittedOffset, Groups
+from sparklog.groups.group_state import CommittedOffset
+from sparklog.groups.lag import Groups
 from sparklog.kafka.exporting import export_topics
 from sparklog.kafka.exporting.exporting import ExportOptions
 from sparklog.kafka.exporting.group_offsets import GROUPS_FILE, OFFSETS_CONFIGS, OFFSETS_TOPIC

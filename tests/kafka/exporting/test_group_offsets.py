@@ -20,7 +20,8 @@ from sparklog.format.coordinators.group_messages import (
     decode_group_value,
     decode_offset_value,
 )
-from sparklog.groups import CommittedOffset, Groups, OffsetAndMetadata
+from sparklog.groups.group_state import CommittedOffset, OffsetAndMetadata
+from sparklog.groups.lag import Groups
 from sparklog.kafka.exporting import ExportedTopic, export_topics, exporting
 from sparklog.kafka.exporting.exporting import ExportOptions
 from sparklog.kafka.exporting.group_offsets import (

@@ -10,7 +10,7 @@ import pytest
 
 import sparklog
 from sparklog.errors import BadRequest, Corrupt, SparklogError, Unavailable
-from sparklog.groups import Groups
+from sparklog.groups.lag import Groups
 from sparklog.log.journal.names import checkpoint_key, commit_key
 from sparklog.log.topic.root import Root
 from sparklog.maintenance.work_items import Settings

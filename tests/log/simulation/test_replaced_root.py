@@ -18,7 +18,7 @@ import crc32c
 import pytest
 
 from sparklog.errors import Fenced, SparklogError
-from sparklog.groups import Groups
+from sparklog.groups.lag import Groups
 from sparklog.log.decisions.decision import BY_OWNER
 from sparklog.log.journal.documents import peek_commit_id
 from sparklog.log.journal.entry_log import Entry

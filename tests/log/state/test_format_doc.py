@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from sparklog.format.slice_columns import COLUMN_TYPES
-from sparklog.groups.group_state import GROUP_JSON, GROUP_OPS, PENDING_JSON
-from sparklog.groups.offsets import OFFSETS_JSON
+from sparklog.groups.group_state import GROUP_JSON, GROUP_OPS, OFFSETS_JSON, PENDING_JSON
 from sparklog.log.decisions.decision import (
     COMMITTED_JSON,
     DECISION_JSON,

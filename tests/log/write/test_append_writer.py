@@ -19,7 +19,7 @@ from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, OffsetRange
 from sparklog.log.topic.root import RootView
 from sparklog.log.write.append_writer import AppendWriter, WriteOptions
-from sparklog.log.write.partitioner import sticky_seed
+from sparklog.log.write.rows import sticky_seed
 from sparklog.storage.memory import MemoryStore
 from tests.support.counted_root import KINDS, CountedRoot
 from tests.support.records import by_partition, check_schema, random_rows, small

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from sparklog.errors import BadRequest
-from sparklog.log.write.partitioner import Partitioner, sticky_seed
+from sparklog.log.write.rows import Partitioner, sticky_seed
 
 
 def test_keys_go_where_kafkas_producer_sends_them(fixtures: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from sparklog.errors import Conflict, SparklogError
-from sparklog.groups import Groups
+from sparklog.groups.lag import Groups
 from sparklog.log.journal.env import SETTLE_MS
 from sparklog.log.topic.root import Root
 from sparklog.storage.memory import MemoryStore

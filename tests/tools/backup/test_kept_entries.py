@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparklog.errors import NotFound
-from sparklog.groups import Groups
+from sparklog.groups.lag import Groups
 from sparklog.log.journal import entry_log
 from sparklog.log.journal.names import groups_prefix
 from sparklog.tools.backup.restore_point import Wanted

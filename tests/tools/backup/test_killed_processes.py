@@ -16,7 +16,7 @@ import pytest
 import sparklog
 from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.errors import Conflict
-from sparklog.groups import Groups
+from sparklog.groups.lag import Groups
 from sparklog.log.topic.root import Root, open_root
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.retain import retain_root

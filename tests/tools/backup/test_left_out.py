@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from sparklog.errors import BadRequest, Corrupt, SparklogError
-from sparklog.groups import Groups
 from sparklog.groups.group_state import GROUPS
+from sparklog.groups.lag import Groups
 from sparklog.log.journal.names import commit_key, groups_prefix, transactions_prefix
 from sparklog.log.topic.root import Root
 from sparklog.storage.memory import MemoryStore

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sparklog.errors import BadRequest, Corrupt, Fenced, NotFound
-from sparklog.groups import Groups
+from sparklog.groups.lag import Groups
 from sparklog.log.journal.names import RESTORE_KEY, ROOT_KEY
 from sparklog.log.state.registry import WriterKey
 from sparklog.log.topic.cloning import clone_topic

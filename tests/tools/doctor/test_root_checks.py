@@ -19,7 +19,7 @@ from sparklog.storage import LocalStore
 from sparklog.tools.doctor import FAIL, OK, WARN, Finding, checks, examine
 from sparklog.tools.doctor.checks import check_disk, check_root, check_store
 from sparklog.tools.doctor.examine import examine_root, failed
-from sparklog.transactions import transactional
+from sparklog.transactions.producer import transactional
 from tests.support.command_line import invoke
 from tests.support.read_only import read_only
 from tests.support.topics_world import TopicsWorld

@@ -9,8 +9,7 @@ import pytest
 
 from sparklog.compaction.run import CompactOptions, compact_root
 from sparklog.errors import BadRequest, NotFound
-from sparklog.groups import Groups
-from sparklog.groups.lag import lag
+from sparklog.groups.lag import Groups, lag
 from sparklog.kafka.importing.coordinators import kafka_groups
 from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.kafka.in_place.segment_recovery import log_skipped

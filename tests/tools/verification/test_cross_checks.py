@@ -10,7 +10,7 @@ from sparklog.log.topic.root import open_root
 from sparklog.storage.memory import MemoryStore
 from sparklog.tools.verification.findings import TRANSACTION
 from sparklog.tools.verification.run import verify_root
-from sparklog.transactions import transactional
+from sparklog.transactions.producer import transactional
 from tests.support.read_only import read_only
 from tests.support.records import rows
 from tests.support.topics_world import TopicsWorld

@@ -8,7 +8,7 @@ from unittest import mock
 import pyarrow as pa
 
 from sparklog.compaction.run import CompactOptions, compact_topic
-from sparklog.groups import Groups
+from sparklog.groups.lag import Groups
 from sparklog.kafka.importing.importing import import_log_dir
 from sparklog.log.journal import entry_log
 from sparklog.log.state import commit_log
@@ -18,7 +18,7 @@ from sparklog.log.topic.root import Root
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.vacuum import vacuum
 from sparklog.storage.store import Store
-from sparklog.transactions import transactional
+from sparklog.transactions.producer import transactional
 from tests.support.maintaining import maintain
 from tests.support.world import DAY_MS, World
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable
-from sparklog.groups import Groups
 from sparklog.groups.collecting import collect_groups
+from sparklog.groups.lag import Groups
 from sparklog.log.journal.names import append_path
 from sparklog.log.state.registry import WriterKey
 from sparklog.log.state.slice_table import COMMITTED, PLAIN
@@ -18,9 +18,9 @@ from sparklog.log.topic.root import Root, RootView, open_root
 from sparklog.log.write.append_writer import AppendTarget, TopicFiles
 from sparklog.storage.store import Store
 from sparklog.testing.faulty_store import Crash, Decide, FaultKind
-from sparklog.transactions import publish, transactional
 from sparklog.transactions.completion import collect, resolve_topic
-from sparklog.transactions.producer import Transaction
+from sparklog.transactions.producer import Transaction, transactional
+from sparklog.transactions.publishing import publish
 from tests.log.simulation.simulated_world import Actor, SimulatedWorld
 from tests.support.name_caching_store import NameCachingStore
 from tests.transactions.simulation.ledger import Ledger, LedgerStore, expect

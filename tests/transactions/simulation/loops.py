@@ -13,7 +13,7 @@ from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, Spa
 from sparklog.groups.group import Group
 from sparklog.groups.group_state import GroupState, settled
 from sparklog.testing.faulty_store import Decide, FaultKind
-from sparklog.transactions import transactional
+from sparklog.transactions.producer import transactional
 from tests.log.simulation.simulated_world import Actor
 from tests.transactions.simulation.actors import TIMEOUT_MS, TOPICS, Attempt, Run, fill, process
 from tests.transactions.simulation.ledger import expect

@@ -17,7 +17,7 @@ from sparklog.compaction.merging import plan_merges
 from sparklog.compaction.run import CompactOptions, Plans, compact_topic
 from sparklog.compaction.sealing import plan_sealing
 from sparklog.errors import NotFound, SparklogError
-from sparklog.groups import Groups
+from sparklog.groups.lag import Groups
 from sparklog.log.journal.env import Env
 from sparklog.log.state import commit_log
 from sparklog.log.topic.cloning import clone_topic
