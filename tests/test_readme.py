@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import sparklog
-from sparklog.log.state.config_table import CONFIGS
+from sparklog.log.state.configs import CONFIGS
 from tests.datasource.spark_session import has_java
 
 REPOSITORY = Path(__file__).parents[1]

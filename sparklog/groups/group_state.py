@@ -50,8 +50,8 @@ from sparklog.log.journal.documents import (
     one_of,
     whole,
 )
-from sparklog.log.journal.entry_log import ENTRY_MEMBERS, Entry, EntryKind, decode_entry
-from sparklog.log.journal.names import GROUPS_FOLDER, MAX_VERSION, groups_prefix
+from sparklog.log.journal.entry_log import ENTRY_MEMBERS, Entry, EntryKind
+from sparklog.log.journal.names import GROUPS_FOLDER, MAX_VERSION
 
 JOIN = "join"
 HEARTBEAT = "heartbeat"
@@ -315,24 +315,4 @@ GROUP_JSON = StoredDocument(
     Member("pending", objects_of(PENDING_JSON)),
     check=_check_numbers,
 )
-
-
-def encode_group(entry: GroupState) -> bytes:
-    """The bytes of an entry."""
-    return GROUP_JSON.encode(entry)
-
-
-def decode_group(data: bytes, key: str, number: int) -> GroupState:
-    """See `decode_entry`."""
-    return decode_entry(GROUP_JSON, data, key, number)
-
-
-GROUPS = EntryKind(
-    folder=GROUPS_FOLDER,
-    prefix=groups_prefix,
-    owner="group",
-    what="offsets",
-    empty=GroupState,
-    encode=encode_group,
-    decode=decode_group,
-)
+GROUPS = EntryKind(GROUPS_FOLDER, "group", "offsets", GroupState, GROUP_JSON)

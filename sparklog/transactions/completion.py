@@ -15,8 +15,8 @@ from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.log.decisions.atomic_bounds import held_back, whole_ends
 from sparklog.log.decisions.decision import DECISIONS, Committed, Decisions, Prepared, PreparedGroup, forget
 from sparklog.log.decisions.decision_log import DecisionLog
+from sparklog.log.journal.entry_log import collect_entries, collect_log, ids_of
 from sparklog.log.journal.journal import Journal, S
-from sparklog.log.journal.journal_cleanup import collect_entries, collect_log, ids_of
 from sparklog.log.state.commit import Resolved
 from sparklog.log.state.commit_intents import MaintainIntent
 from sparklog.log.state.commit_log import LogState

@@ -39,8 +39,8 @@ from sparklog.log.journal.documents import (
     one_of,
     whole,
 )
-from sparklog.log.journal.entry_log import ENTRY_MEMBERS, Entry, EntryKind, decode_entry
-from sparklog.log.journal.names import MAX_VERSION, TRANSACTIONS_FOLDER, transactions_prefix
+from sparklog.log.journal.entry_log import ENTRY_MEMBERS, Entry, EntryKind
+from sparklog.log.journal.names import MAX_VERSION, TRANSACTIONS_FOLDER
 from sparklog.log.state.commit import CONTENT_JSON, Resolved
 from sparklog.log.state.registry import Entry as RegistryEntry
 from sparklog.log.state.registry import WriterKey, decide, earlier_runs, is_superseded, next_epoch
@@ -151,14 +151,7 @@ class Decisions(Entry):
         if self.batch is None:
             return None
         return RegistryEntry(
-            self.batch,
-            self.count,
-            self.number,
-            self.time_ms,
-            self.run,
-            self.earlier_runs,
-            self.epoch,
-            self.content,
+            self.batch, self.count, self.number, self.time_ms, self.run, self.earlier_runs, self.epoch, self.content
         )
 
 
@@ -299,10 +292,7 @@ PREPARED_JSON = Document(
     Member("commitId", TEXT),
 )
 PREPARED_GROUP_JSON = Document(
-    PreparedGroup,
-    Member("part", TEXT, nullable=True),
-    Member("group", TEXT),
-    Member("number", whole(0, MAX_VERSION)),
+    PreparedGroup, Member("part", TEXT, nullable=True), Member("group", TEXT), Member("number", whole(0, MAX_VERSION))
 )
 COMMITTED_JSON = Document(
     Committed,
@@ -338,24 +328,4 @@ DECISION_JSON = StoredDocument(
     inline={"content": CONTENT_JSON},
     check=_check_order,
 )
-
-
-def encode_decisions(entry: Decisions) -> bytes:
-    """The bytes of an entry."""
-    return DECISION_JSON.encode(entry)
-
-
-def decode_decisions(data: bytes, key: str, number: int) -> Decisions:
-    """See `decode_entry`."""
-    return decode_entry(DECISION_JSON, data, key, number)
-
-
-DECISIONS = EntryKind(
-    folder=TRANSACTIONS_FOLDER,
-    prefix=transactions_prefix,
-    owner="transactional id",
-    what="decisions",
-    empty=Decisions,
-    encode=encode_decisions,
-    decode=decode_decisions,
-)
+DECISIONS = EntryKind(TRANSACTIONS_FOLDER, "transactional id", "decisions", Decisions, DECISION_JSON)

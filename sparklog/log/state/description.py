@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sparklog.log.state.config_table import CONFIGS
-from sparklog.log.state.configs import TopicConfigs
+from sparklog.log.state.configs import CONFIGS, TopicConfigs
 from sparklog.log.state.kafka_source import KafkaOpen
 from sparklog.log.state.snapshot import Snapshot
 

@@ -475,7 +475,7 @@ class _Run:
         for each in (before, state):
             if each is None:
                 continue
-            data = kind.encode(replace(renamed(each), prev_crc=crc if each is state else each.prev_crc))
+            data = kind.table.encode(replace(renamed(each), prev_crc=crc if each is state else each.prev_crc))
             crc = crc32c.crc32c(data)
             self._put(checkpoint_key(prefix, each.number), data)
             self._put(commit_key(prefix, each.number), data)
