@@ -18,16 +18,15 @@ import numpy as np
 
 from sparklog.compaction.slices_to_segments import SealPart, SegmentOutput, write_segments
 from sparklog.errors import BadRequest
-from sparklog.log.decisions.atomic_bounds import own_whole_ends
+from sparklog.log.decisions.decision_log import own_whole_ends
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.read.read_plan import PlannedSlices, planned_slices
 from sparklog.log.state.commit import SEAL, Edit
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.rewrites import Rewrite
 from sparklog.log.state.segments import RollRule, Segment, due, segments_of
-from sparklog.log.state.slice_table import Slices
+from sparklog.log.state.slice_table import Slices, Snapshot
 from sparklog.log.state.slices import FileSlices, SliceFlag
-from sparklog.log.state.snapshot import Snapshot
 from sparklog.maintenance.work_items import Done, PieceReport, Progress, Settings, silent
 from sparklog.storage.store import Store
 

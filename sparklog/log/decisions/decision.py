@@ -46,19 +46,10 @@ from sparklog.log.state.registry import Entry as RegistryEntry
 from sparklog.log.state.registry import WriterKey, decide, earlier_runs, is_superseded, next_epoch
 from sparklog.log.state.slices import Content
 
-INIT = "init"
-PREPARE = "prepare"
-COMMIT = "commit"
-ABORT = "abort"
-FORGET = "forget"
-DECISION_OPS = (INIT, PREPARE, COMMIT, ABORT, FORGET)
-
-BY_OWNER = "abort"
-BY_NEWER_INSTANCE = "fenced"
-BY_TIMEOUT = "timeout"
-BY_OPERATOR = "operator"
-BY_NEWER_GENERATION = "generation"
-REASONS = (BY_OWNER, BY_NEWER_INSTANCE, BY_TIMEOUT, BY_OPERATOR, BY_NEWER_GENERATION)
+DECISION_OPS = INIT, PREPARE, COMMIT, ABORT, FORGET = ("init", "prepare", "commit", "abort", "forget")
+REASONS = BY_OWNER, BY_NEWER_INSTANCE, BY_TIMEOUT, BY_OPERATOR, BY_NEWER_GENERATION = (
+    "abort", "fenced", "timeout", "operator", "generation",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
     from sparklog.format.transaction_index import AbortedTransactions
-    from sparklog.log.state.snapshot import Newer, Snapshot
+    from sparklog.log.state.slice_table import Newer, Snapshot
     from sparklog.log.state.topic_state import Offsets
 
 

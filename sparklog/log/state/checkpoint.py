@@ -31,8 +31,7 @@ from sparklog.log.journal.documents import (
     whole,
 )
 from sparklog.log.journal.names import checkpoint_prefix, checkpoint_table_name, is_checkpoint_table_name
-from sparklog.log.state.slice_table import Slices, SliceTable, Texts
-from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.slice_table import Slices, SliceTable, Snapshot, Texts
 from sparklog.log.state.topic_state import HEAD_JSON, Head
 from sparklog.storage.store import Store
 

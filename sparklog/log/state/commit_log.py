@@ -20,8 +20,7 @@ from sparklog.log.state.checkpoint import (
 from sparklog.log.state.commit import Commit, Edit, Resolved, decode_commit, encode_commit
 from sparklog.log.state.commit_intents import Draft, Intent, Nothing, check_features
 from sparklog.log.state.invariants import check_commit
-from sparklog.log.state.slice_table import SliceTable
-from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.slice_table import SliceTable, Snapshot
 from sparklog.log.state.topic_state import EMPTY, Head
 
 CHECKPOINT_COMMITS = 128

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sparklog.log.state.commit import KafkaOpen
 from sparklog.log.state.configs import CONFIGS, TopicConfigs
-from sparklog.log.state.kafka_source import KafkaOpen
-from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.slice_table import Snapshot
 
 
 @dataclass(frozen=True, slots=True)

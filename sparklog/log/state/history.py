@@ -33,8 +33,7 @@ from sparklog.log.journal.numbered_objects import READ_AHEAD
 from sparklog.log.state.checkpoint import decode_checkpoint, decode_table
 from sparklog.log.state.commit import Commit, decode_commit
 from sparklog.log.state.invariants import check_state
-from sparklog.log.state.slice_table import SliceTable
-from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.slice_table import SliceTable, Snapshot
 from sparklog.log.state.topic_state import EMPTY, Head
 from sparklog.storage.store import ObjectInfo, Store
 

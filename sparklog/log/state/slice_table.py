@@ -26,14 +26,16 @@ Columns and their types: `sparklog.format.slice_columns`. They mean:
 | txn             | code of the transactional id, `txn_id(row)`; -1: none                                    |
 | txn_n           | number of the transaction, -1: none                                                      |
 | prepare_version | version of the commit that prepared it, -1: none                                         |
+
+A topic at one version: what planning a read starts from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import add
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -45,9 +47,11 @@ from sparklog.log.state.commit import Commit, Removal, Resolved
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.topic_state import Head, Offsets
 from sparklog.storage.local_writer import ForkLock
+from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
 
 PLAIN, OPEN, COMMITTED, ABORTED = 0, 1, 2, 3
 STATUS_NAMES = ("plain", "open", "committed", "aborted")
@@ -393,3 +397,21 @@ def _add_file(values: dict[str, list[int]], commit: Commit, file: FileSlices, co
             values[name] += stamps
         else:
             values[name] += [stamp if time < 0 else time for stamp, time in zip(stamps, times, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A topic at one version: its head and all its slices."""
+
+    topic: str
+    store: Store
+    head: Head
+    slices: SliceTable
+
+    @property
+    def version(self) -> int:
+        return self.head.version
+
+
+Newer: TypeAlias = Callable[[], Snapshot]
+"""Takes the topic's newest state as readers see it: called where a file that a snapshot names is gone."""

@@ -38,15 +38,18 @@ from sparklog.log.state.commit import (
     DELETE,
     FILLING,
     HOLD_JSON,
+    KAFKA_OPEN_JSON,
+    KAFKA_SOURCE_JSON,
     MAINTAIN,
     TXN_JSON,
     Commit,
     Hold,
+    KafkaOpen,
+    KafkaSource,
     Resolved,
     Txn,
 )
 from sparklog.log.state.configs import TopicConfigs
-from sparklog.log.state.kafka_source import KAFKA_OPEN_JSON, KAFKA_SOURCE_JSON, KafkaOpen, KafkaSource, forgotten
 from sparklog.log.state.registry import ENTRY_JSON, Entry, advance
 
 Offsets = npt.NDArray[np.int64]
@@ -298,7 +301,7 @@ def _applied(head: Head, commit: Commit) -> Head:
     if commit.log_starts:
         prepares = _forget(prepares, start)
         known_open: tuple[KafkaOpen, ...] = changes.get("kafka_open", head.kafka_open)  # type: ignore[assignment]
-        changes["kafka_open"] = forgotten(known_open, start)
+        changes["kafka_open"] = tuple(each for each in known_open if each.end > start[each.partition])
     if commit.kafka_source is not None:
         known_source = head.kafka_source
         changes["kafka_source"] = known_source.after(commit.kafka_source) if known_source else commit.kafka_source

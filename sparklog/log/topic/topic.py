@@ -12,12 +12,12 @@ from sparklog.errors import BadRequest, NotFound
 from sparklog.log.read.key_lookup import latest_record
 from sparklog.log.read.time_lookup import offsets_for_timestamps
 from sparklog.log.read.topic_scan import Position, Scan, SnapshotView, record_at, scan
+from sparklog.log.state.commit import KafkaOpen
 from sparklog.log.state.commit_intents import AlterIntent, DeleteIntent, LogStartIntent, Nothing
 from sparklog.log.state.configs import check_delete_delay
 from sparklog.log.state.description import TopicDescription, describe
-from sparklog.log.state.kafka_source import KafkaOpen
 from sparklog.log.state.registry import WriterKey
-from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, IsolationLevel, TimestampOffset
 from sparklog.log.topic.topic_log import RootContext, TopicLog

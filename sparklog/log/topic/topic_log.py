@@ -14,13 +14,12 @@ from sparklog.errors import BadRequest
 from sparklog.log.decisions.decision_log import DecisionLogs, read_snapshot
 from sparklog.log.journal.env import Env
 from sparklog.log.journal.journal import RootAccess
-from sparklog.log.state.commit import Txn
+from sparklog.log.state.commit import COMMIT, KafkaOpen, Txn
 from sparklog.log.state.commit_intents import AppendIntent, Intent
 from sparklog.log.state.commit_log import CommitLog, Outcome, Resolver
-from sparklog.log.state.kafka_source import COMMIT, KafkaOpen
 from sparklog.log.state.registry import WriterKey
+from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.slices import FileSlices, content_of
-from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.topic_state import Head
 from sparklog.log.write.append_writer import AppendOutcome, AppendTarget, appended
 from sparklog.log.write.kafka_markers import end_kafka_transactions

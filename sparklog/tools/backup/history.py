@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from sparklog.errors import NotFound
 from sparklog.log.journal.names import file_key
 from sparklog.log.state.history import History
-from sparklog.log.state.slice_table import SliceTable
-from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.slice_table import SliceTable, Snapshot
 from sparklog.log.state.topic_state import EMPTY
 from sparklog.storage.store import Store
 from sparklog.tools.backup.copying import DataFile, data_file, data_files

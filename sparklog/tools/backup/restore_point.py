@@ -19,7 +19,7 @@ from sparklog.log.journal.env import iso_time, newest_at
 from sparklog.log.journal.names import is_topic_name
 from sparklog.log.state.commit_log import CommitLog
 from sparklog.log.state.history import History
-from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.topic_state import EMPTY, Head
 from sparklog.log.topic.root import Root
 from sparklog.storage.store import Store

@@ -21,8 +21,7 @@ from sparklog.log.decisions.decision_log import open_transactions
 from sparklog.log.journal.names import VERSION_DIGITS, local_path, path_read_version
 from sparklog.log.state.commit import MAINTAIN, Commit, Resolved
 from sparklog.log.state.commit_intents import Draft
-from sparklog.log.state.slice_table import Slices, SliceTable, Texts
-from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.slice_table import Slices, SliceTable, Snapshot, Texts
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.cloning import file_slices
 from sparklog.storage.store import Store
