@@ -91,7 +91,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Decisions(Entry):
-    """The newest entry of a transactional id, and so its state. See the module."""
+    """The newest entry of a transactional id, and so its state."""
 
     op: str = ""
     n: int | None = None
@@ -124,7 +124,7 @@ class Decisions(Entry):
         return n == self.newest or self.commit_of(n) is not None
 
     def resolved(self, topic: str, topic_id: str, n: int) -> Resolved:
-        """Return the outcome of a decided `n` that a topic records, which has slices of it open."""
+        """Return the outcome of a decided `n`, as a topic records it."""
         committed = self.commit_of(n)
         if committed is None:
             return Resolved(self.id, n)
@@ -141,30 +141,21 @@ class Decisions(Entry):
         """Return the entry for the replay rule; None before the first batch."""
         if self.batch is None:
             return None
-        return RegistryEntry(
-            self.batch, self.count, self.number, self.time_ms, self.run, self.earlier_runs, self.epoch, self.content
-        )
+        done = (self.batch, self.count, self.number, self.time_ms)
+        return RegistryEntry(*done, self.run, self.earlier_runs, self.epoch, self.content)
 
 
 # -- steps: the state after one more entry, None if there is nothing to write; number and chain come from the journal
 
 
 def init(state: Decisions, run: str, epoch: int | None = None, now_ms: int = 0) -> Decisions | None:
-    """Make `run` the instance, and abort an open transaction of an earlier instance. `Fenced` if `run` was superseded.
-
-    `epoch`: that of `run`, if it has one.
-    """
+    """Make `run` the instance, and abort an open transaction of an earlier one. `Fenced` if `run` was superseded."""
     if state.run == run:
         return None
     if is_superseded(state, run, epoch, now_ms):
         raise fenced(state, run)
     taken = replace(state, op=INIT, run=run, earlier_runs=earlier_runs(state, run), epoch=next_epoch(state, run, epoch))
-    if state.number < 0:
-        return replace(taken, n=None)
-    n = state.newest + 1
-    return replace(
-        taken, n=n, newest=n, reason=BY_NEWER_INSTANCE, prepared=(), prepared_groups=(), commits=_kept(state, n, ())
-    )
+    return replace(taken, n=None) if state.number < 0 else _aborted(taken, state.newest + 1, BY_NEWER_INSTANCE)
 
 
 def prepare(
@@ -206,16 +197,9 @@ def commit(
         return None
     check_undecided(state, n, run)
     whole = Committed(n, max(time_ms, state.time_ms), (*state.prepared, *prepares), (*state.prepared_groups, *groups))
-    after = replace(
-        state,
-        op=COMMIT,
-        n=n,
-        newest=n,
-        reason=None,
-        prepared=(),
-        prepared_groups=(),
-        commits=(*_kept(state, n, resolved), whole),
-    )
+    commits = (*_kept(state, n, resolved), whole)
+    state = replace(state, prepared=(), prepared_groups=())
+    after = replace(state, op=COMMIT, n=n, newest=n, reason=None, commits=commits)
     if key is None:
         return after
     if not decide(state.entry(), key, count, f"transactional id '{state.id}'", time_ms).write:
@@ -225,11 +209,12 @@ def commit(
 
 def abort(state: Decisions, n: int, reason: str) -> Decisions | None:
     """ABORT `n`, unless it is decided."""
-    if state.decided(n):
-        return None
-    return replace(
-        state, op=ABORT, n=n, newest=n, reason=reason, prepared=(), prepared_groups=(), commits=_kept(state, n, ())
-    )
+    return None if state.decided(n) else _aborted(replace(state, op=ABORT), n, reason)
+
+
+def _aborted(state: Decisions, n: int, reason: str) -> Decisions:
+    left = _kept(state, n, ())
+    return replace(state, n=n, newest=n, reason=reason, prepared=(), prepared_groups=(), commits=left)
 
 
 def forget(state: Decisions, resolved: Collection[int]) -> Decisions | None:
@@ -269,9 +254,6 @@ def check_undecided(state: Decisions, n: int, run: str | None = None) -> None:
 
 def fenced(state: Decisions, run: str) -> Fenced:
     return Fenced(f"instance {run} of transactional id '{state.id}' was superseded by {state.run}; stop this instance")
-
-
-# -- bytes
 
 
 PREPARED_JSON = Document(

@@ -11,12 +11,10 @@ transactions past their timeout by the store's clock. Readers do not wait for th
 will be once the outcome is recorded. It also makes snapshots of several topics agree, so that they hold all of a
 transaction or none of it.
 
-Atomic bounds: ends of a read of several partitions, so that it has all of each transaction or none of it.
-
-A transaction that is open in one partition hides later transactions there, behind the last stable offset, and in no
-other partition. A reader that went up to that offset everywhere would see such a transaction in part: it is cut. So
-ends are taken back to where a cut transaction begins, in all its partitions and topics, until none is cut. No end goes
-below one that was returned before for the same topics.
+The ends of a read of several partitions do the same (`whole_ends`). A transaction that is open in one partition hides
+later ones there, behind the last stable offset, and in no other partition. A reader that went up to that offset
+everywhere would see such a transaction in part: it is cut. So ends are taken back to where a cut transaction begins, in
+all its partitions and topics, until none is cut. No end goes below one that was returned before for the same topics.
 """
 
 from __future__ import annotations
@@ -77,16 +75,15 @@ class DecisionLog(EntryLog[Decisions]):
             known = self._search(n)[0]
             if known is not None:
                 self._outcomes[n] = known
-                while len(self._outcomes) > REMEMBERED:
+                if len(self._outcomes) > REMEMBERED:
                     self._outcomes.popitem(last=False)
         return known
 
     def is_over(self, n: int) -> bool:
-        """True if a decided `n` has been unclear for longer than caches last: then it is recorded, or was aborted.
+        """True if a decided `n` has been unclear for longer than caches last, since the entry that has forgotten it.
 
-        By the store's clock, from the oldest entry that has forgotten it. A reader that then still sees it open, in a
-        snapshot taken after this call, knows that it was aborted there. False where the store cannot tell the time (a
-        read-only mount).
+        A reader that then still sees it open, in a snapshot taken after this call, knows that it was aborted there.
+        False where the store cannot tell the time (a read-only mount).
         """
         info = self.store.stat(self.key(self._search(n)[1]))
         if info is None:
@@ -135,11 +132,7 @@ class DecisionLog(EntryLog[Decisions]):
 
 
 class DecisionLogs:
-    """The decision logs of a root that this process used last.
-
-    Each is about a kilobyte, and each write of several topics without an id makes one. A log that was dropped is opened
-    anew when it is used again.
-    """
+    """The decision logs of a root that this process used last; each write of several topics without an id makes one."""
 
     def __init__(self, root: RootAccess) -> None:
         self._root = root
@@ -147,16 +140,11 @@ class DecisionLogs:
         self._lock = ForkLock()
 
     def log(self, transactional_id: str) -> DecisionLog:
-        """Return the log of an id, which may have no entries."""
         with self._lock:
-            log = self._logs.get(transactional_id)
-            if log is None:
-                log = DecisionLog(self._root, transactional_id)
-                self._logs[transactional_id] = log
-                while len(self._logs) > KEPT_LOGS:
-                    self._logs.popitem(last=False)
-            else:
-                self._logs.move_to_end(transactional_id)
+            log = self._logs.pop(transactional_id, None) or DecisionLog(self._root, transactional_id)
+            self._logs[transactional_id] = log
+            if len(self._logs) > KEPT_LOGS:
+                self._logs.popitem(last=False)
             return log
 
     def __len__(self) -> int:
@@ -168,13 +156,12 @@ class DecisionLogs:
             self._logs.pop(transactional_id, None)
 
     def backoff(self) -> Backoff:
-        """Return the waits for what a cache may hide, as long as caches last."""
         return Backoff(self._root.env)
 
     def resolve(self, topic: str, head: Head) -> list[Resolved]:
         """Return the outcomes of open transactions in the newest head of a topic; abort those past their timeout.
 
-        Never raises for a log that fails: a later commit records its outcome.
+        A log that fails is passed over: a later commit records its outcome.
         """
         outcomes = []
         opened = open_transactions(head)
@@ -210,13 +197,12 @@ class DecisionLogs:
         return any(now - self.prepared_ms(topic, item) > timeout_of(item) for item in prepares)
 
     def prepared_ms(self, topic: str, prepare: Prepare) -> int:
-        """Return when a prepare was written, by the store's clock; its commit time once its commit is collected."""
+        """Return when a prepare was written, by the store's clock; its commit time once that is collected."""
         info = self._root.store.stat(commit_key(topic, prepare.version))
         return prepare.time_ms if info is None else info.modified_ms
 
 
 def timeout_of(prepare: Prepare) -> int:
-    """Return `transaction.timeout.ms` of a prepare."""
     return DEFAULT_TIMEOUT_MS if prepare.txn.timeout_ms is None else prepare.txn.timeout_ms
 
 
@@ -296,7 +282,6 @@ def reader_of(store: Store, topic: str) -> Newer:
 
 
 def settled(snapshot: Snapshot, outcomes: Sequence[Resolved]) -> Snapshot:
-    """Return the snapshot as it would be with these outcomes recorded."""
     if not outcomes:
         return snapshot
     head = snapshot.head.settled(outcomes)
@@ -424,6 +409,5 @@ def _committed(rows: Slices) -> Slices:
 
 def _cut(rows: Slices, ends: Offsets) -> set[Cut]:
     """Return transactions with a slice beyond the end of its partition."""
-    return {
-        (rows.txn_id(row), int(rows.txn_n[row])) for row in np.flatnonzero(rows.end > ends[rows.partition]).tolist()
-    }
+    beyond = np.flatnonzero(rows.end > ends[rows.partition]).tolist()
+    return {(rows.txn_id(row), int(rows.txn_n[row])) for row in beyond}

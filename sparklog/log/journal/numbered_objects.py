@@ -145,8 +145,6 @@ class NumberedObjects:
             f"creating {self.key(number)} has an unknown outcome: {failure}; look before you write again"
         )
 
-    # -- the root that was opened
-
     def _check_root(self, number: int, *, unknown: bool) -> None:
         """`Fenced` if this is no longer the root that was opened; `Unavailable` if `number` may have been written."""
         now = self._root_id() if self.root_id is not None else None
@@ -190,8 +188,6 @@ class NumberedObjects:
                 if tries == SURE_TRIES - 1:
                     raise
         raise Unavailable(f"{ROOT_KEY} of {self.store.location} is listed and cannot be read; try again later")
-
-    # -- the object that was there before
 
     def _confirm(self, answer: Answer, number: int, commit_id: str, seen: Moment, before: int | None) -> Answer:
         """Return the answer once the object before `number` is seen; else `Fenced`, and ours is taken back.

@@ -62,7 +62,7 @@ COMMIT, ABORT = DECISIONS = ("commit", "abort")
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """The writer: `kind` is `stream` or `txn`, `count` its records here. Release 0.1.0 wrote no `epoch` or `content`."""
+    """The writer: `kind` is `stream` or `txn`, `count` its records. Release 0.1.0 wrote no `epoch` and no `content`."""
 
     kind: str
     id: str
@@ -382,7 +382,7 @@ def encode_commit(commit: Commit) -> bytes:
 
 
 def decode_commit(data: bytes, key: str, version: int) -> Commit:
-    """Return the commit in `data`. `BadRequest` if it needs a newer sparklog; `Corrupt` if damaged or another version."""
+    """Return the commit in `data`. `BadRequest` if it needs a newer sparklog; `Corrupt` if damaged or another."""
     item = COMMIT_JSON.fields(data, key)
     if (stored := item.integer("version", 0)) != version:
         raise Corrupt(f"commit {version} should lie here, found version {stored}; restore it", file=key)

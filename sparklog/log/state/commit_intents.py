@@ -13,15 +13,12 @@ and again after every lost race, so nothing is ever judged on a state that is no
 | create      | a conflict if the topic exists meanwhile                                                            |
 | delete      | not found if it is gone; a conflict if it was created again                                         |
 | maintain    | topic id; floor as a maximum; holds not below the floor, or held already; entries only if still idle |
+| import      | a conflict unless each piece begins where its log ends here: nothing is taken twice                  |
 
-The commit of an import: whole partitions or the next piece of each, at the offsets they had where they come from.
-
-An import is the only commit that may leave gaps and that says where a log ends, because Kafka's logs can end behind
-their last record: the cleaner removed it, or the segment that comes next is empty. So each partition that it takes from
-has an edit without inputs: its range is what is new of the log, its `cleaned_through` Kafka's cleaner checkpoint.
-
-A piece begins where the log ends here, which is where the piece before it ended: so what is seen of a partition is
-always the beginning of Kafka's, and nothing is taken twice. (See `sparklog.log.state.commit`.)
+An import brings whole partitions, or the next piece of each, at the offsets they had in Kafka. It is the only commit
+that may leave gaps and that says where a log ends, because Kafka's logs can end behind their last record: the cleaner
+removed it, or the next segment is empty. So each partition that it takes from has an edit without inputs: its range is
+what is new of the log, its `cleaned_through` Kafka's cleaner checkpoint.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ from typing import Protocol
 import numpy as np
 
 from sparklog.errors import BadRequest, Conflict, NotFound
-from sparklog.log.journal.documents import INT64_MAX, KNOWN_WRITE_FEATURES
+from sparklog.log.journal.documents import INT32_MAX, INT64_MAX, KNOWN_WRITE_FEATURES
 from sparklog.log.journal.env import next_times
 from sparklog.log.journal.names import MAX_PARTITIONS, path_read_version
 from sparklog.log.state.commit import (
@@ -75,10 +72,7 @@ class Draft(Changes):
     dropped: tuple[Edit, ...] = ()
 
     def commit(self, base: Head, commit_id: str, now_ms: int, store_ms: int | None = None) -> Commit:
-        """Return the commit that follows `base`. `BadRequest` if the log asks for features this release cannot write.
-
-        `now_ms` and `store_ms`: by the writer's clock and the store's (None: the same).
-        """
+        """Return the commit that follows `base`, by the writer's clock and the store's (None: the same)."""
         check_features(base)
         times = next_times(base, base.version + 1, now_ms, now_ms if store_ms is None else store_ms)
         return Commit(
@@ -104,17 +98,15 @@ class Nothing:
 
 
 class Intent(Protocol):
-    """See the module. `origin` is the head that the caller looked at, `table` is given if `needs_table`.
+    """A change. `origin` is the head that the caller looked at, `table` is given if `needs_table`.
 
-    `repeatable`: tried again after it has landed, it finds that out from the state and changes nothing.
+    `repeatable`: tried again after it has landed, it changes nothing.
     """
 
     @property
     def needs_table(self) -> bool: ...
-
     @property
     def repeatable(self) -> bool: ...
-
     def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing: ...
 
 
@@ -158,7 +150,6 @@ class AppendIntent:
 
     @property
     def count(self) -> int:
-        """Records in all slices."""
         return sum(sum(file.records) for file in self.files)
 
     def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
@@ -268,8 +259,7 @@ class AlterIntent:
                     f"config {name} of topic '{topic}' was changed by another process meanwhile: expected "
                     f"{before or 'the default'}, found {now or 'the default'}; look again"
                 )
-            after = altered.explicit.get(name)
-            if after != now:
+            if (after := altered.explicit.get(name)) != now:
                 changes[name] = after
         count = self.partitions
         if count is not None:
@@ -291,7 +281,6 @@ class AlterIntent:
 
 
 def _check_keys(topic: str, table: SliceTable) -> None:
-    """Raise `BadRequest` if some slice holds records without a key."""
     rows = table.all()
     keyless = np.flatnonzero(rows.flags & _HAS_NULL_KEYS)
     if len(keyless):
@@ -319,12 +308,11 @@ class CreateIntent:
             raise Conflict(
                 f"topic '{topic}' already exists, with {base.partitions} partitions; alter it or choose another name"
             )
-        configs: dict[str, str | None] = dict(self.configs.explicit)
         return Draft(
             CREATE,
             topic_id=self.topic_id,
             leader_epoch=0,
-            configs=configs,
+            configs=self.configs.explicit,
             partitions=self.partitions,
             kafka_source=self.kafka_source,
         )
@@ -350,8 +338,7 @@ class DeleteIntent:
 class MaintainIntent:
     """Maintenance to write down: holds, the upload floor, idle registry entries, outcomes of transactions.
 
-    `topic_id`: of the topic that the caller looked at. Outcomes and idle entries of a topic that was deleted mean
-    nothing in one created again under its name. Holds and the floor may be written down of a deleted topic, too.
+    Holds and the floor may be written down of a deleted topic, too.
     """
 
     topic_id: str
@@ -387,9 +374,6 @@ class MaintainIntent:
         return Draft(MAINTAIN, holds=holds, floor=floor, expired=expired, resolved=resolved)
 
 
-MAX_LEADER_EPOCH = 2**31 - 1
-
-
 @dataclass(frozen=True, slots=True)
 class ImportedPartition:
     """A piece of a partition as it was found: the log begins at `log_start`, the piece lies in `[since, log_end)`.
@@ -413,7 +397,6 @@ class ImportedPartition:
     imported: ImportedEnd | None = None
 
     def edit(self) -> Edit:
-        """Its range, slices that the log start cuts included."""
         start = min([max(self.log_start, self.since), *(base for file in self.files for base in file.base)])
         cleaned = self.cleaned_through
         if cleaned is not None and not 0 <= cleaned <= self.log_end:
@@ -424,7 +407,6 @@ class ImportedPartition:
 
     @property
     def end(self) -> ImportedEnd:
-        """State that the next import goes on from."""
         return self.imported or ImportedEnd(self.log_end)
 
     def stands(self) -> tuple[KafkaOpen, ...]:
@@ -446,8 +428,7 @@ class ImportedPartition:
 class ImportIntent:
     """Fill partitions, or go on where they end. What is appended after it is of a leader epoch that comes later.
 
-    `kafka_topic_id`: the topic's id in Kafka, empty if it is not known. `Conflict` if one of the partitions
-    was written to meanwhile.
+    `kafka_topic_id`: the topic's id in Kafka, empty if it is not known.
     """
 
     topic_id: str
@@ -478,7 +459,7 @@ class ImportIntent:
         check_floor(topic, files, base.floor)
         return Draft(
             IMPORT,
-            leader_epoch=min(max([base.leader_epoch, *(part.leader_epoch + 1 for part in taken)]), MAX_LEADER_EPOCH),
+            leader_epoch=min(max([base.leader_epoch, *(part.leader_epoch + 1 for part in taken)]), INT32_MAX),
             files=files,
             edits=tuple(part.edit() for part in taken),
             kafka_open=tuple(each for part in taken for each in part.stands()),

@@ -35,10 +35,7 @@ Resolver = Callable[[str, Head], Sequence[Resolved]]
 
 @dataclass(frozen=True)
 class LogState:
-    """The head of a topic, and its slice table or what it takes to load it.
-
-    `tail`: commits since `checkpoint`, kept until the table is loaded.
-    """
+    """The head of a topic, and its slice table or what it takes to load it: `checkpoint` and the commits since."""
 
     head: Head
     checkpoint: Checkpoint | None
@@ -77,8 +74,6 @@ class CommitLog(Journal[LogState, Commit, Draft]):
         super().__init__(root, topic, f"topic '{topic}'")
         self.topic = topic
         self._resolver = resolver
-
-    # -- reading
 
     def existing(self, refresh: bool = True) -> LogState:
         """Return the newest state or, without `refresh`, the newest one known. `NotFound` if there is no topic."""
@@ -129,8 +124,6 @@ class CommitLog(Journal[LogState, Commit, Draft]):
         table = decode_table(self.store.get(key, 0, checkpoint.table.size + 1), checkpoint.table, key, head.version)
         return self._applied(LogState(head, checkpoint, (), table), state.tail)
 
-    # -- committing
-
     def commit(self, intent: Intent, origin: Head | None = None) -> Outcome:
         """Commit what `intent` drafts. Raises what it raises, and `Unavailable` if the outcome stays unknown.
 
@@ -148,8 +141,6 @@ class CommitLog(Journal[LogState, Commit, Draft]):
         written, known = self._write(step, load=load, repeatable=intent.repeatable)
         last = drafts[-1]
         return Outcome(written, known.state.head, last if isinstance(last, Nothing) else None, last.dropped)
-
-    # -- a journal of commits
 
     def _empty(self) -> LogState:
         return LogState(EMPTY, None, (), SliceTable())

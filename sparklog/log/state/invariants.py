@@ -1,8 +1,7 @@
 """Invariants of every topic at every version: named checks, run before every commit is written.
 
 `check_commit` looks at a commit and the heads before and after it: cheap, on the path of every commit. `check_state`
-looks at a whole state, slices included: for tests, the simulation and `verify`. A violation is a `Conflict` when a
-rewrite planned it wrongly or `BadRequest` when the caller asked for it, and never reaches the log.
+looks at a whole state, slices included: for tests, the simulation and `verify`.
 """
 
 from __future__ import annotations
@@ -135,9 +134,8 @@ def paths_are_ours(before: Head, commit: Commit, after: Head) -> str | None:
         if path_read_version(file.path) is None:
             return f"'{file.path}' is no path of a data file"
         if (file.footer_length == 0) != is_sealed(file.path):
-            return (
-                f"{file.path} has a footer of {file.footer_length} bytes; segments have none, all other files have one"
-            )
+            length = file.footer_length
+            return f"{file.path} has a footer of {length} bytes; segments have none, all other files have one"
     return None
 
 

@@ -107,7 +107,7 @@ class Outputs:
         return None
 
     def _chosen(self, edits: Iterable[Edit]) -> dict[int, set[int]]:
-        """Rows by number of their file."""
+        """Return rows by number of their file."""
         chosen: dict[int, set[int]] = {}
         for edit in edits:
             places = self._places.get(edit.partition, [])
@@ -117,7 +117,7 @@ class Outputs:
         return chosen
 
     def _taken(self, number: int, rows: Sequence[int]) -> FileSlices:
-        """Some slices of a file, with explicit positions where others are left out."""
+        """Return some slices of a file, with explicit positions where others are left out."""
         file = self._files[number]
         if len(rows) == len(file):
             return file

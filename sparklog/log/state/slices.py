@@ -32,8 +32,7 @@ LAYOUT_BYTES = 8
 class Content:
     """Bytes of keys, values and headers of a batch, and its `layout`: the number of partitions and a digest.
 
-    The digest is of records and bytes by topic and partition. It says nothing once partitions were added, which sends
-    keys elsewhere.
+    The digest is of records and bytes by topic and partition: it says nothing once partitions were added.
     """
 
     nbytes: int
@@ -94,12 +93,10 @@ MERGE_TIER_MASK = 0xF << MERGE_TIER_SHIFT
 
 
 def merge_tier(flags: int) -> int:
-    """Return the tier that a slice's flags carry."""
     return (flags & MERGE_TIER_MASK) >> MERGE_TIER_SHIFT
 
 
 def with_tier(flags: int, tier: int) -> int:
-    """Return the flags with this tier."""
     return flags & ~MERGE_TIER_MASK | min(tier, 0xF) << MERGE_TIER_SHIFT
 
 
@@ -154,7 +151,6 @@ class FileSlices:
         return len(self.partition)
 
     def based(self, base: tuple[int, ...]) -> FileSlices:
-        """Return the same file with the offsets its slices start at."""
         return replace(self, base=base)
 
     def in_log(self, base: int) -> FileSlices:
@@ -163,7 +159,6 @@ class FileSlices:
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """Position in the file of each slice."""
         return self.position or tuple(accumulate(self.nbytes[:-1], initial=0))[: len(self)]
 
     def append_times(self, time_ms: int) -> Sequence[int]:
