@@ -1,25 +1,9 @@
 """Entries of a transactional id's journal, `_transactions/<id>/_log`, and the steps from one state to the next.
 
-An entry carries the whole state after it. The state stays small, because a COMMIT is forgotten once every topic and
-group it names has recorded it. The members that every entry begins with are in `sparklog.log.journal.entry_log`; then
-
-| member        | meaning                                                                                            |
-|---------------|----------------------------------------------------------------------------------------------------|
-| op            | init, prepare, commit, abort, forget                                                               |
-| n             | the transaction of this entry, or null                                                             |
-| reason        | why the newest decision is ABORT (abort, fenced, timeout, operator, generation); null: COMMIT      |
-| newest        | number of the newest decision, -1: none. All up to here are decided, none beyond                   |
-| run           | the instance that may begin transactions; null before the first                                    |
-| earlierRuns   | up to four instances before it, newest first: fenced                                               |
-| epoch         | counts the instances: one that comes with a lower epoch is fenced; left out before the first       |
-| batch, count  | newest batch id of the replay rule and its records; null and 0 where none was given                |
-| bytes, layout | its content (`content`), as far as it is known                                                     |
-| prepared      | [{part, topic, topicId, version, commitId}]: prepares of `newest` + 1 that jobs recorded           |
-| preparedGroups | [{part, group, number}]: the same of consumer groups, by the number of the entry there            |
-| commits       | [{n, timeMs, prepares, groups}]: the newest decision if it is a COMMIT, and every COMMIT that some |
-|               | topic or group it names has not recorded                                                           |
-
-A decided n that is not among `commits` was aborted, or is recorded in every topic and group it names.
+An entry carries the whole state after it; docs/reference/format-transactions.md says what its members mean. The state
+stays small, because a COMMIT is forgotten once every topic and group it names has recorded it. `newest` is the number
+of the newest decision: all up to it are decided, none beyond. A decided n that is not among `commits` was aborted, or
+is recorded in every topic and group it names.
 """
 
 from __future__ import annotations

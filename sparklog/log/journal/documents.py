@@ -48,10 +48,7 @@ def encode(document: Mapping[str, object]) -> bytes:
 
 
 def decode(data: bytes, key: str, what: str) -> Fields:
-    """The object in `data`, CRC and format version checked.
-
-    `BadRequest` if a newer release wrote it (format version or read features); `Corrupt` naming `key` if it is damaged.
-    """
+    """Return the object in `data`. `BadRequest` if a newer release wrote it; `Corrupt` naming `key` if damaged."""
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):
@@ -96,9 +93,6 @@ class Fields:
             raise Corrupt(
                 f"{self.what}: unknown members {', '.join(sorted(extra))[:200]}; upgrade sparklog", file=self.key
             )
-
-    def has(self, name: str) -> bool:
-        return name in self.document
 
     def integer(self, name: str, low: int = INT64_MIN, high: int = INT64_MAX) -> int:
         value = self.document.get(name)
@@ -174,7 +168,6 @@ BOOLEAN = Kind(Fields.boolean)
 
 
 def whole(low: int = INT64_MIN, high: int = INT64_MAX) -> Kind:
-    """A whole number."""
     return Kind(lambda item, name: item.integer(name, low, high))
 
 
@@ -234,7 +227,6 @@ def texts_by_text(nullable: bool = False) -> Kind:
 
 
 def object_of(table: Document[Any]) -> Kind:
-    """A JSON object."""
     return Kind(lambda item, name: table.from_json(item.object(name)), table.to_json)
 
 
@@ -321,10 +313,7 @@ class Document(Generic[T]):
         return document
 
     def from_json(self, item: Fields, **known: Any) -> T:
-        """The value of a JSON object, with attributes that are `known` otherwise.
-
-        `Corrupt` if a member is missing, of another type, out of its range, or not in the table.
-        """
+        """Return the value of a JSON object, with attributes that are `known` otherwise. `Corrupt` if it is damaged."""
         item.only(self._known)
         value = self._make(**known, **self._values(item))
         if self._check is not None:
@@ -363,7 +352,6 @@ class StoredDocument(Document[T]):
         return encode({**self._first, **self.to_json(value)})
 
     def fields(self, data: bytes, key: str) -> Fields:
-        """As the module's `decode` gives them."""
         return decode(data, key, self.what)
 
     def decode(self, data: bytes, key: str) -> T:

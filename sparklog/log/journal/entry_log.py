@@ -1,24 +1,7 @@
 """Journals whose entries each carry the whole state after them: offsets of consumer groups, transaction decisions.
 
-As the newest entry has it all, a checkpoint is a copy of one under `_log/checkpoints/`. Entries and checkpoints below
-the second newest sound checkpoint are collected by maintenance.
-
-The members that every entry begins with, and the last one:
-
-| member        | meaning                                                                                            |
-|---------------|----------------------------------------------------------------------------------------------------|
-| format        | 1                                                                                                  |
-| readFeatures  | features a reader must know from here on                                                           |
-| writeFeatures | features a writer must know from here on                                                           |
-| number        | the number in its name, from 0                                                                     |
-| id            | the group or transactional id (the folder may be encoded or a hash)                                |
-| commitId      | random, the same for all tries: after a lost answer it says "this is mine"                         |
-| prevCrc       | CRC-32C of all bytes of the entry before; null at 0                                                |
-| timeMs        | max(the writer's clock, the entry before)                                                          |
-| clockMs       | when it was made, if a wrong clock has left `timeMs` ahead of that (`clock`)                       |
-| clockSince    | the newest entry since which the times when entries were made go on; left out where there is none  |
-| ...           | the members of its kind                                                                            |
-| crc           | CRC-32C of the bytes before this member                                                            |
+As the newest entry has it all, a checkpoint is a copy of one under `_log/checkpoints/`. Maintenance deletes entries and
+checkpoints below the second newest sound checkpoint. docs/reference/format-transactions.md says what the members mean.
 """
 
 from __future__ import annotations
@@ -115,10 +98,7 @@ class EntryLog(Journal[E, E, E]):
         self.id = id_
 
     def write(self, step: Step[E]) -> E:
-        """Take a step: create the entry it makes of the newest state; the newest state after it.
-
-        Raises what the step raises on the newest state, and `Unavailable` if the outcome stays unknown.
-        """
+        """Create the entry that the step makes of the newest state, and return the state after it. See `_write`."""
         return self._write(step)[1].state
 
     def _empty(self) -> E:
@@ -178,10 +158,7 @@ def ids_of(store: Store, kind: EntryKind[E], failures: list[SparklogError] | Non
 
 
 def id_under(store: Store, kind: EntryKind[E], prefix: str) -> str | None:
-    """Return the id whose entries lie here, by the first one, or by a checkpoint where that is gone or damaged.
-
-    None if there are none; `Corrupt` if all of these are damaged.
-    """
+    """Return the id whose entries lie here, None without any, by the first one or a checkpoint; else `Corrupt`."""
     damage: Corrupt | None = None
     for key in (commit_key(prefix, 0), *[info.key for info in store.list(checkpoint_prefix(prefix))]):
         number = checkpoint_version(key)
@@ -200,7 +177,7 @@ def id_under(store: Store, kind: EntryKind[E], prefix: str) -> str | None:
 
 def entry_before(log: EntryLog[E], time_ms: int) -> E | None:
     """Return the newest entry written up to a time, by the store's clock; None if there is none."""
-    number: int | None = None
+    number = None
     for info in log.store.list(f"{log.prefix}/_log/0"):
         if info.modified_ms > time_ms:
             break

@@ -107,10 +107,8 @@ class NumberedObjects:
     ) -> tuple[Answer, bytes | None]:
         """Create a number; also return the object that lies there now.
 
-        * `commit_id`: the one in `data`. By it a lost answer is looked up; if no whole object is there, the same number
-          is tried again
-        * `seen`: when the newest number was last seen to be `number - 1`
-        * `before`: CRC-32C of `number - 1`
+        A lost answer is looked up by `commit_id`, the one in `data`; if no whole object is there, the same number is
+        tried again. `seen`: when the newest number was last seen to be `number - 1`, whose CRC-32C is `before`.
 
         `Unavailable` if that stays unclear for 90 s: the outcome is unknown then. `Fenced` if the root is another one
         than was opened, or `number - 1` is another object than this one was made after: nothing is written then.

@@ -13,6 +13,7 @@ since it took the hold expects that log as it was then, and creates nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sparklog.log.journal.names import is_topic_name
@@ -44,8 +45,7 @@ def clone_of_hold(hold: str) -> tuple[str, str] | None:
 class GiveUpIntent:
     """Commit to the log of a name that no clone with this topic id has, so that none can be created any more.
 
-    A log without commits gets an empty topic of that id, which is to be deleted at once. Nothing where there is a
-    topic, or where the clone was one: then it cannot be created, or it was created already.
+    A log without commits gets an empty topic of that id, which is to be deleted at once.
     """
 
     topic_id: str
@@ -70,22 +70,18 @@ def is_given_up(head: Head, topic_id: str) -> bool:
 def still_names(history: History, topic_id: str, owner: str, since: int, held: set[int], newest: int) -> bool:
     """True if a clone names a file of `owner` at version `since` or later up to `newest`, or at a version of `held`.
 
-    `topic_id`: the clone's; what lies under its name before and after it is not asked. `NotFound` or `Corrupt` if it
-    cannot be told.
+    What lies under its name before and after it (another `topic_id`) is not asked. `NotFound` or `Corrupt` if it cannot
+    be told.
     """
-    folder = f"/{owner}/"
-    for version in sorted(number for number in held if number < since):
+
+    def has_any(of: str, paths: Iterable[str]) -> bool:
+        return of == topic_id and any(path.startswith(f"/{owner}/") for path in paths)
+
+    for version in [*sorted(number for number in held if number < since), since]:
         snapshot = history.at(version)
-        if snapshot.head.topic_id == topic_id and _any(snapshot.slices.paths(), folder):
+        if has_any(snapshot.head.topic_id, snapshot.slices.paths()):
             return True
-    begin = history.at(since)
-    if begin.head.topic_id == topic_id and _any(begin.slices.paths(), folder):
-        return True
     return any(
-        commit.op == CREATE and commit.topic_id == topic_id and _any({file.path for file in commit.files}, folder)
-        for _, commit in history.walk(begin.head, newest)
+        commit.op == CREATE and has_any(commit.topic_id, (file.path for file in commit.files))
+        for _, commit in history.walk(snapshot.head, newest)
     )
-
-
-def _any(paths: set[str], folder: str) -> bool:
-    return any(path.startswith(folder) for path in paths)

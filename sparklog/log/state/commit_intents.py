@@ -379,7 +379,6 @@ class ImportedPartition:
     """A piece of a partition as it was found: the log begins at `log_start`, the piece lies in `[since, log_end)`.
 
     * `cleaned_through`: compacted below it (None: never, or what was taken before is not)
-    * `leader_epoch`: the last that wrote here, -1 without one
     * `files`: with the base of each slice, in offset order; the first may begin below the log start
     * `open`: transactions that no marker up to `log_end` ends; `ended`: those that were known open, and that one does
     * `imported`: what the next import goes on from (None: no batch is known)

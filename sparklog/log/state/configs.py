@@ -79,12 +79,9 @@ EXPORTS = "exports"
 
 @dataclass(frozen=True, slots=True)
 class ConfigDef:
-    """One config.
+    """One config: Kafka's type, the range as a person reads it, what it does here, and how Kafka 4.1 differs.
 
-    * `kind`: Kafka's type; `default`: as text; `valid`: the range as a person reads it; `unit`: of the value, or empty
-    * `doc`: what it does here; `used_by`: who goes by it, empty where it changes nothing
-    * `kafka`: how Kafka 4.1 differs, empty where it does not
-    * `parse`: from text (ValueError if invalid)
+    `parse` raises ValueError. `used_by` is empty where it changes nothing.
     """
 
     name: str

@@ -127,7 +127,9 @@ class History:
                 f"version {version} of topic '{self.topic}' cannot be rebuilt: no sound checkpoint at or below it has "
                 "all commits between; run verify"
             )
-        start = self._start(base)
+        start = self.sound(base) if base >= 0 else Snapshot(self.topic, self.store, EMPTY, SliceTable())
+        if start is None:
+            raise Corrupt(f"checkpoint {base} is not sound", file=checkpoint_key(self.topic, base))
         head, table = start.head, start.slices
         for after, commit in self.walk(start.head, version):
             head = after
@@ -136,12 +138,6 @@ class History:
             except Conflict as error:
                 raise Corrupt(f"{error}; run verify", file=commit_key(self.topic, commit.version)) from None
         return Snapshot(self.topic, self.store, head, table)
-
-    def _start(self, base: int) -> Snapshot:
-        start = self.sound(base) if base >= 0 else Snapshot(self.topic, self.store, EMPTY, SliceTable())
-        if start is None:
-            raise Corrupt(f"checkpoint {base} is not sound", file=checkpoint_key(self.topic, base))
-        return start
 
     def version_at(self, time_ms: int) -> int:
         """The newest version whose commit was not made after a time (ms, of the writers' clocks).

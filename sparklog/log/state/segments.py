@@ -134,15 +134,17 @@ def segments_of(slices: Slices, partition: int, log_end: int, rule: RollRule) ->
             )
         )
     if not segments or not segments[-1].active:
-        segments.append(Segment(partition, *[log_end] * 3, len(base), 0, 0, -1, -1, sealed=False, active=True))
+        segments.append(
+            Segment(partition, log_end, log_end, log_end, len(base), 0, 0, -1, -1, sealed=False, active=True)
+        )
     return segments
 
 
 def _settled(slices: Slices) -> Slices:
     """Return the slices of one partition with append times as if no clock had been far ahead.
 
-    Log append time goes on from slice to slice. One that lies far above what follows was given by a wrong clock, and
-    counts as no later than that: it must not keep its segment, and all behind it, until that time has come.
+    One that lies far above what follows was given by a wrong clock, and must not keep its segment, and all behind it,
+    until that time has come.
     """
     logged = (slices.flags & int(SliceFlag.LOG_APPEND_TIME) > 0) & (slices.max_ts > NO_TIMESTAMP)
     following = np.minimum.accumulate(np.where(logged, slices.max_ts, INT64_MAX)[::-1])[::-1]
@@ -163,9 +165,8 @@ def _append_ts(slices: Slices) -> npt.NDArray[np.int64]:
 def due(segment: Segment, rule: RollRule, now_ms: int) -> bool:
     """True if an append that arrived now, stamped with the clock, would roll this segment (`segment.ms`).
 
-    Kafka looks only when something is appended; here the clock also closes a quiet partition's last records, or
-    they would never be sealed. Only the active segment is ever due, and only if it holds something; one whose first
-    slice has no timestamp is not.
+    Kafka looks only when something is appended; here the clock also closes a quiet partition's last records, or they
+    would never be sealed.
     """
     if not segment.active or segment.rows == 0 or segment.first_ts <= NO_TIMESTAMP:
         return False

@@ -5,29 +5,8 @@ per slice: columns are numpy arrays, in a few parts that are sorted by (partitio
 small parts, and parts of like size are joined (like the digits of a binary counter), so a commit costs little however
 large the table is.
 
-Columns and their types: `sparklog.format.slice_columns`. They mean:
-
-| column          | meaning                                                                                  |
-|-----------------|------------------------------------------------------------------------------------------|
-| file            | code of the path; `path(row)` gives the text                                             |
-| file_size       | bytes of the whole file                                                                  |
-| footer_length   | bytes of its footer, at its end; 0 in sealed segments                                    |
-| read_version    | version its writer had read                                                              |
-| position, size  | the slice's bytes in the file                                                            |
-| base, end       | offsets `[base, end)`                                                                    |
-| shift           | base offset in a batch header + shift = offset in the log; 0 in sealed segments          |
-| min_ts, max_ts  | ms, -1: none; the append time where that is the records' time                            |
-| crc             | CRC-32C of the slice's bytes as written                                                  |
-| flags           | `SliceFlag`                                                                              |
-| append_time     | ms; the LogAppendTime of the slice's records, -1 where batches carry their own times     |
-| leader_epoch    | -1: the batches carry it                                                                 |
-| index_crc       | of the index files beside a sealed segment; 0 in other files                             |
-| status          | PLAIN, OPEN, COMMITTED, ABORTED                                                          |
-| txn             | code of the transactional id, `txn_id(row)`; -1: none                                    |
-| txn_n           | number of the transaction, -1: none                                                      |
-| prepare_version | version of the commit that prepared it, -1: none                                         |
-
-A topic at one version: what planning a read starts from.
+Columns and their types are in `sparklog.format.slice_columns`, their meaning in docs/reference/format-checkpoints.md.
+Here `file` and `txn` are codes of texts; -1 is no transaction.
 """
 
 from __future__ import annotations
@@ -124,7 +103,7 @@ class ColumnsByName:
 
 @dataclass(frozen=True, eq=False)
 class Slices(ColumnsByName):
-    """Some rows of a table, sorted by (partition, base); columns are attributes (see the module's table)."""
+    """Some rows of a table, sorted by (partition, base); columns are attributes."""
 
     columns: Columns
     paths: Texts

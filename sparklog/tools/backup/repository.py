@@ -92,7 +92,7 @@ def give_up_begun(store: Store, root_id: str, now_ms: int) -> None:
 def _decoded(data: bytes, key: str, number: int) -> Manifest | None:
     """The backup of a number; None: it was given up."""
     item = MANIFEST_JSON.fields(data, key)
-    if item.has("givenUpMs"):
+    if "givenUpMs" in item.document:
         GIVEN_UP_JSON.from_json(item)
         return None
     manifest = MANIFEST_JSON.from_json(item)
