@@ -106,17 +106,15 @@ class DecisionLog(EntryLog[Decisions]):
         while low < above.number:
             at = max((low + above.number) // 2, above.number - step)
             entry, step = self._entry(at), step * 2
-            if entry is None or not entry.decided(n):
-                low = at + 1
-                continue
-            if entry.is_clear(n):
+            if entry is not None and entry.decided(n):
+                if not entry.is_clear(n):
+                    above = entry
+                    continue
                 after = above if above.number == at + 1 else self._entry(at + 1)
                 if after is not None and after.prev_crc == entry.crc:
                     return entry, at
-                # Not of this journal: a sleeper has used a number again that was collected.
-                low = at + 1
-                continue
-            above = entry
+            # Older, or not of this journal: a sleeper has used a number again that was collected.
+            low = at + 1
         return None, above.number
 
     def _entry(self, number: int) -> Decisions | None:

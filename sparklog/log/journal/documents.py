@@ -41,9 +41,8 @@ def encode(document: Mapping[str, object]) -> bytes:
     """Canonical bytes of an object, its own CRC last."""
     body = json.dumps(document, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii")[:-1]
     if len(body) > MAX_DOCUMENT - _TRAILER_BYTES:
-        raise BadRequest(
-            f"an object of {len(body)} bytes is not written, at most {MAX_DOCUMENT} are; write less at once"
-        )
+        size = len(body)
+        raise BadRequest(f"an object of {size} bytes is not written, at most {MAX_DOCUMENT} are; write less at once")
     return b"%s%s%d}\n" % (body, _TRAILER, crc32c.crc32c(body))
 
 
@@ -88,11 +87,9 @@ class Fields:
 
     def only(self, names: frozenset[str]) -> None:
         """Refuse members that are not known: they may mean something, and dropping them could lose it."""
-        extra = self.document.keys() - names
-        if extra:
-            raise Corrupt(
-                f"{self.what}: unknown members {', '.join(sorted(extra))[:200]}; upgrade sparklog", file=self.key
-            )
+        if extra := self.document.keys() - names:
+            listed = ", ".join(sorted(extra))[:200]
+            raise Corrupt(f"{self.what}: unknown members {listed}; upgrade sparklog", file=self.key)
 
     def integer(self, name: str, low: int = INT64_MIN, high: int = INT64_MAX) -> int:
         value = self.document.get(name)

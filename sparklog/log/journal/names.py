@@ -235,9 +235,8 @@ def read_root_id(store: Store) -> str:
     try:
         data = store.get(ROOT_KEY)
     except NotFound:
-        raise NotFound(
-            f"{store.location} is no sparklog root: it has no {ROOT_KEY}; create one or check the path"
-        ) from None
+        problem = f"{store.location} is no sparklog root: it has no {ROOT_KEY}"
+        raise NotFound(f"{problem}; create one or check the path") from None
     return ROOT_JSON.decode(data, ROOT_KEY).root_id
 
 

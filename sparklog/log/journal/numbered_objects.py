@@ -139,9 +139,8 @@ class NumberedObjects:
             backoff.sleep()
 
     def _unknown(self, number: int, failure: object) -> Unavailable:
-        return Unavailable(
-            f"creating {self.key(number)} has an unknown outcome: {failure}; look before you write again"
-        )
+        key = self.key(number)
+        return Unavailable(f"creating {key} has an unknown outcome: {failure}; look before you write again")
 
     def _check_root(self, number: int, *, unknown: bool) -> None:
         """`Fenced` if this is no longer the root that was opened; `Unavailable` if `number` may have been written."""

@@ -305,9 +305,8 @@ class CreateIntent:
 
     def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
         if base.exists:
-            raise Conflict(
-                f"topic '{topic}' already exists, with {base.partitions} partitions; alter it or choose another name"
-            )
+            which = f"topic '{topic}' already exists, with {base.partitions} partitions"
+            raise Conflict(f"{which}; alter it or choose another name")
         return Draft(
             CREATE,
             topic_id=self.topic_id,
@@ -362,11 +361,8 @@ class MaintainIntent:
                     f"upload floor {lowest}; hold a newer version"
                 )
         holds = {name: hold for name, hold in self.holds.items() if base.holds.get(name) != hold}
-        expired = {
-            name: version
-            for name, version in self.expired.items()
-            if name in base.registry and base.registry[name].version == version
-        }
+        newest = {name: entry.version for name, entry in base.registry.items()}
+        expired = {name: version for name, version in self.expired.items() if newest.get(name) == version}
         waiting = {(prepare.txn.id, prepare.txn.n) for prepare in base.open}
         resolved = tuple(item for item in self.resolved if (item.id, item.n) in waiting)
         if floor is None and not holds and not expired and not resolved:
@@ -440,9 +436,8 @@ class ImportIntent:
         check_topic(topic, base, self.topic_id)
         for part in self.partitions:
             if part.partition >= base.partitions:
-                raise Conflict(
-                    f"topic '{topic}' has partitions 0 to {base.partitions - 1}, found {part.partition}: look again"
-                )
+                last = base.partitions - 1
+                raise Conflict(f"topic '{topic}' has partitions 0 to {last}, found {part.partition}: look again")
         taken = [part for part in self.partitions if not part.landed(base)]
         for part in taken:
             end = int(base.log_end[part.partition])

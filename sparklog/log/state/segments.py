@@ -134,9 +134,7 @@ def segments_of(slices: Slices, partition: int, log_end: int, rule: RollRule) ->
             )
         )
     if not segments or not segments[-1].active:
-        segments.append(
-            Segment(partition, log_end, log_end, log_end, len(base), 0, 0, -1, -1, sealed=False, active=True)
-        )
+        segments.append(Segment(partition, log_end, log_end, log_end, len(base), 0, 0, -1, -1, False, True))
     return segments
 
 

@@ -316,10 +316,8 @@ def _kafka_open(head: Head, commit: Commit) -> tuple[KafkaOpen, ...]:
     ended = set(commit.kafka_ended)
     if missing := ended - {each.ended for each in head.kafka_open}:
         first = min(missing)
-        raise Corrupt(
-            f"commit {commit.version} ends a transaction of producer {first.producer} in partition {first.partition} "
-            "that is not open"
-        )
+        which = f"a transaction of producer {first.producer} in partition {first.partition}"
+        raise Corrupt(f"commit {commit.version} ends {which} that is not open")
     # What an import found open before and still does goes on: the same transaction, with all that is known of it now.
     again = {(each.ended, each.first) for each in commit.kafka_open}
     kept = (each for each in head.kafka_open if each.ended not in ended and (each.ended, each.first) not in again)
