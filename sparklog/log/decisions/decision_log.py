@@ -94,7 +94,6 @@ class DecisionLog(EntryLog[Decisions]):
             return False
 
     def abort(self, n: int, reason: str) -> Decisions:
-        """ABORT `n` unless it is decided; return the state that has its outcome."""
         return self.write(lambda base: abort(base, n, reason))
 
     def _search(self, n: int) -> tuple[Decisions | None, int]:

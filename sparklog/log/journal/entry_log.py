@@ -192,10 +192,7 @@ def entry_before(log: EntryLog[E], time_ms: int) -> E | None:
 
 
 def collect_log(log: EntryLog[E], now_ms: int, *, dry_run: bool) -> tuple[int, int]:
-    """Delete a whole journal, if its newest object is a week old; return objects and bytes.
-
-    The newest entry goes first: after a crash the rest is still listed, and old.
-    """
+    """Delete a whole journal, the newest entry first, if that is a week old; return objects and bytes."""
     objects = list(log.store.list(f"{log.prefix}/_log/"))
     if not objects or now_ms - max(info.modified_ms for info in objects) < KEEP_MS:
         return 0, 0

@@ -33,10 +33,7 @@ LAST_MS = 253_402_300_799_999
 
 
 def iso_time(ms: int) -> str:
-    """Write ms since the epoch as `2026-01-31T12:00:00.000Z`; as a number if not of the years 1970 to 9999.
-
-    The commands take this text back (`--as-of`, `--to-datetime`).
-    """
+    """Write ms since the epoch as `2026-01-31T12:00:00.000Z`; as a number if not of the years 1970 to 9999."""
     if not 0 <= ms <= LAST_MS:
         return str(ms)
     return (EPOCH + timedelta(milliseconds=ms)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -93,10 +90,7 @@ def newest_at(commit: Callable[[int], Dated], first: int, last: int, time_ms: in
 
 
 def reading_clock_ms(store: Store, env: Env) -> int:
-    """Return the store's clock for work that changes nothing; this machine's where the store cannot be asked.
-
-    A local store tells the time by a file that it makes and removes, which a read-only mount refuses.
-    """
+    """Return the store's clock, or this machine's where the store cannot be asked: a read-only mount."""
     try:
         return store.now_ms()
     except Unavailable:

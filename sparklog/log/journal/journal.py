@@ -109,8 +109,6 @@ class Journal(ABC, Generic[S, E, D]):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.prefix!r}, {self.store.location!r})"
 
-    # -- a kind of journal
-
     @abstractmethod
     def _empty(self) -> S: ...
 
@@ -139,8 +137,6 @@ class Journal(ABC, Generic[S, E, D]):
     @abstractmethod
     def _write_checkpoint(self, known: Known[S]) -> Known[S]:
         """Write a checkpoint of a state that is known; the same with its checkpoint."""
-
-    # -- following
 
     def key(self, number: int) -> str:
         return self._numbered.key(number)
@@ -208,8 +204,6 @@ class Journal(ABC, Generic[S, E, D]):
                 entries.append(self._decode(self.store.get(key), key, number))
         return entries
 
-    # -- opening
-
     def _open(self, below: int | None = None) -> tuple[Known[S], list[E]]:
         """Open afresh: one listing, one checkpoint (`below`: an older one), the entries after it (also given)."""
         for tries in range(OPEN_TRIES):
@@ -258,8 +252,6 @@ class Journal(ABC, Generic[S, E, D]):
         except (Corrupt, NotFound) as error:
             _LOG.warning("passing over checkpoint %s of %s: %s", number, self.title, error)
             return None
-
-    # -- writing
 
     def _write(
         self,
@@ -367,8 +359,6 @@ class Journal(ABC, Generic[S, E, D]):
         if data is not None and crc32c.crc32c(data) == link and peek_commit_id(data) == entry.commit_id:
             return self._decode_all([data], number)[0]
         return None
-
-    # -- checkpoints
 
     def write_checkpoint(self) -> None:
         self._write_checkpoint(self._current())

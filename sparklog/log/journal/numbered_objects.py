@@ -3,11 +3,10 @@
 The mechanism under every journal. An object's number is its place in one total order. The process that creates it has
 won that place, and no process changes it any more. This module knows of an object its commit id and its CRCs alone.
 
-A process may outlive its root: the folder is moved away and restored, or removed and made again at the same path. Its
-next number would then lie beyond the end of another journal. So a create is acknowledged on two conditions. The root
-has the id with which it was opened; that is looked at before, so that nothing is written. And the object before it is
-still the one that it was made after; that is looked at afterwards. If it is not, the new object is taken back, for it
-is part of no journal.
+A process may outlive its root: the folder is moved away and restored, or made again at the same path. So a create is
+acknowledged on two conditions. The root has the id with which it was opened; that is looked at before. And the object
+before it is still the one that it was made after; that is looked at afterwards, and if it is not, the new object is
+taken back, for it is part of no journal.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 A clone's commit 0 names files in the folders of other topics. Before it, a hold named after the clone is committed in
 each of these topics, so their vacuums keep what the held version names, also once the topic is deleted. Release is
-automatic: the vacuum of the topic that owns the files looks into the clone's log, and ends the hold once
-no version of the clone that may still be read names a file of that topic. A clone names ever fewer of them, since
-only its creation brings any in.
+automatic: the vacuum of the topic that owns the files looks into the clone's log, and ends the hold once no version of
+the clone that may still be read names a file of that topic.
 
 Until `expiresMs` of the hold the clone may not be there yet, so it is not looked for. Before the vacuum ends the hold
 of a clone that is not there, it commits to the log of the clone's name (see `GiveUpIntent`): a process that has slept

@@ -335,10 +335,7 @@ class DeleteIntent:
 
 @dataclass(frozen=True, slots=True)
 class MaintainIntent:
-    """Maintenance to write down: holds, the upload floor, idle registry entries, outcomes of transactions.
-
-    Holds and the floor may be written down of a deleted topic, too.
-    """
+    """Maintenance to write down; of holds and the floor also for a deleted topic."""
 
     topic_id: str
     holds: Mapping[str, Hold | None] = field(default_factory=dict)

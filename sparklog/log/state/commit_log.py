@@ -125,10 +125,7 @@ class CommitLog(Journal[LogState, Commit, Draft]):
         return self._applied(LogState(head, checkpoint, (), table), state.tail)
 
     def commit(self, intent: Intent, origin: Head | None = None) -> Outcome:
-        """Commit what `intent` drafts. Raises what it raises, and `Unavailable` if the outcome stays unknown.
-
-        `origin` is the head that the caller decided on (the newest known, if None).
-        """
+        """Commit what `intent` drafts. `origin`: the head that the caller decided on (the newest known, if None)."""
         base = self.current().head if origin is None else origin
         drafts: list[Draft | Nothing] = []
 

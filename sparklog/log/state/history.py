@@ -117,10 +117,7 @@ class History:
         return -1 if self.commits.has(0, version) else None
 
     def at(self, version: int) -> Snapshot:
-        """Head and slices at a version (of a deleted topic: without slices).
-
-        `NotFound` if what it takes is no longer kept, `Corrupt` if the commits are not one chain.
-        """
+        """Return head and slices at a version. `NotFound` if it cannot be rebuilt, `Corrupt` if the chain is broken."""
         base = self.base_of(version)
         if base is None:
             raise NotFound(
@@ -140,10 +137,7 @@ class History:
         return Snapshot(self.topic, self.store, head, table)
 
     def version_at(self, time_ms: int) -> int:
-        """The newest version whose commit was not made after a time (ms, of the writers' clocks).
-
-        `NotFound` if there was none, or if the log no longer goes back so far.
-        """
+        """Return the newest version that was not made after a time (ms, of the writers' clocks); else `NotFound`."""
         kept = self.commits.version
         # What lies before a gap leads nowhere.
         gaps = np.flatnonzero(np.diff(kept) != 1)
@@ -155,10 +149,7 @@ class History:
         raise NotFound(f"there is no version of topic '{self.topic}' at {time_ms} ms: {reason}")
 
     def walk(self, head: Head, last: int) -> Iterator[tuple[Head, Commit]]:
-        """The commits after `head` up to version `last`, each with the head after it: along the chain.
-
-        `NotFound` if one is gone, `Corrupt` if one does not follow.
-        """
+        """Yield the commits after `head` up to version `last`, each with the head after it. Raises as `at` does."""
         for version, data in self._read(head.version + 1, last):
             commit = self._decode(version, data)
             try:

@@ -169,9 +169,9 @@ def decide(entry: Entry | None, key: WriterKey, count: int, place: str, now_ms: 
         )
     if key.batch > entry.batch:
         return Verdict(write=True)
+    note = f"batch {key.batch} of '{key.id}' is already in {place}"
     if key.mode == TXN:
-        note = f"batch {key.batch} of '{key.id}' is already in {place} (newest {entry.batch}); skipped"
-        return Verdict(write=False, note=note)
+        return Verdict(write=False, note=f"{note} (newest {entry.batch}); skipped")
     if key.batch < entry.batch:
         raise Conflict(
             f"checkpoint older than the log: writer '{key.id}' sends batch {key.batch}, {place} already has batch "
@@ -180,11 +180,10 @@ def decide(entry: Entry | None, key: WriterKey, count: int, place: str, now_ms: 
     if key.replay_mismatch == "error":
         _check_replay(entry, key, count, place)
     take_over = key.run is not None and key.run != entry.run
-    return Verdict(write=False, take_over=take_over, note=f"batch {key.batch} of '{key.id}' is already in {place}")
+    return Verdict(write=False, take_over=take_over, note=note)
 
 
 def _check_replay(entry: Entry, key: WriterKey, count: int, place: str) -> None:
-    """`Conflict` if a batch holds other records than the one of its number that is in the log."""
     sent, taken = f"{count} records", f"{entry.count}"
     if count == entry.count:
         if key.content is None or entry.content is None or key.content.matches(entry.content):

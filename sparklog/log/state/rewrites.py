@@ -1,7 +1,7 @@
 """Rewrites: edits of offset ranges that replace slices by others (merging, sealing, compaction), and their commit.
 
-A rewrite was planned on a state that may be old. It stands if every input is still there or lies wholly below the log
-start, else it is dropped. One commit holds the edits of a piece of work, each with the outputs that lie in its range.
+A rewrite, planned on a state that may be old, stands if every input is still there or lies wholly below the log start.
+One commit holds the edits of a piece of work, each with the outputs that lie in its range.
 
 A merge over ten thousand partitions is one file with ten thousand slices and as many edits, and is looked through for
 every attempt to commit it: so slices are found by partition and base, not by trying each with each.

@@ -92,7 +92,7 @@ class Segment:
 def segments_of(slices: Slices, partition: int, log_end: int, rule: RollRule) -> list[Segment]:
     """Return the segments of one partition, whose slices these are, in offset order, the active one last.
 
-    Aborted slices count like others: their bytes are in the log until a rewrite drops them. No slice is cut.
+    Aborted slices count like others: their bytes are in the log until a rewrite drops them.
     """
     slices = _settled(slices)
     sealed = slices.sealed().tolist()

@@ -113,11 +113,9 @@ class Slices(ColumnsByName):
         return Slices({name: column[rows] for name, column in self.columns.items()}, self.paths, self.txn_ids)
 
     def path(self, row: int) -> str:
-        """Path of a row's file, below the topic's folder."""
         return self.paths[int(self.columns["file"][row])]
 
     def txn_id(self, row: int) -> str:
-        """Transactional id of a row, empty if there is none."""
         return self.txn_ids[int(self.columns["txn"][row])]
 
     def partition_rows(self, partition: int) -> slice:
@@ -180,7 +178,6 @@ class SliceTable:
         return _joined([part[rows] for part, rows in spans if rows.stop > rows.start], self._paths, self._txn_ids)
 
     def paths(self) -> set[str]:
-        """Return every file that some slice lies in."""
         codes = np.unique(np.concatenate([part.columns["file"] for part in self.parts()] or [np.zeros(0, np.int32)]))
         return set(self._paths.take(codes))
 
@@ -275,7 +272,6 @@ def added(commit: Commit) -> Slices:
 
 
 def _joined(parts: Sequence[Slices], paths: Texts, txn_ids: Texts) -> Slices:
-    """Return parts of one table as one, sorted by (partition, base)."""
     if len(parts) == 1:
         return parts[0]
     columns = {
@@ -293,13 +289,11 @@ def _sorted(columns: Columns, paths: Texts, txn_ids: Texts) -> Slices:
 
 
 def _above(part: Slices, log_start: Offsets) -> Slices:
-    """Leave out the rows that lie wholly below the log start."""
     keep = part.end > log_start[part.partition]
     return part if keep.all() else part[keep]
 
 
 def _resolved(part: Slices, resolved: Sequence[Resolved]) -> Slices:
-    """Record the outcome of open rows of these transactions."""
     if not (part.status == OPEN).any():
         return part
     status = part.status.copy()
@@ -311,7 +305,6 @@ def _resolved(part: Slices, resolved: Sequence[Resolved]) -> Slices:
 
 
 def _part(commits: Sequence[Commit], paths: Texts, txn_ids: Texts) -> Slices:
-    """Return the slices that these commits add, as rows."""
     values: dict[str, list[int]] = {name: [] for name in COLUMN_TYPES}
     for commit in commits:
         for file in commit.files:
