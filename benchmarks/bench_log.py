@@ -29,9 +29,8 @@ from sparklog.log.journal.env import SYSTEM
 from sparklog.log.journal.names import append_path, checkpoint_key, commit_key
 from sparklog.log.state.checkpoint import Checkpoint, encode_checkpoint, write_slice_table
 from sparklog.log.state.commit import APPEND, CREATE, Commit, decode_commit, encode_commit
-from sparklog.log.state.slice_table import SliceTable
+from sparklog.log.state.slice_table import SliceTable, Snapshot
 from sparklog.log.state.slices import FileSlices
-from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.topic_state import EMPTY
 from sparklog.log.topic.root import open_root
 from sparklog.log.topic.topic import Topic

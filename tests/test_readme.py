@@ -13,7 +13,7 @@ import pytest
 
 import sparklog
 from sparklog.datasource.session import SETTINGS
-from sparklog.log.state.config_table import CONFIGS
+from sparklog.log.state.configs import CONFIGS
 from tests.datasource.spark_session import has_java
 
 REPOSITORY = Path(__file__).parents[1]

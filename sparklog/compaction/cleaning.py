@@ -42,8 +42,8 @@ from sparklog.log.state.commit import COMPACT, Edit
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.rewrites import Rewrite
 from sparklog.log.state.segments import RollRule, Segment, segments_of
+from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.slices import FileSlices, SliceFlag
-from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.topic_state import Head
 from sparklog.maintenance.work_items import Done, PieceReport, Progress, Settings, silent
 from sparklog.storage.store import Store

@@ -20,8 +20,7 @@ from sparklog.log.read.read_plan import planned_slices
 from sparklog.log.state.commit import COMPACT, MERGE, SEAL
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.segments import RollRule, Segment, segments_of
-from sparklog.log.state.slice_table import Slices, SliceTable
-from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.slice_table import Slices, SliceTable, Snapshot
 from sparklog.maintenance.report import Planned
 from sparklog.maintenance.work_items import Settings
 

@@ -31,12 +31,11 @@ import numpy.typing as npt
 
 from sparklog.compaction.merge_work import OWN_FILE_BYTES, MergeWork
 from sparklog.format.slice_columns import PLANNED
-from sparklog.log.decisions.atomic_bounds import own_whole_ends
+from sparklog.log.decisions.decision_log import own_whole_ends
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.read.read_plan import PlannedSlices
-from sparklog.log.state.slice_table import ABORTED, OPEN, Slices
+from sparklog.log.state.slice_table import ABORTED, OPEN, Slices, Snapshot
 from sparklog.log.state.slices import MERGE_TIER_MASK, MERGE_TIER_SHIFT
-from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.topic_state import Head
 from sparklog.maintenance.work_items import Settings
 from sparklog.storage.store import Store

@@ -33,8 +33,7 @@ from sparklog.log.journal.env import pause
 from sparklog.log.journal.names import file_key, is_topic_name
 from sparklog.log.state.commit import COMPACT, MERGE, SEAL
 from sparklog.log.state.rewrites import RewriteIntent
-from sparklog.log.state.slice_table import SliceTable
-from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.slice_table import SliceTable, Snapshot
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.report import Failure, Size, TopicReport

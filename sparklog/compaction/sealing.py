@@ -31,7 +31,7 @@ from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.filter_batches import rewrite_headers
 from sparklog.format.record_batch import BatchHeaders, BytesLike
 from sparklog.format.transaction_index import AbortedTransactions
-from sparklog.log.decisions.atomic_bounds import own_whole_ends
+from sparklog.log.decisions.decision_log import own_whole_ends
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.read.fetch import Cursor, Fetcher, Piece
 from sparklog.log.read.read_plan import PlannedSlice, PlannedSlices, joined, planned_slices
@@ -39,9 +39,8 @@ from sparklog.log.state.commit import SEAL, Edit
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.rewrites import Rewrite
 from sparklog.log.state.segments import RollRule, Segment, due, segments_of
-from sparklog.log.state.slice_table import ABORTED, Slices
+from sparklog.log.state.slice_table import ABORTED, Slices, Snapshot
 from sparklog.log.state.slices import FileSlices, SliceFlag
-from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.view import OffsetRange
 from sparklog.maintenance.work_items import Done, PieceReport, Progress, Settings, silent
 from sparklog.storage.store import Store

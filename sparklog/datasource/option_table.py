@@ -12,7 +12,7 @@ from sparklog.errors import BadRequest, nearest
 from sparklog.format.record_batch import CODECS
 from sparklog.groups.group import MAX_SESSION_TIMEOUT_MS
 from sparklog.log.decisions.decision_log import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS
-from sparklog.log.state.config_table import kafka_name
+from sparklog.log.state.configs import kafka_name
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED
 
 Kind = Literal["text", "boolean", "number", "choice", "time"]

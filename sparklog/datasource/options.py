@@ -16,7 +16,7 @@ from sparklog.datasource.offsets import EARLIEST, LATEST, parse_json, parse_part
 from sparklog.datasource.option_table import OPTIONS, WRITE, OptionDef, find_option
 from sparklog.errors import BadRequest, nearest
 from sparklog.log.journal.names import check_id
-from sparklog.log.state.config_table import SECURITY, is_security
+from sparklog.log.state.configs import SECURITY, is_security
 
 if TYPE_CHECKING:
     from sparklog.format.record_batch import Codec

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -33,8 +32,8 @@ from sparklog.log.journal.documents import (
     whole,
     wholes,
 )
-from sparklog.log.journal.entry_log import ENTRY_MEMBERS, Entry, EntryKind, decode_entry
-from sparklog.log.journal.names import GROUPS_FOLDER, MAX_PARTITIONS, MAX_VERSION, groups_prefix
+from sparklog.log.journal.entry_log import ENTRY_MEMBERS, Entry, EntryKind
+from sparklog.log.journal.names import GROUPS_FOLDER, MAX_PARTITIONS, MAX_VERSION
 
 NO_EPOCH = -1
 MAX_INT = 2**31 - 1
@@ -406,14 +405,4 @@ GROUP_JSON = StoredDocument(
     Member("pending", objects_of(PENDING_JSON)),
     check=_check_numbers,
 )
-
-
-GROUPS = EntryKind(
-    folder=GROUPS_FOLDER,
-    prefix=groups_prefix,
-    owner="group",
-    what="offsets",
-    empty=GroupState,
-    encode=GROUP_JSON.encode,
-    decode=partial(decode_entry, GROUP_JSON),
-)
+GROUPS = EntryKind(GROUPS_FOLDER, "group", "offsets", GroupState, GROUP_JSON)

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from sparklog.errors import NotFound, SparklogError
 from sparklog.groups.group import STABLE, Group, GroupDescription
 from sparklog.groups.group_state import GROUPS, GroupState
-from sparklog.log.journal.journal_cleanup import ids_of
+from sparklog.log.journal.entry_log import ids_of
 from sparklog.log.read.time_lookup import first_records
-from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.topic.root import Root, RootView, open_root
 from sparklog.storage.local_writer import ask_each, read_each
 from sparklog.storage.store import Store

@@ -25,7 +25,7 @@ Any other name is an error: a setting that is quietly ignored is worse than one 
 
 One list of topic configs and names of a properties file; docs/reference/configs.md is made from it.
 
-The texts are those of the definitions (`sparklog.log.state.config_table`, `sparklog.maintenance.properties`).
+The texts are those of the definitions (`sparklog.log.state.configs`, `sparklog.maintenance.properties`).
 """
 
 from __future__ import annotations
@@ -37,19 +37,20 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sparklog.errors import BadRequest, did_you_mean
-from sparklog.log.state.config_table import (
+from sparklog.log.state.configs import (
     COMPACT,
     CONFIGS,
     INT_MAX,
+    LEAST_DELETE_DELAY_MS,
     LONG_MAX,
     LONG_MIN,
     RETAIN,
     ConfigDef,
+    TopicConfigs,
     canonical,
     definition,
     kafka_name,
 )
-from sparklog.log.state.configs import LEAST_DELETE_DELAY_MS, TopicConfigs
 from sparklog.maintenance.work_items import Settings
 
 T = TypeVar("T")

@@ -27,8 +27,7 @@ from sparklog.log.state.commit import RETAIN
 from sparklog.log.state.commit_intents import LogStartIntent
 from sparklog.log.state.configs import LEAST_DELETE_DELAY_MS
 from sparklog.log.state.segments import RollRule, Segment, segments_of
-from sparklog.log.state.slice_table import Slices
-from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.slice_table import Slices, Snapshot
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.output import megabytes, table

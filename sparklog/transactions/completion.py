@@ -12,15 +12,14 @@ from typing import Any
 
 from sparklog.errors import BadRequest, Conflict, SparklogError
 from sparklog.groups.group_state import GROUPS, GroupState
-from sparklog.log.decisions.atomic_bounds import held_back, whole_ends
 from sparklog.log.decisions.decision import DECISIONS, Committed, Decisions, Prepared, PreparedGroup, forget
-from sparklog.log.decisions.decision_log import DecisionLog
+from sparklog.log.decisions.decision_log import DecisionLog, held_back, whole_ends
+from sparklog.log.journal.entry_log import collect_entries, collect_log, ids_of
 from sparklog.log.journal.journal import Journal, S
-from sparklog.log.journal.journal_cleanup import collect_entries, collect_log, ids_of
 from sparklog.log.state.commit import Resolved
 from sparklog.log.state.commit_intents import MaintainIntent
 from sparklog.log.state.commit_log import LogState
-from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.storage.store import Store

@@ -1,6 +1,6 @@
 """Listing of transactions: decisions under each id, what is open in which topics, and ending one by hand.
 
-Transactions of Kafka's that an import left open (`sparklog.log.state.kafka_source`) are listed with the root's: they
+Transactions of Kafka's that an import left open (`sparklog.log.state.commit`) are listed with the root's: they
 hold back the same last stable offsets. They do not time out, since the next import may bring their markers. An operator
 may end them; then no import can go on with their topics.
 """
@@ -18,7 +18,7 @@ from sparklog.log.decisions.decision import BY_OPERATOR, Decisions
 from sparklog.log.decisions.decision_log import open_transactions, timeout_of
 from sparklog.log.journal.env import reading_clock_ms
 from sparklog.log.journal.names import check_id
-from sparklog.log.state.kafka_source import KafkaOpen
+from sparklog.log.state.commit import KafkaOpen
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.root import Root
 from sparklog.storage.local_writer import ask_each

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import sparklog as library
-from sparklog.log.state.config_table import CONFIGS
+from sparklog.log.state.configs import CONFIGS
 from sparklog.maintenance.properties import NAMES
 from tests.cli.conftest import REPOSITORY, Sparklog
 

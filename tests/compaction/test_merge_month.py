@@ -21,9 +21,8 @@ from sparklog.compaction.merging import FAN_IN, plan_merges
 from sparklog.format.slice_columns import COLUMN_TYPES
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.segments import RollRule, due, segments_of
-from sparklog.log.state.slice_table import Slices, SliceTable, Texts
+from sparklog.log.state.slice_table import Slices, SliceTable, Snapshot, Texts
 from sparklog.log.state.slices import merge_tier, with_tier
-from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.topic_state import Head
 from sparklog.maintenance.work_items import Settings
 from sparklog.storage.memory import MemoryStore

@@ -13,8 +13,8 @@ from sparklog.errors import Conflict, Corrupt, Fenced, NotFound, SparklogError, 
 from sparklog.log.journal.names import commit_key, file_key, sealed_path
 from sparklog.log.state.commit import COMPACT, MERGE, SEAL, Edit
 from sparklog.log.state.rewrites import Input, Rewrite, RewriteIntent
+from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.slices import FileSlices
-from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.report import Size

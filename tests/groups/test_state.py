@@ -11,6 +11,7 @@ import pytest
 from sparklog.errors import BadRequest, Corrupt, Fenced
 from sparklog.groups import group_state as steps
 from sparklog.groups.group_state import (
+    GROUP_JSON,
     GROUPS,
     GroupMetadata,
     GroupState,
@@ -36,7 +37,7 @@ def after(state: GroupState | None) -> GroupState:
     """As the log writes it: with the next number."""
     assert state is not None
     written = replace(state, number=state.number + 1)
-    assert GROUPS.decode(GROUPS.encode(written), "k", written.number) == written
+    assert GROUPS.decode(GROUP_JSON.encode(written), "k", written.number) == written
     return written
 
 
@@ -52,7 +53,9 @@ def test_an_entry_survives_its_bytes() -> None:
     mixed = topic_offsets("b", "id-b", {2: (9, 7, 4, "m"), 0: (3, 8, -1, "ö")})
     state = after(steps.commit(joined(), ONE, [at("a", {0: 1, 5: 2}, metadata="x"), mixed]))
     state = after(steps.prepare(state, ONE, "txn/1", 3, 60_000, [at("a", {5: 9})]))
-    data = GROUPS.encode(replace(state, commit_id="x", prev_crc=3, time_ms=9, read_features=(), write_features=("w",)))
+    data = GROUP_JSON.encode(
+        replace(state, commit_id="x", prev_crc=3, time_ms=9, read_features=(), write_features=("w",))
+    )
     found = GROUPS.decode(data, "k", state.number)
     assert (found.offsets, found.pending, found.write_features) == (state.offsets, state.pending, ("w",))
     assert found.pending[0].number == 2
@@ -80,7 +83,7 @@ def test_an_entry_survives_its_bytes() -> None:
     ],
 )
 def test_what_no_entry_can_say_is_corrupt(old: bytes, new: bytes, says: str) -> None:
-    data = GROUPS.encode(after(steps.commit(joined(), ONE, [at("a", {0: 1, 5: 2})])))
+    data = GROUP_JSON.encode(after(steps.commit(joined(), ONE, [at("a", {0: 1, 5: 2})])))
     assert data.count(old) == 1
     changed = data.replace(old, new)
     body = changed[: changed.rindex(b',"crc":')] + b"}"
@@ -90,7 +93,7 @@ def test_what_no_entry_can_say_is_corrupt(old: bytes, new: bytes, says: str) -> 
 
 def test_a_newer_format_is_refused() -> None:
     with pytest.raises(BadRequest, match="needs the sparklog features odd to be read"):
-        GROUPS.decode(GROUPS.encode(replace(joined(), read_features=("odd",))), "k", 0)
+        GROUPS.decode(GROUP_JSON.encode(replace(joined(), read_features=("odd",))), "k", 0)
 
 
 def test_offsets_merge_by_topic_and_id() -> None:

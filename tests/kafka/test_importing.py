@@ -21,8 +21,7 @@ from sparklog.kafka.in_place import KafkaView, is_internal
 from sparklog.kafka.in_place.directory import SegmentName
 from sparklog.log.read import fetch
 from sparklog.log.state.commit import IMPORT
-from sparklog.log.state.commit_intents import Draft
-from sparklog.log.state.imports import ImportedPartition, ImportIntent
+from sparklog.log.state.commit_intents import Draft, ImportedPartition, ImportIntent
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.view import COLUMNS, READ_UNCOMMITTED

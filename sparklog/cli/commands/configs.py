@@ -42,7 +42,7 @@ def describe(
 ) -> None:
     """Show the configs that were set on topics: value, where it comes from, default."""
     from sparklog.cli.source import open_source
-    from sparklog.log.state.config_table import definition
+    from sparklog.log.state.configs import definition
     from sparklog.log.state.description import describe_configs
 
     source = open_source(root)

@@ -15,7 +15,7 @@ from sparklog.maintenance.output import json_value
 
 if TYPE_CHECKING:
     from sparklog.errors import SparklogError
-    from sparklog.log.state.kafka_source import KafkaOpen
+    from sparklog.log.state.commit import KafkaOpen
     from sparklog.transactions.listing import KafkaTransaction, TransactionDescription
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, describe and abort transactions.")
@@ -143,7 +143,7 @@ def _document(standing: TransactionDescription) -> dict[str, object]:
 
 
 def _kafka(held: Sequence[KafkaTransaction]) -> list[dict[str, object]]:
-    from sparklog.log.state.kafka_source import KAFKA_OPEN_JSON
+    from sparklog.log.state.commit import KAFKA_OPEN_JSON
 
     return [{"topic": each.topic, **KAFKA_OPEN_JSON.to_json(each.open)} for each in held]
 

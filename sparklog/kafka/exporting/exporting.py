@@ -57,7 +57,7 @@ from sparklog.kafka.exporting.plan import (
 from sparklog.log.journal.env import Env
 from sparklog.log.journal.names import check_topic_name
 from sparklog.log.state.history import History
-from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.view import READ_UNCOMMITTED
 from sparklog.log.topic.root import Root

@@ -23,9 +23,8 @@ from sparklog.errors import NotFound
 from sparklog.log.read.read_plan import PlannedSlice, PlannedSlices, planned_slices
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.segments import RollRule, segments_of
-from sparklog.log.state.slice_table import ABORTED
+from sparklog.log.state.slice_table import ABORTED, Snapshot
 from sparklog.log.state.slices import SliceFlag
-from sparklog.log.state.snapshot import Snapshot
 
 GONE = frozenset(
     {"message.format.version", "message.downconversion.enable", "message.timestamp.difference.max.ms"},

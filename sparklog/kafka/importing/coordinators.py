@@ -7,7 +7,7 @@ a second import brings groups up to date. A group that has been used in the root
 from the offsets they committed there.
 
 **Transactions** (`__transaction_state`): the transactional id of each open transaction, its start and timeout, and the
-decision if the marker has not reached the partition yet (`sparklog.log.state.kafka_source`). A running broker may begin
+decision if the marker has not reached the partition yet (`sparklog.log.state.commit`). A running broker may begin
 the next transaction during the import. So a decision counts only if its record is the newest both before the logs are
 copied and after: an id begins no transaction before all markers of the last one are written.
 
@@ -51,8 +51,8 @@ from sparklog.kafka.in_place.internal_topics import CONSUMER_OFFSETS, TRANSACTIO
 from sparklog.kafka.in_place.segment_recovery import FAIL, OnSkipped, Skipped, log_skipped
 from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.journal.env import SYSTEM, Env
-from sparklog.log.state.imports import ImportedPartition, ImportIntent
-from sparklog.log.state.kafka_source import ABORT, COMMIT, KafkaOpen
+from sparklog.log.state.commit import ABORT, COMMIT, KafkaOpen
+from sparklog.log.state.commit_intents import ImportedPartition, ImportIntent
 from sparklog.log.state.view import READ_UNCOMMITTED, Bounds, OffsetRange
 
 if TYPE_CHECKING:

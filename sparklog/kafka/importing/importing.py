@@ -31,10 +31,9 @@ from sparklog.kafka.importing.partition import CoordinatorEntry, Known, Partitio
 from sparklog.kafka.importing.plan import TopicPlan, expected_size, plan_import, topic_sources
 from sparklog.kafka.in_place.segment_recovery import FAIL, OnSkipped, Skipped, check_policy, log_skipped
 from sparklog.log.journal.env import SYSTEM, Env
-from sparklog.log.state.commit_intents import CreateIntent
+from sparklog.log.state.commit import KafkaSource
+from sparklog.log.state.commit_intents import CreateIntent, ImportedPartition, ImportIntent
 from sparklog.log.state.configs import TopicConfigs, check_delete_delay
-from sparklog.log.state.imports import ImportedPartition, ImportIntent
-from sparklog.log.state.kafka_source import KafkaSource
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 

@@ -43,8 +43,8 @@ from sparklog.kafka.in_place.segment_recovery import FAIL, SKIP, TRUNCATE, OnSki
 from sparklog.kafka.in_place.transaction_state import TransactionEvents, TransactionState
 from sparklog.log.journal.env import Env
 from sparklog.log.journal.names import append_path, file_key, is_sealed, sealed_path
-from sparklog.log.state.imports import ImportedPartition
-from sparklog.log.state.kafka_source import ImportedEnd, KafkaEnded, KafkaOpen
+from sparklog.log.state.commit import ImportedEnd, KafkaEnded, KafkaOpen
+from sparklog.log.state.commit_intents import ImportedPartition
 from sparklog.log.state.slices import FileSlices
 from sparklog.storage.store import ObjectWriter, Store
 

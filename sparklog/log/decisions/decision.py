@@ -1,25 +1,9 @@
 """Entries of a transactional id's journal, `_transactions/<id>/_log`, and the steps from one state to the next.
 
-An entry carries the whole state after it. The state stays small, because a COMMIT is forgotten once every topic and
-group it names has recorded it. The members that every entry begins with are in `sparklog.log.journal.entry_log`; then
-
-| member        | meaning                                                                                            |
-|---------------|----------------------------------------------------------------------------------------------------|
-| op            | init, prepare, commit, abort, forget                                                               |
-| n             | the transaction of this entry, or null                                                             |
-| reason        | why the newest decision is ABORT (abort, fenced, timeout, operator, generation); null: COMMIT      |
-| newest        | number of the newest decision, -1: none. All up to here are decided, none beyond                   |
-| run           | the instance that may begin transactions; null before the first                                    |
-| earlierRuns   | up to four instances before it, newest first: fenced                                               |
-| epoch         | counts the instances: one that comes with a lower epoch is fenced; left out before the first       |
-| batch, count  | newest batch id of the replay rule and its records; null and 0 where none was given                |
-| bytes, layout | its content (`content`), as far as it is known                                                     |
-| prepared      | [{part, topic, topicId, version, commitId}]: prepares of `newest` + 1 that jobs recorded           |
-| preparedGroups | [{part, group, number}]: the same of consumer groups, by the number of the entry there            |
-| commits       | [{n, timeMs, prepares, groups}]: the newest decision if it is a COMMIT, and every COMMIT that some |
-|               | topic or group it names has not recorded                                                           |
-
-A decided n that is not among `commits` was aborted, or is recorded in every topic and group it names.
+An entry carries the whole state after it; docs/reference/format-transactions.md says what its members mean. The state
+stays small, because a COMMIT is forgotten once every topic and group it names has recorded it. `newest` is the number
+of the newest decision: all up to it are decided, none beyond. A decided n that is not among `commits` was aborted, or
+is recorded in every topic and group it names.
 """
 
 from __future__ import annotations
@@ -39,26 +23,17 @@ from sparklog.log.journal.documents import (
     one_of,
     whole,
 )
-from sparklog.log.journal.entry_log import ENTRY_MEMBERS, Entry, EntryKind, decode_entry
-from sparklog.log.journal.names import MAX_VERSION, TRANSACTIONS_FOLDER, transactions_prefix
+from sparklog.log.journal.entry_log import ENTRY_MEMBERS, Entry, EntryKind
+from sparklog.log.journal.names import MAX_VERSION, TRANSACTIONS_FOLDER
 from sparklog.log.state.commit import CONTENT_JSON, Resolved
 from sparklog.log.state.registry import Entry as RegistryEntry
 from sparklog.log.state.registry import WriterKey, decide, earlier_runs, is_superseded, next_epoch
 from sparklog.log.state.slices import Content
 
-INIT = "init"
-PREPARE = "prepare"
-COMMIT = "commit"
-ABORT = "abort"
-FORGET = "forget"
-DECISION_OPS = (INIT, PREPARE, COMMIT, ABORT, FORGET)
-
-BY_OWNER = "abort"
-BY_NEWER_INSTANCE = "fenced"
-BY_TIMEOUT = "timeout"
-BY_OPERATOR = "operator"
-BY_NEWER_GENERATION = "generation"
-REASONS = (BY_OWNER, BY_NEWER_INSTANCE, BY_TIMEOUT, BY_OPERATOR, BY_NEWER_GENERATION)
+DECISION_OPS = INIT, PREPARE, COMMIT, ABORT, FORGET = ("init", "prepare", "commit", "abort", "forget")
+REASONS = BY_OWNER, BY_NEWER_INSTANCE, BY_TIMEOUT, BY_OPERATOR, BY_NEWER_GENERATION = (
+    "abort", "fenced", "timeout", "operator", "generation",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +75,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Decisions(Entry):
-    """The newest entry of a transactional id, and so its state. See the module."""
+    """The newest entry of a transactional id, and so its state."""
 
     op: str = ""
     n: int | None = None
@@ -133,7 +108,7 @@ class Decisions(Entry):
         return n == self.newest or self.commit_of(n) is not None
 
     def resolved(self, topic: str, topic_id: str, n: int) -> Resolved:
-        """Return the outcome of a decided `n` that a topic records, which has slices of it open."""
+        """Return the outcome of a decided `n`, as a topic records it."""
         committed = self.commit_of(n)
         if committed is None:
             return Resolved(self.id, n)
@@ -150,37 +125,21 @@ class Decisions(Entry):
         """Return the entry for the replay rule; None before the first batch."""
         if self.batch is None:
             return None
-        return RegistryEntry(
-            self.batch,
-            self.count,
-            self.number,
-            self.time_ms,
-            self.run,
-            self.earlier_runs,
-            self.epoch,
-            self.content,
-        )
+        done = (self.batch, self.count, self.number, self.time_ms)
+        return RegistryEntry(*done, self.run, self.earlier_runs, self.epoch, self.content)
 
 
 # -- steps: the state after one more entry, None if there is nothing to write; number and chain come from the journal
 
 
 def init(state: Decisions, run: str, epoch: int | None = None, now_ms: int = 0) -> Decisions | None:
-    """Make `run` the instance, and abort an open transaction of an earlier instance. `Fenced` if `run` was superseded.
-
-    `epoch`: that of `run`, if it has one.
-    """
+    """Make `run` the instance, and abort an open transaction of an earlier one. `Fenced` if `run` was superseded."""
     if state.run == run:
         return None
     if is_superseded(state, run, epoch, now_ms):
         raise fenced(state, run)
     taken = replace(state, op=INIT, run=run, earlier_runs=earlier_runs(state, run), epoch=next_epoch(state, run, epoch))
-    if state.number < 0:
-        return replace(taken, n=None)
-    n = state.newest + 1
-    return replace(
-        taken, n=n, newest=n, reason=BY_NEWER_INSTANCE, prepared=(), prepared_groups=(), commits=_kept(state, n, ())
-    )
+    return replace(taken, n=None) if state.number < 0 else _aborted(taken, state.newest + 1, BY_NEWER_INSTANCE)
 
 
 def prepare(
@@ -222,16 +181,9 @@ def commit(
         return None
     check_undecided(state, n, run)
     whole = Committed(n, max(time_ms, state.time_ms), (*state.prepared, *prepares), (*state.prepared_groups, *groups))
-    after = replace(
-        state,
-        op=COMMIT,
-        n=n,
-        newest=n,
-        reason=None,
-        prepared=(),
-        prepared_groups=(),
-        commits=(*_kept(state, n, resolved), whole),
-    )
+    commits = (*_kept(state, n, resolved), whole)
+    state = replace(state, prepared=(), prepared_groups=())
+    after = replace(state, op=COMMIT, n=n, newest=n, reason=None, commits=commits)
     if key is None:
         return after
     if not decide(state.entry(), key, count, f"transactional id '{state.id}'", time_ms).write:
@@ -241,11 +193,12 @@ def commit(
 
 def abort(state: Decisions, n: int, reason: str) -> Decisions | None:
     """ABORT `n`, unless it is decided."""
-    if state.decided(n):
-        return None
-    return replace(
-        state, op=ABORT, n=n, newest=n, reason=reason, prepared=(), prepared_groups=(), commits=_kept(state, n, ())
-    )
+    return None if state.decided(n) else _aborted(replace(state, op=ABORT), n, reason)
+
+
+def _aborted(state: Decisions, n: int, reason: str) -> Decisions:
+    left = _kept(state, n, ())
+    return replace(state, n=n, newest=n, reason=reason, prepared=(), prepared_groups=(), commits=left)
 
 
 def forget(state: Decisions, resolved: Collection[int]) -> Decisions | None:
@@ -287,9 +240,6 @@ def fenced(state: Decisions, run: str) -> Fenced:
     return Fenced(f"instance {run} of transactional id '{state.id}' was superseded by {state.run}; stop this instance")
 
 
-# -- bytes
-
-
 PREPARED_JSON = Document(
     Prepared,
     Member("part", TEXT, nullable=True),
@@ -299,10 +249,7 @@ PREPARED_JSON = Document(
     Member("commitId", TEXT),
 )
 PREPARED_GROUP_JSON = Document(
-    PreparedGroup,
-    Member("part", TEXT, nullable=True),
-    Member("group", TEXT),
-    Member("number", whole(0, MAX_VERSION)),
+    PreparedGroup, Member("part", TEXT, nullable=True), Member("group", TEXT), Member("number", whole(0, MAX_VERSION))
 )
 COMMITTED_JSON = Document(
     Committed,
@@ -338,24 +285,4 @@ DECISION_JSON = StoredDocument(
     inline={"content": CONTENT_JSON},
     check=_check_order,
 )
-
-
-def encode_decisions(entry: Decisions) -> bytes:
-    """The bytes of an entry."""
-    return DECISION_JSON.encode(entry)
-
-
-def decode_decisions(data: bytes, key: str, number: int) -> Decisions:
-    """See `decode_entry`."""
-    return decode_entry(DECISION_JSON, data, key, number)
-
-
-DECISIONS = EntryKind(
-    folder=TRANSACTIONS_FOLDER,
-    prefix=transactions_prefix,
-    owner="transactional id",
-    what="decisions",
-    empty=Decisions,
-    encode=encode_decisions,
-    decode=decode_decisions,
-)
+DECISIONS = EntryKind(TRANSACTIONS_FOLDER, "transactional id", "decisions", Decisions, DECISION_JSON)

@@ -10,6 +10,11 @@ outcome of n. A commit to a topic records it there (the COMMIT or ABORT marker o
 transactions past their timeout by the store's clock. Readers do not wait for that: `settle` shows snapshots as they
 will be once the outcome is recorded. It also makes snapshots of several topics agree, so that they hold all of a
 transaction or none of it.
+
+The ends of a read of several partitions do the same (`whole_ends`). A transaction that is open in one partition hides
+later ones there, behind the last stable offset, and in no other partition. A reader that went up to that offset
+everywhere would see such a transaction in part: it is cut. So ends are taken back to where a cut transaction begins, in
+all its partitions and topics, until none is cut. No end goes below one that was returned before for the same topics.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -27,11 +32,10 @@ from sparklog.log.journal.entry_log import EntryLog
 from sparklog.log.journal.env import SETTLE_MS, SYSTEM, Backoff
 from sparklog.log.journal.journal import RootAccess
 from sparklog.log.journal.names import commit_key
-from sparklog.log.state.commit import Resolved
+from sparklog.log.state.commit import Resolved, Txn
 from sparklog.log.state.commit_log import CommitLog
-from sparklog.log.state.slice_table import COMMITTED
-from sparklog.log.state.snapshot import Newer, Snapshot
-from sparklog.log.state.topic_state import Head, Prepare
+from sparklog.log.state.slice_table import COMMITTED, Newer, Slices, Snapshot
+from sparklog.log.state.topic_state import Head, Offsets, Prepare
 from sparklog.storage.local_writer import ForkLock, ask_each
 from sparklog.storage.store import Store
 
@@ -71,16 +75,15 @@ class DecisionLog(EntryLog[Decisions]):
             known = self._search(n)[0]
             if known is not None:
                 self._outcomes[n] = known
-                while len(self._outcomes) > REMEMBERED:
+                if len(self._outcomes) > REMEMBERED:
                     self._outcomes.popitem(last=False)
         return known
 
     def is_over(self, n: int) -> bool:
-        """True if a decided `n` has been unclear for longer than caches last: then it is recorded, or was aborted.
+        """True if a decided `n` has been unclear for longer than caches last, since the entry that has forgotten it.
 
-        By the store's clock, from the oldest entry that has forgotten it. A reader that then still sees it open, in a
-        snapshot taken after this call, knows that it was aborted there. False where the store cannot tell the time (a
-        read-only mount).
+        A reader that then still sees it open, in a snapshot taken after this call, knows that it was aborted there.
+        False where the store cannot tell the time (a read-only mount).
         """
         info = self.store.stat(self.key(self._search(n)[1]))
         if info is None:
@@ -91,7 +94,6 @@ class DecisionLog(EntryLog[Decisions]):
             return False
 
     def abort(self, n: int, reason: str) -> Decisions:
-        """ABORT `n` unless it is decided; return the state that has its outcome."""
         return self.write(lambda base: abort(base, n, reason))
 
     def _search(self, n: int) -> tuple[Decisions | None, int]:
@@ -103,17 +105,15 @@ class DecisionLog(EntryLog[Decisions]):
         while low < above.number:
             at = max((low + above.number) // 2, above.number - step)
             entry, step = self._entry(at), step * 2
-            if entry is None or not entry.decided(n):
-                low = at + 1
-                continue
-            if entry.is_clear(n):
+            if entry is not None and entry.decided(n):
+                if not entry.is_clear(n):
+                    above = entry
+                    continue
                 after = above if above.number == at + 1 else self._entry(at + 1)
                 if after is not None and after.prev_crc == entry.crc:
                     return entry, at
-                # Not of this journal: a sleeper has used a number again that was collected.
-                low = at + 1
-                continue
-            above = entry
+            # Older, or not of this journal: a sleeper has used a number again that was collected.
+            low = at + 1
         return None, above.number
 
     def _entry(self, number: int) -> Decisions | None:
@@ -129,11 +129,7 @@ class DecisionLog(EntryLog[Decisions]):
 
 
 class DecisionLogs:
-    """The decision logs of a root that this process used last.
-
-    Each is about a kilobyte, and each write of several topics without an id makes one. A log that was dropped is opened
-    anew when it is used again.
-    """
+    """The decision logs of a root that this process used last; each write of several topics without an id makes one."""
 
     def __init__(self, root: RootAccess) -> None:
         self._root = root
@@ -141,16 +137,11 @@ class DecisionLogs:
         self._lock = ForkLock()
 
     def log(self, transactional_id: str) -> DecisionLog:
-        """Return the log of an id, which may have no entries."""
         with self._lock:
-            log = self._logs.get(transactional_id)
-            if log is None:
-                log = DecisionLog(self._root, transactional_id)
-                self._logs[transactional_id] = log
-                while len(self._logs) > KEPT_LOGS:
-                    self._logs.popitem(last=False)
-            else:
-                self._logs.move_to_end(transactional_id)
+            log = self._logs.pop(transactional_id, None) or DecisionLog(self._root, transactional_id)
+            self._logs[transactional_id] = log
+            if len(self._logs) > KEPT_LOGS:
+                self._logs.popitem(last=False)
             return log
 
     def __len__(self) -> int:
@@ -162,13 +153,12 @@ class DecisionLogs:
             self._logs.pop(transactional_id, None)
 
     def backoff(self) -> Backoff:
-        """Return the waits for what a cache may hide, as long as caches last."""
         return Backoff(self._root.env)
 
     def resolve(self, topic: str, head: Head) -> list[Resolved]:
         """Return the outcomes of open transactions in the newest head of a topic; abort those past their timeout.
 
-        Never raises for a log that fails: a later commit records its outcome.
+        A log that fails is passed over: a later commit records its outcome.
         """
         outcomes = []
         opened = open_transactions(head)
@@ -204,13 +194,12 @@ class DecisionLogs:
         return any(now - self.prepared_ms(topic, item) > timeout_of(item) for item in prepares)
 
     def prepared_ms(self, topic: str, prepare: Prepare) -> int:
-        """Return when a prepare was written, by the store's clock; its commit time once its commit is collected."""
+        """Return when a prepare was written, by the store's clock; its commit time once that is collected."""
         info = self._root.store.stat(commit_key(topic, prepare.version))
         return prepare.time_ms if info is None else info.modified_ms
 
 
 def timeout_of(prepare: Prepare) -> int:
-    """Return `transaction.timeout.ms` of a prepare."""
     return DEFAULT_TIMEOUT_MS if prepare.txn.timeout_ms is None else prepare.txn.timeout_ms
 
 
@@ -290,7 +279,6 @@ def reader_of(store: Store, topic: str) -> Newer:
 
 
 def settled(snapshot: Snapshot, outcomes: Sequence[Resolved]) -> Snapshot:
-    """Return the snapshot as it would be with these outcomes recorded."""
     if not outcomes:
         return snapshot
     head = snapshot.head.settled(outcomes)
@@ -363,3 +351,60 @@ def _outcomes(logs: DecisionLogs, name: str, head: Head, known: _Round, unclear:
                     unclear.add(name)
         known.undecided.setdefault((transactional_id, n), set()).add(name)
     return outcomes
+
+
+Cut = tuple[str, int]
+
+
+def whole_ends(snapshots: Mapping[str, Snapshot]) -> dict[str, Offsets]:
+    """Return the ends, per topic and partition, of a read_committed read of all these snapshots."""
+    heads = {name: snapshot.head for name, snapshot in snapshots.items()}
+    if not any(_hides(head) for head in heads.values()):
+        return {name: head.last_stable() for name, head in heads.items()}
+    return _whole(heads, {name: _committed(snapshot.slices.all()) for name, snapshot in snapshots.items()})
+
+
+def own_whole_ends(head: Head, slices: Slices) -> Offsets:
+    """Return the same of one topic, from all its slices: maintenance leaves alone what lies behind."""
+    return _whole({"": head}, {"": _committed(slices)})[""] if _hides(head) else head.last_stable()
+
+
+def _hides(head: Head) -> bool:
+    """True if a transaction is open, also one that Kafka left open in an import."""
+    return bool((head.last_stable() < head.log_end).any())
+
+
+def held_back(snapshot: Snapshot, ends: Offsets) -> Snapshot:
+    """Return the snapshot as if a transaction were open from these ends on: for planning, which leaves that alone."""
+    head = snapshot.head
+    below = np.flatnonzero(ends < head.last_stable()).tolist()
+    if not below:
+        return snapshot
+    first = {partition: int(ends[partition]) for partition in below}
+    last = {partition: int(head.log_end[partition]) for partition in below}
+    hidden = Prepare(Txn("", 0), head.version, "", head.made_ms, first, last)
+    return replace(snapshot, head=replace(head, open=(*head.open, hidden)))
+
+
+def _whole(heads: Mapping[str, Head], rows: Mapping[str, Slices]) -> dict[str, Offsets]:
+    ends = {name: head.last_stable().copy() for name, head in heads.items()}
+    done: set[Cut] = set()
+    while cut := {each for name, part in rows.items() for each in _cut(part, ends[name])} - done:
+        done |= cut
+        for name, part in rows.items():
+            for row in np.flatnonzero(np.isin(part.txn_n, [n for _, n in cut])).tolist():
+                if (part.txn_id(row), int(part.txn_n[row])) in cut:
+                    partition = int(part.partition[row])
+                    ends[name][partition] = min(ends[name][partition], int(part.base[row]))
+    return {name: np.maximum(end, heads[name].log_start) for name, end in ends.items()}
+
+
+def _committed(rows: Slices) -> Slices:
+    """Return slices of committed transactions that no merge has taken up."""
+    return rows[np.flatnonzero(rows.status == COMMITTED)]
+
+
+def _cut(rows: Slices, ends: Offsets) -> set[Cut]:
+    """Return transactions with a slice beyond the end of its partition."""
+    beyond = np.flatnonzero(rows.end > ends[rows.partition]).tolist()
+    return {(rows.txn_id(row), int(rows.txn_n[row])) for row in beyond}

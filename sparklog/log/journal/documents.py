@@ -6,8 +6,6 @@
 successor's `prevCrc` covers yet. Bytes are canonical (fixed order of members, no spaces, ASCII), so equal values are
 equal bytes.
 
-A `Document` is the table of one JSON object: its members in their order, each with its kind and range. It makes the
-object of a data class and the data class of an object. `StoredDocument` is an object with bytes of its own.
 """
 
 from __future__ import annotations
@@ -24,10 +22,9 @@ from sparklog.errors import BadRequest, Corrupt
 from sparklog.storage.store import MAX_DOCUMENT
 
 FORMAT = 1
+# Features a log may ask of its readers, or of its writers, that this release understands.
 KNOWN_READ_FEATURES: frozenset[str] = frozenset()
-"""Features a log may ask of its readers that this release understands."""
 KNOWN_WRITE_FEATURES: frozenset[str] = frozenset()
-"""Features a log may ask of its writers that this release understands."""
 INT64_MAX = 2**63 - 1
 INT64_MIN = -(2**63)
 MAX_TEXT = 4096
@@ -44,17 +41,13 @@ def encode(document: Mapping[str, object]) -> bytes:
     """Canonical bytes of an object, its own CRC last."""
     body = json.dumps(document, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii")[:-1]
     if len(body) > MAX_DOCUMENT - _TRAILER_BYTES:
-        raise BadRequest(
-            f"an object of {len(body)} bytes is not written, at most {MAX_DOCUMENT} are; write less at once"
-        )
+        size = len(body)
+        raise BadRequest(f"an object of {size} bytes is not written, at most {MAX_DOCUMENT} are; write less at once")
     return b"%s%s%d}\n" % (body, _TRAILER, crc32c.crc32c(body))
 
 
 def decode(data: bytes, key: str, what: str) -> Fields:
-    """The object in `data`, CRC and format version checked.
-
-    `BadRequest` if a newer release wrote it (format version or read features); `Corrupt` naming `key` if it is damaged.
-    """
+    """Return the object in `data`. `BadRequest` if a newer release wrote it; `Corrupt` naming `key` if damaged."""
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):
@@ -79,15 +72,13 @@ def checksum_holds(data: bytes) -> bool:
     return cut >= 0 and data[cut:] == b"%s%d}\n" % (_TRAILER, crc32c.crc32c(data[:cut]))
 
 
+@dataclass(slots=True)
 class Fields:
     """Strict access to the members of one JSON object: one missing or of a wrong type is `Corrupt`."""
 
-    __slots__ = ("document", "key", "what")
-
-    def __init__(self, document: dict[str, Any], key: str, what: str) -> None:
-        self.document = document
-        self.key = key
-        self.what = what
+    document: dict[str, Any]
+    key: str
+    what: str
 
     def bad(self, name: str, expected: str) -> Corrupt:
         """The error for one member."""
@@ -96,14 +87,9 @@ class Fields:
 
     def only(self, names: frozenset[str]) -> None:
         """Refuse members that are not known: they may mean something, and dropping them could lose it."""
-        extra = self.document.keys() - names
-        if extra:
-            raise Corrupt(
-                f"{self.what}: unknown members {', '.join(sorted(extra))[:200]}; upgrade sparklog", file=self.key
-            )
-
-    def has(self, name: str) -> bool:
-        return name in self.document
+        if extra := self.document.keys() - names:
+            listed = ", ".join(sorted(extra))[:200]
+            raise Corrupt(f"{self.what}: unknown members {listed}; upgrade sparklog", file=self.key)
 
     def integer(self, name: str, low: int = INT64_MIN, high: int = INT64_MAX) -> int:
         value = self.document.get(name)
@@ -129,9 +115,7 @@ class Fields:
             raise self.bad(name, "a list of texts")
         return tuple(values)
 
-    def integers(
-        self, name: str, length: int | None = None, low: int = INT64_MIN, high: int = INT64_MAX
-    ) -> tuple[int, ...]:
+    def integers(self, name: str, length: int | None, low: int, high: int = INT64_MAX) -> tuple[int, ...]:
         values = self.document.get(name)
         if not isinstance(values, list) or (length is not None and len(values) != length):
             raise self.bad(name, "a list of whole numbers" if length is None else f"a list of {length} whole numbers")
@@ -181,7 +165,6 @@ BOOLEAN = Kind(Fields.boolean)
 
 
 def whole(low: int = INT64_MIN, high: int = INT64_MAX) -> Kind:
-    """A whole number."""
     return Kind(lambda item, name: item.integer(name, low, high))
 
 
@@ -207,9 +190,13 @@ def one_of(*values: str, nullable: bool = False) -> Kind:
     return Kind(read)
 
 
+def _sorted(values: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(sorted(values.items()))
+
+
 def numbers_by_text(low: int = 0) -> Kind:
     """`{"text": number}`; absent is empty."""
-    return Kind(lambda item, name: item.numbers_by_text(name, low), lambda values: dict(sorted(values.items())))
+    return Kind(lambda item, name: item.numbers_by_text(name, low), _sorted)
 
 
 def numbers_by_partition(high: int) -> Kind:
@@ -233,11 +220,10 @@ def texts_by_text(nullable: bool = False) -> Kind:
             raise item.bad(name, "an object of texts" + (" or nulls" if nullable else ""))
         return values
 
-    return Kind(read, lambda values: dict(sorted(values.items())))
+    return Kind(read, _sorted)
 
 
 def object_of(table: Document[Any]) -> Kind:
-    """A JSON object."""
     return Kind(lambda item, name: table.from_json(item.object(name)), table.to_json)
 
 
@@ -313,7 +299,6 @@ class Document(Generic[T]):
         self._known = frozenset(self.names)
 
     def to_json(self, value: T) -> dict[str, Any]:
-        """The JSON object of a value."""
         document: dict[str, Any] = {}
         for (name, write, optional), each in zip(self._writers, self._parts(value), strict=True):
             if not (optional and each in _LEFT_OUT):
@@ -325,10 +310,7 @@ class Document(Generic[T]):
         return document
 
     def from_json(self, item: Fields, **known: Any) -> T:
-        """The value of a JSON object, with attributes that are `known` otherwise.
-
-        `Corrupt` if a member is missing, of another type, out of its range, or not in the table.
-        """
+        """Return the value of a JSON object, with attributes that are `known` otherwise. `Corrupt` if it is damaged."""
         item.only(self._known)
         value = self._make(**known, **self._values(item))
         if self._check is not None:
@@ -336,12 +318,12 @@ class Document(Generic[T]):
         return value
 
     def _values(self, item: Fields) -> dict[str, Any]:
-        values: dict[str, Any] = {}
         document = item.document
-        for attribute, name, read, nullable, optional in self._readers:
-            if optional and name not in document:
-                continue
-            values[attribute] = None if nullable and document.get(name) is None else read(item, name)
+        values = {
+            attribute: None if nullable and document.get(name) is None else read(item, name)
+            for attribute, name, read, nullable, optional in self._readers
+            if not optional or name in document
+        }
         for attribute, table in self._inline:
             if not document.keys().isdisjoint(table.names):
                 values[attribute] = table._make(**table._values(item))
@@ -349,7 +331,7 @@ class Document(Generic[T]):
 
 
 class StoredDocument(Document[T]):
-    """The table of a JSON object that is stored by itself: between its format version and its CRC.
+    """The table of an object with bytes of its own: format version, members, CRC.
 
     Read features are written as none where they are not among the members.
     """
@@ -364,18 +346,13 @@ class StoredDocument(Document[T]):
         self._known = frozenset(self.names)
 
     def encode(self, value: T) -> bytes:
-        """The bytes of a value."""
         return encode({**self._first, **self.to_json(value)})
 
     def fields(self, data: bytes, key: str) -> Fields:
-        """The members of the object in `data`, CRC and format version checked; see `decode`."""
         return decode(data, key, self.what)
 
     def decode(self, data: bytes, key: str) -> T:
-        """The value in `data`, which lay under `key`.
-
-        `BadRequest` if it needs a newer sparklog; `Corrupt` naming `key` if it is damaged.
-        """
+        """Return the value in `data`. `BadRequest` if it needs a newer sparklog; `Corrupt` naming `key` if damaged."""
         return self.from_json(self.fields(data, key))
 
 

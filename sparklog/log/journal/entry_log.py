@@ -1,47 +1,25 @@
 """Journals whose entries each carry the whole state after them: offsets of consumer groups, transaction decisions.
 
-As the newest entry has it all, a checkpoint is a copy of one under `_log/checkpoints/`. It saves a process that opens
-the journal from reading all the entries before.
-
-The members that every entry begins with, and the last one:
-
-| member        | meaning                                                                                            |
-|---------------|----------------------------------------------------------------------------------------------------|
-| format        | 1                                                                                                  |
-| readFeatures  | features a reader must know from here on                                                           |
-| writeFeatures | features a writer must know from here on                                                           |
-| number        | the number in its name, from 0                                                                     |
-| id            | the group or transactional id (the folder may be encoded or a hash)                                |
-| commitId      | random, the same for all tries: after a lost answer it says "this is mine"                         |
-| prevCrc       | CRC-32C of all bytes of the entry before; null at 0                                                |
-| timeMs        | max(the writer's clock, the entry before)                                                          |
-| clockMs       | when it was made, if a wrong clock has left `timeMs` ahead of that (`clock`)                       |
-| clockSince    | the newest entry since which the times when entries were made go on; left out where there is none  |
-| ...           | the members of its kind                                                                            |
-| crc           | CRC-32C of the bytes before this member                                                            |
+As the newest entry has it all, a checkpoint is a copy of one under `_log/checkpoints/`. Maintenance deletes entries and
+checkpoints below the second newest sound checkpoint. docs/reference/format-transactions.md says what the members mean.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice, pairwise
 from typing import Generic, TypeVar
 
 import crc32c
 
-from sparklog.errors import BadRequest, Corrupt
-from sparklog.log.journal.documents import (
-    KNOWN_WRITE_FEATURES,
-    TEXT,
-    TEXTS,
-    UINT32_MAX,
-    Member,
-    StoredDocument,
-    whole,
-)
+from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError
+from sparklog.log.journal.documents import KNOWN_WRITE_FEATURES, TEXT, TEXTS, UINT32_MAX, Member, StoredDocument, whole
 from sparklog.log.journal.env import next_times
 from sparklog.log.journal.journal import Journal, Known, RootAccess
-from sparklog.log.journal.names import checkpoint_key
+from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, checkpoint_version, commit_key, id_folder
+from sparklog.storage.local_writer import read_each
+from sparklog.storage.store import Store
 
 ENTRY_MEMBERS = (
     Member("readFeatures", TEXTS),
@@ -60,7 +38,7 @@ CHECKPOINT_ENTRIES = 64
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The newest entry of an id, and so its state; `number` -1 is an id without entries. `nbytes` of the entry."""
+    """The newest entry of an id, and so its state; `number` -1: an id without entries."""
 
     id: str
     number: int = -1
@@ -76,7 +54,6 @@ class Entry:
 
     @property
     def made_ms(self) -> int:
-        """Time when it was made, in ms."""
         return self.time_ms if self.clock_ms is None else self.clock_ms
 
 
@@ -87,34 +64,29 @@ Step = Callable[[E], E | None]
 
 @dataclass(frozen=True, slots=True)
 class EntryKind(Generic[E]):
-    """A kind of entries: offsets of groups or decisions. Journals lie below `folder`, that of an id under `prefix(id)`.
+    """A kind of entries: offsets of groups or decisions. The journal of an id lies below `folder`.
 
-    `owner` and `what` are for messages: "transactional id", "decisions". `decode(data, key, number)` raises
-    `BadRequest` if the entry needs a newer sparklog, `Corrupt` naming `key` if it is damaged or another entry.
+    `owner` and `what` are for messages: "transactional id", "decisions".
     """
 
     folder: str
-    prefix: Callable[[str], str]
     owner: str
     what: str
     empty: Callable[[str], E]
-    encode: Callable[[E], bytes]
-    decode: Callable[[bytes, str, int], E]
+    table: StoredDocument[E]
+
+    def prefix(self, id_: str) -> str:
+        return f"{self.folder}/{id_folder(id_)}"
 
     def title(self, id_: str) -> str:
-        """Return the name of an id in messages."""
         return f"{self.owner} '{id_}'"
 
-
-def decode_entry(table: StoredDocument[E], data: bytes, key: str, number: int) -> E:
-    """The entry in `data`, which lay under `key` as `number`.
-
-    `BadRequest` if it needs a newer sparklog; `Corrupt` naming `key` if it is damaged or is another entry.
-    """
-    item = table.fields(data, key)
-    if (stored := item.integer("number", 0)) != number:
-        raise Corrupt(f"entry {number} should lie here, found entry {stored}; restore it", file=key)
-    return table.from_json(item, crc=crc32c.crc32c(data), nbytes=len(data))
+    def decode(self, data: bytes, key: str, number: int) -> E:
+        """Return the entry in `data`. `BadRequest` if it needs a newer sparklog; `Corrupt` if damaged or another."""
+        item = self.table.fields(data, key)
+        if (stored := item.integer("number", 0)) != number:
+            raise Corrupt(f"entry {number} should lie here, found entry {stored}; restore it", file=key)
+        return self.table.from_json(item, crc=crc32c.crc32c(data), nbytes=len(data))
 
 
 class EntryLog(Journal[E, E, E]):
@@ -126,10 +98,7 @@ class EntryLog(Journal[E, E, E]):
         self.id = id_
 
     def write(self, step: Step[E]) -> E:
-        """Take a step: create the entry it makes of the newest state; the newest state after it.
-
-        Raises what the step raises on the newest state, and `Unavailable` if the outcome stays unknown.
-        """
+        """Create the entry that the step makes of the newest state, and return the state after it. See `_write`."""
         return self._write(step)[1].state
 
     def _empty(self) -> E:
@@ -147,17 +116,8 @@ class EntryLog(Journal[E, E, E]):
             raise BadRequest(f"{self.title} needs the sparklog features {', '.join(unknown)}; upgrade sparklog")
         number = state.number + 1
         times = next_times(state, number, self.env.wall_ms(), self._guard.store_ms())
-        return self.kind.encode(
-            replace(
-                draft,
-                number=number,
-                commit_id=commit_id,
-                prev_crc=state.crc,
-                time_ms=times.time_ms,
-                clock_ms=times.clock_ms,
-                clock_since=times.clock_since,
-            )
-        )
+        chained = replace(draft, number=number, commit_id=commit_id, prev_crc=state.crc, **times)
+        return self.kind.table.encode(chained)
 
     def _applied(self, state: E, entries: Sequence[E]) -> E:
         for entry in entries:
@@ -181,6 +141,91 @@ class EntryLog(Journal[E, E, E]):
     def _write_checkpoint(self, known: Known[E]) -> Known[E]:
         state = known.state
         key = checkpoint_key(self.prefix, state.number)
-        if self.store.create(key, self.kind.encode(state)):
+        if self.store.create(key, self.kind.table.encode(state)):
             self._numbered.drop_unless_here(key, state.number, state.crc)
         return self._publish(replace(known, checkpoint=state.number, tail_bytes=0))
+
+
+KEEP_MS = 7 * 86_400_000
+"""An entry stays as long as a commit does, unless the caller has another time."""
+
+
+def ids_of(store: Store, kind: EntryKind[E], failures: list[SparklogError] | None = None) -> list[str]:
+    """Return the ids that have entries, from an entry of each folder. Errors are put into `failures`, or raised."""
+    folders = list(store.list_folders(f"{kind.folder}/"))
+    ids = read_each(store, lambda folder: id_under(store, kind, f"{kind.folder}/{folder}"), folders, failures)
+    return [id_ for folder, id_ in ids.items() if id_ is not None and id_folder(id_) == folder]
+
+
+def id_under(store: Store, kind: EntryKind[E], prefix: str) -> str | None:
+    """Return the id whose entries lie here, None without any, by the first one or a checkpoint; else `Corrupt`."""
+    damage: Corrupt | None = None
+    for key in (commit_key(prefix, 0), *[info.key for info in store.list(checkpoint_prefix(prefix))]):
+        number = checkpoint_version(key)
+        if number is None:
+            continue
+        try:
+            return kind.decode(store.get(key), key, number).id
+        except NotFound:
+            continue
+        except Corrupt as error:
+            damage = error
+    if damage is not None:
+        raise damage
+    return None
+
+
+def entry_before(log: EntryLog[E], time_ms: int) -> E | None:
+    """Return the newest entry written up to a time, by the store's clock; None if there is none."""
+    number = None
+    for info in log.store.list(f"{log.prefix}/_log/0"):
+        if info.modified_ms > time_ms:
+            break
+        number = checkpoint_version(info.key)
+    if number is None:
+        return None
+    key = log.key(number)
+    try:
+        return log.kind.decode(log.store.get(key), key, number)
+    except NotFound:
+        return None
+
+
+def collect_log(log: EntryLog[E], now_ms: int, *, dry_run: bool) -> tuple[int, int]:
+    """Delete a whole journal, the newest entry first, if that is a week old; return objects and bytes."""
+    objects = list(log.store.list(f"{log.prefix}/_log/"))
+    if not objects or now_ms - max(info.modified_ms for info in objects) < KEEP_MS:
+        return 0, 0
+    if not dry_run:
+        for info in sorted(objects, key=lambda info: info.key, reverse=True):
+            log.store.delete(info.key)
+    return len(objects), sum(info.size for info in objects)
+
+
+def collect_entries(
+    log: EntryLog[E], now_ms: int, *, keep_ms: int = KEEP_MS, needed: int | None = None, dry_run: bool
+) -> tuple[int, int]:
+    """Delete entries and checkpoints below the second newest sound checkpoint; return objects and bytes.
+
+    Each is deleted `keep_ms` after the next one was written, by the store's clock (`now_ms`): the newest at any time
+    since then stays. So do entries from `needed` on.
+    """
+    sound = (number for number in reversed(log.checkpoints()) if log.read_checkpoint(number) is not None)
+    lowest = next(islice(sound, 1, None), None)
+    if lowest is None:
+        return 0, 0
+    first = lowest if needed is None else min(lowest, needed)
+    objects = nbytes = 0
+    for prefix, limit in (
+        # 20 digits hold every number with a zero in front, and so no checkpoint is listed with the entries.
+        (f"{log.prefix}/_log/0", commit_key(log.prefix, first)),
+        (checkpoint_prefix(log.prefix), checkpoint_key(log.prefix, lowest)),
+    ):
+        for info, newer in pairwise(log.store.list(prefix)):
+            if info.key >= limit:
+                break
+            if now_ms - newer.modified_ms >= keep_ms:
+                objects, nbytes = objects + 1, nbytes + info.size
+                if not dry_run:
+                    log.store.delete(info.key)
+    return objects, nbytes

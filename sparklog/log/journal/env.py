@@ -1,4 +1,7 @@
-"""Clocks: which writers may commit, and the times of a commit. Also times as text.
+"""The environment of a log: clocks, sleep and randomness in one value (`Env`), and the rules about clocks.
+
+No module below `sparklog.log` asks the operating system for the time or for a random number: it asks an `Env`, so that
+a simulation can stop clocks, skew them and replay a run from its seed.
 
 A writer whose clock is far ahead of the store's does not commit. On a local disk both are one clock: one that jumps
 ahead and back again leaves commits from the future. Their followers are not pinned there. Each commit has
@@ -8,11 +11,6 @@ ahead and back again leaves commits from the future. Their followers are not pin
   more than five minutes ahead of the store's clock, and so was made while a clock was wrong;
 * `clockSince`, the newest version behind which it went back like that, for looking commits up by time: from there on
   times are in order.
-
-The environment of a log: clocks, sleep and randomness, in one value that callers pass in.
-
-No module below `sparklog.log` asks the operating system for the time or for a random number: it asks an `Env`, so that
-a simulation can stop clocks, skew them and replay a run from its seed.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 from sparklog.errors import Unavailable
 from sparklog.storage.store import Store
@@ -35,10 +33,7 @@ LAST_MS = 253_402_300_799_999
 
 
 def iso_time(ms: int) -> str:
-    """Write ms since the epoch as `2026-01-31T12:00:00.000Z`; as a number if not of the years 1970 to 9999.
-
-    The commands take this text back (`--as-of`, `--to-datetime`).
-    """
+    """Write ms since the epoch as `2026-01-31T12:00:00.000Z`; as a number if not of the years 1970 to 9999."""
     if not 0 <= ms <= LAST_MS:
         return str(ms)
     return (EPOCH + timedelta(milliseconds=ms)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -54,16 +49,13 @@ class Dated(Protocol):
 
     @property
     def time_ms(self) -> int: ...
-
     @property
     def made_ms(self) -> int: ...
-
     @property
     def clock_since(self) -> int | None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Times:
+class Times(TypedDict):
     """The times that a commit records."""
 
     time_ms: int
@@ -76,7 +68,8 @@ def next_times(base: Dated, number: int, now_ms: int, store_ms: int) -> Times:
     wrong = base.made_ms > store_ms + MAX_AHEAD_MS
     made_ms = min(now_ms, store_ms) if wrong else max(now_ms, base.made_ms)
     time_ms = max(made_ms, base.time_ms)
-    return Times(time_ms, None if made_ms == time_ms else made_ms, number if wrong else base.clock_since)
+    clock_ms = None if made_ms == time_ms else made_ms
+    return Times(time_ms=time_ms, clock_ms=clock_ms, clock_since=number if wrong else base.clock_since)
 
 
 def newest_at(commit: Callable[[int], Dated], first: int, last: int, time_ms: int) -> int:
@@ -97,10 +90,7 @@ def newest_at(commit: Callable[[int], Dated], first: int, last: int, time_ms: in
 
 
 def reading_clock_ms(store: Store, env: Env) -> int:
-    """Return the store's clock for work that changes nothing; this machine's where the store cannot be asked.
-
-    A local store tells the time by a file that it makes and removes, which a read-only mount refuses.
-    """
+    """Return the store's clock, or this machine's where the store cannot be asked: a read-only mount."""
     try:
         return store.now_ms()
     except Unavailable:
@@ -119,8 +109,10 @@ class ClockGuard:
     def check(self) -> None:
         """`Unavailable` if the wall clock is more than five minutes ahead of the store's."""
         now = self._env.now()
-        if self._asked is not None and self._still(now, self._asked):
-            return
+        if self._asked is not None:
+            wall, boot = now.wall_ms - self._asked.wall_ms, now.boot_ms - self._asked.boot_ms
+            if 0 <= boot < ASK_AGAIN_MS and abs(wall - boot) <= MAX_DRIFT_MS:
+                return
         store_ms = self._store.now_ms()
         ahead = now.wall_ms - store_ms
         if ahead > MAX_AHEAD_MS:
@@ -131,22 +123,14 @@ class ClockGuard:
         self._asked, self._ahead_ms = now, ahead
 
     def store_ms(self) -> int:
-        """Return the store's clock, by the last comparison."""
         return self._env.wall_ms() - self._ahead_ms
-
-    @staticmethod
-    def _still(now: Moment, then: Moment) -> bool:
-        wall, boot = now.wall_ms - then.wall_ms, now.boot_ms - then.boot_ms
-        return 0 <= boot < ASK_AGAIN_MS and abs(wall - boot) <= MAX_DRIFT_MS
 
 
 @dataclass(frozen=True, slots=True)
 class Env:
     """Clocks in ms, sleep in seconds, a source of random numbers.
 
-    * `wall_ms`: the time of day, ms since the epoch; may jump
-    * `boot_ms`: never goes back and goes on counting while the machine sleeps (a laptop lid, a suspended VM)
-    * `sleep`: waits that many seconds
+    `wall_ms`, the time of day, may jump; `boot_ms` never goes back, and counts while the machine sleeps as well.
     """
 
     wall_ms: Callable[[], int]
@@ -157,8 +141,7 @@ class Env:
     def new_id(self) -> str:
         """Return a random (version 4) UUID as 22 characters of URL-safe base64, as Kafka writes ids; a letter first.
 
-        The letter keeps ids apart from options on a command line and from the number in a Kafka partition directory's
-        name.
+        So it is neither an option on a command line nor the number in the name of a Kafka partition directory.
         """
         while True:
             raw = uuid.UUID(int=self.random.getrandbits(128), version=4).bytes
@@ -167,7 +150,6 @@ class Env:
                 return text
 
     def now(self) -> Moment:
-        """Read both clocks."""
         return Moment(self.wall_ms(), self.boot_ms())
 
     def __reduce__(self) -> str | tuple[object, ...]:
@@ -178,18 +160,13 @@ class Env:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A reading of both clocks; the time between two readings is the larger of what the two clocks say."""
+    """A reading of both clocks. Between two, the larger time counts: a clock set back does not hide a stall."""
 
     wall_ms: int
     boot_ms: int
 
     def elapsed_ms(self, earlier: Moment) -> int:
-        """Return the ms since `earlier`: a clock that was set back, or one that stood still, does not hide a stall."""
         return max(self.wall_ms - earlier.wall_ms, self.boot_ms - earlier.boot_ms)
-
-
-def _wall_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def _boot_ms() -> int:
@@ -202,8 +179,7 @@ def _boot_ms() -> int:
 
 SETTLE_MS = 90_000
 """How long "exists, then absent" and failures are retried: caches of network file systems last a minute."""
-MAX_TRIES = 200
-"""More than fit into that time; a bound for clocks that stand still."""
+MAX_TRIES = 200  # more than fit into that time: a bound for clocks that stand still
 
 
 @dataclass(slots=True)
@@ -223,11 +199,10 @@ class Backoff:
         return self.tries >= MAX_TRIES or self.env.now().elapsed_ms(self.begun) > self.limit_ms
 
     def restart(self) -> None:
-        """Count the time anew: there was progress."""
+        """Count the time anew, after progress."""
         self.begun = self.env.now()
 
     def sleep(self) -> None:
-        """Wait a moment, longer after more tries."""
         self.env.sleep(pause(self.env.random, self.tries))
         self.tries += 1
 
@@ -241,8 +216,7 @@ class Backoff:
 
 def pause(rng: random.Random, tries: int) -> float:
     """Return the seconds to wait before try `tries` + 1: random, up to a bound that doubles from 20 ms to 2 s."""
-    bound: float = min(0.02 * 2 ** min(tries, 10), 2.0)
-    return rng.uniform(0.2, 1.0) * bound
+    return rng.uniform(0.2, 1.0) * float(min(0.02 * 2 ** min(tries, 10), 2.0))
 
 
-SYSTEM = Env(_wall_ms, _boot_ms, time.sleep, random.SystemRandom())
+SYSTEM = Env(lambda: time.time_ns() // 1_000_000, _boot_ms, time.sleep, random.SystemRandom())

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 import crc32c
@@ -63,23 +63,23 @@ E = TypeVar("E", bound=Chained)
 D = TypeVar("D")
 
 
+@dataclass
 class RootAccess:
     """A root as its journals see it: store, clocks, and the id with which it was opened, if that is known here."""
 
-    def __init__(self, store: Store, env: Env, root_id: str | None = None) -> None:
-        self.store = store
-        self.env = env
-        self.root_id = root_id
-        self.guard = ClockGuard(store, env)
+    store: Store
+    env: Env
+    root_id: str | None = None
+
+    def __post_init__(self) -> None:
+        self.guard = ClockGuard(self.store, self.env)
 
 
 @dataclass(frozen=True, slots=True)
 class Known(Generic[S]):
     """A state that was the newest when it was seen.
 
-    * `seen`: both clocks before the request that showed it to be the newest
-    * `checkpoint`: number of the newest checkpoint known by then, -1 without one
-    * `tail_bytes`: bytes of the entries since
+    `seen`: both clocks before the request that showed it; `tail_bytes`: of the entries since the newest `checkpoint`.
     """
 
     state: S
@@ -91,9 +91,8 @@ class Known(Generic[S]):
 class Journal(ABC, Generic[S, E, D]):
     """A journal with the newest state this process knows. Threads may share it.
 
-    `S` is the state, `E` an entry, `D` the draft of an entry, which gets its number and chain here. A kind of journal
-    says how entries are read (`_decode`) and written (`_encode`), how they change the state (`_applied`), and what a
-    checkpoint is. `title` and `noun` are for messages: "topic 'orders'", "commit".
+    `S` is the state, `E` an entry, `D` the draft of an entry, which gets its number and chain here. `title` and `noun`
+    are for messages: "topic 'orders'", "commit".
     """
 
     noun = "entry"
@@ -110,19 +109,15 @@ class Journal(ABC, Generic[S, E, D]):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.prefix!r}, {self.store.location!r})"
 
-    # -- a kind of journal
-
     @abstractmethod
-    def _empty(self) -> S:
-        """Return the state without entries."""
+    def _empty(self) -> S: ...
 
     @abstractmethod
     def _decode(self, data: bytes, key: str, number: int) -> E:
         """Read the entry `number`; `Corrupt` naming `key` if it is damaged or another one."""
 
     @abstractmethod
-    def _encode(self, draft: D, state: S, commit_id: str) -> bytes:
-        """Return the bytes of the entry that `draft` becomes after `state`."""
+    def _encode(self, draft: D, state: S, commit_id: str) -> bytes: ...
 
     @abstractmethod
     def _applied(self, state: S, entries: Sequence[E]) -> S:
@@ -133,8 +128,7 @@ class Journal(ABC, Generic[S, E, D]):
 
     @property
     @abstractmethod
-    def _entries_per_checkpoint(self) -> int:
-        """Return after how many entries a checkpoint is due."""
+    def _entries_per_checkpoint(self) -> int: ...
 
     @abstractmethod
     def _decode_checkpoint(self, data: bytes, key: str, number: int) -> S:
@@ -144,14 +138,11 @@ class Journal(ABC, Generic[S, E, D]):
     def _write_checkpoint(self, known: Known[S]) -> Known[S]:
         """Write a checkpoint of a state that is known; the same with its checkpoint."""
 
-    # -- following
-
     def key(self, number: int) -> str:
-        """Return the key of an entry."""
         return self._numbered.key(number)
 
     def known(self) -> S | None:
-        """Return the newest state this process has seen, however old; None before the first. Never a request."""
+        """Return the newest state this process has seen, however old, without a request; None before the first."""
         return None if self._known is None else self._known.state
 
     def current(self) -> S:
@@ -163,7 +154,7 @@ class Journal(ABC, Generic[S, E, D]):
         return self._refreshed(self._known)[0].state
 
     def make_durable(self) -> None:
-        """Make durable what was read here, before an object that rests on it is written elsewhere."""
+        """Make durable what was read here, before another object is written that rests on it."""
         self._numbered.make_durable()
 
     def _current(self) -> Known[S]:
@@ -191,7 +182,7 @@ class Journal(ABC, Generic[S, E, D]):
         if self._is_stale(known.seen):
             return self._open()
         if not data:
-            return self._publish(Known(known.state, seen, known.checkpoint, known.tail_bytes)), []
+            return self._publish(replace(known, seen=seen)), []
         entries = self._decode_all(data, first)
         return self._publish(self._extended(known, entries, seen)), entries
 
@@ -213,13 +204,8 @@ class Journal(ABC, Generic[S, E, D]):
                 entries.append(self._decode(self.store.get(key), key, number))
         return entries
 
-    # -- opening
-
     def _open(self, below: int | None = None) -> tuple[Known[S], list[E]]:
-        """Open afresh: one listing, one checkpoint, the entries after it (also given).
-
-        `below`: only older checkpoints.
-        """
+        """Open afresh: one listing, one checkpoint (`below`: an older one), the entries after it (also given)."""
         for tries in range(OPEN_TRIES):
             seen = self.env.now()
             numbers = self.checkpoints()
@@ -255,8 +241,8 @@ class Journal(ABC, Generic[S, E, D]):
 
     def checkpoints(self) -> list[int]:
         """Return the numbers of the checkpoints, in order: one listing."""
-        numbers = (checkpoint_version(info.key) for info in self.store.list(checkpoint_prefix(self.prefix)))
-        return sorted(number for number in numbers if number is not None)
+        keys = (info.key for info in self.store.list(checkpoint_prefix(self.prefix)))
+        return sorted(number for key in keys if (number := checkpoint_version(key)) is not None)
 
     def read_checkpoint(self, number: int) -> S | None:
         """Return the state in a checkpoint; None if it is damaged or gone: the one before will do."""
@@ -266,8 +252,6 @@ class Journal(ABC, Generic[S, E, D]):
         except (Corrupt, NotFound) as error:
             _LOG.warning("passing over checkpoint %s of %s: %s", number, self.title, error)
             return None
-
-    # -- writing
 
     def _write(
         self,
@@ -288,7 +272,8 @@ class Journal(ABC, Generic[S, E, D]):
         commit_id = self.env.new_id()
         known, is_newest, tries = self._current(), False, 0
         while True:
-            known = known if load is None else load(known)
+            if load is not None:
+                known = load(known)
             try:
                 draft = step(known.state)
             except SparklogError:
@@ -339,7 +324,6 @@ class Journal(ABC, Generic[S, E, D]):
         return _with_id(entry.commit_id, entries), known
 
     def _trace(self, entry: E, number: int, repeatable: bool) -> tuple[E | None, Known[S]]:
-        """Open afresh after a stall, and look whether our entry is in the journal."""
         known, entries = self._open()
         written = _with_id(entry.commit_id, entries)
         if written is not None or number > known.checkpoint:
@@ -376,10 +360,7 @@ class Journal(ABC, Generic[S, E, D]):
             return self._decode_all([data], number)[0]
         return None
 
-    # -- checkpoints
-
     def write_checkpoint(self) -> None:
-        """Write a checkpoint of the newest state known."""
         self._write_checkpoint(self._current())
 
     def _is_checkpoint_due(self, known: Known[S]) -> bool:
@@ -387,10 +368,8 @@ class Journal(ABC, Generic[S, E, D]):
         return entries >= self._entries_per_checkpoint or known.tail_bytes >= CHECKPOINT_BYTES
 
     def _checkpointed_if_due(self, known: Known[S]) -> Known[S]:
-        if not self._is_checkpoint_due(known):
-            return known
         try:
-            return self._write_checkpoint(known)
+            return self._write_checkpoint(known) if self._is_checkpoint_due(known) else known
         except (SparklogError, OSError) as error:
             _LOG.warning("no checkpoint of %s at %s %s: %s", self.title, self.noun, known.state.number, error)
             return known

@@ -11,9 +11,7 @@
 Paths in commits are relative to the topic's folder; a path that begins with `/` is relative to the root (a clone
 names files of the topic it was cloned from). Versions have 20 digits, so that names sort like numbers.
 
-The id of a root (`_root.json`), and the check of a folder that is to become one.
-
-`_root.json` has a random id, created once. By it a task knows that it writes to the driver's root.
+`_root.json` has the random id of the root, created once. By it a task knows that it writes to the driver's root.
 
 Only an empty or new folder becomes a root by itself. A folder with other content belongs to another program, or was
 mistyped: a root in it would mix topics with other files. Files that a fresh file system, a probe or a streaming query
@@ -39,10 +37,8 @@ from sparklog.storage.probe import PROBE_FOLDER
 from sparklog.storage.store import Store
 
 ROOT_KEY = "_root.json"
-PLACE_KEY = "_backup.json"
-"""In a backup repository, where no root may be."""
-RESTORE_KEY = "_restore.json"
-"""In a root that a restore has not finished."""
+PLACE_KEY = "_backup.json"  # in a backup repository, where no root may be
+RESTORE_KEY = "_restore.json"  # in a root that a restore has not finished
 LOG_FOLDER = "_log"
 CHECKPOINT_FOLDER = "_log/checkpoints"
 APPEND_FOLDER = "append"
@@ -62,6 +58,9 @@ _ID = r"[A-Za-z0-9_-]{1,64}"
 _APPEND_PATH = re.compile(rf"append/([0-9]{{20}})-{_ID}\.slices")
 _SEALED_PATH = re.compile(rf"sealed/[0-9]{{1,10}}/([0-9]{{20}})-{_ID}/[0-9]{{20}}\.log")
 _TABLE_NAME = re.compile(rf"([0-9]{{20}})-{_ID}\.arrow")
+_HARMLESS = re.compile(
+    rf"lost\+found|\.snapshot|\.DS_Store|\.nfs[0-9a-f]+|{PROBE_FOLDER}|~[0-9a-f]{{24}}|_checkpoint[A-Za-z0-9._-]*"
+)
 
 
 def check_topic_name(name: str) -> str:
@@ -74,18 +73,12 @@ def check_topic_name(name: str) -> str:
         raise BadRequest(f"a topic name has at most {MAX_TOPIC_NAME} characters, '{name[:20]}...' has {len(name)}")
     if not _TOPIC.fullmatch(name):
         raise BadRequest(f"topic name {name!r} may hold only letters, digits, '.', '_' and '-'; rename it")
-    if is_reserved(name):
+    if name.startswith("_") and not name.startswith("__"):
         raise BadRequest(f"topic names with one leading '_' are kept for sparklog itself, found '{name}'; rename it")
     return name
 
 
-def is_reserved(folder: str) -> bool:
-    """True if a folder of a root is reserved and never a topic (`_groups`, `_transactions`, ...)."""
-    return folder.startswith("_") and not folder.startswith("__")
-
-
 def is_topic_name(name: str) -> bool:
-    """True if `name` is a valid topic name."""
     try:
         check_topic_name(name)
     except BadRequest:
@@ -123,42 +116,33 @@ def id_folder(text: str) -> str:
 
 
 def transactions_prefix(transactional_id: str) -> str:
-    """Return the prefix of a transactional id's journal."""
     return f"{TRANSACTIONS_FOLDER}/{id_folder(transactional_id)}"
 
 
 def groups_prefix(group: str) -> str:
-    """Return the prefix of a consumer group's journal."""
     return f"{GROUPS_FOLDER}/{id_folder(group)}"
 
 
 def checkpoint_key(prefix: str, version: int) -> str:
-    """Return the key of a checkpoint's head."""
     return f"{prefix}/{CHECKPOINT_FOLDER}/{version:020d}.json"
 
 
 def checkpoint_prefix(prefix: str) -> str:
-    """Return the prefix of the keys of a journal's checkpoints."""
     return f"{prefix}/{CHECKPOINT_FOLDER}/"
 
 
 def checkpoint_table_name(version: int, unique: str) -> str:
-    """Return the file name of a checkpoint's slice table, beside its head."""
     return f"{version:020d}-{unique}.arrow"
 
 
 def is_checkpoint_table_name(name: str) -> bool:
-    """True if a checkpoint's head may name this file as its slice table."""
     return bool(_TABLE_NAME.fullmatch(name))
 
 
 def checkpoint_version(key: str) -> int | None:
     """Return the version of a checkpoint's head from its key, None for another object."""
-    name = key.rsplit("/", 1)[-1]
-    digits, dot, suffix = name.partition(".")
-    if suffix == "json" and dot and len(digits) == VERSION_DIGITS and digits.isdigit():
-        return int(digits)
-    return None
+    digits, _, suffix = key.rsplit("/", 1)[-1].partition(".")
+    return int(digits) if suffix == "json" and len(digits) == VERSION_DIGITS and digits.isdigit() else None
 
 
 def append_path(read_version: int, unique: str) -> str:
@@ -197,11 +181,6 @@ def file_key(topic: str, path: str) -> str:
     return path[1:] if path.startswith("/") else f"{topic}/{path}"
 
 
-_HARMLESS = re.compile(
-    rf"lost\+found|\.snapshot|\.DS_Store|\.nfs[0-9a-f]+|{PROBE_FOLDER}|~[0-9a-f]{{24}}|_checkpoint[A-Za-z0-9._-]*"
-)
-
-
 def foreign_name(store: Store) -> str | None:
     """Return the name of a file or folder that keeps a store from becoming a root, None if there is none."""
     if isinstance(store, LocalStore):
@@ -213,15 +192,13 @@ def foreign_name(store: Store) -> str | None:
 def refuse_foreign(store: Store) -> None:
     """Raise `BadRequest`, with the remedy, if the content of a store keeps it from becoming a root."""
     name = foreign_name(store)
-    if name is None or _is_root(store):
+    if name is None:
+        return
+    # Another process has made it a root meanwhile, or a cache has hidden that.
+    if store.stat(ROOT_KEY) is not None or any(info.key == ROOT_KEY for info in store.list(ROOT_KEY)):
         return
     folder = store.location
     raise BadRequest(f"{folder} is no sparklog root and not empty, found {name}: {_remedy(store, folder)}")
-
-
-def _is_root(store: Store) -> bool:
-    """True if another process has made it a root meanwhile, or a cache has hidden that."""
-    return store.stat(ROOT_KEY) is not None or any(info.key == ROOT_KEY for info in store.list(ROOT_KEY))
 
 
 def _is_harmless(folder: str, name: str) -> bool:
@@ -245,8 +222,6 @@ def _remedy(store: Store, folder: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RootId:
-    """The id of a root, and when it was created."""
-
     root_id: str
     created_ms: int
 
@@ -260,9 +235,8 @@ def read_root_id(store: Store) -> str:
     try:
         data = store.get(ROOT_KEY)
     except NotFound:
-        raise NotFound(
-            f"{store.location} is no sparklog root: it has no {ROOT_KEY}; create one or check the path"
-        ) from None
+        problem = f"{store.location} is no sparklog root: it has no {ROOT_KEY}"
+        raise NotFound(f"{problem}; create one or check the path") from None
     return ROOT_JSON.decode(data, ROOT_KEY).root_id
 
 
@@ -279,7 +253,5 @@ def create_root_id(store: Store, env: Env) -> str:
         raise BadRequest(f"a restore into {store.location} is unfinished: run it again, or choose another folder")
     refuse_foreign(store)
     ensure_probed(store)
-    root_id = env.new_id()
-    if store.create(ROOT_KEY, ROOT_JSON.encode(RootId(root_id, env.wall_ms()))):
-        return root_id
-    return read_root_id(store)
+    created = RootId(env.new_id(), env.wall_ms())
+    return created.root_id if store.create(ROOT_KEY, ROOT_JSON.encode(created)) else read_root_id(store)

@@ -3,15 +3,15 @@
 The mechanism under every journal. An object's number is its place in one total order. The process that creates it has
 won that place, and no process changes it any more. This module knows of an object its commit id and its CRCs alone.
 
-A process may outlive its root: the folder is moved away and restored, or removed and made again at the same path. Its
-next number would then lie beyond the end of another journal. So a create is acknowledged on two conditions. The root
-has the id with which it was opened; that is looked at before, so that nothing is written. And the object before it is
-still the one that it was made after; that is looked at afterwards. If it is not, the new object is taken back, for it
-is part of no journal.
+A process may outlive its root: the folder is moved away and restored, or made again at the same path. So a create is
+acknowledged on two conditions. The root has the id with which it was opened; that is looked at before. And the object
+before it is still the one that it was made after; that is looked at afterwards, and if it is not, the new object is
+taken back, for it is part of no journal.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,8 +21,7 @@ from typing import NoReturn
 import crc32c
 
 from sparklog.errors import Corrupt, Fenced, NotFound, Unavailable
-from sparklog.log.journal import documents as json_fields
-from sparklog.log.journal.documents import peek_commit_id
+from sparklog.log.journal.documents import decode, peek_commit_id
 from sparklog.log.journal.env import Backoff, Env, Moment, pause
 from sparklog.log.journal.names import ROOT_KEY, commit_key, read_root_id
 from sparklog.storage.store import Store
@@ -36,12 +35,11 @@ REOPEN = "stop this process, and open the root again"
 
 
 class Answer(Enum):
-    """The outcome of a create."""
+    """The outcome of a create. `STALLED`: after so long, the number may have been used and collected before."""
 
     OURS = "ours"
     LOST = "lost"
     STALLED = "stalled"
-    """It may be ours, but so much time has passed that the number may have been used and collected before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +54,10 @@ class NumberedObjects:
     """Objects of others that were read here, and whose names a power loss might still take."""
 
     def key(self, number: int) -> str:
-        """Return the key of a number."""
         return commit_key(self.prefix, number)
 
     def read(self, number: int) -> bytes | None:
-        """Return the object of this number, None if there is none."""
+        """Return the object of this number; None if there is none."""
         try:
             return self.store.get(self.key(number))
         except NotFound:
@@ -72,11 +69,27 @@ class NumberedObjects:
         One request per object and one for the missing one. A store with `parallel_reads` is asked for 16 numbers at a
         time after the first (`ahead`: from the start), for there each answer costs a round trip.
         """
-        objects = self._read_forward(number, ahead)
+        objects = list(self._reading(number, ahead))
         if objects:
             # Names in one directory: the newest stands for all.
             self._unsettled.add(self.key(number + len(objects) - 1))
         return objects
+
+    def _reading(self, number: int, ahead: bool) -> Iterator[bytes]:
+        at_once = self.store.parallel_reads > 1
+        while not (at_once and ahead):
+            data = self.read(number)
+            if data is None:
+                return
+            yield data
+            number, ahead = number + 1, True
+        with ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="sparklog-read") as pool:
+            while True:
+                for data in pool.map(self.read, range(number, number + READ_AHEAD)):
+                    if data is None:
+                        return
+                    yield data
+                number += READ_AHEAD
 
     def make_durable(self) -> None:
         """Make durable what was read here, before an object that rests on it is written elsewhere.
@@ -88,31 +101,13 @@ class NumberedObjects:
             self.store.settle(key)
             self._unsettled.discard(key)
 
-    def _read_forward(self, number: int, ahead: bool) -> list[bytes]:
-        objects: list[bytes] = []
-        parallel = self.store.parallel_reads > 1
-        while not (parallel and (ahead or objects)):
-            data = self.read(number + len(objects))
-            if data is None:
-                return objects
-            objects.append(data)
-        with ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="sparklog-read") as pool:
-            while True:
-                start = number + len(objects)
-                for data in pool.map(self.read, range(start, start + READ_AHEAD)):
-                    if data is None:
-                        return objects
-                    objects.append(data)
-
     def create(
         self, number: int, data: bytes, commit_id: str, seen: Moment, before: int | None
     ) -> tuple[Answer, bytes | None]:
         """Create a number; also return the object that lies there now.
 
-        * `commit_id`: the one in `data`. By it a lost answer is looked up; if no whole object is there, the same number
-          is tried again
-        * `seen`: when the newest number was last seen to be `number - 1`
-        * `before`: CRC-32C of `number - 1`
+        A lost answer is looked up by `commit_id`, the one in `data`; if no whole object is there, the same number is
+        tried again. `seen`: when the newest number was last seen to be `number - 1`, whose CRC-32C is `before`.
 
         `Unavailable` if that stays unclear for 90 s: the outcome is unknown then. `Fenced` if the root is another one
         than was opened, or `number - 1` is another object than this one was made after: nothing is written then.
@@ -143,11 +138,8 @@ class NumberedObjects:
             backoff.sleep()
 
     def _unknown(self, number: int, failure: object) -> Unavailable:
-        return Unavailable(
-            f"creating {self.key(number)} has an unknown outcome: {failure}; look before you write again"
-        )
-
-    # -- the root that was opened
+        key = self.key(number)
+        return Unavailable(f"creating {key} has an unknown outcome: {failure}; look before you write again")
 
     def _check_root(self, number: int, *, unknown: bool) -> None:
         """`Fenced` if this is no longer the root that was opened; `Unavailable` if `number` may have been written."""
@@ -193,8 +185,6 @@ class NumberedObjects:
                     raise
         raise Unavailable(f"{ROOT_KEY} of {self.store.location} is listed and cannot be read; try again later")
 
-    # -- the object that was there before
-
     def _confirm(self, answer: Answer, number: int, commit_id: str, seen: Moment, before: int | None) -> Answer:
         """Return the answer once the object before `number` is seen; else `Fenced`, and ours is taken back.
 
@@ -221,7 +211,10 @@ class NumberedObjects:
             backoff.tries += 1
             others += data is not None
             if gap or others >= SURE_TRIES:
-                if data is not None and not self._is_sound(data, number - 1):
+                try:
+                    if data is not None:
+                        decode(data, self.key(number - 1), "entry")
+                except Corrupt:
                     # It is there; that it is damaged is for its readers to say.
                     return answer
                 self._refuse(number, commit_id)
@@ -234,18 +227,8 @@ class NumberedObjects:
         listed = {info.key for info in self.store.list(f"{self.prefix}/_log/0")}
         return self.key(number) in listed and self.key(number - 1) not in listed
 
-    def _is_sound(self, data: bytes, number: int) -> bool:
-        try:
-            json_fields.decode(data, self.key(number), "entry")
-        except Corrupt:
-            return False
-        return True
-
     def _refuse(self, number: int, commit_id: str) -> NoReturn:
-        """Raise `Fenced`: `number` follows no object that is here. If it is ours, delete it.
-
-        It names the CRC of an object that is not here, so no process has taken it for a part of this journal.
-        """
+        """Raise `Fenced`: `number` follows no object that is here. If it is ours, delete it: no process has used it."""
         key = self.key(number)
         message = (
             f"{self.key(number - 1)} in {self.store.location} is not what this process has seen: the root was moved "

@@ -23,8 +23,7 @@ from sparklog.log.decisions.decision_log import reader_of
 from sparklog.log.read.aborted import aborted_ranges, has_aborted
 from sparklog.log.read.fetch import Cursor
 from sparklog.log.read.read_plan import PlannedSlices, planned_slices
-from sparklog.log.state.slice_table import ABORTED, OPEN, Slices
-from sparklog.log.state.snapshot import Newer, Snapshot
+from sparklog.log.state.slice_table import ABORTED, OPEN, Newer, Slices, Snapshot
 from sparklog.log.state.topic_state import Offsets
 from sparklog.log.state.view import (
     READ_COMMITTED,

@@ -22,9 +22,9 @@ from typing import Final, Literal, NoReturn
 import pyarrow as pa
 
 from sparklog.errors import BadRequest, Conflict, NotFound
-from sparklog.log.decisions.atomic_bounds import whole_ends
+from sparklog.log.decisions.decision_log import whole_ends
 from sparklog.log.read.scan import bounds_of, check_isolation, check_partition, plan_parts, read_parts, stored_in
-from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.view import (
     COLUMNS,
     READ_COMMITTED,

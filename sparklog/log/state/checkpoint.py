@@ -31,8 +31,7 @@ from sparklog.log.journal.documents import (
     whole,
 )
 from sparklog.log.journal.names import checkpoint_prefix, checkpoint_table_name, is_checkpoint_table_name
-from sparklog.log.state.slice_table import Slices, SliceTable, Texts
-from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.slice_table import Slices, SliceTable, Snapshot, Texts
 from sparklog.log.state.topic_state import HEAD_JSON, Head
 from sparklog.storage.store import Store
 
@@ -56,17 +55,16 @@ class TableRef:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint's head object."""
+    """The head object of a checkpoint."""
 
     head: Head
     table: TableRef
 
 
 def _table_name(item: Fields, name: str) -> str:
-    value = item.text(name)
-    if not is_checkpoint_table_name(value):
+    if not is_checkpoint_table_name(item.text(name)):
         raise item.bad(name, "the name of a slice table")
-    return value
+    return item.text(name)
 
 
 TABLE_REF_JSON = Document(
@@ -79,15 +77,9 @@ TABLE_REF_JSON = Document(
 )
 
 
-def _with_features(
-    read_features: tuple[str, ...], write_features: tuple[str, ...], head: Head, table: TableRef
-) -> Checkpoint:
-    return Checkpoint(replace(head, read_features=read_features, write_features=write_features), table)
-
-
 CHECKPOINT_JSON = StoredDocument(
     "checkpoint",
-    _with_features,
+    lambda head, table, **features: Checkpoint(replace(head, **features), table),
     Member("readFeatures", TEXTS),
     Member("writeFeatures", TEXTS),
     Member("head", object_of(HEAD_JSON)),
@@ -97,17 +89,14 @@ CHECKPOINT_JSON = StoredDocument(
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
-    """Bytes of `<version>.json`."""
     return CHECKPOINT_JSON.encode(checkpoint)
 
 
 def decode_checkpoint(data: bytes, key: str, version: int) -> Checkpoint:
-    """From bytes. `BadRequest` if it needs a newer sparklog, `Corrupt` if it is damaged or another version."""
+    """Return what the bytes hold. `BadRequest` if it needs a newer sparklog, `Corrupt` if damaged or another."""
     checkpoint = CHECKPOINT_JSON.decode(data, key)
-    if checkpoint.head.version != version:
-        raise Corrupt(
-            f"checkpoint {version} should lie here, found version {checkpoint.head.version}; delete it", file=key
-        )
+    if (stored := checkpoint.head.version) != version:
+        raise Corrupt(f"checkpoint {version} should lie here, found version {stored}; delete it", file=key)
     return checkpoint
 
 
@@ -130,15 +119,12 @@ def encode_table(table: SliceTable) -> tuple[bytes, int]:
 
     whole = table.all()
     paths, txn_ids = table.texts
-    arrays = []
-    for name in COLUMN_TYPES:
-        column = whole.columns[name]
-        if name == "file":
-            arrays.append(_dictionary(column, paths))
-        elif name == "txn":
-            arrays.append(_dictionary(column, txn_ids))
-        else:
-            arrays.append(fixed_array(column, pa.from_numpy_dtype(column.dtype)))
+    texts = {"file": paths, "txn": txn_ids}
+    columns = [(texts.get(name), whole.columns[name]) for name in COLUMN_TYPES]
+    arrays = [
+        fixed_array(column, pa.from_numpy_dtype(column.dtype)) if words is None else _dictionary(column, words)
+        for words, column in columns
+    ]
     sink = pa.BufferOutputStream()
     batch = pa.record_batch(arrays, names=list(COLUMN_NAMES.values()))
     with pa.ipc.new_file(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:

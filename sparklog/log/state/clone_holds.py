@@ -2,9 +2,8 @@
 
 A clone's commit 0 names files in the folders of other topics. Before it, a hold named after the clone is committed in
 each of these topics, so their vacuums keep what the held version names, also once the topic is deleted. Release is
-automatic: the vacuum of the topic that owns the files looks into the clone's log, and ends the hold once
-no version of the clone that may still be read names a file of that topic. A clone names ever fewer of them, since
-only its creation brings any in.
+automatic: the vacuum of the topic that owns the files looks into the clone's log, and ends the hold once no version of
+the clone that may still be read names a file of that topic.
 
 Until `expiresMs` of the hold the clone may not be there yet, so it is not looked for. Before the vacuum ends the hold
 of a clone that is not there, it commits to the log of the clone's name (see `GiveUpIntent`): a process that has slept
@@ -13,6 +12,7 @@ since it took the hold expects that log as it was then, and creates nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sparklog.log.journal.names import is_topic_name
@@ -44,8 +44,7 @@ def clone_of_hold(hold: str) -> tuple[str, str] | None:
 class GiveUpIntent:
     """Commit to the log of a name that no clone with this topic id has, so that none can be created any more.
 
-    A log without commits gets an empty topic of that id, which is to be deleted at once. Nothing where there is a
-    topic, or where the clone was one: then it cannot be created, or it was created already.
+    A log without commits gets an empty topic of that id, which is to be deleted at once.
     """
 
     topic_id: str
@@ -70,22 +69,18 @@ def is_given_up(head: Head, topic_id: str) -> bool:
 def still_names(history: History, topic_id: str, owner: str, since: int, held: set[int], newest: int) -> bool:
     """True if a clone names a file of `owner` at version `since` or later up to `newest`, or at a version of `held`.
 
-    `topic_id`: the clone's; what lies under its name before and after it is not asked. `NotFound` or `Corrupt` if it
-    cannot be told.
+    What lies under its name before and after it (another `topic_id`) is not asked. `NotFound` or `Corrupt` if it cannot
+    be told.
     """
-    folder = f"/{owner}/"
-    for version in sorted(number for number in held if number < since):
+
+    def has_any(of: str, paths: Iterable[str]) -> bool:
+        return of == topic_id and any(path.startswith(f"/{owner}/") for path in paths)
+
+    for version in [*sorted(number for number in held if number < since), since]:
         snapshot = history.at(version)
-        if snapshot.head.topic_id == topic_id and _any(snapshot.slices.paths(), folder):
+        if has_any(snapshot.head.topic_id, snapshot.slices.paths()):
             return True
-    begin = history.at(since)
-    if begin.head.topic_id == topic_id and _any(begin.slices.paths(), folder):
-        return True
     return any(
-        commit.op == CREATE and commit.topic_id == topic_id and _any({file.path for file in commit.files}, folder)
-        for _, commit in history.walk(begin.head, newest)
+        commit.op == CREATE and has_any(commit.topic_id, (file.path for file in commit.files))
+        for _, commit in history.walk(snapshot.head, newest)
     )
-
-
-def _any(paths: set[str], folder: str) -> bool:
-    return any(path.startswith(folder) for path in paths)

@@ -4,11 +4,20 @@
 
 An edit's inputs are the removed slices, its outputs the slices of `files`, of its partition that lie in `[start, end)`.
 Edits of one commit do not overlap, so no slice needs to name its edit.
+
+Of an imported topic, commits and the topic's state have Kafka's part as well:
+
+* `KafkaSource`: by Kafka's topic id, the last batch taken and the log end, the next import knows that the log it meets
+  is the one it had begun, and that nothing was written here since.
+* `KafkaOpen`: transactions that no marker ends in the log of Kafka. The last stable offset stands where Kafka's stood,
+  without a look into any file, until a commit appends the marker that Kafka would have written (see
+  `sparklog.log.write.kafka_markers`). Retention that passes all that Kafka wrote of a transaction forgets it, as it
+  forgets open slices. A producer has at most one open transaction in a partition.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from operator import add, gt
@@ -39,39 +48,21 @@ from sparklog.log.journal.documents import (
     wholes,
 )
 from sparklog.log.journal.names import MAX_PARTITIONS, MAX_VERSION, is_sealed, path_read_version
-from sparklog.log.state.kafka_source import (
-    KAFKA_ENDED_JSON,
-    KAFKA_OPEN_JSON,
-    KAFKA_SOURCE_JSON,
-    KafkaEnded,
-    KafkaOpen,
-    KafkaSource,
-)
 from sparklog.log.state.slices import Content, FileSlices
 
-CREATE = "create"
-DELETE = "delete"
-APPEND = "append"
-IMPORT = "import"
-ALTER = "alter"
-DELETE_RECORDS = "delete-records"
-RETAIN = "retain"
-MERGE = "merge"
-SEAL = "seal"
-COMPACT = "compact"
-TAKEOVER = "takeover"
-MAINTAIN = "maintain"
+OPS = CREATE, DELETE, APPEND, IMPORT, ALTER, DELETE_RECORDS, RETAIN, MERGE, SEAL, COMPACT, TAKEOVER, MAINTAIN = (
+    "create", "delete", "append", "import", "alter", "delete-records",
+    "retain", "merge", "seal", "compact", "takeover", "maintain",
+)  # fmt: skip
 FILLING = (CREATE, IMPORT)
 """Ops that bring whole partitions at the offsets they have elsewhere: a clone is created with what it holds."""
-OPS = (CREATE, DELETE, APPEND, IMPORT, ALTER, DELETE_RECORDS, RETAIN, MERGE, SEAL, COMPACT, TAKEOVER, MAINTAIN)
+COMMIT, ABORT = DECISIONS = ("commit", "abort")
+"""How a transaction that Kafka left open may have been decided."""
 
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """The writer: `kind` is `stream` or `txn`, `batch` its batch id, `run` the query run, `count` records here.
-
-    `epoch` counts the runs; `content`: of the batch. Release 0.1.0 wrote neither.
-    """
+    """The writer: `kind` is `stream` or `txn`, `count` its records. Release 0.1.0 wrote no `epoch` and no `content`."""
 
     kind: str
     id: str
@@ -130,6 +121,64 @@ class Hold:
     expires_ms: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ImportedEnd:
+    """End of an imported partition: the log end here; last offset, checksum and leader epoch of its last batch."""
+
+    end: int
+    last: int = -1
+    crc: int = 0
+    epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSource:
+    """A topic of Kafka's: its id there, and how far each partition was taken (those of which anything was)."""
+
+    topic_id: str
+    ends: Mapping[int, ImportedEnd] = field(default_factory=dict)
+
+    def after(self, newer: KafkaSource) -> KafkaSource:
+        """Both, the newer one's ends over these; an id that was not known at first may come later."""
+        return KafkaSource(newer.topic_id or self.topic_id, {**self.ends, **newer.ends})
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaOpen:
+    """One open transaction of one producer in one partition; the last four as far as Kafka's coordinator knew them.
+
+    `decided`: the marker is missing in this partition, and the transaction can only end so.
+    """
+
+    partition: int
+    producer: int
+    epoch: int
+    first: int
+    end: int
+    transactional_id: str | None = None
+    timeout_ms: int | None = None
+    start_ms: int | None = None
+    decided: str | None = None
+
+    def __str__(self) -> str:
+        owner = "" if self.transactional_id is None else f" ('{self.transactional_id}')"
+        decided = "" if self.decided is None else f", decided: {self.decided}"
+        where = f"in partition {self.partition}, from {self.first}"
+        return f"Kafka's open transaction of producer {self.producer}{owner} {where}{decided}"
+
+    @property
+    def ended(self) -> KafkaEnded:
+        return KafkaEnded(self.partition, self.producer)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class KafkaEnded:
+    """A transaction that a commit ends: it appends the producer's marker to the partition."""
+
+    partition: int
+    producer: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
     """Changes of a commit to a topic; a field without a value changes nothing."""
@@ -179,6 +228,8 @@ class Commit(Changes):
         return self.time_ms if self.clock_ms is None else self.clock_ms
 
 
+PARTITION = whole(0, MAX_PARTITIONS - 1)
+PARTITIONS = wholes(0, MAX_PARTITIONS - 1)
 CONTENT_JSON = Document(Content, Member("bytes", whole(0), "nbytes"), Member("layout", TEXT))
 WRITER_JSON = Document(
     Writer,
@@ -190,11 +241,11 @@ WRITER_JSON = Document(
     Member("epoch", whole(0), optional=True),
     inline={"content": CONTENT_JSON},
 )
-PARTITION = whole(0, MAX_PARTITIONS - 1)
+
 REMOVAL_JSON = Document(
     Removal,
     Member("path", TEXT),
-    Member("partition", wholes(0, MAX_PARTITIONS - 1)),
+    Member("partition", PARTITIONS),
     Member("base", wholes(0, like="partition")),
     Member("position", wholes(0, like="partition")),
 )
@@ -221,6 +272,43 @@ RESOLVED_JSON = Document(
     Member("siblings", numbers_by_text()),
 )
 HOLD_JSON = Document(Hold, Member("version", whole(0)), Member("expiresMs", whole(0), nullable=True))
+KAFKA_OPEN_JSON = Document(
+    KafkaOpen,
+    Member("partition", PARTITION),
+    Member("producer", whole(0)),
+    Member("epoch", whole(0, 2**15 - 1)),
+    Member("first", whole(0)),
+    Member("end", whole(1)),
+    Member("transactionalId", TEXT, optional=True),
+    Member("timeoutMs", whole(0), optional=True),
+    Member("startMs", whole(0), optional=True),
+    Member("decided", one_of(*DECISIONS), optional=True),
+    check=lambda item, each: item.integer("end", each.first + 1),
+)
+KAFKA_ENDED_JSON = Document(KafkaEnded, Member("partition", PARTITION), Member("producer", whole(0)))
+
+
+def _columns_of(source: KafkaSource) -> tuple[object, ...]:
+    """The topic's id, the partitions, and a column for each field of `ImportedEnd`."""
+    rows = [(partition, end.end, end.last, end.crc, end.epoch) for partition, end in sorted(source.ends.items())]
+    return source.topic_id, *(zip(*rows, strict=True) if rows else [()] * 5)
+
+
+def _of_columns(topic_id: str, partition: Sequence[int], **columns: Sequence[int]) -> KafkaSource:
+    rows = zip(*columns.values(), strict=True)
+    return KafkaSource(topic_id, {number: ImportedEnd(*row) for number, row in zip(partition, rows, strict=True)})
+
+
+KAFKA_SOURCE_JSON = Document(
+    _of_columns,
+    Member("topicId", TEXT),
+    Member("partition", PARTITIONS),
+    Member("end", wholes(0, like="partition")),
+    Member("last", wholes(-1, like="partition")),
+    Member("crc", wholes(0, UINT32_MAX, like="partition")),
+    Member("epoch", wholes(-1, INT32_MAX, like="partition")),
+    parts=_columns_of,
+)
 
 
 def _path(item: Fields, name: str) -> str:
@@ -248,7 +336,7 @@ FILE_JSON = Document(
     Member("path", Kind(_path)),
     Member("size", whole(0)),
     Member("footerLength", whole(0)),
-    Member("partition", wholes(0, MAX_PARTITIONS - 1)),
+    Member("partition", PARTITIONS),
     *(
         Member(each.name, wholes(each.low, each.high, like="partition"), each.attribute, optional=each.optional)
         for each in COMMIT_LISTS
@@ -290,15 +378,11 @@ COMMIT_JSON = StoredDocument(
 
 
 def encode_commit(commit: Commit) -> bytes:
-    """The bytes of a commit."""
     return COMMIT_JSON.encode(commit)
 
 
 def decode_commit(data: bytes, key: str, version: int) -> Commit:
-    """The commit in `data`, which lay under `key` as number `version`.
-
-    `BadRequest` if it needs a newer sparklog; `Corrupt` naming `key` if it is damaged or is another version.
-    """
+    """Return the commit in `data`. `BadRequest` if it needs a newer sparklog; `Corrupt` if damaged or another."""
     item = COMMIT_JSON.fields(data, key)
     if (stored := item.integer("version", 0)) != version:
         raise Corrupt(f"commit {version} should lie here, found version {stored}; restore it", file=key)

@@ -13,6 +13,12 @@ and again after every lost race, so nothing is ever judged on a state that is no
 | create      | a conflict if the topic exists meanwhile                                                            |
 | delete      | not found if it is gone; a conflict if it was created again                                         |
 | maintain    | topic id; floor as a maximum; holds not below the floor, or held already; entries only if still idle |
+| import      | a conflict unless each piece begins where its log ends here: nothing is taken twice                  |
+
+An import brings whole partitions, or the next piece of each, at the offsets they had in Kafka. It is the only commit
+that may leave gaps and that says where a log ends, because Kafka's logs can end behind their last record: the cleaner
+removed it, or the next segment is empty. So each partition that it takes from has an edit without inputs: its range is
+what is new of the log, its `cleaned_through` Kafka's cleaner checkpoint.
 """
 
 from __future__ import annotations
@@ -24,7 +30,7 @@ from typing import Protocol
 import numpy as np
 
 from sparklog.errors import BadRequest, Conflict, NotFound
-from sparklog.log.journal.documents import INT64_MAX, KNOWN_WRITE_FEATURES
+from sparklog.log.journal.documents import INT32_MAX, INT64_MAX, KNOWN_WRITE_FEATURES
 from sparklog.log.journal.env import next_times
 from sparklog.log.journal.names import MAX_PARTITIONS, path_read_version
 from sparklog.log.state.commit import (
@@ -33,17 +39,21 @@ from sparklog.log.state.commit import (
     CREATE,
     DELETE,
     DELETE_RECORDS,
+    IMPORT,
     MAINTAIN,
     TAKEOVER,
     Changes,
     Commit,
     Edit,
     Hold,
+    ImportedEnd,
+    KafkaEnded,
+    KafkaOpen,
+    KafkaSource,
     Resolved,
     Txn,
 )
 from sparklog.log.state.configs import TopicConfigs
-from sparklog.log.state.kafka_source import KafkaSource
 from sparklog.log.state.registry import WriterKey, decide
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import FileSlices, SliceFlag
@@ -62,10 +72,7 @@ class Draft(Changes):
     dropped: tuple[Edit, ...] = ()
 
     def commit(self, base: Head, commit_id: str, now_ms: int, store_ms: int | None = None) -> Commit:
-        """Return the commit that follows `base`. `BadRequest` if the log asks for features this release cannot write.
-
-        `now_ms` and `store_ms`: by the writer's clock and the store's (None: the same).
-        """
+        """Return the commit that follows `base`, by the writer's clock and the store's (None: the same)."""
         check_features(base)
         times = next_times(base, base.version + 1, now_ms, now_ms if store_ms is None else store_ms)
         return Commit(
@@ -73,9 +80,7 @@ class Draft(Changes):
             topic_id=base.topic_id if self.topic_id is None else self.topic_id,
             commit_id=commit_id,
             prev_crc=base.crc,
-            time_ms=times.time_ms,
-            clock_ms=times.clock_ms,
-            clock_since=times.clock_since,
+            **times,
             leader_epoch=base.leader_epoch if self.leader_epoch is None else self.leader_epoch,
             op=self.op,
             **{each.name: getattr(self, each.name) for each in fields(Changes)},
@@ -93,17 +98,15 @@ class Nothing:
 
 
 class Intent(Protocol):
-    """See the module. `origin` is the head that the caller looked at, `table` is given if `needs_table`.
+    """A change. `origin` is the head that the caller looked at, `table` is given if `needs_table`.
 
-    `repeatable`: tried again after it has landed, it finds that out from the state and changes nothing.
+    `repeatable`: tried again after it has landed, it changes nothing.
     """
 
     @property
     def needs_table(self) -> bool: ...
-
     @property
     def repeatable(self) -> bool: ...
-
     def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing: ...
 
 
@@ -147,7 +150,6 @@ class AppendIntent:
 
     @property
     def count(self) -> int:
-        """Records in all slices."""
         return sum(sum(file.records) for file in self.files)
 
     def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
@@ -257,8 +259,7 @@ class AlterIntent:
                     f"config {name} of topic '{topic}' was changed by another process meanwhile: expected "
                     f"{before or 'the default'}, found {now or 'the default'}; look again"
                 )
-            after = altered.explicit.get(name)
-            if after != now:
+            if (after := altered.explicit.get(name)) != now:
                 changes[name] = after
         count = self.partitions
         if count is not None:
@@ -280,7 +281,6 @@ class AlterIntent:
 
 
 def _check_keys(topic: str, table: SliceTable) -> None:
-    """Raise `BadRequest` if some slice holds records without a key."""
     rows = table.all()
     keyless = np.flatnonzero(rows.flags & _HAS_NULL_KEYS)
     if len(keyless):
@@ -305,15 +305,13 @@ class CreateIntent:
 
     def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
         if base.exists:
-            raise Conflict(
-                f"topic '{topic}' already exists, with {base.partitions} partitions; alter it or choose another name"
-            )
-        configs: dict[str, str | None] = dict(self.configs.explicit)
+            which = f"topic '{topic}' already exists, with {base.partitions} partitions"
+            raise Conflict(f"{which}; alter it or choose another name")
         return Draft(
             CREATE,
             topic_id=self.topic_id,
             leader_epoch=0,
-            configs=configs,
+            configs=self.configs.explicit,
             partitions=self.partitions,
             kafka_source=self.kafka_source,
         )
@@ -337,11 +335,7 @@ class DeleteIntent:
 
 @dataclass(frozen=True, slots=True)
 class MaintainIntent:
-    """Maintenance to write down: holds, the upload floor, idle registry entries, outcomes of transactions.
-
-    `topic_id`: of the topic that the caller looked at. Outcomes and idle entries of a topic that was deleted mean
-    nothing in one created again under its name. Holds and the floor may be written down of a deleted topic, too.
-    """
+    """Maintenance to write down; of holds and the floor also for a deleted topic."""
 
     topic_id: str
     holds: Mapping[str, Hold | None] = field(default_factory=dict)
@@ -364,13 +358,105 @@ class MaintainIntent:
                     f"upload floor {lowest}; hold a newer version"
                 )
         holds = {name: hold for name, hold in self.holds.items() if base.holds.get(name) != hold}
-        expired = {
-            name: version
-            for name, version in self.expired.items()
-            if name in base.registry and base.registry[name].version == version
-        }
+        newest = {name: entry.version for name, entry in base.registry.items()}
+        expired = {name: version for name, version in self.expired.items() if newest.get(name) == version}
         waiting = {(prepare.txn.id, prepare.txn.n) for prepare in base.open}
         resolved = tuple(item for item in self.resolved if (item.id, item.n) in waiting)
         if floor is None and not holds and not expired and not resolved:
             return Nothing("nothing changes", base.version)
         return Draft(MAINTAIN, holds=holds, floor=floor, expired=expired, resolved=resolved)
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedPartition:
+    """A piece of a partition as it was found: the log begins at `log_start`, the piece lies in `[since, log_end)`.
+
+    * `cleaned_through`: compacted below it (None: never, or what was taken before is not)
+    * `files`: with the base of each slice, in offset order; the first may begin below the log start
+    * `open`: transactions that no marker up to `log_end` ends; `ended`: those that were known open, and that one does
+    * `imported`: what the next import goes on from (None: no batch is known)
+    """
+
+    partition: int
+    log_start: int
+    log_end: int
+    cleaned_through: int | None
+    leader_epoch: int
+    files: tuple[FileSlices, ...]
+    open: tuple[KafkaOpen, ...] = ()
+    since: int = 0
+    ended: tuple[KafkaEnded, ...] = ()
+    imported: ImportedEnd | None = None
+
+    def edit(self) -> Edit:
+        start = min([max(self.log_start, self.since), *(base for file in self.files for base in file.base)])
+        cleaned = self.cleaned_through
+        if cleaned is not None and not 0 <= cleaned <= self.log_end:
+            # The log has lost its end, or the number is damaged: as in Kafka, all of it counts as dirty. Taken for
+            # clean, a tombstone in it would one day go without the values that it hides.
+            cleaned = None
+        return Edit(self.partition, start, self.log_end, cleaned)
+
+    @property
+    def end(self) -> ImportedEnd:
+        return self.imported or ImportedEnd(self.log_end)
+
+    def stands(self) -> tuple[KafkaOpen, ...]:
+        """The open transactions of which something lies above the log start."""
+        return tuple(each for each in self.open if each.end > self.log_start)
+
+    def landed(self, base: Head) -> bool:
+        """True if a topic in this state has all of it."""
+        if self.log_end == 0:
+            return True
+        known = base.kafka_source.ends.get(self.partition) if base.kafka_source else None
+        if known != self.end or base.log_end[self.partition] != self.log_end:
+            return False
+        still = {each for each in base.kafka_open if each.partition == self.partition}
+        return bool(base.log_start[self.partition] >= self.log_start) and still == set(self.stands())
+
+
+@dataclass(frozen=True, slots=True)
+class ImportIntent:
+    """Fill partitions, or go on where they end. What is appended after it is of a leader epoch that comes later.
+
+    `kafka_topic_id`: the topic's id in Kafka, empty if it is not known.
+    """
+
+    topic_id: str
+    partitions: tuple[ImportedPartition, ...]
+    kafka_topic_id: str = ""
+    needs_table: bool = False
+    repeatable: bool = True
+
+    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
+        check_topic(topic, base, self.topic_id)
+        for part in self.partitions:
+            if part.partition >= base.partitions:
+                last = base.partitions - 1
+                raise Conflict(f"topic '{topic}' has partitions 0 to {last}, found {part.partition}: look again")
+        taken = [part for part in self.partitions if not part.landed(base)]
+        for part in taken:
+            end = int(base.log_end[part.partition])
+            if end != part.since:
+                expected = "an empty one, it" if part.since == 0 else f"one that ends at {part.since}, it"
+                raise Conflict(
+                    f"cannot import into partition {part.partition} of topic '{topic}': expected {expected} ends at "
+                    f"{end}; another writer wrote to it, or imports the same: look again, or import under another name"
+                )
+        if not taken:
+            return Nothing("there is nothing to import", base.version)
+        files = tuple(file for part in taken for file in part.files)
+        check_floor(topic, files, base.floor)
+        return Draft(
+            IMPORT,
+            leader_epoch=min(max([base.leader_epoch, *(part.leader_epoch + 1 for part in taken)]), INT32_MAX),
+            files=files,
+            edits=tuple(part.edit() for part in taken),
+            kafka_open=tuple(each for part in taken for each in part.stands()),
+            kafka_ended=tuple(each for part in taken for each in part.ended),
+            kafka_source=KafkaSource(self.kafka_topic_id, {part.partition: part.end for part in taken}),
+            log_starts={
+                part.partition: part.log_start for part in taken if part.log_start > base.log_start[part.partition]
+            },
+        )

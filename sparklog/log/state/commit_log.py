@@ -20,8 +20,7 @@ from sparklog.log.state.checkpoint import (
 from sparklog.log.state.commit import Commit, Edit, Resolved, decode_commit, encode_commit
 from sparklog.log.state.commit_intents import Draft, Intent, Nothing, check_features
 from sparklog.log.state.invariants import check_commit
-from sparklog.log.state.slice_table import SliceTable
-from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.slice_table import SliceTable, Snapshot
 from sparklog.log.state.topic_state import EMPTY, Head
 
 CHECKPOINT_COMMITS = 128
@@ -36,10 +35,7 @@ Resolver = Callable[[str, Head], Sequence[Resolved]]
 
 @dataclass(frozen=True)
 class LogState:
-    """The head of a topic, and its slice table or what it takes to load it.
-
-    `tail`: commits since `checkpoint`, kept until the table is loaded.
-    """
+    """The head of a topic, and its slice table or what it takes to load it: `checkpoint` and the commits since."""
 
     head: Head
     checkpoint: Checkpoint | None
@@ -78,8 +74,6 @@ class CommitLog(Journal[LogState, Commit, Draft]):
         super().__init__(root, topic, f"topic '{topic}'")
         self.topic = topic
         self._resolver = resolver
-
-    # -- reading
 
     def existing(self, refresh: bool = True) -> LogState:
         """Return the newest state or, without `refresh`, the newest one known. `NotFound` if there is no topic."""
@@ -130,13 +124,8 @@ class CommitLog(Journal[LogState, Commit, Draft]):
         table = decode_table(self.store.get(key, 0, checkpoint.table.size + 1), checkpoint.table, key, head.version)
         return self._applied(LogState(head, checkpoint, (), table), state.tail)
 
-    # -- committing
-
     def commit(self, intent: Intent, origin: Head | None = None) -> Outcome:
-        """Commit what `intent` drafts. Raises what it raises, and `Unavailable` if the outcome stays unknown.
-
-        `origin` is the head that the caller decided on (the newest known, if None).
-        """
+        """Commit what `intent` drafts. `origin`: the head that the caller decided on (the newest known, if None)."""
         base = self.current().head if origin is None else origin
         drafts: list[Draft | Nothing] = []
 
@@ -149,8 +138,6 @@ class CommitLog(Journal[LogState, Commit, Draft]):
         written, known = self._write(step, load=load, repeatable=intent.repeatable)
         last = drafts[-1]
         return Outcome(written, known.state.head, last if isinstance(last, Nothing) else None, last.dropped)
-
-    # -- a journal of commits
 
     def _empty(self) -> LogState:
         return LogState(EMPTY, None, (), SliceTable())

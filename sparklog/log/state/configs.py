@@ -1,18 +1,285 @@
-"""A topic's configs: what was set on it over the defaults of `sparklog.log.state.config_table`.
+"""A topic's configs: what was set on it (`TopicConfigs`) over the defaults of one table (`CONFIGS`).
 
-A topic stores only what was set on it, as canonical text; everything else is the default.
+All of the topic configs of Kafka 3 and 4 are known, so that a dump of a broker's configs can be given as it is; those
+that have no meaning without brokers (`min.insync.replicas`, tiering, throttles) are checked and kept, and change
+nothing. Where a default or a range is not that of Kafka 4.1's `LogConfig`, `kafka` says what it is there and why.
+`sparklog configs docs` and docs/reference/configs.md show this table.
+
+Kafka's other settings mean nothing here. They are no mistakes, only from another world: instead of the nearest of our
+names, the answer says what does their work.
+
+X
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from sparklog.errors import BadRequest
-from sparklog.log.state.config_table import LONG_MAX, canonical, definition, policy
+from sparklog.errors import BadRequest, did_you_mean
+
+SECURITY = (
+    "it secures connections to a broker, and a root has none: permissions of the files decide who may read and write"
+)
+_FLUSH = "every commit is on the disk before it is acknowledged"
+_NO_REPLICAS = "there are no replicas"
+_BACKUPS = _NO_REPLICAS + ": keep backups (`sparklog backup`)"
+_SESSION = "a member gives its own time with kafka.session.timeout.ms"
+# Reasons, and the settings without meaning that each explains.
+_REASONS = {
+    SECURITY: "authorizer.class.name",
+    "there are no brokers": "broker.id node.id num.io.threads num.network.threads process.roles",
+    "there are no brokers to connect to": "listeners advertised.listeners",
+    "give the place of the root instead": "zookeeper.connect",
+    _NO_REPLICAS: "num.replica.fetchers num.standby.replicas replica.lag.time.max.ms transaction.state.log.min.isr",
+    _BACKUPS: "default.replication.factor offsets.topic.replication.factor replication.factor "
+    "transaction.state.log.replication.factor",
+    "there are no replicas to wait for: " + _FLUSH: "acks request.required.acks",
+    _FLUSH: "log.flush.interval.messages log.flush.interval.ms log.flush.scheduler.interval.ms "
+    "log.flush.offset.checkpoint.interval.ms",
+    "a group's one member has all partitions": "group.initial.rebalance.delay.ms",
+    _SESSION: "group.min.session.timeout.ms",
+    _SESSION + ", a day at most": "group.max.session.timeout.ms",
+    "each group has a log of its own": "offsets.topic.num.partitions",
+    "each transactional id has a log of its own": "transaction.state.log.num.partitions",
+    "a transaction's own transaction.timeout.ms is a day at most": "transaction.max.timeout.ms",
+    "the newest decision of a transactional id is kept for good": "transactional.id.expiration.ms",
+    "a streaming query writes exactly once, as its checkpoint says": "processing.guarantee",
+    "name the consumer group with kafka.group.id, a writer with txnAppId": "application.id",
+    "there is one way to write": "producer.type",
+    "give Spark a checkpointLocation": "state.dir",
+    "give Spark more or fewer cores": "num.stream.threads",
+}
+_NAMES = {name: reason for reason, names in _REASONS.items() for name in names.split()}
+
+
+def is_security(name: str) -> bool:
+    """True for a setting of the security of connections: with or without `kafka.` in front, or of one listener."""
+    plain = name.lower().removeprefix("kafka.")
+    if plain.startswith("listener.name."):
+        plain = plain.split(".", 3)[-1]
+    return plain.startswith(("security.", "sasl.", "ssl."))
+
+
+def kafka_name(name: str) -> str | None:
+    """Return the reason why a setting of Kafka's has no meaning here; None for any other name. `kafka.` is optional."""
+    return SECURITY if is_security(name) else _NAMES.get(name.lower().removeprefix("kafka."))
+
+
+INT_MAX = 2**31 - 1
+LONG_MAX = 2**63 - 1
+LONG_MIN = -(2**63)
+
+WRITERS = "writers"
+COMPACT = "sparklog compact"
+RETAIN = "sparklog retain"
+IMPORTS = "imports"
+EXPORTS = "exports"
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigDef:
+    """One config: Kafka's type, the range as a person reads it, what it does here, and how Kafka 4.1 differs.
+
+    `parse` raises ValueError. `used_by` is empty where it changes nothing.
+    """
+
+    name: str
+    kind: str
+    default: str
+    valid: str
+    doc: str
+    parse: Callable[[str], object] = field(repr=False)
+    unit: str = ""
+    used_by: tuple[str, ...] = ()
+    kafka: str = ""
+
+
+def _number(low: int, high: int) -> Callable[[str], object]:
+    def parse(text: str) -> int:
+        # Python takes `1_000` and digits of any script; whoever else reads the config would not.
+        if not text.lstrip("+-").isdecimal() or not text.isascii():
+            raise ValueError(text)
+        if not low <= int(text) <= high:
+            raise ValueError(text)
+        return int(text)
+
+    return parse
+
+
+def _ratio(text: str) -> float:
+    value = float(text)
+    if not 0.0 <= value <= 1.0:
+        raise ValueError(text)
+    return value
+
+
+def _boolean(text: str) -> bool:
+    try:
+        return {"true": True, "false": False}[text.lower()]
+    except KeyError:
+        raise ValueError(text) from None
+
+
+def _choice(*values: str) -> Callable[[str], object]:
+    def parse(text: str) -> str:
+        if text not in values:
+            raise ValueError(text)
+        return text
+
+    return parse
+
+
+def policy(text: str) -> tuple[str, ...]:
+    """The parts of a cleanup.policy, each once; ValueError for anything but delete and compact."""
+    parts = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    if not parts or any(part not in ("delete", "compact") for part in parts):
+        raise ValueError(text)
+    return parts
+
+
+def _gzip_level(text: str) -> object:
+    return _number(-1, -1)(text) if text.strip() == "-1" else _number(1, 9)(text)
+
+
+Users = tuple[str, ...]
+
+
+def _int(name: str, default: int, low: int, unit: str, by: Users, doc: str, kafka: str = "", high: int = INT_MAX,
+         kind: str = "int") -> ConfigDef:  # fmt: skip
+    top = "" if high in (INT_MAX, LONG_MAX) else f" and at most {high}"
+    valid = f"a whole number of at least {low}{top}" if low != LONG_MIN else "a whole number"
+    return ConfigDef(name, kind, str(default), valid, doc, _number(low, high), unit, by, kafka)
+
+
+def _long(name: str, default: int, low: int, unit: str, by: Users, doc: str, kafka: str = "") -> ConfigDef:
+    return _int(name, default, low, unit, by, doc, kafka, LONG_MAX, "long")
+
+
+def _bool(name: str, default: str, doc: str, kafka: str = "") -> ConfigDef:
+    return ConfigDef(name, "boolean", default, "true or false", doc, _boolean, kafka=kafka)
+
+
+def _one_of(name: str, default: str, others: tuple[str, ...], by: Users, doc: str) -> ConfigDef:
+    values = (default, *others)
+    return ConfigDef(name, "string", default, "one of " + ", ".join(values), doc, _choice(*values), used_by=by)
+
+
+def _text(name: str, doc: str, kafka: str = "") -> ConfigDef:
+    return ConfigDef(name, "list", "", "any text", doc, str, kafka=kafka)
+
+
+_BROKERS = "Means nothing without brokers: checked, kept and handed on by an export."
+_DURABLE = "Changes nothing: every commit is durable before it is acknowledged. Kept and handed on by an export."
+_GONE = "Not in Kafka 4; kept for topics of older brokers."
+_ALL = (
+    ConfigDef("cleanup.policy", "list", "delete", "delete, compact or both",
+              "What becomes of old records: `delete` expires segments by age and size, `compact` keeps the latest "
+              "record of each key, `compact,delete` does both.", policy, used_by=(WRITERS, COMPACT, RETAIN)),
+    _one_of("compression.type", "producer", ("uncompressed", "gzip", "snappy", "lz4", "zstd"), (WRITERS,),
+            "Codec of appended batches. `producer` takes the writer's option `compression.type`, which is zstd unless "
+            "given; any other value beats the writer's."),
+    ConfigDef("compression.gzip.level", "int", "-1", "1 to 9, or -1",
+              "Level where the codec is gzip; -1 is zlib's default (6).", _gzip_level, used_by=(WRITERS,)),
+    _int("compression.lz4.level", 9, 1, "", (WRITERS,), "Level where the codec is lz4.", high=17),
+    _int("compression.zstd.level", 1, -131072, "", (WRITERS,), "Level where the codec is zstd.",
+         "Default 3: nearly as small at 1, and much faster.", high=22),
+    _int("segment.bytes", 1 << 30, 14, "bytes", (COMPACT, RETAIN, EXPORTS),
+         "Size at which a segment is full and is sealed. Retention and compaction work on whole segments.",
+         "At least 1048576, as a broker holds a file open for each segment."),
+    _long("segment.ms", 604_800_000, 1, "ms", (COMPACT, RETAIN),
+          "Age of its first record at which a segment is closed though not full, so that it can expire or be "
+          "compacted."),
+    _long("segment.jitter.ms", 0, 0, "ms", (COMPACT, RETAIN),
+          "Up to so much is taken off segment.ms, differently for each segment, so that not all close at once."),
+    _int("segment.index.bytes", 10 << 20, 4, "bytes", (COMPACT, EXPORTS),
+         "Size of an offset index at which its segment is full, 8 bytes an entry."),
+    _int("index.interval.bytes", 4096, 0, "bytes", (COMPACT, IMPORTS, EXPORTS),
+         "Bytes of log between two entries of a sealed segment's indexes."),
+    _long("retention.ms", 604_800_000, -1, "ms", (RETAIN,),
+          "Age of its newest record above which a segment expires; -1: never. Only with `delete`."),
+    _long("retention.bytes", -1, LONG_MIN, "bytes", (RETAIN,),
+          "Size of one partition above which its oldest segments expire; negative: no limit. Only with `delete`."),
+    _long("file.delete.delay.ms", 86_400_000, 0, "ms", (RETAIN,),
+          "How long a file stays after nothing names it any more. Less than one hour (3600000) needs force: jobs that "
+          "planned to read files would miss them.",
+          "Default 60000: a Spark job reads a file long after it planned to."),
+    _long("delete.retention.ms", 86_400_000, 0, "ms", (COMPACT,),
+          "How long compaction keeps a tombstone (a key with a null value) after the pass that first met it."),
+    _long("min.compaction.lag.ms", 0, 0, "ms", (COMPACT,), "Age below which a record is not compacted."),
+    _long("max.compaction.lag.ms", LONG_MAX, 1, "ms", (COMPACT, RETAIN),
+          "Age of its oldest dirty record above which a partition is compacted whatever its dirty ratio; not below "
+          "min.compaction.lag.ms."),
+    ConfigDef("min.cleanable.dirty.ratio", "double", "0.5", "a number from 0 to 1",
+              "Share of dirty bytes above which a partition is compacted.", _ratio, used_by=(COMPACT,)),
+    _int("max.message.bytes", 1_048_588, 0, "bytes", (WRITERS,),
+         "Largest batch, header included, after compression. Writers cut batches to fit; a record too large by itself "
+         "is an error."),
+    _one_of("message.timestamp.type", "CreateTime", ("LogAppendTime",), (WRITERS,),
+            "Whose clock gives a record its timestamp: `CreateTime` is the writer's (or its `timestamp` column), "
+            "`LogAppendTime` is the time of the commit."),
+    _long("message.timestamp.before.max.ms", LONG_MAX, 0, "ms", (WRITERS,),
+          "How far a record's timestamp may lie before the clock of the task that writes it. Only with `CreateTime`."),
+    _long("message.timestamp.after.max.ms", LONG_MAX, 0, "ms", (WRITERS,),
+          "How far a record's timestamp may lie after the clock of the task that writes it. Only with `CreateTime`.",
+          "Default 3600000 (one hour): times come with the data here, and a task's clock is not a broker's."),
+    _long("message.timestamp.difference.max.ms", LONG_MAX, 0, "ms", (WRITERS,),
+          "Old name of the two bounds above, used for whichever of them is not set.", _GONE),
+    _text("message.format.version", "Ignored: record batches are always written as magic 2.", _GONE),
+    _bool("message.downconversion.enable", "true", _BROKERS, _GONE),
+    _bool("preallocate", "false", _BROKERS),
+    _long("flush.messages", LONG_MAX, 1, "records", (), _DURABLE),
+    _long("flush.ms", LONG_MAX, 0, "ms", (), _DURABLE),
+    _int("min.insync.replicas", 1, 1, "", (), _BROKERS),
+    _bool("unclean.leader.election.enable", "false", _BROKERS),
+    _bool("remote.storage.enable", "false", _BROKERS),
+    _bool("remote.log.copy.disable", "false", _BROKERS),
+    _bool("remote.log.delete.on.disable", "false", _BROKERS),
+    _long("local.retention.ms", -2, -2, "ms", (), _BROKERS),
+    _long("local.retention.bytes", -2, -2, "bytes", (), _BROKERS),
+    _text("leader.replication.throttled.replicas", _BROKERS),
+    _text("follower.replication.throttled.replicas", _BROKERS),
+)  # fmt: skip
+CONFIGS: Mapping[str, ConfigDef] = {definition.name: definition for definition in _ALL}
+
+
+def definition(name: str) -> ConfigDef:
+    try:
+        return CONFIGS[name]
+    except KeyError:
+        why = kafka_name(name)
+        if why is not None:
+            raise BadRequest(f"'{name}' is no topic config: {why}; leave it out") from None
+        raise BadRequest(f"unknown topic config '{name}'{did_you_mean(name, CONFIGS)}") from None
+
+
+def canonical(name: str, value: object) -> str:
+    """Return the text under which a topic stores this value; `BadRequest` if name or value is not valid."""
+    known = definition(name)
+    text = str(value).lower() if isinstance(value, bool) else str(value).strip()
+    try:
+        parsed = known.parse(text)
+    except ValueError:
+        raise BadRequest(f"config {name} must be {known.valid}, found '{text}'") from None
+    if isinstance(parsed, bool):
+        return str(parsed).lower()
+    if isinstance(parsed, tuple):
+        return ",".join(parsed)
+    return str(parsed)
+
 
 LEAST_DELETE_DELAY_MS = 3_600_000
 """Below this, `file.delete.delay.ms` needs force: jobs that planned before a rewrite would miss their files."""
+
+
+class _Integer:
+    """The value of an int or long config, as an attribute."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, configs: TopicConfigs, _: type[TopicConfigs]) -> int:
+        return configs.integer(self._name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +288,18 @@ class TopicConfigs:
 
     explicit: Mapping[str, str] = field(default_factory=dict)
 
+    max_message_bytes = _Integer("max.message.bytes")
+    index_interval_bytes = _Integer("index.interval.bytes")
+    segment_bytes = _Integer("segment.bytes")
+    retention_ms = _Integer("retention.ms")
+    retention_bytes = _Integer("retention.bytes")
+    file_delete_delay_ms = _Integer("file.delete.delay.ms")
+    min_compaction_lag_ms = _Integer("min.compaction.lag.ms")
+    max_compaction_lag_ms = _Integer("max.compaction.lag.ms")
+
     @classmethod
     def of(cls, values: Mapping[str, object] | None) -> TopicConfigs:
-        """From what a user gave; `BadRequest` for an unknown name, an invalid value or a contradiction."""
+        """Return what a user gave; `BadRequest` for an unknown name, an invalid value or a contradiction."""
         configs = cls({name: canonical(name, value) for name, value in sorted((values or {}).items())})
         configs.check()
         return configs
@@ -42,7 +318,6 @@ class TopicConfigs:
         return configs
 
     def check(self) -> None:
-        """Rules over several configs."""
         if self.min_compaction_lag_ms > self.max_compaction_lag_ms:
             raise BadRequest(
                 f"min.compaction.lag.ms ({self.min_compaction_lag_ms}) must not exceed "
@@ -50,19 +325,15 @@ class TopicConfigs:
             )
 
     def text(self, name: str) -> str:
-        """The value as text, set or default."""
         return self.explicit.get(name, definition(name).default)
 
     def value(self, name: str) -> object:
-        """The value as its type: int, float, bool, str, or a tuple for cleanup.policy."""
         return definition(name).parse(self.text(name))
 
     def integer(self, name: str) -> int:
-        """The value of an int or long config."""
         return int(self.text(name))
 
     def source(self, name: str) -> str:
-        """Return the source of the value: `topic` or `default`."""
         return "topic" if name in self.explicit else "default"
 
     @property
@@ -78,14 +349,6 @@ class TopicConfigs:
         return "delete" in self.cleanup_policy
 
     @property
-    def compression_type(self) -> str:
-        return self.text("compression.type")
-
-    @property
-    def max_message_bytes(self) -> int:
-        return self.integer("max.message.bytes")
-
-    @property
     def log_append_time(self) -> bool:
         return self.text("message.timestamp.type") == "LogAppendTime"
 
@@ -97,42 +360,15 @@ class TopicConfigs:
     def timestamp_after_max_ms(self) -> int:
         return self._bound("message.timestamp.after.max.ms")
 
-    @property
-    def index_interval_bytes(self) -> int:
-        return self.integer("index.interval.bytes")
-
-    @property
-    def segment_bytes(self) -> int:
-        return self.integer("segment.bytes")
-
-    @property
-    def retention_ms(self) -> int:
-        return self.integer("retention.ms")
-
-    @property
-    def retention_bytes(self) -> int:
-        return self.integer("retention.bytes")
-
-    @property
-    def file_delete_delay_ms(self) -> int:
-        return self.integer("file.delete.delay.ms")
-
-    @property
-    def min_compaction_lag_ms(self) -> int:
-        return self.integer("min.compaction.lag.ms")
-
-    @property
-    def max_compaction_lag_ms(self) -> int:
-        return self.integer("max.compaction.lag.ms")
-
     def codec(self, option: str | None = None) -> str:
-        """The codec to write with: a concrete topic codec wins, `producer` takes the writer's option (default zstd)."""
-        if self.compression_type == "producer":
+        """Return the codec to write with: a concrete topic codec wins, `producer` takes the option (default zstd)."""
+        codec = self.text("compression.type")
+        if codec == "producer":
             return option or "zstd"
-        return "none" if self.compression_type == "uncompressed" else self.compression_type
+        return "none" if codec == "uncompressed" else codec
 
     def level(self, codec: str, option: int | None = None) -> int | None:
-        """The compression level for `codec`: the writer's option, else the topic's; None where the codec has none."""
+        """Return the level for `codec`: the writer's option, else the topic's; None where the codec has none."""
         if option is not None:
             return option
         return self.integer(f"compression.{codec}.level") if codec in ("gzip", "lz4", "zstd") else None
@@ -147,7 +383,6 @@ def check_delete_delay(changes: Mapping[str, object | None], force: bool) -> Non
     value = changes.get("file.delete.delay.ms")
     if value is not None and not force and int(canonical("file.delete.delay.ms", value)) < LEAST_DELETE_DELAY_MS:
         raise BadRequest(
-            f"file.delete.delay.ms below {LEAST_DELETE_DELAY_MS} (one hour) takes files away from "
-            "jobs that planned to read "
-            f"them, found {value}; raise it, or force it"
+            f"file.delete.delay.ms below {LEAST_DELETE_DELAY_MS} (one hour) takes files away from jobs that planned to "
+            f"read them, found {value}; raise it, or force it"
         )

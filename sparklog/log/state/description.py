@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sparklog.log.state.config_table import CONFIGS
-from sparklog.log.state.configs import TopicConfigs
-from sparklog.log.state.kafka_source import KafkaOpen
-from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.commit import KafkaOpen
+from sparklog.log.state.configs import CONFIGS, TopicConfigs
+from sparklog.log.state.slice_table import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +61,12 @@ def describe_configs(configs: TopicConfigs) -> tuple[ConfigDescription, ...]:
 def describe(snapshot: Snapshot) -> TopicDescription:
     """Describe the topic at this version."""
     head, rows = snapshot.head, snapshot.slices.all()
-    stable = head.last_stable()
     partitions = []
     for partition in range(head.partitions):
         span = rows.partition_rows(partition)
-        partitions.append(
-            PartitionDescription(
-                partition,
-                int(head.log_start[partition]),
-                int(head.log_end[partition]),
-                int(stable[partition]),
-                span.stop - span.start,
-                int(rows.size[span].sum()),
-            )
-        )
+        start, end, stable = (int(each[partition]) for each in (head.log_start, head.log_end, head.last_stable()))
+        size = int(rows.size[span].sum())
+        partitions.append(PartitionDescription(partition, start, end, stable, span.stop - span.start, size))
     return TopicDescription(
         name=snapshot.topic,
         topic_id=head.topic_id,

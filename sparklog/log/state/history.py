@@ -1,8 +1,7 @@
 """Older versions of a topic: what its log still holds, and the state at any version that can be rebuilt from it.
 
-A state is rebuilt from the newest sound checkpoint at or below its version and the commits after it; what readers
-need, the newest state, is `CommitLog`'s. The vacuum asks here what older versions name, and how much of the log is
-still needed to say so.
+A state is rebuilt from the newest sound checkpoint at or below its version and the commits after it; the newest state
+is `CommitLog`'s.
 
 A number may be used twice once its commit was collected: a stalled writer creates it again, and its predecessor's CRC
 is right. So whatever is taken from a commit is taken along the chain from a checkpoint: the CRC of each commit must
@@ -33,8 +32,7 @@ from sparklog.log.journal.numbered_objects import READ_AHEAD
 from sparklog.log.state.checkpoint import decode_checkpoint, decode_table
 from sparklog.log.state.commit import Commit, decode_commit
 from sparklog.log.state.invariants import check_state
-from sparklog.log.state.slice_table import SliceTable
-from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.slice_table import SliceTable, Snapshot
 from sparklog.log.state.topic_state import EMPTY, Head
 from sparklog.storage.store import ObjectInfo, Store
 
@@ -54,7 +52,6 @@ class CommitFiles:
         return len(self.version)
 
     def has(self, first: int, last: int) -> bool:
-        """Return True if all commits from `first` to `last` exist."""
         if last < first:
             return True
         at = np.searchsorted(self.version, [first, last])
@@ -63,12 +60,7 @@ class CommitFiles:
 
 
 class History:
-    """The commits and checkpoints of a topic, from one listing each.
-
-    * `commits`: the commits
-    * `checkpoints`: heads of checkpoints, by version
-    * `tables`: slice tables, whether or not a head names them
-    """
+    """The commits and checkpoints of a topic, from one listing each. `tables`: whether or not a head names them."""
 
     def __init__(self, store: Store, topic: str) -> None:
         self.store = store
@@ -81,15 +73,13 @@ class History:
         self.tables = [info for info in below if is_checkpoint_table_name(info.key.rsplit("/", 1)[-1])]
         self._sound: dict[int, tuple[Snapshot, str] | None] = {}
 
-    # -- checkpoints
-
     def sound(self, version: int) -> Snapshot | None:
         """The state in a checkpoint, read back: head, table, and its place in the chain. None if it is damaged."""
         verified = self._verified(version)
         return None if verified is None else verified[0]
 
     def table_of(self, version: int) -> str | None:
-        """Key of the slice table that a sound checkpoint names."""
+        """Return the key of the slice table that a sound checkpoint names."""
         verified = self._verified(version)
         return None if verified is None else checkpoint_prefix(self.topic) + verified[1]
 
@@ -111,10 +101,8 @@ class History:
         check_state(checkpoint.head, table)
         if self.commits.has(version, version):
             crc = crc32c.crc32c(self.store.get(commit_key(self.topic, version)))
-            if crc != checkpoint.head.crc:
-                raise Corrupt(
-                    f"commit {version} has CRC-32C {crc}, its checkpoint says {checkpoint.head.crc}", file=key
-                )
+            if crc != (stored := checkpoint.head.crc):
+                raise Corrupt(f"commit {version} has CRC-32C {crc}, its checkpoint says {stored}", file=key)
         return Snapshot(self.topic, self.store, checkpoint.head, table), checkpoint.table.name
 
     def sound_below(self, version: int) -> Iterator[int]:
@@ -128,20 +116,17 @@ class History:
             return base if self.commits.has(base + 1, version) else None
         return -1 if self.commits.has(0, version) else None
 
-    # -- versions
-
     def at(self, version: int) -> Snapshot:
-        """Head and slices at a version (of a deleted topic: without slices).
-
-        `NotFound` if what it takes is no longer kept, `Corrupt` if the commits are not one chain.
-        """
+        """Return head and slices at a version. `NotFound` if it cannot be rebuilt, `Corrupt` if the chain is broken."""
         base = self.base_of(version)
         if base is None:
             raise NotFound(
                 f"version {version} of topic '{self.topic}' cannot be rebuilt: no sound checkpoint at or below it has "
                 "all commits between; run verify"
             )
-        start = self._start(base)
+        start = self.sound(base) if base >= 0 else Snapshot(self.topic, self.store, EMPTY, SliceTable())
+        if start is None:
+            raise Corrupt(f"checkpoint {base} is not sound", file=checkpoint_key(self.topic, base))
         head, table = start.head, start.slices
         for after, commit in self.walk(start.head, version):
             head = after
@@ -151,17 +136,8 @@ class History:
                 raise Corrupt(f"{error}; run verify", file=commit_key(self.topic, commit.version)) from None
         return Snapshot(self.topic, self.store, head, table)
 
-    def _start(self, base: int) -> Snapshot:
-        start = self.sound(base) if base >= 0 else Snapshot(self.topic, self.store, EMPTY, SliceTable())
-        if start is None:
-            raise Corrupt(f"checkpoint {base} is not sound", file=checkpoint_key(self.topic, base))
-        return start
-
     def version_at(self, time_ms: int) -> int:
-        """The newest version whose commit was not made after a time (ms, of the writers' clocks).
-
-        `NotFound` if there was none, or if the log no longer goes back so far.
-        """
+        """Return the newest version that was not made after a time (ms, of the writers' clocks); else `NotFound`."""
         kept = self.commits.version
         # What lies before a gap leads nowhere.
         gaps = np.flatnonzero(np.diff(kept) != 1)
@@ -173,10 +149,7 @@ class History:
         raise NotFound(f"there is no version of topic '{self.topic}' at {time_ms} ms: {reason}")
 
     def walk(self, head: Head, last: int) -> Iterator[tuple[Head, Commit]]:
-        """The commits after `head` up to version `last`, each with the head after it: along the chain.
-
-        `NotFound` if one is gone, `Corrupt` if one does not follow.
-        """
+        """Yield the commits after `head` up to version `last`, each with the head after it. Raises as `at` does."""
         for version, data in self._read(head.version + 1, last):
             commit = self._decode(version, data)
             try:
@@ -198,21 +171,16 @@ class History:
             return decode_commit(self.store.get(key), key, version)
 
     def _read(self, first: int, last: int) -> Iterator[tuple[int, bytes]]:
-        keys = (commit_key(self.topic, version) for version in range(first, last + 1))
+        keys = [commit_key(self.topic, version) for version in range(first, last + 1)]
         if self.store.parallel_reads <= 1:
             yield from enumerate(map(self.store.get, keys), first)
             return
         with ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="sparklog-read") as pool:
-            for start in range(first, last + 1, _BLOCK):
-                block = [commit_key(self.topic, version) for version in range(start, min(start + _BLOCK, last + 1))]
-                yield from enumerate(pool.map(self.store.get, block), start)
+            for start in range(0, len(keys), _BLOCK):
+                yield from enumerate(pool.map(self.store.get, keys[start : start + _BLOCK]), first + start)
 
 
 def _commits(listing: Iterator[ObjectInfo]) -> CommitFiles:
-    rows = [
-        (version, info.size, info.modified_ms)
-        for info in listing
-        if (version := checkpoint_version(info.key)) is not None
-    ]
-    columns = np.array(rows, np.int64).reshape(len(rows), 3)
-    return CommitFiles(columns[:, 0], columns[:, 1], columns[:, 2])
+    named = ((checkpoint_version(info.key), info) for info in listing)
+    rows = [(version, info.size, info.modified_ms) for version, info in named if version is not None]
+    return CommitFiles(*np.array(rows, np.int64).reshape(len(rows), 3).T)

@@ -1,8 +1,8 @@
 """Invariants of every topic at every version: named checks, run before every commit is written.
 
 `check_commit` looks at a commit and the heads before and after it: cheap, on the path of every commit. `check_state`
-looks at a whole state, slices included: for tests, the simulation and `verify`. A violation is a `Conflict` when a
-rewrite planned it wrongly or `BadRequest` when the caller asked for it, and never reaches the log.
+looks at a whole state, slices included: for tests, the simulation and `verify`. What `decode_commit` and `Head.apply`
+check of every commit, its paths and its place in the chain, is not checked here again.
 """
 
 from __future__ import annotations
@@ -13,19 +13,11 @@ from itertools import pairwise
 import numpy as np
 
 from sparklog.errors import BadRequest, Corrupt
-from sparklog.log.journal.names import is_sealed, path_read_version
 from sparklog.log.state.commit import CREATE, FILLING, IMPORT, Commit
 from sparklog.log.state.slice_table import ABORTED, COMMITTED, OPEN, PLAIN, SliceTable
 from sparklog.log.state.topic_state import Head
 
 Check = Callable[[Head, Commit, Head], str | None]
-
-
-def versions_follow(before: Head, commit: Commit, after: Head) -> str | None:
-    """Versions are contiguous."""
-    if commit.version != before.version + 1 or after.version != commit.version:
-        return f"version {commit.version} does not follow {before.version}"
-    return None
 
 
 def time_goes_on(before: Head, commit: Commit, after: Head) -> str | None:
@@ -129,18 +121,6 @@ def kafka_transactions_are_known(before: Head, commit: Commit, after: Head) -> s
     return f"transactions of partition {missing[0]} would end without a marker" if missing else None
 
 
-def paths_are_ours(before: Head, commit: Commit, after: Head) -> str | None:
-    """Commits name data files of the known form only, so that no name leads elsewhere. Only segments lack a footer."""
-    for file in commit.files:
-        if path_read_version(file.path) is None:
-            return f"'{file.path}' is no path of a data file"
-        if (file.footer_length == 0) != is_sealed(file.path):
-            return (
-                f"{file.path} has a footer of {file.footer_length} bytes; segments have none, all other files have one"
-            )
-    return None
-
-
 def floor_and_holds_in_range(before: Head, commit: Commit, after: Head) -> str | None:
     """The upload floor is a version that exists and never goes back; a new hold is not below it, or held already."""
     if commit.floor is not None and not before.floor <= commit.floor <= before.version:
@@ -155,7 +135,6 @@ def floor_and_holds_in_range(before: Head, commit: Commit, after: Head) -> str |
 
 
 CHECKS: tuple[Check, ...] = (
-    versions_follow,
     time_goes_on,
     partitions_exist,
     appends_are_dense,
@@ -163,7 +142,6 @@ CHECKS: tuple[Check, ...] = (
     slices_above_log_start,
     outputs_within_edits,
     kafka_transactions_are_known,
-    paths_are_ours,
     floor_and_holds_in_range,
 )
 

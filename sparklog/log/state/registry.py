@@ -14,10 +14,9 @@ other records under an old number; so may one of the same number (`sparklog.log.
 one run at a time may write: the first commit of another run takes over, also when it only replays, and a run that was
 superseded is fenced.
 
-Runs are counted: each that takes over gets a higher **epoch**, and one that comes with a lower epoch is fenced, however
-many came between. Whoever writes remembers the epoch of its run: a topic's handle, a producer. A streaming query has no
-process that could, so its runs come with the time (ms) at which they first committed, for an epoch: it grows like a
-count does. The last four runs are known by name as well, which is all there is where release 0.1.0 wrote.
+Each run that takes over gets a higher **epoch**, and one that comes with a lower epoch is fenced, however many came
+between. A topic's handle or a producer remembers the epoch of its run; the runs of a streaming query come with the time
+(ms) at which they first committed instead. The last four runs are known by name as well: release 0.1.0 wrote no epochs.
 
 Each entry carries the time of the newest commit its writer made: one that has been idle for 90 days is dropped by a
 maintenance commit that lists it.
@@ -35,8 +34,7 @@ from sparklog.log.state.commit import CONTENT_JSON, Writer
 from sparklog.log.state.slices import Content
 
 EARLIER_RUNS = 4
-STREAM = "stream"
-TXN = "txn"
+STREAM, TXN = "stream", "txn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +79,13 @@ class WriterKey:
             raise BadRequest(f"replayMismatch is 'error' or 'accept', found '{self.replay_mismatch}'")
 
     def writer(self, count: int, entry: Entry | None = None) -> Writer:
-        """As a commit records it that is based on `entry`."""
         epoch = None if self.run is None else next_epoch(entry, self.run, self.epoch)
         return Writer(self.mode, self.id, self.batch, self.run, count, epoch, self.content)
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A writer's newest batch, its record count and version, the run that wrote it, its epoch and up to four before.
-
-    `time_ms`: commit time of whatever the writer did last here, a take-over included.
-    """
+    """A writer's newest batch. `time_ms`: of the last commit that the writer made here, a take-over included."""
 
     batch: int
     count: int
@@ -130,10 +124,8 @@ class Runs(Protocol):
 
     @property
     def run(self) -> str | None: ...
-
     @property
     def earlier_runs(self) -> tuple[str, ...]: ...
-
     @property
     def epoch(self) -> int | None: ...
 
@@ -167,10 +159,7 @@ def earlier_runs(runs: Runs, run: str) -> tuple[str, ...]:
 
 
 def decide(entry: Entry | None, key: WriterKey, count: int, place: str, now_ms: int) -> Verdict:
-    """The rule above. `Fenced` for a superseded run, `Conflict` for an old checkpoint or a replay that differs.
-
-    `place`: whose registry it is, for messages ("topic 'orders'").
-    """
+    """Apply the rule above. `Fenced` for a superseded run, `Conflict` for an old checkpoint or another replay."""
     if entry is None:
         return Verdict(write=True)
     if key.run is not None and is_superseded(entry, key.run, key.epoch, now_ms):
@@ -180,9 +169,9 @@ def decide(entry: Entry | None, key: WriterKey, count: int, place: str, now_ms: 
         )
     if key.batch > entry.batch:
         return Verdict(write=True)
+    note = f"batch {key.batch} of '{key.id}' is already in {place}"
     if key.mode == TXN:
-        note = f"batch {key.batch} of '{key.id}' is already in {place} (newest {entry.batch}); skipped"
-        return Verdict(write=False, note=note)
+        return Verdict(write=False, note=f"{note} (newest {entry.batch}); skipped")
     if key.batch < entry.batch:
         raise Conflict(
             f"checkpoint older than the log: writer '{key.id}' sends batch {key.batch}, {place} already has batch "
@@ -191,11 +180,10 @@ def decide(entry: Entry | None, key: WriterKey, count: int, place: str, now_ms: 
     if key.replay_mismatch == "error":
         _check_replay(entry, key, count, place)
     take_over = key.run is not None and key.run != entry.run
-    return Verdict(write=False, take_over=take_over, note=f"batch {key.batch} of '{key.id}' is already in {place}")
+    return Verdict(write=False, take_over=take_over, note=note)
 
 
 def _check_replay(entry: Entry, key: WriterKey, count: int, place: str) -> None:
-    """`Conflict` if a batch holds other records than the one of its number that is in the log."""
     sent, taken = f"{count} records", f"{entry.count}"
     if count == entry.count:
         if key.content is None or entry.content is None or key.content.matches(entry.content):
@@ -211,11 +199,9 @@ def _check_replay(entry: Entry, key: WriterKey, count: int, place: str) -> None:
 
 
 def advance(entry: Entry | None, writer: Writer, version: int, time_ms: int) -> Entry:
-    """The entry after a commit by `writer` at this time: the state function's part, which judges nothing."""
+    """Return the entry after a commit by `writer` at this time."""
     if entry is None:
-        return Entry(
-            writer.batch, writer.count, version, time_ms, writer.run, epoch=writer.epoch, content=writer.content
-        )
+        return Entry(writer.batch, writer.count, version, time_ms, writer.run, (), writer.epoch, writer.content)
     after = replace(entry, time_ms=time_ms)
     if writer.run is not None:
         epoch = entry.epoch if writer.epoch is None else writer.epoch

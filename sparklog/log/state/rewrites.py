@@ -1,7 +1,7 @@
 """Rewrites: edits of offset ranges that replace slices by others (merging, sealing, compaction), and their commit.
 
-A rewrite was planned on a state that may be old. It stands if every input is still there or lies wholly below the log
-start, else it is dropped. One commit holds the edits of a piece of work, each with the outputs that lie in its range.
+A rewrite, planned on a state that may be old, stands if every input is still there or lies wholly below the log start.
+One commit holds the edits of a piece of work, each with the outputs that lie in its range.
 
 A merge over ten thousand partitions is one file with ten thousand slices and as many edits, and is looked through for
 every attempt to commit it: so slices are found by partition and base, not by trying each with each.
@@ -107,7 +107,7 @@ class Outputs:
         return None
 
     def _chosen(self, edits: Iterable[Edit]) -> dict[int, set[int]]:
-        """Rows by number of their file."""
+        """Return rows by number of their file."""
         chosen: dict[int, set[int]] = {}
         for edit in edits:
             places = self._places.get(edit.partition, [])
@@ -117,7 +117,7 @@ class Outputs:
         return chosen
 
     def _taken(self, number: int, rows: Sequence[int]) -> FileSlices:
-        """Some slices of a file, with explicit positions where others are left out."""
+        """Return some slices of a file, with explicit positions where others are left out."""
         file = self._files[number]
         if len(rows) == len(file):
             return file

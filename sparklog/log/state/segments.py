@@ -5,11 +5,10 @@ been one append. Of its five reasons three are known here: the size, the time, a
 Whether an index is full is known only where it is written, so sealing rolls once more for that, and inside a slice
 that alone is larger than a segment.
 
-Kafka counts a segment's time from the greatest timestamp of its first append. A merged slice is many appends, over
-days where a partition is slow, and its greatest timestamp is that of the last ones: counted from there, a segment that
-should span a week would span nearly two. So time counts from its smallest one. But where records come late, that is
-older than all appends: a segment would be closed at once, and the next, and so on. What was appended before tells the
-time then: the first append of a slice is hardly older than the newest record of the slice before it.
+Kafka counts a segment's time from the greatest timestamp of its first append. A merged slice is many appends, maybe
+over days: counted from its greatest timestamp, a segment that should span a week would span nearly two. So time counts
+from its smallest one. But where records come late, that is older than all appends, and segments would be closed at
+once: so not from before the newest record of the slice before it.
 
 A partition always has exactly one active segment, the last one: the unsealed slices behind the last roll, or, where
 everything is sealed, an empty segment at the log end. All others are closed: nothing is appended to them any more.
@@ -19,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -35,10 +35,10 @@ NO_TIMESTAMP = -1
 
 @dataclass(frozen=True, slots=True)
 class RollRule:
-    """The limits that end a segment: size (bytes), time span (ms), and the random part of that span.
+    """The limits that end a segment: size (bytes), time span (ms), and the bound of the random part of that span.
 
-    `jitter_ms` bounds the random part, which Kafka draws for each segment anew; here it follows from topic id,
-    partition and base offset, so that every run of every job cuts a partition at the same offsets.
+    Kafka draws that part for each segment anew; here it follows from topic id, partition and base offset, so that every
+    run of every job cuts a partition at the same offsets.
     """
 
     segment_bytes: int
@@ -68,13 +68,11 @@ class RollRule:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One segment of a partition; offsets `[base, end)`, times in ms, sizes in bytes.
+    """One segment of a partition; offsets `[base, end)`, times in ms (-1: none), sizes in bytes.
 
-    * `base`: Kafka's name for the segment; its first record may lie above it. `end`: behind its last batch;
-      `next_base`: base of the segment that follows (a gap between the two is legal), the log end for the last one
+    * `next_base`: base of the segment that follows (a gap between the two is legal), the log end for the last one
     * `first_row`, `rows`: which of the partition's slices it is made of; none in an empty active segment
-    * `first_ts`: what time rolling counts from: the greatest timestamp of its first append, or about that, if its first
-      slice is a merged one; `max_ts`: greatest timestamp of all its slices; -1: there is none
+    * `first_ts`: what time rolling counts from, about the greatest timestamp of its first append
     * `sealed`: it is one file of Kafka's own form; `active`: the last one, which appends still go into
     """
 
@@ -92,10 +90,9 @@ class Segment:
 
 
 def segments_of(slices: Slices, partition: int, log_end: int, rule: RollRule) -> list[Segment]:
-    """Return the segments of one partition in offset order, the active one last.
+    """Return the segments of one partition, whose slices these are, in offset order, the active one last.
 
-    `slices` are all slices of the partition in offset order; rows of the result count in them. Aborted slices count
-    like others: their bytes are in the log until a rewrite drops them. No slice is cut.
+    Aborted slices count like others: their bytes are in the log until a rewrite drops them.
     """
     slices = _settled(slices)
     sealed = slices.sealed().tolist()
@@ -119,8 +116,7 @@ def segments_of(slices: Slices, partition: int, log_end: int, rule: RollRule) ->
         filled += size[row]
     bounds = [*starts, len(base)]
     segments = []
-    for i, first in enumerate(starts):
-        stop = bounds[i + 1]
+    for first, stop in pairwise(bounds):
         last = stop == len(base)
         segments.append(
             Segment(
@@ -138,16 +134,15 @@ def segments_of(slices: Slices, partition: int, log_end: int, rule: RollRule) ->
             )
         )
     if not segments or not segments[-1].active:
-        row = len(base)
-        segments.append(Segment(partition, log_end, log_end, log_end, row, 0, 0, -1, -1, sealed=False, active=True))
+        segments.append(Segment(partition, log_end, log_end, log_end, len(base), 0, 0, -1, -1, False, True))
     return segments
 
 
 def _settled(slices: Slices) -> Slices:
     """Return the slices of one partition with append times as if no clock had been far ahead.
 
-    Log append time goes on from slice to slice. One that lies far above what follows was given by a wrong clock, and
-    counts as no later than that: it must not keep its segment, and all behind it, until that time has come.
+    One that lies far above what follows was given by a wrong clock, and must not keep its segment, and all behind it,
+    until that time has come.
     """
     logged = (slices.flags & int(SliceFlag.LOG_APPEND_TIME) > 0) & (slices.max_ts > NO_TIMESTAMP)
     following = np.minimum.accumulate(np.where(logged, slices.max_ts, INT64_MAX)[::-1])[::-1]
@@ -168,9 +163,8 @@ def _append_ts(slices: Slices) -> npt.NDArray[np.int64]:
 def due(segment: Segment, rule: RollRule, now_ms: int) -> bool:
     """True if an append that arrived now, stamped with the clock, would roll this segment (`segment.ms`).
 
-    Kafka looks only when something is appended; here the clock also closes a quiet partition's last records, or
-    they would never be sealed. Only the active segment is ever due, and only if it holds something; one whose first
-    slice has no timestamp is not.
+    Kafka looks only when something is appended; here the clock also closes a quiet partition's last records, or they
+    would never be sealed.
     """
     if not segment.active or segment.rows == 0 or segment.first_ts <= NO_TIMESTAMP:
         return False

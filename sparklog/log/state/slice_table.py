@@ -5,35 +5,16 @@ per slice: columns are numpy arrays, in a few parts that are sorted by (partitio
 small parts, and parts of like size are joined (like the digits of a binary counter), so a commit costs little however
 large the table is.
 
-Columns and their types: `sparklog.format.slice_columns`. They mean:
-
-| column          | meaning                                                                                  |
-|-----------------|------------------------------------------------------------------------------------------|
-| file            | code of the path; `path(row)` gives the text                                             |
-| file_size       | bytes of the whole file                                                                  |
-| footer_length   | bytes of its footer, at its end; 0 in sealed segments                                    |
-| read_version    | version its writer had read                                                              |
-| position, size  | the slice's bytes in the file                                                            |
-| base, end       | offsets `[base, end)`                                                                    |
-| shift           | base offset in a batch header + shift = offset in the log; 0 in sealed segments          |
-| min_ts, max_ts  | ms, -1: none; the append time where that is the records' time                            |
-| crc             | CRC-32C of the slice's bytes as written                                                  |
-| flags           | `SliceFlag`                                                                              |
-| append_time     | ms; the LogAppendTime of the slice's records, -1 where batches carry their own times     |
-| leader_epoch    | -1: the batches carry it                                                                 |
-| index_crc       | of the index files beside a sealed segment; 0 in other files                             |
-| status          | PLAIN, OPEN, COMMITTED, ABORTED                                                          |
-| txn             | code of the transactional id, `txn_id(row)`; -1: none                                    |
-| txn_n           | number of the transaction, -1: none                                                      |
-| prepare_version | version of the commit that prepared it, -1: none                                         |
+Columns and their types are in `sparklog.format.slice_columns`, their meaning in docs/reference/format-checkpoints.md.
+Here `file` and `txn` are codes of texts; -1 is no transaction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import add
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -45,9 +26,11 @@ from sparklog.log.state.commit import Commit, Removal, Resolved
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.topic_state import Head, Offsets
 from sparklog.storage.local_writer import ForkLock
+from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
 
 PLAIN, OPEN, COMMITTED, ABORTED = 0, 1, 2, 3
 STATUS_NAMES = ("plain", "open", "committed", "aborted")
@@ -59,7 +42,7 @@ Columns = dict[str, npt.NDArray[Any]]
 class Texts:
     """Append-only texts by code: an Arrow array as it came from a checkpoint, then what commits added since.
 
-    Versions of a table share one: codes never change their meaning, so older versions stay right.
+    Versions of a table share one, for codes never change their meaning.
     """
 
     __slots__ = ("_added", "_codes", "_loaded", "_lock")
@@ -72,7 +55,6 @@ class Texts:
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> Texts:
-        """Return texts with codes from 0."""
         coded = cls()
         for text in texts:
             coded._codes.setdefault(text, len(coded._added))
@@ -100,8 +82,7 @@ class Texts:
 
     def take(self, codes: npt.NDArray[Any]) -> list[str]:
         """Return the texts of these codes, none of which is negative."""
-        loaded: list[str] = [] if self._loaded is None else self._loaded.to_pylist()
-        texts = loaded + self._added
+        texts = [*([] if self._loaded is None else self._loaded.to_pylist()), *self._added]
         return [texts[code] for code in codes.tolist()]
 
 
@@ -122,7 +103,7 @@ class ColumnsByName:
 
 @dataclass(frozen=True, eq=False)
 class Slices(ColumnsByName):
-    """Some rows of a table, sorted by (partition, base); columns are attributes (see the module's table)."""
+    """Some rows of a table, sorted by (partition, base); columns are attributes."""
 
     columns: Columns
     paths: Texts
@@ -132,15 +113,12 @@ class Slices(ColumnsByName):
         return Slices({name: column[rows] for name, column in self.columns.items()}, self.paths, self.txn_ids)
 
     def path(self, row: int) -> str:
-        """Path of a row's file, below the topic's folder."""
         return self.paths[int(self.columns["file"][row])]
 
     def txn_id(self, row: int) -> str:
-        """Transactional id of a row, empty if there is none."""
         return self.txn_ids[int(self.columns["txn"][row])]
 
     def partition_rows(self, partition: int) -> slice:
-        """Return the rows of one partition."""
         column = self.columns["partition"]
         return slice(int(np.searchsorted(column, partition)), int(np.searchsorted(column, partition, "right")))
 
@@ -153,8 +131,7 @@ class Slices(ColumnsByName):
 
     def sealed(self) -> npt.NDArray[np.bool_]:
         """True for rows in sealed segments: these have no footer, all other files do (`decode_commit` checks it)."""
-        sealed: npt.NDArray[np.bool_] = self.columns["footer_length"] == 0
-        return sealed
+        return np.equal(self.columns["footer_length"], 0)
 
 
 class SliceTable:
@@ -176,8 +153,6 @@ class SliceTable:
         self._paths = Texts() if paths is None else paths
         self._txn_ids = Texts() if txn_ids is None else txn_ids
 
-    # -- reading
-
     def __len__(self) -> int:
         return sum(len(part) for part in self.parts())
 
@@ -187,57 +162,43 @@ class SliceTable:
         if pending:
             parts = (*parts, _part(pending, self._paths, self._txn_ids))
             while len(parts) > 1 and len(parts[-2]) < 2 * len(parts[-1]):
-                parts = (*parts[:-2], _joined(parts[-2:]))
+                parts = (*parts[:-2], _joined(parts[-2:], self._paths, self._txn_ids))
             self._rows = (parts, ())
         return parts
 
     def all(self) -> Slices:
         """Return all rows, sorted by (partition, base)."""
-        parts = self.parts()
-        if len(parts) == 1:
-            return parts[0]
-        whole = _joined(parts) if parts else _empty(self._paths, self._txn_ids)
+        whole = _joined(self.parts(), self._paths, self._txn_ids)
         self._rows = ((whole,) if len(whole) else (), ())
         return whole
 
     def select(self, partition: int, start: int = 0, end: int = 2**63 - 1) -> Slices:
         """Return the slices of one partition that overlap offsets `[start, end)`, in offset order."""
-        parts = [
-            part[rows] for part in self.parts() if (rows := part.overlapping(partition, start, end)).stop > rows.start
-        ]
-        if not parts:
-            return _empty(self._paths, self._txn_ids)
-        return parts[0] if len(parts) == 1 else _joined(parts)
+        spans = ((part, part.overlapping(partition, start, end)) for part in self.parts())
+        return _joined([part[rows] for part, rows in spans if rows.stop > rows.start], self._paths, self._txn_ids)
 
     def paths(self) -> set[str]:
-        """Return every file that some slice lies in."""
         codes = np.unique(np.concatenate([part.columns["file"] for part in self.parts()] or [np.zeros(0, np.int32)]))
         return set(self._paths.take(codes))
-
-    # -- the state function
 
     def apply(self, commit: Commit, head: Head) -> SliceTable:
         """Return the table after the next commit; `head`: after it. `Conflict` if an edit's input is missing."""
         if commit.op in ("create", "delete"):
-            return SliceTable(commit.version, pending=_appended(commit))
-        table = self
+            return SliceTable(commit.version, pending=(commit,) if commit.files else ())
+        parts, pending = self._rows
         if commit.edits:
-            table = SliceTable(commit.version, *table._edited(commit))
-        elif commit.files:
-            parts, pending = self._rows
-            table = SliceTable(commit.version, parts, self._paths, self._txn_ids, (*pending, commit))
-            if len(pending) >= PENDING_COMMITS:
+            table = SliceTable(commit.version, (self._edited(commit),), self._paths, self._txn_ids)
+        else:
+            added_now = (commit,) if commit.files else ()
+            table = SliceTable(commit.version, parts, self._paths, self._txn_ids, (*pending, *added_now))
+            if added_now and len(pending) >= PENDING_COMMITS:
                 table.parts()
         if commit.resolved:
             table = table.settled(commit.resolved)
-            table = SliceTable(commit.version, table.parts(), self._paths, self._txn_ids)
         if commit.log_starts or commit.edits:
             # An edit may be re-based over a retention commit that dropped what its outputs cover.
             parts = tuple(_above(part, head.log_start) for part in table.parts())
             table = _swept(commit.version, tuple(part for part in parts if len(part)), self._paths, self._txn_ids)
-        if table is self:
-            parts, pending = self._rows
-            table = SliceTable(commit.version, parts, self._paths, self._txn_ids, pending)
         return table
 
     def settled(self, outcomes: Sequence[Resolved]) -> SliceTable:
@@ -245,7 +206,7 @@ class SliceTable:
         parts = tuple(_resolved(part, outcomes) for part in self.parts())
         return SliceTable(self.version, parts, self._paths, self._txn_ids)
 
-    def _edited(self, commit: Commit) -> tuple[tuple[Slices, ...], Texts, Texts]:
+    def _edited(self, commit: Commit) -> Slices:
         whole = self.all()
         rows = self.find(*commit.remove)
         if (rows < 0).any():
@@ -254,11 +215,10 @@ class SliceTable:
             )
         keep = np.ones(len(whole), np.bool_)
         keep[rows] = False
-        left = whole[keep]
         if not commit.files:
-            return (left,), self._paths, self._txn_ids
+            return whole[keep]
         outputs = _part((commit,), self._paths, self._txn_ids)
-        return (_joined((left, outputs)),), self._paths, self._txn_ids
+        return _joined((whole[keep], outputs), self._paths, self._txn_ids)
 
     def find(self, *items: Removal) -> npt.NDArray[np.int64]:
         """Return the row in `all()` of each slice that `items` name exactly, in their order; -1 where there is none."""
@@ -283,8 +243,6 @@ class SliceTable:
         rows[present[~np.array(right, np.bool_)[pair_of]]] = -1
         return rows
 
-    # -- equality and Arrow, for checkpoints and tests
-
     @property
     def texts(self) -> tuple[Texts, Texts]:
         """Paths and transactional ids by code."""
@@ -296,7 +254,7 @@ def _swept(version: int, parts: tuple[Slices, ...], paths: Texts, txn_ids: Texts
     rows = sum(len(part) for part in parts)
     if not parts or len(paths) + len(txn_ids) <= SPARE_TEXTS + 2 * rows:
         return SliceTable(version, parts, paths, txn_ids)
-    whole = _joined(parts)
+    whole = _joined(parts, paths, txn_ids)
     columns = dict(whole.columns)
     texts = []
     for name, old in (("file", paths), ("txn", txn_ids)):
@@ -313,18 +271,14 @@ def added(commit: Commit) -> Slices:
     return _part((commit,), Texts(), Texts())
 
 
-def _appended(commit: Commit) -> tuple[Commit, ...]:
-    return (commit,) if commit.files else ()
-
-
-def _empty(paths: Texts, txn_ids: Texts) -> Slices:
-    return Slices({name: np.zeros(0, dtype) for name, dtype in COLUMN_TYPES.items()}, paths, txn_ids)
-
-
-def _joined(parts: Sequence[Slices]) -> Slices:
-    """Return parts of one table as one, sorted by (partition, base)."""
-    columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in COLUMN_TYPES}
-    return _sorted(columns, parts[0].paths, parts[0].txn_ids)
+def _joined(parts: Sequence[Slices], paths: Texts, txn_ids: Texts) -> Slices:
+    if len(parts) == 1:
+        return parts[0]
+    columns = {
+        name: np.concatenate([part.columns[name] for part in parts] or [np.zeros(0, dtype)])
+        for name, dtype in COLUMN_TYPES.items()
+    }
+    return _sorted(columns, paths, txn_ids)
 
 
 def _sorted(columns: Columns, paths: Texts, txn_ids: Texts) -> Slices:
@@ -335,13 +289,11 @@ def _sorted(columns: Columns, paths: Texts, txn_ids: Texts) -> Slices:
 
 
 def _above(part: Slices, log_start: Offsets) -> Slices:
-    """Leave out the rows that lie wholly below the log start."""
     keep = part.end > log_start[part.partition]
     return part if keep.all() else part[keep]
 
 
 def _resolved(part: Slices, resolved: Sequence[Resolved]) -> Slices:
-    """Record the outcome of open rows of these transactions."""
     if not (part.status == OPEN).any():
         return part
     status = part.status.copy()
@@ -353,7 +305,6 @@ def _resolved(part: Slices, resolved: Sequence[Resolved]) -> Slices:
 
 
 def _part(commits: Sequence[Commit], paths: Texts, txn_ids: Texts) -> Slices:
-    """Return the slices that these commits add, as rows."""
     values: dict[str, list[int]] = {name: [] for name in COLUMN_TYPES}
     for commit in commits:
         for file in commit.files:
@@ -393,3 +344,21 @@ def _add_file(values: dict[str, list[int]], commit: Commit, file: FileSlices, co
             values[name] += stamps
         else:
             values[name] += [stamp if time < 0 else time for stamp, time in zip(stamps, times, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A topic at one version: its head and all its slices."""
+
+    topic: str
+    store: Store
+    head: Head
+    slices: SliceTable
+
+    @property
+    def version(self) -> int:
+        return self.head.version
+
+
+Newer: TypeAlias = Callable[[], Snapshot]
+"""Takes the topic's newest state as readers see it: called where a file that a snapshot names is gone."""

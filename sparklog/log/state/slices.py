@@ -1,8 +1,7 @@
 """Slices of one file as writers hand them up and commits list them, and the content of a batch of appended rows.
 
-A `FileSlices` is one data file with its slices as parallel lists, exactly as a commit lists them. Slices lie back to
-back from byte 0 in list order, unless `position` says otherwise: a rewrite may keep only some slices of a file, or a
-part of one.
+The slices of a `FileSlices` lie back to back from byte 0 in list order, unless `position` says otherwise: a rewrite
+may keep only some slices of a file, or a part of one.
 
 The content of a batch tells a replay from other records under the same number. A replay holds the same records, but may
 be laid out over other tasks, at other times and in another order. So content is what none of these changes: records,
@@ -32,8 +31,7 @@ LAYOUT_BYTES = 8
 class Content:
     """Bytes of keys, values and headers of a batch, and its `layout`: the number of partitions and a digest.
 
-    The digest is of records and bytes by topic and partition. It says nothing once partitions were added, which sends
-    keys elsewhere.
+    The digest is of records and bytes by topic and partition: it says nothing once partitions were added.
     """
 
     nbytes: int
@@ -94,35 +92,20 @@ MERGE_TIER_MASK = 0xF << MERGE_TIER_SHIFT
 
 
 def merge_tier(flags: int) -> int:
-    """Return the tier that a slice's flags carry."""
     return (flags & MERGE_TIER_MASK) >> MERGE_TIER_SHIFT
 
 
 def with_tier(flags: int, tier: int) -> int:
-    """Return the flags with this tier."""
     return flags & ~MERGE_TIER_MASK | min(tier, 0xF) << MERGE_TIER_SHIFT
 
 
 @dataclass(frozen=True, slots=True)
 class FileSlices:
-    """One data file and its slices, in file order. All tuples have one entry per slice.
+    """One data file and its slices, in file order, as a commit lists them (docs/reference/format-commits.md).
 
-    * `path`: key below the topic folder, `append/<read version>-<id>.slices` or that of a sealed segment
-    * `size`, `footer_length`: bytes; the slices fill `[0, size - footer_length)`
-    * `nbytes`: bytes of each slice; `offsets`: end offset - base; `records`: may be fewer where there are gaps
-    * `min_ts`, `max_ts`: ms since the epoch, -1 where there are no timestamps
-    * `crc`: CRC-32C of the slice's bytes as written; `flags`: `SliceFlag` values
-    * `base`: first offset of each slice, set by the commit (empty before it)
-
-    Set by merging, sealing and imports only (empty: the rule in brackets):
-    * `position`: where each slice starts in the file (sums of `nbytes`)
-    * `shift`: what to add to a batch header's base offset to get the offset in the log (`base`; 0 in sealed segments)
-    * `append_time`: LogAppendTime of slices whose batches do not carry it (the commit's time if LOG_APPEND_TIME is
-      set and TIMES_IN_BATCHES is not; -1: none)
-    * `leader_epoch`: -1 where the batches carry it (the commit's leader epoch)
-    * `index_crc`: of the index files beside a sealed segment, `sparklog.format.checksums` (0: there are none)
-
-    `counts` goes along from a task that appends to the commit, and is not stored.
+    Each tuple has one entry per slice. `base` is empty before the commit. Only merging, sealing and imports set
+    `position` and what follows; where it is empty, the rule for absent lists there holds. `counts` goes along from a
+    task that appends to the commit, and is not stored.
     """
 
     path: str
@@ -154,7 +137,6 @@ class FileSlices:
         return len(self.partition)
 
     def based(self, base: tuple[int, ...]) -> FileSlices:
-        """Return the same file with the offsets its slices start at."""
         return replace(self, base=base)
 
     def in_log(self, base: int) -> FileSlices:
@@ -163,7 +145,6 @@ class FileSlices:
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """Position in the file of each slice."""
         return self.position or tuple(accumulate(self.nbytes[:-1], initial=0))[: len(self)]
 
     def append_times(self, time_ms: int) -> Sequence[int]:

@@ -38,20 +38,22 @@ from sparklog.log.state.commit import (
     DELETE,
     FILLING,
     HOLD_JSON,
+    KAFKA_OPEN_JSON,
+    KAFKA_SOURCE_JSON,
     MAINTAIN,
     TXN_JSON,
     Commit,
     Hold,
+    KafkaOpen,
+    KafkaSource,
     Resolved,
     Txn,
 )
 from sparklog.log.state.configs import TopicConfigs
-from sparklog.log.state.kafka_source import KAFKA_OPEN_JSON, KAFKA_SOURCE_JSON, KafkaOpen, KafkaSource, forgotten
 from sparklog.log.state.registry import ENTRY_JSON, Entry, advance
 
 Offsets = npt.NDArray[np.int64]
-NO_PARTITIONS: Offsets = np.zeros(0, np.int64)
-NO_PARTITIONS.setflags(write=False)
+NO_PARTITIONS: Offsets = np.frombuffer(b"", np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +72,9 @@ class Prepare:
 class Head:
     """State of a topic at `version`; `version` -1 is a log without commits. Arrays are per partition and not writable.
 
-    `crc` is that of the newest commit's bytes, `time_ms`, `clock_ms` and `clock_since` are its times, `floor` the
-    upload floor, `earlier_partitions` the numbers of partitions that the topic had before the last ones were added,
-    growing; `siblings` the version of each other topic that a committed transaction wrote together with this topic (a
-    reader of both must not be behind it).
+    `crc` and the times are those of the newest commit, `floor` is the upload floor, `earlier_partitions` the numbers of
+    partitions that the topic had before; `siblings` the version of each other topic that a committed transaction wrote
+    together with this topic (a reader of both must not be behind it).
     """
 
     version: int = -1
@@ -101,17 +102,14 @@ class Head:
 
     @property
     def exists(self) -> bool:
-        """True if there is a topic: it was created and not deleted since."""
         return not self.deleted
 
     @property
     def made_ms(self) -> int:
-        """The time of the newest commit (ms)."""
         return self.time_ms if self.clock_ms is None else self.clock_ms
 
     @property
     def partitions(self) -> int:
-        """Number of partitions."""
         return len(self.log_end)
 
     @cached_property
@@ -132,9 +130,7 @@ class Head:
         return self._last_stable
 
     def settled(self, outcomes: Sequence[Resolved]) -> Head:
-        """As it would be if these outcomes of open transactions were recorded: what readers see before they are."""
-        if not outcomes:
-            return self
+        """Return the head as if these outcomes of open transactions were recorded: what readers see before they are."""
         prepares, siblings = _resolve(self, self.open, outcomes)
         return replace(self, open=prepares, siblings=siblings)
 
@@ -142,13 +138,14 @@ class Head:
         """The head after the next commit. `Corrupt` if it does not follow this head (number, chain, topic id)."""
         self._follows(commit)
         if commit.op == CREATE:
-            base = _created(self, commit)
+            changed = _applied(
+                Head(topic_id=commit.topic_id, deleted=False, holds=self.holds, floor=self.floor), commit
+            )
         elif commit.op == DELETE:
             # Numbering, holds and the upload floor outlive the topic: its files may still be held or waited for.
-            base = Head(topic_id=self.topic_id, holds=self.holds, floor=self.floor)
+            changed = Head(topic_id=self.topic_id, holds=self.holds, floor=self.floor)
         else:
-            base = self
-        changed = _applied(base, commit) if commit.op != DELETE else base
+            changed = _applied(self, commit)
         return replace(
             changed,
             version=commit.version,
@@ -192,7 +189,6 @@ class Head:
 
 
 def _check_partitions(item: Fields, head: Head) -> None:
-    """`Corrupt` unless all that is per partition is of the partitions that the topic has."""
     n = head.partitions
     if n > MAX_PARTITIONS:
         raise item.bad("logEnd", f"at most {MAX_PARTITIONS} partitions")
@@ -216,7 +212,8 @@ PREPARE_JSON = Document(
     Member("first", numbers_by_partition(MAX_PARTITIONS)),
     Member("end", numbers_by_partition(MAX_PARTITIONS)),
 )
-_CONFIGS = texts_by_text()
+_TEXTS = texts_by_text()
+CONFIGS = Kind(lambda *item: TopicConfigs(_TEXTS.read(*item)), lambda configs: dict(sorted(configs.explicit.items())))
 HEAD_JSON = Document(
     Head,
     Member("version", whole(0)),
@@ -225,10 +222,7 @@ HEAD_JSON = Document(
     Member("topicId", TEXT),
     Member("deleted", BOOLEAN),
     Member("leaderEpoch", whole(0)),
-    Member(
-        "configs",
-        Kind(lambda *item: TopicConfigs(_CONFIGS.read(*item)), lambda configs: dict(sorted(configs.explicit.items()))),
-    ),
+    Member("configs", CONFIGS),
     Member("logStart", OFFSETS),
     Member("logEnd", OFFSETS),
     Member("cleanedThrough", OFFSETS),
@@ -245,28 +239,10 @@ HEAD_JSON = Document(
     check=_check_partitions,
 )
 """The head as a checkpoint stores it, without its features: equal heads give equal objects."""
-
 EMPTY = Head()
-"""The head of a log that has no commits."""
-
-
-def _created(head: Head, commit: Commit) -> Head:
-    """A new topic under this name: numbering, floor and holds go on, everything else begins."""
-    none = _frozen(np.zeros(0, np.int64))
-    return Head(
-        topic_id=commit.topic_id,
-        deleted=False,
-        leader_epoch=commit.leader_epoch,
-        log_start=none,
-        log_end=none,
-        cleaned_through=none,
-        holds=head.holds,
-        floor=head.floor,
-    )
 
 
 def _applied(head: Head, commit: Commit) -> Head:
-    """All fields of a commit but its number, in the order of docs/reference/format-commits.md."""
     changes: dict[str, object] = {"leader_epoch": commit.leader_epoch}
     partitions = head.partitions if commit.partitions is None else commit.partitions
     start, end = _grown(head.log_start, partitions), _grown(head.log_end, partitions)
@@ -298,37 +274,27 @@ def _applied(head: Head, commit: Commit) -> Head:
     if commit.log_starts:
         prepares = _forget(prepares, start)
         known_open: tuple[KafkaOpen, ...] = changes.get("kafka_open", head.kafka_open)  # type: ignore[assignment]
-        changes["kafka_open"] = forgotten(known_open, start)
+        changes["kafka_open"] = tuple(each for each in known_open if each.end > start[each.partition])
     if commit.kafka_source is not None:
         known_source = head.kafka_source
         changes["kafka_source"] = known_source.after(commit.kafka_source) if known_source else commit.kafka_source
     if commit.configs:
-        explicit = {
-            name: text for name, text in {**head.configs.explicit, **commit.configs}.items() if text is not None
-        }
-        changes["configs"] = TopicConfigs(dict(sorted(explicit.items())))
+        merged = sorted({**head.configs.explicit, **commit.configs}.items())
+        changes["configs"] = TopicConfigs({name: text for name, text in merged if text is not None})
     if commit.writer is not None:
         entry = advance(head.registry.get(commit.writer.id), commit.writer, commit.version, commit.made_ms)
         changes["registry"] = {**head.registry, commit.writer.id: entry}
     if commit.expired:
         # The commit's own writer was entered just above: an entry that it renews is not idle.
         known: Mapping[str, Entry] = changes.get("registry", head.registry)  # type: ignore[assignment]
-        changes["registry"] = {
-            name: entry for name, entry in known.items() if commit.expired.get(name) != entry.version
-        }
+        changes["registry"] = {id_: each for id_, each in known.items() if commit.expired.get(id_) != each.version}
     if commit.holds:
-        merged = {**head.holds, **commit.holds}
-        changes["holds"] = {name: hold for name, hold in merged.items() if hold is not None}
+        holds = {**head.holds, **commit.holds}
+        changes["holds"] = {name: hold for name, hold in holds.items() if hold is not None}
     if commit.floor is not None:
         changes["floor"] = max(head.floor, commit.floor)
-    return replace(
-        head,
-        log_start=_frozen(start),
-        log_end=_frozen(end),
-        cleaned_through=_frozen(cleaned),
-        open=prepares,
-        **changes,  # type: ignore[arg-type]
-    )
+    changes |= {"log_start": _frozen(start), "log_end": _frozen(end), "cleaned_through": _frozen(cleaned)}
+    return replace(head, open=prepares, **changes)  # type: ignore[arg-type]
 
 
 def _append(commit: Commit, end: Offsets, prepares: tuple[Prepare, ...]) -> tuple[Prepare, ...]:
@@ -347,15 +313,11 @@ def _append(commit: Commit, end: Offsets, prepares: tuple[Prepare, ...]) -> tupl
 
 
 def _kafka_open(head: Head, commit: Commit) -> tuple[KafkaOpen, ...]:
-    """Kafka's open transactions after a commit that brings some in, or the markers of some."""
     ended = set(commit.kafka_ended)
-    missing = ended - {each.ended for each in head.kafka_open}
-    if missing:
+    if missing := ended - {each.ended for each in head.kafka_open}:
         first = min(missing)
-        raise Corrupt(
-            f"commit {commit.version} ends a transaction of producer {first.producer} in partition {first.partition} "
-            "that is not open"
-        )
+        which = f"a transaction of producer {first.producer} in partition {first.partition}"
+        raise Corrupt(f"commit {commit.version} ends {which} that is not open")
     # What an import found open before and still does goes on: the same transaction, with all that is known of it now.
     again = {(each.ended, each.first) for each in commit.kafka_open}
     kept = (each for each in head.kafka_open if each.ended not in ended and (each.ended, each.first) not in again)
@@ -382,12 +344,9 @@ def _forget(prepares: tuple[Prepare, ...], log_start: Offsets) -> tuple[Prepare,
     """Open slices that lie wholly below the log start are gone; a prepare without slices is over."""
     left = []
     for prepare in prepares:
-        kept = [partition for partition, end in prepare.end.items() if end > log_start[partition]]
-        if len(kept) == len(prepare.end):
-            left.append(prepare)
-        elif kept:
-            first = {partition: prepare.first[partition] for partition in kept}
-            left.append(replace(prepare, first=first, end={partition: prepare.end[partition] for partition in kept}))
+        end = {partition: end for partition, end in prepare.end.items() if end > log_start[partition]}
+        if end:
+            left.append(replace(prepare, first={partition: prepare.first[partition] for partition in end}, end=end))
     return tuple(left)
 
 
@@ -403,4 +362,4 @@ def _frozen(values: Offsets) -> Offsets:
 
 
 def _union(left: tuple[str, ...], right: tuple[str, ...]) -> tuple[str, ...]:
-    return left if not right else tuple(sorted({*left, *right}))
+    return tuple(sorted({*left, *right})) if right else left

@@ -1,12 +1,9 @@
 """LogView, the protocol of every readable log (a sparklog root, a Kafka directory), and the sizes of offset ranges.
 
-The Spark adapter and the command line speak only to `LogView`. A view answers from a snapshot taken by `refresh`;
-offsets are Kafka's: inclusive start, exclusive end. `ReadPart`s are picklable and carry all that a task needs to read
-them.
+The Spark adapter and the command line speak only to `LogView`. A view answers from a snapshot taken by `refresh`.
 
-Offsets say little about how much a range holds: a compacted log can have a thousand records in 2^62 offsets. So ranges
-are measured, split and limited by records and stored bytes, from metadata alone. All numbers are estimates; they decide
-where a range is cut and never what is read.
+A compacted log can have a thousand records in 2^62 offsets. So ranges are measured, split and limited by records and
+stored bytes, from metadata alone. All numbers are estimates: they decide where a range is cut, never what is read.
 """
 
 from __future__ import annotations
@@ -102,7 +99,6 @@ class Stored:
         return int(self.runs.batches.sum())
 
     def part(self, start: int, end: int) -> Stored:
-        """Return the contents of some of these offsets."""
         return Stored(start, end, self.runs.clipped(start, end))
 
     def at_records(self, *counts: int) -> list[int]:
@@ -172,7 +168,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True, order=True)
 class OffsetRange:
-    """Offsets `[start, end)` of one partition of one topic."""
+    """Offsets `[start, end)` of one partition."""
 
     topic: str
     partition: int
@@ -215,16 +211,12 @@ class ReadPart(Protocol):
 
     @property
     def range(self) -> OffsetRange: ...
-
     @property
     def records(self) -> int: ...
-
     @property
     def nbytes(self) -> int: ...
-
     def read(self, columns: Sequence[str], *, batch_bytes: int = 4 << 20) -> Iterator[pa.RecordBatch]:
         """The part's records in offset order, batches of about `batch_bytes` with exactly `columns` of `COLUMNS`."""
-        ...
 
 
 class TakenView(Protocol):
@@ -235,47 +227,36 @@ class TakenView(Protocol):
 
     def bounds(self, topic: str) -> Mapping[int, Bounds]:
         """Return the bounds of every partition, from the snapshot."""
-        ...
 
     def earlier_partitions(self, topic: str) -> Sequence[int]:
         """The numbers of partitions that the topic had before, growing, as far as is known."""
-        ...
 
     def stored(self, ranges: Sequence[OffsetRange]) -> list[Stored]:
         """Return the contents of each range, from metadata alone. It costs what is stored, not the range's width."""
-        ...
 
     def plan(self, ranges: Sequence[OffsetRange], isolation: str) -> list[ReadPart]:
         """One part per non-empty range, in the order given."""
-        ...
 
 
 class LogView(TakenView, Protocol):
     """A set of topics that can be read, looked at again as often as wanted."""
 
     @property
-    def poll_interval_ms(self) -> int:
-        """Interval (ms) at which an idle tail may look for new records."""
-        ...
+    def poll_interval_ms(self) -> int: ...
 
     def topics(self) -> list[str]:
-        """Names of all topics, sorted. Finds new ones."""
-        ...
+        """Return the names of all topics, sorted. Finds new ones."""
 
     def topic_id(self, topic: str) -> str:
         """22-character id; differs when a name was deleted and created again. `NotFound` if there is no such topic."""
-        ...
 
     def refresh(self, topics: Sequence[str]) -> None:
         """Take a new snapshot of these topics (a probe each when nothing changed)."""
-        ...
 
     def offsets_for_timestamps(
         self, topic: str, targets: Mapping[int, int], isolation: str = READ_UNCOMMITTED
     ) -> dict[int, TimestampOffset | None]:
         """Per partition, the first record below the isolation bound with timestamp >= target (ms); None: no such."""
-        ...
 
     def partition_sizes(self, topic: str) -> list[PartitionSize]:
         """Return the size of every partition, from the snapshot."""
-        ...

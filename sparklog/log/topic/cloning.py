@@ -28,9 +28,8 @@ from sparklog.log.state.clone_holds import GRACE_MS, clone_hold
 from sparklog.log.state.commit import CREATE, Edit, Hold, Resolved
 from sparklog.log.state.commit_intents import DeleteIntent, Draft, MaintainIntent, Nothing
 from sparklog.log.state.history import History
-from sparklog.log.state.slice_table import ABORTED, OPEN, Slices, SliceTable
+from sparklog.log.state.slice_table import ABORTED, OPEN, Slices, SliceTable, Snapshot
 from sparklog.log.state.slices import FileSlices
-from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, nearest
-from sparklog.log.decisions.atomic_bounds import whole_ends
-from sparklog.log.decisions.decision_log import DecisionLogs, settle
+from sparklog.log.decisions.decision_log import DecisionLogs, settle, whole_ends
 from sparklog.log.journal.entry_log import Entry, EntryKind, EntryLog
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.journal.journal import RootAccess
@@ -26,7 +25,7 @@ from sparklog.log.read.topic_scan import SnapshotView
 from sparklog.log.state.commit import Commit
 from sparklog.log.state.commit_intents import CreateIntent, DeleteIntent, Intent
 from sparklog.log.state.configs import TopicConfigs, check_delete_delay
-from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.view import READ_UNCOMMITTED, PartitionSize, TimestampOffset
 from sparklog.log.topic.topic import Topic, TopicLog
 from sparklog.storage.local_writer import ask_each, read_each

@@ -19,15 +19,14 @@ from sparklog.log.journal.journal import RootAccess
 from sparklog.log.read.key_lookup import latest_record
 from sparklog.log.read.time_lookup import offsets_for_timestamps
 from sparklog.log.read.topic_scan import Position, Scan, SnapshotView, record_at, scan
-from sparklog.log.state.commit import Txn
+from sparklog.log.state.commit import COMMIT, KafkaOpen, Txn
 from sparklog.log.state.commit_intents import AlterIntent, AppendIntent, DeleteIntent, Intent, LogStartIntent, Nothing
 from sparklog.log.state.commit_log import CommitLog, Outcome, Resolver
 from sparklog.log.state.configs import check_delete_delay
 from sparklog.log.state.description import TopicDescription, describe
-from sparklog.log.state.kafka_source import COMMIT, KafkaOpen
 from sparklog.log.state.registry import WriterKey
+from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.slices import FileSlices, content_of
-from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, IsolationLevel, TimestampOffset
 from sparklog.log.write.append_writer import AppendOutcome, AppendTarget, ArrowData, WriteOptions, appended, write_files

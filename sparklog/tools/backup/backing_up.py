@@ -30,7 +30,7 @@ from sparklog.log.state.checkpoint import Checkpoint, decode_checkpoint, encode_
 from sparklog.log.state.commit import Hold
 from sparklog.log.state.commit_intents import MaintainIntent
 from sparklog.log.state.history import History
-from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.root import Root
 from sparklog.storage.store import Store

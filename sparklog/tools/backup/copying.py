@@ -21,9 +21,8 @@ from sparklog.format.checksums import SUFFIXES, index_crc
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.journal.names import file_key
 from sparklog.log.state.history import History
-from sparklog.log.state.slice_table import Slices, SliceTable
+from sparklog.log.state.slice_table import Slices, SliceTable, Snapshot
 from sparklog.log.state.slices import FileSlices
-from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.topic_state import EMPTY
 from sparklog.log.topic.cloning import file_slices
 from sparklog.storage import LocalStore

@@ -39,9 +39,8 @@ from sparklog.log.journal.documents import (
     objects_of,
     whole,
 )
-from sparklog.log.journal.entry_log import Entry, EntryKind
+from sparklog.log.journal.entry_log import Entry, EntryKind, id_under
 from sparklog.log.journal.env import newest_at
-from sparklog.log.journal.journal_cleanup import id_under
 from sparklog.log.journal.names import (
     GROUPS_FOLDER,
     ROOT_MEMBERS,

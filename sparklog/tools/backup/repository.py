@@ -192,7 +192,7 @@ class Repository:
     def _decoded(self, number: int) -> Manifest | None:
         key = backup_key(number)
         item = MANIFEST_JSON.fields(self.store.get(key), key)
-        if item.has("givenUpMs"):
+        if "givenUpMs" in item.document:
             GIVEN_UP_JSON.from_json(item)
             return None
         manifest = MANIFEST_JSON.from_json(item)

@@ -31,8 +31,7 @@ from sparklog.log.journal.names import VERSION_DIGITS, is_topic_name, local_path
 from sparklog.log.state.commit import MAINTAIN, Commit, Resolved
 from sparklog.log.state.commit_intents import Draft
 from sparklog.log.state.history import History
-from sparklog.log.state.slice_table import Slices, SliceTable, Texts
-from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.slice_table import Slices, SliceTable, Snapshot, Texts
 from sparklog.log.state.topic_state import EMPTY, Head
 from sparklog.log.topic.cloning import file_slices
 from sparklog.log.topic.root import Root

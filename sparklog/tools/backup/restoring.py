@@ -53,8 +53,7 @@ from sparklog.log.journal.names import (
 from sparklog.log.state.commit import decode_commit, encode_commit
 from sparklog.log.state.history import History
 from sparklog.log.state.invariants import check_commit, check_state
-from sparklog.log.state.slice_table import SliceTable
-from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.slice_table import SliceTable, Snapshot
 from sparklog.log.state.topic_state import EMPTY, Head
 from sparklog.log.topic.root import open_root
 from sparklog.storage.store import Store
@@ -463,7 +462,7 @@ class _Run:
         before = EntryChain(self.source, kind, state.id).at(state.number - 1) if state.number else None
         crc = state.prev_crc
         for each in (state,) if before is None else (before, state):
-            data = kind.encode(replace(renamed(each), prev_crc=crc if each is state else each.prev_crc))
+            data = kind.table.encode(replace(renamed(each), prev_crc=crc if each is state else each.prev_crc))
             crc = crc32c.crc32c(data)
             self._put(checkpoint_key(prefix, each.number), data)
             self._put(commit_key(prefix, each.number), data)

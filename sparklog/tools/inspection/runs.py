@@ -22,8 +22,7 @@ from sparklog.kafka.in_place.partition_state import PartitionState
 from sparklog.kafka.in_place.segment_state import SegmentState
 from sparklog.log.journal.names import file_key, is_sealed
 from sparklog.log.read.aborted import aborted_ranges
-from sparklog.log.state.slice_table import ABORTED, COMMITTED, OPEN
-from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.slice_table import ABORTED, COMMITTED, OPEN, Snapshot
 from sparklog.log.state.view import Bounds
 from sparklog.storage import Store, open_store
 

@@ -20,7 +20,7 @@ from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.decisions.decision_log import timeout_of
 from sparklog.log.journal.names import is_topic_name
 from sparklog.log.state.history import History
-from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.view import LogView, OffsetRange
 from sparklog.log.topic.root import Root, RootView
 from sparklog.maintenance.report import TopicReport

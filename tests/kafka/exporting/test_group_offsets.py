@@ -33,7 +33,7 @@ from sparklog.kafka.exporting.group_offsets import (
 )
 from sparklog.kafka.in_place import KafkaView
 from sparklog.log.journal.names import commit_key, groups_prefix
-from sparklog.log.state.snapshot import Snapshot
+from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.topic.root import Root, open_root
 from tests.fixture_data import ExpectedRecord
 from tests.kafka.logs import read

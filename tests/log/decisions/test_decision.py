@@ -9,12 +9,12 @@ import pytest
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced
 from sparklog.log.decisions import decision
 from sparklog.log.decisions.decision import (
+    DECISION_JSON,
+    DECISIONS,
     Committed,
     Decisions,
     Prepared,
     PreparedGroup,
-    decode_decisions,
-    encode_decisions,
 )
 from sparklog.log.journal.names import check_id, id_folder, transactions_prefix
 from sparklog.log.state.commit import Resolved
@@ -43,11 +43,11 @@ def test_an_entry_survives_its_bytes() -> None:
     state = committed(started(id_="ö/1"), 0, A1, B7, groups=[GROUP])
     state = replace(state, commit_id="x", prev_crc=3, time_ms=9, batch=4, count=8, prepared=(JOB,))
     state = replace(state, prepared_groups=(PreparedGroup("h", 9, "job"),))
-    found = decode_decisions(encode_decisions(state), "k", 1)
+    found = DECISIONS.decode(DECISION_JSON.encode(state), "k", 1)
     assert found == state
     assert found.crc is not None
     with pytest.raises(Corrupt, match=r"entry 2 should lie here, found entry 1.*\(file k\)"):
-        decode_decisions(encode_decisions(state), "k", 2)
+        DECISIONS.decode(DECISION_JSON.encode(state), "k", 2)
 
 
 @pytest.mark.parametrize(
@@ -62,13 +62,13 @@ def test_an_entry_survives_its_bytes() -> None:
 def test_what_no_entry_can_say_is_corrupt(change: dict[str, object], says: str) -> None:
     state = replace(committed(started(), 0, A1), **change)  # type: ignore[arg-type]
     with pytest.raises(Corrupt, match=says):
-        decode_decisions(encode_decisions(state), "k", 1)
+        DECISIONS.decode(DECISION_JSON.encode(state), "k", 1)
 
 
 def test_a_newer_format_is_refused() -> None:
     state = replace(started(), read_features=("odd",))
     with pytest.raises(BadRequest, match="needs the sparklog features odd to be read"):
-        decode_decisions(encode_decisions(state), "k", 0)
+        DECISIONS.decode(DECISION_JSON.encode(state), "k", 0)
 
 
 def test_the_first_decision_wins() -> None:

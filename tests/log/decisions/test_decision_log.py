@@ -274,5 +274,5 @@ def test_an_entry_that_a_sleeper_left_under_a_collected_number_decides_nothing()
     lie = replace(true, op=decision.COMMIT, reason=None, commits=(Committed(9, 1, (A,)),))
     for number in range(true.number + 1):
         store.delete(log.key(number))
-    store.create(log.key(lie.number), log.kind.encode(lie))
+    store.create(log.key(lie.number), log.kind.table.encode(lie))
     assert log.outcome(9) is None

@@ -43,7 +43,7 @@ def log_of(clocks: list[tuple[int, int]]) -> list[Made]:
     log = [Made(0)]
     for number, (now_ms, store_ms) in enumerate(clocks, 1):
         times = next_times(log[-1], number, now_ms, store_ms)
-        log.append(Made(times.time_ms, times.clock_ms, times.clock_since))
+        log.append(Made(**times))
     return log
 
 

@@ -9,8 +9,8 @@ from sparklog.log.journal.names import append_path
 from sparklog.log.state.commit import MERGE, Edit
 from sparklog.log.state.commit_intents import MaintainIntent
 from sparklog.log.state.rewrites import Input, Rewrite, RewriteIntent
+from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.slices import FileSlices
-from sparklog.log.state.snapshot import Snapshot
 from sparklog.testing.faulty_store import Decide
 from tests.log.simulation.simulated_world import Actor
 from tests.log.simulation.workload import TOPIC, Run, process

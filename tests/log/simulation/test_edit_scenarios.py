@@ -15,9 +15,8 @@ from sparklog.log.state.commit import COMPACT, MERGE, Edit, Resolved, Txn
 from sparklog.log.state.commit_intents import MaintainIntent
 from sparklog.log.state.commit_log import Outcome
 from sparklog.log.state.rewrites import Input, Rewrite, RewriteIntent
-from sparklog.log.state.slice_table import ABORTED, COMMITTED, OPEN
+from sparklog.log.state.slice_table import ABORTED, COMMITTED, OPEN, Snapshot
 from sparklog.log.state.slices import FileSlices
-from sparklog.log.state.snapshot import Snapshot
 from tests.log.simulation.watched_world import HookedProcess, WatchedWorld
 from tests.support.maintaining import maintain
 

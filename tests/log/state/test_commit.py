@@ -19,6 +19,10 @@ from sparklog.log.state.commit import (
     Commit,
     Edit,
     Hold,
+    ImportedEnd,
+    KafkaEnded,
+    KafkaOpen,
+    KafkaSource,
     Removal,
     Resolved,
     Txn,
@@ -26,7 +30,6 @@ from sparklog.log.state.commit import (
     decode_commit,
     encode_commit,
 )
-from sparklog.log.state.kafka_source import ImportedEnd, KafkaEnded, KafkaOpen, KafkaSource
 from sparklog.log.state.slices import FileSlices
 from tests.log.topics import file_of, output_of
 

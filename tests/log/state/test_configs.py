@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparklog.errors import BadRequest
-from sparklog.log.state.config_table import CONFIGS, canonical
-from sparklog.log.state.configs import TopicConfigs
+from sparklog.log.state.configs import CONFIGS, TopicConfigs, canonical
 
 
 def test_defaults_are_kafkas_but_for_two() -> None:

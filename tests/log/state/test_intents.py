@@ -505,7 +505,6 @@ def test_commit_time_never_goes_back() -> None:
             {"op": SEAL, "edits": (Edit(0, 0, 5),), "remove": (Removal("x", (0,), (6,), (0,)),)},
             "outputs within edits",
         ),
-        ({"files": (replace(file_of([(0, 1)]).based((10,)), path="elsewhere"),)}, "paths are ours"),
         ({"op": MAINTAIN, "floor": 2}, "floor and holds in range"),
         ({"op": MAINTAIN, "holds": {"h": Hold(5)}}, "floor and holds in range"),
         ({"op": ALTER, "partitions": 1}, "partitions exist"),

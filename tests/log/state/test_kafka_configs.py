@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from sparklog.log.state.config_table import CONFIGS, ConfigDef
+from sparklog.log.state.configs import CONFIGS, ConfigDef
 from sparklog.maintenance.properties import property_table
 from tests.kafka_tools import Missing, find_java, kafka_jars
 

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparklog.format.slice_columns import COLUMN_TYPES
-from sparklog.log.state.config_table import CONFIGS
-from sparklog.log.state.configs import TopicConfigs
+from sparklog.log.state.configs import CONFIGS, TopicConfigs
 from sparklog.log.state.segments import MAX_RELATIVE_OFFSET, RollRule, Segment, due, segments_of
 from sparklog.log.state.slice_table import Slices, Texts
 from sparklog.log.state.slices import SliceFlag, with_tier

@@ -19,12 +19,13 @@ from sparklog.log.state.commit import (
     MAINTAIN,
     Edit,
     Hold,
+    KafkaEnded,
+    KafkaOpen,
     Resolved,
     Txn,
     Writer,
 )
 from sparklog.log.state.invariants import check_commit
-from sparklog.log.state.kafka_source import KafkaEnded, KafkaOpen
 from sparklog.log.state.registry import Entry
 from sparklog.log.state.topic_state import EMPTY, HEAD_JSON
 from tests.log.topics import Chain, output_of

@@ -20,8 +20,8 @@ from sparklog.log.journal.env import Env
 from sparklog.log.read.topic_scan import Scan
 from sparklog.log.state.commit import Hold, Resolved, Txn
 from sparklog.log.state.invariants import check_state
+from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.slices import FileSlices
-from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.state.view import READ_UNCOMMITTED
 from sparklog.log.topic.root import Root, open_root
 from sparklog.log.topic.topic import Topic

@@ -11,9 +11,8 @@ from sparklog.groups.collecting import collect_groups
 from sparklog.groups.lag import Groups
 from sparklog.log.journal.names import append_path
 from sparklog.log.state.registry import WriterKey
-from sparklog.log.state.slice_table import COMMITTED, PLAIN
+from sparklog.log.state.slice_table import COMMITTED, PLAIN, Snapshot
 from sparklog.log.state.slices import FileSlices
-from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.topic.root import Root, RootView, open_root
 from sparklog.log.write.append_writer import AppendTarget, TopicFiles
 from sparklog.storage.store import Store

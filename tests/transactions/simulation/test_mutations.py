@@ -13,7 +13,7 @@ from sparklog.datasource.stream_plan import StreamPlanner
 from sparklog.groups import group_state
 from sparklog.groups.group import Group
 from sparklog.groups.group_state import GroupState
-from sparklog.log.decisions import atomic_bounds, decision, decision_log
+from sparklog.log.decisions import decision, decision_log
 from sparklog.log.decisions.decision import Decisions
 from sparklog.log.decisions.decision_log import DecisionLog
 from sparklog.log.journal.env import Backoff
@@ -209,6 +209,6 @@ def test_a_broken_rule_is_found(
 
 @pytest.mark.parametrize("profile", ["answers", "calm", "crashes", "folders", "names", "zombies"])
 def test_with_all_rules_the_same_seeds_pass(profile: str) -> None:
-    assert atomic_bounds.whole_ends is root_view.whole_ends
+    assert decision_log.whole_ends is root_view.whole_ends
     for seed in range(20):
         assert run_seed(seed, profile=profile).world.failure is None
