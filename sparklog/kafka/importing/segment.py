@@ -44,8 +44,8 @@ from sparklog.format.batch_scan import scan_headers
 from sparklog.format.control import end_txn_marker
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.kafka.importing.totals import Batches, Ending, LastBatch, SegmentTotals
-from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, Window, seek
-from sparklog.kafka.in_place.segment_recovery import FAIL, SKIP, TRUNCATE, Damage, Resumed, sound_windows
+from sparklog.kafka.in_place.segment_file import SegmentFile, Window, seek
+from sparklog.kafka.in_place.segment_recovery import FAIL, SKIP, TRUNCATE, Damage, sound_windows
 from sparklog.kafka.in_place.transaction_state import ANYBODY, TransactionEvents, lost_markers
 from sparklog.log.journal.names import is_sealed
 from sparklog.log.state.slices import FileSlices, SliceFlag
@@ -147,9 +147,6 @@ Int64s = npt.NDArray[np.int64]
 GO_ON = "restore the file, or import what is whole with corrupt_records skip or truncate"
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with the progress since the last call: records, bytes."""
-
-WINDOW_BYTES = 1 << 20
-"""Bytes read and decoded at once: decoding has room for whatever a window of this size decompresses to."""
 
 
 class OldMessages(Exception):  # noqa: N818
@@ -290,11 +287,9 @@ def _windows(file: SegmentFile, copy: SegmentCopy, left_out: LeftOut) -> Iterato
     start = 0 if copy.since is None else seek(file, base, copy.since)
 
     def decide(damage: Damage) -> bool:
-        # A broker that is writing, or was killed while writing, leaves a partial last batch.
-        unwritten = damage.structural or (damage.final and damage.wrong_crc)
         if policy == SKIP and not (last and damage.stop == "zeros"):
             return True
-        if last and (unwritten or policy == TRUNCATE):
+        if last and (damage.unwritten or policy == TRUNCATE):
             if damage.stop != "zeros":
                 left_out(damage.position, file.size - damage.position, damage.offset, None, damage.reason)
             return False
@@ -303,20 +298,10 @@ def _windows(file: SegmentFile, copy: SegmentCopy, left_out: LeftOut) -> Iterato
             f"{whole}{damage.reason}; {GO_ON}", file=file.path, position=damage.position, offset=damage.offset
         )
 
-    def resumed(damage: Damage, following: Resumed | None) -> None:
-        until = file.size if following is None else following.position
-        end = limit if following is None else following.offset
+    def resumed(damage: Damage, until: int, end: int | None) -> None:
         left_out(damage.position, until - damage.position, damage.offset, end, damage.reason)
 
-    return sound_windows(
-        file,
-        start,
-        base,
-        walk=lambda position: BatchWalk(file, position, window=WINDOW_BYTES, bodies=True),
-        decide=decide,
-        resumed=resumed,
-        limit=limit,
-    )
+    return sound_windows(file, start, base, decide=decide, resumed=resumed, limit=limit)
 
 
 def _footer(totals: SegmentTotals, batches: Batches, partition: int, aborted: AbortedTransactions) -> bytes:

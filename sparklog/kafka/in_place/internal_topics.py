@@ -17,13 +17,12 @@ from sparklog.errors import Corrupt, Unavailable
 from sparklog.format.control import ABORT, COMMIT, control_types
 from sparklog.kafka.in_place import directory
 from sparklog.kafka.in_place.directory import SegmentName, settled_segments
-from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, Window
-from sparklog.kafka.in_place.segment_recovery import SKIP, TRUNCATE, Damage, OnSkipped, Resumed, Skipped, sound_windows
+from sparklog.kafka.in_place.segment_file import SegmentFile, Window
+from sparklog.kafka.in_place.segment_recovery import SKIP, TRUNCATE, Damage, OnSkipped, Skipped, sound_windows
 from sparklog.log.journal.env import Env
 
 CONSUMER_OFFSETS = "__consumer_offsets"
 TRANSACTION_STATE = "__transaction_state"
-WINDOW_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +127,7 @@ class _Loading:
         def decide(damage: Damage) -> bool:
             if self._policy == SKIP and not (last and damage.stop == "zeros"):
                 return True
-            # What a broker that died has left half written is no damage.
-            if last and (damage.structural or (damage.final and damage.wrong_crc)):
+            if last and damage.unwritten:
                 return False
             if self._policy != TRUNCATE:
                 raise Corrupt(damage.reason, file=file.path, position=damage.position, offset=damage.offset)
@@ -137,21 +135,10 @@ class _Loading:
             self._say(file, damage, file.size, None)
             return False
 
-        def resumed(damage: Damage, following: Resumed | None) -> None:
-            if following is None:
-                self._say(file, damage, file.size, limit)
-            else:
-                self._say(file, damage, following.position, following.offset)
+        def resumed(damage: Damage, until: int, end: int | None) -> None:
+            self._say(file, damage, until, end)
 
-        return sound_windows(
-            file,
-            0,
-            name.base,
-            walk=lambda position: BatchWalk(file, position, window=WINDOW_BYTES, bodies=True),
-            decide=decide,
-            resumed=resumed,
-            limit=limit,
-        )
+        return sound_windows(file, 0, name.base, decide=decide, resumed=resumed, limit=limit)
 
     def _say(self, file: SegmentFile, damage: Damage, until: int, end: int | None) -> None:
         size = until - damage.position

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,13 +14,14 @@ from sparklog.format import transaction_index
 from sparklog.format.transaction_index import AbortedTransactions, concatenate
 from sparklog.kafka.in_place.directory import (
     SegmentName,
+    file_bytes,
     never_there,
     partition_metadata,
     settled_now,
     settled_segments,
 )
 from sparklog.kafka.in_place.segment_file import SegmentFile, companion
-from sparklog.kafka.in_place.segment_recovery import FAIL, SKIP, TRUNCATE
+from sparklog.kafka.in_place.segment_recovery import FAIL, SKIP, TRUNCATE, Skipped
 from sparklog.kafka.in_place.segment_state import SegmentState
 from sparklog.kafka.in_place.transaction_state import TransactionState, merged
 from sparklog.log.journal.env import SYSTEM, Env
@@ -32,17 +32,6 @@ RACY_MS = 100
 OPEN_TRIES = 5
 DETAILED_BLOCKS = 1 << 17
 """Some 8 GB."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """Bytes of a file from `position` on that are left out behind the end of the log, which is offset `start`."""
-
-    file: str
-    position: int
-    nbytes: int
-    start: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +47,14 @@ class Unknown:
 class PartitionState:
     """Segments and transactions of one partition folder; `refresh` brings them up to date.
 
-    `policy`: what damage does (see `damage_policy`); `cut`: what it left out behind the log's end.
+    `policy`: what damage does (see `segment_recovery`); `cut`: what it left out behind the log's end.
     """
 
-    def __init__(self, folder: str, env: Env = SYSTEM, policy: str = FAIL) -> None:
+    def __init__(self, folder: str, topic: str, partition: int, env: Env = SYSTEM, policy: str = FAIL) -> None:
         self.folder = folder
         self.policy = policy
-        self.cut: tuple[Cut, ...] = ()
+        self.cut: list[Skipped] = []
+        self._key = topic, partition
         self._env = env
         self.segments: list[SegmentState] = []
         self.transactions = TransactionState()
@@ -125,23 +115,20 @@ class PartitionState:
         if metadata != self._metadata:
             self.segments, self._metadata, self._replay = [], metadata, True
         before = {state.name: state for state in self.segments}
-        self.segments = [self._known(name, before) for name in names]
+        self.segments = [SegmentState(name) for name in names]
+        for at, name in enumerate(names):
+            if name in before and before[name].unchanged(name):
+                self.segments[at] = before[name]
+            self._replay |= name in before and self.segments[at] is not before[name]
         # Growing at the end and expiring at the start leave the middle as it was. All else is read and replayed anew.
         kept = [name for name in names if name in before]
         old = list(before)
         if old != list(names) and old and (not kept or kept != old[-len(kept) :] or kept != list(names[: len(kept)])):
             self._replay = True
 
-    def _known(self, name: SegmentName, before: dict[SegmentName, SegmentState]) -> SegmentState:
-        state = before.get(name)
-        if state is not None and state.unchanged(name):
-            return state
-        self._replay |= state is not None
-        return SegmentState(name)
-
     def _scan(self) -> None:
         """Read what has not been read, and bring the transactions up to it."""
-        self.cut = ()
+        self.cut = []
         for position, state in enumerate(self.segments):
             last = position == len(self.segments) - 1
             if not state.closed or last or self._replay:
@@ -151,7 +138,7 @@ class PartitionState:
         if self.policy == SKIP and self.segments and self.segments[-1].stray >= 0:
             state = self.segments[-1]
             reason = f"expected a batch at offset {state.next_offset} or above; found one below"
-            self.cut = (Cut(state.name.path, state.stray, state.size - state.stray, state.next_offset, reason),)
+            self._leave_out(state.name.path, state.stray, state.size - state.stray, state.next_offset, reason)
         if self._replay:
             self._indexed.clear()
             self.transactions = TransactionState()
@@ -180,16 +167,19 @@ class PartitionState:
         state = self.segments[position]
         if self.policy != TRUNCATE or state.stop == "end":
             return False
-        later = [(segment.name.path, segment.name.size) for segment in self.segments[position + 1 :]]
+        later = self.segments[position + 1 :]
         if later or state.stop != "zeros":
-            start, reason = state.next_offset, state.reason
-            first = Cut(state.name.path, state.end, state.size - state.end, start, reason)
+            self._leave_out(state.name.path, state.end, state.size - state.end, state.next_offset, state.reason)
+        for each in later:
             behind = "it lies behind damage, where the log was cut"
-            self.cut = (first, *(Cut(path, 0, size, start, behind) for path, size in later))
+            self._leave_out(each.name.path, 0, each.name.size, state.next_offset, behind)
         if later:
             del self.segments[position + 1 :]
             self._changed_at = -1
         return True
+
+    def _leave_out(self, file: str, position: int, nbytes: int, start: int, reason: str) -> None:
+        self.cut.append(Skipped(*self._key, file, position, nbytes, start, None, reason))
 
     def aborted(self, start: int, end: int) -> AbortedTransactions:
         """The aborted transactions that matter to offsets `[start, end)`, from the whole partition's markers.
@@ -209,7 +199,12 @@ class PartitionState:
             indexed = [self._transaction_index(state.name) for state in self.segments]
             self._aborted = merged(self.transactions, indexed)
         aborted = self._aborted.overlapping(start, end)
-        return aborted if not unknown else _with_unknown(aborted, unknown)
+        if not unknown:
+            return aborted
+        # As if they had been aborted where reading stopped.
+        columns = np.array([(entry.producer, entry.first, entry.last, entry.last + 1) for entry in unknown], np.int64).T
+        every = concatenate([aborted, AbortedTransactions(*columns)])
+        return every.select(np.argsort(every.last_offsets, kind="stable"))
 
     def unknown(self, start: int, end: int) -> list[Unknown]:
         """Return transactions with offsets in `[start, end)` whose outcome is in no marker and no `.txnindex`."""
@@ -218,7 +213,7 @@ class PartitionState:
             return []
         indexed = [self._transaction_index(state.name) for state in self.segments]
         return [
-            Unknown(producer, first, last, self._path_at(last))
+            Unknown(producer, first, last, [s.name.path for s in self.segments if s.name.base <= last][-1])
             for producer, first, last in entries
             if not any(((index.producer_ids == producer) & (index.first_offsets <= first)).any() for index in indexed)
         ]
@@ -227,19 +222,13 @@ class PartitionState:
         """Return the `.txnindex` of a segment, empty if missing or wrong. That of the last segment still grows."""
         index = self._indexed.get(name)
         if index is None:
-            path = companion(name.path, "txnindex")
             try:
-                with open(path, "rb") as source:
-                    index = transaction_index.parse(source.read(), name.base, file=path)
-            except (FileNotFoundError, Corrupt):
+                index = transaction_index.parse(file_bytes(companion(name.path, "txnindex")) or b"", name.base)
+            except Corrupt:
                 index = transaction_index.none()
             if self.segments and name != self.segments[-1].name:
                 self._indexed[name] = index
         return index
-
-    def _path_at(self, offset: int) -> str:
-        paths = [state.name.path for state in self.segments if state.name.base <= offset]
-        return paths[-1] if paths else self.folder
 
     def stored(self, start: int, end: int, *, detailed: int = DETAILED_BLOCKS) -> Stored:
         """Return the stored size of these offsets: a run for each block of their segments.
@@ -248,8 +237,7 @@ class PartitionState:
         blocks of a terabyte for each micro-batch.
         """
         low = max(bisect_right(self.segments, start, key=_base) - 1, 0)
-        names = ("block_offset", "block_end", "block_records", "block_position", "block_batches")
-        columns = [array("q") for _ in names]
+        columns = [array("q") for _ in range(5)]
         edges = array("q")
         for state in self.segments[low : bisect_left(self.segments, end, key=_base)]:
             if len(edges) >= detailed:
@@ -258,8 +246,8 @@ class PartitionState:
                     column.append(number)
                 edges.append(state.end)
                 continue
-            for column, name in zip(columns, names, strict=True):
-                column.extend(getattr(state, name))
+            for column, numbers in zip(columns, state.block_columns, strict=True):
+                column.extend(numbers)
             # A block ends where the next one begins, the last one of a segment where that does.
             edges.extend(state.block_position[1:])
             edges.extend([state.end] if state.block_position else ())
@@ -270,11 +258,3 @@ class PartitionState:
 
 def _base(state: SegmentState) -> int:
     return state.name.base
-
-
-def _with_unknown(aborted: AbortedTransactions, unknown: Sequence[Unknown]) -> AbortedTransactions:
-    """These, and the unknown ones as if they had been aborted where reading stopped."""
-    columns = np.array([(entry.producer, entry.first, entry.last) for entry in unknown], np.int64)
-    more = AbortedTransactions(columns[:, 0], columns[:, 1], columns[:, 2], columns[:, 2] + 1)
-    every = concatenate([aborted, more])
-    return every.select(np.argsort(every.last_offsets, kind="stable"))

@@ -28,7 +28,6 @@ from sparklog.kafka.in_place.segment_recovery import (
     TRUNCATE,
     Damage,
     OnSkipped,
-    Resumed,
     Skipped,
     log_skipped,
     resume,
@@ -154,7 +153,6 @@ class KafkaReadPart:
                         return  # The log goes on behind the range: nothing was kept up to its end.
                     yield file, window
                     position = max(position, int(window.headers.next_offset[-1]))
-                    budget.apply()
             position, after = max(position, *passed, 0), name.base
 
     def _segment_windows(
@@ -187,24 +185,21 @@ class KafkaReadPart:
                 )
             raise Corrupt(f"{message}; {GO_ON}", file=file.path, position=damage.position, offset=offset)
 
-        def resumed(damage: Damage, following: Resumed | None) -> None:
-            until = file.size if following is None else following.position
-            end = limit if following is None else following.offset
+        def resumed(damage: Damage, until: int, end: int | None) -> None:
             self._skipped(file, damage.position, until - damage.position, damage.offset, end, damage.reason)
             if end is None and name == names[-1]:
                 end = self.range.end
             passed.append(position if end is None else end)
 
-        start = _first_position(file, name, position, limit, skipping=skipping)
         return sound_windows(
             file,
-            start,
+            _first_position(file, name, position, limit, skipping=skipping),
             name.base,
-            walk=lambda at: budget.walk(file, at),
             decide=decide,
             resumed=resumed,
             end=self.range.end,
             limit=limit,
+            window_bytes=lambda: budget.window,
         )
 
     def _gone(self, names: Sequence[SegmentName], position: int, after: int) -> NotFound:
@@ -224,22 +219,12 @@ class WindowBudget:
     def __init__(self, target: int) -> None:
         self.target = max(target, 1)
         self.window = FIRST_WINDOW_BYTES
-        self._walk: BatchWalk | None = None
-
-    def walk(self, file: SegmentFile, start: int) -> BatchWalk:
-        self._walk = BatchWalk(file, start, window=self.window, bodies=True)
-        return self._walk
 
     def learn(self, stored: int, decoded: int) -> None:
         """Adapt to a window of `stored` bytes that decoded to `decoded` bytes."""
         growth = max(decoded, 1) / max(stored, 1)
         most = max(min(self.target, self.window * 4), MIN_WINDOW_BYTES)
         self.window = int(min(max(self.target / growth, MIN_WINDOW_BYTES), most))
-
-    def apply(self) -> None:
-        """Use the adapted size for the current walk's next window."""
-        if self._walk is not None:
-            self._walk.window = self.window
 
 
 def _segment_for(names: Sequence[SegmentName], position: int, after: int) -> SegmentName | None:

@@ -7,7 +7,7 @@ of batches: one block for each 64 KiB or more, and the transaction events.
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -86,7 +86,9 @@ class SegmentState:
         truncate: then the segment ends in front of the first batch that is not sound. `limit`: the next segment's base.
         """
         if policy == TRUNCATE:
-            self._scan_sound(file, limit)
+            self.stop, self.reason = "end", ""
+            for window in sound_windows(file, self.end, self.next_offset, decide=self._unsound, limit=limit):
+                self._take(window, file)
         else:
             self._scan_headers(file, last=last)
             while self._unknown_format(file) or (policy == SKIP and self._resumed(file, last=last, limit=limit)):
@@ -105,21 +107,15 @@ class SegmentState:
             held = window
         self.stop, self.reason = walk.stop, walk.reason
         if held is not None:
-            self._take(self._without_unwritten(file, held) if last else held, file)
+            final = held.headers.row(len(held.headers) - 1)
+            if last and not file.crc_holds(held.start + int(held.headers.position[-1]), final):
+                self.stop, self.reason = UNWRITTEN, "the last batch does not match its checksum: not written yet"
+                held = replace(held, headers=held.headers[:-1])
+            self._take(held, file)
 
-    def _scan_sound(self, file: SegmentFile, limit: int | None) -> None:
-        """Walk on with all checksums verified, to the first batch that is not sound."""
-        self.stop, self.reason = "end", ""
-
-        def ends(damage: Damage) -> bool:
-            self.stop, self.reason = UNSOUND, damage.reason
-            return False
-
-        def walk(start: int) -> BatchWalk:
-            return BatchWalk(file, start, bodies=True)
-
-        for window in sound_windows(file, self.end, self.next_offset, walk=walk, decide=ends, limit=limit):
-            self._take(window, file)
+    def _unsound(self, damage: Damage) -> bool:
+        self.stop, self.reason = UNSOUND, damage.reason
+        return False
 
     def _unknown_format(self, file: SegmentFile) -> bool:
         """Stopped at a whole batch of an unknown magic? Kafka's recovery keeps it, so the log does not end there."""
@@ -143,15 +139,6 @@ class SegmentState:
         self.end = following.position
         return True
 
-    def _without_unwritten(self, file: SegmentFile, window: Window) -> Window:
-        final = window.headers.row(len(window.headers) - 1)
-        position = window.start + int(window.headers.position[-1])
-        if file.crc_holds(position, final):
-            return window
-        self.stop = UNWRITTEN
-        self.reason = "the last batch does not match its checksum: not written yet"
-        return Window(window.data, window.start, window.headers[:-1])
-
     def _take(self, window: Window, file: SegmentFile) -> None:
         headers = window.headers
         if not len(headers):
@@ -162,12 +149,10 @@ class SegmentState:
         self.max_timestamp = max(self.max_timestamp, greatest)
         start = window.start + int(headers.position[0])
         if not self.block_position or start - self.block_position[-1] >= BLOCK_BYTES:
-            self.block_position.append(start)
-            self.block_offset.append(int(headers.base_offset[0]))
-            self.block_end.append(self.block_offset[-1])
-            self.block_timestamp.append(greatest)
-            self.block_records.append(0)
-            self.block_batches.append(0)
+            base = int(headers.base_offset[0])
+            columns = (*self.block_columns, self.block_timestamp)
+            for column, number in zip(columns, (base, base, 0, start, 0, greatest), strict=True):
+                column.append(number)
         self.block_timestamp[-1] = max(self.block_timestamp[-1], greatest)
         self.block_records[-1] += int(np.maximum(headers.count, 0).sum())
         self.block_batches[-1] += len(headers)
@@ -185,8 +170,13 @@ class SegmentState:
         self.last_header = window.data[at : at + HEADER_BYTES]
         # A stray marker ends its transaction, whatever its offset; stray data begins none.
         kept = headers if ordered.all() else headers[ordered | headers.is_control]
-        self.events.add(Window(window.data, window.start, kept))
+        self.events.add(replace(window, headers=kept))
         self.end = self.last_position + int(headers.size[-1])
+
+    @property
+    def block_columns(self) -> tuple[array[int], ...]:
+        """Offset, end, records, position and batches of the blocks."""
+        return self.block_offset, self.block_end, self.block_records, self.block_position, self.block_batches
 
     def blocks_with(self, timestamp: int) -> list[tuple[int, int]]:
         """(start, end) positions of the blocks that hold a batch with maxTimestamp >= `timestamp`, in order."""

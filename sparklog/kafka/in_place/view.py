@@ -28,7 +28,7 @@ from sparklog.format.checkpoint_files import HIGH_WATERMARKS_FILE, LOG_STARTS_FI
 from sparklog.kafka.in_place import directory
 from sparklog.kafka.in_place.partition_state import PartitionState
 from sparklog.kafka.in_place.read_part import KafkaReadPart
-from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, Window
+from sparklog.kafka.in_place.segment_file import HEADER_WINDOW_BYTES, BatchWalk, SegmentFile, Window
 from sparklog.kafka.in_place.segment_recovery import (
     FAIL,
     SKIP,
@@ -82,20 +82,11 @@ def _in_segment(
 
 
 def _windows(segment: SegmentState, file: SegmentFile, start: int, end: int, skipping: bool) -> Iterator[Window]:
-    if not skipping:
-        return _unbroken(file, start, end)
-    return sound_windows(
-        file,
-        start,
-        segment.name.base,
-        walk=lambda at: BatchWalk(file, at, bodies=True),
-        decide=lambda damage: True,
-    )
-
-
-def _unbroken(file: SegmentFile, start: int, end: int) -> Iterator[Window]:
     """Windows up to position `end`. `Corrupt` if something in between is no batch that can be read."""
-    walk = BatchWalk(file, start, bodies=True)
+    if skipping:
+        yield from sound_windows(file, start, segment.name.base, decide=lambda damage: True)
+        return
+    walk = BatchWalk(file, start, lambda: HEADER_WINDOW_BYTES)
     yield from walk
     if walk.end < end:
         raise Corrupt(walk.reason, file=file.path, position=walk.end)
@@ -187,11 +178,6 @@ class KafkaView:
     def poll_interval_ms(self) -> int:
         return POLL_INTERVAL_MS
 
-    @staticmethod
-    def is_internal(topic: str) -> bool:
-        """Is this one of Kafka's own topics? `topics` lists them, too; "all topics" should leave them out."""
-        return directory.is_internal(topic)
-
     def topics(self) -> list[str]:
         """Names of all topics that have a partition here, Kafka's internal ones included, sorted."""
         return sorted({topic for topic, _ in self._folders()})
@@ -214,9 +200,9 @@ class KafkaView:
             after: dict[int, _Partition] = {}
             for number, folder in sorted(self._of_topic(folders, topic).items()):
                 key = (topic, number)
-                partition = self._refreshed(before.get(number), folder, starts.get(key), watermarks.get(key))
-                for cut in partition.state.cut:
-                    self._say(Skipped(topic, number, cut.file, cut.position, cut.nbytes, cut.start, None, cut.reason))
+                partition = self._refreshed(before.get(number), folder, key, starts.get(key), watermarks.get(key))
+                for skipped in partition.state.cut:
+                    self._say(skipped)
                 if partition.state.segments:
                     after[number] = partition
             self._partitions[topic] = after
@@ -253,17 +239,9 @@ class KafkaView:
         """Return the size of every partition with a folder here: whole batches, from the snapshot."""
         sizes = []
         for number, partition in self._snapshot(topic).items():
-            segments = partition.state.segments
-            sizes.append(
-                PartitionSize(
-                    topic=topic,
-                    partition=number,
-                    append_bytes=segments[-1].end,
-                    sealed_bytes=sum(segment.end for segment in segments[:-1]),
-                    records=sum(segment.records for segment in segments),
-                    slices=len(segments),
-                )
-            )
+            *closed, active = partition.state.segments
+            sealed_bytes, records = sum(each.end for each in closed), sum(each.records for each in (*closed, active))
+            sizes.append(PartitionSize(topic, number, active.end, sealed_bytes, records, len(closed) + 1))
         return sizes
 
     def plan(self, ranges: Sequence[OffsetRange], isolation: str) -> list[ReadPart]:
@@ -285,28 +263,12 @@ class KafkaView:
                 )
             committed = isolation == READ_COMMITTED
             aborted = partition.state.aborted(part.start, part.end) if committed else None
-            if committed:
-                self._say_unknown(part, partition.state)
-            parts.append(
-                KafkaReadPart(
-                    partition.state.folder,
-                    part,
-                    stored.records,
-                    stored.nbytes,
-                    aborted,
-                    self._corrupt_records,
-                    self._on_skipped,
-                )
-            )
+            for lost in partition.state.unknown(part.start, part.end) if committed else ():
+                reason = f"records of producer {lost.producer}, the marker that ended its transaction is damaged"
+                self._say(Skipped(part.topic, part.partition, lost.file, None, 0, lost.first, lost.last + 1, reason))
+            policy, folder = self._corrupt_records, partition.state.folder
+            parts.append(KafkaReadPart(folder, part, stored.records, stored.nbytes, aborted, policy, self._on_skipped))
         return parts
-
-    def _say_unknown(self, part: OffsetRange, state: PartitionState) -> None:
-        """Transactions that are left out because nothing says how they ended."""
-        for entry in state.unknown(part.start, part.end):
-            reason = f"records of producer {entry.producer}, the marker that ended its transaction is damaged"
-            self._say(
-                Skipped(part.topic, part.partition, entry.file, None, 0, entry.first, entry.last + 1, reason),
-            )
 
     def _say(self, skipped: Skipped) -> None:
         """Once in the life of this view."""
@@ -314,14 +276,18 @@ class KafkaView:
             self._said.add(skipped)
             self._on_skipped(skipped)
 
-    def _refreshed(self, known: _Partition | None, folder: str, start: int | None, watermark: int | None) -> _Partition:
+    def _refreshed(
+        self, known: _Partition | None, folder: str, key: TopicPartition, start: int | None, watermark: int | None
+    ) -> _Partition:
         try:
             stat = os.stat(folder)
         except FileNotFoundError:
             raise NotFound(f"there is no folder {folder} any more: was the topic deleted?") from None
         identity = (stat.st_dev, stat.st_ino)
-        same = known is not None and known.identity == identity
-        state = known.state if known and same else PartitionState(folder, self._env, self._corrupt_records)
+        if known is not None and known.identity == identity:
+            state = known.state
+        else:
+            state = PartitionState(folder, *key, self._env, self._corrupt_records)
         state.refresh()
         return _Partition(state, identity, _bounds(state, start, watermark))
 

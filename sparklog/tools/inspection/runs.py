@@ -131,7 +131,7 @@ def of_file(path: str | os.PathLike[str]) -> list[PartitionLog]:
     if not (len(stem) == 20 and stem.isdigit() and suffix == "log"):
         raise BadRequest(f"expected a segment such as 00000000000000000000.log or a .slices file, found {location}")
     topic, partition = split_folder_name(folder)
-    state = PartitionState(folder)
+    state = PartitionState(folder, topic, partition)
     state.refresh()
     chosen = [each for each in state.segments if each.name.base == int(stem)]
     if not chosen:
