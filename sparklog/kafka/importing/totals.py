@@ -92,19 +92,9 @@ class SegmentTotals:
         self.epochs.update(zip(producers.tolist(), epochs.tolist(), strict=True))
 
     def _add_records(self, window: Window, file: SegmentFile) -> None:
-        from sparklog.format.decode import decode
-
         headers = window.headers
         holds = ~headers.is_control & (headers.count > 0)
-        records = decode(
-            window.data,
-            headers,
-            columns=("offset", "timestamp", "key"),
-            select=holds,
-            check_crc=False,
-            file=file.path,
-            file_position=window.start,
-        )
+        records = window.decode(("offset", "timestamp", "key"), file.path, holds)
         self.records += len(records)
         if records.key is not None and records.key.null_count:
             self.flags |= SliceFlag.HAS_NULL_KEYS

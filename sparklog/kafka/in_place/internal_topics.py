@@ -9,7 +9,7 @@ earlier never replaces one that was written later, whenever its marker comes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -37,39 +37,35 @@ class Kept:
 def newest_values(path: str, topic: str, *, env: Env, policy: str, on_skipped: OnSkipped) -> dict[bytes, Kept]:
     """Key -> value in the partitions of `topic` that lie in the log dir at `path`; empty if none does.
 
-    `policy`, `on_skipped`: what damage does, see `damage_policy`; `Corrupt` with file, position and
-    offset.
+    `policy`, `on_skipped`: what damage does, see `segment_recovery`; `Corrupt` with file, position and offset.
     """
     newest: dict[bytes, Kept] = {}
-    folders = directory.partition_folders(path)
-    for (name, number), folder in sorted(folders.items()):
+    for (name, number), folder in sorted(directory.partition_folders(path).items()):
         if name == topic:
             loading = _Loading(topic, number, policy, on_skipped)
             loading.load(settled_segments(folder, env=env))
-            newest |= loading.values()
+            for key, (offset, value) in loading.values.items():
+                if value is not None:
+                    newest[key] = Kept(value, number, offset)
     return newest
 
 
+@dataclass(slots=True)
 class _Loading:
     """One partition while it is read."""
 
-    def __init__(self, topic: str, partition: int, policy: str, on_skipped: OnSkipped) -> None:
-        self._topic = topic
-        self._partition = partition
-        self._policy = policy
-        self._on_skipped = on_skipped
-        self._values: dict[bytes, tuple[int, bytes | None]] = {}
-        self._pending: dict[int, dict[bytes, tuple[int, bytes | None]]] = {}
-        """By producer id: what its open transaction has written."""
-        self._cut = False
-
-    def values(self) -> dict[bytes, Kept]:
-        items = self._values.items()
-        return {key: Kept(value, self._partition, offset) for key, (offset, value) in items if value is not None}
+    topic: str
+    partition: int
+    policy: str
+    on_skipped: OnSkipped
+    values: dict[bytes, tuple[int, bytes | None]] = field(default_factory=dict)
+    pending: dict[int, dict[bytes, tuple[int, bytes | None]]] = field(default_factory=dict)
+    """By producer id: what its open transaction has written."""
+    cut: bool = False
 
     def load(self, names: tuple[SegmentName, ...]) -> None:
         for name, after in zip(names, [*names[1:], None], strict=True):
-            if self._cut:
+            if self.cut:
                 return
             try:
                 with SegmentFile(name.path) as file:
@@ -79,21 +75,9 @@ class _Loading:
                 raise Unavailable(f"{name.path} is gone: Kafka's cleaner was at work; try again") from None
 
     def _add(self, window: Window, file: SegmentFile) -> None:
-        from sparklog.format.decode import decode
-
         headers = window.headers
-        if not len(headers):
-            return
         control = headers.is_control
-        records = decode(
-            window.data,
-            headers,
-            columns=("key", "value"),
-            select=~control & (headers.count > 0),
-            check_crc=False,
-            file=file.path,
-            file_position=window.start,
-        )
+        records = window.decode(("key", "value"), file.path, ~control & (headers.count > 0))
         if records.key is None or records.value is None:
             return
         keys, values, offsets = records.key.to_pylist(), records.value.to_pylist(), records.offset.tolist()
@@ -106,42 +90,36 @@ class _Loading:
                 if headers.count[row]:
                     self._end(producer, int(control_types(window.data, headers[row : row + 1])[0]))
                 continue
-            target = self._pending.setdefault(producer, {}) if headers.is_transactional[row] else self._values
+            target = self.pending.setdefault(producer, {}) if headers.is_transactional[row] else self.values
             for i in range(at, end):
                 if keys[i] is not None:
                     target[keys[i]] = (offsets[i], values[i])
             at = end
 
     def _end(self, producer: int, kind: int) -> None:
-        if kind not in (COMMIT, ABORT):
-            return
-        written = self._pending.pop(producer, {})
+        written = self.pending.pop(producer, {}) if kind in (COMMIT, ABORT) else {}
         for key, item in written.items() if kind == COMMIT else ():
-            if key not in self._values or self._values[key][0] < item[0]:
-                self._values[key] = item
+            if key not in self.values or self.values[key][0] < item[0]:
+                self.values[key] = item
 
     def _windows(self, file: SegmentFile, name: SegmentName, after: SegmentName | None) -> Iterator[Window]:
         last = after is None
-        limit = None if after is None else after.base
 
         def decide(damage: Damage) -> bool:
-            if self._policy == SKIP and not (last and damage.stop == "zeros"):
+            if self.policy == SKIP and not (last and damage.stop == "zeros"):
                 return True
             if last and damage.unwritten:
                 return False
-            if self._policy != TRUNCATE:
+            if self.policy != TRUNCATE:
                 raise Corrupt(damage.reason, file=file.path, position=damage.position, offset=damage.offset)
-            self._cut = True
-            self._say(file, damage, file.size, None)
+            self.cut = True
+            skipped(damage, file.size, None)
             return False
 
-        def resumed(damage: Damage, until: int, end: int | None) -> None:
-            self._say(file, damage, until, end)
+        def skipped(damage: Damage, until: int, end: int | None) -> None:
+            size = until - damage.position
+            place = self.topic, self.partition, file.path, damage.position, size, damage.offset
+            self.on_skipped(Skipped(*place, end, damage.reason))
 
-        return sound_windows(file, 0, name.base, decide=decide, resumed=resumed, limit=limit)
-
-    def _say(self, file: SegmentFile, damage: Damage, until: int, end: int | None) -> None:
-        size = until - damage.position
-        self._on_skipped(
-            Skipped(self._topic, self._partition, file.path, damage.position, size, damage.offset, end, damage.reason)
-        )
+        limit = None if after is None else after.base
+        return sound_windows(file, 0, name.base, decide=decide, resumed=skipped, limit=limit)

@@ -9,14 +9,26 @@ there as `.deleted`, with the same records.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from sparklog.errors import Corrupt
 from sparklog.format.batch_scan import begins_with_header, least_size, scan_headers, single_header
 from sparklog.format.offset_index import parse as parse_offset_index
-from sparklog.format.record_batch import CRC_START, HEADER_BYTES, MAGIC, MAGIC_POSITION, BatchHeader, BatchHeaders
+from sparklog.format.record_batch import (
+    CRC_START,
+    HEADER_BYTES,
+    MAGIC,
+    MAGIC_POSITION,
+    BatchHeader,
+    BatchHeaders,
+    BoolArray,
+)
+
+if TYPE_CHECKING:
+    from sparklog.format.decode import RecordColumns
 
 SWAP = ".swap"
 DELETED = ".deleted"
@@ -125,6 +137,29 @@ class Window:
     data: bytes
     start: int
     headers: BatchHeaders
+
+    def decode(
+        self,
+        columns: Collection[str],
+        file: str,
+        select: BoolArray,
+        start_offset: int = 0,
+        end_offset: int | None = None,
+    ) -> RecordColumns:
+        """Decode records of the selected batches, whose checksums were verified."""
+        from sparklog.format.decode import decode
+
+        return decode(
+            self.data,
+            self.headers,
+            columns=columns,
+            start_offset=start_offset,
+            end_offset=end_offset,
+            select=select,
+            check_crc=False,
+            file=file,
+            file_position=self.start,
+        )
 
 
 class BatchWalk:

@@ -58,26 +58,18 @@ def first_at_or_after(state: PartitionState, timestamp: int, log_start: int) -> 
 
     `Corrupt` if the batch that may hold the answer is damaged, unless damage is skipped.
     """
+    skipping = state.policy == SKIP
     for segment in state.segments:
         if segment.max_timestamp < timestamp or segment.next_offset <= log_start:
             continue
         with SegmentFile(segment.name.path) as file:
-            record = _in_segment(segment, file, timestamp, log_start, skipping=state.policy == SKIP)
-        if record is not None:
-            return record
-    return None
-
-
-def _in_segment(
-    segment: SegmentState, file: SegmentFile, timestamp: int, log_start: int, *, skipping: bool
-) -> TimestampOffset | None:
-    for start, end in segment.blocks_with(timestamp):
-        for window in _windows(segment, file, start, end, skipping):
-            record = _in_window(file, window, end, timestamp, log_start, skipping)
-            if record is not None:
-                return record
-            if window.start + int(window.headers.position[-1] + window.headers.size[-1]) >= end:
-                break
+            for start, end in segment.blocks_with(timestamp):
+                for window in _windows(segment, file, start, end, skipping):
+                    record = _in_window(file, window, end, timestamp, log_start, skipping)
+                    if record is not None:
+                        return record
+                    if window.start + int(window.headers.position[-1] + window.headers.size[-1]) >= end:
+                        break
     return None
 
 
@@ -135,10 +127,7 @@ class _Partition:
 
 
 class KafkaView:
-    """Implements `sparklog.log.state.view.LogView` over local files.
-
-    `path` is a log dir or one partition folder; `tailing` says that what is read must never be taken back (see above).
-    """
+    """Implements `sparklog.log.state.view.LogView` over local files."""
 
     def __init__(
         self,
@@ -149,10 +138,10 @@ class KafkaView:
         on_skipped: OnSkipped = log_skipped,
         env: Env = SYSTEM,
     ) -> None:
-        """`corrupt_records` says what damage does: `fail`, `skip` or `truncate`; `on_skipped` is told what was left out
-        (by default a warning is logged), where it is planned or read.
+        """`path` is a log dir or one partition folder; `tailing`: what is read must never be taken back (see above).
 
-        `NotFound` if `path` is neither a Kafka log dir nor a partition folder.
+        `corrupt_records` says what damage does: `fail`, `skip` or `truncate`; `on_skipped` is called with what was left
+        out, where it is planned or read. `NotFound` if `path` is neither a Kafka log dir nor a partition folder.
         """
         self._corrupt_records = check_policy(corrupt_records)
         self._on_skipped = on_skipped
@@ -179,7 +168,7 @@ class KafkaView:
         return POLL_INTERVAL_MS
 
     def topics(self) -> list[str]:
-        """Names of all topics that have a partition here, Kafka's internal ones included, sorted."""
+        """Return the names of all topics that have a partition here, Kafka's internal ones included, sorted."""
         return sorted({topic for topic, _ in self._folders()})
 
     def topic_id(self, topic: str) -> str:
@@ -208,21 +197,18 @@ class KafkaView:
             self._partitions[topic] = after
 
     def bounds(self, topic: str) -> Mapping[int, Bounds]:
-        """Return the bounds of every partition with a folder here, from the snapshot."""
         return {number: partition.bounds for number, partition in self._snapshot(topic).items()}
 
     def earlier_partitions(self, topic: str) -> Sequence[int]:
-        """Return nothing: a directory has no earlier states."""
-        return ()
+        return ()  # A directory has no earlier states.
 
     def partition_states(self, topic: str) -> dict[int, PartitionState]:
-        """Return the state of each partition's files, from the snapshot, for tools that inspect them."""
+        """Return the state of each partition's files, for tools that inspect them."""
         return {number: partition.state for number, partition in self._snapshot(topic).items()}
 
     def offsets_for_timestamps(
         self, topic: str, targets: Mapping[int, int], isolation: str = READ_UNCOMMITTED
     ) -> dict[int, TimestampOffset | None]:
-        """Look up, per partition, the first record with timestamp >= target (ms) below the isolation bound."""
         records: dict[int, TimestampOffset | None] = {}
         for number, target in targets.items():
             partition = self._partition(topic, number)
@@ -232,11 +218,9 @@ class KafkaView:
         return records
 
     def stored(self, ranges: Sequence[OffsetRange]) -> list[Stored]:
-        """Return the stored size of each range, from memory."""
         return [self._partition(part.topic, part.partition).state.stored(part.start, part.end) for part in ranges]
 
     def partition_sizes(self, topic: str) -> list[PartitionSize]:
-        """Return the size of every partition with a folder here: whole batches, from the snapshot."""
         sizes = []
         for number, partition in self._snapshot(topic).items():
             *closed, active = partition.state.segments

@@ -298,21 +298,11 @@ class _Reader:
 
     def _take(self, segment: _Segment, window: Window, path: str) -> None:
         """Take in the batches of a window."""
-        from sparklog.format.decode import decode
-
         headers = window.headers
         holds = ~headers.is_control & (headers.count > 0)
         records = None
         try:
-            records = decode(
-                window.data,
-                headers,
-                columns=("offset", "key"),
-                select=holds,
-                check_crc=False,
-                file=self._place(path),
-                file_position=window.start,
-            )
+            records = window.decode(("offset", "key"), self._place(path), holds)
         except SparklogError as error:
             self.result.findings.append(Finding.of(CONTENT, error, self._place(path), REPLICA))
         self.old |= bool(headers.is_legacy.any())
