@@ -38,8 +38,7 @@ from sparklog.format.offset_index import MAX_RELATIVE_OFFSET
 from sparklog.format.record_batch import NO_LEADER_EPOCH, NO_TIMESTAMP, BatchHeaders, BytesLike
 from sparklog.format.transaction_index import none
 from sparklog.kafka.exporting.plan import CopyRules, PartitionPlan
-from sparklog.kafka.importing.segment import offset_index_of, time_index_of
-from sparklog.kafka.importing.totals import Batches
+from sparklog.kafka.importing.segment import Batches, offset_index_of, time_index_of
 from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.read.fetch import MissingFile, read_window
 from sparklog.log.read.read_plan import PlannedSlice

@@ -1,4 +1,11 @@
-"""Import the state of Kafka's coordinators: committed offsets of groups, and states of transactions.
+"""The state that Kafka's coordinators keep in compacted topics of their own, as a coordinator loads it.
+
+The newest record of a key counts, one without a value deletes it. Records of transactions (offsets that a producer
+sends with what it writes) count from their COMMIT marker on, those of other writers at once, also behind a transaction
+that is open: so this is no read with read_committed, which ends at the first open one. A record that was written
+earlier never replaces one that was written later, whenever its marker comes.
+
+Import the state of Kafka's coordinators: committed offsets of groups, and states of transactions.
 
 **Groups** (`__consumer_offsets`): the committed offsets of each group in the imported topics, with times, leader epochs
 and metadata, and the group's generation. Left out are offsets past their expire timestamp (from old clients), those of
@@ -20,11 +27,14 @@ in this directory, rows those of its logs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError
+import numpy as np
+
+from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
+from sparklog.format import control
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.format.coordinators.group_messages import (
     GroupKey,
@@ -46,9 +56,19 @@ from sparklog.format.coordinators.transaction_messages import (
 from sparklog.groups.group import DEAD, GroupDescription
 from sparklog.groups.lag import Lag
 from sparklog.kafka.importing.partition import CoordinatorEntry
-from sparklog.kafka.in_place.directory import kafka_layout
-from sparklog.kafka.in_place.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE, Kept, newest_values
-from sparklog.kafka.in_place.segment_recovery import FAIL, OnSkipped, Skipped, log_skipped
+from sparklog.kafka.in_place import directory
+from sparklog.kafka.in_place.directory import SegmentName, kafka_layout, settled_segments
+from sparklog.kafka.in_place.segment_file import SegmentFile, Window
+from sparklog.kafka.in_place.segment_recovery import (
+    FAIL,
+    SKIP,
+    TRUNCATE,
+    Damage,
+    OnSkipped,
+    Skipped,
+    log_skipped,
+    sound_windows,
+)
 from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.state.imports import ImportedPartition, ImportIntent
@@ -58,6 +78,110 @@ from sparklog.log.state.view import READ_UNCOMMITTED, Bounds, OffsetRange
 if TYPE_CHECKING:
     from sparklog.log.topic.root import Root
     from sparklog.log.topic.topic import Topic
+
+
+CONSUMER_OFFSETS = "__consumer_offsets"
+TRANSACTION_STATE = "__transaction_state"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The value of a key and where its record lies."""
+
+    value: bytes
+    partition: int
+    offset: int
+
+
+def newest_values(path: str, topic: str, *, env: Env, policy: str, on_skipped: OnSkipped) -> dict[bytes, Kept]:
+    """Key -> value in the partitions of `topic` that lie in the log dir at `path`; empty if none does.
+
+    `policy`, `on_skipped`: what damage does, see `segment_recovery`; `Corrupt` with file, position and offset.
+    """
+    newest: dict[bytes, Kept] = {}
+    for (name, number), folder in sorted(directory.partition_folders(path).items()):
+        if name == topic:
+            loading = _Loading(topic, number, policy, on_skipped)
+            loading.load(settled_segments(folder, env=env))
+            for key, (offset, value) in loading.values.items():
+                if value is not None:
+                    newest[key] = Kept(value, number, offset)
+    return newest
+
+
+@dataclass(slots=True)
+class _Loading:
+    """One partition while it is read."""
+
+    topic: str
+    partition: int
+    policy: str
+    on_skipped: OnSkipped
+    values: dict[bytes, tuple[int, bytes | None]] = field(default_factory=dict)
+    pending: dict[int, dict[bytes, tuple[int, bytes | None]]] = field(default_factory=dict)
+    """By producer id: what its open transaction has written."""
+    cut: bool = False
+
+    def load(self, names: tuple[SegmentName, ...]) -> None:
+        for name, after in zip(names, [*names[1:], None], strict=True):
+            if self.cut:
+                return
+            try:
+                with SegmentFile(name.path) as file:
+                    for window in self._windows(file, name, after):
+                        self._add(window, file)
+            except FileNotFoundError:
+                raise Unavailable(f"{name.path} is gone: Kafka's cleaner was at work; try again") from None
+
+    def _add(self, window: Window, file: SegmentFile) -> None:
+        headers = window.headers
+        markers = headers.is_control
+        records = window.decode(("key", "value"), file.path, ~markers & (headers.count > 0))
+        if records.key is None or records.value is None:
+            return
+        keys, values, offsets = records.key.to_pylist(), records.value.to_pylist(), records.offset.tolist()
+        ends = np.searchsorted(records.offset, headers.next_offset).tolist()
+        at = 0
+        for row, end in enumerate(ends):
+            producer = int(headers.producer_id[row])
+            if markers[row]:
+                # Of a marker that the cleaner has emptied, the records are gone as well.
+                if headers.count[row]:
+                    self._end(producer, int(control.control_types(window.data, headers[row : row + 1])[0]))
+                continue
+            target = self.pending.setdefault(producer, {}) if headers.is_transactional[row] else self.values
+            for i in range(at, end):
+                if keys[i] is not None:
+                    target[keys[i]] = (offsets[i], values[i])
+            at = end
+
+    def _end(self, producer: int, kind: int) -> None:
+        written = self.pending.pop(producer, {}) if kind in (control.COMMIT, control.ABORT) else {}
+        for key, item in written.items() if kind == control.COMMIT else ():
+            if key not in self.values or self.values[key][0] < item[0]:
+                self.values[key] = item
+
+    def _windows(self, file: SegmentFile, name: SegmentName, after: SegmentName | None) -> Iterator[Window]:
+        last = after is None
+
+        def decide(damage: Damage) -> bool:
+            if self.policy == SKIP and not (last and damage.stop == "zeros"):
+                return True
+            if last and damage.unwritten:
+                return False
+            if self.policy != TRUNCATE:
+                raise Corrupt(damage.reason, file=file.path, position=damage.position, offset=damage.offset)
+            self.cut = True
+            skipped(damage, file.size, None)
+            return False
+
+        def skipped(damage: Damage, until: int, end: int | None) -> None:
+            size = until - damage.position
+            place = self.topic, self.partition, file.path, damage.position, size, damage.offset
+            self.on_skipped(Skipped(*place, end, damage.reason))
+
+        limit = None if after is None else after.base
+        return sound_windows(file, 0, name.base, decide=decide, resumed=skipped, limit=limit)
 
 
 CONSUMER_GROUP_METADATA = 3

@@ -26,7 +26,7 @@ import numpy as np
 from sparklog.errors import BadRequest, Corrupt, NotFound, nearest
 from sparklog.format.checkpoint_files import HIGH_WATERMARKS_FILE, LOG_STARTS_FILE, TopicPartition
 from sparklog.kafka.in_place import directory
-from sparklog.kafka.in_place.partition_state import PartitionState
+from sparklog.kafka.in_place.partition_state import PartitionState, SegmentState
 from sparklog.kafka.in_place.read_part import KafkaReadPart
 from sparklog.kafka.in_place.segment_file import HEADER_WINDOW_BYTES, BatchWalk, SegmentFile, Window
 from sparklog.kafka.in_place.segment_recovery import (
@@ -39,7 +39,6 @@ from sparklog.kafka.in_place.segment_recovery import (
     sound_windows,
     warn_once,
 )
-from sparklog.kafka.in_place.segment_state import SegmentState
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.state.view import (
     READ_COMMITTED,

@@ -18,8 +18,7 @@ from sparklog.format import transaction_index
 from sparklog.format.append_file import TAIL_BYTES, decode_footer, footer_length
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.kafka.in_place.directory import split_folder_name
-from sparklog.kafka.in_place.partition_state import PartitionState
-from sparklog.kafka.in_place.segment_state import SegmentState
+from sparklog.kafka.in_place.partition_state import PartitionState, SegmentState
 from sparklog.log.journal.names import file_key, is_sealed
 from sparklog.log.read.aborted import aborted_ranges
 from sparklog.log.state.slice_table import ABORTED, COMMITTED, OPEN
