@@ -1,11 +1,9 @@
-"""The state that Kafka's coordinators keep in compacted topics of their own, as a coordinator loads it.
+"""Read what Kafka's coordinators keep in compacted topics of their own, import it, and compute consumer lag from it.
 
 The newest record of a key counts, one without a value deletes it. Records of transactions (offsets that a producer
 sends with what it writes) count from their COMMIT marker on, those of other writers at once, also behind a transaction
 that is open: so this is no read with read_committed, which ends at the first open one. A record that was written
 earlier never replaces one that was written later, whenever its marker comes.
-
-Import the state of Kafka's coordinators: committed offsets of groups, and states of transactions.
 
 **Groups** (`__consumer_offsets`): the committed offsets of each group in the imported topics, with times, leader epochs
 and metadata, and the group's generation. Left out are offsets past their expire timestamp (from old clients), those of
@@ -18,18 +16,16 @@ decision if the marker has not reached the partition yet (`sparklog.log.state.ka
 the next transaction during the import. So a decision counts only if its record is the newest both before the logs are
 copied and after: an id begins no transaction before all markers of the last one are written.
 
-Consumer lag in a Kafka log directory, from the coordinators' topic `__consumer_offsets`.
-
-Rows are those of `sparklog.groups.lag`. The members of a group are in a broker's memory, so its state is unknown. Each
-broker of a cluster has some partitions of `__consumer_offsets`, and of the topics: groups are those of the coordinators
-in this directory, rows those of its logs.
+**Consumer lag**: rows are those of `sparklog.groups.lag`. The members of a group are in a broker's memory, so its state
+is unknown. Each broker of a cluster has some partitions of `__consumer_offsets`, and of the topics: groups are those of
+the coordinators in this directory, rows those of its logs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -49,7 +45,6 @@ from sparklog.format.coordinators.group_messages import (
 from sparklog.format.coordinators.transaction_messages import (
     Status,
     TransactionKey,
-    TransactionValue,
     decode_transaction_key,
     decode_transaction_value,
 )
@@ -72,7 +67,7 @@ from sparklog.kafka.in_place.segment_recovery import (
 from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.state.imports import ImportedPartition, ImportIntent
-from sparklog.log.state.kafka_source import ABORT, COMMIT, KafkaOpen
+from sparklog.log.state.kafka_source import ABORT, COMMIT
 from sparklog.log.state.view import READ_UNCOMMITTED, Bounds, OffsetRange
 
 if TYPE_CHECKING:
@@ -84,29 +79,12 @@ CONSUMER_OFFSETS = "__consumer_offsets"
 TRANSACTION_STATE = "__transaction_state"
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(NamedTuple):
     """The value of a key and where its record lies."""
 
     value: bytes
     partition: int
     offset: int
-
-
-def newest_values(path: str, topic: str, *, env: Env, policy: str, on_skipped: OnSkipped) -> dict[bytes, Kept]:
-    """Key -> value in the partitions of `topic` that lie in the log dir at `path`; empty if none does.
-
-    `policy`, `on_skipped`: what damage does, see `segment_recovery`; `Corrupt` with file, position and offset.
-    """
-    newest: dict[bytes, Kept] = {}
-    for (name, number), folder in sorted(directory.partition_folders(path).items()):
-        if name == topic:
-            loading = _Loading(topic, number, policy, on_skipped)
-            loading.load(settled_segments(folder, env=env))
-            for key, (offset, value) in loading.values.items():
-                if value is not None:
-                    newest[key] = Kept(value, number, offset)
-    return newest
 
 
 @dataclass(slots=True)
@@ -258,17 +236,8 @@ def import_groups(
             topic_id, kafka_id, count = topics.get(topic, ("", "", 0))
             same = value.topic_id is None or not kafka_id or value.topic_id == kafka_id
             if partition < count and same and value.offset >= 0:
-                offsets.append(
-                    CommittedOffset(
-                        topic,
-                        topic_id,
-                        partition,
-                        value.offset,
-                        value.leader_epoch,
-                        value.metadata,
-                        max(value.commit_timestamp, 0),
-                    )
-                )
+                given = value.offset, value.leader_epoch, value.metadata, max(value.commit_timestamp, 0)
+                offsets.append(CommittedOffset(topic, topic_id, partition, *given))
         if not offsets:
             continue
         group = known.group(group_id)
@@ -290,9 +259,18 @@ def kafka_transactions(
         owner = decode_transaction_key(key)
         value = decode_transaction_value(kept.value)
         if isinstance(owner, TransactionKey) and value is not None:
+            begun = value.status in _BEGUN
+            entry = CoordinatorEntry(
+                transactional_id=owner.transactional_id,
+                timeout_ms=max(value.timeout_ms, 0),
+                start_ms=value.start_ms if begun and value.start_ms is not None and value.start_ms >= 0 else None,
+                decided=_DECIDED.get(value.status),
+                partitions=frozenset(value.partitions or ()) if begun else frozenset(),
+                record=(kept.partition, kept.offset),
+            )
             # While an id moves to another producer id, the one before writes the markers.
             for producer in {value.producer_id, value.previous_producer_id} - {-1}:
-                entries[producer] = _entry(owner.transactional_id, value, (kept.partition, kept.offset))
+                entries[producer] = entry
 
     _each(path, TRANSACTION_STATE, take, env, policy, on_skipped)
     return entries
@@ -310,7 +288,11 @@ def note_decisions(topic: Topic, before: Mapping[int, CoordinatorEntry], after: 
     parts = []
     for partition in sorted({each.partition for each in head.kafka_open}):
         before_open = [each for each in head.kafka_open if each.partition == partition]
-        after_open = [_with_decision(topic.name, each, decided.get(each.producer)) for each in before_open]
+        after_open = []
+        for each in before_open:
+            entry = decided.get(each.producer)
+            here = entry is not None and (topic.name, partition) in entry.partitions
+            after_open.append(replace(each, decided=entry.decided) if entry is not None and here else each)
         if after_open != before_open and source is not None and partition in source.ends:
             end = int(head.log_end[partition])
             parts.append(
@@ -330,28 +312,22 @@ def note_decisions(topic: Topic, before: Mapping[int, CoordinatorEntry], after: 
         topic.log.commit(ImportIntent(head.topic_id, tuple(parts), source.topic_id), head)
 
 
-def _with_decision(topic: str, open_: KafkaOpen, entry: CoordinatorEntry | None) -> KafkaOpen:
-    here = entry is not None and (topic, open_.partition) in entry.partitions
-    return replace(open_, decided=entry.decided) if entry is not None and here else open_
-
-
-def _entry(transactional_id: str, value: TransactionValue, record: tuple[int, int]) -> CoordinatorEntry:
-    begun = value.status in _BEGUN
-    return CoordinatorEntry(
-        transactional_id=transactional_id,
-        timeout_ms=max(value.timeout_ms, 0),
-        start_ms=value.start_ms if begun and value.start_ms is not None and value.start_ms >= 0 else None,
-        decided=_DECIDED.get(value.status),
-        partitions=frozenset(value.partitions or ()) if begun else frozenset(),
-        record=record,
-    )
-
-
 def _each(
     path: str, topic: str, take: Callable[[bytes, Kept], None], env: Env, policy: str, on_skipped: OnSkipped
 ) -> None:
-    """Call `take` with the newest record of each key; a record that no version of Kafka writes is damage."""
-    for key, kept in newest_values(path, topic, env=env, policy=policy, on_skipped=on_skipped).items():
+    """Call `take` with the newest record of each key in the partitions of `topic` in the log dir at `path`.
+
+    `policy`, `on_skipped`: what damage does, see `segment_recovery`; so does a record that no version of Kafka writes.
+    """
+    newest: dict[bytes, Kept] = {}
+    for (name, number), folder in sorted(directory.partition_folders(path).items()):
+        if name == topic:
+            loading = _Loading(topic, number, policy, on_skipped)
+            loading.load(settled_segments(folder, env=env))
+            for key, (offset, value) in loading.values.items():
+                if value is not None:
+                    newest[key] = Kept(value, number, offset)
+    for key, kept in newest.items():
         try:
             take(key, kept)
         except Corrupt as error:
@@ -404,14 +380,13 @@ class KafkaGroups:
 
     def descriptions(self, names: Iterable[str], failures: list[SparklogError] | None = None) -> list[GroupDescription]:
         """Describe groups; their time is that of the newest offset."""
-        return [self._description(name) for name in names]
-
-    def _description(self, name: str) -> GroupDescription:
-        group = self._groups.get(name)
-        if group is None:
-            return GroupDescription(name, DEAD, 0, None, None, 0)
-        newest = max((value.commit_timestamp for value in group.offsets.values()), default=0)
-        return GroupDescription(name, UNKNOWN, group.generation, None, None, max(0, newest))
+        described = []
+        for name in names:
+            group = self._groups.get(name, KafkaGroup(name))
+            newest = max((value.commit_timestamp for value in group.offsets.values()), default=0)
+            state = UNKNOWN if name in self._groups else DEAD
+            described.append(GroupDescription(name, state, group.generation, None, None, max(0, newest)))
+        return described
 
     def lag(
         self, names: Iterable[str] | None = None, *, topics: Collection[str] | None = None, seconds: bool = True
@@ -444,20 +419,14 @@ class KafkaGroups:
 
         None if it has no time, or is damaged; the error goes into `failures`.
         """
+        unread = OffsetRange(topic, partition, max(offset, limits.log_start), limits.log_end)
         try:
-            written = self._first_time(topic, partition, max(offset, limits.log_start), limits.log_end)
+            for part in self._view.plan([unread], READ_UNCOMMITTED):
+                for batch in part.read(("timestamp",)):
+                    if batch.num_rows:
+                        written = int(batch.column(0)[0].value)
+                        return max(0, self.now_ms - written) / 1000 if written >= 0 else None
         except Corrupt as error:
             self.failures.append(error)
             return None
-        if written is None:
-            return 0.0
-        return max(0, self.now_ms - written) / 1000 if written >= 0 else None
-
-    def _first_time(self, topic: str, partition: int, start: int, end: int) -> int | None:
-        """Return the time (ms) of the first record in offsets `[start, end)`; None without one."""
-        if start < end:
-            for part in self._view.plan([OffsetRange(topic, partition, start, end)], READ_UNCOMMITTED):
-                for batch in part.read(("timestamp",)):
-                    if batch.num_rows:
-                        return int(batch.column(0)[0].value)
-        return None
+        return 0.0
