@@ -101,31 +101,24 @@ def within(groups: Sequence[GroupOffsets], ends: Mapping[TopicPartition, int | N
     """
     within_ends = []
     for group in groups:
-        kept = tuple(_kept(each, ends[_place(each)]) for each in group.committed if _place(each) in ends)
+        kept = []
+        for each in group.committed:
+            place = each.topic, each.partition
+            if place in ends:
+                end = ends[place]
+                kept.append(each if end is None or each.offset <= end else replace(each, offset=end))
         if kept:
-            within_ends.append(replace(group, committed=kept))
+            within_ends.append(replace(group, committed=tuple(kept)))
     return within_ends
 
 
 def with_epoch_0(groups: Sequence[GroupOffsets]) -> list[GroupOffsets]:
     """Return the offsets with leader epoch 0 where they have one, as in the exported batches."""
-    return [
-        replace(
-            group,
-            committed=tuple(
-                each if each.leader_epoch is None else replace(each, leader_epoch=0) for each in group.committed
-            ),
-        )
-        for group in groups
-    ]
-
-
-def _place(committed: CommittedOffset) -> TopicPartition:
-    return committed.topic, committed.partition
-
-
-def _kept(committed: CommittedOffset, end: int | None) -> CommittedOffset:
-    return committed if end is None or committed.offset <= end else replace(committed, offset=end)
+    changed = []
+    for group in groups:
+        kept = [each if each.leader_epoch is None else replace(each, leader_epoch=0) for each in group.committed]
+        changed.append(replace(group, committed=tuple(kept)))
+    return changed
 
 
 def offsets_topic(groups: Sequence[GroupOffsets], partitions: int, env: Env) -> Topic:
