@@ -37,13 +37,11 @@ from sparklog.format.checkpoint_files import (
 from sparklog.kafka.exporting.group_offsets import (
     DEFAULT_OFFSETS_PARTITIONS,
     GROUPS_FILE,
-    OFFSETS_TOPIC,
     GroupOffsets,
     committed_offsets,
+    exported_offsets,
     groups_csv,
     offsets_topic,
-    with_epoch_0,
-    within,
 )
 from sparklog.kafka.exporting.plan import (
     PartitionPlan,
@@ -52,6 +50,7 @@ from sparklog.kafka.exporting.plan import (
     properties_name,
     stable_ends,
 )
+from sparklog.kafka.in_place.directory import CONSUMER_OFFSETS
 from sparklog.log.journal.env import Env
 from sparklog.log.journal.names import check_topic_name
 from sparklog.log.state.history import History
@@ -212,14 +211,14 @@ def _range(root: Root, snapshot: Snapshot, options: ExportOptions) -> tuple[Mapp
 
 
 def _topic_ids(given: str | Mapping[str, str] | None, topics: Sequence[str], groups: bool) -> Mapping[str, str]:
-    if groups and OFFSETS_TOPIC in topics:
-        raise BadRequest(f"{OFFSETS_TOPIC} is exported as a topic or made from groups: give one of both")
+    if groups and CONSUMER_OFFSETS in topics:
+        raise BadRequest(f"{CONSUMER_OFFSETS} is exported as a topic or made from groups: give one of both")
     if isinstance(given, str):
         if len(topics) > 1:
             raise BadRequest(f"a topic id is of one topic, found {len(topics)}: give them by topic")
         given = {topics[0]: given}
     for topic, each in (given or {}).items():
-        if topic not in topics and not (groups and topic == OFFSETS_TOPIC):
+        if topic not in topics and not (groups and topic == CONSUMER_OFFSETS):
             raise BadRequest(f"a topic id is given for '{topic}', which is not among those to export")
         try:
             parse_partition_metadata(partition_metadata_to_bytes(each))
@@ -298,7 +297,7 @@ class _Export:
 
     def groups(self, offsets: Sequence[GroupOffsets], partitions: int) -> ExportedTopic:
         """Write the committed offsets of groups, after all topics."""
-        kept = within(offsets if self.options.keep_leader_epochs else with_epoch_0(offsets), self.ends)
+        kept = exported_offsets(offsets, self.ends, self.options.keep_leader_epochs)
         topic = offsets_topic(kept, partitions, self.root.env)
         snapshot = topic.snapshot()
         exported = self.topic(snapshot, plan_export(snapshot, None, {}, {}))

@@ -30,6 +30,7 @@ from sparklog.format.coordinators.group_messages import (
     encode_offset_key,
     encode_offset_value,
 )
+from sparklog.kafka.in_place.directory import CONSUMER_OFFSETS
 from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.memory import MemoryStore
 
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
 
 ALL_GROUPS = "all"
-OFFSETS_TOPIC = "__consumer_offsets"
 GROUPS_FILE = "consumer-groups.csv"
 DEFAULT_OFFSETS_PARTITIONS = 50
 """Kafka's `offsets.topic.num.partitions`."""
@@ -94,31 +94,26 @@ def committed_offsets(root: Root, groups: Sequence[str] | str, topic_ids: Mappin
     return offsets
 
 
-def within(groups: Sequence[GroupOffsets], ends: Mapping[TopicPartition, int | None]) -> list[GroupOffsets]:
+def exported_offsets(
+    groups: Sequence[GroupOffsets], ends: Mapping[TopicPartition, int | None], keep_epochs: bool
+) -> list[GroupOffsets]:
     """Return the offsets of exported partitions, cut at `ends` (None: the whole partition was exported).
 
     With an offset above the end a consumer's position would be out of range, and its `auto.offset.reset` would apply.
+    Without `keep_epochs` leader epochs become 0, as in the exported batches.
     """
-    within_ends = []
+    exported = []
     for group in groups:
         kept = []
         for each in group.committed:
-            place = each.topic, each.partition
-            if place in ends:
-                end = ends[place]
-                kept.append(each if end is None or each.offset <= end else replace(each, offset=end))
+            if (each.topic, each.partition) in ends:
+                end = ends[each.topic, each.partition]
+                offset = each.offset if end is None else min(each.offset, end)
+                epoch = each.leader_epoch if keep_epochs or each.leader_epoch is None else 0
+                kept.append(replace(each, offset=offset, leader_epoch=epoch))
         if kept:
-            within_ends.append(replace(group, committed=tuple(kept)))
-    return within_ends
-
-
-def with_epoch_0(groups: Sequence[GroupOffsets]) -> list[GroupOffsets]:
-    """Return the offsets with leader epoch 0 where they have one, as in the exported batches."""
-    changed = []
-    for group in groups:
-        kept = [each if each.leader_epoch is None else replace(each, leader_epoch=0) for each in group.committed]
-        changed.append(replace(group, committed=tuple(kept)))
-    return changed
+            exported.append(replace(group, committed=tuple(kept)))
+    return exported
 
 
 def offsets_topic(groups: Sequence[GroupOffsets], partitions: int, env: Env) -> Topic:
@@ -129,7 +124,7 @@ def offsets_topic(groups: Sequence[GroupOffsets], partitions: int, env: Env) -> 
 
     now_ms = env.wall_ms()
     root = open_root(MemoryStore(lambda: now_ms), create=True, env=env)
-    topic = root.create_topic(OFFSETS_TOPIC, partitions=partitions, configs=OFFSETS_CONFIGS)
+    topic = root.create_topic(CONSUMER_OFFSETS, partitions=partitions, configs=OFFSETS_CONFIGS)
     records = [
         (group_partition(group.group, partitions), *record)
         for group in groups

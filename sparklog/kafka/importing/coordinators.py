@@ -52,7 +52,13 @@ from sparklog.groups.group import DEAD, GroupDescription
 from sparklog.groups.lag import Lag
 from sparklog.kafka.importing.partition import CoordinatorEntry
 from sparklog.kafka.in_place import directory
-from sparklog.kafka.in_place.directory import SegmentName, kafka_layout, settled_segments
+from sparklog.kafka.in_place.directory import (
+    CONSUMER_OFFSETS,
+    TRANSACTION_STATE,
+    SegmentName,
+    kafka_layout,
+    settled_segments,
+)
 from sparklog.kafka.in_place.segment_file import SegmentFile, Window
 from sparklog.kafka.in_place.segment_recovery import (
     FAIL,
@@ -73,10 +79,6 @@ from sparklog.log.state.view import READ_UNCOMMITTED, Bounds, OffsetRange
 if TYPE_CHECKING:
     from sparklog.log.topic.root import Root
     from sparklog.log.topic.topic import Topic
-
-
-CONSUMER_OFFSETS = "__consumer_offsets"
-TRANSACTION_STATE = "__transaction_state"
 
 
 class Kept(NamedTuple):

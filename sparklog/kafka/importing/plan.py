@@ -25,9 +25,7 @@ from sparklog.format.checkpoint_files import (
     CLEANER_OFFSETS_FILE,
     HIGH_WATERMARKS_FILE,
     LOG_STARTS_FILE,
-    PARTITION_METADATA_FILE,
     TopicPartition,
-    parse_partition_metadata,
 )
 from sparklog.kafka.importing.partition import FRESH, Known, PartitionSource
 from sparklog.kafka.in_place import directory
@@ -247,18 +245,10 @@ def _checked_id(path: str, name: str, partitions: Sequence[PartitionSource]) -> 
         )
     if len(numbers) > MAX_PARTITIONS:
         raise BadRequest(f"a topic has at most {MAX_PARTITIONS} partitions, found {len(numbers)} of {name} in {path}")
-    ids = {_topic_id(part.folder) for part in partitions} - {""}
+    ids = {directory.kafka_topic_id(part.folder) for part in partitions} - {""}
     if len(ids) > 1:
         raise BadRequest(
             f"the folders of {name} in {path} belong to topics of different ids, {' and '.join(sorted(ids))}: bring"
             " those of one topic together"
         )
     return next(iter(ids), "")
-
-
-def _topic_id(folder: str) -> str:
-    file = os.path.join(folder, PARTITION_METADATA_FILE)
-    try:
-        return parse_partition_metadata(directory.partition_metadata(folder), file=file)
-    except Corrupt:
-        return ""

@@ -13,8 +13,8 @@ from sparklog.compaction.run import CompactOptions, compact_root
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.groups.group import DEAD
 from sparklog.groups.lag import Groups, Lag, lag
-from sparklog.kafka.importing.coordinators import CONSUMER_OFFSETS, UNKNOWN, KafkaGroups, has_groups
-from sparklog.kafka.in_place.directory import is_internal
+from sparklog.kafka.importing.coordinators import UNKNOWN, KafkaGroups, has_groups
+from sparklog.kafka.in_place.directory import CONSUMER_OFFSETS, is_internal
 from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.decisions.decision_log import timeout_of
 from sparklog.log.journal.names import is_topic_name
