@@ -44,7 +44,7 @@ from sparklog.log.journal.names import append_path, file_key, is_sealed, sealed_
 from sparklog.log.state.imports import ImportedPartition
 from sparklog.log.state.kafka_source import ImportedEnd, KafkaEnded, KafkaOpen
 from sparklog.log.state.slices import FileSlices
-from sparklog.storage.store import ObjectWriter, Store
+from sparklog.storage.store import Store
 
 PIECE_BYTES = 1 << 30
 """A piece is ended by the first segment that takes it to this."""
@@ -98,7 +98,7 @@ class Target:
 
     * `index_interval`: the topic's `index.interval.bytes`
     * `written`: keys of all files that were begun, which are deleted if the import fails
-    * `policy`: what to do with damage (see `damage_policy`); `on_skipped` gets what was left out
+    * `policy`: what to do with damage (see `segment_recovery`); `on_skipped` gets what was left out
     * `link`: closed segments become hard links where possible
     * `coordinator`: producer id -> entry of the transaction coordinator
     * `copied`, `linked`: bytes of segments so far; `records` in them
@@ -119,23 +119,10 @@ class Target:
     linked: int = 0
     records: int = 0
 
-    def writer(self, path: str) -> ObjectWriter:
-        key = file_key(self.topic, path)
-        self.written.append(key)
-        return self.store.writer(key)
-
-    def linked_writer(self, file: SegmentFile, path: str) -> ObjectWriter | None:
-        """Hard-link the file as an object; None if that is not possible."""
-        key = file_key(self.topic, path)
-        if not self.link or not self.store.link(file.path, file.inode, key):
-            return None
-        self.written.append(key)
-        return _Linked(self.store, key)
-
-    def create(self, path: str, data: bytes) -> None:
-        key = file_key(self.topic, path)
-        self.written.append(key)
-        self.store.create(key, data)
+    def begin(self, path: str) -> str:
+        """Return the key of a file that is written now."""
+        self.written.append(file_key(self.topic, path))
+        return self.written[-1]
 
 
 @dataclass(slots=True)
@@ -227,25 +214,21 @@ class _Copies:
 
     def _open(self, log_end: int) -> tuple[KafkaOpen, ...]:
         """Return the transactions that are open so far."""
-        open_now = sorted(self._transactions.open.items(), key=lambda item: (item[1], item[0]))
         before = {(each.producer, each.first): each for each in self._reported}
         opened = []
-        for producer, first in open_now:
-            each = KafkaOpen(self._partition, producer, self._epochs[producer], first, log_end)
+        for producer, first in sorted(self._transactions.open.items(), key=lambda item: (item[1], item[0])):
+            new = KafkaOpen(self._partition, producer, self._epochs[producer], first, log_end)
+            known = replace(before.get((producer, first), new), epoch=new.epoch, end=log_end)
             entry = self._target.coordinator.get(producer)
-            known = before.get((producer, first))
             if entry is not None:
                 here = (self._target.topic, self._partition) in entry.partitions
-                each = replace(
-                    each,
+                known = replace(
+                    known,
                     transactional_id=entry.transactional_id,
                     timeout_ms=entry.timeout_ms,
                     start_ms=entry.start_ms if here else None,
-                    decided=known.decided if known is not None else None,
                 )
-            elif known is not None:
-                each = replace(known, epoch=each.epoch, end=log_end)
-            opened.append(each)
+            opened.append(known)
         return tuple(opened)
 
     def add(self, name: SegmentName, after: SegmentName | None) -> None:
@@ -307,8 +290,9 @@ class _Copies:
         target = self._target
         try:
             with SegmentFile(name.path) as file:
-                linked = target.linked_writer(file, copy.path) if self._may_link(copy) else None
-                writer = linked or target.writer(copy.path)
+                key = target.begin(copy.path)
+                linked = self._may_link(copy) and target.store.link(file.path, file.inode, key)
+                writer = _Linked(target.store, key) if linked else target.store.writer(key)
                 copied = copy_segment(file, writer, copy, lambda events: self._aborted(name, events), target.progress)
         except FileNotFoundError:
             raise Unavailable(
@@ -330,7 +314,8 @@ class _Copies:
         """Return True if the whole segment is copied as it is, and no broker will truncate it."""
         if copy.last or copy.limit is None or copy.since is not None or copy.policy == SKIP:
             return False
-        return self._source.high_watermark is None or copy.limit <= self._source.high_watermark
+        watermark = self._source.high_watermark
+        return self._target.link and (watermark is None or copy.limit <= watermark)
 
     def _aborted(self, name: SegmentName, events: TransactionEvents) -> AbortedTransactions:
         """Return the transactions that the segment's ABORT markers end, by the log and by `.txnindex` where it fits.
@@ -374,5 +359,5 @@ class _Copies:
             data = make(file_bytes(companion(name.path, suffix)) if copied.base == name.base else None)
             indexes.append(data)
             if data or suffix != "txnindex":
-                self._target.create(f"{path.removesuffix('log')}{suffix}", data)
+                self._target.store.create(self._target.begin(f"{path.removesuffix('log')}{suffix}"), data)
         return index_crc(*indexes)

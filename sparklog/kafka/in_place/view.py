@@ -73,7 +73,7 @@ def first_at_or_after(state: PartitionState, timestamp: int, log_start: int) -> 
 
 
 def _windows(segment: SegmentState, file: SegmentFile, start: int, end: int, skipping: bool) -> Iterator[Window]:
-    """Windows up to position `end`. `Corrupt` if something in between is no batch that can be read."""
+    """Yield windows up to position `end`. `Corrupt` if something in between is no batch that can be read."""
     if skipping:
         yield from sound_windows(file, start, segment.name.base, decide=lambda damage: True)
         return
@@ -89,12 +89,8 @@ def _in_window(
     from sparklog.format.decode import decode
 
     headers = window.headers
-    candidates = (
-        (headers.max_timestamp >= timestamp)
-        & (headers.last_offset >= log_start)
-        & (headers.count > 0)
-        & (window.start + headers.position < end)
-    )
+    candidates = (headers.max_timestamp >= timestamp) & (headers.last_offset >= log_start) & (headers.count > 0)
+    candidates &= window.start + headers.position < end
     for row in np.flatnonzero(candidates).tolist():
         try:
             records = decode(
@@ -115,10 +111,7 @@ def _in_window(
     return None
 
 
-POLL_INTERVAL_MS = 10
-
-
-@dataclass
+@dataclass(slots=True)
 class _Partition:
     state: PartitionState
     identity: tuple[int, int]
@@ -127,6 +120,8 @@ class _Partition:
 
 class KafkaView:
     """Implements `sparklog.log.state.view.LogView` over local files."""
+
+    poll_interval_ms = 10
 
     def __init__(
         self,
@@ -145,33 +140,24 @@ class KafkaView:
         self._corrupt_records = check_policy(corrupt_records)
         self._on_skipped = on_skipped
         self._said: set[Skipped] = set()
-        self._path = os.path.abspath(os.fspath(path))
+        self.location = os.path.abspath(os.fspath(path))
         self._tailing = tailing
         self._env = env
-        layout = directory.kafka_layout(self._path)
+        layout = directory.kafka_layout(self.location)
         if layout is None:
             raise NotFound(
-                f"{self._path} is no Kafka directory: expected folders like orders-0 with files like"
+                f"{self.location} is no Kafka directory: expected folders like orders-0 with files like"
                 " 00000000000000000000.log, or one such folder"
             )
-        self._single = directory.split_folder_name(self._path) if layout == "partition" else None
-        self._log_dir = os.path.dirname(os.path.realpath(self._path)) if self._single else self._path
+        self._single = directory.split_folder_name(self.location) if layout == "partition" else None
+        self._log_dir = os.path.dirname(os.path.realpath(self.location)) if self._single else self.location
         self._partitions: dict[str, dict[int, _Partition]] = {}
-
-    @property
-    def location(self) -> str:
-        return self._path
-
-    @property
-    def poll_interval_ms(self) -> int:
-        return POLL_INTERVAL_MS
 
     def topics(self) -> list[str]:
         """Return the names of all topics that have a partition here, Kafka's internal ones included, sorted."""
         return sorted({topic for topic, _ in self._folders()})
 
     def topic_id(self, topic: str) -> str:
-        """By `partition.metadata`; see `directory.topic_id` where there is none."""
         folders = self._of_topic(self._folders(), topic)
         return directory.topic_id(folders[min(folders)], topic)
 
@@ -254,7 +240,6 @@ class KafkaView:
         return parts
 
     def _say(self, skipped: Skipped) -> None:
-        """Once in the life of this view."""
         if skipped not in self._said:
             self._said.add(skipped)
             self._on_skipped(skipped)
@@ -283,22 +268,22 @@ class KafkaView:
                 return {}
             if self._corrupt_records != FAIL and name == LOG_STARTS_FILE:
                 # As Kafka's start-up; the file is replaced by rename, so this is no moment of its writing.
-                warn_once(f"{error}: the logs of {self._path} start at their first segments")
+                warn_once(f"{error}: the logs of {self.location} start at their first segments")
                 return {}
             raise
 
     def _folders(self) -> dict[TopicPartition, str]:
         if self._single:
-            return {self._single: self._path}
+            return {self._single: self.location}
         known = {part.state.folder for topic in self._partitions.values() for part in topic.values()}
-        return directory.partition_folders(self._path, known)
+        return directory.partition_folders(self.location, known)
 
     def _of_topic(self, folders: Mapping[TopicPartition, str], topic: str) -> dict[int, str]:
         mine = {number: folder for (name, number), folder in folders.items() if name == topic}
         if not mine:
             names = sorted({name for name, _ in folders})
             near = nearest(topic, names) or names[:10]
-            raise NotFound(f"there is no topic {topic!r} in {self._path}: did you mean one of {near}?")
+            raise NotFound(f"there is no topic {topic!r} in {self.location}: did you mean one of {near}?")
         return mine
 
     def _snapshot(self, topic: str) -> dict[int, _Partition]:
@@ -309,7 +294,7 @@ class KafkaView:
     def _partition(self, topic: str, number: int) -> _Partition:
         partitions = self._snapshot(topic)
         if number not in partitions:
-            raise NotFound(f"there is no partition {number} of {topic} in {self._path}: it has {sorted(partitions)}")
+            raise NotFound(f"there is no partition {number} of {topic} in {self.location}: it has {sorted(partitions)}")
         return partitions[number]
 
 
