@@ -71,10 +71,8 @@ PARTITIONS_AT_ONCE = 128
 class ExportedPartition:
     """One partition as it was exported.
 
-    * `log_start`, `log_end`: as the broker will show them; `last_stable`: below the log end where a transaction of
-      Kafka's is open
-    * `segments`: how many, empty ones included; `nbytes`: bytes of their `.log` files; `linked`: those of them that are
-      hard links to files of the root
+    `last_stable`: below the log end where a transaction of Kafka's is open; `segments`: how many, empty ones included;
+    `nbytes`: of their `.log` files; `linked`: of those that are hard links to files of the root.
     """
 
     partition: int
@@ -104,21 +102,12 @@ class ExportedTopic:
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
-    """Options of an export; ranges apply to each topic.
+    """Options of an export, as of `sparklog.export_kafka`; ranges apply to each topic.
 
-    * `partitions` (None: all), `starts` (inclusive) and `ends` (exclusive; the batch that holds the last offset goes
-      out whole)
-    * `start_ms`, `end_ms`: the same by time: from the first record that is not older, up to the first one that is not
-      older
-    * `version` or `time_ms` (since the epoch): export the topics as they were then
+    * `starts` (inclusive) and `ends` (exclusive; the batch that holds the last offset goes out whole)
     * `topic_id`: the broker's id of the topic, by topic if there are several; default: the id that Kafka gave an
       imported topic, else the id in the root
-    * `groups` (names, or "all"): their committed offsets of the exported partitions go out as the topic
-      `__consumer_offsets` with `offsets_partitions` partitions, which comes last in the result, and as
-      `consumer-groups.csv` (`sparklog.kafka.exporting.group_offsets`)
-    * `link`: sealed segments become hard links to the root's files where both are on one disk
-    * `keep_leader_epochs`: keep the epochs in batches and committed offsets, for the cluster that gave them. Default:
-      they become 0, where a cluster that never had the topic begins to count
+    * `groups`: `__consumer_offsets` has `offsets_partitions` partitions, and comes last in the result
     * `durable`: False skips every fsync
     """
 

@@ -54,13 +54,11 @@ OnProgress: TypeAlias = Callable[[str, int, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class PartitionReport:
-    """The import of one partition, or with a dry run the plan of it.
+    """The import of one partition, or with a dry run the plan of it, by names and sizes of files alone.
 
     * `log_start`, `log_end`: as they are now; `since`: the first offset that was not there before
-    * `records`: imported now; `copied`, `linked`: bytes copied, and bytes shared with Kafka's files by hard links
+    * `records`: imported now; `copied`, `linked`: bytes copied (the most that would be), and shared by hard links
     * `skipped`: places where damage was left out; `open`: transactions that no marker ends
-
-    A dry run looks at names and sizes only: `copied` is the most that would be read, `records` and `open` are 0.
     """
 
     partition: int
@@ -98,18 +96,11 @@ class ImportReport:
 
 @dataclass(frozen=True, slots=True)
 class ImportOptions:
-    """Options of an import.
+    """Options of an import, as of `sparklog.import_kafka`; `force` as in `Root.create_topic`.
 
-    * `topics`: names (None: all but Kafka's internal ones); `configs`: set on each; `force` as in `Root.create_topic`
-    * `corrupt_records`: `fail`, `skip` (damaged batches are left out), or `truncate` (a partition ends in front of its
-      first damage, as after Kafka's recovery from recovery point 0)
-    * `open_transactions`: the choice for transactions that Kafka has not ended. `keep`: they hold back the last stable
-      offset until a later import brings their markers, or they are ended here. `abort`: they end as Kafka's coordinator
-      has decided, else by ABORT, and no import can go on with these topics. `refuse`: `Conflict`
-    * `link`: `auto` (closed segments become hard links where both lie on one disk) or `never`
-    * `groups`: take offsets of consumer groups from `__consumer_offsets`
-    * `transactions`: take ids, timeouts and decisions of open transactions from `__transaction_state`
-      (see `sparklog.kafka.importing.coordinators`)
+    `open_transactions`: `keep`: they hold back the last stable offset until a later import brings their markers, or
+    they are ended here. `abort`: they end as Kafka's coordinator has decided, else by ABORT, and no import can go on
+    with these topics. `refuse`: `Conflict`.
     """
 
     topics: Sequence[str] | None = None
@@ -124,16 +115,13 @@ class ImportOptions:
     def check(self) -> None:
         """Raise `BadRequest` for a choice or a topic config that is not valid."""
         check_policy(self.corrupt_records)
-        for value, choices, name in (
-            (self.open_transactions, OPEN_CHOICES, "open transactions"),
-            (self.link, LINK_CHOICES, "link"),
-        ):
+        given = ("open transactions", self.open_transactions, OPEN_CHOICES), ("link", self.link, LINK_CHOICES)
+        for name, value, choices in given:
             if value not in choices:
                 raise BadRequest(f"expected {name} to be one of {', '.join(choices)}, found {value!r}")
         self.topic_configs()
 
     def topic_configs(self) -> TopicConfigs:
-        """Return `configs`, checked."""
         configs = dict(self.configs or {})
         if INTERNAL_SEGMENT_BYTES in configs:
             configs["segment.bytes"] = configs.pop(INTERNAL_SEGMENT_BYTES)
@@ -335,13 +323,11 @@ class _TopicImport:
 
 
 def _plan_groups(groups: Mapping[str, KafkaGroup], topics: Collection[str]) -> tuple[ImportedGroup, ...]:
-    """Report the import of groups by the names of topics alone, for a dry run."""
     counts = [(group, sum(topic in topics for topic, _ in group.offsets)) for group in groups.values()]
     return tuple(ImportedGroup(group.id, count, len(group.offsets) - count) for group, count in counts if count)
 
 
 def _plan_report(plan: TopicPlan, env: Env) -> ImportedTopic:
-    """Report the import of a topic by names and sizes of files, for a dry run or a topic that has all."""
     source = plan.source
     reports = []
     for part, known in zip(source.partitions, plan.known, strict=True):

@@ -26,7 +26,6 @@ from sparklog.format.control import ABORT, COMMIT
 from sparklog.format.transaction_index import AbortedTransactions, AbortMarker, agrees, unite
 from sparklog.kafka.importing.segment import (
     CopiedSegment,
-    Endings,
     LeftOut,
     OldMessages,
     Progress,
@@ -96,10 +95,8 @@ class CoordinatorEntry:
 class Target:
     """The folder of `topic` in `store` that copies go to. `read_version`: of the topic, for the names of new files.
 
-    * `index_interval`: the topic's `index.interval.bytes`
     * `written`: keys of all files that were begun, which are deleted if the import fails
     * `policy`: what to do with damage (see `segment_recovery`); `on_skipped` gets what was left out
-    * `link`: closed segments become hard links where possible
     * `coordinator`: producer id -> entry of the transaction coordinator
     * `copied`, `linked`: bytes of segments so far; `records` in them
     """
@@ -244,15 +241,14 @@ class _Copies:
             self.truncated = True
             copied = self._copy(name, after)
         self._epochs.update(copied.epochs)
-        file, last = copied.file, copied.last
+        file = copied.file
         if file is not None:
             if is_sealed(file.path):
                 file = replace(file, index_crc=(self._add_indexes(name, copied, file.path),))
             self._files.append(file)
             self.nbytes += file.size
             self._target.records += copied.records
-        if last is not None:
-            self._last = ImportedEnd(self._last.end, last.last, last.crc, last.epoch)
+        self._last = self._last if copied.last is None else copied.last
         self.next_offset = max(self.next_offset, copied.next_offset)
         self.leader_epoch = max(self.leader_epoch, copied.leader_epoch)
 
@@ -272,11 +268,11 @@ class _Copies:
             since=self._known_end if name.base < self._known_end else None,
             limit=None if after is None else after.base,
             policy=target.policy,
-            endings=None,
             left_out=[],
+            open=self._transactions.open,
+            epochs=self._epochs,
+            leader_epoch=self.leader_epoch,
         )
-        if target.policy == SKIP:
-            copy.endings = Endings(dict(self._transactions.open), self._epochs, self.leader_epoch)
         if copy.last or copy.since is not None:
             copy.path = append_path(target.read_version, target.env.new_id())
             try:

@@ -64,7 +64,7 @@ class TopicPlan:
 def plan_import(
     root: Root | None, sources: Sequence[TopicSource], policy: str, *, last: bool = False
 ) -> list[TopicPlan]:
-    """Plan the import of each source, checked against the root (None: it does not exist yet). Changes nothing.
+    """Plan the import of each source, checked against the root (None: it does not exist yet).
 
     `last`: this import will end Kafka's open transactions, after which no other import can go on. If one was killed
     while it ended them, its topics have been written to; they count as `finished` if the log dir has nothing new.

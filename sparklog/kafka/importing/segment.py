@@ -42,6 +42,7 @@ from sparklog.kafka.in_place.segment_file import SegmentFile, Window, seek
 from sparklog.kafka.in_place.segment_recovery import SKIP, TRUNCATE, Damage, sound_windows
 from sparklog.kafka.in_place.transaction_state import ANYBODY, TransactionEvents, TransactionState, lost_markers
 from sparklog.log.journal.names import is_sealed
+from sparklog.log.state.kafka_source import ImportedEnd
 from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.log.write.kafka_markers import MAX_EPOCH
 from sparklog.storage.store import ObjectWriter
@@ -72,27 +73,6 @@ class Batches:
     max_timestamp: Int64s
 
 
-@dataclass(frozen=True, slots=True)
-class LastBatch:
-    """The identity of a batch: its last offset, the checksum in its header, its leader epoch."""
-
-    last: int
-    crc: int
-    epoch: int
-
-
-@dataclass(slots=True)
-class Endings:
-    """The ends of transactions in the copy of one segment; the fields are as they are before it.
-
-    `open`: producer id -> first offset; `epochs`: of transactional producers; `leader_epoch`: the greatest.
-    """
-
-    open: Mapping[int, int]
-    epochs: Mapping[int, int]
-    leader_epoch: int
-
-
 @dataclass(slots=True)
 class SegmentCopy:
     """The part of one segment to copy, and its target.
@@ -101,8 +81,8 @@ class SegmentCopy:
     * `last`: it is the active segment, or becomes that; `limit`: the base of the next one, None without one
     * `log_start`: batches below it alone are not copied; `since`: the offset where the copy begins, None: at the base
     * `policy`: what to do with damage, see `sparklog.kafka.in_place.segment_recovery`
-    * `endings`: ends the transactions whose markers were lost; None: they stay open
     * `left_out`: gets damage that is not copied
+    * `open` (producer id -> first offset), `epochs` of transactional producers, `leader_epoch`: before the segment
     """
 
     path: str
@@ -113,8 +93,10 @@ class SegmentCopy:
     since: int | None
     limit: int | None
     policy: str
-    endings: Endings | None
     left_out: list[LeftOut]
+    open: Mapping[int, int]
+    epochs: Mapping[int, int]
+    leader_epoch: int
 
     @property
     def begin(self) -> int:
@@ -142,7 +124,7 @@ class CopiedSegment:
     columns: list[tuple[Int64s, Int64s, Int64s, Int64s]] = field(default_factory=list)
     events: TransactionEvents = field(default_factory=TransactionEvents)
     epochs: dict[int, int] = field(default_factory=dict)
-    last: LastBatch | None = None
+    last: ImportedEnd | None = None
     file: FileSlices | None = None
     aborted: AbortedTransactions = field(default_factory=transaction_index.none)
 
@@ -164,7 +146,8 @@ class CopiedSegment:
         self.columns.append((position, headers.base_offset, headers.last_offset, headers.max_timestamp))
         self.next_offset = int(headers.next_offset[-1])
         if not isinstance(window, Ending):
-            self.last = LastBatch(int(headers.last_offset[-1]), int(headers.crc[-1]), int(headers.leader_epoch[-1]))
+            last = int(headers.last_offset[-1]), int(headers.crc[-1]), int(headers.leader_epoch[-1])
+            self.last = ImportedEnd(self.next_offset, *last)
         self.nbytes += nbytes
         self.crc = crc32c(data, self.crc)
         self.max_ts = max(self.max_ts, int(headers.max_timestamp.max()))
@@ -239,7 +222,7 @@ def copy_segment(
     windows = _windows(file, copy)
     windows = windows if copy.since is None else _since(windows, copy.since, file)
     try:
-        for window in windows if copy.endings is None else _ended(windows, copy.endings, copied, file, copy.left_out):
+        for window in _ended(windows, copy, copied, file) if copy.policy == SKIP else windows:
             if not is_sealed(copy.path) and window.headers.is_legacy.any():
                 raise OldMessages
             before = copied.records
@@ -258,18 +241,16 @@ def copy_segment(
     return copied
 
 
-def _ended(
-    windows: Iterator[Window], endings: Endings, copied: CopiedSegment, file: SegmentFile, left_out: list[LeftOut]
-) -> Iterator[Window]:
+def _ended(windows: Iterator[Window], copy: SegmentCopy, copied: CopiedSegment, file: SegmentFile) -> Iterator[Window]:
     """Yield the windows, and markers at the gaps between them. `copied` has the windows yielded so far."""
     noted = 0
     while True:
         window = next(windows, None)
-        gaps, noted = left_out[noted:], len(left_out)
+        gaps, noted = copy.left_out[noted:], len(copy.left_out)
         for position, nbytes, _, end, _ in gaps:
             if position is None or end is None:
                 continue
-            state = TransactionState(dict(endings.open))
+            state = TransactionState(dict(copy.open))
             state.apply(copied.events.triples)
             ended: dict[int, bool | None] = {}
             for lost in lost_markers(file, position, position + nbytes):
@@ -278,11 +259,11 @@ def _ended(
                 elif lost.producer in state.open:
                     ended[lost.producer] = lost.commit
             if ended and end > copied.next_offset:
-                markers = _markers(ended, endings, copied, (position, end), file)
+                markers = _markers(ended, copy, copied, (position, end), file)
                 for offset, (producer, commit) in enumerate(sorted(ended.items()), end - len(ended)):
                     if commit is None:
                         reason = f"records of producer {producer}, the marker that ended its transaction is damaged"
-                        left_out.append((None, 0, state.open[producer], offset + 1, reason))
+                        copy.left_out.append((None, 0, state.open[producer], offset + 1, reason))
                 yield markers
         if window is None:
             return
@@ -290,11 +271,7 @@ def _ended(
 
 
 def _markers(
-    ended: Mapping[int, bool | None],
-    endings: Endings,
-    copied: CopiedSegment,
-    gap: tuple[int, int],
-    file: SegmentFile,
+    ended: Mapping[int, bool | None], copy: SegmentCopy, copied: CopiedSegment, gap: tuple[int, int], file: SegmentFile
 ) -> Ending:
     position, end = gap
     first = end - len(ended)
@@ -308,7 +285,7 @@ def _markers(
         )
     data = b""
     for offset, (producer, commit) in enumerate(sorted(ended.items()), first):
-        epoch = copied.epochs.get(producer, endings.epochs.get(producer, 0))
+        epoch = copied.epochs.get(producer, copy.epochs.get(producer, 0))
         data += end_txn_marker(
             commit=bool(commit),
             offset=offset,
@@ -316,7 +293,7 @@ def _markers(
             producer_id=producer,
             producer_epoch=min(epoch + 1, MAX_EPOCH),
             coordinator_epoch=0,
-            leader_epoch=max(copied.leader_epoch, endings.leader_epoch),
+            leader_epoch=max(copied.leader_epoch, copy.leader_epoch),
         )
     return Ending(data, position, scan_headers(data))
 
@@ -366,12 +343,10 @@ def offset_index_of(raw: bytes | None, base: int, batches: Batches, interval: in
 
     `raw` None: the file is missing. `interval`: `index.interval.bytes`.
     """
-    index = None
-    if raw is not None:
-        try:
-            index = offset_index.parse(raw, base)
-        except Corrupt:
-            index = None
+    try:
+        index = None if raw is None else offset_index.parse(raw, base)
+    except Corrupt:
+        index = None
     if index is not None and len(index):
         rows = np.minimum(np.searchsorted(batches.position, index.positions), len(batches.position) - 1)
         named = (batches.position[rows] == index.positions) & (batches.last_offset[rows] == index.offsets)
@@ -383,12 +358,10 @@ def offset_index_of(raw: bytes | None, base: int, batches: Batches, interval: in
 
 def time_index_of(raw: bytes | None, base: int, batches: Batches, interval: int) -> bytes:
     """Return the bytes of a `.timeindex`; its last entry must be the segment's greatest timestamp."""
-    index = None
-    if raw is not None:
-        try:
-            index = time_index.parse(raw, base)
-        except Corrupt:
-            index = None
+    try:
+        index = None if raw is None else time_index.parse(raw, base)
+    except Corrupt:
+        index = None
     running = np.maximum.accumulate(batches.max_timestamp)
     if index is not None:
         greatest = int(index.timestamps[-1]) if len(index) else -1

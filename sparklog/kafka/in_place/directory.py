@@ -129,10 +129,7 @@ def split_folder_name(folder: str) -> TopicPartition:
 
 @dataclass(frozen=True, slots=True)
 class _Listing:
-    """One look at a folder: its segments and those of a swap, both in offset order.
-
-    `swapping`: there are `.swap` files, of indexes perhaps; `lowest_cleaned`: the lowest offset of a `.cleaned` file.
-    """
+    """One look at a folder. `swapping`: there are `.swap` files, of indexes perhaps."""
 
     segments: tuple[SegmentName, ...]
     swaps: tuple[SegmentName, ...]
@@ -164,6 +161,10 @@ def settled_now(folder: str) -> tuple[SegmentName, ...] | None:
     return None if listing is None or listing.swapping else listing.segments
 
 
+def gone_folder(folder: str) -> NotFound:
+    return NotFound(f"there is no folder {folder} any more: was the topic deleted?")
+
+
 def never_there(error: FileNotFoundError) -> Unavailable:
     """Make the error for a segment that every listing shows, and that is gone at each open."""
     path = str(error.filename).removesuffix(".deleted")
@@ -171,7 +172,6 @@ def never_there(error: FileNotFoundError) -> Unavailable:
 
 
 def _agreed(folder: str) -> _Listing | None:
-    """A listing that the next one confirms."""
     before = _listing(folder)
     return before if before == _listing(folder) else None
 
@@ -200,7 +200,7 @@ def _listing(folder: str) -> _Listing:
                 elif entry.name.endswith(CLEANED) and (match := _CLEANED_FILE.match(entry.name)):
                     cleaned.append(int(match[1]))
     except FileNotFoundError:
-        raise NotFound(f"there is no folder {folder} any more: was the topic deleted?") from None
+        raise gone_folder(folder) from None
     return _Listing(tuple(sorted(segments)), tuple(sorted(swaps)), swapping, min(cleaned, default=None))
 
 
@@ -222,10 +222,7 @@ def _holds_segments(folder: str) -> bool:
 
 
 def offset_checkpoint(log_dir: str, name: str) -> dict[TopicPartition, int]:
-    """A `*-offset-checkpoint` of a log dir; empty if there is none.
-
-    Kafka replaces these files by rename, so that a reader sees the old or the new one, never half of one.
-    """
+    """Read a `*-offset-checkpoint`, which Kafka replaces by rename, never half; empty if there is none."""
     file = os.path.join(log_dir, name)
     data = file_bytes(file)
     return {} if data is None else checkpoint_files.parse_offsets(data, file=file)
@@ -251,7 +248,6 @@ def kafka_topic_id(folder: str) -> str:
 
 
 def file_bytes(path: str) -> bytes | None:
-    """A small file, whole; None if there is none."""
     try:
         with open(path, "rb") as source:
             return source.read()

@@ -22,6 +22,7 @@ from sparklog.format.transaction_index import AbortedTransactions, concatenate
 from sparklog.kafka.in_place.directory import (
     SegmentName,
     file_bytes,
+    gone_folder,
     never_there,
     partition_metadata,
     settled_now,
@@ -247,18 +248,17 @@ class PartitionState:
         self._changed_at = -1
         self._listed_at = -1
         self._replay = False
+        self._identity = (-1, -1)
         self._metadata = b""
         self._indexed: dict[SegmentName, AbortedTransactions] = {}
         self._aborted: AbortedTransactions | None = None
 
     @property
     def first_base(self) -> int:
-        """The base offset of the first segment, 0 without one."""
         return self.segments[0].name.base if self.segments else 0
 
     @property
     def log_end(self) -> int:
-        """The next offset to be written."""
         return self.segments[-1].next_offset if self.segments else 0
 
     def refresh(self) -> None:
@@ -268,7 +268,7 @@ class PartitionState:
         """
         gone = False
         for tries_left in reversed(range(OPEN_TRIES)):
-            self._list(wait=gone or not self.segments)
+            self._list(wait=gone)
             try:
                 self._scan()
             except FileNotFoundError as error:
@@ -286,13 +286,17 @@ class PartitionState:
         missed a segment.
         """
         try:
-            changed_at = os.stat(self.folder).st_mtime_ns
+            stat = os.stat(self.folder)
         except FileNotFoundError:
-            changed_at = -1
+            raise gone_folder(self.folder) from None
+        changed_at, identity = stat.st_mtime_ns, (stat.st_dev, stat.st_ino)
+        if identity != self._identity:
+            self.segments, self._identity, self._replay = [], identity, True
         quiet = self._listed_at - changed_at // 1_000_000 > RACY_MS
         if self.segments and quiet and changed_at == self._changed_at:
             return
         now = self._env.wall_ms()
+        wait |= not self.segments
         names = settled_segments(self.folder, env=self._env) if wait else settled_now(self.folder)
         if names is None:
             return

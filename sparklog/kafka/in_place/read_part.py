@@ -152,7 +152,7 @@ class KafkaReadPart:
         budget: WindowBudget,
         passed: list[int],
     ) -> Iterator[Window]:
-        """Windows of one segment from the first batch that ends at or behind `position` to the last of the range.
+        """Yield windows from the first batch that ends at or behind `position` to the last of the range.
 
         `Corrupt` if the range goes on behind what is no sound batch, unless that is skipped: then `passed` gets the
         offset behind it.
@@ -191,7 +191,7 @@ class KafkaReadPart:
         )
 
     def _gone(self, names: Sequence[SegmentName], position: int, after: int) -> NotFound:
-        """Offsets may be missing inside a cleaned log, but not at its ends."""
+        # Offsets may be missing inside a cleaned log, but not at its ends.
         if after < 0:
             place = f"the log starts at {names[0].base} now" if names else "the log is empty now"
         else:
@@ -256,7 +256,6 @@ def _first_position(file: SegmentFile, name: SegmentName, offset: int, limit: in
 
 
 def _record_batch(decoded: RecordColumns, columns: list[str], part: OffsetRange) -> pa.RecordBatch:
-    """The asked-for columns with exactly the types of `RECORD_SCHEMA`."""
     rows = len(decoded.offset)
     made = {
         "topic": lambda: repeated_text(part.topic, rows),
@@ -270,9 +269,7 @@ def _record_batch(decoded: RecordColumns, columns: list[str], part: OffsetRange)
 
 
 def _coalesced(pieces: Iterator[pa.RecordBatch], batch_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Small neighbours joined, large pieces cut by rows, so that batches have about `batch_bytes`. What came before an
-    error comes before it.
-    """
+    """Join small neighbours, cut large pieces by rows. What came before an error comes before it."""
     held: list[pa.RecordBatch] = []
     size = 0
     try:

@@ -114,7 +114,6 @@ def _in_window(
 @dataclass(slots=True)
 class _Partition:
     state: PartitionState
-    identity: tuple[int, int]
     bounds: Bounds
 
 
@@ -247,17 +246,9 @@ class KafkaView:
     def _refreshed(
         self, known: _Partition | None, folder: str, key: TopicPartition, start: int | None, watermark: int | None
     ) -> _Partition:
-        try:
-            stat = os.stat(folder)
-        except FileNotFoundError:
-            raise NotFound(f"there is no folder {folder} any more: was the topic deleted?") from None
-        identity = (stat.st_dev, stat.st_ino)
-        if known is not None and known.identity == identity:
-            state = known.state
-        else:
-            state = PartitionState(folder, *key, self._env, self._corrupt_records)
+        state = known.state if known is not None else PartitionState(folder, *key, self._env, self._corrupt_records)
         state.refresh()
-        return _Partition(state, identity, _bounds(state, start, watermark))
+        return _Partition(state, _bounds(state, start, watermark))
 
     def _checkpoint(self, name: str) -> dict[TopicPartition, int]:
         try:
