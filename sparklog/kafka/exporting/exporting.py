@@ -55,7 +55,6 @@ from sparklog.log.journal.env import Env
 from sparklog.log.journal.names import check_topic_name
 from sparklog.log.state.history import History
 from sparklog.log.state.snapshot import Snapshot
-from sparklog.log.state.topic_state import Head
 from sparklog.log.state.view import READ_UNCOMMITTED
 from sparklog.log.topic.root import Root
 from sparklog.maintenance.work_items import Progress, silent
@@ -177,11 +176,6 @@ def export_topics(
     return exported
 
 
-def topic_id_for_brokers(head: Head) -> str:
-    """The one that Kafka gave an imported topic, else the id in the root."""
-    return head.kafka_source.topic_id if head.kafka_source and head.kafka_source.topic_id else head.topic_id
-
-
 def _range(root: Root, snapshot: Snapshot, options: ExportOptions) -> tuple[Mapping[int, int], Mapping[int, int]]:
     """Return starts and ends of this topic's partitions, times as offsets. A time after the last record is the end."""
     stable = stable_ends(snapshot)
@@ -273,7 +267,8 @@ class _Export:
     def topic(self, snapshot: Snapshot, plans: Sequence[PartitionPlan]) -> ExportedTopic:
         """Write one topic's partitions and its configs."""
         head = snapshot.head
-        topic_id = self.topic_ids.get(snapshot.topic) or topic_id_for_brokers(head)
+        kafkas = head.kafka_source.topic_id if head.kafka_source else ""
+        topic_id = self.topic_ids.get(snapshot.topic) or kafkas or head.topic_id
         exported = [
             partition
             for at in range(0, len(plans), PARTITIONS_AT_ONCE)

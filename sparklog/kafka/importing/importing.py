@@ -13,7 +13,7 @@ Readers see the beginning of a partition meanwhile.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -167,7 +167,9 @@ def import_log_dir(
     if options.groups:
         groups = kafka_groups(log_dir, env=env, now_ms=env.wall_ms(), policy=policy, on_skipped=on_skipped)
     if root is None or dry_run:
-        return ImportReport(tuple(_plan_report(plan, env) for plan in plans), _plan_groups(groups, names))
+        counts = [(group, sum(topic in names for topic, _ in group.offsets)) for group in groups.values()]
+        taken = (ImportedGroup(group.id, count, len(group.offsets) - count) for group, count in counts if count)
+        return ImportReport(tuple(_plan_report(plan, env) for plan in plans), tuple(taken))
     root.ensure_probed()
 
     def coordinator_entries() -> dict[int, CoordinatorEntry]:
@@ -320,11 +322,6 @@ class _TopicImport:
                 topic.delete(version=self.created)
         for key in self.written:
             self.root.store.delete(key)
-
-
-def _plan_groups(groups: Mapping[str, KafkaGroup], topics: Collection[str]) -> tuple[ImportedGroup, ...]:
-    counts = [(group, sum(topic in topics for topic, _ in group.offsets)) for group in groups.values()]
-    return tuple(ImportedGroup(group.id, count, len(group.offsets) - count) for group, count in counts if count)
 
 
 def _plan_report(plan: TopicPlan, env: Env) -> ImportedTopic:

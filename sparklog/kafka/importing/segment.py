@@ -36,7 +36,7 @@ from sparklog.format import offset_index, time_index, transaction_index
 from sparklog.format.append_file import WrittenSlice, build_index, encode_footer
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.control import end_txn_marker
-from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders
+from sparklog.format.record_batch import NO_PRODUCER_ID
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.kafka.in_place.segment_file import SegmentFile, Window, seek
 from sparklog.kafka.in_place.segment_recovery import SKIP, TRUNCATE, Damage, sound_windows
@@ -154,14 +154,12 @@ class CopiedSegment:
         self.leader_epoch = max(self.leader_epoch, int(headers.leader_epoch.max()))
         if (headers.is_control | (headers.producer_id != NO_PRODUCER_ID)).any():
             self.flags |= SliceFlag.KAFKA_PRODUCERS
-            self._add_epochs(headers)
+            rows = np.flatnonzero(headers.is_transactional)
+            epochs = headers.producer_epoch[rows].tolist()
+            self.epochs.update(zip(headers.producer_id[rows].tolist(), epochs, strict=True))
         if headers.is_log_append_time.any():
             self.flags |= SliceFlag.LOG_APPEND_TIME | SliceFlag.TIMES_IN_BATCHES
         return data
-
-    def _add_epochs(self, headers: BatchHeaders) -> None:
-        rows = np.flatnonzero(headers.is_transactional)
-        self.epochs.update(zip(headers.producer_id[rows].tolist(), headers.producer_epoch[rows].tolist(), strict=True))
 
     def _add_records(self, window: Window, file: SegmentFile) -> None:
         headers = window.headers

@@ -1,9 +1,8 @@
-"""Planner's state of one segment: enough to plan, estimate and look up times without reading it again.
+"""One partition as a planner knows it: enough to plan, estimate and look up times without reading it again.
 
-The headers of every batch are walked once, later those of appended batches only. About a megabyte is kept of a gigabyte
-of batches: one block for each 64 KiB or more, and the transaction events.
-
-One partition as a planner knows it, kept up to date by looking only at what changed.
+It is kept up to date by looking only at what changed: the headers of every batch are walked once, later those of
+appended batches only. About a megabyte is kept of a gigabyte of batches: one block for each 64 KiB or more, and the
+transaction events.
 """
 
 from __future__ import annotations

@@ -44,7 +44,6 @@ from sparklog.format.record_batch import (
     LOG_OVERHEAD,
     MAGIC,
     MAGIC_POSITION,
-    BatchHeader,
     BatchHeaders,
 )
 from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, Window
@@ -381,15 +380,19 @@ def resume(file: SegmentFile, position: int, expected: int, limit: int | None, *
 
     `size`: of the damaged batch by its own length field, 0 if that cannot be.
     """
+    greatest = MAX_OFFSET if limit is None else limit - 1
     header = file.header_at(position + size) if size else None
-    if header is not None and _fits(header, expected, limit) and file.crc_holds(position + size, header):
-        return Resumed(position + size, max(header.base_offset, expected))
+    if header is not None:
+        # Of compressed messages of old formats the header tells the last offset only.
+        last = header.base_offset + header.last_offset_delta
+        if expected <= header.base_offset <= last <= greatest and file.crc_holds(position + size, header):
+            return Resumed(position + size, header.base_offset)
     at = position + 1
     while at + HEADER_BYTES <= file.size:
         data = file.read(at, _SEARCH_BYTES)
         if len(data) < HEADER_BYTES:
             return None
-        for candidate in _candidates(data, file.size - at, expected, limit):
+        for candidate in _candidates(data, file.size - at, expected, greatest):
             header = file.header_at(at + candidate)
             if header is not None and file.crc_holds(at + candidate, header):
                 return Resumed(at + candidate, header.base_offset)
@@ -397,13 +400,7 @@ def resume(file: SegmentFile, position: int, expected: int, limit: int | None, *
     return None
 
 
-def _fits(header: BatchHeader, expected: int, limit: int | None) -> bool:
-    # Of compressed messages of old formats the header tells the last offset only.
-    last = header.base_offset + header.last_offset_delta
-    return expected <= header.base_offset <= last < (MAX_OFFSET + 1 if limit is None else limit)
-
-
-def _candidates(data: bytes, left: int, expected: int, limit: int | None) -> list[int]:
+def _candidates(data: bytes, left: int, expected: int, greatest: int) -> list[int]:
     """Positions in `data` where a header stands that a writer may have written; `left`: bytes to the file's end."""
     raw = np.frombuffer(data, np.uint8)
     count = len(raw) - HEADER_BYTES + 1
@@ -421,6 +418,6 @@ def _candidates(data: bytes, left: int, expected: int, limit: int | None) -> lis
     possible = (size >= HEADER_BYTES) & (size <= left - likely) & (base >= expected) & (delta >= 0)
     possible &= (records >= 0) & (records <= delta + 1) & ((rows["attributes"].astype(np.int64) & 7) < len(CODECS))
     # Without a sum, which could overflow: these bytes may be no batch.
-    possible &= base <= (MAX_OFFSET if limit is None else limit - 1) - np.maximum(delta, 0)
+    possible &= base <= greatest - np.maximum(delta, 0)
     positions: list[int] = likely[possible].tolist()
     return positions
