@@ -124,7 +124,7 @@ class PartitionFiles:
     def last_stable(self, log_end: int) -> int:
         """Return the last stable offset of the export: below its log end if a transaction of Kafka's is open."""
         plan = self.plan
-        if plan.history is None:
+        if plan.written.history is None:
             return log_end
         if not plan.cut:
             return min(max(self.producers().last_stable, plan.log_start), log_end)
@@ -135,7 +135,7 @@ class PartitionFiles:
     def producers(self) -> PartitionProducers:
         """Replay the batches of Kafka's producers up to the log end."""
         if self._producers is None:
-            history, end = self.plan.history, self.plan.log_end
+            history, end = self.plan.written.history, self.plan.log_end
             nothing = PartitionProducers(end, transaction_index.none(), {})
             self._producers = nothing if history is None else replay(self.source, history, end)
         return self._producers

@@ -74,8 +74,8 @@ class PartitionPlan:
     """One partition of an export.
 
     * `log_start`, `log_end`: the offsets that go out; `cut`: the last slice goes on behind them, and is not taken whole
-    * `copied`: sealed segments to copy; `written`: slices to write as segments, by segment
-    * `history`: all slices up to `log_end` where some hold batches of Kafka's producers, else None
+    * `copied`: sealed segments to copy; `written`: slices to write as segments, by segment; its `history`: all slices
+      up to `log_end` where some hold batches of Kafka's producers, else None
     * `cleaned_through`: Kafka's cleaner checkpoint, None for topics that are not compacted
     """
 
@@ -85,7 +85,6 @@ class PartitionPlan:
     cut: bool
     copied: tuple[PlannedSlice, ...]
     written: SealPart
-    history: PlannedSlices | None
     cleaned_through: int | None
 
 
@@ -147,6 +146,5 @@ def _planned(snapshot: Snapshot, partition: int, first: int | None, last: int | 
         cut=len(rows) > 0 and int(rows.end[-1]) > end,
         copied=tuple(copied),
         written=SealPart(partition, tuple(segments), history, end),
-        history=history,
         cleaned_through=cleaned if configs.is_compacted and cleaned > 0 else None,
     )

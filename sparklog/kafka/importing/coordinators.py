@@ -404,17 +404,15 @@ class KafkaGroups:
             topics = {topic for group in known for topic, _ in group.offsets} & set(self._view.topics())
             self._view.refresh(sorted(topics))
         bounds = {topic: self._view.bounds(topic) for topic in topics}
-        return [
-            self._row(group.id, topic, partition, value.offset, bounds[topic][partition], seconds)
-            for group in known
-            for (topic, partition), value in sorted(group.offsets.items())
-            if partition in bounds.get(topic, {})
-        ]
-
-    def _row(self, group: str, topic: str, partition: int, offset: int, limits: Bounds, seconds: bool) -> Lag:
-        waited = self._waited(topic, partition, offset, limits) if seconds else None
-        lag = limits.log_end - offset
-        return Lag(group, topic, partition, offset, limits.log_start, limits.log_end, lag, waited, None)
+        rows = []
+        for group in known:
+            for (topic, partition), value in sorted(group.offsets.items()):
+                limits, offset = bounds.get(topic, {}).get(partition), value.offset
+                if limits is not None:
+                    waited = self._waited(topic, partition, offset, limits) if seconds else None
+                    start, end = limits.log_start, limits.log_end
+                    rows.append(Lag(group.id, topic, partition, offset, start, end, end - offset, waited, None))
+        return rows
 
     def _waited(self, topic: str, partition: int, offset: int, limits: Bounds) -> float | None:
         """Return the seconds since the first record from `offset` on was written; 0 without such a record.

@@ -205,12 +205,8 @@ class SegmentState:
 
     def blocks_with(self, timestamp: int) -> list[tuple[int, int]]:
         """(start, end) positions of the blocks that hold a batch with maxTimestamp >= `timestamp`, in order."""
-        ends = [*self.block_position[1:], self.end]
-        return [
-            (start, end)
-            for start, end, greatest in zip(self.block_position, ends, self.block_timestamp, strict=True)
-            if greatest >= timestamp
-        ]
+        blocks = zip(self.block_position, [*self.block_position[1:], self.end], self.block_timestamp, strict=True)
+        return [(start, end) for start, end, greatest in blocks if greatest >= timestamp]
 
 
 RACY_MS = 100

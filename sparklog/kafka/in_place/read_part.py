@@ -85,8 +85,8 @@ class KafkaReadPart:
     def _decoded(self, file: SegmentFile, window: Window, wanted: Set[str]) -> Iterator[RecordColumns]:
         """The visible records of a window; where damage is skipped, those of each batch that can be decoded."""
         try:
-            visible = self._visible(window.headers)
-            yield window.decode(wanted, file.path, visible, self.range.start, self.range.end)
+            start, end, visible = self.range.start, self.range.end, self._visible(window.headers)
+            yield window.decode(wanted, file.path, visible, start_offset=start, end_offset=end)
         except Corrupt as error:
             if self.corrupt_records != SKIP:
                 raise

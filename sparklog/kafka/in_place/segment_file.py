@@ -138,27 +138,19 @@ class Window:
     start: int
     headers: BatchHeaders
 
-    def decode(
-        self,
-        columns: Collection[str],
-        file: str,
-        select: BoolArray,
-        start_offset: int = 0,
-        end_offset: int | None = None,
-    ) -> RecordColumns:
-        """Decode records of the selected batches, whose checksums were verified."""
+    def decode(self, columns: Collection[str], file: str, select: BoolArray, **offsets: int) -> RecordColumns:
+        """Decode the selected batches, whose checksums were verified; `offsets`: `start_offset` and `end_offset`."""
         from sparklog.format.decode import decode
 
         return decode(
             self.data,
             self.headers,
             columns=columns,
-            start_offset=start_offset,
-            end_offset=end_offset,
             select=select,
             check_crc=False,
             file=file,
             file_position=self.start,
+            **offsets,
         )
 
 

@@ -6,7 +6,7 @@ broker's last high watermark in `replication-offset-checkpoint`, because records
 A damaged log is read as Kafka's start-up would leave it after an unclean shutdown with the recovery point in the last
 segment: the log ends behind its last whole batch, and damage before that is an error for its reader. Unlike Kafka,
 indexes are never trusted, and a wrong checksum inside the last segment is an error that hides no batch.
-`corrupt_records` (see `damage_policy`) has two other policies: go on behind damage, or end the log in front of it as
+`corrupt_records` (see `segment_recovery`) has two other policies: go on behind damage, or end the log in front of it as
 with recovery point 0.
 
 A lookup by time returns the first record in offset order, at or above the log start, whose timestamp is >= the target;
