@@ -125,7 +125,6 @@ class ExportOptions:
     durable: bool = True
 
     def check(self) -> None:
-        """Raise `BadRequest` for options that exclude each other."""
         if self.version is not None and self.time_ms is not None:
             raise BadRequest("an export is of a version or of a time: give one of both")
         if (self.starts and self.start_ms is not None) or (self.ends and self.end_ms is not None):
@@ -265,7 +264,6 @@ class _Export:
     ends: dict[TopicPartition, int | None] = field(default_factory=dict)
 
     def topic(self, snapshot: Snapshot, plans: Sequence[PartitionPlan]) -> ExportedTopic:
-        """Write one topic's partitions and its configs."""
         head = snapshot.head
         kafkas = head.kafka_source.topic_id if head.kafka_source else ""
         topic_id = self.topic_ids.get(snapshot.topic) or kafkas or head.topic_id
@@ -289,7 +287,6 @@ class _Export:
         return replace(exported, version=None, groups=tuple(each.group for each in kept))
 
     def finish(self) -> None:
-        """Write the checkpoints, after all else."""
         self.target.create(LOG_STARTS_FILE, offsets_to_bytes(self.log_starts))
         self.target.create(CLEANER_OFFSETS_FILE, offsets_to_bytes(self.cleaned))
         self.target.create(RECOVERY_POINTS_FILE, offsets_to_bytes(self.log_ends))

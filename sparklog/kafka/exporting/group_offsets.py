@@ -143,7 +143,6 @@ def offsets_topic(groups: Sequence[GroupOffsets], partitions: int, env: Env) -> 
 
 
 def group_records(group: GroupOffsets, now_ms: int) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of one group."""
     state = GroupValue(PROTOCOL_TYPE, group.generation, None, None, now_ms)
     yield encode_group_key(GroupKey(group.group)), encode_group_value(state)
     for each in group.committed:

@@ -78,7 +78,6 @@ class PartitionFiles:
     _lowest: int | None = None
 
     def output(self) -> SegmentOutput:
-        """Return the output for the slices that are written."""
         plan = self.plan
         writer = _OutgoingWriter(self.target, self.folder, plan.partition, 0, "", self.configs)
         writer.files = self
@@ -86,7 +85,6 @@ class PartitionFiles:
         return SegmentOutput(self.source, self.topic, plan.written, writer, lambda: self.producers().aborted, end)
 
     def copy(self, progress: Progress) -> None:
-        """Copy or link the sealed segments."""
         for row in self.plan.copied:
             self._copy(row)
             progress(row.records, row.size)
@@ -113,12 +111,10 @@ class PartitionFiles:
         return log_end
 
     def epochs(self) -> list[LeaderEpoch]:
-        """Return the entries of `leader-epoch-checkpoint`."""
         return leader_epochs(self._epochs, self.plan.log_start)
 
     @property
     def first_base(self) -> int:
-        """Base offset of the first segment."""
         return min(self._bases)
 
     def last_stable(self, log_end: int) -> int:

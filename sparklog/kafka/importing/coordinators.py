@@ -91,8 +91,6 @@ class Kept(NamedTuple):
 
 @dataclass(slots=True)
 class _Loading:
-    """One partition while it is read."""
-
     topic: str
     partition: int
     policy: str
@@ -348,7 +346,6 @@ UNKNOWN = "Unknown"
 
 
 def has_groups(view: KafkaView) -> bool:
-    """Return True if the directory holds a coordinator's topic."""
     return kafka_layout(view.location) == "log-dir" and CONSUMER_OFFSETS in view.topics()
 
 
@@ -377,7 +374,6 @@ class KafkaGroups:
         self._groups = kafka_groups(view.location, env=SYSTEM, now_ms=self.now_ms, on_skipped=log_skipped)
 
     def names(self) -> list[str]:
-        """Return the names of all groups, sorted."""
         return sorted(self._groups)
 
     def descriptions(self, names: Iterable[str], failures: list[SparklogError] | None = None) -> list[GroupDescription]:

@@ -113,7 +113,6 @@ class ImportOptions:
     transactions: bool = True
 
     def check(self) -> None:
-        """Raise `BadRequest` for a choice or a topic config that is not valid."""
         check_policy(self.corrupt_records)
         given = ("open transactions", self.open_transactions, OPEN_CHOICES), ("link", self.link, LINK_CHOICES)
         for name, value, choices in given:
@@ -249,7 +248,6 @@ class _TopicImport:
         return topic
 
     def _partition(self, topic: Topic, part: PartitionSource, known: Known) -> None:
-        """Copy the new part of a partition, and commit pieces on the way."""
         name = self.plan.source.name
         damages: list[Skipped] = []
 

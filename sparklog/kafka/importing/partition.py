@@ -163,8 +163,6 @@ def copy_partition(source: PartitionSource, target: Target, known: Known = FRESH
 
 
 class _Copies:
-    """The segments of a partition copied so far."""
-
     def __init__(self, source: PartitionSource, target: Target, log_start: int, known: Known) -> None:
         self.next_offset = known.end
         self.leader_epoch = -1
@@ -210,7 +208,6 @@ class _Copies:
         return piece
 
     def _open(self, log_end: int) -> tuple[KafkaOpen, ...]:
-        """Return the transactions that are open so far."""
         before = {(each.producer, each.first): each for each in self._reported}
         opened = []
         for producer, first in sorted(self._transactions.open.items(), key=lambda item: (item[1], item[0])):
@@ -253,7 +250,6 @@ class _Copies:
         self.leader_epoch = max(self.leader_epoch, copied.leader_epoch)
 
     def leave_out(self, name: SegmentName, damage: LeftOut) -> None:
-        """Report damage that was not copied."""
         target = self._target
         target.on_skipped(Skipped(target.topic, self._partition, name.path, *damage))
 

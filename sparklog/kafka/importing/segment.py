@@ -133,7 +133,6 @@ class CopiedSegment:
         return Batches(*(np.concatenate(part) for part in parts))
 
     def add(self, window: Window, file: SegmentFile) -> memoryview:
-        """Check the batches of a window and add them; return their bytes."""
         from crc32c import crc32c
 
         headers = window.headers
@@ -297,7 +296,6 @@ def _markers(
 
 
 def _since(windows: Iterator[Window], since: int, file: SegmentFile) -> Iterator[Window]:
-    """Yield the batches from offset `since` on."""
     for window in windows:
         headers = window.headers
         row = int(np.searchsorted(headers.next_offset, since, "right"))

@@ -312,7 +312,6 @@ class PartitionState:
             self._replay = True
 
     def _scan(self) -> None:
-        """Read what has not been read, and bring the transactions up to it."""
         self.cut = []
         for position, state in enumerate(self.segments):
             last = position == len(self.segments) - 1

@@ -209,7 +209,6 @@ class WindowBudget:
     window: int = FIRST_WINDOW_BYTES
 
     def learn(self, stored: int, decoded: int) -> None:
-        """Adapt to a window of `stored` bytes that decoded to `decoded` bytes."""
         growth = max(decoded, 1) / max(stored, 1)
         most = max(min(self.target, self.window * 4), MIN_WINDOW_BYTES)
         self.window = int(min(max(self.target / growth, MIN_WINDOW_BYTES), most))

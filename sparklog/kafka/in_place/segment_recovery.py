@@ -109,8 +109,6 @@ def check_policy(policy: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Offsets `[start, end)` as a batch claims them."""
-
     start: int
     end: int
 
@@ -232,8 +230,6 @@ class Damage:
 
 
 class Resumed(NamedTuple):
-    """Position and base offset of the next sound batch after damage."""
-
     position: int
     offset: int
 

@@ -108,7 +108,6 @@ class TransactionEvents:
     _writing: set[int] = field(default_factory=set)
 
     def add(self, window: Window) -> None:
-        """Append what the batches of a window (the next in the segment) contribute."""
         headers = window.headers
         written = headers.is_transactional | headers.is_control
         rows = np.flatnonzero(written & (headers.producer_id != NO_PRODUCER_ID))
@@ -155,7 +154,6 @@ class TransactionState:
     unknown: list[tuple[int, int, int]] = field(default_factory=list)
 
     def apply(self, triples: array[int], start: int = 0) -> None:
-        """Apply events from index `start` of a segment's triples on."""
         for at in range(start, len(triples), 3):
             kind, producer, offset = triples[at : at + 3]
             if kind == DATA:

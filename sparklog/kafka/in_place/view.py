@@ -153,7 +153,6 @@ class KafkaView:
         self._partitions: dict[str, dict[int, _Partition]] = {}
 
     def topics(self) -> list[str]:
-        """Return the names of all topics that have a partition here, Kafka's internal ones included, sorted."""
         return sorted({topic for topic, _ in self._folders()})
 
     def topic_id(self, topic: str) -> str:
@@ -187,7 +186,6 @@ class KafkaView:
         return ()  # A directory has no earlier states.
 
     def partition_states(self, topic: str) -> dict[int, PartitionState]:
-        """Return the state of each partition's files, for tools that inspect them."""
         return {number: partition.state for number, partition in self._snapshot(topic).items()}
 
     def offsets_for_timestamps(
