@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from sparklog.errors import Corrupt
 from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView, kafka_layout
-from sparklog.kafka.in_place.directory import after_start_up, next_offset_of
+from sparklog.kafka.in_place.directory import SegmentName, after_start_up, next_offset_of
 from sparklog.kafka.in_place.segment_file import SegmentFile, companion, seek
 from sparklog.kafka.in_place.segment_recovery import SKIP, TRUNCATE
 from sparklog.log.journal.env import Env
@@ -26,12 +25,6 @@ SEGMENTS = {base: b"".join(batch(offset, [b"%d" % offset]) for offset in range(b
 CLEANED = batch(1, [b"1"]) + batch(6, [b"6"])
 BEFORE = list(range(12))
 AFTER = [1, 6, 8, 9, 10, 11]
-
-
-@dataclass(frozen=True)
-class Name:
-    base: int
-    path: str = ""
 
 
 def abandoned(folder: Path) -> None:
@@ -102,11 +95,11 @@ def test_a_crash_at_each_step_of_a_cleaning(
     ],
 )
 def test_which_segments_count(logs: list[int], swaps: list[int], cleaned: int | None, expected: list[str]) -> None:
-    def next_offset(name: Name) -> int:
+    def next_offset(name: SegmentName) -> int:
         return name.base + 4
 
-    names = [Name(base, f"{base}") for base in logs]
-    found = after_start_up(names, [Name(base, f"swap {base}") for base in swaps], cleaned, next_offset)
+    names = [SegmentName(base, f"{base}", 0) for base in logs]
+    found = after_start_up(names, [SegmentName(base, f"swap {base}", 0) for base in swaps], cleaned, next_offset)
     assert [name.path for name in found] == expected
 
 
@@ -131,9 +124,9 @@ def test_the_index_of_a_swap_is_used_where_it_is_right(tmp_path: Path) -> None:
     (folder / named(0, "index.swap")).write_bytes(struct.pack(">ii", 6, position))
     with SegmentFile(str(swap)) as file:
         assert seek(file, 0, 6) == position
-    assert next_offset_of(Name(0, str(swap))) == 7
+    assert next_offset_of(SegmentName(0, str(swap), 0)) == 7
     (folder / named(0, "index.swap")).write_bytes(struct.pack(">ii", 6, 3))
-    assert next_offset_of(Name(0, str(swap))) == 7
+    assert next_offset_of(SegmentName(0, str(swap), 0)) == 7
 
 
 def test_names_of_what_lies_beside_a_segment(tmp_path: Path) -> None:

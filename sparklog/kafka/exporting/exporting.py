@@ -1,4 +1,4 @@
-"""Topics of a root become a directory with the files that a Kafka broker keeps in a log dir.
+"""Export topics to a directory with the files that a Kafka broker keeps in a log dir.
 
     <path>/orders-0/00000000000000000000.log .index .timeindex [.txnindex]     segments, the last one active
                     <log end, 20 digits>.snapshot                               what producers did up to there
@@ -18,7 +18,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from sparklog.errors import BadRequest, Conflict, Corrupt
 from sparklog.format.checkpoint_files import (
@@ -37,28 +37,24 @@ from sparklog.format.checkpoint_files import (
 from sparklog.kafka.exporting.group_offsets import (
     DEFAULT_OFFSETS_PARTITIONS,
     GROUPS_FILE,
-    OFFSETS_TOPIC,
     GroupOffsets,
     committed_offsets,
+    exported_offsets,
     groups_csv,
     offsets_topic,
-    with_epoch_0,
-    within,
 )
 from sparklog.kafka.exporting.plan import (
-    CopyRules,
-    ExportRange,
     PartitionPlan,
     plan_export,
     properties_file,
     properties_name,
     stable_ends,
 )
+from sparklog.kafka.in_place.directory import CONSUMER_OFFSETS
 from sparklog.log.journal.env import Env
 from sparklog.log.journal.names import check_topic_name
 from sparklog.log.state.history import History
 from sparklog.log.state.slice_table import Snapshot
-from sparklog.log.state.topic_state import Head
 from sparklog.log.state.view import READ_UNCOMMITTED
 from sparklog.log.topic.root import Root
 from sparklog.maintenance.work_items import Progress, silent
@@ -69,17 +65,13 @@ from sparklog.storage.local_writer import store_error
 PARTITIONS_AT_ONCE = 128
 """Each may have a file open."""
 
-Checkpoint = dict[TopicPartition, int]
-
 
 @dataclass(frozen=True, slots=True)
 class ExportedPartition:
     """One partition as it was exported.
 
-    * `log_start`, `log_end`: as the broker will show them; `last_stable`: below the log end where a transaction of
-      Kafka's is open
-    * `segments`: how many, empty ones included; `nbytes`: bytes of their `.log` files; `linked`: those of them that are
-      hard links to files of the root
+    `last_stable`: below the log end where a transaction of Kafka's is open; `segments`: how many, empty ones included;
+    `nbytes`: of their `.log` files; `linked`: of those that are hard links to files of the root.
     """
 
     partition: int
@@ -109,21 +101,12 @@ class ExportedTopic:
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
-    """Options of an export; ranges apply to each topic.
+    """Options of an export, as of `sparklog.export_kafka`; ranges apply to each topic.
 
-    * `partitions` (None: all), `starts` (inclusive) and `ends` (exclusive; the batch that holds the last offset goes
-      out whole)
-    * `start_ms`, `end_ms`: the same by time: from the first record that is not older, up to the first one that is not
-      older
-    * `version` or `time_ms` (since the epoch): export the topics as they were then
+    * `starts` (inclusive) and `ends` (exclusive; the batch that holds the last offset goes out whole)
     * `topic_id`: the broker's id of the topic, by topic if there are several; default: the id that Kafka gave an
       imported topic, else the id in the root
-    * `groups` (names, or "all"): their committed offsets of the exported partitions go out as the topic
-      `__consumer_offsets` with `offsets_partitions` partitions, which comes last in the result, and as
-      `consumer-groups.csv` (`sparklog.kafka.exporting.group_offsets`)
-    * `link`: sealed segments become hard links to the root's files where both are on one disk
-    * `keep_leader_epochs`: keep the epochs in batches and committed offsets, for the cluster that gave them. Default:
-      they become 0, where a cluster that never had the topic begins to count
+    * `groups`: `__consumer_offsets` has `offsets_partitions` partitions, and comes last in the result
     * `durable`: False skips every fsync
     """
 
@@ -141,21 +124,14 @@ class ExportOptions:
     keep_leader_epochs: bool = False
     durable: bool = True
 
-    @property
-    def of_the_past(self) -> bool:
-        """True if topics are exported as they were at an earlier version or time."""
-        return self.version is not None or self.time_ms is not None
-
     def check(self) -> None:
-        """Raise `BadRequest` for options that exclude each other."""
         if self.version is not None and self.time_ms is not None:
             raise BadRequest("an export is of a version or of a time: give one of both")
         if (self.starts and self.start_ms is not None) or (self.ends and self.end_ms is not None):
             raise BadRequest("an export begins, and ends, at offsets or at a time: give one of both")
         if self.start_ms is not None and self.end_ms is not None and self.end_ms < self.start_ms:
-            raise BadRequest(
-                f"an export from {self.start_ms} ms to {self.end_ms} ms ends before it begins: exchange them"
-            )
+            times = f"from {self.start_ms} ms to {self.end_ms} ms"
+            raise BadRequest(f"an export {times} ends before it begins: exchange them")
 
 
 def export_topics(
@@ -184,11 +160,10 @@ def export_topics(
         ids = {name: root.topic(name).log.head(refresh=False).topic_id for name in topics}
         offsets = committed_offsets(root, options.groups, ids)
     snapshots = [_snapshot(root, name, options.version, options.time_ms) for name in topics]
-    plans = [plan_export(each, _export_range(root, each, options)) for each in snapshots]
+    plans = [plan_export(each, options.partitions, *_range(root, each, options)) for each in snapshots]
     stage = _Stage(directory, root.env, options.durable)
     try:
-        rules = CopyRules(options.link, options.keep_leader_epochs)
-        run = _Export(root, stage.store, topic_ids, rules, options.of_the_past, progress)
+        run = _Export(root, stage.store, topic_ids, options, progress)
         exported = [run.topic(*each) for each in zip(snapshots, plans, strict=True)]
         if offsets is not None:
             exported.append(run.groups(offsets, options.offsets_partitions))
@@ -200,16 +175,10 @@ def export_topics(
     return exported
 
 
-def topic_id_for_brokers(head: Head) -> str:
-    """Return the id for brokers: the one that Kafka gave an imported topic, else the id in the root."""
-    return head.kafka_source.topic_id if head.kafka_source and head.kafka_source.topic_id else head.topic_id
-
-
-def _export_range(root: Root, snapshot: Snapshot, options: ExportOptions) -> ExportRange:
-    """Return the range to export of this topic, times as offsets. A time after the last record is the end."""
-    partitions = None if options.partitions is None else tuple(options.partitions)
+def _range(root: Root, snapshot: Snapshot, options: ExportOptions) -> tuple[Mapping[int, int], Mapping[int, int]]:
+    """Return starts and ends of this topic's partitions, times as offsets. A time after the last record is the end."""
     stable = stable_ends(snapshot)
-    chosen = [p for p in partitions or range(len(stable)) if p < len(stable)]
+    chosen = [p for p in options.partitions or range(len(stable)) if p < len(stable)]
 
     def offsets(time_ms: int | None, given: Mapping[int, int] | None) -> Mapping[int, int]:
         if time_ms is None:
@@ -220,19 +189,18 @@ def _export_range(root: Root, snapshot: Snapshot, options: ExportOptions) -> Exp
         first = offsets_for_timestamps(snapshot, dict.fromkeys(chosen, time_ms), READ_UNCOMMITTED, newer=newer)
         return {p: stable[p] if at is None else min(at.offset, stable[p]) for p, at in first.items()}
 
-    return ExportRange(partitions, offsets(options.start_ms, options.starts), offsets(options.end_ms, options.ends))
+    return offsets(options.start_ms, options.starts), offsets(options.end_ms, options.ends)
 
 
 def _topic_ids(given: str | Mapping[str, str] | None, topics: Sequence[str], groups: bool) -> Mapping[str, str]:
-    """Return the given ids by topic, checked."""
-    if groups and OFFSETS_TOPIC in topics:
-        raise BadRequest(f"{OFFSETS_TOPIC} is exported as a topic or made from groups: give one of both")
+    if groups and CONSUMER_OFFSETS in topics:
+        raise BadRequest(f"{CONSUMER_OFFSETS} is exported as a topic or made from groups: give one of both")
     if isinstance(given, str):
         if len(topics) > 1:
             raise BadRequest(f"a topic id is of one topic, found {len(topics)}: give them by topic")
         given = {topics[0]: given}
     for topic, each in (given or {}).items():
-        if topic not in topics and not (groups and topic == OFFSETS_TOPIC):
+        if topic not in topics and not (groups and topic == CONSUMER_OFFSETS):
             raise BadRequest(f"a topic id is given for '{topic}', which is not among those to export")
         try:
             parse_partition_metadata(partition_metadata_to_bytes(each))
@@ -277,70 +245,52 @@ def _snapshot(root: Root, name: str, version: int | None, time_ms: int | None) -
     return snapshot
 
 
+@dataclass(slots=True)
 class _Export:
-    """The export of several topics: their files, and the checkpoints of the whole directory."""
+    """The export of several topics: their files, and the checkpoints of the whole directory.
 
-    def __init__(
-        self,
-        root: Root,
-        target: LocalStore,
-        topic_ids: Mapping[str, str],
-        rules: CopyRules,
-        older: bool,
-        progress: Progress,
-    ) -> None:
-        """`topic_ids`: written instead of those in the root; `older`: topics are as they were at an earlier time."""
-        self._root = root
-        self._target = target
-        self._topic_ids = topic_ids
-        self._rules = rules
-        self._older = older
-        self._progress = progress
-        self._log_ends: Checkpoint = {}
-        self._log_starts: Checkpoint = {}
-        self._cleaned: Checkpoint = {}
-        self._ends: dict[TopicPartition, int | None] = {}
-        """End of each partition that was exported in part, None for whole ones."""
+    `topic_ids`: written instead of those in the root; `ends`: end of each partition that was exported in part, None for
+    whole ones.
+    """
+
+    root: Root
+    target: LocalStore
+    topic_ids: Mapping[str, str]
+    options: ExportOptions
+    progress: Progress
+    log_ends: dict[TopicPartition, int] = field(default_factory=dict)
+    log_starts: dict[TopicPartition, int] = field(default_factory=dict)
+    cleaned: dict[TopicPartition, int] = field(default_factory=dict)
+    ends: dict[TopicPartition, int | None] = field(default_factory=dict)
 
     def topic(self, snapshot: Snapshot, plans: Sequence[PartitionPlan]) -> ExportedTopic:
-        """Write one topic's partitions and its configs."""
         head = snapshot.head
-        topic_id = self._topic_ids.get(snapshot.topic) or topic_id_for_brokers(head)
+        kafkas = head.kafka_source.topic_id if head.kafka_source else ""
+        topic_id = self.topic_ids.get(snapshot.topic) or kafkas or head.topic_id
         exported = [
             partition
             for at in range(0, len(plans), PARTITIONS_AT_ONCE)
             for partition in self._partitions(snapshot, plans[at : at + PARTITIONS_AT_ONCE], topic_id)
         ]
-        self._target.create(
-            properties_name(snapshot.topic), properties_file(snapshot.topic, head.partitions, head.configs)
-        )
-        return ExportedTopic(
-            topic=snapshot.topic,
-            version=snapshot.version,
-            topic_id=topic_id,
-            partition_count=head.partitions,
-            configs=dict(head.configs.explicit),
-            partitions=tuple(exported),
-        )
+        file = properties_file(snapshot.topic, head.partitions, head.configs)
+        self.target.create(properties_name(snapshot.topic), file)
+        configs = dict(head.configs.explicit)
+        return ExportedTopic(snapshot.topic, snapshot.version, topic_id, head.partitions, configs, tuple(exported))
 
     def groups(self, offsets: Sequence[GroupOffsets], partitions: int) -> ExportedTopic:
         """Write the committed offsets of groups, after all topics."""
-        kept = within(offsets if self._rules.keep_epochs else with_epoch_0(offsets), self._ends)
-        topic = offsets_topic(kept, partitions, self._root.env)
+        kept = exported_offsets(offsets, self.ends, self.options.keep_leader_epochs)
+        topic = offsets_topic(kept, partitions, self.root.env)
         snapshot = topic.snapshot()
-        exported = self.topic(snapshot, plan_export(snapshot, ExportRange(None, {}, {})))
-        self._target.create(GROUPS_FILE, groups_csv(kept))
+        exported = self.topic(snapshot, plan_export(snapshot, None, {}, {}))
+        self.target.create(GROUPS_FILE, groups_csv(kept))
         return replace(exported, version=None, groups=tuple(each.group for each in kept))
 
     def finish(self) -> None:
-        """Write the checkpoints, after all else."""
-        for name, offsets in (
-            (LOG_STARTS_FILE, self._log_starts),
-            (CLEANER_OFFSETS_FILE, self._cleaned),
-            (RECOVERY_POINTS_FILE, self._log_ends),
-            (HIGH_WATERMARKS_FILE, self._log_ends),
-        ):
-            self._target.create(name, offsets_to_bytes(offsets))
+        self.target.create(LOG_STARTS_FILE, offsets_to_bytes(self.log_starts))
+        self.target.create(CLEANER_OFFSETS_FILE, offsets_to_bytes(self.cleaned))
+        self.target.create(RECOVERY_POINTS_FILE, offsets_to_bytes(self.log_ends))
+        self.target.create(HIGH_WATERMARKS_FILE, offsets_to_bytes(self.log_ends))
 
     def _partitions(
         self, snapshot: Snapshot, plans: Sequence[PartitionPlan], topic_id: str
@@ -349,25 +299,27 @@ class _Export:
         from sparklog.kafka.exporting.partition_files import PartitionFiles
 
         topic, configs = snapshot.topic, snapshot.head.configs
+        rules = self.options.link, self.options.keep_leader_epochs
         files = [
-            PartitionFiles(plan, snapshot.store, topic, configs, self._target, f"{topic}-{plan.partition}", self._rules)
+            PartitionFiles(plan, snapshot.store, topic, configs, self.target, f"{topic}-{plan.partition}", *rules)
             for plan in plans
         ]
-        written = write_segments([each.output() for each in files], self._progress)
+        written = write_segments([each.output() for each in files], self.progress)
         for each, segments in zip(files, written, strict=True):
             plan = each.plan
-            each.copy(self._progress)
+            each.copy(self.progress)
             log_end = each.finish(segments)
-            self._target.create(f"{each.folder}/{LEADER_EPOCHS_FILE}", leader_epochs_to_bytes(each.epochs()))
-            self._target.create(f"{each.folder}/{PARTITION_METADATA_FILE}", partition_metadata_to_bytes(topic_id))
+            self.target.create(f"{each.folder}/{LEADER_EPOCHS_FILE}", leader_epochs_to_bytes(each.epochs()))
+            self.target.create(f"{each.folder}/{PARTITION_METADATA_FILE}", partition_metadata_to_bytes(topic_id))
             key = (topic, plan.partition)
-            self._log_ends[key] = log_end
-            whole = log_end >= snapshot.head.log_end[plan.partition] and not self._older
-            self._ends[key] = None if whole else log_end
+            self.log_ends[key] = log_end
+            older = self.options.version is not None or self.options.time_ms is not None
+            whole = log_end >= snapshot.head.log_end[plan.partition] and not older
+            self.ends[key] = None if whole else log_end
             if plan.log_start > each.first_base:
-                self._log_starts[key] = plan.log_start
+                self.log_starts[key] = plan.log_start
             if plan.cleaned_through is not None:
-                self._cleaned[key] = plan.cleaned_through
+                self.cleaned[key] = plan.cleaned_through
             yield ExportedPartition(
                 partition=plan.partition,
                 log_start=plan.log_start,
@@ -411,5 +363,4 @@ class _Stage:
             sync_folder(self._parent)
 
     def discard(self) -> None:
-        """Delete the temporary folder."""
         shutil.rmtree(self._path, ignore_errors=True)

@@ -30,6 +30,7 @@ from sparklog.format.coordinators.group_messages import (
     encode_offset_key,
     encode_offset_value,
 )
+from sparklog.kafka.in_place.directory import CONSUMER_OFFSETS
 from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.memory import MemoryStore
 
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
 
 ALL_GROUPS = "all"
-OFFSETS_TOPIC = "__consumer_offsets"
 GROUPS_FILE = "consumer-groups.csv"
 DEFAULT_OFFSETS_PARTITIONS = 50
 """Kafka's `offsets.topic.num.partitions`."""
@@ -94,38 +94,26 @@ def committed_offsets(root: Root, groups: Sequence[str] | str, topic_ids: Mappin
     return offsets
 
 
-def within(groups: Sequence[GroupOffsets], ends: Mapping[TopicPartition, int | None]) -> list[GroupOffsets]:
+def exported_offsets(
+    groups: Sequence[GroupOffsets], ends: Mapping[TopicPartition, int | None], keep_epochs: bool
+) -> list[GroupOffsets]:
     """Return the offsets of exported partitions, cut at `ends` (None: the whole partition was exported).
 
     With an offset above the end a consumer's position would be out of range, and its `auto.offset.reset` would apply.
+    Without `keep_epochs` leader epochs become 0, as in the exported batches.
     """
-    within_ends = []
+    exported = []
     for group in groups:
-        kept = tuple(_kept(each, ends[_place(each)]) for each in group.committed if _place(each) in ends)
+        kept = []
+        for each in group.committed:
+            if (each.topic, each.partition) in ends:
+                end = ends[each.topic, each.partition]
+                offset = each.offset if end is None else min(each.offset, end)
+                epoch = each.leader_epoch if keep_epochs or each.leader_epoch is None else 0
+                kept.append(replace(each, offset=offset, leader_epoch=epoch))
         if kept:
-            within_ends.append(replace(group, committed=kept))
-    return within_ends
-
-
-def with_epoch_0(groups: Sequence[GroupOffsets]) -> list[GroupOffsets]:
-    """Return the offsets with leader epoch 0 where they have one, as in the exported batches."""
-    return [
-        replace(
-            group,
-            committed=tuple(
-                each if each.leader_epoch is None else replace(each, leader_epoch=0) for each in group.committed
-            ),
-        )
-        for group in groups
-    ]
-
-
-def _place(committed: CommittedOffset) -> TopicPartition:
-    return committed.topic, committed.partition
-
-
-def _kept(committed: CommittedOffset, end: int | None) -> CommittedOffset:
-    return committed if end is None or committed.offset <= end else replace(committed, offset=end)
+            exported.append(replace(group, committed=tuple(kept)))
+    return exported
 
 
 def offsets_topic(groups: Sequence[GroupOffsets], partitions: int, env: Env) -> Topic:
@@ -136,7 +124,7 @@ def offsets_topic(groups: Sequence[GroupOffsets], partitions: int, env: Env) -> 
 
     now_ms = env.wall_ms()
     root = open_root(MemoryStore(lambda: now_ms), create=True, env=env)
-    topic = root.create_topic(OFFSETS_TOPIC, partitions=partitions, configs=OFFSETS_CONFIGS)
+    topic = root.create_topic(CONSUMER_OFFSETS, partitions=partitions, configs=OFFSETS_CONFIGS)
     records = [
         (group_partition(group.group, partitions), *record)
         for group in groups
@@ -155,7 +143,6 @@ def offsets_topic(groups: Sequence[GroupOffsets], partitions: int, env: Env) -> 
 
 
 def group_records(group: GroupOffsets, now_ms: int) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of one group."""
     state = GroupValue(PROTOCOL_TYPE, group.generation, None, None, now_ms)
     yield encode_group_key(GroupKey(group.group)), encode_group_value(state)
     for each in group.committed:

@@ -35,11 +35,9 @@ from sparklog.format.checkpoint_files import LeaderEpoch
 from sparklog.format.coordinators.producer_snapshot import snapshot_to_bytes
 from sparklog.format.filter_batches import rewrite_headers
 from sparklog.format.offset_index import MAX_RELATIVE_OFFSET
-from sparklog.format.record_batch import NO_LEADER_EPOCH, NO_TIMESTAMP, BatchHeaders, BytesLike
-from sparklog.format.transaction_index import none
-from sparklog.kafka.exporting.plan import CopyRules, PartitionPlan
-from sparklog.kafka.importing.segment import offset_index_of, time_index_of
-from sparklog.kafka.importing.totals import Batches
+from sparklog.format.record_batch import NO_LEADER_EPOCH, BatchHeaders, BytesLike
+from sparklog.kafka.exporting.plan import PartitionPlan
+from sparklog.kafka.importing.segment import Batches, offset_index_of, time_index_of
 from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.read.fetch import MissingFile, read_window
 from sparklog.log.read.read_plan import PlannedSlice
@@ -58,7 +56,8 @@ BEFORE_ALL_TIMES = -1
 class PartitionFiles:
     """The files of the partition of `plan` in `folder` of `target`; `source` and `topic` name the origin.
 
-    Call in this order: `output` (for `write_segments`), `copy`, `finish`.
+    `link`: hard links instead of copies where they can be; `keep_epochs`: leader epochs stay what they are. Call in
+    this order: `output` (for `write_segments`), `copy`, `finish`.
     """
 
     plan: PartitionPlan
@@ -67,7 +66,8 @@ class PartitionFiles:
     configs: TopicConfigs
     target: LocalStore
     folder: str
-    rules: CopyRules
+    link: bool
+    keep_epochs: bool
     segments: int = 0
     nbytes: int = 0
     linked: int = 0
@@ -78,21 +78,13 @@ class PartitionFiles:
     _lowest: int | None = None
 
     def output(self) -> SegmentOutput:
-        """Return the output for the slices that are written."""
         plan = self.plan
         writer = _OutgoingWriter(self.target, self.folder, plan.partition, 0, "", self.configs)
         writer.files = self
-        return SegmentOutput(
-            self.source,
-            self.topic,
-            plan.written,
-            writer,
-            lambda: self.producers().aborted,
-            plan.log_end if plan.cut else None,
-        )
+        end = plan.log_end if plan.cut else None
+        return SegmentOutput(self.source, self.topic, plan.written, writer, lambda: self.producers().aborted, end)
 
     def copy(self, progress: Progress) -> None:
-        """Copy or link the sealed segments."""
         for row in self.plan.copied:
             self._copy(row)
             progress(row.records, row.size)
@@ -119,18 +111,16 @@ class PartitionFiles:
         return log_end
 
     def epochs(self) -> list[LeaderEpoch]:
-        """Return the entries of `leader-epoch-checkpoint`."""
         return leader_epochs(self._epochs, self.plan.log_start)
 
     @property
     def first_base(self) -> int:
-        """Base offset of the first segment."""
         return min(self._bases)
 
     def last_stable(self, log_end: int) -> int:
         """Return the last stable offset of the export: below its log end if a transaction of Kafka's is open."""
         plan = self.plan
-        if plan.history is None:
+        if plan.written.history is None:
             return log_end
         if not plan.cut:
             return min(max(self.producers().last_stable, plan.log_start), log_end)
@@ -141,11 +131,9 @@ class PartitionFiles:
     def producers(self) -> PartitionProducers:
         """Replay the batches of Kafka's producers up to the log end."""
         if self._producers is None:
-            history, end = self.plan.history, self.plan.log_end
-            if history is None:
-                self._producers = PartitionProducers(end, none(), {})
-            else:
-                self._producers = replay(self.source, history, end)
+            history, end = self.plan.written.history, self.plan.log_end
+            nothing = PartitionProducers(end, transaction_index.none(), {})
+            self._producers = nothing if history is None else replay(self.source, history, end)
         return self._producers
 
     def base_for(self, base: int, last: int) -> int:
@@ -167,7 +155,7 @@ class PartitionFiles:
         base = self.base_for(named, row.end - 1)
         stem = f"{self.folder}/{base:020d}"
         whole = row.end <= self.plan.log_end
-        linked = self.rules.link and whole and _linked(self.source, row.file, self.target, f"{stem}.log")
+        linked = self.link and whole and _linked(self.source, row.file, self.target, f"{stem}.log")
         try:
             try:
                 copied = self._copy_log(row, whole, None if linked else f"{stem}.log")
@@ -179,7 +167,7 @@ class PartitionFiles:
             raise Conflict(f"{missing.file} is gone: it was replaced since this was planned; export again") from None
         if copied is None:
             return
-        interval, batches = self.configs.index_interval_bytes, copied.batches
+        interval, (batches, nbytes) = self.configs.index_interval_bytes, copied
         raw = {suffix: self._beside(row, suffix) for suffix in ("index", "timeindex", "txnindex")}
         if not whole or base != named:
             # Of a part the time index would end with a time that may not be in it; offsets count from the base.
@@ -195,13 +183,14 @@ class PartitionFiles:
         self._bases.append(base)
         self._copied_end = int(batches.last_offset[-1]) + 1
         self.segments += 1
-        self.nbytes += copied.nbytes
-        self.linked += copied.nbytes if linked else 0
+        self.nbytes += nbytes
+        self.linked += nbytes if linked else 0
 
-    def _copy_log(self, row: PlannedSlice, whole: bool, key: str | None) -> _Copied | None:
+    def _copy_log(self, row: PlannedSlice, whole: bool, key: str | None) -> tuple[Batches, int] | None:
         """Read and check a sealed segment, or the wanted part of it, and write it to `key` (None: it is a link).
 
-        None if no batch of it is wanted. `_EpochsToReset` for a link to batches whose epochs must change.
+        Return its batches and bytes, None if no batch of it is wanted. `_EpochsToReset` for a link to batches whose
+        epochs must change.
         """
         writer = self.target.writer(key) if key is not None else None
         columns: list[tuple[npt.NDArray[np.int64], ...]] = []
@@ -212,8 +201,10 @@ class PartitionFiles:
                 kept = headers if whole else headers[: _wanted(headers, self.plan.log_end)]
                 if len(kept) < len(headers):
                     data = data[: int(kept.position[-1] + kept.size[-1]) if len(kept) else 0]
-                if not whole:
-                    _check_batches(data, kept, row, low)
+                for wrong in () if whole else crc_failures(data, kept).tolist():
+                    reason = "the batch's checksum does not match its bytes: restore it"
+                    position, offset = low + int(kept.position[wrong]), int(kept.base_offset[wrong])
+                    raise Corrupt(reason, file=row.file, position=position, offset=offset)
                 columns.append((kept.position + low, kept.base_offset, kept.last_offset, kept.max_timestamp))
                 crc = crc32c(data, crc)
                 low += len(data)
@@ -230,24 +221,22 @@ class PartitionFiles:
             if writer is not None:
                 writer.discard()
             raise
-        if writer is not None:
-            if low:
-                writer.close()
-            else:
-                writer.discard()
-        return (
-            _Copied(Batches(*(np.concatenate(column) for column in zip(*columns, strict=True))), low) if low else None
-        )
+        if writer is not None and low:
+            writer.close()
+        elif writer is not None:
+            writer.discard()
+        return (Batches(*(np.concatenate(column) for column in zip(*columns, strict=True))), low) if low else None
 
     def outgoing(self, data: BytesLike, headers: BatchHeaders) -> BytesLike:
         """Return the bytes to export of these batches; note their leader epochs. A bytearray is changed in place."""
         high = headers.leader_epoch > 0
-        if headers.magic is not None:
-            high &= ~headers.is_legacy
-        if not self.rules.keep_epochs and high.any():
+        if not self.keep_epochs and high.any():
             data = data if isinstance(data, bytearray) else bytearray(data)
             headers = rewrite_headers(data, headers, leader_epoch=np.where(high, 0, NO_LEADER_EPOCH))
-        note_epochs(self._epochs, headers)
+        # One entry for each batch whose epoch is not that of the one before.
+        changes = np.flatnonzero(np.diff(headers.leader_epoch, prepend=NO_LEADER_EPOCH - 1))
+        epochs = headers.leader_epoch[changes].tolist()
+        self._epochs += zip(headers.base_offset[changes].tolist(), epochs, strict=True)
         return data
 
     def _beside(self, row: PlannedSlice, suffix: str) -> bytes | None:
@@ -261,17 +250,7 @@ class _EpochsToReset(Exception):  # noqa: N818
     """A segment that is linked has leader epochs above 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Copied:
-    """The copied batches of a sealed segment, and their bytes."""
-
-    batches: Batches
-    nbytes: int
-
-
 class _OutgoingWriter(SegmentWriter):
-    """Writer of exported segments."""
-
     files: PartitionFiles
 
     def path(self, base: int) -> str:
@@ -281,24 +260,8 @@ class _OutgoingWriter(SegmentWriter):
         ends = (int(each.end[-1]) for each in self.files.plan.written.segments if each.base[0] == base)
         super().begin(self.files.base_for(base, next(ends, base) - 1))
 
-    def append(
-        self,
-        data: BytesLike,
-        headers: BatchHeaders,
-        *,
-        records: int,
-        min_ts: int,
-        flags: int = 0,
-        modified_ms: int = NO_TIMESTAMP,
-    ) -> None:
-        data = self.files.outgoing(data, headers)
-        super().append(data, headers, records=records, min_ts=min_ts, flags=flags, modified_ms=modified_ms)
-
-
-def note_epochs(noted: list[tuple[int, int]], headers: BatchHeaders) -> None:
-    """Add (base offset, leader epoch) of each batch whose epoch is not that of the one before."""
-    changes = np.flatnonzero(np.diff(headers.leader_epoch, prepend=NO_LEADER_EPOCH - 1))
-    noted += zip(headers.base_offset[changes].tolist(), headers.leader_epoch[changes].tolist(), strict=True)
+    def append(self, data: BytesLike, headers: BatchHeaders, **facts: int) -> None:
+        super().append(self.files.outgoing(data, headers), headers, **facts)
 
 
 def leader_epochs(noted: Iterable[tuple[int, int]], log_start: int) -> list[LeaderEpoch]:
@@ -326,23 +289,8 @@ def _wanted(headers: BatchHeaders, end: int) -> int:
 
     The header of a wrapper of format v0 or v1 does not have its first offset: it lies behind the batch before it.
     """
-    begins = np.where(
-        headers.is_legacy, np.append(headers.base_offset[:1], headers.next_offset[:-1]), headers.base_offset
-    )
-    return int(np.searchsorted(begins, end))
-
-
-def _check_batches(data: memoryview, headers: BatchHeaders, row: PlannedSlice, low: int) -> None:
-    """`Corrupt` unless each batch's checksum is right; `data` begins at byte `low` of the segment."""
-    wrong = crc_failures(data, headers)
-    if len(wrong):
-        position, offset = int(headers.position[wrong[0]]), int(headers.base_offset[wrong[0]])
-        raise Corrupt(
-            "the batch's checksum does not match its bytes: restore it",
-            file=row.file,
-            position=low + position,
-            offset=offset,
-        )
+    after = np.append(headers.base_offset[:1], headers.next_offset[:-1])
+    return int(np.searchsorted(np.where(headers.is_legacy, after, headers.base_offset), end))
 
 
 def _stem(path: str) -> str:

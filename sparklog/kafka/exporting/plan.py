@@ -15,7 +15,7 @@ Configs go out as a properties file for Kafka's tools. A config that a broker re
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sparklog.compaction.sealing import SealPart
@@ -26,9 +26,7 @@ from sparklog.log.state.segments import RollRule, segments_of
 from sparklog.log.state.slice_table import ABORTED, Snapshot
 from sparklog.log.state.slices import SliceFlag
 
-GONE = frozenset(
-    {"message.format.version", "message.downconversion.enable", "message.timestamp.difference.max.ms"},
-)
+GONE = frozenset({"message.format.version", "message.downconversion.enable", "message.timestamp.difference.max.ms"})
 """Removed in Kafka 4.0."""
 LEAST_SEGMENT_BYTES = 1 << 20
 SUFFIX = ".properties"
@@ -58,7 +56,6 @@ def properties_name(topic: str) -> str:
 
 
 def properties_file(topic: str, partitions: int, configs: TopicConfigs) -> bytes:
-    """Return the file's bytes (UTF-8; all names and values are ASCII)."""
     taken, refused = broker_configs(configs)
     options = "".join(f" --config {name}={value}" for name, value in taken.items())
     file = properties_name(topic)
@@ -72,32 +69,12 @@ def properties_file(topic: str, partitions: int, configs: TopicConfigs) -> bytes
 
 
 @dataclass(frozen=True, slots=True)
-class ExportRange:
-    """The range to export: partitions (None: all), first offset and offset behind the last, per partition.
-
-    A partition missing in `starts` begins at its log start, one missing in `ends` ends at its last stable offset.
-    """
-
-    partitions: tuple[int, ...] | None
-    starts: Mapping[int, int]
-    ends: Mapping[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class CopyRules:
-    """`link`: hard links instead of copies where they can be; `keep_epochs`: leader epochs stay what they are."""
-
-    link: bool
-    keep_epochs: bool
-
-
-@dataclass(frozen=True, slots=True)
 class PartitionPlan:
     """One partition of an export.
 
     * `log_start`, `log_end`: the offsets that go out; `cut`: the last slice goes on behind them, and is not taken whole
-    * `copied`: sealed segments to copy; `written`: slices to write as segments, by segment
-    * `history`: all slices up to `log_end` where some hold batches of Kafka's producers, else None
+    * `copied`: sealed segments to copy; `written`: slices to write as segments, by segment; its `history`: all slices
+      up to `log_end` where some hold batches of Kafka's producers, else None
     * `cleaned_through`: Kafka's cleaner checkpoint, None for topics that are not compacted
     """
 
@@ -107,27 +84,25 @@ class PartitionPlan:
     cut: bool
     copied: tuple[PlannedSlice, ...]
     written: SealPart
-    history: PlannedSlices | None
     cleaned_through: int | None
 
-    @property
-    def nbytes(self) -> int:
-        """Stored bytes of all that goes out, as they are now."""
-        return self.written.nbytes + sum(row.size for row in self.copied)
 
+def plan_export(
+    snapshot: Snapshot, partitions: Sequence[int] | None, starts: Mapping[int, int], ends: Mapping[int, int]
+) -> list[PartitionPlan]:
+    """Plan the export of partitions (None: all) from `starts` (default: log start) to `ends` (last stable offset).
 
-def plan_export(snapshot: Snapshot, wanted: ExportRange) -> list[PartitionPlan]:
-    """The partitions in order. `NotFound` for a partition or an offset that is not there, or that is not stable."""
-    head = snapshot.head
-    known = range(head.partitions)
-    named = known if wanted.partitions is None else sorted({*wanted.partitions})
-    for partition in {*named, *wanted.starts, *wanted.ends}:
+    `NotFound` for a partition or an offset that is not there, or that is not stable.
+    """
+    known = range(snapshot.head.partitions)
+    named = known if partitions is None else sorted({*partitions})
+    for partition in {*named, *starts, *ends}:
         if partition not in known:
             raise NotFound(f"topic '{snapshot.topic}' has partitions 0 to {len(known) - 1}, found {partition}")
         if partition not in named:
             raise NotFound(f"offsets are given for partition {partition}, which is not among those to export")
     stable = stable_ends(snapshot)
-    return [_planned(snapshot, each, *_bounds(snapshot, each, wanted, stable[each])) for each in named]
+    return [_planned(snapshot, each, starts.get(each), ends.get(each), stable[each]) for each in named]
 
 
 def stable_ends(snapshot: Snapshot) -> list[int]:
@@ -136,35 +111,31 @@ def stable_ends(snapshot: Snapshot) -> list[int]:
     return [int(offset) for offset in replace(snapshot.head, kafka_open=()).last_stable()]
 
 
-def _bounds(snapshot: Snapshot, partition: int, wanted: ExportRange, stable: int) -> tuple[int, int]:
-    head = snapshot.head
+def _planned(snapshot: Snapshot, partition: int, first: int | None, last: int | None, stable: int) -> PartitionPlan:
+    topic, head, configs = snapshot.topic, snapshot.head, snapshot.head.configs
     log_start = int(head.log_start[partition])
-    start, end = wanted.starts.get(partition, log_start), wanted.ends.get(partition, stable)
+    start, end = log_start if first is None else first, stable if last is None else last
     if not log_start <= start <= end <= stable:
         held = f", held back by an open transaction below {int(head.log_end[partition])}"
         raise NotFound(
-            f"offsets {start} to {end} of {snapshot.topic}-{partition} are out of range: expected a part of "
+            f"offsets {start} to {end} of {topic}-{partition} are out of range: expected a part of "
             f"{log_start} to {stable}{held if stable < head.log_end[partition] else ''}"
         )
-    return start, end
-
-
-def _planned(snapshot: Snapshot, partition: int, start: int, end: int) -> PartitionPlan:
-    topic, configs = snapshot.topic, snapshot.head.configs
     below = snapshot.slices.select(partition, 0, end)
     below = below[below.status != ABORTED]
     rows = below[below.end > start]
     copied: list[PlannedSlice] = []
     segments: list[PlannedSlices] = []
-    for segment in segments_of(rows, partition, end, RollRule.of(configs, snapshot.head.topic_id)):
+    for segment in segments_of(rows, partition, end, RollRule.of(configs, head.topic_id)):
         if segment.rows == 0:
             continue
         sources = planned_slices(topic, partition, rows[segment.first_row : segment.first_row + segment.rows])
-        first = sources.row(0)
-        if segment.sealed and first.position == 0 and first.size == first.file_size:
-            copied.append(first)
+        row = sources.row(0)
+        if segment.sealed and row.position == 0 and row.size == row.file_size:
+            copied.append(row)
         else:
             segments.append(sources)
+    cleaned = min(int(head.cleaned_through[partition]), end)
     kafkas = bool((below.flags & int(SliceFlag.KAFKA_PRODUCERS)).any())
     history = planned_slices(topic, partition, below) if kafkas else None
     return PartitionPlan(
@@ -174,11 +145,5 @@ def _planned(snapshot: Snapshot, partition: int, start: int, end: int) -> Partit
         cut=len(rows) > 0 and int(rows.end[-1]) > end,
         copied=tuple(copied),
         written=SealPart(partition, tuple(segments), history, end),
-        history=history,
-        cleaned_through=_cleaned_through(snapshot, configs, partition, end),
+        cleaned_through=cleaned if configs.is_compacted and cleaned > 0 else None,
     )
-
-
-def _cleaned_through(snapshot: Snapshot, configs: TopicConfigs, partition: int, end: int) -> int | None:
-    cleaned = min(int(snapshot.head.cleaned_through[partition]), end)
-    return cleaned if configs.is_compacted and cleaned > 0 else None

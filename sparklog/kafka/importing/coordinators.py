@@ -1,4 +1,9 @@
-"""Import the state of Kafka's coordinators: committed offsets of groups, and states of transactions.
+"""Read what Kafka's coordinators keep in compacted topics of their own, import it, and compute consumer lag from it.
+
+The newest record of a key counts, one without a value deletes it. Records of transactions (offsets that a producer
+sends with what it writes) count from their COMMIT marker on, those of other writers at once, also behind a transaction
+that is open: so this is no read with read_committed, which ends at the first open one. A record that was written
+earlier never replaces one that was written later, whenever its marker comes.
 
 **Groups** (`__consumer_offsets`): the committed offsets of each group in the imported topics, with times, leader epochs
 and metadata, and the group's generation. Left out are offsets past their expire timestamp (from old clients), those of
@@ -11,20 +16,21 @@ decision if the marker has not reached the partition yet (`sparklog.log.state.co
 the next transaction during the import. So a decision counts only if its record is the newest both before the logs are
 copied and after: an id begins no transaction before all markers of the last one are written.
 
-Consumer lag in a Kafka log directory, from the coordinators' topic `__consumer_offsets`.
-
-Rows are those of `sparklog.groups.lag`. The members of a group are in a broker's memory, so its state is unknown. Each
-broker of a cluster has some partitions of `__consumer_offsets`, and of the topics: groups are those of the coordinators
-in this directory, rows those of its logs.
+**Consumer lag**: rows are those of `sparklog.groups.lag`. The members of a group are in a broker's memory, so its state
+is unknown. Each broker of a cluster has some partitions of `__consumer_offsets`, and of the topics: groups are those of
+the coordinators in this directory, rows those of its logs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError
+import numpy as np
+
+from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
+from sparklog.format import control
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.format.coordinators.group_messages import (
     GroupKey,
@@ -39,25 +45,121 @@ from sparklog.format.coordinators.group_messages import (
 from sparklog.format.coordinators.transaction_messages import (
     Status,
     TransactionKey,
-    TransactionValue,
     decode_transaction_key,
     decode_transaction_value,
 )
 from sparklog.groups.group import DEAD, GroupDescription
 from sparklog.groups.lag import Lag
 from sparklog.kafka.importing.partition import CoordinatorEntry
-from sparklog.kafka.in_place.directory import kafka_layout
-from sparklog.kafka.in_place.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE, Kept, newest_values
-from sparklog.kafka.in_place.segment_recovery import FAIL, OnSkipped, Skipped, log_skipped
+from sparklog.kafka.in_place import directory
+from sparklog.kafka.in_place.directory import (
+    CONSUMER_OFFSETS,
+    TRANSACTION_STATE,
+    SegmentName,
+    kafka_layout,
+    settled_segments,
+)
+from sparklog.kafka.in_place.segment_file import SegmentFile, Window
+from sparklog.kafka.in_place.segment_recovery import (
+    FAIL,
+    SKIP,
+    TRUNCATE,
+    Damage,
+    OnSkipped,
+    Skipped,
+    log_skipped,
+    sound_windows,
+)
 from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.journal.env import SYSTEM, Env
-from sparklog.log.state.commit import ABORT, COMMIT, KafkaOpen
+from sparklog.log.state.commit import ABORT, COMMIT
 from sparklog.log.state.commit_intents import ImportedPartition, ImportIntent
 from sparklog.log.state.view import READ_UNCOMMITTED, Bounds, OffsetRange
 
 if TYPE_CHECKING:
     from sparklog.log.topic.root import Root
     from sparklog.log.topic.topic import Topic
+
+
+class Kept(NamedTuple):
+    """The value of a key and where its record lies."""
+
+    value: bytes
+    partition: int
+    offset: int
+
+
+@dataclass(slots=True)
+class _Loading:
+    topic: str
+    partition: int
+    policy: str
+    on_skipped: OnSkipped
+    values: dict[bytes, tuple[int, bytes | None]] = field(default_factory=dict)
+    pending: dict[int, dict[bytes, tuple[int, bytes | None]]] = field(default_factory=dict)
+    """By producer id: what its open transaction has written."""
+    cut: bool = False
+
+    def load(self, names: tuple[SegmentName, ...]) -> None:
+        for name, after in zip(names, [*names[1:], None], strict=True):
+            if self.cut:
+                return
+            try:
+                with SegmentFile(name.path) as file:
+                    for window in self._windows(file, name, after):
+                        self._add(window, file)
+            except FileNotFoundError:
+                raise Unavailable(f"{name.path} is gone: Kafka's cleaner was at work; try again") from None
+
+    def _add(self, window: Window, file: SegmentFile) -> None:
+        headers = window.headers
+        markers = headers.is_control
+        records = window.decode(("key", "value"), file.path, ~markers & (headers.count > 0))
+        if records.key is None or records.value is None:
+            return
+        keys, values, offsets = records.key.to_pylist(), records.value.to_pylist(), records.offset.tolist()
+        ends = np.searchsorted(records.offset, headers.next_offset).tolist()
+        at = 0
+        for row, end in enumerate(ends):
+            producer = int(headers.producer_id[row])
+            if markers[row]:
+                # Of a marker that the cleaner has emptied, the records are gone as well.
+                if headers.count[row]:
+                    self._end(producer, int(control.control_types(window.data, headers[row : row + 1])[0]))
+                continue
+            target = self.pending.setdefault(producer, {}) if headers.is_transactional[row] else self.values
+            for i in range(at, end):
+                if keys[i] is not None:
+                    target[keys[i]] = (offsets[i], values[i])
+            at = end
+
+    def _end(self, producer: int, kind: int) -> None:
+        written = self.pending.pop(producer, {}) if kind in (control.COMMIT, control.ABORT) else {}
+        for key, item in written.items() if kind == control.COMMIT else ():
+            if key not in self.values or self.values[key][0] < item[0]:
+                self.values[key] = item
+
+    def _windows(self, file: SegmentFile, name: SegmentName, after: SegmentName | None) -> Iterator[Window]:
+        last = after is None
+
+        def decide(damage: Damage) -> bool:
+            if self.policy == SKIP and not (last and damage.stop == "zeros"):
+                return True
+            if last and damage.unwritten:
+                return False
+            if self.policy != TRUNCATE:
+                raise Corrupt(damage.reason, file=file.path, position=damage.position, offset=damage.offset)
+            self.cut = True
+            skipped(damage, file.size, None)
+            return False
+
+        def skipped(damage: Damage, until: int, end: int | None) -> None:
+            size = until - damage.position
+            place = self.topic, self.partition, file.path, damage.position, size, damage.offset
+            self.on_skipped(Skipped(*place, end, damage.reason))
+
+        limit = None if after is None else after.base
+        return sound_windows(file, 0, name.base, decide=decide, resumed=skipped, limit=limit)
 
 
 CONSUMER_GROUP_METADATA = 3
@@ -135,17 +237,8 @@ def import_groups(
             topic_id, kafka_id, count = topics.get(topic, ("", "", 0))
             same = value.topic_id is None or not kafka_id or value.topic_id == kafka_id
             if partition < count and same and value.offset >= 0:
-                offsets.append(
-                    CommittedOffset(
-                        topic,
-                        topic_id,
-                        partition,
-                        value.offset,
-                        value.leader_epoch,
-                        value.metadata,
-                        max(value.commit_timestamp, 0),
-                    )
-                )
+                given = value.offset, value.leader_epoch, value.metadata, max(value.commit_timestamp, 0)
+                offsets.append(CommittedOffset(topic, topic_id, partition, *given))
         if not offsets:
             continue
         group = known.group(group_id)
@@ -167,9 +260,18 @@ def kafka_transactions(
         owner = decode_transaction_key(key)
         value = decode_transaction_value(kept.value)
         if isinstance(owner, TransactionKey) and value is not None:
+            begun = value.status in _BEGUN
+            entry = CoordinatorEntry(
+                transactional_id=owner.transactional_id,
+                timeout_ms=max(value.timeout_ms, 0),
+                start_ms=value.start_ms if begun and value.start_ms is not None and value.start_ms >= 0 else None,
+                decided=_DECIDED.get(value.status),
+                partitions=frozenset(value.partitions or ()) if begun else frozenset(),
+                record=(kept.partition, kept.offset),
+            )
             # While an id moves to another producer id, the one before writes the markers.
             for producer in {value.producer_id, value.previous_producer_id} - {-1}:
-                entries[producer] = _entry(owner.transactional_id, value, (kept.partition, kept.offset))
+                entries[producer] = entry
 
     _each(path, TRANSACTION_STATE, take, env, policy, on_skipped)
     return entries
@@ -187,7 +289,11 @@ def note_decisions(topic: Topic, before: Mapping[int, CoordinatorEntry], after: 
     parts = []
     for partition in sorted({each.partition for each in head.kafka_open}):
         before_open = [each for each in head.kafka_open if each.partition == partition]
-        after_open = [_with_decision(topic.name, each, decided.get(each.producer)) for each in before_open]
+        after_open = []
+        for each in before_open:
+            entry = decided.get(each.producer)
+            here = entry is not None and (topic.name, partition) in entry.partitions
+            after_open.append(replace(each, decided=entry.decided) if entry is not None and here else each)
         if after_open != before_open and source is not None and partition in source.ends:
             end = int(head.log_end[partition])
             parts.append(
@@ -207,28 +313,22 @@ def note_decisions(topic: Topic, before: Mapping[int, CoordinatorEntry], after: 
         topic.log.commit(ImportIntent(head.topic_id, tuple(parts), source.topic_id), head)
 
 
-def _with_decision(topic: str, open_: KafkaOpen, entry: CoordinatorEntry | None) -> KafkaOpen:
-    here = entry is not None and (topic, open_.partition) in entry.partitions
-    return replace(open_, decided=entry.decided) if entry is not None and here else open_
-
-
-def _entry(transactional_id: str, value: TransactionValue, record: tuple[int, int]) -> CoordinatorEntry:
-    begun = value.status in _BEGUN
-    return CoordinatorEntry(
-        transactional_id=transactional_id,
-        timeout_ms=max(value.timeout_ms, 0),
-        start_ms=value.start_ms if begun and value.start_ms is not None and value.start_ms >= 0 else None,
-        decided=_DECIDED.get(value.status),
-        partitions=frozenset(value.partitions or ()) if begun else frozenset(),
-        record=record,
-    )
-
-
 def _each(
     path: str, topic: str, take: Callable[[bytes, Kept], None], env: Env, policy: str, on_skipped: OnSkipped
 ) -> None:
-    """Call `take` with the newest record of each key; a record that no version of Kafka writes is damage."""
-    for key, kept in newest_values(path, topic, env=env, policy=policy, on_skipped=on_skipped).items():
+    """Call `take` with the newest record of each key in the partitions of `topic` in the log dir at `path`.
+
+    `policy`, `on_skipped`: what damage does, see `segment_recovery`; so does a record that no version of Kafka writes.
+    """
+    newest: dict[bytes, Kept] = {}
+    for (name, number), folder in sorted(directory.partition_folders(path).items()):
+        if name == topic:
+            loading = _Loading(topic, number, policy, on_skipped)
+            loading.load(settled_segments(folder, env=env))
+            for key, (offset, value) in loading.values.items():
+                if value is not None:
+                    newest[key] = Kept(value, number, offset)
+    for key, kept in newest.items():
         try:
             take(key, kept)
         except Corrupt as error:
@@ -247,7 +347,6 @@ UNKNOWN = "Unknown"
 
 
 def has_groups(view: KafkaView) -> bool:
-    """Return True if the directory holds a coordinator's topic."""
     return kafka_layout(view.location) == "log-dir" and CONSUMER_OFFSETS in view.topics()
 
 
@@ -276,19 +375,17 @@ class KafkaGroups:
         self._groups = kafka_groups(view.location, env=SYSTEM, now_ms=self.now_ms, on_skipped=log_skipped)
 
     def names(self) -> list[str]:
-        """Return the names of all groups, sorted."""
         return sorted(self._groups)
 
     def descriptions(self, names: Iterable[str], failures: list[SparklogError] | None = None) -> list[GroupDescription]:
         """Describe groups; their time is that of the newest offset."""
-        return [self._description(name) for name in names]
-
-    def _description(self, name: str) -> GroupDescription:
-        group = self._groups.get(name)
-        if group is None:
-            return GroupDescription(name, DEAD, 0, None, None, 0)
-        newest = max((value.commit_timestamp for value in group.offsets.values()), default=0)
-        return GroupDescription(name, UNKNOWN, group.generation, None, None, max(0, newest))
+        described = []
+        for name in names:
+            group = self._groups.get(name, KafkaGroup(name))
+            newest = max((value.commit_timestamp for value in group.offsets.values()), default=0)
+            state = UNKNOWN if name in self._groups else DEAD
+            described.append(GroupDescription(name, state, group.generation, None, None, max(0, newest)))
+        return described
 
     def lag(
         self, names: Iterable[str] | None = None, *, topics: Collection[str] | None = None, seconds: bool = True
@@ -304,37 +401,29 @@ class KafkaGroups:
             topics = {topic for group in known for topic, _ in group.offsets} & set(self._view.topics())
             self._view.refresh(sorted(topics))
         bounds = {topic: self._view.bounds(topic) for topic in topics}
-        return [
-            self._row(group.id, topic, partition, value.offset, bounds[topic][partition], seconds)
-            for group in known
-            for (topic, partition), value in sorted(group.offsets.items())
-            if partition in bounds.get(topic, {})
-        ]
-
-    def _row(self, group: str, topic: str, partition: int, offset: int, limits: Bounds, seconds: bool) -> Lag:
-        waited = self._waited(topic, partition, offset, limits) if seconds else None
-        lag = limits.log_end - offset
-        return Lag(group, topic, partition, offset, limits.log_start, limits.log_end, lag, waited, None)
+        rows = []
+        for group in known:
+            for (topic, partition), value in sorted(group.offsets.items()):
+                limits, offset = bounds.get(topic, {}).get(partition), value.offset
+                if limits is not None:
+                    waited = self._waited(topic, partition, offset, limits) if seconds else None
+                    start, end = limits.log_start, limits.log_end
+                    rows.append(Lag(group.id, topic, partition, offset, start, end, end - offset, waited, None))
+        return rows
 
     def _waited(self, topic: str, partition: int, offset: int, limits: Bounds) -> float | None:
         """Return the seconds since the first record from `offset` on was written; 0 without such a record.
 
         None if it has no time, or is damaged; the error goes into `failures`.
         """
+        unread = OffsetRange(topic, partition, max(offset, limits.log_start), limits.log_end)
         try:
-            written = self._first_time(topic, partition, max(offset, limits.log_start), limits.log_end)
+            for part in self._view.plan([unread], READ_UNCOMMITTED):
+                for batch in part.read(("timestamp",)):
+                    if batch.num_rows:
+                        written = int(batch.column(0)[0].value)
+                        return max(0, self.now_ms - written) / 1000 if written >= 0 else None
         except Corrupt as error:
             self.failures.append(error)
             return None
-        if written is None:
-            return 0.0
-        return max(0, self.now_ms - written) / 1000 if written >= 0 else None
-
-    def _first_time(self, topic: str, partition: int, start: int, end: int) -> int | None:
-        """Return the time (ms) of the first record in offsets `[start, end)`; None without one."""
-        if start < end:
-            for part in self._view.plan([OffsetRange(topic, partition, start, end)], READ_UNCOMMITTED):
-                for batch in part.read(("timestamp",)):
-                    if batch.num_rows:
-                        return int(batch.column(0)[0].value)
-        return None
+        return 0.0

@@ -13,9 +13,9 @@ Readers see the beginning of a partition meanwhile.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from sparklog.errors import BadRequest, Conflict, SparklogError
@@ -53,13 +53,11 @@ OnProgress: TypeAlias = Callable[[str, int, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class PartitionReport:
-    """The import of one partition, or with a dry run the plan of it.
+    """The import of one partition, or with a dry run the plan of it, by names and sizes of files alone.
 
     * `log_start`, `log_end`: as they are now; `since`: the first offset that was not there before
-    * `records`: imported now; `copied`, `linked`: bytes copied, and bytes shared with Kafka's files by hard links
+    * `records`: imported now; `copied`, `linked`: bytes copied (the most that would be), and shared by hard links
     * `skipped`: places where damage was left out; `open`: transactions that no marker ends
-
-    A dry run looks at names and sizes only: `copied` is the most that would be read, `records` and `open` are 0.
     """
 
     partition: int
@@ -97,18 +95,11 @@ class ImportReport:
 
 @dataclass(frozen=True, slots=True)
 class ImportOptions:
-    """Options of an import.
+    """Options of an import, as of `sparklog.import_kafka`; `force` as in `Root.create_topic`.
 
-    * `topics`: names (None: all but Kafka's internal ones); `configs`: set on each; `force` as in `Root.create_topic`
-    * `corrupt_records`: `fail`, `skip` (damaged batches are left out), or `truncate` (a partition ends in front of its
-      first damage, as after Kafka's recovery from recovery point 0)
-    * `open_transactions`: the choice for transactions that Kafka has not ended. `keep`: they hold back the last stable
-      offset until a later import brings their markers, or they are ended here. `abort`: they end as Kafka's coordinator
-      has decided, else by ABORT, and no import can go on with these topics. `refuse`: `Conflict`
-    * `link`: `auto` (closed segments become hard links where both lie on one disk) or `never`
-    * `groups`: take offsets of consumer groups from `__consumer_offsets`
-    * `transactions`: take ids, timeouts and decisions of open transactions from `__transaction_state`
-      (see `sparklog.kafka.importing.coordinators`)
+    `open_transactions`: `keep`: they hold back the last stable offset until a later import brings their markers, or
+    they are ended here. `abort`: they end as Kafka's coordinator has decided, else by ABORT, and no import can go on
+    with these topics. `refuse`: `Conflict`.
     """
 
     topics: Sequence[str] | None = None
@@ -121,18 +112,14 @@ class ImportOptions:
     transactions: bool = True
 
     def check(self) -> None:
-        """Raise `BadRequest` for a choice or a topic config that is not valid."""
         check_policy(self.corrupt_records)
-        for value, choices, name in (
-            (self.open_transactions, OPEN_CHOICES, "open transactions"),
-            (self.link, LINK_CHOICES, "link"),
-        ):
+        given = ("open transactions", self.open_transactions, OPEN_CHOICES), ("link", self.link, LINK_CHOICES)
+        for name, value, choices in given:
             if value not in choices:
                 raise BadRequest(f"expected {name} to be one of {', '.join(choices)}, found {value!r}")
         self.topic_configs()
 
     def topic_configs(self) -> TopicConfigs:
-        """Return `configs`, checked."""
         configs = dict(self.configs or {})
         if INTERNAL_SEGMENT_BYTES in configs:
             configs["segment.bytes"] = configs.pop(INTERNAL_SEGMENT_BYTES)
@@ -178,7 +165,9 @@ def import_log_dir(
     if options.groups:
         groups = kafka_groups(log_dir, env=env, now_ms=env.wall_ms(), policy=policy, on_skipped=on_skipped)
     if root is None or dry_run:
-        return ImportReport(tuple(_plan_report(plan, env) for plan in plans), _plan_groups(groups, names))
+        counts = [(group, sum(topic in names for topic, _ in group.offsets)) for group in groups.values()]
+        taken = (ImportedGroup(group.id, count, len(group.offsets) - count) for group, count in counts if count)
+        return ImportReport(tuple(_plan_report(plan, env) for plan in plans), tuple(taken))
     root.ensure_probed()
 
     def coordinator_entries() -> dict[int, CoordinatorEntry]:
@@ -196,52 +185,40 @@ def import_log_dir(
         after = coordinator_entries()
         for topic in held:
             note_decisions(topic, coordinator, after)
-    report = ImportReport(topics, import_groups(root, groups, _heads(root, plans)))
+    heads = {plan.source: root.topic(plan.source.name).log.head(refresh=False) for plan in plans}
+    ids = {source.name: (head.topic_id, source.topic_id, head.partitions) for source, head in heads.items()}
+    report = ImportReport(topics, import_groups(root, groups, ids))
     if last:
         for topic in held:
             topic.end_kafka_transactions()
     return report
 
 
-def _heads(root: Root, plans: Sequence[TopicPlan]) -> dict[str, tuple[str, str, int]]:
-    """Topic -> its id here, its id in Kafka, its number of partitions."""
-    heads = {plan.source: root.topic(plan.source.name).log.head(refresh=False) for plan in plans}
-    return {source.name: (head.topic_id, source.topic_id, head.partitions) for source, head in heads.items()}
-
-
+@dataclass(slots=True)
 class _TopicImport:
     """The import of one topic: create it or go on with it, and commit pieces of its partitions as they are copied."""
 
-    def __init__(
-        self,
-        root: Root,
-        plan: TopicPlan,
-        options: ImportOptions,
-        coordinator: Mapping[int, CoordinatorEntry],
-        on_skipped: OnSkipped,
-        on_progress: OnProgress,
-    ) -> None:
-        self._root = root
-        self._plan = plan
-        self._options = options
-        self._coordinator = coordinator
-        self._on_skipped = on_skipped
-        self._on_progress = on_progress
-        self._pending: list[ImportedPartition] = []
-        self._waiting = (0, 0)
-        """Files and bytes of the pending pieces."""
-        self._written: list[str] = []
-        self._attempted = False
-        self._created = -1
-        self._reports: dict[int, PartitionReport] = {}
+    root: Root
+    plan: TopicPlan
+    options: ImportOptions
+    coordinator: Mapping[int, CoordinatorEntry]
+    on_skipped: OnSkipped
+    on_progress: OnProgress
+    pending: list[ImportedPartition] = field(default_factory=list)
+    files: int = 0
+    nbytes: int = 0
+    written: list[str] = field(default_factory=list)
+    attempted: bool = False
+    created: int = -1
+    reports: dict[int, PartitionReport] = field(default_factory=dict)
 
     def run(self) -> ImportedTopic:
-        source = self._plan.source
+        source = self.plan.source
         topic = self._topic()
         try:
-            for part, known in zip(source.partitions, self._plan.known, strict=True):
+            for part, known in zip(source.partitions, self.plan.known, strict=True):
                 self._partition(topic, part, known)
-            if self._options.open_transactions == REFUSE:
+            if self.options.open_transactions == REFUSE:
                 self._refuse_open(topic)
             self._commit(topic)
         except BaseException:
@@ -249,58 +226,58 @@ class _TopicImport:
             with suppress(SparklogError):
                 self._delete_files(topic)
             raise
-        reports = tuple(self._reports[part.number] for part in source.partitions)
-        return ImportedTopic(source.name, source.topic_id, not self._plan.exists, reports)
+        reports = tuple(self.reports[part.number] for part in source.partitions)
+        return ImportedTopic(source.name, source.topic_id, not self.plan.exists, reports)
 
     def _topic(self) -> Topic:
         """Return the topic, created or with new partitions and configs."""
-        source, configs = self._plan.source, self._options.topic_configs()
+        source, configs = self.plan.source, self.options.topic_configs()
         count = len(source.partitions)
-        if not self._plan.exists:
-            intent = CreateIntent(self._root.env.new_id(), count, configs, kafka_source=KafkaSource(source.topic_id))
-            created = self._root.begin_topic(source.name, intent)
-            self._created = created.log.head(refresh=False).version
+        if not self.plan.exists:
+            intent = CreateIntent(self.root.env.new_id(), count, configs, kafka_source=KafkaSource(source.topic_id))
+            created = self.root.begin_topic(source.name, intent)
+            self.created = created.log.head(refresh=False).version
             return created
-        topic = self._root.topic(source.name)
+        topic = self.root.topic(source.name)
         head = topic.log.head(refresh=False)
         changed = {name: text for name, text in configs.explicit.items() if head.configs.explicit.get(name) != text}
         if changed or count > head.partitions:
-            topic.alter(
-                configs=changed, partitions=count if count > head.partitions else None, force=self._options.force
-            )
+            more = count if count > head.partitions else None
+            topic.alter(configs=changed, partitions=more, force=self.options.force)
         return topic
 
     def _partition(self, topic: Topic, part: PartitionSource, known: Known) -> None:
-        """Copy the new part of a partition, and commit pieces on the way."""
-        name = self._plan.source.name
+        name = self.plan.source.name
         damages: list[Skipped] = []
 
         def skipped(damage: Skipped) -> None:
             damages.append(damage)
-            self._on_skipped(damage)
+            self.on_skipped(damage)
 
         target = Target(
-            store=self._root.store,
+            store=self.root.store,
             topic=name,
             read_version=max(topic.log.head(refresh=False).version, 0),
             index_interval=topic.log.head(refresh=False).configs.index_interval_bytes,
-            env=self._root.env,
-            written=self._written,
-            policy=self._options.corrupt_records,
+            env=self.root.env,
+            written=self.written,
+            policy=self.options.corrupt_records,
             on_skipped=skipped,
-            link=self._options.link == AUTO,
-            coordinator=self._coordinator,
-            progress=lambda records, nbytes: self._on_progress(name, part.number, records, nbytes),
+            link=self.options.link == AUTO,
+            coordinator=self.coordinator,
+            progress=lambda records, nbytes: self.on_progress(name, part.number, records, nbytes),
         )
         for piece in copy_partition(part, target, known):
             last = piece
-            self._pending.append(piece)
-            files, nbytes = self._waiting
-            self._waiting = (files + len(piece.files), nbytes + sum(file.size for file in piece.files))
-            if self._full():
+            self.pending.append(piece)
+            self.files += len(piece.files)
+            self.nbytes += sum(file.size for file in piece.files)
+            full = self.files >= SLICES_PER_COMMIT or self.nbytes >= BYTES_PER_COMMIT
+            # With `refuse` all is one commit: only the end shows what is open.
+            if full and self.options.open_transactions != REFUSE:
                 self._commit(topic)
                 target.read_version = max(topic.log.head(refresh=False).version, 0)
-        self._reports[part.number] = PartitionReport(
+        self.reports[part.number] = PartitionReport(
             partition=part.number,
             log_start=last.log_start,
             log_end=last.log_end,
@@ -312,27 +289,22 @@ class _TopicImport:
             open=len(last.stands()),
         )
 
-    def _full(self) -> bool:
-        """True if enough is pending for a commit. With `refuse` all is one commit: only the end shows what is open."""
-        files, nbytes = self._waiting
-        return self._options.open_transactions != REFUSE and (files >= SLICES_PER_COMMIT or nbytes >= BYTES_PER_COMMIT)
-
     def _commit(self, topic: Topic) -> None:
         """Commit the pending pieces, one of each partition at a time."""
         # From here on a commit may name these files, whatever fails. Unreferenced ones are left to the vacuum.
-        self._attempted |= bool(self._pending)
-        self._written.clear()
-        while self._pending:
+        self.attempted |= bool(self.pending)
+        self.written.clear()
+        while self.pending:
             group: dict[int, ImportedPartition] = {}
-            for piece in self._pending:
+            for piece in self.pending:
                 group.setdefault(piece.partition, piece)
             head = topic.log.head(refresh=False)
-            topic.log.commit(ImportIntent(head.topic_id, tuple(group.values()), self._plan.source.topic_id), head)
-            self._pending = [piece for piece in self._pending if group[piece.partition] is not piece]
-        self._waiting = (0, 0)
+            topic.log.commit(ImportIntent(head.topic_id, tuple(group.values()), self.plan.source.topic_id), head)
+            self.pending = [piece for piece in self.pending if group[piece.partition] is not piece]
+        self.files = self.nbytes = 0
 
     def _refuse_open(self, topic: Topic) -> None:
-        last = {piece.partition: piece for piece in self._pending}
+        last = {piece.partition: piece for piece in self.pending}
         opened = [each for piece in last.values() for each in piece.stands()]
         if opened:
             raise Conflict(
@@ -342,36 +314,18 @@ class _TopicImport:
 
     def _delete_files(self, topic: Topic) -> None:
         """Delete the files that no commit can name, and the topic if this import created it and committed nothing."""
-        if not self._plan.exists and not self._attempted:
+        if not self.plan.exists and not self.attempted:
             with suppress(Conflict):
-                topic.delete(version=self._created)
-        for key in self._written:
-            self._root.store.delete(key)
-
-
-def _plan_groups(groups: Mapping[str, KafkaGroup], topics: Collection[str]) -> tuple[ImportedGroup, ...]:
-    """Report the import of groups by the names of topics alone, for a dry run."""
-    counts = [(group, sum(topic in topics for topic, _ in group.offsets)) for group in groups.values()]
-    return tuple(ImportedGroup(group.id, count, len(group.offsets) - count) for group, count in counts if count)
+                topic.delete(version=self.created)
+        for key in self.written:
+            self.root.store.delete(key)
 
 
 def _plan_report(plan: TopicPlan, env: Env) -> ImportedTopic:
-    """Report the import of a topic by names and sizes of files, for a dry run or a topic that has all."""
     source = plan.source
     reports = []
     for part, known in zip(source.partitions, plan.known, strict=True):
         log_start, log_end, nbytes = expected_size(part, known, env)
-        reports.append(
-            PartitionReport(
-                partition=part.number,
-                log_start=log_start,
-                log_end=max(log_end, known.end),
-                since=known.end,
-                records=0,
-                copied=nbytes,
-                linked=0,
-                skipped=0,
-                open=0,
-            )
-        )
+        log_end = max(log_end, known.end)
+        reports.append(PartitionReport(part.number, log_start, log_end, known.end, 0, nbytes, 0, 0, 0))
     return ImportedTopic(source.name, source.topic_id, not plan.exists, tuple(reports))

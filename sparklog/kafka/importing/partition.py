@@ -16,8 +16,7 @@ checkpointed high watermark are linked.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from dataclasses import dataclass, replace
 
 from sparklog.errors import Corrupt, Unavailable
 from sparklog.format import transaction_index
@@ -27,29 +26,25 @@ from sparklog.format.control import ABORT, COMMIT
 from sparklog.format.transaction_index import AbortedTransactions, AbortMarker, agrees, unite
 from sparklog.kafka.importing.segment import (
     CopiedSegment,
-    CopyHooks,
-    Endings,
+    LeftOut,
     OldMessages,
     Progress,
     SegmentCopy,
     copy_segment,
     offset_index_of,
-    silent,
     time_index_of,
 )
 from sparklog.kafka.in_place.directory import SegmentName, file_bytes, leader_epochs, settled_segments
 from sparklog.kafka.in_place.segment_file import SegmentFile, companion
-from sparklog.kafka.in_place.segment_recovery import FAIL, SKIP, TRUNCATE, OnSkipped, Skipped, log_skipped
+from sparklog.kafka.in_place.segment_recovery import SKIP, TRUNCATE, OnSkipped, Skipped
 from sparklog.kafka.in_place.transaction_state import TransactionEvents, TransactionState
 from sparklog.log.journal.env import Env
 from sparklog.log.journal.names import append_path, file_key, is_sealed, sealed_path
 from sparklog.log.state.commit import ImportedEnd, KafkaEnded, KafkaOpen
 from sparklog.log.state.commit_intents import ImportedPartition
 from sparklog.log.state.slices import FileSlices
-from sparklog.storage.store import ObjectWriter, Store
+from sparklog.storage.store import Store
 
-_LeftOut: TypeAlias = tuple[int | None, int, int, int | None, str]
-"""Position, bytes, first offset, offset behind it, reason: as in `Skipped`."""
 PIECE_BYTES = 1 << 30
 """A piece is ended by the first segment that takes it to this."""
 
@@ -100,10 +95,8 @@ class CoordinatorEntry:
 class Target:
     """The folder of `topic` in `store` that copies go to. `read_version`: of the topic, for the names of new files.
 
-    * `index_interval`: the topic's `index.interval.bytes`
     * `written`: keys of all files that were begun, which are deleted if the import fails
-    * `policy`: what to do with damage (see `damage_policy`); `on_skipped` gets what was left out
-    * `link`: closed segments become hard links where possible
+    * `policy`: what to do with damage (see `segment_recovery`); `on_skipped` gets what was left out
     * `coordinator`: producer id -> entry of the transaction coordinator
     * `copied`, `linked`: bytes of segments so far; `records` in them
     """
@@ -114,40 +107,27 @@ class Target:
     index_interval: int
     env: Env
     written: list[str]
-    policy: str = FAIL
-    on_skipped: OnSkipped = log_skipped
-    link: bool = False
-    coordinator: Mapping[int, CoordinatorEntry] = field(default_factory=dict)
-    progress: Progress = silent
+    policy: str
+    on_skipped: OnSkipped
+    link: bool
+    coordinator: Mapping[int, CoordinatorEntry]
+    progress: Progress
     copied: int = 0
     linked: int = 0
     records: int = 0
 
-    def writer(self, path: str) -> ObjectWriter:
-        key = file_key(self.topic, path)
-        self.written.append(key)
-        return self.store.writer(key)
-
-    def linked_writer(self, file: SegmentFile, path: str) -> ObjectWriter | None:
-        """Hard-link the file as an object; None if that is not possible."""
-        key = file_key(self.topic, path)
-        if not self.link or not self.store.link(file.path, file.inode, key):
-            return None
-        self.written.append(key)
-        return _Linked(self.store, key)
-
-    def create(self, path: str, data: bytes) -> None:
-        key = file_key(self.topic, path)
-        self.written.append(key)
-        self.store.create(key, data)
+    def begin(self, path: str) -> str:
+        """Return the key of a file that is written now."""
+        self.written.append(file_key(self.topic, path))
+        return self.written[-1]
 
 
+@dataclass(slots=True)
 class _Linked:
     """A writer of an object that exists already, as a hard link to the file that is being read."""
 
-    def __init__(self, store: Store, key: str) -> None:
-        self._store = store
-        self._key = key
+    store: Store
+    key: str
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Do nothing: the object has these bytes."""
@@ -156,7 +136,7 @@ class _Linked:
         """Do nothing: the object exists."""
 
     def discard(self) -> None:
-        self._store.delete(self._key)
+        self.store.delete(self.key)
 
 
 def copy_partition(source: PartitionSource, target: Target, known: Known = FRESH) -> Iterator[ImportedPartition]:
@@ -170,20 +150,19 @@ def copy_partition(source: PartitionSource, target: Target, known: Known = FRESH
     copies = _Copies(source, target, log_start, known)
     for name, after in zip(names, [*names[1:], None], strict=True):
         if copies.truncated:
-            copies.leave_out(
-                name, 0, name.size, copies.next_offset, None, "it lies behind damage, where the log was cut"
-            )
+            behind = "it lies behind damage, where the log was cut"
+            copies.leave_out(name, (0, name.size, copies.next_offset, None, behind))
         elif after is None or after.base > max(log_start, known.end):
             copies.add(name, after)
             if after is not None and copies.nbytes >= PIECE_BYTES and not copies.truncated:
                 yield copies.piece(after.base, None)
     cleaned = source.cleaned_through if known.end == 0 else None
-    yield copies.piece(max(log_start, copies.next_offset), cleaned, _last_epoch(source.folder))
+    # Batches have epochs as well.
+    last_epoch = next((each.epoch for each in reversed(leader_epochs(source.folder))), -1)
+    yield copies.piece(max(log_start, copies.next_offset), cleaned, last_epoch)
 
 
 class _Copies:
-    """The segments of a partition copied so far."""
-
     def __init__(self, source: PartitionSource, target: Target, log_start: int, known: Known) -> None:
         self.next_offset = known.end
         self.leader_epoch = -1
@@ -229,26 +208,21 @@ class _Copies:
         return piece
 
     def _open(self, log_end: int) -> tuple[KafkaOpen, ...]:
-        """Return the transactions that are open so far."""
-        open_now = sorted(self._transactions.open.items(), key=lambda item: (item[1], item[0]))
         before = {(each.producer, each.first): each for each in self._reported}
         opened = []
-        for producer, first in open_now:
-            each = KafkaOpen(self._partition, producer, self._epochs[producer], first, log_end)
+        for producer, first in sorted(self._transactions.open.items(), key=lambda item: (item[1], item[0])):
+            new = KafkaOpen(self._partition, producer, self._epochs[producer], first, log_end)
+            known = replace(before.get((producer, first), new), epoch=new.epoch, end=log_end)
             entry = self._target.coordinator.get(producer)
-            known = before.get((producer, first))
             if entry is not None:
                 here = (self._target.topic, self._partition) in entry.partitions
-                each = replace(
-                    each,
+                known = replace(
+                    known,
                     transactional_id=entry.transactional_id,
                     timeout_ms=entry.timeout_ms,
                     start_ms=entry.start_ms if here else None,
-                    decided=known.decided if known is not None else None,
                 )
-            elif known is not None:
-                each = replace(known, epoch=each.epoch, end=log_end)
-            opened.append(each)
+            opened.append(known)
         return tuple(opened)
 
     def add(self, name: SegmentName, after: SegmentName | None) -> None:
@@ -264,97 +238,76 @@ class _Copies:
             self.truncated = True
             copied = self._copy(name, after)
         self._epochs.update(copied.epochs)
-        if copied.file is not None:
-            file = copied.file
+        file = copied.file
+        if file is not None:
             if is_sealed(file.path):
                 file = replace(file, index_crc=(self._add_indexes(name, copied, file.path),))
             self._files.append(file)
             self.nbytes += file.size
             self._target.records += copied.records
-        if copied.last is not None:
-            last = copied.last
-            self._last = ImportedEnd(self._last.end, last.last, last.crc, last.epoch)
+        self._last = self._last if copied.last is None else copied.last
         self.next_offset = max(self.next_offset, copied.next_offset)
         self.leader_epoch = max(self.leader_epoch, copied.leader_epoch)
 
-    def leave_out(
-        self, name: SegmentName, position: int | None, nbytes: int, start: int, end: int | None, why: str
-    ) -> None:
-        """Report damage that was not copied."""
+    def leave_out(self, name: SegmentName, damage: LeftOut) -> None:
         target = self._target
-        target.on_skipped(Skipped(target.topic, self._partition, name.path, position, nbytes, start, end, why))
+        target.on_skipped(Skipped(target.topic, self._partition, name.path, *damage))
 
     def _copy(self, name: SegmentName, after: SegmentName | None) -> CopiedSegment:
         target = self._target
-        since = self._since_in(name)
-        if after is None or self.truncated or since is not None:
+        copy = SegmentCopy(
+            path="",
+            base=name.base,
+            partition=self._partition,
+            last=after is None or self.truncated,
+            log_start=self._log_start,
+            since=self._known_end if name.base < self._known_end else None,
+            limit=None if after is None else after.base,
+            policy=target.policy,
+            left_out=[],
+            open=self._transactions.open,
+            epochs=self._epochs,
+            leader_epoch=self.leader_epoch,
+        )
+        if copy.last or copy.since is not None:
+            copy.path = append_path(target.read_version, target.env.new_id())
             try:
-                return self._copy_to(append_path(target.read_version, target.env.new_id()), name, after)
+                return self._copied(copy, name)
             except OldMessages:
                 pass
-        base = name.base if since is None else since
-        return self._copy_to(sealed_path(self._partition, target.read_version, self._run, base), name, after)
+        copy.path = sealed_path(self._partition, target.read_version, self._run, copy.begin)
+        return self._copied(copy, name)
 
-    def _since_in(self, name: SegmentName) -> int | None:
-        """Return the offset where the new part of a segment begins; None: all of it is new."""
-        return self._known_end if name.base < self._known_end else None
-
-    def _copy_to(self, path: str, name: SegmentName, after: SegmentName | None) -> CopiedSegment:
+    def _copied(self, copy: SegmentCopy, name: SegmentName) -> CopiedSegment:
         target = self._target
-        left_out: list[_LeftOut] = []
         try:
             with SegmentFile(name.path) as file:
-                linked = target.linked_writer(file, path) if self._may_link(name, after, path) else None
-                copy = SegmentCopy(
-                    path,
-                    name.base,
-                    self._partition,
-                    last=after is None or self.truncated,
-                    log_start=self._log_start,
-                    since=self._since_in(name),
-                    limit=None if after is None else after.base,
-                    policy=target.policy,
-                )
-                hooks = CopyHooks(
-                    aborted_by=lambda events: self._aborted(name, events),
-                    left_out=lambda *damage: left_out.append(damage),
-                    endings=self._endings(left_out) if target.policy == SKIP else None,
-                    progress=target.progress,
-                )
-                copied = copy_segment(file, linked or target.writer(path), copy, hooks)
+                key = target.begin(copy.path)
+                linked = self._may_link(copy) and target.store.link(file.path, file.inode, key)
+                writer = _Linked(target.store, key) if linked else target.store.writer(key)
+                copied = copy_segment(file, writer, copy, lambda events: self._aborted(name, events), target.progress)
         except FileNotFoundError:
             raise Unavailable(
                 f"{name.path} is gone: expected a log that no broker cleans or expires during the import; try again,"
                 " or stop the broker first"
             ) from None
         except OldMessages:
-            left_out.clear()  # The second copy reports damage again.
+            copy.left_out.clear()  # The second copy reports damage again.
             raise
         finally:
-            for damage in left_out:
-                self.leave_out(name, *damage)
+            for damage in copy.left_out:
+                self.leave_out(name, damage)
         if copied.file is not None:
             target.copied += 0 if linked else copied.nbytes
             target.linked += copied.nbytes if linked else 0
         return copied
 
-    def _endings(self, left_out: list[_LeftOut]) -> Endings:
-        def open_after(events: TransactionEvents) -> dict[int, int]:
-            state = TransactionState(dict(self._transactions.open))
-            state.apply(events.triples)
-            return state.open
-
-        def undecided(first: int, end: int, reason: str) -> None:
-            left_out.append((None, 0, first, end, reason))
-
-        return Endings(open_after, self._epochs, self.leader_epoch, undecided)
-
-    def _may_link(self, name: SegmentName, after: SegmentName | None, path: str) -> bool:
+    def _may_link(self, copy: SegmentCopy) -> bool:
         """Return True if the whole segment is copied as it is, and no broker will truncate it."""
-        whole = is_sealed(path) and self._since_in(name) is None and not self.truncated
-        if after is None or not whole or self._target.policy == SKIP:
+        if copy.last or copy.limit is None or copy.since is not None or copy.policy == SKIP:
             return False
-        return self._source.high_watermark is None or after.base <= self._source.high_watermark
+        watermark = self._source.high_watermark
+        return self._target.link and (watermark is None or copy.limit <= watermark)
 
     def _aborted(self, name: SegmentName, events: TransactionEvents) -> AbortedTransactions:
         """Return the transactions that the segment's ABORT markers end, by the log and by `.txnindex` where it fits.
@@ -363,15 +316,12 @@ class _Copies:
         """
         markers = self._abort_markers(events)
         raw = file_bytes(companion(name.path, "txnindex")) if markers else None
-        indexed = []
-        if raw is not None:
-            try:
-                index = transaction_index.parse(raw, name.base)
-            except Corrupt:
-                index = transaction_index.none()
-            index = index.select(index.last_offsets >= self._known_end)
-            indexed = [index] if agrees(index, markers) else []
-        return unite(indexed, markers)
+        try:
+            index = transaction_index.parse(raw or b"", name.base)
+        except Corrupt:
+            index = transaction_index.none()
+        index = index.select(index.last_offsets >= self._known_end)
+        return unite([index] if agrees(index, markers) else [], markers)
 
     def _abort_markers(self, events: TransactionEvents) -> list[AbortMarker]:
         """Return the ABORT markers of a segment with these events, and advance the state behind it."""
@@ -390,7 +340,7 @@ class _Copies:
 
     def _add_indexes(self, name: SegmentName, copied: CopiedSegment, path: str) -> int:
         """Write the index files beside a sealed segment; return their `index_crc`."""
-        interval, batches = self._target.index_interval, copied.batches
+        interval, batches = self._target.index_interval, copied.batches()
         made: tuple[tuple[str, Callable[[bytes | None], bytes]], ...] = (
             ("index", lambda raw: offset_index_of(raw, copied.base, batches, interval)),
             ("timeindex", lambda raw: time_index_of(raw, copied.base, batches, interval)),
@@ -401,11 +351,5 @@ class _Copies:
             data = make(file_bytes(companion(name.path, suffix)) if copied.base == name.base else None)
             indexes.append(data)
             if data or suffix != "txnindex":
-                self._target.create(f"{path.removesuffix('log')}{suffix}", data)
+                self._target.store.create(self._target.begin(f"{path.removesuffix('log')}{suffix}"), data)
         return index_crc(*indexes)
-
-
-def _last_epoch(folder: str) -> int:
-    """Return the newest epoch of `leader-epoch-checkpoint`, -1 without one: batches have epochs as well."""
-    epochs = leader_epochs(folder)
-    return epochs[-1].epoch if epochs else -1

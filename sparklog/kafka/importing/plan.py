@@ -17,7 +17,7 @@ All topics are checked before the first one is imported.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, did_you_mean
@@ -25,9 +25,7 @@ from sparklog.format.checkpoint_files import (
     CLEANER_OFFSETS_FILE,
     HIGH_WATERMARKS_FILE,
     LOG_STARTS_FILE,
-    PARTITION_METADATA_FILE,
     TopicPartition,
-    parse_partition_metadata,
 )
 from sparklog.kafka.importing.partition import FRESH, Known, PartitionSource
 from sparklog.kafka.in_place import directory
@@ -36,7 +34,7 @@ from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, seek
 from sparklog.kafka.in_place.segment_recovery import SKIP
 from sparklog.log.journal.env import Env
 from sparklog.log.journal.names import MAX_PARTITIONS, check_topic_name
-from sparklog.log.state.commit import ImportedEnd, KafkaSource
+from sparklog.log.state.commit import ImportedEnd
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.root import Root
 
@@ -66,7 +64,7 @@ class TopicPlan:
 def plan_import(
     root: Root | None, sources: Sequence[TopicSource], policy: str, *, last: bool = False
 ) -> list[TopicPlan]:
-    """Plan the import of each source, checked against the root (None: it does not exist yet). Changes nothing.
+    """Plan the import of each source, checked against the root (None: it does not exist yet).
 
     `last`: this import will end Kafka's open transactions, after which no other import can go on. If one was killed
     while it ended them, its topics have been written to; they count as `finished` if the log dir has nothing new.
@@ -80,21 +78,19 @@ def plan_import(
         if root is None or head is None or not head.exists:
             plans.append(TopicPlan(source, (FRESH,) * len(source.partitions), exists=False))
             continue
-        finished = _check_topic(root, source, head, last)
-        known = tuple(_known(head, part.number) for part in source.partitions)
+        ends = head.kafka_source.ends if head.kafka_source else {}
+        known = tuple(
+            Known(ends.get(number, FRESH.imported), tuple(each for each in head.kafka_open if each.partition == number))
+            for number in range(len(source.partitions))
+        )
+        finished = _check_topic(root, source, head, known, last)
         for part, before in zip(source.partitions, known, strict=True):
             _check_goes_on(source, part, before.imported, policy, root.env)
         plans.append(TopicPlan(source, known, exists=True, finished=finished))
     return plans
 
 
-def _known(head: Head, partition: int) -> Known:
-    ends = head.kafka_source.ends if head.kafka_source else {}
-    opened = tuple(each for each in head.kafka_open if each.partition == partition)
-    return Known(ends.get(partition, FRESH.imported), opened)
-
-
-def _check_topic(root: Root, source: TopicSource, head: Head, last: bool) -> bool:
+def _check_topic(root: Root, source: TopicSource, head: Head, known: Sequence[Known], last: bool) -> bool:
     """Raise `Conflict` unless the topic was imported from this topic of Kafka's and was not written to since.
 
     With `last` a topic that was written to is accepted if there is nothing new to import: return True then.
@@ -115,21 +111,17 @@ def _check_topic(root: Root, source: TopicSource, head: Head, last: bool) -> boo
             f"topic '{name}' in {root.location} has {head.partitions} partitions, found {len(source.partitions)} of it:"
             " expected at least as many; bring the folders of all partitions together first"
         )
-    for partition, end in enumerate(head.log_end.tolist()):
-        taken = before.ends[partition].end if partition in before.ends else 0
-        if end != taken and last and all(_is_taken(part, before, root.env) for part in source.partitions):
-            return True
-        if end != taken:
-            raise Conflict(
-                f"topic '{name}' in {root.location} was written to since it was imported: partition {partition} ends at"
-                f" {end}, the import ended at {taken}; Kafka's offsets cannot go on there, import into another root"
-            )
-    return False
-
-
-def _is_taken(part: PartitionSource, before: KafkaSource, env: Env) -> bool:
-    taken = before.ends[part.number].end if part.number in before.ends else 0
-    return _bounds(part, settled_segments(part.folder, env=env))[1] <= taken
+    written = [partition for partition, end in enumerate(head.log_end.tolist()) if end != known[partition].end]
+    if not written:
+        return False
+    ends = (_bounds(part, settled_segments(part.folder, env=root.env))[1] for part in source.partitions)
+    if last and all(end <= taken.end for end, taken in zip(ends, known, strict=True)):
+        return True
+    raise Conflict(
+        f"topic '{name}' in {root.location} was written to since it was imported: partition {written[0]} ends at"
+        f" {head.log_end[written[0]]}, the import ended at {known[written[0]].end}; Kafka's offsets cannot go on there,"
+        " import into another root"
+    )
 
 
 def _bounds(part: PartitionSource, names: Sequence[SegmentName]) -> tuple[int, int]:
@@ -160,7 +152,8 @@ def _check_goes_on(source: TopicSource, part: PartitionSource, taken: ImportedEn
     if last_batch == (taken.crc, taken.epoch):
         return
     if part.cleaned_through is not None and taken.last < part.cleaned_through:
-        epoch = _epoch_of(part.folder, taken.last)
+        epochs = reversed(leader_epochs(part.folder))
+        epoch = next((each.epoch for each in epochs if each.start_offset <= taken.last), None)
         if epoch is None or taken.epoch < 0 or epoch == taken.epoch:
             return
     raise Conflict(
@@ -190,17 +183,11 @@ def _batch_at(names: Sequence[SegmentName], last: int) -> tuple[int, int] | None
     with SegmentFile(name.path) as file:
         for window in BatchWalk(file, seek(file, name.base, last)):
             ends = window.headers.last_offset
-            rows = (ends == last).nonzero()[0]
-            if len(rows):
-                return int(window.headers.crc[rows[0]]), int(window.headers.leader_epoch[rows[0]])
-            if len(ends) and ends[-1] > last:
+            for row in (ends == last).nonzero()[0].tolist():
+                return int(window.headers.crc[row]), int(window.headers.leader_epoch[row])
+            if ends[-1] > last:
                 return None
     return None
-
-
-def _epoch_of(folder: str, offset: int) -> int | None:
-    """Return the leader epoch of an offset by `leader-epoch-checkpoint`; None if it has no entry."""
-    return next((each.epoch for each in reversed(leader_epochs(folder)) if each.start_offset <= offset), None)
 
 
 def topic_sources(path: str, topics: Sequence[str] | None) -> list[TopicSource]:
@@ -225,29 +212,31 @@ def topic_sources(path: str, topics: Sequence[str] | None) -> list[TopicSource]:
         raise NotFound(f"there are only Kafka's internal topics in {path}: name those to import, of {', '.join(names)}")
     starts = directory.offset_checkpoint(path, LOG_STARTS_FILE)
     cleaned = directory.offset_checkpoint(path, CLEANER_OFFSETS_FILE)
-    watermarks = _watermarks(path, folders)
-    return [_topic_source(path, name, folders, starts, cleaned, watermarks) for name in chosen]
-
-
-def _watermarks(path: str, folders: Mapping[TopicPartition, str]) -> dict[TopicPartition, int]:
-    """Return the high watermarks: 0 where the checkpoint is damaged or lacks one. Empty without a checkpoint."""
+    # Without a checkpoint there are none; what it lacks, or all of it if it is damaged, counts as 0.
     try:
-        checkpoint = directory.offset_checkpoint(path, HIGH_WATERMARKS_FILE)
+        watermarks: dict[TopicPartition, int] | None = directory.offset_checkpoint(path, HIGH_WATERMARKS_FILE) or None
     except Corrupt:
-        return dict.fromkeys(folders, 0)
-    return {key: checkpoint.get(key, 0) for key in folders} if checkpoint else {}
+        watermarks = {}
+    sources = []
+    for name in chosen:
+        partitions = tuple(
+            PartitionSource(
+                number=key[1],
+                folder=folders[key],
+                log_start=starts.get(key),
+                cleaned_through=cleaned.get(key),
+                high_watermark=None if watermarks is None else watermarks.get(key, 0),
+            )
+            for key in sorted(folders)
+            if key[0] == name
+        )
+        sources.append(TopicSource(name, _checked_id(path, name, partitions), partitions))
+    return sources
 
 
-def _topic_source(
-    path: str,
-    name: str,
-    folders: Mapping[TopicPartition, str],
-    starts: Mapping[TopicPartition, int],
-    cleaned: Mapping[TopicPartition, int],
-    watermarks: Mapping[TopicPartition, int],
-) -> TopicSource:
-    mine = {number: folder for (topic, number), folder in folders.items() if topic == name}
-    numbers = sorted(mine)
+def _checked_id(path: str, name: str, partitions: Sequence[PartitionSource]) -> str:
+    """Return the topic's id. `BadRequest` for missing partitions, or such of several topics."""
+    numbers = [part.number for part in partitions]
     missing = next((at for at, number in enumerate(numbers) if at != number), None)
     if missing is not None:
         raise BadRequest(
@@ -256,28 +245,10 @@ def _topic_source(
         )
     if len(numbers) > MAX_PARTITIONS:
         raise BadRequest(f"a topic has at most {MAX_PARTITIONS} partitions, found {len(numbers)} of {name} in {path}")
-    ids = {_topic_id(mine[number]) for number in numbers} - {""}
+    ids = {directory.kafka_topic_id(part.folder) for part in partitions} - {""}
     if len(ids) > 1:
         raise BadRequest(
             f"the folders of {name} in {path} belong to topics of different ids, {' and '.join(sorted(ids))}: bring"
             " those of one topic together"
         )
-    partitions = (
-        PartitionSource(
-            number,
-            mine[number],
-            starts.get((name, number)),
-            cleaned.get((name, number)),
-            watermarks.get((name, number)),
-        )
-        for number in numbers
-    )
-    return TopicSource(name, next(iter(ids), ""), tuple(partitions))
-
-
-def _topic_id(folder: str) -> str:
-    file = os.path.join(folder, PARTITION_METADATA_FILE)
-    try:
-        return parse_partition_metadata(directory.partition_metadata(folder), file=file)
-    except Corrupt:
-        return ""
+    return next(iter(ids), "")

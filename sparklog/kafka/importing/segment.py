@@ -1,14 +1,4 @@
-"""Write ABORT markers in place of lost markers, in a copy that leaves damage out.
-
-A transaction whose marker is lost must not be ended by a later marker of the same producer: a COMMIT would show records
-that may have been aborted. So the copy must hold a marker. The offsets of the damage are free, and so is the gap in
-front of them. There each transaction that may have ended in the damage gets an ABORT marker with the next epoch, as
-Kafka's coordinator ends a transaction that has timed out. A marker that can be read, but lies at a wrong offset, is
-written as it was.
-
-Readers of the directory in place leave out the same records (`sparklog.kafka.in_place.partition_state`).
-
-Copy one Kafka segment into a root: every batch checked, its bytes kept.
+"""Copy one Kafka segment into a root: every batch checked, its bytes kept.
 
 A closed segment becomes a sealed one: the `.log` byte for byte, and its index files where they are right. Indexes have
 no checksum, so each entry is compared with the batches. An index that is missing, cut off or wrong is built anew, as
@@ -24,8 +14,12 @@ cannot be moved.
 Of a segment whose beginning was imported before, only the later batches are copied, to an append file as well. Sealing
 puts the two together.
 
-With damage that is skipped, the copy has the sound batches, back to back, and markers for transactions whose markers
-were lost (`sparklog.kafka.importing.segment`); its indexes are new.
+With damage that is skipped, the copy has the sound batches, back to back, and its indexes are new. A transaction whose
+marker is lost must not be ended by a later marker of the same producer: a COMMIT would show records that may have been
+aborted. So the copy must hold a marker. The offsets of the damage are free, and so is the gap in front of them. There
+each transaction that may have ended in the damage gets an ABORT marker with the next epoch, as Kafka's coordinator ends
+a transaction that has timed out. A marker that can be read, but lies at a wrong offset, is written as it was. Readers
+of the directory in place leave out the same records (`sparklog.kafka.in_place.partition_state`).
 """
 
 from __future__ import annotations
@@ -38,129 +32,48 @@ import numpy as np
 import numpy.typing as npt
 
 from sparklog.errors import Conflict, Corrupt
-from sparklog.format import offset_index, time_index
+from sparklog.format import offset_index, time_index, transaction_index
 from sparklog.format.append_file import WrittenSlice, build_index, encode_footer
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.control import end_txn_marker
+from sparklog.format.record_batch import NO_PRODUCER_ID
 from sparklog.format.transaction_index import AbortedTransactions
-from sparklog.kafka.importing.totals import Batches, Ending, LastBatch, SegmentTotals
-from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, Window, seek
-from sparklog.kafka.in_place.segment_recovery import FAIL, SKIP, TRUNCATE, Damage, Resumed, sound_windows
-from sparklog.kafka.in_place.transaction_state import ANYBODY, TransactionEvents, lost_markers
+from sparklog.kafka.in_place.segment_file import SegmentFile, Window, seek
+from sparklog.kafka.in_place.segment_recovery import SKIP, TRUNCATE, Damage, sound_windows
+from sparklog.kafka.in_place.transaction_state import ANYBODY, TransactionEvents, TransactionState, lost_markers
 from sparklog.log.journal.names import is_sealed
+from sparklog.log.state.commit import ImportedEnd
 from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.log.write.kafka_markers import MAX_EPOCH
 from sparklog.storage.store import ObjectWriter
 
-LeftOut: TypeAlias = Callable[[int, int, int, int | None, str], None]
-"""Called with damage that is not copied: position, bytes, first offset, offset behind it or None, reason."""
-
-
-@dataclass(slots=True)
-class Endings:
-    """The ends of transactions in the copy of one segment.
-
-    * `open_after`: producer id -> first offset of the transactions that are open after these events of the segment
-    * `epochs`: of transactional producers before the segment; `leader_epoch`: the greatest before it
-    * `undecided`: called with a transaction that is left out because its outcome is lost: first offset, offset behind,
-      reason
-    """
-
-    open_after: Callable[[TransactionEvents], Mapping[int, int]]
-    epochs: Mapping[int, int]
-    leader_epoch: int
-    undecided: Callable[[int, int, str], None]
-    _gaps: list[tuple[int, int, int]] = field(default_factory=list)
-    """Bytes `[position, until)` that were left out; the next batch begins at offset `end`."""
-
-    def noting(self, left_out: LeftOut) -> LeftOut:
-        """Return a function that calls `left_out`, and notes the gaps of the copy."""
-
-        def noted(position: int, nbytes: int, start: int, end: int | None, reason: str) -> None:
-            left_out(position, nbytes, start, end, reason)
-            if end is not None:
-                self._gaps.append((position, position + nbytes, end))
-
-        return noted
-
-    def around(self, windows: Iterator[Window], totals: SegmentTotals, file: SegmentFile) -> Iterator[Window]:
-        """Yield the windows, and markers at the gaps between them. `totals` are of the windows yielded so far."""
-        for window in windows:
-            yield from self._endings(totals, file)
-            yield window
-        yield from self._endings(totals, file)
-
-    def _endings(self, totals: SegmentTotals, file: SegmentFile) -> Iterator[Window]:
-        gaps, self._gaps = self._gaps, []
-        for position, until, end in gaps:
-            ended: dict[int, bool | None] = {}
-            opened = self.open_after(totals.events)
-            for lost in lost_markers(file, position, until):
-                if lost.producer == ANYBODY:
-                    ended.update(dict.fromkeys(opened))
-                elif lost.producer in opened:
-                    ended[lost.producer] = lost.commit
-            if ended and end > totals.next_offset:
-                yield self._markers(ended, opened, totals, (position, end), file)
-
-    def _markers(
-        self,
-        ended: Mapping[int, bool | None],
-        opened: Mapping[int, int],
-        totals: SegmentTotals,
-        gap: tuple[int, int],
-        file: SegmentFile,
-    ) -> Ending:
-        position, end = gap
-        first = end - len(ended)
-        if first < totals.next_offset:
-            raise Corrupt(
-                f"{len(ended)} transactions were open where damage may have taken their markers, with room for"
-                f" {end - totals.next_offset} others: restore the file, or import with corrupt_records truncate",
-                file=file.path,
-                position=position,
-                offset=totals.next_offset,
-            )
-        data = b""
-        for offset, (producer, commit) in enumerate(sorted(ended.items()), first):
-            epoch = totals.epochs.get(producer, self.epochs.get(producer, 0))
-            data += end_txn_marker(
-                commit=bool(commit),
-                offset=offset,
-                timestamp=max(totals.max_ts, 0),
-                producer_id=producer,
-                producer_epoch=min(epoch + 1, MAX_EPOCH),
-                coordinator_epoch=0,
-                leader_epoch=max(totals.leader_epoch, self.leader_epoch),
-            )
-            if commit is None:
-                self.undecided(
-                    opened[producer],
-                    offset + 1,
-                    f"records of producer {producer}, the marker that ended its transaction is damaged",
-                )
-        return Ending(data, position, scan_headers(data))
-
-
 Int64s = npt.NDArray[np.int64]
-
 GO_ON = "restore the file, or import what is whole with corrupt_records skip or truncate"
+LeftOut: TypeAlias = tuple[int | None, int, int, int | None, str]
+"""Damage that is not copied: position, bytes, first offset, offset behind it, reason, as in `Skipped`."""
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with the progress since the last call: records, bytes."""
-
-WINDOW_BYTES = 1 << 20
-"""Bytes read and decoded at once: decoding has room for whatever a window of this size decompresses to."""
 
 
 class OldMessages(Exception):  # noqa: N818
     """Messages of formats v0 or v1 in a copy that may hold batches only: copy the segment as a closed one."""
 
 
-def silent(records: int, nbytes: int) -> None:
-    """Ignore progress."""
+class Ending(Window):
+    """Markers that are not in the file; `start` is the position of the damage."""
 
 
 @dataclass(frozen=True, slots=True)
+class Batches:
+    """The batches of a segment for its indexes, in file order; int64[n] each, offsets absolute, times in ms."""
+
+    position: Int64s
+    base_offset: Int64s
+    last_offset: Int64s
+    max_timestamp: Int64s
+
+
+@dataclass(slots=True)
 class SegmentCopy:
     """The part of one segment to copy, and its target.
 
@@ -168,6 +81,8 @@ class SegmentCopy:
     * `last`: it is the active segment, or becomes that; `limit`: the base of the next one, None without one
     * `log_start`: batches below it alone are not copied; `since`: the offset where the copy begins, None: at the base
     * `policy`: what to do with damage, see `sparklog.kafka.in_place.segment_recovery`
+    * `left_out`: gets damage that is not copied
+    * `open` (producer id -> first offset), `epochs` of transactional producers, `leader_epoch`: before the segment
     """
 
     path: str
@@ -175,99 +90,212 @@ class SegmentCopy:
     partition: int
     last: bool
     log_start: int
-    since: int | None = None
-    limit: int | None = None
-    policy: str = FAIL
+    since: int | None
+    limit: int | None
+    policy: str
+    left_out: list[LeftOut]
+    open: Mapping[int, int]
+    epochs: Mapping[int, int]
+    leader_epoch: int
+
+    @property
+    def begin(self) -> int:
+        return self.base if self.since is None else self.since
 
 
-@dataclass(frozen=True, slots=True)
-class CopyHooks:
-    """Functions that a copy calls.
-
-    * `aborted_by`: returns, from the segment's events, the transactions with their ABORT marker in it
-    * `left_out`: gets damage that is not copied; `progress`: gets records and bytes
-    * `endings`: ends the transactions whose markers were lost; None: they stay open
-    """
-
-    aborted_by: Callable[[TransactionEvents], AbortedTransactions]
-    left_out: LeftOut
-    endings: Endings | None = None
-    progress: Progress = silent
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass
 class CopiedSegment:
-    """One copied segment: `file` is None if it holds no batch above the log start, then nothing was written.
+    """One segment after the batches copied so far.
 
-    `next_offset`: the offset after its last batch, or the base; `leader_epoch`: its batches' greatest, -1 without.
-    `aborted`: transactions with their ABORT marker in it; `epochs`: of each transactional producer, in its last batch;
-    `last`: the last batch, None without one; `records`, `nbytes`: of what was read.
+    `file`: None if it holds no batch above the log start, then nothing was written; `next_offset`: after its last
+    batch, or the base; `aborted`: transactions with their ABORT marker in it; `epochs`: of each transactional producer,
+    in its last batch; `last`: the last batch, None without one.
     """
 
     base: int
     next_offset: int
-    leader_epoch: int
-    file: FileSlices | None
-    batches: Batches
-    aborted: AbortedTransactions
-    epochs: dict[int, int]
-    last: LastBatch | None
-    records: int
-    nbytes: int
+    nbytes: int = 0
+    records: int = 0
+    min_ts: int = -1
+    max_ts: int = -1
+    crc: int = 0
+    flags: int = 0
+    leader_epoch: int = -1
+    columns: list[tuple[Int64s, Int64s, Int64s, Int64s]] = field(default_factory=list)
+    events: TransactionEvents = field(default_factory=TransactionEvents)
+    epochs: dict[int, int] = field(default_factory=dict)
+    last: ImportedEnd | None = None
+    file: FileSlices | None = None
+    aborted: AbortedTransactions = field(default_factory=transaction_index.none)
+
+    def batches(self) -> Batches:
+        parts = list(zip(*self.columns, strict=True)) or [(np.empty(0, np.int64),)] * 4
+        return Batches(*(np.concatenate(part) for part in parts))
+
+    def add(self, window: Window, file: SegmentFile) -> memoryview:
+        from crc32c import crc32c
+
+        headers = window.headers
+        nbytes = int(headers.position[-1] + headers.size[-1])
+        data = memoryview(window.data)[:nbytes]
+        self.events.add(window)
+        self._add_records(window, file)
+        # Positions in the copy, which has not the damaged parts of the source.
+        position = headers.position + self.nbytes
+        self.columns.append((position, headers.base_offset, headers.last_offset, headers.max_timestamp))
+        self.next_offset = int(headers.next_offset[-1])
+        if not isinstance(window, Ending):
+            last = int(headers.last_offset[-1]), int(headers.crc[-1]), int(headers.leader_epoch[-1])
+            self.last = ImportedEnd(self.next_offset, *last)
+        self.nbytes += nbytes
+        self.crc = crc32c(data, self.crc)
+        self.max_ts = max(self.max_ts, int(headers.max_timestamp.max()))
+        self.leader_epoch = max(self.leader_epoch, int(headers.leader_epoch.max()))
+        if (headers.is_control | (headers.producer_id != NO_PRODUCER_ID)).any():
+            self.flags |= SliceFlag.KAFKA_PRODUCERS
+            rows = np.flatnonzero(headers.is_transactional)
+            epochs = headers.producer_epoch[rows].tolist()
+            self.epochs.update(zip(headers.producer_id[rows].tolist(), epochs, strict=True))
+        if headers.is_log_append_time.any():
+            self.flags |= SliceFlag.LOG_APPEND_TIME | SliceFlag.TIMES_IN_BATCHES
+        return data
+
+    def _add_records(self, window: Window, file: SegmentFile) -> None:
+        headers = window.headers
+        holds = ~headers.is_control & (headers.count > 0)
+        records = window.decode(("offset", "timestamp", "key"), file.path, holds)
+        self.records += len(records)
+        if records.key is not None and records.key.null_count:
+            self.flags |= SliceFlag.HAS_NULL_KEYS
+        # A marker has one record; of a batch that the cleaner emptied only the greatest time is left.
+        times = np.concatenate((records.timestamp, headers.max_timestamp[~holds]))
+        times = times[times >= 0]
+        if len(times):
+            least = int(times.min())
+            self.min_ts = least if self.min_ts < 0 else min(self.min_ts, least)
+
+    def finish(self, writer: ObjectWriter, copy: SegmentCopy, modified_ms: int) -> None:
+        """Write the footer of an append file, and describe the file; `modified_ms`: time of the source."""
+        written = WrittenSlice(
+            partition=copy.partition,
+            nbytes=self.nbytes,
+            offsets=self.next_offset,
+            records=self.records,
+            min_ts=self.min_ts,
+            max_ts=self.max_ts,
+            crc=self.crc,
+            flags=int(self.flags),
+        )
+        footer = b""
+        if not is_sealed(copy.path):
+            # Offsets in the file are those of the log, so the slice's offsets go from 0 to its end.
+            batches = self.batches()
+            index = build_index(batches.position, batches.base_offset, batches.max_timestamp, self.nbytes)
+            footer = encode_footer([replace(written, index=index, aborted=self.aborted)])
+        writer.write(footer)
+        writer.close()
+        # Kafka goes by the file's time where no record has one.
+        max_ts = modified_ms if self.max_ts < 0 else self.max_ts
+        written = replace(written, offsets=self.next_offset - self.base, max_ts=max_ts)
+        self.file = replace(FileSlices.of(copy.path, [written], len(footer)).in_log(self.base), position=(0,))
 
 
-def copy_segment(file: SegmentFile, writer: ObjectWriter, copy: SegmentCopy, hooks: CopyHooks) -> CopiedSegment:
+def copy_segment(
+    file: SegmentFile,
+    writer: ObjectWriter,
+    copy: SegmentCopy,
+    aborted_by: Callable[[TransactionEvents], AbortedTransactions],
+    progress: Progress,
+) -> CopiedSegment:
     """Copy a segment with `writer`, which is closed.
+
+    `aborted_by` returns, from the segment's events, the transactions with their ABORT marker in it.
 
     `Corrupt` with file, position and offset for damage, unless the policy is to skip it, or to truncate and this is the
     last segment. `OldMessages` for such messages if the copy is an append file; `Conflict` if a batch lies across
     `since`. Nothing is written then.
     """
-    since, endings = copy.since, hooks.endings
-    begin = copy.base if since is None else since
-    totals = SegmentTotals(begin)
-    closed = is_sealed(copy.path)
-    windows = _windows(file, copy, hooks.left_out if endings is None else endings.noting(hooks.left_out))
-    windows = windows if since is None else _since(windows, since, file)
+    copied = CopiedSegment(copy.begin, copy.begin)
+    windows = _windows(file, copy)
+    windows = windows if copy.since is None else _since(windows, copy.since, file)
     try:
-        for window in windows if endings is None else endings.around(windows, totals, file):
-            if not closed and window.headers.is_legacy.any():
+        for window in _ended(windows, copy, copied, file) if copy.policy == SKIP else windows:
+            if not is_sealed(copy.path) and window.headers.is_legacy.any():
                 raise OldMessages
-            before = totals.records
-            writer.write(totals.add(window, file))
-            hooks.progress(totals.records - before, int(window.headers.size.sum()))
-        kept = totals.nbytes > 0 and totals.next_offset > copy.log_start
-        batches = totals.batches()
-        aborted = hooks.aborted_by(totals.events)
-        if len(aborted):
-            totals.flags |= SliceFlag.KAFKA_ABORTED
-        if kept:
-            footer = b"" if closed else _footer(totals, batches, copy.partition, aborted)
-            writer.write(footer)
-            writer.close()
-            described = _described(totals, copy, len(footer), file.modified // 1_000_000)
+            before = copied.records
+            writer.write(copied.add(window, file))
+            progress(copied.records - before, int(window.headers.size.sum()))
+        copied.aborted = aborted_by(copied.events)
+        if len(copied.aborted):
+            copied.flags |= SliceFlag.KAFKA_ABORTED
+        if copied.nbytes > 0 and copied.next_offset > copy.log_start:
+            copied.finish(writer, copy, file.modified // 1_000_000)
         else:
             writer.discard()
-            described = None
     except BaseException:
         writer.discard()
         raise
-    return CopiedSegment(
-        base=begin,
-        next_offset=totals.next_offset,
-        leader_epoch=totals.leader_epoch,
-        file=described,
-        batches=batches,
-        aborted=aborted,
-        epochs=totals.epochs,
-        last=totals.last,
-        records=totals.records,
-        nbytes=totals.nbytes,
-    )
+    return copied
+
+
+def _ended(windows: Iterator[Window], copy: SegmentCopy, copied: CopiedSegment, file: SegmentFile) -> Iterator[Window]:
+    """Yield the windows, and markers at the gaps between them. `copied` has the windows yielded so far."""
+    noted = 0
+    while True:
+        window = next(windows, None)
+        gaps, noted = copy.left_out[noted:], len(copy.left_out)
+        for position, nbytes, _, end, _ in gaps:
+            if position is None or end is None:
+                continue
+            state = TransactionState(dict(copy.open))
+            state.apply(copied.events.triples)
+            ended: dict[int, bool | None] = {}
+            for lost in lost_markers(file, position, position + nbytes):
+                if lost.producer == ANYBODY:
+                    ended.update(dict.fromkeys(state.open))
+                elif lost.producer in state.open:
+                    ended[lost.producer] = lost.commit
+            if ended and end > copied.next_offset:
+                markers = _markers(ended, copy, copied, (position, end), file)
+                for offset, (producer, commit) in enumerate(sorted(ended.items()), end - len(ended)):
+                    if commit is None:
+                        reason = f"records of producer {producer}, the marker that ended its transaction is damaged"
+                        copy.left_out.append((None, 0, state.open[producer], offset + 1, reason))
+                yield markers
+        if window is None:
+            return
+        yield window
+
+
+def _markers(
+    ended: Mapping[int, bool | None], copy: SegmentCopy, copied: CopiedSegment, gap: tuple[int, int], file: SegmentFile
+) -> Ending:
+    position, end = gap
+    first = end - len(ended)
+    if first < copied.next_offset:
+        raise Corrupt(
+            f"{len(ended)} transactions were open where damage may have taken their markers, with room for"
+            f" {end - copied.next_offset} others: restore the file, or import with corrupt_records truncate",
+            file=file.path,
+            position=position,
+            offset=copied.next_offset,
+        )
+    data = b""
+    for offset, (producer, commit) in enumerate(sorted(ended.items()), first):
+        epoch = copied.epochs.get(producer, copy.epochs.get(producer, 0))
+        data += end_txn_marker(
+            commit=bool(commit),
+            offset=offset,
+            timestamp=max(copied.max_ts, 0),
+            producer_id=producer,
+            producer_epoch=min(epoch + 1, MAX_EPOCH),
+            coordinator_epoch=0,
+            leader_epoch=max(copied.leader_epoch, copy.leader_epoch),
+        )
+    return Ending(data, position, scan_headers(data))
 
 
 def _since(windows: Iterator[Window], since: int, file: SegmentFile) -> Iterator[Window]:
-    """Yield the batches from offset `since` on."""
     for window in windows:
         headers = window.headers
         row = int(np.searchsorted(headers.next_offset, since, "right"))
@@ -284,66 +312,26 @@ def _since(windows: Iterator[Window], since: int, file: SegmentFile) -> Iterator
         yield Window(window.data[cut:], window.start + cut, shifted)
 
 
-def _windows(file: SegmentFile, copy: SegmentCopy, left_out: LeftOut) -> Iterator[Window]:
+def _windows(file: SegmentFile, copy: SegmentCopy) -> Iterator[Window]:
     """Yield the segment's sound batches; of the last segment those that are written whole."""
-    base, last, limit, policy = copy.base, copy.last, copy.limit, copy.policy
-    start = 0 if copy.since is None else seek(file, base, copy.since)
+    last, policy = copy.last, copy.policy
+    start = 0 if copy.since is None else seek(file, copy.base, copy.since)
 
     def decide(damage: Damage) -> bool:
-        # A broker that is writing, or was killed while writing, leaves a partial last batch.
-        unwritten = damage.structural or (damage.final and damage.wrong_crc)
         if policy == SKIP and not (last and damage.stop == "zeros"):
             return True
-        if last and (unwritten or policy == TRUNCATE):
+        if last and (damage.unwritten or policy == TRUNCATE):
             if damage.stop != "zeros":
-                left_out(damage.position, file.size - damage.position, damage.offset, None, damage.reason)
+                leave_out(damage, file.size, None)
             return False
         whole = "expected record batches to the end of a closed segment: " if damage.structural else ""
-        raise Corrupt(
-            f"{whole}{damage.reason}; {GO_ON}", file=file.path, position=damage.position, offset=damage.offset
-        )
+        reason = f"{whole}{damage.reason}; {GO_ON}"
+        raise Corrupt(reason, file=file.path, position=damage.position, offset=damage.offset)
 
-    def resumed(damage: Damage, following: Resumed | None) -> None:
-        until = file.size if following is None else following.position
-        end = limit if following is None else following.offset
-        left_out(damage.position, until - damage.position, damage.offset, end, damage.reason)
+    def leave_out(damage: Damage, until: int, end: int | None) -> None:
+        copy.left_out.append((damage.position, until - damage.position, damage.offset, end, damage.reason))
 
-    return sound_windows(
-        file,
-        start,
-        base,
-        walk=lambda position: BatchWalk(file, position, window=WINDOW_BYTES, bodies=True),
-        decide=decide,
-        resumed=resumed,
-        limit=limit,
-    )
-
-
-def _footer(totals: SegmentTotals, batches: Batches, partition: int, aborted: AbortedTransactions) -> bytes:
-    """Encode the footer. Offsets in the file are those of the log, so the slice's offsets go from 0 to its end."""
-    index = build_index(batches.position, batches.base_offset, batches.max_timestamp, totals.nbytes)
-    return encode_footer([replace(_written(totals, partition), index=index, aborted=aborted)])
-
-
-def _written(totals: SegmentTotals, partition: int) -> WrittenSlice:
-    return WrittenSlice(
-        partition=partition,
-        nbytes=totals.nbytes,
-        offsets=totals.next_offset,
-        records=totals.records,
-        min_ts=totals.min_ts,
-        max_ts=totals.max_ts,
-        crc=totals.crc,
-        flags=int(totals.flags),
-    )
-
-
-def _described(totals: SegmentTotals, copy: SegmentCopy, footer_length: int, modified_ms: int) -> FileSlices:
-    base = copy.base if copy.since is None else copy.since
-    # Kafka goes by the file's time where no record has one.
-    max_ts = modified_ms if totals.max_ts < 0 else totals.max_ts
-    written = replace(_written(totals, copy.partition), offsets=totals.next_offset - base, max_ts=max_ts)
-    return replace(FileSlices.of(copy.path, [written], footer_length).in_log(base), position=(0,))
+    return sound_windows(file, start, copy.base, decide=decide, resumed=leave_out, limit=copy.limit)
 
 
 def offset_index_of(raw: bytes | None, base: int, batches: Batches, interval: int) -> bytes:
@@ -351,12 +339,10 @@ def offset_index_of(raw: bytes | None, base: int, batches: Batches, interval: in
 
     `raw` None: the file is missing. `interval`: `index.interval.bytes`.
     """
-    index = None
-    if raw is not None:
-        try:
-            index = offset_index.parse(raw, base)
-        except Corrupt:
-            index = None
+    try:
+        index = None if raw is None else offset_index.parse(raw, base)
+    except Corrupt:
+        index = None
     if index is not None and len(index):
         rows = np.minimum(np.searchsorted(batches.position, index.positions), len(batches.position) - 1)
         named = (batches.position[rows] == index.positions) & (batches.last_offset[rows] == index.offsets)
@@ -368,12 +354,10 @@ def offset_index_of(raw: bytes | None, base: int, batches: Batches, interval: in
 
 def time_index_of(raw: bytes | None, base: int, batches: Batches, interval: int) -> bytes:
     """Return the bytes of a `.timeindex`; its last entry must be the segment's greatest timestamp."""
-    index = None
-    if raw is not None:
-        try:
-            index = time_index.parse(raw, base)
-        except Corrupt:
-            index = None
+    try:
+        index = None if raw is None else time_index.parse(raw, base)
+    except Corrupt:
+        index = None
     running = np.maximum.accumulate(batches.max_timestamp)
     if index is not None:
         greatest = int(index.timestamps[-1]) if len(index) else -1

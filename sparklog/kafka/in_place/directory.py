@@ -29,9 +29,10 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar
+from typing import Literal
 
 from sparklog.errors import Corrupt, NotFound, Unavailable
 from sparklog.format import checkpoint_files
@@ -39,58 +40,9 @@ from sparklog.format.checkpoint_files import LeaderEpoch, TopicPartition
 from sparklog.kafka.in_place.segment_file import CLEANED, SWAP, BatchWalk, SegmentFile, seek
 from sparklog.log.journal.env import SYSTEM, Env
 
-_ANY_OFFSET = 2**63 - 1
-
-
-class _Named(Protocol):
-    @property
-    def base(self) -> int: ...
-
-    @property
-    def path(self) -> str: ...
-
-
-Segment = TypeVar("Segment", bound=_Named)
-
-
-def after_start_up(
-    logs: Sequence[Segment],
-    swaps: Sequence[Segment],
-    lowest_cleaned: int | None,
-    next_offset: Callable[[Segment], int],
-) -> list[Segment]:
-    """The segments that count, by base: of `.log` files, `.log.swap` files and the lowest base of a `.cleaned`."""
-    valid = [swap for swap in swaps if lowest_cleaned is None or swap.base < lowest_cleaned]
-    if not valid:
-        return sorted(logs, key=_base)
-    low, high = min(swap.base for swap in valid), max(next_offset(swap) for swap in valid)
-    bases = {swap.base for swap in valid}
-    kept = [log for log in logs if not low <= log.base < high and log.base not in bases]
-    return sorted([*kept, *valid], key=_base)
-
-
-def _base(segment: _Named) -> int:
-    return segment.base
-
-
-def next_offset_of(segment: _Named) -> int:
-    """Return the offset after a segment's last batch, its base without one. `FileNotFoundError` if it is gone."""
-    next_offset = segment.base
-    with SegmentFile(segment.path) as file:
-        for window in BatchWalk(file, seek(file, segment.base, _ANY_OFFSET)):
-            next_offset = max(next_offset, int(window.headers.next_offset[-1]))
-    return next_offset
-
-
-INTERNAL_TOPICS = frozenset(
-    {
-        "__consumer_offsets",
-        "__transaction_state",
-        "__share_group_state",
-        "__cluster_metadata",
-        "__remote_log_metadata",
-    }
-)
+CONSUMER_OFFSETS = "__consumer_offsets"
+TRANSACTION_STATE = "__transaction_state"
+OTHER_INTERNAL_TOPICS = ("__share_group_state", "__cluster_metadata", "__remote_log_metadata")
 _SEGMENT = re.compile(r"^(\d{20})\.log$")
 _SWAPPED_SEGMENT = re.compile(r"^(\d{20})\.log\.swap$")
 _CLEANED_FILE = re.compile(r"^(\d{20})\..*\.cleaned$")
@@ -115,9 +67,33 @@ class SegmentName:
     modified: int = field(default=0, compare=False)
 
 
+def after_start_up(
+    logs: Sequence[SegmentName],
+    swaps: Sequence[SegmentName],
+    lowest_cleaned: int | None,
+    next_offset: Callable[[SegmentName], int],
+) -> list[SegmentName]:
+    """The segments that count, by base: of `.log` files, `.log.swap` files and the lowest base of a `.cleaned`."""
+    valid = [swap for swap in swaps if lowest_cleaned is None or swap.base < lowest_cleaned]
+    if not valid:
+        return sorted(logs)
+    low, high = min(valid).base, max(next_offset(swap) for swap in valid)
+    bases = {swap.base for swap in valid}
+    return sorted([*valid, *(log for log in logs if not low <= log.base < high and log.base not in bases)])
+
+
+def next_offset_of(segment: SegmentName) -> int:
+    """Return the offset after a segment's last batch, its base without one. `FileNotFoundError` if it is gone."""
+    next_offset = segment.base
+    with SegmentFile(segment.path) as file:
+        for window in BatchWalk(file, seek(file, segment.base, 2**63 - 1)):
+            next_offset = max(next_offset, int(window.headers.next_offset[-1]))
+    return next_offset
+
+
 def is_internal(topic: str) -> bool:
-    """Return True for one of Kafka's internal topics, which "all topics" leaves out."""
-    return topic in INTERNAL_TOPICS
+    """True for one of Kafka's internal topics, which "all topics" leaves out."""
+    return topic in (CONSUMER_OFFSETS, TRANSACTION_STATE, *OTHER_INTERNAL_TOPICS)
 
 
 def kafka_layout(path: str | os.PathLike[str]) -> Literal["log-dir", "partition"] | None:
@@ -153,10 +129,7 @@ def split_folder_name(folder: str) -> TopicPartition:
 
 @dataclass(frozen=True, slots=True)
 class _Listing:
-    """One look at a folder: its segments and those of a swap, both in offset order.
-
-    `swapping`: there are `.swap` files, of indexes perhaps; `lowest_cleaned`: the lowest offset of a `.cleaned` file.
-    """
+    """One look at a folder. `swapping`: there are `.swap` files, of indexes perhaps."""
 
     segments: tuple[SegmentName, ...]
     swaps: tuple[SegmentName, ...]
@@ -174,12 +147,10 @@ def settled_segments(folder: str, *, env: Env = SYSTEM) -> tuple[SegmentName, ..
         if listing is not None and not listing.swapping:
             return listing.segments
         if listing is not None and (not tries_left or _abandoned(folder, env)):
-            try:
-                segments = after_start_up(listing.segments, listing.swaps, listing.lowest_cleaned, next_offset_of)
-            except FileNotFoundError:
-                listing = None  # A broker is at work after all.
-            else:
-                return tuple(segments)
+            # If a file is gone, a broker is at work after all.
+            with suppress(FileNotFoundError):
+                names = after_start_up(listing.segments, listing.swaps, listing.lowest_cleaned, next_offset_of)
+                return tuple(names)
         env.sleep(SETTLE_PAUSE_SECONDS)
     raise Unavailable(f"{folder} keeps changing: expected two listings in a row that agree; try again")
 
@@ -190,6 +161,10 @@ def settled_now(folder: str) -> tuple[SegmentName, ...] | None:
     return None if listing is None or listing.swapping else listing.segments
 
 
+def gone_folder(folder: str) -> NotFound:
+    return NotFound(f"there is no folder {folder} any more: was the topic deleted?")
+
+
 def never_there(error: FileNotFoundError) -> Unavailable:
     """Make the error for a segment that every listing shows, and that is gone at each open."""
     path = str(error.filename).removesuffix(".deleted")
@@ -197,7 +172,6 @@ def never_there(error: FileNotFoundError) -> Unavailable:
 
 
 def _agreed(folder: str) -> _Listing | None:
-    """A listing that the next one confirms."""
     before = _listing(folder)
     return before if before == _listing(folder) else None
 
@@ -226,7 +200,7 @@ def _listing(folder: str) -> _Listing:
                 elif entry.name.endswith(CLEANED) and (match := _CLEANED_FILE.match(entry.name)):
                     cleaned.append(int(match[1]))
     except FileNotFoundError:
-        raise NotFound(f"there is no folder {folder} any more: was the topic deleted?") from None
+        raise gone_folder(folder) from None
     return _Listing(tuple(sorted(segments)), tuple(sorted(swaps)), swapping, min(cleaned, default=None))
 
 
@@ -248,16 +222,10 @@ def _holds_segments(folder: str) -> bool:
 
 
 def offset_checkpoint(log_dir: str, name: str) -> dict[TopicPartition, int]:
-    """A `*-offset-checkpoint` of a log dir; empty if there is none.
-
-    Kafka replaces these files by rename, so that a reader sees the old or the new one, never half of one.
-    """
+    """Read a `*-offset-checkpoint`, which Kafka replaces by rename, never half; empty if there is none."""
     file = os.path.join(log_dir, name)
-    try:
-        with open(file, "rb") as source:
-            return checkpoint_files.parse_offsets(source.read(), file=file)
-    except FileNotFoundError:
-        return {}
+    data = file_bytes(file)
+    return {} if data is None else checkpoint_files.parse_offsets(data, file=file)
 
 
 def topic_id(folder: str, topic: str) -> str:
@@ -266,16 +234,20 @@ def topic_id(folder: str, topic: str) -> str:
     Where that file is missing or damaged (brokers before 2.8 wrote none) it is derived from the folder's place and so
     stays the same as long as the folder does, but does not tell a re-created topic from its predecessor.
     """
-    file = os.path.join(folder, checkpoint_files.PARTITION_METADATA_FILE)
+    place = f"{Path(folder).resolve().parent}\n{topic}".encode()
+    derived = base64.urlsafe_b64encode(hashlib.sha256(place).digest()[:16]).decode().rstrip("=")
+    return kafka_topic_id(folder) or derived
+
+
+def kafka_topic_id(folder: str) -> str:
+    """The topic's id by `partition.metadata`, empty where that is missing or damaged."""
     try:
-        return checkpoint_files.parse_partition_metadata(partition_metadata(folder), file=file)
+        return checkpoint_files.parse_partition_metadata(partition_metadata(folder))
     except Corrupt:
-        place = f"{Path(folder).resolve().parent}\n{topic}".encode()
-        return base64.urlsafe_b64encode(hashlib.sha256(place).digest()[:16]).decode().rstrip("=")
+        return ""
 
 
 def file_bytes(path: str) -> bytes | None:
-    """A small file, whole; None if there is none."""
     try:
         with open(path, "rb") as source:
             return source.read()

@@ -63,7 +63,7 @@ def resolve(path: str | None) -> Location:
 
 
 def absolute(path: str) -> str:
-    """Return a local path, made absolute (tasks may run in another folder). `~` is the home directory."""
+    """Return a local path, made absolute: tasks may run in another folder."""
     return local_path(os.path.expanduser(path))
 
 
@@ -74,10 +74,7 @@ def open_view(
     corrupt_records: str = "fail",
     on_skipped: Callable[[object], None] | None = None,
 ) -> LogView:
-    """Open the log at a location to read it.
-
-    `corrupt_records`: what damage in a Kafka directory does; `on_skipped` takes what it cost (None: a warning is
-    logged).
+    """Open the log at a location to read it. `corrupt_records`, `on_skipped`: as in `KafkaView`, None logs a warning.
 
     Raises NotFound where there is no log, BadRequest for a root whose damage is to be passed over.
     """
@@ -94,12 +91,8 @@ def open_view(
         from sparklog.kafka.in_place.segment_recovery import log_skipped
         from sparklog.kafka.in_place.view import KafkaView
 
-        return KafkaView(
-            location.path,
-            tailing=tailing,
-            corrupt_records=corrupt_records,
-            on_skipped=on_skipped or log_skipped,
-        )
+        report = on_skipped or log_skipped
+        return KafkaView(location.path, tailing=tailing, corrupt_records=corrupt_records, on_skipped=report)
     raise NotFound(missing(location))
 
 

@@ -1,48 +1,219 @@
-"""One partition as a planner knows it, kept up to date by looking only at what changed."""
+"""One partition as a planner knows it: enough to plan, estimate and look up times without reading it again.
+
+It is kept up to date by looking only at what changed: the headers of every batch are walked once, later those of
+appended batches only. About a megabyte is kept of a gigabyte of batches: one block for each 64 KiB or more, and the
+transaction events.
+"""
 
 from __future__ import annotations
 
 import os
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from sparklog.errors import Corrupt
 from sparklog.format import transaction_index
+from sparklog.format.record_batch import HEADER_BYTES
 from sparklog.format.transaction_index import AbortedTransactions, concatenate
 from sparklog.kafka.in_place.directory import (
     SegmentName,
+    file_bytes,
+    gone_folder,
     never_there,
     partition_metadata,
     settled_now,
     settled_segments,
 )
-from sparklog.kafka.in_place.segment_file import SegmentFile, companion
-from sparklog.kafka.in_place.segment_recovery import FAIL, SKIP, TRUNCATE
-from sparklog.kafka.in_place.segment_state import SegmentState
-from sparklog.kafka.in_place.transaction_state import TransactionState, merged
+from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, Window, companion
+from sparklog.kafka.in_place.segment_recovery import (
+    FAIL,
+    SKIP,
+    TRUNCATE,
+    Damage,
+    OffsetOrder,
+    Skipped,
+    resume,
+    sound_windows,
+)
+from sparklog.kafka.in_place.transaction_state import TransactionEvents, TransactionState, merged
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.state.view import Runs, Stored
+
+BLOCK_BYTES = 64 * 1024
+UNWRITTEN = "unwritten"
+UNSOUND = "unsound"
+"""Why a walk stopped, beside BatchWalk's reasons: the checksum of the last batch does not match (yet); a batch is not
+sound, and where the policy is to truncate, the log ends in front of it."""
+
+
+@dataclass
+class SegmentState:
+    """One segment up to `end`, the position after its last whole batch.
+
+    * `records`: that its batches say they hold, markers left out; a compressed message of format v0 or v1 is one
+    * `batches`: how many there are, markers among them
+    * `next_offset`: the offset after the last batch in order, or the base offset; `max_timestamp` of its batches, -1
+      without any
+    * `stray`: where batches begin that end the segment and are out of order, -1: there are none
+    * `stop`, `reason`: why the last look went no further (see `BatchWalk`)
+    * `closed`: it has a successor and was read to its end since; the file then had `size` bytes and was `modified` (ns)
+    * blocks (parallel arrays): where each begins, its offsets `[offset, end)`, its greatest timestamp, how many offsets
+      it takes (those of records and markers) and how many batches it has
+    """
+
+    name: SegmentName
+    end: int = 0
+    records: int = 0
+    batches: int = 0
+    next_offset: int = 0
+    max_timestamp: int = -1
+    stop: str = "end"
+    reason: str = ""
+    closed: bool = False
+    size: int = 0
+    modified: int = 0
+    stray: int = -1
+    last_position: int = -1
+    last_header: bytes = b""
+    events: TransactionEvents = field(default_factory=TransactionEvents)
+    block_position: array[int] = field(default_factory=lambda: array("q"))
+    block_offset: array[int] = field(default_factory=lambda: array("q"))
+    block_end: array[int] = field(default_factory=lambda: array("q"))
+    block_timestamp: array[int] = field(default_factory=lambda: array("q"))
+    block_records: array[int] = field(default_factory=lambda: array("q"))
+    block_batches: array[int] = field(default_factory=lambda: array("q"))
+    _order: OffsetOrder = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.next_offset = max(self.next_offset, self.name.base)
+        self._order = OffsetOrder(self.next_offset)
+
+    def still_holds(self, file: SegmentFile) -> bool:
+        """Is the opened file the one that was read before, grown at most?
+
+        A follower that truncates to its leader's log writes other batches at the same positions.
+        """
+        if file.inode != self.name.inode or file.size < self.end:
+            return False
+        header = self.last_header
+        return not header or file.read(self.last_position, len(header)) == header
+
+    def unchanged(self, listed: SegmentName) -> bool:
+        """Does a listing show the file as it was when it was closed? Inodes are used again, names too."""
+        return not self.closed or (listed.size, listed.modified) == (self.size, self.modified)
+
+    def scan(self, file: SegmentFile, *, last: bool, policy: str = FAIL, limit: int | None = None) -> None:
+        """Walk on from `end` to the file's end. In the partition's last segment a last batch with a wrong checksum is
+        not written yet and does not count; elsewhere checksums are the readers' business, unless `policy` is to
+        truncate: then the segment ends in front of the first batch that is not sound. `limit`: the next segment's base.
+        """
+        if policy == TRUNCATE:
+            self.stop, self.reason = "end", ""
+            for window in sound_windows(file, self.end, self.next_offset, decide=self._unsound, limit=limit):
+                self._take(window, file)
+        else:
+            self._scan_headers(file, last=last)
+            while self._unknown_format(file) or (policy == SKIP and self._resumed(file, last=last, limit=limit)):
+                self._scan_headers(file, last=last)
+        self.size, self.modified = file.size, file.modified
+        self.closed = not last
+        if self.closed and self.stop != "end" and policy != TRUNCATE:
+            self.events.lost(self.next_offset)
+
+    def _scan_headers(self, file: SegmentFile, *, last: bool) -> None:
+        walk = BatchWalk(file, self.end)
+        held: Window | None = None
+        for window in walk:
+            if held is not None:
+                self._take(held, file)
+            held = window
+        self.stop, self.reason = walk.stop, walk.reason
+        if held is not None:
+            final = held.headers.row(len(held.headers) - 1)
+            if last and not file.crc_holds(held.start + int(held.headers.position[-1]), final):
+                self.stop, self.reason = UNWRITTEN, "the last batch does not match its checksum: not written yet"
+                held = replace(held, headers=held.headers[:-1])
+            self._take(held, file)
+
+    def _unsound(self, damage: Damage) -> bool:
+        self.stop, self.reason = UNSOUND, damage.reason
+        return False
+
+    def _unknown_format(self, file: SegmentFile) -> bool:
+        """Stopped at a whole batch of an unknown magic? Kafka's recovery keeps it, so the log does not end there."""
+        headers = None if self.stop == "end" else file.unknown_format_at(self.end)
+        if headers is None:
+            return False
+        self.events.lost(self.next_offset)
+        self._order.take(headers, self.end, lambda position: True)
+        self.next_offset = self._order.end
+        self.end += int(headers.size[0])
+        return True
+
+    def _resumed(self, file: SegmentFile, *, last: bool, limit: int | None) -> bool:
+        """Stopped at what is no batch: is there one behind it? What lies between may have held markers."""
+        if self.stop == "end" or (last and self.stop == "zeros"):
+            return False
+        following = resume(file, self.end, self.next_offset, limit)
+        if following is None:
+            return False
+        self.events.lost(self.next_offset)
+        self.end = following.position
+        return True
+
+    def _take(self, window: Window, file: SegmentFile) -> None:
+        headers = window.headers
+        if not len(headers):
+            return
+        greatest = int(headers.max_timestamp.max())
+        self.records += int(headers.count[~headers.is_control].sum())
+        self.batches += len(headers)
+        self.max_timestamp = max(self.max_timestamp, greatest)
+        start = window.start + int(headers.position[0])
+        if not self.block_position or start - self.block_position[-1] >= BLOCK_BYTES:
+            base = int(headers.base_offset[0])
+            columns = (*self.block_columns, self.block_timestamp)
+            for column, number in zip(columns, (base, base, 0, start, 0, greatest), strict=True):
+                column.append(number)
+        self.block_timestamp[-1] = max(self.block_timestamp[-1], greatest)
+        self.block_records[-1] += int(np.maximum(headers.count, 0).sum())
+        self.block_batches[-1] += len(headers)
+        # One damaged or stale offset moves the end neither up nor down.
+        ordered = self._order.take(headers, window.start, file.holds_at)
+        self.next_offset = self._order.end
+        self.block_end[-1] = max(self.block_offset[-1], self.next_offset)
+        strays = np.flatnonzero(np.logical_and.accumulate(~ordered[::-1])[::-1])
+        if len(strays) < len(headers):
+            self.stray = -1
+        if len(strays) and self.stray < 0:
+            self.stray = window.start + int(headers.position[strays[0]])
+        at = int(headers.position[-1])
+        self.last_position = window.start + at
+        self.last_header = window.data[at : at + HEADER_BYTES]
+        # A stray marker ends its transaction, whatever its offset; stray data begins none.
+        kept = headers if ordered.all() else headers[ordered | headers.is_control]
+        self.events.add(replace(window, headers=kept))
+        self.end = self.last_position + int(headers.size[-1])
+
+    @property
+    def block_columns(self) -> tuple[array[int], ...]:
+        """Offset, end, records, position and batches of the blocks."""
+        return self.block_offset, self.block_end, self.block_records, self.block_position, self.block_batches
+
+    def blocks_with(self, timestamp: int) -> list[tuple[int, int]]:
+        """(start, end) positions of the blocks that hold a batch with maxTimestamp >= `timestamp`, in order."""
+        blocks = zip(self.block_position, [*self.block_position[1:], self.end], self.block_timestamp, strict=True)
+        return [(start, end) for start, end, greatest in blocks if greatest >= timestamp]
+
 
 RACY_MS = 100
 """A folder that changed so shortly before it was listed may have changed again since without showing it."""
 OPEN_TRIES = 5
 DETAILED_BLOCKS = 1 << 17
 """Some 8 GB."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """Bytes of a file from `position` on that are left out behind the end of the log, which is offset `start`."""
-
-    file: str
-    position: int
-    nbytes: int
-    start: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,31 +229,31 @@ class Unknown:
 class PartitionState:
     """Segments and transactions of one partition folder; `refresh` brings them up to date.
 
-    `policy`: what damage does (see `damage_policy`); `cut`: what it left out behind the log's end.
+    `policy`: what damage does (see `segment_recovery`); `cut`: what it left out behind the log's end.
     """
 
-    def __init__(self, folder: str, env: Env = SYSTEM, policy: str = FAIL) -> None:
+    def __init__(self, folder: str, topic: str, partition: int, env: Env = SYSTEM, policy: str = FAIL) -> None:
         self.folder = folder
         self.policy = policy
-        self.cut: tuple[Cut, ...] = ()
+        self.cut: list[Skipped] = []
+        self._key = topic, partition
         self._env = env
         self.segments: list[SegmentState] = []
         self.transactions = TransactionState()
         self._changed_at = -1
         self._listed_at = -1
         self._replay = False
+        self._identity = (-1, -1)
         self._metadata = b""
         self._indexed: dict[SegmentName, AbortedTransactions] = {}
         self._aborted: AbortedTransactions | None = None
 
     @property
     def first_base(self) -> int:
-        """The base offset of the first segment, 0 without one."""
         return self.segments[0].name.base if self.segments else 0
 
     @property
     def log_end(self) -> int:
-        """The next offset to be written."""
         return self.segments[-1].next_offset if self.segments else 0
 
     def refresh(self) -> None:
@@ -92,7 +263,7 @@ class PartitionState:
         """
         gone = False
         for tries_left in reversed(range(OPEN_TRIES)):
-            self._list(wait=gone or not self.segments)
+            self._list(wait=gone)
             try:
                 self._scan()
             except FileNotFoundError as error:
@@ -110,13 +281,17 @@ class PartitionState:
         missed a segment.
         """
         try:
-            changed_at = os.stat(self.folder).st_mtime_ns
+            stat = os.stat(self.folder)
         except FileNotFoundError:
-            changed_at = -1
+            raise gone_folder(self.folder) from None
+        changed_at, identity = stat.st_mtime_ns, (stat.st_dev, stat.st_ino)
+        if identity != self._identity:
+            self.segments, self._identity, self._replay = [], identity, True
         quiet = self._listed_at - changed_at // 1_000_000 > RACY_MS
         if self.segments and quiet and changed_at == self._changed_at:
             return
         now = self._env.wall_ms()
+        wait |= not self.segments
         names = settled_segments(self.folder, env=self._env) if wait else settled_now(self.folder)
         if names is None:
             return
@@ -125,23 +300,19 @@ class PartitionState:
         if metadata != self._metadata:
             self.segments, self._metadata, self._replay = [], metadata, True
         before = {state.name: state for state in self.segments}
-        self.segments = [self._known(name, before) for name in names]
+        self.segments = [SegmentState(name) for name in names]
+        for at, name in enumerate(names):
+            if name in before and before[name].unchanged(name):
+                self.segments[at] = before[name]
+            self._replay |= name in before and self.segments[at] is not before[name]
         # Growing at the end and expiring at the start leave the middle as it was. All else is read and replayed anew.
         kept = [name for name in names if name in before]
         old = list(before)
         if old != list(names) and old and (not kept or kept != old[-len(kept) :] or kept != list(names[: len(kept)])):
             self._replay = True
 
-    def _known(self, name: SegmentName, before: dict[SegmentName, SegmentState]) -> SegmentState:
-        state = before.get(name)
-        if state is not None and state.unchanged(name):
-            return state
-        self._replay |= state is not None
-        return SegmentState(name)
-
     def _scan(self) -> None:
-        """Read what has not been read, and bring the transactions up to it."""
-        self.cut = ()
+        self.cut = []
         for position, state in enumerate(self.segments):
             last = position == len(self.segments) - 1
             if not state.closed or last or self._replay:
@@ -151,7 +322,7 @@ class PartitionState:
         if self.policy == SKIP and self.segments and self.segments[-1].stray >= 0:
             state = self.segments[-1]
             reason = f"expected a batch at offset {state.next_offset} or above; found one below"
-            self.cut = (Cut(state.name.path, state.stray, state.size - state.stray, state.next_offset, reason),)
+            self._leave_out(state.name.path, state.stray, state.size - state.stray, state.next_offset, reason)
         if self._replay:
             self._indexed.clear()
             self.transactions = TransactionState()
@@ -180,16 +351,19 @@ class PartitionState:
         state = self.segments[position]
         if self.policy != TRUNCATE or state.stop == "end":
             return False
-        later = [(segment.name.path, segment.name.size) for segment in self.segments[position + 1 :]]
+        later = self.segments[position + 1 :]
         if later or state.stop != "zeros":
-            start, reason = state.next_offset, state.reason
-            first = Cut(state.name.path, state.end, state.size - state.end, start, reason)
+            self._leave_out(state.name.path, state.end, state.size - state.end, state.next_offset, state.reason)
+        for each in later:
             behind = "it lies behind damage, where the log was cut"
-            self.cut = (first, *(Cut(path, 0, size, start, behind) for path, size in later))
+            self._leave_out(each.name.path, 0, each.name.size, state.next_offset, behind)
         if later:
             del self.segments[position + 1 :]
             self._changed_at = -1
         return True
+
+    def _leave_out(self, file: str, position: int, nbytes: int, start: int, reason: str) -> None:
+        self.cut.append(Skipped(*self._key, file, position, nbytes, start, None, reason))
 
     def aborted(self, start: int, end: int) -> AbortedTransactions:
         """The aborted transactions that matter to offsets `[start, end)`, from the whole partition's markers.
@@ -209,7 +383,12 @@ class PartitionState:
             indexed = [self._transaction_index(state.name) for state in self.segments]
             self._aborted = merged(self.transactions, indexed)
         aborted = self._aborted.overlapping(start, end)
-        return aborted if not unknown else _with_unknown(aborted, unknown)
+        if not unknown:
+            return aborted
+        # As if they had been aborted where reading stopped.
+        columns = np.array([(entry.producer, entry.first, entry.last, entry.last + 1) for entry in unknown], np.int64).T
+        every = concatenate([aborted, AbortedTransactions(*columns)])
+        return every.select(np.argsort(every.last_offsets, kind="stable"))
 
     def unknown(self, start: int, end: int) -> list[Unknown]:
         """Return transactions with offsets in `[start, end)` whose outcome is in no marker and no `.txnindex`."""
@@ -218,7 +397,7 @@ class PartitionState:
             return []
         indexed = [self._transaction_index(state.name) for state in self.segments]
         return [
-            Unknown(producer, first, last, self._path_at(last))
+            Unknown(producer, first, last, [s.name.path for s in self.segments if s.name.base <= last][-1])
             for producer, first, last in entries
             if not any(((index.producer_ids == producer) & (index.first_offsets <= first)).any() for index in indexed)
         ]
@@ -227,19 +406,13 @@ class PartitionState:
         """Return the `.txnindex` of a segment, empty if missing or wrong. That of the last segment still grows."""
         index = self._indexed.get(name)
         if index is None:
-            path = companion(name.path, "txnindex")
             try:
-                with open(path, "rb") as source:
-                    index = transaction_index.parse(source.read(), name.base, file=path)
-            except (FileNotFoundError, Corrupt):
+                index = transaction_index.parse(file_bytes(companion(name.path, "txnindex")) or b"", name.base)
+            except Corrupt:
                 index = transaction_index.none()
             if self.segments and name != self.segments[-1].name:
                 self._indexed[name] = index
         return index
-
-    def _path_at(self, offset: int) -> str:
-        paths = [state.name.path for state in self.segments if state.name.base <= offset]
-        return paths[-1] if paths else self.folder
 
     def stored(self, start: int, end: int, *, detailed: int = DETAILED_BLOCKS) -> Stored:
         """Return the stored size of these offsets: a run for each block of their segments.
@@ -248,8 +421,7 @@ class PartitionState:
         blocks of a terabyte for each micro-batch.
         """
         low = max(bisect_right(self.segments, start, key=_base) - 1, 0)
-        names = ("block_offset", "block_end", "block_records", "block_position", "block_batches")
-        columns = [array("q") for _ in names]
+        columns = [array("q") for _ in range(5)]
         edges = array("q")
         for state in self.segments[low : bisect_left(self.segments, end, key=_base)]:
             if len(edges) >= detailed:
@@ -258,8 +430,8 @@ class PartitionState:
                     column.append(number)
                 edges.append(state.end)
                 continue
-            for column, name in zip(columns, names, strict=True):
-                column.extend(getattr(state, name))
+            for column, numbers in zip(columns, state.block_columns, strict=True):
+                column.extend(numbers)
             # A block ends where the next one begins, the last one of a segment where that does.
             edges.extend(state.block_position[1:])
             edges.extend([state.end] if state.block_position else ())
@@ -270,11 +442,3 @@ class PartitionState:
 
 def _base(state: SegmentState) -> int:
     return state.name.base
-
-
-def _with_unknown(aborted: AbortedTransactions, unknown: Sequence[Unknown]) -> AbortedTransactions:
-    """These, and the unknown ones as if they had been aborted where reading stopped."""
-    columns = np.array([(entry.producer, entry.first, entry.last) for entry in unknown], np.int64)
-    more = AbortedTransactions(columns[:, 0], columns[:, 1], columns[:, 2], columns[:, 2] + 1)
-    every = concatenate([aborted, more])
-    return every.select(np.argsort(every.last_offsets, kind="stable"))

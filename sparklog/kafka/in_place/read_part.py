@@ -10,7 +10,7 @@ Every batch of the range is checked (`sparklog.kafka.in_place.segment_recovery`)
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,7 +28,6 @@ from sparklog.kafka.in_place.segment_recovery import (
     TRUNCATE,
     Damage,
     OnSkipped,
-    Resumed,
     Skipped,
     log_skipped,
     resume,
@@ -51,8 +50,8 @@ _DECODED = frozenset({"key", "value", "headers", "timestampType"})
 class KafkaReadPart:
     """Implements `ReadPart` for a partition folder. `records` and `nbytes` are estimates.
 
-    `aborted` is None for read_uncommitted. `corrupt_records`: see `damage_policy`; `on_skipped` is
-    told in the process that reads, so it must pickle where that is another one.
+    `aborted` is None for read_uncommitted. `corrupt_records`: see `segment_recovery`; `on_skipped` is called in the
+    process that reads, so it must pickle where that is another one.
     """
 
     folder: str
@@ -85,26 +84,15 @@ class KafkaReadPart:
 
     def _decoded(self, file: SegmentFile, window: Window, wanted: Set[str]) -> Iterator[RecordColumns]:
         """The visible records of a window; where damage is skipped, those of each batch that can be decoded."""
-        from sparklog.format.decode import decode
-
         try:
-            yield decode(
-                window.data,
-                window.headers,
-                columns=wanted,
-                start_offset=self.range.start,
-                end_offset=self.range.end,
-                select=self._visible(window.headers),
-                check_crc=False,
-                file=file.path,
-                file_position=window.start,
-            )
+            start, end, visible = self.range.start, self.range.end, self._visible(window.headers)
+            yield window.decode(wanted, file.path, visible, start_offset=start, end_offset=end)
         except Corrupt as error:
             if self.corrupt_records != SKIP:
                 raise
             rows = len(window.headers)
             for row in range(rows if rows > 1 else 0):
-                single = Window(window.data, window.start, window.headers[row : row + 1])
+                single = replace(window, headers=window.headers[row : row + 1])
                 yield from self._decoded(file, single, wanted)
             if rows == 1:
                 header = window.headers.row(0)
@@ -113,7 +101,6 @@ class KafkaReadPart:
                 self._skipped(file, position, header.size, header.base_offset, end, error.message)
 
     def _skipped(self, file: SegmentFile, position: int, nbytes: int, start: int, end: int | None, reason: str) -> None:
-        """Report what of this part is left out."""
         mine = self.range
         first, last = max(start, mine.start), mine.end if end is None else min(end, mine.end)
         if first < last:
@@ -154,7 +141,6 @@ class KafkaReadPart:
                         return  # The log goes on behind the range: nothing was kept up to its end.
                     yield file, window
                     position = max(position, int(window.headers.next_offset[-1]))
-                    budget.apply()
             position, after = max(position, *passed, 0), name.base
 
     def _segment_windows(
@@ -166,7 +152,7 @@ class KafkaReadPart:
         budget: WindowBudget,
         passed: list[int],
     ) -> Iterator[Window]:
-        """Windows of one segment from the first batch that ends at or behind `position` to the last of the range.
+        """Yield windows from the first batch that ends at or behind `position` to the last of the range.
 
         `Corrupt` if the range goes on behind what is no sound batch, unless that is skipped: then `passed` gets the
         offset behind it.
@@ -187,28 +173,25 @@ class KafkaReadPart:
                 )
             raise Corrupt(f"{message}; {GO_ON}", file=file.path, position=damage.position, offset=offset)
 
-        def resumed(damage: Damage, following: Resumed | None) -> None:
-            until = file.size if following is None else following.position
-            end = limit if following is None else following.offset
+        def resumed(damage: Damage, until: int, end: int | None) -> None:
             self._skipped(file, damage.position, until - damage.position, damage.offset, end, damage.reason)
             if end is None and name == names[-1]:
                 end = self.range.end
             passed.append(position if end is None else end)
 
-        start = _first_position(file, name, position, limit, skipping=skipping)
         return sound_windows(
             file,
-            start,
+            _first_position(file, name, position, limit, skipping=skipping),
             name.base,
-            walk=lambda at: budget.walk(file, at),
             decide=decide,
             resumed=resumed,
             end=self.range.end,
             limit=limit,
+            window_bytes=lambda: budget.window,
         )
 
     def _gone(self, names: Sequence[SegmentName], position: int, after: int) -> NotFound:
-        """Offsets may be missing inside a cleaned log, but not at its ends."""
+        # Offsets may be missing inside a cleaned log, but not at its ends.
         if after < 0:
             place = f"the log starts at {names[0].base} now" if names else "the log is empty now"
         else:
@@ -218,28 +201,17 @@ class KafkaReadPart:
         )
 
 
+@dataclass(slots=True)
 class WindowBudget:
     """The stored bytes to read at once so that they decode to about `target` bytes."""
 
-    def __init__(self, target: int) -> None:
-        self.target = max(target, 1)
-        self.window = FIRST_WINDOW_BYTES
-        self._walk: BatchWalk | None = None
-
-    def walk(self, file: SegmentFile, start: int) -> BatchWalk:
-        self._walk = BatchWalk(file, start, window=self.window, bodies=True)
-        return self._walk
+    target: int
+    window: int = FIRST_WINDOW_BYTES
 
     def learn(self, stored: int, decoded: int) -> None:
-        """Adapt to a window of `stored` bytes that decoded to `decoded` bytes."""
         growth = max(decoded, 1) / max(stored, 1)
         most = max(min(self.target, self.window * 4), MIN_WINDOW_BYTES)
         self.window = int(min(max(self.target / growth, MIN_WINDOW_BYTES), most))
-
-    def apply(self) -> None:
-        """Use the adapted size for the current walk's next window."""
-        if self._walk is not None:
-            self._walk.window = self.window
 
 
 def _segment_for(names: Sequence[SegmentName], position: int, after: int) -> SegmentName | None:
@@ -272,43 +244,31 @@ def _first_position(file: SegmentFile, name: SegmentName, offset: int, limit: in
             ahead = np.flatnonzero(window.headers.last_offset >= offset)
             if len(ahead):
                 return window.start + int(window.headers.position[ahead[0]])
-        unknown = None if walk.stop == "end" else file.unknown_format_at(walk.end)
+        unknown = file.unknown_format_at(walk.end)
         if unknown is not None and int(unknown.last_offset[0]) < offset:
             start = walk.end + int(unknown.size[0])
             continue
-        following = None
-        if skipping and walk.stop != "end":
-            following = resume(file, walk.end, name.base, limit)
+        following = resume(file, walk.end, name.base, limit) if skipping and walk.stop != "end" else None
         if following is None or following.offset > offset:
             return walk.end
         start = following.position
 
 
 def _record_batch(decoded: RecordColumns, columns: list[str], part: OffsetRange) -> pa.RecordBatch:
-    """The asked-for columns with exactly the types of `RECORD_SCHEMA`."""
     rows = len(decoded.offset)
-    arrays = []
-    for name in columns:
-        if name == "topic":
-            array = repeated_text(part.topic, rows)
-        elif name == "partition":
-            array = fixed_array(np.full(rows, part.partition, np.int32), pa.int32())
-        elif name == "offset":
-            array = fixed_array(decoded.offset, pa.int64())
-        elif name == "timestamp":
-            array = fixed_array(decoded.timestamp, RECORD_SCHEMA.field("timestamp").type)
-        elif name == "timestampType":
-            array = fixed_array(decoded.timestamp_type.astype(np.int32), pa.int32())
-        else:
-            array = getattr(decoded, name)
-        arrays.append(array)
+    made = {
+        "topic": lambda: repeated_text(part.topic, rows),
+        "partition": lambda: fixed_array(np.full(rows, part.partition, np.int32), pa.int32()),
+        "offset": lambda: fixed_array(decoded.offset, pa.int64()),
+        "timestamp": lambda: fixed_array(decoded.timestamp, RECORD_SCHEMA.field("timestamp").type),
+        "timestampType": lambda: fixed_array(decoded.timestamp_type.astype(np.int32), pa.int32()),
+    }
+    arrays = [made[name]() if name in made else getattr(decoded, name) for name in columns]
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([RECORD_SCHEMA.field(name) for name in columns]))
 
 
 def _coalesced(pieces: Iterator[pa.RecordBatch], batch_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Small neighbours joined, large pieces cut by rows, so that batches have about `batch_bytes`. What came before an
-    error comes before it.
-    """
+    """Join small neighbours, cut large pieces by rows. What came before an error comes before it."""
     held: list[pa.RecordBatch] = []
     size = 0
     try:

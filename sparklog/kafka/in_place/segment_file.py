@@ -1,6 +1,4 @@
-"""Suffixes of the files that lie beside a `.log`, and of files that the cleaner or retention is at.
-
-One `.log` file of a Kafka partition, read in bounded windows.
+"""One `.log` file of a Kafka partition, read in bounded windows, and the files that lie beside it.
 
 Plain positioned reads, no memory map: a broker cuts a preallocated file to its length when it rolls, and touching a
 mapped page behind the new end would kill the process. What the file held when it was opened counts; what is appended
@@ -11,15 +9,26 @@ there as `.deleted`, with the same records.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from sparklog.errors import Corrupt
 from sparklog.format.batch_scan import begins_with_header, least_size, scan_headers, single_header
-from sparklog.format.offset_index import OffsetIndex
 from sparklog.format.offset_index import parse as parse_offset_index
-from sparklog.format.record_batch import CRC_START, HEADER_BYTES, MAGIC, MAGIC_POSITION, BatchHeader, BatchHeaders
+from sparklog.format.record_batch import (
+    CRC_START,
+    HEADER_BYTES,
+    MAGIC,
+    MAGIC_POSITION,
+    BatchHeader,
+    BatchHeaders,
+    BoolArray,
+)
+
+if TYPE_CHECKING:
+    from sparklog.format.decode import RecordColumns
 
 SWAP = ".swap"
 DELETED = ".deleted"
@@ -27,7 +36,7 @@ CLEANED = ".cleaned"
 
 
 def companion(log: str, suffix: str) -> str:
-    """The file that belongs to a `.log` (`.log.swap`, `.log.deleted`) under another extension, as `index`.
+    """The file beside a `.log` (`.log.swap`, `.log.deleted`) with another extension, as `index`.
 
     A swap renames the files of a segment one by one, the `.log` first, so the others may still be named `.swap`.
     """
@@ -55,12 +64,10 @@ class SegmentFile:
         try:
             self._descriptor = os.open(path, os.O_RDONLY)
         except FileNotFoundError:
-            self.path = f"{path}.deleted"
+            self.path = path + DELETED
             self._descriptor = os.open(self.path, os.O_RDONLY)
         stat = os.fstat(self._descriptor)
-        self.size = stat.st_size
-        self.modified = stat.st_mtime_ns
-        self.inode = stat.st_ino
+        self.size, self.modified, self.inode = stat.st_size, stat.st_mtime_ns, stat.st_ino
 
     def __enter__(self) -> SegmentFile:
         return self
@@ -82,7 +89,7 @@ class SegmentFile:
 
     def header_at(self, position: int) -> BatchHeader | None:
         """The header of a batch that claims to start at `position` and to end inside the file, or None."""
-        data = self.read(position, HEADER_BYTES) if position >= 0 else b""
+        data = self.read(position, HEADER_BYTES)
         if not begins_with_header(data):
             return None
         header = single_header(data)
@@ -90,7 +97,6 @@ class SegmentFile:
         return header.row(0) if least_size(data[MAGIC_POSITION]) <= size <= self.size - position else None
 
     def holds_at(self, position: int) -> bool:
-        """Does a whole batch stand at `position` whose checksum matches?"""
         header = self.header_at(position)
         return header is not None and self.crc_holds(position, header)
 
@@ -109,13 +115,11 @@ class SegmentFile:
         return headers if whole and self.crc_holds(position, header) else None
 
     def crc_holds(self, position: int, header: BatchHeader) -> bool:
-        """Does the checksum of the batch at `position` match? Read in pieces."""
         import zlib
 
         from crc32c import crc32c
 
-        old = header.magic < MAGIC
-        start, checksum = (MAGIC_POSITION, zlib.crc32) if old else (CRC_START, crc32c)
+        start, checksum = (MAGIC_POSITION, zlib.crc32) if header.magic < MAGIC else (CRC_START, crc32c)
         crc, at, end = 0, position + start, position + header.size
         while at < end:
             piece = self.read(at, min(_CRC_PIECE_BYTES, end - at))
@@ -134,30 +138,44 @@ class Window:
     start: int
     headers: BatchHeaders
 
+    def decode(self, columns: Collection[str], file: str, select: BoolArray, **offsets: int) -> RecordColumns:
+        """Decode the selected batches, whose checksums were verified; `offsets`: `start_offset` and `end_offset`."""
+        from sparklog.format.decode import decode
+
+        return decode(
+            self.data,
+            self.headers,
+            columns=columns,
+            select=select,
+            check_crc=False,
+            file=file,
+            file_position=self.start,
+            **offsets,
+        )
+
 
 class BatchWalk:
     """Iterates over the batches of a file from a batch start, window by window.
 
-    With `bodies`, each window holds its batches whole; without, a batch that does not fit a window comes as its
-    header alone. After the iteration `end` is where it stopped and `stop` why: "end" (of the file), "partial" (the
-    last batch is cut off), "zeros" (the tail of a preallocated file) or "corrupt" (`reason` says what was found).
+    `window_bytes` gives the size of the next window, which then holds its batches whole; without, a batch that does not
+    fit a window comes as its header alone. After the iteration `end` is where it stopped and `stop` why: "end" (of the
+    file), "partial" (the last batch is cut off), "zeros" (the tail of a preallocated file) or "corrupt" (`reason` says
+    what was found).
     """
 
-    def __init__(
-        self, file: SegmentFile, start: int, *, window: int = HEADER_WINDOW_BYTES, bodies: bool = False
-    ) -> None:
+    def __init__(self, file: SegmentFile, start: int, window_bytes: Callable[[], int] | None = None) -> None:
         self.file = file
         self.end = start
         self.stop = "end"
         self.reason = ""
-        self.window = max(window, 4 * HEADER_BYTES)
-        self._bodies = bodies
+        self._window_bytes = window_bytes
 
     def __iter__(self) -> Iterator[Window]:
         size = self.file.size
         while self.end < size:
-            data = self.file.read(self.end, min(self.window, size - self.end))
-            headers = scan_headers(data, whole=False, contents=self._bodies)
+            wanted = HEADER_WINDOW_BYTES if self._window_bytes is None else self._window_bytes()
+            data = self.file.read(self.end, min(wanted, size - self.end))
+            headers = scan_headers(data, whole=False, contents=self._window_bytes is not None)
             if len(headers):
                 yield Window(data, self.end, headers)
             self.end += headers.end
@@ -166,35 +184,18 @@ class BatchWalk:
             last = self.end + len(data) - headers.end >= size
             if headers.stop in ("partial", "zeros") and not last and headers.end:
                 continue  # Cut off by the window, not by the file: it begins the next window.
-            if headers.stop == "partial" and not last:
-                single = self._batch_beyond_window(data)
-                if single is not None:
-                    yield single
-                    self.end += int(single.headers.size[0])
-                    continue
-            self.stop, self.reason = headers.stop, headers.reason
-            return
-
-    def _batch_beyond_window(self, data: bytes) -> Window | None:
-        """The batch at `end`, which is longer than the window; None if it is no batch or longer than the file."""
-        headers = single_header(data)
-        size = int(headers.size[0])
-        if size > self.file.size - self.end:
-            return None
-        if data[MAGIC_POSITION] > MAGIC:
-            return None
-        if not self._bodies:
-            return Window(data[:HEADER_BYTES], self.end, headers)
-        header = headers.row(0)
-        if size > HUGE_BATCH_BYTES and not self.file.crc_holds(self.end, header):
-            raise Corrupt(
-                f"a batch of {size} bytes does not match its checksum",
-                file=self.file.path,
-                position=self.end,
-                offset=header.base_offset,
-            )
-        body = self.file.read(self.end, size)
-        return Window(body, self.end, scan_headers(body, whole=False))
+            header = self.file.header_at(self.end) if headers.stop == "partial" and not last else None
+            if header is not None and self._window_bytes is None:
+                yield Window(data[:HEADER_BYTES], self.end, single_header(data))
+                self.end += header.size
+            elif header is not None and (header.size <= HUGE_BATCH_BYTES or self.file.crc_holds(self.end, header)):
+                body = self.file.read(self.end, header.size)
+                yield Window(body, self.end, scan_headers(body, whole=False))
+                self.end += header.size
+            else:
+                huge = "the checksum of a long batch does not match"
+                self.stop, self.reason = (headers.stop, headers.reason) if header is None else ("corrupt", huge)
+                return
 
 
 def seek(file: SegmentFile, base: int, offset: int) -> int:
@@ -204,23 +205,13 @@ def seek(file: SegmentFile, base: int, offset: int) -> int:
     An index has no checksum and may belong to another file of the same name, so its entry counts only if a batch starts
     there, ends with the entry's offset and matches its checksum.
     """
-    index = load_offset_index(file, base)
-    if index is None:
-        return 0
-    last, position = index.lookup(offset)
-    if position == 0:
-        return 0
-    header = file.header_at(position)
-    if header is None or header.base_offset + header.last_offset_delta != last or header.base_offset < base:
-        return 0
-    return position if file.crc_holds(position, header) else 0
-
-
-def load_offset_index(file: SegmentFile, base: int) -> OffsetIndex | None:
-    """The `.index` of a `.log`, or None if there is none that can be right."""
     path = companion(file.path, "index")
     try:
         with open(path, "rb") as source:
-            return parse_offset_index(source.read(), base, file=path)
+            last, position = parse_offset_index(source.read(), base, file=path).lookup(offset)
     except (FileNotFoundError, Corrupt):
-        return None
+        return 0
+    header = file.header_at(position) if position else None
+    if header is None or header.base_offset + header.last_offset_delta != last or header.base_offset < base:
+        return 0
+    return position if file.crc_holds(position, header) else 0

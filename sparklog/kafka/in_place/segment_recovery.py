@@ -1,4 +1,4 @@
-"""Policies for damage in a Kafka log, and the report of records that were left out.
+"""Sound batches of a segment, the next sound batch after damage, and the policies for damage.
 
 | policy     | effect of a damaged batch in front of the log's end                                               |
 |------------|---------------------------------------------------------------------------------------------------|
@@ -9,8 +9,6 @@
 The log's end is the same for `fail` and for Kafka's recovery of the last segment: behind the last whole batch. Bytes
 behind it (half a batch, zeros, garbage) are not written yet or never will be, and are no damage. `skip` goes on behind
 them if whole batches follow.
-
-Sound batches of a segment, and the next sound batch after damage.
 
 A batch is sound if its checksum is right, its header is one that a writer writes, and its offsets lie behind those of
 the batch before it and below the next segment. The last matters because base offset and length are outside of the
@@ -29,13 +27,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from sparklog.errors import BadRequest, Corrupt
+from sparklog.errors import BadRequest
 from sparklog.format.batch_checks import MAX_OFFSET, beyond_offsets, crc_message
 from sparklog.format.batch_scan import crc_failures
 from sparklog.format.record_batch import (
@@ -46,7 +44,6 @@ from sparklog.format.record_batch import (
     LOG_OVERHEAD,
     MAGIC,
     MAGIC_POSITION,
-    BatchHeader,
     BatchHeaders,
 )
 from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, Window
@@ -91,7 +88,6 @@ OnSkipped: TypeAlias = Callable[[Skipped], None]
 
 
 def log_skipped(skipped: Skipped) -> None:
-    """The default report: a warning of the logger `sparklog.kafka`."""
     _LOG.warning("sparklog: %s", skipped)
 
 
@@ -106,19 +102,13 @@ def warn_once(message: str) -> None:
 
 
 def check_policy(policy: str) -> str:
-    """`BadRequest` for anything but the policies above."""
     if policy not in POLICIES:
         raise BadRequest(f"unknown corrupt_records {policy!r}: expected one of {', '.join(POLICIES)}")
     return policy
 
 
-_BITS = 63
-
-
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Offsets `[start, end)` as a batch claims them."""
-
     start: int
     end: int
 
@@ -128,7 +118,7 @@ class Span:
         3: it touches a neighbour there, 2: it fits, 0: it does not.
         """
         best, length = 0, self.end - self.start
-        for bit in range(_BITS):
+        for bit in range(63):
             start = self.start ^ (1 << bit)
             if start == low or start + length == high:
                 best = max(best, 3 if high is None or low <= start <= high - length else 0)
@@ -176,8 +166,6 @@ class OffsetOrder:
         ends = np.minimum(starts, MAX_OFFSET - np.maximum(deltas, 0)) + deltas + 1
         positions = headers.position + start
         ordered = np.ones(len(starts), np.bool_)
-        if not len(starts):
-            return ordered
         if starts[0] >= self.end and (starts[1:] >= ends[:-1]).all():
             self._before = int(ends[-2]) if len(ends) > 1 else self.end
             self._follow(Span(int(starts[-1]), int(ends[-1])), int(positions[-1]))
@@ -207,6 +195,8 @@ class OffsetOrder:
         return not holds(self._position) or first_is_wrong(self._before, self._last, span, after)
 
 
+WINDOW_BYTES = 1 << 20
+"""Bytes read and decoded at once: decoding has room for whatever a window of this size decompresses to."""
 _SEARCH_BYTES = 1 << 20
 
 
@@ -233,17 +223,15 @@ class Damage:
         """True if it is no batch at all, in contrast to one with wrong contents."""
         return not self.size
 
+    @property
+    def unwritten(self) -> bool:
+        """True if a broker that is writing, or was killed while writing, leaves this at the end of a log."""
+        return self.final and (self.structural or self.wrong_crc)
 
-@dataclass(frozen=True, slots=True)
-class Resumed:
-    """Position and base offset of the next sound batch after damage."""
 
+class Resumed(NamedTuple):
     position: int
     offset: int
-
-
-Decide: TypeAlias = Callable[[Damage], bool]
-"""Decides about damage: return True to go on behind it, False to end in front of it, or raise."""
 
 
 def sound_windows(
@@ -251,73 +239,58 @@ def sound_windows(
     start: int,
     expected: int,
     *,
-    walk: Callable[[int], BatchWalk],
-    decide: Decide,
-    resumed: Callable[[Damage, Resumed | None], None] | None = None,
+    decide: Callable[[Damage], bool],
+    resumed: Callable[[Damage, int, int | None], None] | None = None,
     end: int | None = None,
     limit: int | None = None,
+    window_bytes: Callable[[], int] = lambda: WINDOW_BYTES,
 ) -> Iterator[Window]:
     """Yield windows of sound batches from position `start`, in file order, up to the first that begins at offset `end`.
 
-    `expected`: the least offset; `limit`: the next segment's base, which no offset reaches, None if unknown; `walk`
-    makes a walk with bodies from a position. A window without batches comes last if the next batch begins at or behind
-    `end`. `resumed` is called with the damage and the next sound batch, or None.
+    `expected`: the least offset; `limit`: the next segment's base, which no offset reaches, None if unknown. A window
+    without batches comes last if the next batch begins at or behind `end`.
+
+    `decide` returns True to go on behind damage, False to end in front of it, or raises; `resumed` is called with the
+    damage, and position and offset of the next sound batch: those of the file's end and `limit` without one.
     """
     position, offset = start, expected
     while True:
-        walking = walk(position)
         damage: Damage | None = None
-        windows = iter(walking)
-        while damage is None:
-            try:
-                window = next(windows, None)
-            except Corrupt:
-                damage = _huge(file, walking.end, offset)
-                break
-            if window is None:
-                if walking.stop == "end":
-                    return
-                damage = _no_batch(file, walking, offset)
-                break
+        walk = BatchWalk(file, position, window_bytes)
+        for window in walk:
             count, damage = _sound(window, file, offset, end, limit)
             if count:
                 offset = int(window.headers.next_offset[count - 1])
-                yield window if count == len(window.headers) else _first(window, count)
-            if damage is None and count < len(window.headers):
-                yield _first(window, 0)
+                yield window if count == len(window.headers) else replace(window, headers=window.headers[:count])
+            if damage is not None:
+                break
+            if count < len(window.headers):
+                yield replace(window, headers=window.headers[:0])
                 return
-            if damage is None and end is not None and offset >= end:
+            if end is not None and offset >= end:
                 return
+        else:
+            if walk.stop == "end":
+                return
+            damage = _no_batch(file, walk, offset)
         if not decide(damage):
             return
         following = resume(file, damage.position, offset, limit, size=damage.size)
         if resumed is not None:
-            resumed(damage, following)
+            resumed(damage, *(following or (file.size, limit)))
         if following is None:
             return
         position = following.position
 
 
-def _no_batch(file: SegmentFile, walking: BatchWalk, offset: int) -> Damage:
-    """Describe the bytes in front of which a walk stopped."""
-    headers = file.unknown_format_at(walking.end)
-    if headers is None:
-        return Damage(walking.end, 0, offset, walking.reason, True, walking.stop)
-    size = int(headers.size[0])
-    final = file.header_at(walking.end + size) is None
-    return Damage(walking.end, size, offset, walking.reason, final)
-
-
-def _huge(file: SegmentFile, position: int, offset: int) -> Damage:
-    """A batch whose checksum was wrong before it was read."""
-    header = file.header_at(position)
-    size = 0 if header is None else header.size
-    final = file.header_at(position + size) is None
-    return Damage(position, size, offset, "the checksum of a long batch does not match", final, wrong_crc=True)
-
-
-def _first(window: Window, count: int) -> Window:
-    return Window(window.data, window.start, window.headers[:count])
+def _no_batch(file: SegmentFile, walk: BatchWalk, offset: int) -> Damage:
+    """Describe the bytes in front of which a walk stopped: no batch, one of an unknown format, or a long one."""
+    header, unknown = file.header_at(walk.end), file.unknown_format_at(walk.end)
+    size = header.size if header is not None else int(unknown.size[0]) if unknown is not None else 0
+    if not size:
+        return Damage(walk.end, 0, offset, walk.reason, True, walk.stop)
+    final = file.header_at(walk.end + size) is None
+    return Damage(walk.end, size, offset, walk.reason, final, wrong_crc=header is not None)
 
 
 def _sound(
@@ -334,8 +307,7 @@ def _sound(
         # Out of order at the range's end: it matters only if something of the range follows.
         follows = _behind(window, file, row) if row == inside else None
         row = row if follows and end is not None and follows.start < end else None
-    stop = inside if row is None else min(row, inside)
-    wrong = crc_failures(window.data, headers[:stop] if row is None else headers[: row + 1])
+    wrong = crc_failures(window.data, headers[: inside if row is None else row + 1])
     if len(wrong):
         row = int(wrong[0])
         reason = crc_message(headers, row)
@@ -355,7 +327,8 @@ def _disordered(window: Window, file: SegmentFile, expected: int, limit: int | N
     headers = window.headers
     base, following = headers.base_offset, headers.next_offset
     before = np.concatenate(([expected], following[:-1]))
-    odd = _odd(headers)
+    odd = (base < 0) | beyond_offsets(headers) | (headers.last_offset_delta < 0) | (headers.count < 0)
+    odd |= (headers.count > headers.last_offset_delta + 1) | (headers.codec >= len(CODECS))
     beyond = following > limit if limit is not None else np.zeros(len(base), np.bool_)
     back = base < before
     last = len(base) - 1
@@ -366,7 +339,7 @@ def _disordered(window: Window, file: SegmentFile, expected: int, limit: int | N
         return None, ""
     row = int(np.argmax(wrong)) if wrong.any() else last + 1
     if row <= last and odd[row]:
-        if headers.base_offset[row] >= 0 and beyond_offsets(headers)[row]:
+        if base[row] >= 0 and beyond_offsets(headers)[row]:
             return row, f"the batch's offsets go beyond {MAX_OFFSET}, the greatest that a log can hold"
         return row, "the batch's header has values that no writer writes"
     if row <= last and beyond[row]:
@@ -381,18 +354,6 @@ def _disordered(window: Window, file: SegmentFile, expected: int, limit: int | N
     if row > last:
         return None, ""
     return row, f"expected a batch at offset {int(before[row])} or above; found offset {int(base[row])}"
-
-
-def _odd(headers: BatchHeaders) -> npt.NDArray[np.bool_]:
-    wrong: npt.NDArray[np.bool_] = (
-        (headers.base_offset < 0)
-        | beyond_offsets(headers)
-        | (headers.last_offset_delta < 0)
-        | (headers.count < 0)
-        | (headers.count > headers.last_offset_delta + 1)
-        | (headers.codec >= len(CODECS))
-    )
-    return wrong
 
 
 def _behind(window: Window, file: SegmentFile, row: int) -> Span | None:
@@ -415,15 +376,19 @@ def resume(file: SegmentFile, position: int, expected: int, limit: int | None, *
 
     `size`: of the damaged batch by its own length field, 0 if that cannot be.
     """
+    greatest = MAX_OFFSET if limit is None else limit - 1
     header = file.header_at(position + size) if size else None
-    if header is not None and _fits(header, expected, limit) and file.crc_holds(position + size, header):
-        return Resumed(position + size, max(header.base_offset, expected))
+    if header is not None:
+        # Of compressed messages of old formats the header tells the last offset only.
+        last = header.base_offset + header.last_offset_delta
+        if expected <= header.base_offset <= last <= greatest and file.crc_holds(position + size, header):
+            return Resumed(position + size, header.base_offset)
     at = position + 1
     while at + HEADER_BYTES <= file.size:
         data = file.read(at, _SEARCH_BYTES)
         if len(data) < HEADER_BYTES:
             return None
-        for candidate in _candidates(data, file.size - at, expected, limit):
+        for candidate in _candidates(data, file.size - at, expected, greatest):
             header = file.header_at(at + candidate)
             if header is not None and file.crc_holds(at + candidate, header):
                 return Resumed(at + candidate, header.base_offset)
@@ -431,14 +396,7 @@ def resume(file: SegmentFile, position: int, expected: int, limit: int | None, *
     return None
 
 
-def _fits(header: BatchHeader, expected: int, limit: int | None) -> bool:
-    last = header.base_offset + header.last_offset_delta
-    # Of compressed messages of old formats the header tells the last offset only.
-    first = header.base_offset if header.magic == MAGIC else last
-    return header.last_offset_delta >= 0 and first >= expected and last < (MAX_OFFSET + 1 if limit is None else limit)
-
-
-def _candidates(data: bytes, left: int, expected: int, limit: int | None) -> list[int]:
+def _candidates(data: bytes, left: int, expected: int, greatest: int) -> list[int]:
     """Positions in `data` where a header stands that a writer may have written; `left`: bytes to the file's end."""
     raw = np.frombuffer(data, np.uint8)
     count = len(raw) - HEADER_BYTES + 1
@@ -456,6 +414,6 @@ def _candidates(data: bytes, left: int, expected: int, limit: int | None) -> lis
     possible = (size >= HEADER_BYTES) & (size <= left - likely) & (base >= expected) & (delta >= 0)
     possible &= (records >= 0) & (records <= delta + 1) & ((rows["attributes"].astype(np.int64) & 7) < len(CODECS))
     # Without a sum, which could overflow: these bytes may be no batch.
-    possible &= base <= (MAX_OFFSET if limit is None else limit - 1) - np.maximum(delta, 0)
+    possible &= base <= greatest - np.maximum(delta, 0)
     positions: list[int] = likely[possible].tolist()
     return positions

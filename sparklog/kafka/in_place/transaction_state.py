@@ -26,7 +26,7 @@ from sparklog.errors import Corrupt
 from sparklog.format.batch_scan import crc_failures, scan_headers, single_header
 from sparklog.format.checksums import flipped_bit
 from sparklog.format.control import ABORT, COMMIT, control_types
-from sparklog.format.record_batch import CRC_START, MAGIC, NO_PRODUCER_ID, NO_SEQUENCE, BatchHeaders
+from sparklog.format.record_batch import CRC_START, NO_PRODUCER_ID, NO_SEQUENCE, BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions, concatenate
 from sparklog.kafka.in_place.segment_file import SegmentFile, Window
 
@@ -44,7 +44,7 @@ class LostMarker:
 
 
 def may_be_markers(headers: BatchHeaders) -> npt.NDArray[np.bool_]:
-    """Return bool[n]: True for batches that are markers, or may have been before damage."""
+    """Mark batches that are markers, or may have been before damage."""
     bare = headers.is_transactional & (headers.base_sequence == NO_SEQUENCE)
     maybe: npt.NDArray[np.bool_] = (headers.is_control | bare) & (headers.producer_id != NO_PRODUCER_ID)
     return maybe
@@ -74,11 +74,9 @@ def lost_markers(file: SegmentFile, position: int, until: int) -> list[LostMarke
         header = file.header_at(position)
         if header is None or position + header.size > until:
             return [*lost_here, LostMarker(ANYBODY, None)]
-        if header.magic == MAGIC:
-            batch = file.read(position, min(header.size, MOST_BYTES))
-            if may_be_markers(single_header(batch))[0]:
-                lost = _lost_marker(batch, header.size)
-                lost_here += [] if lost is None else [lost]
+        batch = file.read(position, min(header.size, MOST_BYTES))
+        lost = _lost_marker(batch, header.size) if may_be_markers(single_header(batch))[0] else None
+        lost_here += [] if lost is None else [lost]
         position += header.size
     return lost_here
 
@@ -110,23 +108,20 @@ class TransactionEvents:
     _writing: set[int] = field(default_factory=set)
 
     def add(self, window: Window) -> None:
-        """Append what the batches of a window (the next in the segment) contribute."""
         headers = window.headers
-        control = headers.is_control
-        rows = np.flatnonzero((headers.is_transactional | control) & (headers.producer_id != NO_PRODUCER_ID))
+        written = headers.is_transactional | headers.is_control
+        rows = np.flatnonzero(written & (headers.producer_id != NO_PRODUCER_ID))
         if not len(rows):
             return
         chosen = headers[rows]
         kinds = np.full(len(rows), DATA, np.int64)
-        markers = np.flatnonzero(control[rows])
-        if len(markers):
-            kinds[markers] = _marker_kinds(window, chosen[markers])
-        for at in np.flatnonzero(~control[rows] & may_be_markers(chosen)).tolist():
-            kinds[at] = LOST if _damaged(window, int(rows[at])) else DATA
+        for at in np.flatnonzero(may_be_markers(chosen)).tolist():
+            kinds[at] = _kind(window, int(rows[at]))
         producers, offsets = chosen.producer_id.tolist(), chosen.base_offset.tolist()
         for row, kind, producer, offset in zip(rows.tolist(), kinds.tolist(), producers, offsets, strict=True):
             if kind == LOST:
-                owner = lost_producer(_bytes_of(window, row))
+                position = int(headers.position[row])
+                owner = lost_producer(window.data[position : position + int(headers.size[row])])
                 if owner is not None:
                     self.lost(offset, owner)
             elif kind == DATA:
@@ -159,7 +154,6 @@ class TransactionState:
     unknown: list[tuple[int, int, int]] = field(default_factory=list)
 
     def apply(self, triples: array[int], start: int = 0) -> None:
-        """Apply events from index `start` of a segment's triples on."""
         for at in range(start, len(triples), 3):
             kind, producer, offset = triples[at : at + 3]
             if kind == DATA:
@@ -178,7 +172,7 @@ class TransactionState:
 
 
 def merged(state: TransactionState, indexed: Sequence[AbortedTransactions]) -> AbortedTransactions:
-    """All aborted transactions: those seen in headers and those of `.txnindex` files.
+    """Unite the aborted transactions seen in headers and those of `.txnindex` files.
 
     The index of the segment that is being written lags behind the log, and indexes get lost; headers are lost only to
     damage. Whatever either calls aborted is aborted.
@@ -193,11 +187,6 @@ def merged(state: TransactionState, indexed: Sequence[AbortedTransactions]) -> A
     return every.select(order[~again])
 
 
-def _bytes_of(window: Window, row: int) -> bytes:
-    position = int(window.headers.position[row])
-    return window.data[position : position + int(window.headers.size[row])]
-
-
 def _damaged(window: Window, row: int) -> bool:
     """Is the checksum of a whole batch wrong? Its producer id then may be anybody's, and would open a transaction that
     no marker ends."""
@@ -207,13 +196,12 @@ def _damaged(window: Window, row: int) -> bool:
     return whole and bool(len(crc_failures(window.data, header)))
 
 
-def _marker_kinds(window: Window, markers: BatchHeaders) -> npt.NDArray[np.int64]:
-    """ABORT, COMMIT, another control type or, for a damaged marker, LOST."""
-    kinds = np.empty(len(markers), np.int64)
-    damaged = set(crc_failures(window.data, markers).tolist())
-    for row in range(len(markers)):
-        try:
-            kinds[row] = LOST if row in damaged else control_types(window.data, markers[row : row + 1])[0]
-        except Corrupt:
-            kinds[row] = LOST
-    return kinds
+def _kind(window: Window, row: int) -> int:
+    """ABORT, COMMIT, another control type, DATA or, for damage that may have been a marker, LOST."""
+    header = window.headers[row : row + 1]
+    if not header.is_control[0]:
+        return LOST if _damaged(window, row) else DATA
+    try:
+        return LOST if len(crc_failures(window.data, header)) else int(control_types(window.data, header)[0])
+    except Corrupt:
+        return LOST

@@ -6,7 +6,7 @@ broker's last high watermark in `replication-offset-checkpoint`, because records
 A damaged log is read as Kafka's start-up would leave it after an unclean shutdown with the recovery point in the last
 segment: the log ends behind its last whole batch, and damage before that is an error for its reader. Unlike Kafka,
 indexes are never trusted, and a wrong checksum inside the last segment is an error that hides no batch.
-`corrupt_records` (see `damage_policy`) has two other policies: go on behind damage, or end the log in front of it as
+`corrupt_records` (see `segment_recovery`) has two other policies: go on behind damage, or end the log in front of it as
 with recovery point 0.
 
 A lookup by time returns the first record in offset order, at or above the log start, whose timestamp is >= the target;
@@ -26,9 +26,9 @@ import numpy as np
 from sparklog.errors import BadRequest, Corrupt, NotFound, nearest
 from sparklog.format.checkpoint_files import HIGH_WATERMARKS_FILE, LOG_STARTS_FILE, TopicPartition
 from sparklog.kafka.in_place import directory
-from sparklog.kafka.in_place.partition_state import PartitionState
+from sparklog.kafka.in_place.partition_state import PartitionState, SegmentState
 from sparklog.kafka.in_place.read_part import KafkaReadPart
-from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, Window
+from sparklog.kafka.in_place.segment_file import HEADER_WINDOW_BYTES, BatchWalk, SegmentFile, Window
 from sparklog.kafka.in_place.segment_recovery import (
     FAIL,
     SKIP,
@@ -39,7 +39,6 @@ from sparklog.kafka.in_place.segment_recovery import (
     sound_windows,
     warn_once,
 )
-from sparklog.kafka.in_place.segment_state import SegmentState
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.state.view import (
     READ_COMMITTED,
@@ -58,44 +57,27 @@ def first_at_or_after(state: PartitionState, timestamp: int, log_start: int) -> 
 
     `Corrupt` if the batch that may hold the answer is damaged, unless damage is skipped.
     """
+    skipping = state.policy == SKIP
     for segment in state.segments:
         if segment.max_timestamp < timestamp or segment.next_offset <= log_start:
             continue
         with SegmentFile(segment.name.path) as file:
-            record = _in_segment(segment, file, timestamp, log_start, skipping=state.policy == SKIP)
-        if record is not None:
-            return record
-    return None
-
-
-def _in_segment(
-    segment: SegmentState, file: SegmentFile, timestamp: int, log_start: int, *, skipping: bool
-) -> TimestampOffset | None:
-    for start, end in segment.blocks_with(timestamp):
-        for window in _windows(segment, file, start, end, skipping):
-            record = _in_window(file, window, end, timestamp, log_start, skipping)
-            if record is not None:
-                return record
-            if window.start + int(window.headers.position[-1] + window.headers.size[-1]) >= end:
-                break
+            for start, end in segment.blocks_with(timestamp):
+                for window in _windows(segment, file, start, end, skipping):
+                    record = _in_window(file, window, end, timestamp, log_start, skipping)
+                    if record is not None:
+                        return record
+                    if window.start + int(window.headers.position[-1] + window.headers.size[-1]) >= end:
+                        break
     return None
 
 
 def _windows(segment: SegmentState, file: SegmentFile, start: int, end: int, skipping: bool) -> Iterator[Window]:
-    if not skipping:
-        return _unbroken(file, start, end)
-    return sound_windows(
-        file,
-        start,
-        segment.name.base,
-        walk=lambda at: BatchWalk(file, at, bodies=True),
-        decide=lambda damage: True,
-    )
-
-
-def _unbroken(file: SegmentFile, start: int, end: int) -> Iterator[Window]:
-    """Windows up to position `end`. `Corrupt` if something in between is no batch that can be read."""
-    walk = BatchWalk(file, start, bodies=True)
+    """Yield windows up to position `end`. `Corrupt` if something in between is no batch that can be read."""
+    if skipping:
+        yield from sound_windows(file, start, segment.name.base, decide=lambda damage: True)
+        return
+    walk = BatchWalk(file, start, lambda: HEADER_WINDOW_BYTES)
     yield from walk
     if walk.end < end:
         raise Corrupt(walk.reason, file=file.path, position=walk.end)
@@ -107,12 +89,8 @@ def _in_window(
     from sparklog.format.decode import decode
 
     headers = window.headers
-    candidates = (
-        (headers.max_timestamp >= timestamp)
-        & (headers.last_offset >= log_start)
-        & (headers.count > 0)
-        & (window.start + headers.position < end)
-    )
+    candidates = (headers.max_timestamp >= timestamp) & (headers.last_offset >= log_start) & (headers.count > 0)
+    candidates &= window.start + headers.position < end
     for row in np.flatnonzero(candidates).tolist():
         try:
             records = decode(
@@ -133,21 +111,16 @@ def _in_window(
     return None
 
 
-POLL_INTERVAL_MS = 10
-
-
-@dataclass
+@dataclass(slots=True)
 class _Partition:
     state: PartitionState
-    identity: tuple[int, int]
     bounds: Bounds
 
 
 class KafkaView:
-    """Implements `sparklog.log.state.view.LogView` over local files.
+    """Implements `sparklog.log.state.view.LogView` over local files."""
 
-    `path` is a log dir or one partition folder; `tailing` says that what is read must never be taken back (see above).
-    """
+    poll_interval_ms = 10
 
     def __init__(
         self,
@@ -158,46 +131,31 @@ class KafkaView:
         on_skipped: OnSkipped = log_skipped,
         env: Env = SYSTEM,
     ) -> None:
-        """`corrupt_records` says what damage does: `fail`, `skip` or `truncate`; `on_skipped` is told what was left out
-        (by default a warning is logged), where it is planned or read.
+        """`path` is a log dir or one partition folder; `tailing`: what is read must never be taken back (see above).
 
-        `NotFound` if `path` is neither a Kafka log dir nor a partition folder.
+        `corrupt_records` says what damage does: `fail`, `skip` or `truncate`; `on_skipped` is called with what was left
+        out, where it is planned or read. `NotFound` if `path` is neither a Kafka log dir nor a partition folder.
         """
         self._corrupt_records = check_policy(corrupt_records)
         self._on_skipped = on_skipped
         self._said: set[Skipped] = set()
-        self._path = os.path.abspath(os.fspath(path))
+        self.location = os.path.abspath(os.fspath(path))
         self._tailing = tailing
         self._env = env
-        layout = directory.kafka_layout(self._path)
+        layout = directory.kafka_layout(self.location)
         if layout is None:
             raise NotFound(
-                f"{self._path} is no Kafka directory: expected folders like orders-0 with files like"
+                f"{self.location} is no Kafka directory: expected folders like orders-0 with files like"
                 " 00000000000000000000.log, or one such folder"
             )
-        self._single = directory.split_folder_name(self._path) if layout == "partition" else None
-        self._log_dir = os.path.dirname(os.path.realpath(self._path)) if self._single else self._path
+        self._single = directory.split_folder_name(self.location) if layout == "partition" else None
+        self._log_dir = os.path.dirname(os.path.realpath(self.location)) if self._single else self.location
         self._partitions: dict[str, dict[int, _Partition]] = {}
 
-    @property
-    def location(self) -> str:
-        return self._path
-
-    @property
-    def poll_interval_ms(self) -> int:
-        return POLL_INTERVAL_MS
-
-    @staticmethod
-    def is_internal(topic: str) -> bool:
-        """Is this one of Kafka's own topics? `topics` lists them, too; "all topics" should leave them out."""
-        return directory.is_internal(topic)
-
     def topics(self) -> list[str]:
-        """Names of all topics that have a partition here, Kafka's internal ones included, sorted."""
         return sorted({topic for topic, _ in self._folders()})
 
     def topic_id(self, topic: str) -> str:
-        """By `partition.metadata`; see `directory.topic_id` where there is none."""
         folders = self._of_topic(self._folders(), topic)
         return directory.topic_id(folders[min(folders)], topic)
 
@@ -214,29 +172,25 @@ class KafkaView:
             after: dict[int, _Partition] = {}
             for number, folder in sorted(self._of_topic(folders, topic).items()):
                 key = (topic, number)
-                partition = self._refreshed(before.get(number), folder, starts.get(key), watermarks.get(key))
-                for cut in partition.state.cut:
-                    self._say(Skipped(topic, number, cut.file, cut.position, cut.nbytes, cut.start, None, cut.reason))
+                partition = self._refreshed(before.get(number), folder, key, starts.get(key), watermarks.get(key))
+                for skipped in partition.state.cut:
+                    self._say(skipped)
                 if partition.state.segments:
                     after[number] = partition
             self._partitions[topic] = after
 
     def bounds(self, topic: str) -> Mapping[int, Bounds]:
-        """Return the bounds of every partition with a folder here, from the snapshot."""
         return {number: partition.bounds for number, partition in self._snapshot(topic).items()}
 
     def earlier_partitions(self, topic: str) -> Sequence[int]:
-        """Return nothing: a directory has no earlier states."""
-        return ()
+        return ()  # A directory has no earlier states.
 
     def partition_states(self, topic: str) -> dict[int, PartitionState]:
-        """Return the state of each partition's files, from the snapshot, for tools that inspect them."""
         return {number: partition.state for number, partition in self._snapshot(topic).items()}
 
     def offsets_for_timestamps(
         self, topic: str, targets: Mapping[int, int], isolation: str = READ_UNCOMMITTED
     ) -> dict[int, TimestampOffset | None]:
-        """Look up, per partition, the first record with timestamp >= target (ms) below the isolation bound."""
         records: dict[int, TimestampOffset | None] = {}
         for number, target in targets.items():
             partition = self._partition(topic, number)
@@ -246,24 +200,14 @@ class KafkaView:
         return records
 
     def stored(self, ranges: Sequence[OffsetRange]) -> list[Stored]:
-        """Return the stored size of each range, from memory."""
         return [self._partition(part.topic, part.partition).state.stored(part.start, part.end) for part in ranges]
 
     def partition_sizes(self, topic: str) -> list[PartitionSize]:
-        """Return the size of every partition with a folder here: whole batches, from the snapshot."""
         sizes = []
         for number, partition in self._snapshot(topic).items():
-            segments = partition.state.segments
-            sizes.append(
-                PartitionSize(
-                    topic=topic,
-                    partition=number,
-                    append_bytes=segments[-1].end,
-                    sealed_bytes=sum(segment.end for segment in segments[:-1]),
-                    records=sum(segment.records for segment in segments),
-                    slices=len(segments),
-                )
-            )
+            *closed, active = partition.state.segments
+            sealed_bytes, records = sum(each.end for each in closed), sum(each.records for each in (*closed, active))
+            sizes.append(PartitionSize(topic, number, active.end, sealed_bytes, records, len(closed) + 1))
         return sizes
 
     def plan(self, ranges: Sequence[OffsetRange], isolation: str) -> list[ReadPart]:
@@ -285,45 +229,24 @@ class KafkaView:
                 )
             committed = isolation == READ_COMMITTED
             aborted = partition.state.aborted(part.start, part.end) if committed else None
-            if committed:
-                self._say_unknown(part, partition.state)
-            parts.append(
-                KafkaReadPart(
-                    partition.state.folder,
-                    part,
-                    stored.records,
-                    stored.nbytes,
-                    aborted,
-                    self._corrupt_records,
-                    self._on_skipped,
-                )
-            )
+            for lost in partition.state.unknown(part.start, part.end) if committed else ():
+                reason = f"records of producer {lost.producer}, the marker that ended its transaction is damaged"
+                self._say(Skipped(part.topic, part.partition, lost.file, None, 0, lost.first, lost.last + 1, reason))
+            policy, folder = self._corrupt_records, partition.state.folder
+            parts.append(KafkaReadPart(folder, part, stored.records, stored.nbytes, aborted, policy, self._on_skipped))
         return parts
 
-    def _say_unknown(self, part: OffsetRange, state: PartitionState) -> None:
-        """Transactions that are left out because nothing says how they ended."""
-        for entry in state.unknown(part.start, part.end):
-            reason = f"records of producer {entry.producer}, the marker that ended its transaction is damaged"
-            self._say(
-                Skipped(part.topic, part.partition, entry.file, None, 0, entry.first, entry.last + 1, reason),
-            )
-
     def _say(self, skipped: Skipped) -> None:
-        """Once in the life of this view."""
         if skipped not in self._said:
             self._said.add(skipped)
             self._on_skipped(skipped)
 
-    def _refreshed(self, known: _Partition | None, folder: str, start: int | None, watermark: int | None) -> _Partition:
-        try:
-            stat = os.stat(folder)
-        except FileNotFoundError:
-            raise NotFound(f"there is no folder {folder} any more: was the topic deleted?") from None
-        identity = (stat.st_dev, stat.st_ino)
-        same = known is not None and known.identity == identity
-        state = known.state if known and same else PartitionState(folder, self._env, self._corrupt_records)
+    def _refreshed(
+        self, known: _Partition | None, folder: str, key: TopicPartition, start: int | None, watermark: int | None
+    ) -> _Partition:
+        state = known.state if known is not None else PartitionState(folder, *key, self._env, self._corrupt_records)
         state.refresh()
-        return _Partition(state, identity, _bounds(state, start, watermark))
+        return _Partition(state, _bounds(state, start, watermark))
 
     def _checkpoint(self, name: str) -> dict[TopicPartition, int]:
         try:
@@ -334,22 +257,22 @@ class KafkaView:
                 return {}
             if self._corrupt_records != FAIL and name == LOG_STARTS_FILE:
                 # As Kafka's start-up; the file is replaced by rename, so this is no moment of its writing.
-                warn_once(f"{error}: the logs of {self._path} start at their first segments")
+                warn_once(f"{error}: the logs of {self.location} start at their first segments")
                 return {}
             raise
 
     def _folders(self) -> dict[TopicPartition, str]:
         if self._single:
-            return {self._single: self._path}
+            return {self._single: self.location}
         known = {part.state.folder for topic in self._partitions.values() for part in topic.values()}
-        return directory.partition_folders(self._path, known)
+        return directory.partition_folders(self.location, known)
 
     def _of_topic(self, folders: Mapping[TopicPartition, str], topic: str) -> dict[int, str]:
         mine = {number: folder for (name, number), folder in folders.items() if name == topic}
         if not mine:
             names = sorted({name for name, _ in folders})
             near = nearest(topic, names) or names[:10]
-            raise NotFound(f"there is no topic {topic!r} in {self._path}: did you mean one of {near}?")
+            raise NotFound(f"there is no topic {topic!r} in {self.location}: did you mean one of {near}?")
         return mine
 
     def _snapshot(self, topic: str) -> dict[int, _Partition]:
@@ -360,7 +283,7 @@ class KafkaView:
     def _partition(self, topic: str, number: int) -> _Partition:
         partitions = self._snapshot(topic)
         if number not in partitions:
-            raise NotFound(f"there is no partition {number} of {topic} in {self._path}: it has {sorted(partitions)}")
+            raise NotFound(f"there is no partition {number} of {topic} in {self.location}: it has {sorted(partitions)}")
         return partitions[number]
 
 

@@ -18,8 +18,7 @@ from sparklog.format import transaction_index
 from sparklog.format.append_file import TAIL_BYTES, decode_footer, footer_length
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.kafka.in_place.directory import split_folder_name
-from sparklog.kafka.in_place.partition_state import PartitionState
-from sparklog.kafka.in_place.segment_state import SegmentState
+from sparklog.kafka.in_place.partition_state import PartitionState, SegmentState
 from sparklog.log.journal.names import file_key, is_sealed
 from sparklog.log.read.aborted import aborted_ranges
 from sparklog.log.state.slice_table import ABORTED, COMMITTED, OPEN, Snapshot
@@ -130,7 +129,7 @@ def of_file(path: str | os.PathLike[str]) -> list[PartitionLog]:
     if not (len(stem) == 20 and stem.isdigit() and suffix == "log"):
         raise BadRequest(f"expected a segment such as 00000000000000000000.log or a .slices file, found {location}")
     topic, partition = split_folder_name(folder)
-    state = PartitionState(folder)
+    state = PartitionState(folder, topic, partition)
     state.refresh()
     chosen = [each for each in state.segments if each.name.base == int(stem)]
     if not chosen:

@@ -14,8 +14,7 @@ from sparklog.errors import BadRequest, SparklogError
 from sparklog.groups.group import DEAD
 from sparklog.groups.lag import Groups, Lag, lag
 from sparklog.kafka.importing.coordinators import UNKNOWN, KafkaGroups, has_groups
-from sparklog.kafka.in_place.directory import is_internal
-from sparklog.kafka.in_place.internal_topics import CONSUMER_OFFSETS
+from sparklog.kafka.in_place.directory import CONSUMER_OFFSETS, is_internal
 from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.decisions.decision_log import timeout_of
 from sparklog.log.journal.names import is_topic_name

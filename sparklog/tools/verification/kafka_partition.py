@@ -43,9 +43,8 @@ from sparklog.format.control import ABORT
 from sparklog.format.coordinators.producer_snapshot import parse_snapshot
 from sparklog.format.decode import RecordColumns
 from sparklog.format.record_batch import NO_LEADER_EPOCH
-from sparklog.kafka.importing.segment import WINDOW_BYTES
 from sparklog.kafka.in_place.directory import SegmentName, file_bytes, settled_segments
-from sparklog.kafka.in_place.segment_file import SWAP, BatchWalk, SegmentFile, Window, companion
+from sparklog.kafka.in_place.segment_file import SWAP, SegmentFile, Window, companion
 from sparklog.kafka.in_place.segment_recovery import Damage, sound_windows
 from sparklog.kafka.in_place.transaction_state import TransactionEvents, TransactionState
 from sparklog.log.journal.env import Env
@@ -272,22 +271,13 @@ class _Reader:
                 if segment.last and damage.stop == "zeros":
                     return False
                 segment.damaged = True
-                cut_off = damage.final and (damage.structural or damage.wrong_crc)
-                remedy = CUT_OFF if segment.last and cut_off else REPLICA
+                remedy = CUT_OFF if segment.last and damage.unwritten else REPLICA
                 kind = CHECKSUM if damage.wrong_crc else CONTENT
                 position, bit = self._flipped(file, damage)
                 self._report(kind, file.path, damage.reason, remedy, position=position, offset=damage.offset, bit=bit)
                 return True
 
-            windows = sound_windows(
-                file,
-                0,
-                expected,
-                walk=lambda position: BatchWalk(file, position, window=WINDOW_BYTES, bodies=True),
-                decide=decide,
-                limit=segment.limit,
-            )
-            for window in windows:
+            for window in sound_windows(file, 0, expected, decide=decide, limit=segment.limit):
                 if len(window.headers):
                     self._take(segment, window, file.path)
             return file.size, file.modified
@@ -308,21 +298,11 @@ class _Reader:
 
     def _take(self, segment: _Segment, window: Window, path: str) -> None:
         """Take in the batches of a window."""
-        from sparklog.format.decode import decode
-
         headers = window.headers
         holds = ~headers.is_control & (headers.count > 0)
         records = None
         try:
-            records = decode(
-                window.data,
-                headers,
-                columns=("offset", "key"),
-                select=holds,
-                check_crc=False,
-                file=self._place(path),
-                file_position=window.start,
-            )
+            records = window.decode(("offset", "key"), self._place(path), holds)
         except SparklogError as error:
             self.result.findings.append(Finding.of(CONTENT, error, self._place(path), REPLICA))
         self.old |= bool(headers.is_legacy.any())

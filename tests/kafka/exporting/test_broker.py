@@ -18,9 +18,10 @@ from sparklog.groups.group_state import CommittedOffset
 from sparklog.groups.lag import Groups
 from sparklog.kafka.exporting import ExportedTopic, export_topics
 from sparklog.kafka.exporting.exporting import ExportOptions
-from sparklog.kafka.exporting.group_offsets import OFFSETS_CONFIGS, OFFSETS_TOPIC
+from sparklog.kafka.exporting.group_offsets import OFFSETS_CONFIGS
 from sparklog.kafka.exporting.plan import broker_configs
 from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
+from sparklog.kafka.in_place.directory import CONSUMER_OFFSETS
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.log.topic.root import Root, open_root
 from sparklog.log.topic.topic import Topic
@@ -167,7 +168,7 @@ def test_consumers_of_another_clusters_topic_go_on_after_a_restart(broker: Broke
     Groups(root).group("moved").restore([stood])
     with broker:
         ids = {"old": broker.create("old", 1, {"retention.ms": "-1"})}
-        ids[OFFSETS_TOPIC] = broker.create(OFFSETS_TOPIC, 1, {name: str(v) for name, v in OFFSETS_CONFIGS.items()})
+        ids[CONSUMER_OFFSETS] = broker.create(CONSUMER_OFFSETS, 1, {k: str(v) for k, v in OFFSETS_CONFIGS.items()})
     export_topics(root, tmp_path / "out", ["old"], ExportOptions(topic_id=ids, groups="all", offsets_partitions=1))
     for name in ids:
         broker.replace(tmp_path / "out", name)

@@ -13,8 +13,9 @@ from sparklog.groups.group_state import CommittedOffset
 from sparklog.groups.lag import Groups
 from sparklog.kafka.exporting import export_topics
 from sparklog.kafka.exporting.exporting import ExportOptions
-from sparklog.kafka.exporting.group_offsets import GROUPS_FILE, OFFSETS_CONFIGS, OFFSETS_TOPIC
+from sparklog.kafka.exporting.group_offsets import GROUPS_FILE, OFFSETS_CONFIGS
 from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
+from sparklog.kafka.in_place.directory import CONSUMER_OFFSETS
 from sparklog.log.journal.env import SYSTEM
 from sparklog.log.topic.root import Root, open_root
 from tests.fixture_data import split_partition
@@ -77,7 +78,7 @@ def test_groups_of_kafkas_clusters(fixtures: Path, tmp_path: Path, fixture: str)
         ids = {
             name: broker.create(name, root.topic(name).log.head().partitions, {"retention.ms": "-1"}) for name in topics
         }
-        ids[OFFSETS_TOPIC] = broker.create(OFFSETS_TOPIC, 50, {name: str(v) for name, v in OFFSETS_CONFIGS.items()})
+        ids[CONSUMER_OFFSETS] = broker.create(CONSUMER_OFFSETS, 50, {k: str(v) for k, v in OFFSETS_CONFIGS.items()})
     exported = export_topics(root, tmp_path / "out", topics, ExportOptions(topic_id=ids, groups="all"))
     for name in ids:
         broker.replace(tmp_path / "out", name)

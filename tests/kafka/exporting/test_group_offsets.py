@@ -26,12 +26,12 @@ from sparklog.kafka.exporting import ExportedTopic, export_topics, exporting
 from sparklog.kafka.exporting.exporting import ExportOptions
 from sparklog.kafka.exporting.group_offsets import (
     GROUPS_FILE,
-    OFFSETS_TOPIC,
     GroupOffsets,
     group_partition,
     group_records,
 )
 from sparklog.kafka.in_place import KafkaView
+from sparklog.kafka.in_place.directory import CONSUMER_OFFSETS
 from sparklog.log.journal.names import commit_key, groups_prefix
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.topic.root import Root, open_root
@@ -66,14 +66,14 @@ def root() -> Root:
 def exported(root: Root, path: Path, *topics: str, **options: Any) -> ExportedTopic:
     """What was exported of the groups."""
     found = export_topics(root, path, topics, ExportOptions(durable=False, **options))
-    assert [each.topic for each in found] == [*topics, OFFSETS_TOPIC]
+    assert [each.topic for each in found] == [*topics, CONSUMER_OFFSETS]
     return found[-1]
 
 
 def records_in(path: Path, partitions: int) -> Iterator[tuple[int, ExpectedRecord]]:
     view = KafkaView(path)
     for partition in range(partitions):
-        for record in read(view, OFFSETS_TOPIC, partition):
+        for record in read(view, CONSUMER_OFFSETS, partition):
             yield partition, record
 
 
@@ -109,9 +109,9 @@ def test_the_partition_of_a_group_is_kafkas(fixtures: Path) -> None:
     found = 0
     for fixture in ("transactions", "transactions-tv0"):
         view = KafkaView(fixtures / fixture / "data")
-        assert len(view.bounds(OFFSETS_TOPIC)) == 2
+        assert len(view.bounds(CONSUMER_OFFSETS)) == 2
         for partition in (0, 1):
-            for record in read(view, OFFSETS_TOPIC, partition):
+            for record in read(view, CONSUMER_OFFSETS, partition):
                 key = decode_group_key(record.key)
                 if isinstance(key, GroupKey | OffsetKey):
                     assert group_partition(key.group, 2) == partition
@@ -125,7 +125,7 @@ def test_records_are_those_of_kafkas_coordinator(fixtures: Path) -> None:
     and which older brokers read, too."""
     view, states, offsets = KafkaView(fixtures / "transactions" / "data"), 0, 0
     for partition in (0, 1):
-        for record in read(view, OFFSETS_TOPIC, partition):
+        for record in read(view, CONSUMER_OFFSETS, partition):
             key = decode_group_key(record.key)
             if record.value is None or not isinstance(key, GroupKey | OffsetKey):
                 continue
@@ -167,7 +167,7 @@ def test_all_groups_go_out_as_kafkas_tool_reads_them(root: Root, tmp_path: Path,
             ['odd, "name"', "a", "1", "10"],
             ["old", "b", "0", "2"],
         ]
-    properties = (tmp_path / "out" / f"{OFFSETS_TOPIC}.properties").read_text()
+    properties = (tmp_path / "out" / f"{CONSUMER_OFFSETS}.properties").read_text()
     assert properties.startswith(
         "# kafka-topics.sh --create --topic __consumer_offsets --partitions 50 --config cleanup.policy=compact"
         " --config compression.type=producer --config segment.bytes=104857600\n"
@@ -186,10 +186,10 @@ def test_leader_epochs_of_committed_offsets_are_kept_if_asked_for(root: Root, tm
 
 
 def test_chosen_groups_partitions_and_ids(root: Root, tmp_path: Path) -> None:
-    ids = {"a": "kphX_vFrTMuzYXwDXyxQYA", OFFSETS_TOPIC: "4tyc2Pe2TcCyvwdtz1mXkA"}
+    ids = {"a": "kphX_vFrTMuzYXwDXyxQYA", CONSUMER_OFFSETS: "4tyc2Pe2TcCyvwdtz1mXkA"}
     options: dict[str, Any] = {"groups": ["billing", "billing"], "offsets_partitions": 3, "topic_id": ids}
     found = exported(root, tmp_path / "out", "a", **options)
-    assert (found.topic_id, found.partition_count, found.groups) == (ids[OFFSETS_TOPIC], 3, ("billing",))
+    assert (found.topic_id, found.partition_count, found.groups) == (ids[CONSUMER_OFFSETS], 3, ("billing",))
     assert set(offsets_in(tmp_path / "out", 3)) == {("billing", "a", 0), ("billing", "a", 2)}
     for topic, identity in ids.items():
         assert f"topic_id: {identity}" in (tmp_path / "out" / f"{topic}-0" / "partition.metadata").read_text()
@@ -230,8 +230,8 @@ def test_offsets_of_a_topic_of_before_stay_behind(root: Root, tmp_path: Path) ->
         ({"groups": "all", "offsets_partitions": 0}, BadRequest, "1 to .* partitions, found 0"),
         ({"groups": "all", "topic_id": "kphX_vFrTMuzYXwDXyxQYA"}, BadRequest, "give them by topic"),
         ({"groups": "all", "topic_id": {"c": "kphX_vFrTMuzYXwDXyxQYA"}}, BadRequest, "'c', which is not among those"),
-        ({"topic_id": {OFFSETS_TOPIC: "kphX_vFrTMuzYXwDXyxQYA"}}, BadRequest, "not among those to export"),
-        ({"groups": "all", "topic_id": {OFFSETS_TOPIC: "x"}}, BadRequest, "kafka-topics.sh --describe shows"),
+        ({"topic_id": {CONSUMER_OFFSETS: "kphX_vFrTMuzYXwDXyxQYA"}}, BadRequest, "not among those to export"),
+        ({"groups": "all", "topic_id": {CONSUMER_OFFSETS: "x"}}, BadRequest, "kafka-topics.sh --describe shows"),
     ],
 )
 def test_what_it_refuses_leaves_nothing(
@@ -244,10 +244,10 @@ def test_what_it_refuses_leaves_nothing(
 
 
 def test_a_topic_of_that_name_and_groups_exclude_each_other(root: Root, tmp_path: Path) -> None:
-    root.create_topic(OFFSETS_TOPIC)
+    root.create_topic(CONSUMER_OFFSETS)
     with pytest.raises(BadRequest, match="exported as a topic or made from groups: give one of both"):
-        export_topics(root, tmp_path / "out", ["a", OFFSETS_TOPIC], ExportOptions(groups="all", durable=False))
-    (found,) = export_topics(root, tmp_path / "out", [OFFSETS_TOPIC], ExportOptions(durable=False))
+        export_topics(root, tmp_path / "out", ["a", CONSUMER_OFFSETS], ExportOptions(groups="all", durable=False))
+    (found,) = export_topics(root, tmp_path / "out", [CONSUMER_OFFSETS], ExportOptions(durable=False))
     assert found.groups == ()
 
 
@@ -276,4 +276,4 @@ def test_a_damaged_group_ends_an_export_that_would_leave_it_out(root: Root, tmp_
     for wanted in ("all", "elsewhere", ["billing", "elsewhere"]):
         with pytest.raises(Corrupt, match="elsewhere"):
             export_topics(fresh, tmp_path / "no", ["a"], ExportOptions(groups=wanted, durable=False))
-    assert exported(fresh, tmp_path / "out", "a", groups=["billing"]).topic == OFFSETS_TOPIC
+    assert exported(fresh, tmp_path / "out", "a", groups=["billing"]).topic == CONSUMER_OFFSETS
