@@ -1,4 +1,6 @@
-"""Checks of a machine: Python, packages, compiled kernels, the Python of Spark's workers, Java, Spark's settings.
+"""Finding of a check, and the machine that checks look at.
+
+Checks of a machine: Python, packages, compiled kernels, the Python of Spark's workers, Java, Spark's settings.
 
 Spark starts its workers with PYSPARK_PYTHON (or `spark.pyspark.python` of spark-submit), else with plain `python3` of
 the PATH, whatever Python the driver runs in; both must be of the same minor version.
@@ -12,6 +14,8 @@ import json
 import os
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,8 +34,59 @@ from sparklog.maintenance.properties import parse_properties
 from sparklog.storage.local_writer import mount_of
 from sparklog.storage.probe import probe
 from sparklog.storage.store import Store
-from sparklog.tools.doctor.finding import FAIL, OK, WARN, Finding, Machine
 from sparklog.transactions.listing import owner_of
+
+OK, WARN, FAIL = "ok", "warn", "fail"
+ANSWER_SECONDS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Result of one check; `fix`: for `warn` and `fail` the exact command or setting that puts it right."""
+
+    check: str
+    status: str
+    found: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Exit code of a program, None where it could not be started, and the text on both of its streams."""
+
+    code: int | None
+    text: str
+
+
+def _run(command: Sequence[str]) -> Answer:
+    """Run a program away from the current folder: Python would take modules from it that no worker has."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=ANSWER_SECONDS, check=False, cwd="/"
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return Answer(None, str(error))
+    return Answer(done.returncode, done.stdout + done.stderr)
+
+
+def _free(path: str) -> tuple[int, int]:
+    """Return free and total bytes of the file system of a path."""
+    usage = shutil.disk_usage(path)
+    return usage.free, usage.total
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Calls to the operating system: environment, programs on the PATH, running one, space of a disk."""
+
+    environ: Mapping[str, str]
+    which: Callable[[str], str | None] = shutil.which
+    run: Callable[[Sequence[str]], Answer] = _run
+    free: Callable[[str], tuple[int, int]] = _free
+
+
+HERE = Machine(os.environ)
+
 
 LEAST = (3, 10)
 _ASK = (

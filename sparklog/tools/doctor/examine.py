@@ -7,6 +7,12 @@ from typing import TYPE_CHECKING
 
 from sparklog.errors import SparklogError
 from sparklog.tools.doctor.checks import (
+    FAIL,
+    HERE,
+    OK,
+    WARN,
+    Finding,
+    Machine,
     ask_spark,
     check_java,
     check_kernels,
@@ -17,7 +23,6 @@ from sparklog.tools.doctor.checks import (
     has_spark,
     spark_settings,
 )
-from sparklog.tools.doctor.finding import FAIL, HERE, OK, WARN, Finding, Machine
 
 if TYPE_CHECKING:
     from sparklog.kafka.in_place.location import Location

@@ -1,58 +1,35 @@
 """The batches of a partition as a table, one row each: what its header says, and what its records are like.
 
-| column             | type   | meaning                                                                                |
-|--------------------|--------|----------------------------------------------------------------------------------------|
-| topic, partition   |        |                                                                                        |
-| file               | string | as `runs.Run.name`                                                                     |
-| position, size     | int64  | bytes of the batch in the file                                                         |
-| base_offset, last_offset | int64 | both inclusive; cleaning may have taken the record at either               |
-| records            | int32  | records that are there                                                                 |
-| missing            | int64  | offsets of the batch without a record: cleaned away                                    |
-| gap_before         | int64  | offsets between the batch before it, or the log start, and this one                    |
-| magic              | int8   | 2; 0 and 1 for messages of old formats, which count as batches                         |
-| codec              | string | none, gzip, snappy, lz4, zstd                                                          |
-| uncompressed_bytes | int64  | bytes of its records, uncompressed                                                     |
-| ratio              | double | uncompressed over stored bytes of its records; 1 for plain batches                     |
-| keys_distinct, keys_null | int64 | of its data records                                                              |
-| keys_new           | int64  | keys that no earlier batch of the partition has                                        |
-| keys_latest        | int64  | records whose key nothing behind them in the partition has: compaction keeps them      |
-| key_bytes          | int64  |                                                                                        |
-| tombstones         | int64  | records without a value                                                                |
-| min_timestamp, max_timestamp | timestamp[ms, UTC] | of its records; null where they have none            |
-| timestamp_type     | string | CreateTime, LogAppendTime; null in format v0                                           |
-| late_records       | int64  | records older than some record before them in the partition                            |
-| latest_by_ms       | int64  | by how much at most                                                                    |
-| leader_epoch, producer_id, producer_epoch, base_sequence | | -1: none                                            |
-| transactional      | bool   | by Kafka's bit, or held by a transaction of sparklog's                                 |
-| transaction        | string | of a transaction of sparklog's: id and number; else null                               |
-| control            | string | commit, abort, or another control type; null for data                                  |
-| outcome            | string | plain, committed, aborted, open; marker for control batches                            |
-| delete_horizon     | timestamp[ms, UTC] | from when on cleaning drops its tombstones or marker; null: none yet       |
-| damage             | string | why it cannot be read; null: sound. Its figures of records are null then               |
-
-Checksums are verified. What its producer wrote is shown as it is: nothing is left out by an isolation level.
+Checksums are verified. What its producer wrote is shown as it is: nothing is left out by an isolation level. Records
+are looked at by the kernels and by numpy, window by window; of each only a hash of its key is kept, so that keys can be
+counted over a whole partition.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sparklog.errors import Corrupt
+from sparklog.errors import BadRequest, Corrupt
 from sparklog.format import control
 from sparklog.format.batch_checks import MIN_LEGACY_BYTES, crc_message
-from sparklog.format.batch_scan import crc_failures, scan_headers
-from sparklog.format.record_batch import CODECS, HEADER_BYTES, LOG_OVERHEAD, BatchHeaders, Int64Array
-from sparklog.tools.inspection.record_facts import RecordFacts
-from sparklog.tools.inspection.runs import PartitionLog, Run, first_open
+from sparklog.format.batch_scan import crc_failures
+from sparklog.format.key_hash import HashKey, key_hashes
+from sparklog.format.payloads import payloads
+from sparklog.format.record_batch import CODECS, HEADER_BYTES, BatchHeaders, BytesLike, Int64Array
+from sparklog.format.record_fields import RecordFields, record_fields
+from sparklog.tools.inspection.dump_batches import per_batch, scan_windows
+from sparklog.tools.inspection.runs import PartitionLog, Run
 
+NO_TIMESTAMP = -1
+# Keys are counted, never compacted, by this hash: a collision made on purpose does no harm.
+_HASH_KEY = HashKey(0, 0)
 TIME = pa.timestamp("ms", tz="UTC")
-WINDOW_BYTES = 1 << 20
 OUTCOMES = ("plain", "committed", "aborted", "open", "marker")
 _CONTROL = ("abort", "commit", "leader change", "snapshot header", "snapshot footer", "KRaft version", "KRaft voters")
 _TYPES = ("CreateTime", "LogAppendTime")
@@ -61,41 +38,159 @@ SCHEMA = pa.schema(
     [
         ("topic", pa.string()),
         ("partition", pa.int32()),
-        ("file", pa.string()),
-        ("position", pa.int64()),
+        ("file", pa.string()),  # as `runs.Run.name`
+        ("position", pa.int64()),  # of the batch in the file
         ("size", pa.int64()),
-        ("base_offset", pa.int64()),
+        ("base_offset", pa.int64()),  # inclusive, as is the last one: cleaning may have taken the record at either
         ("last_offset", pa.int64()),
-        ("records", pa.int32()),
-        ("missing", pa.int64()),
-        ("gap_before", pa.int64()),
-        ("magic", pa.int8()),
-        ("codec", pa.string()),
-        ("uncompressed_bytes", pa.int64()),
-        ("ratio", pa.float64()),
-        ("keys_distinct", pa.int64()),
+        ("records", pa.int32()),  # as many as are left
+        ("missing", pa.int64()),  # offsets of the batch without a record: cleaned away
+        ("gap_before", pa.int64()),  # offsets between the batch before it, or the log start, and this one
+        ("magic", pa.int8()),  # 2; 0 and 1 for messages of old formats, which count as batches
+        ("codec", pa.string()),  # none, gzip, snappy, lz4, zstd
+        ("uncompressed_bytes", pa.int64()),  # of its records
+        ("ratio", pa.float64()),  # uncompressed over stored bytes of its records; 1 for plain batches
+        ("keys_distinct", pa.int64()),  # this and the next of its data records
         ("keys_null", pa.int64()),
-        ("keys_new", pa.int64()),
-        ("keys_latest", pa.int64()),
+        ("keys_new", pa.int64()),  # keys that no earlier batch of the partition has
+        ("keys_latest", pa.int64()),  # records whose key nothing behind them has: compaction keeps them
         ("key_bytes", pa.int64()),
-        ("tombstones", pa.int64()),
-        ("min_timestamp", TIME),
+        ("tombstones", pa.int64()),  # records without a value
+        ("min_timestamp", TIME),  # this and the next of its records; null where they have none
         ("max_timestamp", TIME),
-        ("timestamp_type", pa.string()),
-        ("late_records", pa.int64()),
-        ("latest_by_ms", pa.int64()),
-        ("leader_epoch", pa.int32()),
+        ("timestamp_type", pa.string()),  # CreateTime, LogAppendTime; null in format v0
+        ("late_records", pa.int64()),  # records older than some record before them in the partition
+        ("latest_by_ms", pa.int64()),  # by how much at most
+        ("leader_epoch", pa.int32()),  # this and the next three: -1 for none
         ("producer_id", pa.int64()),
         ("producer_epoch", pa.int16()),
         ("base_sequence", pa.int32()),
-        ("transactional", pa.bool_()),
-        ("transaction", pa.string()),
-        ("control", pa.string()),
-        ("outcome", pa.string()),
-        ("delete_horizon", TIME),
-        ("damage", pa.string()),
+        ("transactional", pa.bool_()),  # by Kafka's bit, or held by a transaction of sparklog's
+        ("transaction", pa.string()),  # of a transaction of sparklog's: id and number; else null
+        ("control", pa.string()),  # commit, abort, or another control type; null for data
+        ("outcome", pa.string()),  # plain, committed, aborted, open; marker for control batches
+        ("delete_horizon", TIME),  # from when on cleaning drops its tombstones or marker; null: none yet
+        ("damage", pa.string()),  # why it cannot be read; null: sound. Its figures of records are null then
     ]
 )
+_OF_RECORDS = (
+    *("uncompressed_bytes", "keys_null", "keys_distinct", "key_bytes", "tombstones"),
+    *("min_timestamp", "late_records", "latest_by_ms"),
+)
+"""Columns that `RecordFacts` fills."""
+
+
+@dataclass
+class RecordFacts:
+    """Walks over the batches of one partition in offset order.
+
+    `hashes`, `batches`: of every data record with a key, a hash of it and the number of its batch in the partition.
+    """
+
+    seen: int = 0
+    newest: int = NO_TIMESTAMP
+    hashes: list[npt.NDArray[np.uint64]] = field(default_factory=list)
+    batches: list[Int64Array] = field(default_factory=list)
+
+    def add(
+        self, data: BytesLike, headers: BatchHeaders, sound: npt.NDArray[np.bool_], append_time: int
+    ) -> tuple[dict[str, Int64Array], dict[int, str]]:
+        """Add the next batches; only those that are `sound` (bool[m]) are opened. `append_time` as in `runs.Run`.
+
+        Returns `_OF_RECORDS`, int64[m] each, -1 where a batch could not be opened, and the reasons by batch.
+        """
+        columns = {name: np.full(len(headers), -1, np.int64) for name in _OF_RECORDS}
+        damage: dict[int, str] = {}
+        waiting = [np.flatnonzero(sound)]
+        while waiting:
+            rows = waiting.pop()
+            try:
+                self._open(data, headers, rows, append_time, columns)
+            except (Corrupt, BadRequest) as error:
+                # One of them cannot be opened, or they are too much at once: halves of them.
+                if len(rows) == 1:
+                    damage[int(rows[0])] = error.message if isinstance(error, Corrupt) else str(error)
+                else:
+                    waiting += [rows[len(rows) // 2 :], rows[: len(rows) // 2]]
+        self.seen += len(headers)
+        return columns, damage
+
+    def _open(
+        self, data: BytesLike, headers: BatchHeaders, rows: Int64Array, append_time: int, into: dict[str, Int64Array]
+    ) -> None:
+        if not len(rows):
+            return
+        chosen = headers[rows]
+        body = payloads(data, chosen, check_crc=False)
+        records = record_fields(body, chosen)
+        hashes = key_hashes(body.data, records.key_start, records.key_length, _HASH_KEY)[:, 0]
+        columns = self._columns(chosen, records, hashes, append_time)
+        columns["uncompressed_bytes"] = body.end - body.start
+        for name, values in columns.items():
+            into[name][rows] = values
+        keyed = records.has_key & ~chosen.is_control[records.batch]
+        self.hashes.append(hashes[keyed])
+        self.batches.append(self.seen + rows[records.batch[keyed]])
+
+    def _columns(
+        self, headers: BatchHeaders, records: RecordFields, hashes: npt.NDArray[np.uint64], append_time: int
+    ) -> dict[str, Int64Array]:
+        batches, batch = len(headers), records.batch
+        data = ~headers.is_control[batch]
+        keyed = records.has_key & data
+
+        def count(mask: npt.NDArray[np.bool_]) -> Int64Array:
+            return np.bincount(batch[mask], minlength=batches).astype(np.int64)
+
+        stamped = headers.is_log_append_time[batch]
+        batch_time = headers.max_timestamp if append_time < 0 else np.full(batches, append_time)
+        times = np.where(stamped, batch_time[batch], records.timestamp)
+        behind = self._behind(np.where(data, times, NO_TIMESTAMP))
+        return {
+            "keys_null": count(data & ~records.has_key),
+            "keys_distinct": _distinct(batch[keyed], hashes[keyed], batches),
+            "key_bytes": np.bincount(batch[keyed], records.key_length[keyed], batches).astype(np.int64),
+            "tombstones": count(data & ~records.has_value),
+            "min_timestamp": per_batch(np.minimum, times, records.batch_rows, NO_TIMESTAMP),
+            "late_records": count(behind > 0),
+            "latest_by_ms": per_batch(np.maximum, behind, records.batch_rows, 0),
+        }
+
+    def _behind(self, times: Int64Array) -> Int64Array:
+        """Return by how many ms each record is older than the newest one before it in the partition."""
+        if not len(times):
+            return times
+        running = np.maximum(np.maximum.accumulate(times), self.newest)
+        self.newest = int(running[-1])
+        return np.where(times > NO_TIMESTAMP, running - times, 0)
+
+    def key_counts(self, ignored: npt.NDArray[np.bool_]) -> tuple[Int64Array, Int64Array]:
+        """Count, for each batch, the keys that no record before it has, and records whose key no later record has.
+
+        `ignored`: bool of all batches, whose records are not visible.
+        """
+        hashes = np.concatenate([*self.hashes, np.zeros(0, np.uint64)])
+        batch = np.concatenate([*self.batches, np.zeros(0, np.int64)])
+        shown = ~ignored[batch]
+        hashes, batch = hashes[shown], batch[shown]
+        order = np.argsort(hashes, kind="stable")
+        ordered = hashes[order]
+        first = np.ones(len(order), np.bool_)
+        first[1:] = ordered[1:] != ordered[:-1]
+        last = np.ones(len(order), np.bool_)
+        last[:-1] = first[1:]
+        new = np.bincount(batch[order[first]], minlength=len(ignored)).astype(np.int64)
+        latest = np.bincount(batch[order[last]], minlength=len(ignored)).astype(np.int64)
+        return new, latest
+
+
+def _distinct(batch: npt.NDArray[np.int32], hashes: npt.NDArray[np.uint64], batches: int) -> Int64Array:
+    """Count the different hashes in each batch."""
+    order = np.lexsort((hashes, batch))
+    batch, hashes = batch[order], hashes[order]
+    new = np.ones(len(order), np.bool_)
+    new[1:] = (batch[1:] != batch[:-1]) | (hashes[1:] != hashes[:-1])
+    return np.bincount(batch[new], minlength=batches).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +202,6 @@ class Stop:
     reason: str
 
 
-def empty() -> pa.Table:
-    """No batches."""
-    return SCHEMA.empty_table()
-
-
 def batch_table(log: PartitionLog) -> tuple[pa.Table, list[Stop]]:
     """The batches of a partition in offset order (`SCHEMA`), and where files were no batches.
 
@@ -120,32 +210,13 @@ def batch_table(log: PartitionLog) -> tuple[pa.Table, list[Stop]]:
     walk = _Walk(log)
     stops: list[Stop] = []
     for run in log.runs:
-        for position, data, headers in _windows(run, stops):
-            walk.add(run, position, data, headers)
+        read = partial(run.store.get, run.key)
+        for position, data, headers in scan_windows(read, run.position, run.position + run.size):
+            if len(headers):
+                walk.add(run, position, data, headers)
+            else:
+                stops.append(Stop(run.name, position, headers.reason or "the file was cut off"))
     return walk.table(), stops
-
-
-def _windows(run: Run, stops: list[Stop]) -> Iterator[tuple[int, bytes, BatchHeaders]]:
-    """Position in the run, bytes, and the headers of the whole batches in them, window by window."""
-    at, window = 0, WINDOW_BYTES
-    while at < run.size:
-        length = min(window, run.size - at)
-        data = run.store.get(run.key, run.position + at, length)
-        headers = scan_headers(data, whole=False)
-        if len(headers):
-            yield at, data, headers
-        nothing_follows = at + len(data) >= run.size or len(data) < length
-        at += headers.end
-        window = WINDOW_BYTES
-        if headers.end and (headers.stop == "end" or not nothing_follows):
-            continue
-        if not nothing_follows and headers.stop == "partial" and len(data) >= LOG_OVERHEAD:
-            # One batch is larger than the window; its length is believed only as far as the run goes.
-            window = int.from_bytes(data[8:LOG_OVERHEAD], "big") + LOG_OVERHEAD
-            if at + window <= run.size:
-                continue
-        stops.append(Stop(run.name, run.position + at, headers.reason or "the file was cut off"))
-        return
 
 
 @dataclass
@@ -164,13 +235,12 @@ class _Walk:
         damage = {int(row): crc_message(headers, int(row)) for row in wrong.tolist()}
         sound = np.ones(len(headers), np.bool_)
         sound[wrong] = False
-        facts = self.facts.add(data, headers, sound, run.append_time)
-        damage.update(facts.damage)
+        of_records, unread = self.facts.add(data, headers, sound, run.append_time)
+        damage.update(unread)
         base = headers.base_offset + run.shift
-        control_ = _controls(data, headers, damage)
         stamped = headers.is_log_append_time & (run.append_time >= 0)
-        self._put(
-            position=run.position + position + headers.position,
+        columns = dict(
+            position=position + headers.position,
             size=headers.size,
             base_offset=base,
             last_offset=headers.last_offset + run.shift,
@@ -187,44 +257,40 @@ class _Walk:
             outcome=self._outcome(run, headers, base),
             delete_horizon=np.where(headers.has_delete_horizon, headers.base_timestamp, -1),
             stored=headers.size - np.where(headers.is_legacy, MIN_LEGACY_BYTES, HEADER_BYTES),
-            **facts.columns,
+            **of_records,
         )
-        self.texts["file"] += [run.name] * len(headers)
-        self.texts["transaction"] += [run.transaction or None] * len(headers)
-        self.texts["control"] += control_
-        self.texts["damage"] += [damage.get(row) for row in range(len(headers))]
-
-    def _put(self, **columns: npt.NDArray[Any]) -> None:
         for name, values in columns.items():
             self.columns.setdefault(name, []).append(np.asarray(values, np.int64))
+        self.texts["file"] += [run.name] * len(headers)
+        self.texts["transaction"] += [run.transaction or None] * len(headers)
+        self.texts["control"] += _controls(data, headers, damage)
+        self.texts["damage"] += [damage.get(row) for row in range(len(headers))]
 
     def _outcome(self, run: Run, headers: BatchHeaders, base: Int64Array) -> npt.NDArray[np.int64]:
         outcome = np.full(len(headers), OUTCOMES.index(run.outcome or "plain"), np.int64)
         held = headers.is_transactional & ~headers.is_control
         outcome[held] = OUTCOMES.index("committed")
-        producers, starts = first_open(self.log)
-        at = np.minimum(np.searchsorted(producers, headers.producer_id), max(len(producers) - 1, 0))
-        if len(producers):
-            outcome[held & (producers[at] == headers.producer_id) & (base >= starts[at])] = OUTCOMES.index("open")
+        for producer, first in self.log.open:
+            outcome[held & (headers.producer_id == producer) & (base >= first)] = OUTCOMES.index("open")
         outcome[held & self.log.aborted.covers(headers.producer_id, base)] = OUTCOMES.index("aborted")
         outcome[headers.is_control] = OUTCOMES.index("marker")
         return outcome
 
     def table(self) -> pa.Table:
         if not self.columns:
-            return empty()
+            return SCHEMA.empty_table()
         columns = {name: np.concatenate(parts) for name, parts in self.columns.items()}
         rows = len(columns["size"])
         hidden = np.isin(columns["outcome"], [OUTCOMES.index("aborted"), OUTCOMES.index("open")])
-        counts = self.facts.key_counts(hidden)
+        new, latest = self.facts.key_counts(hidden)
         closed = columns["uncompressed_bytes"] < 0
         offsets = columns["last_offset"] - columns["base_offset"] + 1
         start = np.array([self.log.bounds.log_start - 1], np.int64)
         before = np.concatenate((start, np.maximum.accumulate(columns["last_offset"])[:-1]))
         columns["missing"] = offsets - columns["records"]
         columns["gap_before"] = np.maximum(columns["base_offset"] - before - 1, 0)
-        columns["keys_new"] = np.where(closed, -1, counts.new)
-        columns["keys_latest"] = np.where(closed, -1, counts.latest)
+        columns["keys_new"] = np.where(closed, -1, new)
+        columns["keys_latest"] = np.where(closed, -1, latest)
         ratio = columns["uncompressed_bytes"] / np.maximum(columns["stored"], 1)
         ratio[(columns["codec"] == 0) | (columns["stored"] <= 0)] = 1.0
         arrays = {
@@ -261,20 +327,19 @@ def _controls(data: bytes, headers: BatchHeaders, damage: dict[int, str]) -> lis
     names: list[str | None] = [None] * len(headers)
     rows = np.flatnonzero(headers.is_control)
     sound = rows[~np.isin(rows, list(damage))]
-    try:
-        kinds = control.control_types(data, headers[sound]).tolist()
-    except Corrupt:
-        kinds = [_kind(data, headers, row, damage) for row in sound.tolist()]
     for row in rows.tolist():
         names[row] = "unknown"
-    for row, kind in zip(sound.tolist(), kinds, strict=True):
-        names[row] = _CONTROL[kind] if kind >= 0 else "unknown"
+    waiting = [sound] if len(sound) else []
+    while waiting:
+        some = waiting.pop()
+        try:
+            kinds = control.control_types(data, headers[some]).tolist()
+        except Corrupt as error:
+            if len(some) == 1:
+                damage[int(some[0])] = error.message
+            else:
+                waiting += np.split(some, len(some))
+            continue
+        for row, kind in zip(some.tolist(), kinds, strict=True):
+            names[row] = _CONTROL[kind] if kind >= 0 else "unknown"
     return names
-
-
-def _kind(data: bytes, headers: BatchHeaders, row: int, damage: dict[int, str]) -> int:
-    try:
-        return int(control.control_types(data, headers[row : row + 1])[0])
-    except Corrupt as error:
-        damage[row] = error.message
-        return control.UNKNOWN

@@ -8,10 +8,7 @@ lack come with the run: the shift of their offsets, their append time, the trans
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
+from dataclasses import dataclass, replace
 
 from sparklog.errors import BadRequest, NotFound
 from sparklog.format import transaction_index
@@ -72,14 +69,9 @@ class PartitionLog:
 def of_kafka(topic: str, partition: int, state: PartitionState, bounds: Bounds) -> PartitionLog:
     """Return a partition folder of Kafka's, up to the end of its log."""
     store = open_store(state.folder)
-    return PartitionLog(
-        topic,
-        partition,
-        bounds,
-        tuple(_segment(store, segment) for segment in state.segments),
-        state.aborted(state.first_base, max(state.log_end, state.first_base)),
-        tuple(sorted(state.transactions.open.items())),
-    )
+    runs = tuple(_segment(store, segment) for segment in state.segments)
+    aborted = state.aborted(state.first_base, max(state.log_end, state.first_base))
+    return PartitionLog(topic, partition, bounds, runs, aborted, tuple(state.transactions.open.items()))
 
 
 def _segment(store: Store, state: SegmentState) -> Run:
@@ -96,19 +88,11 @@ def of_root(snapshot: Snapshot, partition: int, bounds: Bounds) -> PartitionLog:
     status, number = rows.status.tolist(), rows.txn_n.tolist()
     runs = []
     for row in range(len(rows)):
-        path = rows.path(row)
-        outcome = _OUTCOMES.get(status[row], "")
-        runs.append(
-            Run(
-                store,
-                file_key(topic, path),
-                path,
-                SEALED if is_sealed(path) else APPEND,
-                transaction=f"{rows.txn_id(row)} #{number[row]}" if outcome else "",
-                outcome=outcome,
-                **{name: column[row] for name, column in columns.items()},
-            )
-        )
+        path, outcome = rows.path(row), _OUTCOMES.get(status[row], "")
+        kind = SEALED if is_sealed(path) else APPEND
+        whose = f"{rows.txn_id(row)} #{number[row]}" if outcome else ""
+        facts = {name: column[row] for name, column in columns.items()}
+        runs.append(Run(store, file_key(topic, path), path, kind, **facts, transaction=whose, outcome=outcome))
     first = min(int(rows.base[0]), bounds.log_start) if len(rows) else bounds.log_start
     aborted = aborted_ranges(store, topic, snapshot.slices, partition, first, bounds.log_end)
     open_ = tuple((each.producer, each.first) for each in head.kafka_open if each.partition == partition)
@@ -133,38 +117,24 @@ def of_file(path: str | os.PathLike[str]) -> list[PartitionLog]:
     topic, partition = split_folder_name(folder)
     state = PartitionState(folder)
     state.refresh()
-    chosen = [each for each in state.segments if each.name.base == int(stem)]
-    if not chosen:
+    segment = next((each for each in state.segments if each.name.base == int(stem)), None)
+    if segment is None:
         raise NotFound(f"{location} is no segment of its folder's log: a cleaner that died left it behind")
-    end = chosen[0].next_offset
+    end = segment.next_offset
     whole = of_kafka(topic, partition, state, Bounds(int(stem), end, end, end))
-    segment = _segment(open_store(folder), chosen[0])
-    return [PartitionLog(topic, partition, whole.bounds, (segment,), whole.aborted, whole.open)]
+    return [replace(whole, runs=(_segment(open_store(folder), segment),))]
 
 
 def _append_file(store: Store, name: str) -> list[PartitionLog]:
     info = store.stat(name)
     size = 0 if info is None else info.size
     length = footer_length(store.get(name, max(0, size - TAIL_BYTES)), file=name)
-    footer = decode_footer(store.get(name, size - length), file_size=size, file=name)
-    runs: dict[int, list[Run]] = {}
-    ends: dict[int, int] = {}
-    for entry in footer.slices:
-        base = ends.get(entry.partition, 0)
-        ends[entry.partition] = base + entry.offsets
-        run = Run(
-            store, name, name, APPEND, entry.position, entry.nbytes, base, base, -1, -1, footer.footer_length, size
-        )
-        runs.setdefault(entry.partition, []).append(run)
-    none = transaction_index.none()
-    bounds = {partition: Bounds(0, end, end, end) for partition, end in ends.items()}
-    return [
-        PartitionLog(name, partition, bounds[partition], tuple(parts), none, ())
-        for partition, parts in sorted(runs.items())
-    ]
-
-
-def first_open(log: PartitionLog) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the producer ids with an open transaction, sorted, and the offset where each begins: int64[n] both."""
-    pairs = np.array(log.open, np.int64).reshape(-1, 2)
-    return pairs[:, 0], pairs[:, 1]
+    logs: dict[int, PartitionLog] = {}
+    for entry in decode_footer(store.get(name, size - length), file_size=size, file=name).slices:
+        before = logs.get(entry.partition)
+        base, runs = (before.bounds.log_end, before.runs) if before else (0, ())
+        run = Run(store, name, name, APPEND, entry.position, entry.nbytes, base, base, -1, -1, length, size)
+        end = base + entry.offsets
+        bounds, none = Bounds(0, end, end, end), transaction_index.none()
+        logs[entry.partition] = PartitionLog(name, entry.partition, bounds, (*runs, run), none, ())
+    return [logs[partition] for partition in sorted(logs)]

@@ -87,11 +87,7 @@ def _root_notes(report: Report) -> Iterator[Note]:
             )
     gone = sum(removal.bytes for removal in report.removals or ())
     if gone > max(report.bytes, 1 << 20):
-        yield Note(
-            ATTENTION,
-            "",
-            "unreferenced files take more space than the log itself: run `sparklog retain`",
-        )
+        yield Note(ATTENTION, "", "unreferenced files take more space than the log itself: run `sparklog retain`")
 
 
 def _topic_notes(report: Report, topic: TopicFacts) -> Iterator[Note]:

@@ -1,4 +1,6 @@
-"""The log of one topic: every commit and checkpoint, and the data files that must exist.
+"""Data files that versions name, with their slices.
+
+The log of one topic: every commit and checkpoint, and the data files that must exist.
 
 Commits are replayed from the beginning of what is kept; each checkpoint on the way must say what the replay says. Where
 a commit is damaged the replay goes on from the next sound checkpoint.
@@ -11,26 +13,100 @@ reader may have planned on any version that is not older than the floor, and the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 from crc32c import crc32c
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
+from sparklog.format.slice_columns import COLUMN_TYPES
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, commit_key, file_key
 from sparklog.log.state.checkpoint import Checkpoint, decode_checkpoint, decode_table
 from sparklog.log.state.clone_holds import clone_of_hold
 from sparklog.log.state.commit import Commit, Hold, Resolved, decode_commit
 from sparklog.log.state.history import History
 from sparklog.log.state.invariants import check_commit, check_state
-from sparklog.log.state.slice_table import SliceTable, added
+from sparklog.log.state.slice_table import Slices, SliceTable, added
 from sparklog.log.state.topic_state import EMPTY, HEAD_JSON, Head
 from sparklog.storage.store import Store
 from sparklog.tools.verification.entry_chain import log_end, numbered, read_object, unreached
 from sparklog.tools.verification.findings import CHAIN, CHECKPOINT, LOG, MISSING, RESTORE, STATE, Counts, Finding
-from sparklog.tools.verification.named_files import NamedFiles, differing_columns, gaps
-from sparklog.tools.verification.slice_checks import DataFile
+from sparklog.tools.verification.slice_checks import Claim, DataFile
+
+_CLAIM = tuple(each.name for each in fields(Claim) if each.name in COLUMN_TYPES)
+
+
+@dataclass(slots=True)
+class NamedFiles:
+    """Data files by key, grown version by version; equal slices of two versions are kept once."""
+
+    topic: str
+    _files: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    _claims: dict[str, dict[Claim, None]] = field(default_factory=dict)
+
+    def add(self, rows: Slices) -> None:
+        """Add the files of these rows of a table."""
+        keys = {code: file_key(self.topic, rows.paths[code]) for code in np.unique(rows.file).tolist()}
+        whole = zip(
+            *(rows.columns[name].tolist() for name in ("file", "file_size", "footer_length", "index_crc")), strict=True
+        )
+        columns = (rows.columns[name].tolist() for name in _CLAIM)
+        for (code, size, footer_length, index_crc), values in zip(whole, zip(*columns, strict=True), strict=True):
+            key = keys[code]
+            self._files.setdefault(key, (size, footer_length, index_crc))
+            self._claims.setdefault(key, {})[Claim(*values)] = None
+
+    def files(self) -> list[DataFile]:
+        """Return all files, in the order of their keys."""
+        return [
+            DataFile(key, size, footer_length, tuple(self._claims[key]), index_crc)
+            for key, (size, footer_length, index_crc) in sorted(self._files.items())
+        ]
+
+
+def differing_columns(left: SliceTable, right: SliceTable) -> list[str]:
+    """Return the columns in which two tables differ; `rows` if their numbers of rows differ."""
+    one, other = left.all(), right.all()
+    if len(one) != len(other):
+        return ["rows"]
+    columns = [
+        name
+        for name in COLUMN_TYPES
+        if name not in ("file", "txn") and not np.array_equal(one.columns[name], other.columns[name])
+    ]
+    texts = [name for name in ("file", "txn") if not np.array_equal(_words(one, name), _words(other, name))]
+    return columns + texts
+
+
+def _words(rows: Slices, name: str) -> np.ndarray:
+    codes, inverse = np.unique(rows.columns[name], return_inverse=True)
+    texts = rows.paths if name == "file" else rows.txn_ids
+    return np.array([texts[code] for code in codes.tolist()], object)[inverse]
+
+
+def gaps(head: Head, table: SliceTable) -> int:
+    """Return the number of offsets between log start and log end that lie in no slice."""
+    rows = table.all()
+    if head.deleted:
+        return 0
+    # Of several partitions an int64 has no room for the sums.
+    whole: int = sum((head.log_end - head.log_start).tolist())
+    within = np.minimum(rows.end, head.log_end[rows.partition]) - np.maximum(rows.base, head.log_start[rows.partition])
+    covered: int = sum(np.maximum(within, 0).tolist())
+    return whole - covered
+
+
+def all_keys(files: Iterable[DataFile]) -> set[str]:
+    """Return the keys of these files, the index files beside segments included."""
+    keys = set()
+    for file in files:
+        keys.add(file.key)
+        if file.sealed:
+            stem = file.key.removesuffix("log")
+            keys.update(f"{stem}{suffix}" for suffix in ("index", "timeindex", "txnindex"))
+    return keys
+
 
 TRIES = 6
 MOST_MISSING = 20
