@@ -28,7 +28,7 @@ _TRANSACTION_ENTRY = struct.Struct(">hqqqq")
 
 
 class Kind(NamedTuple):
-    """A kind of finding: its name in JSON, Kafka's title for a file, its line for a pair of numbers, and their names."""
+    """A kind of finding: its name in JSON, Kafka's title for a file and line for a pair of numbers, and their names."""
 
     name: str
     title: str

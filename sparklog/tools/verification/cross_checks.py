@@ -19,14 +19,17 @@ from sparklog.tools.verification.topic_log import TopicLog
 TOGETHER = "topics that share transactions are restored together: restore the one that is behind"
 
 
+StateOf = Callable[[str, int], Decisions | None]
+"""The decisions of an id, read again where those known have not decided transaction `n`."""
+
+
 def check_transactions(
-    topics: Mapping[str, TopicLog], states: Mapping[str, Decisions], reread: Callable[[str], Decisions | None]
+    topics: Mapping[str, TopicLog], states: Mapping[str, Decisions], state_of: StateOf
 ) -> Iterator[Finding]:
     """Compare decisions with the topics they name, and open and recorded transactions of topics with the decisions.
 
-    `states`: newest entry by id, read before the topics; `reread`: the same, now.
+    `states`: newest entry by id, read before the topics.
     """
-    state_of = _state_reader(states, reread)
     for state in states.values():
         yield from _named(state, topics)
     for topic in topics.values():
@@ -45,7 +48,7 @@ def check_transactions(
 
 
 def check_groups(
-    groups: Mapping[str, GroupState], states: Mapping[str, Decisions], reread: Callable[[str], Decisions | None]
+    groups: Mapping[str, GroupState], states: Mapping[str, Decisions], state_of: StateOf
 ) -> Iterator[Finding]:
     """Compare decisions with the groups that they name, and pending offsets of groups with the decisions.
 
@@ -62,7 +65,6 @@ def check_groups(
                         f"which ends at {newest}"
                     )
                     yield Finding(TRANSACTION, file, message, TOGETHER)
-    state_of = _state_reader(states, reread)
     for group in groups.values():
         for waiting in group.pending:
             decided = state_of(waiting.txn, waiting.n - 1)
@@ -73,22 +75,6 @@ def check_groups(
                     f"its decisions end at {ended}"
                 )
                 yield Finding(TRANSACTION, commit_key(groups_prefix(group.id), group.number), message, TOGETHER)
-
-
-def _state_reader(
-    states: Mapping[str, Decisions], reread: Callable[[str], Decisions | None]
-) -> Callable[[str, int], Decisions | None]:
-    """Return a function for the state of an id, which reads it again where the known one has not decided `n`."""
-    known = dict(states)
-
-    def state_of(id_: str, n: int) -> Decisions | None:
-        if id_ not in known or n > known[id_].newest:
-            newer = reread(id_)
-            if newer is not None:
-                known[id_] = newer
-        return known.get(id_)
-
-    return state_of
 
 
 def _named(state: Decisions, topics: Mapping[str, TopicLog]) -> Iterator[Finding]:
@@ -103,22 +89,13 @@ def _named(state: Decisions, topics: Mapping[str, TopicLog]) -> Iterator[Finding
             if each.version > topic.newest:
                 yield Finding(TRANSACTION, file, f"{what}, which ends at {topic.newest}", TOGETHER)
                 continue
-            prepared = topic.prepares.get(each.version)
-            if each.version < topic.first or (prepared is None and _damaged(topic, each.version)):
-                continue
-            wanted = (each.commit_id, state.id, item.n)
-            if prepared is None or (prepared.commit_id, prepared.id, prepared.n) != wanted:
-                message = f"{what}; that commit is another one"
-                yield Finding(TRANSACTION, commit_key(each.topic, each.version), message, TOGETHER)
+            prepared, key = topic.prepares.get(each.version), commit_key(each.topic, each.version)
+            damaged = prepared is None and any(finding.file == key for finding in topic.findings)
+            if each.version >= topic.first and not damaged and prepared != (each.commit_id, state.id, item.n):
+                yield Finding(TRANSACTION, key, f"{what}; that commit is another one", TOGETHER)
 
 
-def _damaged(topic: TopicLog, version: int) -> bool:
-    """True if that commit is among the findings already."""
-    key = commit_key(topic.name, version)
-    return any(finding.file == key for finding in topic.findings)
-
-
-def _recorded(topic: TopicLog, state_of: Callable[[str, int], Decisions | None]) -> Iterator[Finding]:
+def _recorded(topic: TopicLog, state_of: StateOf) -> Iterator[Finding]:
     """Compare outcomes in the topic's commits with the decisions, as far as these still have them."""
     topic_id = None if topic.head is None else topic.head.topic_id
     for version, item in topic.resolved:
@@ -136,11 +113,9 @@ def _recorded(topic: TopicLog, state_of: Callable[[str, int], Decisions | None])
                 yield Finding(TRANSACTION, key, f"{what} as committed; it was aborted", TOGETHER)
             continue
         named = {each.version for each in decided.prepares if (each.topic, each.topic_id) == (topic.name, topic_id)}
-        open_here = set(item.committed) - named
+        open_here = sorted(set(item.committed) - named)
         if open_here:
-            yield Finding(
-                TRANSACTION, key, f"{what}: versions {sorted(open_here)} are not among its prepares", TOGETHER
-            )
+            yield Finding(TRANSACTION, key, f"{what}: versions {open_here} are not among its prepares", TOGETHER)
 
 
 def check_siblings(store: Store, topics: Mapping[str, TopicLog]) -> Iterator[Finding]:

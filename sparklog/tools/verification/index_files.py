@@ -8,6 +8,7 @@ is compared with the ABORT markers; the begin of a transaction that the cleaner 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -31,36 +32,32 @@ class Batches:
     position: list[Int64s] = field(default_factory=list)
     last: list[Int64s] = field(default_factory=list)
     stamp: list[Int64s] = field(default_factory=list)
+    offset: list[Int64s] = field(default_factory=list)
+    """Base offsets as the headers have them."""
     old: list[npt.NDArray[np.bool_]] = field(default_factory=list)
     """True for messages of formats v0 or v1."""
     aborts: dict[int, int] = field(default_factory=dict)
     """Offset of each ABORT marker -> its producer id."""
-    offset: list[Int64s] = field(default_factory=list)
-    """Base offsets as the headers have them."""
 
-    def add(self, data: BytesLike, headers: BatchHeaders, position: int, shift: int = 0) -> None:
+    def add(self, data: BytesLike, headers: BatchHeaders, position: int) -> None:
         """Take in the batches of a window that begins at byte `position`."""
         self.position.append(headers.position + position)
         self.offset.append(headers.base_offset)
-        self.last.append(headers.last_offset + shift)
+        self.last.append(headers.last_offset)
         self.stamp.append(headers.max_timestamp)
         self.old.append(headers.is_legacy)
-        markers = np.flatnonzero(headers.is_control)
-        for row in markers.tolist():
+        for row in np.flatnonzero(headers.is_control).tolist():
             one = headers[row : row + 1]
-            try:
-                aborts = int(control_types(data, one)[0]) == ABORT
-            except Corrupt:
-                # Its checksum says so, too.
-                continue
-            if aborts:
-                self.aborts[int(one.base_offset[0]) + shift] = int(one.producer_id[0])
+            # Of one that cannot be read the checksum says so, too.
+            with suppress(Corrupt):
+                if int(control_types(data, one)[0]) == ABORT:
+                    self.aborts[int(one.base_offset[0])] = int(one.producer_id[0])
 
-    def columns(self) -> tuple[Int64s, Int64s, Int64s]:
-        """Positions, last offsets and greatest timestamps of all batches."""
-        empty = [np.empty(0, np.int64)]
-        position, last, stamp = (np.concatenate(parts or empty) for parts in (self.position, self.last, self.stamp))
-        return position, last, stamp
+    def columns(self) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+        """Positions, last offsets, greatest timestamps and base offsets of all batches."""
+        empty = np.empty(0, np.int64)
+        position, last, stamp = (np.concatenate([empty, *parts]) for parts in (self.position, self.last, self.stamp))
+        return position, last, stamp, np.concatenate([empty, *self.offset])
 
 
 def check_index(
@@ -100,7 +97,7 @@ def _check_offset_index(data: bytes, base: int, batches: Batches, file: str, *, 
     wrong = _tail(data, len(entries) * offset_index.ENTRY_BYTES, preallocated, file)
     if not len(entries):
         return wrong
-    position, last, _ = batches.columns()
+    position, last, _, _ = batches.columns()
     if not len(position):
         return [Finding(INDEX, file, "expected no entries, for the segment has no batches", WITHOUT_INDEX, 0)]
     rows = np.minimum(np.searchsorted(position, entries.positions), len(position) - 1)
@@ -125,7 +122,7 @@ def _check_time_index(data: bytes, base: int, batches: Batches, file: str, *, ac
     entries = time_index.parse(data, base, file=file)
     size = time_index.ENTRY_BYTES
     wrong = _tail(data, len(entries) * size, active, file)
-    _, last, stamp = batches.columns()
+    _, last, stamp, _ = batches.columns()
     if not len(stamp):
         return wrong
     running = np.maximum.accumulate(stamp)
@@ -139,9 +136,8 @@ def _check_time_index(data: bytes, base: int, batches: Batches, file: str, *, ac
         named |= running[-1] <= 0
     for entry in np.flatnonzero(~named).tolist():
         stamped, offset = int(entries.timestamps[entry]), int(entries.offsets[entry])
-        message = (
-            f"the batch that ends with offset {offset} is not the first with timestamp {stamped}, as entry {entry} says"
-        )
+        batch = f"the batch that ends with offset {offset}"
+        message = f"{batch} is not the first with timestamp {stamped}, as entry {entry} says"
         wrong.append(Finding(INDEX, file, message, WITHOUT_INDEX, entry * size, offset))
     greatest = int(entries.timestamps[-1]) if len(entries) else -1
     if not active and not wrong and greatest < int(running[-1]):

@@ -1,6 +1,4 @@
-"""Unreferenced files: what they may be, and whether they are sparklog's at all.
-
-Verifying a root: its id, the logs of transactions and groups, the log of each topic, then every file these name.
+"""Verifying a root: its id, the logs of transactions and groups, the log of each topic, then every file these name.
 
 In that order, because of who may write meanwhile: what a decision names was there before it. Files are listed before
 the logs are read, so that what is in the listing and nowhere named is an upload in flight, or left over. A file that is
@@ -11,10 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, did_you_mean
+from sparklog.format.checksums import SUFFIXES
 from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.log.decisions.decision import DECISIONS, Decisions
 from sparklog.log.journal.entry_log import EntryKind
@@ -39,7 +38,7 @@ from sparklog.tools.verification.data_file import Verified, VerifyWork, missing_
 from sparklog.tools.verification.entry_chain import EntryChain, read_chain, read_object
 from sparklog.tools.verification.findings import DECISION, GROUP, MISSING, ROOT, SIZE, Counts, Finding, Orphan, Report
 from sparklog.tools.verification.slice_checks import DataFile
-from sparklog.tools.verification.topic_log import TopicLog, all_keys, read_topic
+from sparklog.tools.verification.topic_log import TopicLog, read_topic
 
 
 def sorted_out(
@@ -49,20 +48,14 @@ def sorted_out(
 
     Files that were written meanwhile are neither.
     """
-    orphans: list[Orphan] = []
-    foreign: list[Orphan] = []
-    for info in listing:
-        if info.key in named:
-            continue
-        why = _why(info, topics)
-        target = foreign if why is None else orphans
-        target.append(
-            Orphan(info.key, info.size, max(0, now_ms - info.modified_ms), why or "sparklog gives no such name")
-        )
-    orphans += [
-        Orphan(info.key, info.size, max(0, now_ms - info.modified_ms), "temporary file: being written, or left")
-        for info in store.temporary_files("")
-    ]
+
+    def orphan(info: ObjectInfo, why: str) -> Orphan:
+        return Orphan(info.key, info.size, max(0, now_ms - info.modified_ms), why)
+
+    unnamed = [(info, _why(info, topics)) for info in listing if info.key not in named]
+    orphans = [orphan(info, why) for info, why in unnamed if why is not None]
+    orphans += [orphan(info, "temporary file: being written, or left") for info in store.temporary_files("")]
+    foreign = [orphan(info, "sparklog gives no such name") for info, why in unnamed if why is None]
     return tuple(orphans), tuple(foreign)
 
 
@@ -109,35 +102,37 @@ def verify_root(
     """Read everything of the root in `store`, or of these topics, and report damage.
 
     `quick`: logs are read whole, of files only existence and size are checked. `runner` reads the files. `say` prints
-    progress now and then. `NotFound` if there is no root, or no such topic, `BadRequest` if
-    backups lie there; damage is never raised.
+    progress. `NotFound` if there is no root, or no such topic, `BadRequest` if backups lie there; damage is never
+    raised.
     """
     return _Verification(store, tuple(topics), quick, InProcess() if runner is None else runner, say, env).run()
 
 
+@dataclass
 class _Verification:
-    """One run."""
+    """One run. `reread`: decisions that were read again, after the topics."""
 
-    def __init__(self, store: Store, topics: tuple[str, ...], quick: bool, runner: Runner, say: Say, env: Env) -> None:
-        self.store = store
-        self.chosen = topics
-        self.quick = quick
-        self.runner = runner
-        self.say = say
-        self.env = env
-        self.findings: list[Finding] = []
-        self.counts = Counts()
-        self.logs: dict[str, TopicLog] = {}
-        self.states: dict[str, Decisions] = {}
-        self.groups: dict[str, GroupState] = {}
-        self.named: set[str] = {ROOT_KEY}
+    store: Store
+    chosen: tuple[str, ...]
+    quick: bool
+    runner: Runner
+    say: Say
+    env: Env
+    findings: list[Finding] = field(default_factory=list)
+    counts: Counts = field(default_factory=Counts)
+    logs: dict[str, TopicLog] = field(default_factory=dict)
+    states: dict[str, Decisions] = field(default_factory=dict)
+    reread: dict[str, Decisions] = field(default_factory=dict)
+    groups: dict[str, GroupState] = field(default_factory=dict)
+    named: set[str] = field(default_factory=lambda: {ROOT_KEY})
 
     def run(self) -> Report:
         begun = self.env.boot_ms()
         self._root()
         names = self._names()
         now_ms = reading_clock_ms(self.store, self.env)
-        listing = self._listing(names)
+        folders = [f"{name}/" for name in names] if self.chosen else [""]
+        listing = [info for folder in folders for info in self.store.list(folder)]
         if not self.chosen:
             self._entries()
         for name in names:
@@ -145,52 +140,40 @@ class _Verification:
             log = self.logs[name] = read_topic(self.store, name, now_ms)
             self.findings += log.findings
             self.counts += log.counts
-            self.named |= log.objects | all_keys(log.files)
+            self.named |= log.objects
+            for file in log.files:
+                self.named |= {file.key, *(file.index_key(suffix) for suffix in SUFFIXES if file.sealed)}
         if not self.chosen:
-            self.findings += check_transactions(self.logs, self.states, self._state)
-            self.findings += check_groups(self.groups, self.states, self._state)
+            self.findings += check_transactions(self.logs, self.states, self._state_of)
+            self.findings += check_groups(self.groups, self.states, self._state_of)
         self.findings += check_siblings(self.store, self.logs)
-        sizes = {info.key: info for info in listing}
-        self._files(sizes)
-        orphans, foreign = sorted_out(
-            self.store, listing, self.named, self.logs, reading_clock_ms(self.store, self.env)
-        )
-        return Report(
-            self.store.location,
-            tuple(dict.fromkeys(self.findings)),
-            orphans,
-            foreign,
-            self.counts,
-            self.quick,
-            (self.env.boot_ms() - begun) / 1000,
-        )
+        self._files({info.key: info for info in listing})
+        now_ms = reading_clock_ms(self.store, self.env)
+        orphans, foreign = sorted_out(self.store, listing, self.named, self.logs, now_ms)
+        seconds = (self.env.boot_ms() - begun) / 1000
+        findings = tuple(dict.fromkeys(self.findings))
+        return Report(self.store.location, findings, orphans, foreign, self.counts, self.quick, seconds)
 
     # -- logs
 
     def _root(self) -> None:
         try:
-            _, data, finding = read_object(self.store, ROOT_KEY, lambda data: ROOT_JSON.decode(data, ROOT_KEY), ROOT)
+            _, data, damage = read_object(self.store, ROOT_KEY, ROOT_JSON.decode, ROOT)
         except NotFound:
             if self.store.stat(PLACE_KEY) is not None:
                 raise BadRequest(
                     f"backups lie in {self.store.location}, and no root: restore one into another folder, which "
                     "checks every byte, or verify that"
                 ) from None
+            no_root = f"{self.store.location} is no sparklog root: it has no {ROOT_KEY}"
             if not any(is_topic_name(name) for name in self.store.list_folders("")):
-                raise NotFound(
-                    f"{self.store.location} is no sparklog root: it has no {ROOT_KEY}; check the path"
-                ) from None
+                raise NotFound(f"{no_root}; check the path") from None
             if not any(self._has_log(name) and self._is_topic(name) for name in self.store.list_folders("")):
-                raise NotFound(
-                    f"{self.store.location} is no sparklog root: it has no {ROOT_KEY}, and no folder in it is a topic; "
-                    "check the path"
-                ) from None
-            message = "expected the root's id, found none beside topics"
-            self.findings.append(Finding(MISSING, ROOT_KEY, message))
+                raise NotFound(f"{no_root}, and no folder in it is a topic; check the path") from None
+            self.findings.append(Finding(MISSING, ROOT_KEY, "expected the root's id, found none beside topics"))
             return
         self.counts += Counts(files=1, nbytes=len(data))
-        if finding is not None:
-            self.findings.append(finding)
+        self.findings += damage
 
     def _has_log(self, name: str) -> bool:
         return is_topic_name(name) and next(iter(self.store.list(f"{name}/_log/")), None) is not None
@@ -206,18 +189,13 @@ class _Verification:
 
     def _names(self) -> list[str]:
         """The topics to verify, deleted ones included."""
-        existing = [name for name in self.store.list_folders("") if is_topic_name(name) and self._has_log(name)]
+        existing = [name for name in self.store.list_folders("") if self._has_log(name)]
         for name in self.chosen:
             check_topic_name(name)
             if name not in existing:
                 hint = did_you_mean(name, existing)
                 raise NotFound(f"topic '{name}' does not exist in {self.store.location}{hint}; check --topic")
         return list(dict.fromkeys(self.chosen)) or existing
-
-    def _listing(self, names: Sequence[str]) -> list[ObjectInfo]:
-        if not self.chosen:
-            return list(self.store.list(""))
-        return [info for name in names for info in self.store.list(f"{name}/")]
 
     def _entries(self) -> None:
         """The logs of transactional ids and of groups."""
@@ -231,8 +209,13 @@ class _Verification:
                     states: dict[str, Any] = self.states if label == DECISION else self.groups
                     states[chain.newest.id] = chain.newest
 
-    def _state(self, id_: str) -> Decisions | None:
-        return read_chain(self.store, DECISIONS, id_folder(id_), DECISION).newest
+    def _state_of(self, id_: str, n: int) -> Decisions | None:
+        known = self.reread.get(id_) or self.states.get(id_)
+        if known is None or n > known.newest:
+            newer = read_chain(self.store, DECISIONS, id_folder(id_), DECISION).newest
+            if newer is not None:
+                known = self.reread[id_] = newer
+        return known
 
     # -- files
 
@@ -247,7 +230,8 @@ class _Verification:
         works: list[VerifyWork] = []
         for name, files in by_folder.items() if not self.quick else ():
             log = self.logs.get(name)
-            works += pieces(self.store, name, "" if log is None or log.head is None else log.head.topic_id, files)
+            topic_id = "" if log is None or log.head is None else log.head.topic_id
+            works += [VerifyWork(self.store, name, topic_id, piece) for piece in pieces(files)]
         for done, (work, result) in enumerate(self.runner.run(works), 1):
             self.say(f"{done} of {len(works)} pieces read ({work.title})")
             if isinstance(result, SparklogError):
@@ -277,10 +261,8 @@ class _Verification:
 
     def _gone(self, keys: Sequence[str], topics: set[str]) -> None:
         """Report files that are missing, and that a newer state of their topics still needs."""
-        now, _ = _once(
-            [read_topic(self.store, name, reading_clock_ms(self.store, self.env)) for name in sorted(topics)]
-        )
-        wanted = {file.key: file for file in now}
+        logs = [read_topic(self.store, name, reading_clock_ms(self.store, self.env)) for name in sorted(topics)]
+        wanted = {file.key: file for file in _once(logs)[0]}
         for key in dict.fromkeys(keys):
             file = wanted.get(key)
             if file is None or self.store.stat(key) is not None:
@@ -296,8 +278,7 @@ def _once(logs: Iterable[TopicLog]) -> tuple[list[DataFile], dict[str, list[str]
     owners: dict[str, list[str]] = {}
     for log in logs:
         for file in log.files:
-            before = files.get(file.key)
             owners.setdefault(file.key, []).append(log.name)
-            claims = file.claims if before is None else tuple(dict.fromkeys((*before.claims, *file.claims)))
-            files[file.key] = replace(file, claims=claims)
+            before = files.get(file.key, file)
+            files[file.key] = replace(file, claims=tuple(dict.fromkeys((*before.claims, *file.claims))))
     return [files[key] for key in sorted(files)], owners

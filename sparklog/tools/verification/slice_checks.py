@@ -72,15 +72,18 @@ class DataFile:
     def sealed(self) -> bool:
         return self.footer_length == 0
 
+    def index_key(self, suffix: str) -> str:
+        """Return the key of an index beside a sealed segment."""
+        return self.key.removesuffix("log") + suffix
+
 
 @dataclass(slots=True)
 class Checked:
     """Outcome of the check of one file; `gone`: it, or a file beside it, does not exist."""
 
-    file: DataFile
     findings: list[Finding] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
-    gone: str | None = None
+    gone: bool = False
 
 
 class CutOff(Exception):  # noqa: N818
@@ -131,11 +134,6 @@ class Window:
     row_of: Int64s
     position: int
 
-    @classmethod
-    def of_one(cls, file: DataFile, claim: Claim, data: memoryview, headers: BatchHeaders, position: int) -> Window:
-        """A window of one slice."""
-        return cls(file, [claim], data, headers, np.zeros(len(headers), np.int64), position)
-
     def _of_batches(self, name: str) -> Int64s:
         """Return a claim's field for each batch."""
         return np.array([getattr(claim, name) for claim in self.claims], np.int64)[self.row_of]
@@ -153,29 +151,27 @@ class Window:
             check_headers(headers, Place(self.file.key, self.position), self.data.nbytes)
         except Corrupt as error:
             findings.append(Finding.of(CONTENT, error, self.file.key))
+        places = (headers.position + self.position).tolist()
         for row in np.flatnonzero((base < least) | (after > most) | (after <= base)).tolist():
             message = (
                 f"expected a batch within offsets {int(least[row])} to {int(most[row]) - 1}, found one of "
                 f"{int(base[row])} to {int(after[row]) - 1}"
             )
-            place = self.position + int(headers.position[row])
-            findings.append(Finding(CONTENT, self.file.key, message, position=place, offset=int(least[row])))
+            findings.append(Finding(CONTENT, self.file.key, message, position=places[row], offset=int(least[row])))
         # Messages of formats v0 and v1 may lie in sealed segments alone.
         for row in () if self.file.sealed else np.flatnonzero(headers.is_legacy).tolist():
             message = "expected record batches of magic 2, found an old message"
-            place = self.position + int(headers.position[row])
-            findings.append(Finding(CONTENT, self.file.key, message, position=place))
+            findings.append(Finding(CONTENT, self.file.key, message, position=places[row]))
         return findings
 
     def _wrong_crc(self, row: int, shift: int) -> Finding:
         headers = self.headers
-        start, size = int(headers.position[row]), int(headers.size[row])
-        offset = int(headers.base_offset[row]) + shift
-        message, place = crc_message(headers, row), self.position + start
-        finding = Finding(CHECKSUM, self.file.key, message, position=place, offset=offset)
-        if headers.magic is not None and headers.is_legacy[row]:
+        start, end = int(headers.position[row]), int((headers.position + headers.size)[row])
+        offset, place = int(headers.base_offset[row]) + shift, self.position + start
+        finding = Finding(CHECKSUM, self.file.key, crc_message(headers, row), position=place, offset=offset)
+        if headers.is_legacy[row]:
             return finding
-        body = self.data[start + CRC_START : start + size]
+        body = self.data[start + CRC_START : end]
         flipped = finding.at_flipped_bit(place + CRC_START, len(body), crc32c(body), int(headers.crc[row]))
         return flipped or finding
 
@@ -200,14 +196,10 @@ class Window:
     def _add_records(self, totals: Totals, batches: slice, holds: npt.NDArray[np.bool_]) -> None:
         from sparklog.format.decode import decode
 
+        headers, file, at = self.headers[batches], self.file.key, self.position
+        columns = ("offset", "timestamp", "key")
         records = decode(
-            self.data,
-            self.headers[batches],
-            columns=("offset", "timestamp", "key"),
-            select=holds,
-            check_crc=False,
-            file=self.file.key,
-            file_position=self.position,
+            self.data, headers, columns=columns, select=holds, check_crc=False, file=file, file_position=at
         )
         if not len(records):
             return
@@ -229,23 +221,18 @@ class Window:
             return Counts(slices=len(self.claims), nbytes=len(self.data))
         for row, claim in enumerate(self.claims):
             checked.findings += disagreements(claim, totals, row, file=self.file.key)
-        return Counts(
-            slices=len(self.claims),
-            batches=int(totals.batches.sum()),
-            records=int(totals.records.sum()),
-            nbytes=len(self.data),
-        )
+        batches, records = int(totals.batches.sum()), int(totals.records.sum())
+        return Counts(slices=len(self.claims), batches=batches, records=records, nbytes=len(self.data))
 
 
 def _decoded_at_once(size: Int64s) -> Iterator[slice]:
     """Divide batches into runs that are decoded at once."""
     ends = np.cumsum(size)
-    start = 0
+    start = before = 0
     while start < len(size):
-        before = int(ends[start - 1]) if start else 0
         stop = max(int(np.searchsorted(ends, before + DECODED_AT_ONCE, "right")), start + 1)
         yield slice(start, stop)
-        start = stop
+        start, before = stop, int(ends[stop - 1])
 
 
 def disagreements(claim: Claim, totals: Totals, row: int, *, file: str) -> list[Finding]:
@@ -283,18 +270,11 @@ def read(store: Store, key: str, start: int, length: int) -> bytes:
     return data
 
 
-def unframed(file: DataFile, claim: Claim, headers: BatchHeaders, position: int) -> Finding:
-    """No whole batch follows the last one of `headers`, in a window that begins at byte `position`."""
-    following = int(headers.next_offset[-1]) + claim.shift if len(headers) else claim.base
-    message = f"expected whole record batches: {headers.reason}"
-    return Finding(CONTENT, file.key, message, position=position + headers.end, offset=following)
-
-
 def walk(
     store: Store, file: DataFile, claim: Claim, batches: Batches, checked: Checked, progress: Progress
 ) -> Counts | None:
     """Check a slice in windows of whole batches, which are collected in `batches`. None if something is wrong."""
-    totals, crc, at, following, sound = Totals.empty(1), 0, 0, claim.base, True
+    totals, crc, at, following = Totals.empty(1), 0, 0, claim.base
     before = len(checked.findings)
     while at < claim.size:
         place = claim.position + at
@@ -305,16 +285,19 @@ def walk(
             data = memoryview(read(store, file.key, place, min(size, claim.size - at)))
             headers = scan_headers(data, whole=False)
         last = at + len(data) == claim.size
+        row_of = np.zeros(len(headers), np.int64)
         if not headers.end or (headers.stop != "end" and (last or headers.stop == "corrupt")):
-            sound = False
-            checked.findings.append(unframed(file, claim, headers, place))
+            message = f"expected whole record batches: {headers.reason}"
+            behind = int(headers.next_offset[-1]) + claim.shift if len(headers) else claim.base
+            checked.findings.append(Finding(CONTENT, file.key, message, position=place + headers.end, offset=behind))
             if len(headers):
-                checked.findings += Window.of_one(file, claim, data, headers, place).wrong_batches(following)
+                checked.findings += Window(file, [claim], data, headers, row_of, place).wrong_batches(following)
             # The rest has no frame any more: only the checksum tells more.
-            crc = _rest_crc(store, file, claim, at, crc)
+            for rest in range(at, claim.size, SPAN_BYTES):
+                crc = crc32c(read(store, file.key, claim.position + rest, min(SPAN_BYTES, claim.size - rest)), crc)
             break
         data = data[: headers.end]
-        window = Window.of_one(file, claim, data, headers, place)
+        window = Window(file, [claim], data, headers, row_of, place)
         wrong = window.wrong_batches(following)
         checked.findings += wrong
         if not wrong:
@@ -327,32 +310,14 @@ def walk(
         crc = crc32c(data, crc)
         at += len(data)
         progress(int(headers.count.sum()), len(data))
-    check_crc(file, claim, crc, checked, before)
-    if not sound or len(checked.findings) > before:
+    if crc != claim.crc:
+        message = "the slice's CRC-32C does not match its bytes"
+        finding = Finding(CHECKSUM, file.key, message, position=claim.position, offset=claim.base)
+        flipped = finding.at_flipped_bit(claim.position, claim.size, crc, claim.crc)
+        if flipped is not None or len(checked.findings) == before:
+            # One bit that explains it all stands for the other findings of the slice.
+            checked.findings[before:] = [flipped or finding]
+    if len(checked.findings) > before:
         return None
     checked.findings += disagreements(claim, totals, 0, file=file.key)
     return Counts(slices=1, batches=int(totals.batches[0]), records=int(totals.records[0]), nbytes=claim.size)
-
-
-def _rest_crc(store: Store, file: DataFile, claim: Claim, at: int, crc: int) -> int:
-    while at < claim.size:
-        data = read(store, file.key, claim.position + at, min(SPAN_BYTES, claim.size - at))
-        crc = crc32c(data, crc)
-        at += len(data)
-    return crc
-
-
-def check_crc(file: DataFile, claim: Claim, crc: int, checked: Checked, before: int) -> None:
-    """Compare the CRC-32C of a slice's bytes with the claim.
-
-    Where one flipped bit explains it, that replaces the findings of the slice, which begin at index `before`.
-    """
-    if crc == claim.crc:
-        return
-    message = "the slice's CRC-32C does not match its bytes"
-    finding = Finding(CHECKSUM, file.key, message, position=claim.position, offset=claim.base)
-    flipped = finding.at_flipped_bit(claim.position, claim.size, crc, claim.crc)
-    if flipped is not None:
-        checked.findings[before:] = [flipped]
-    elif len(checked.findings) == before:
-        checked.findings.append(finding)
