@@ -12,6 +12,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 
 from sparklog.errors import Corrupt, NotFound, did_you_mean
 from sparklog.format.checkpoint_files import (
@@ -46,18 +47,11 @@ def verify_log_dir(
     folder = os.path.abspath(os.fspath(path))
     layout = kafka_layout(folder)
     if layout is None:
-        raise NotFound(
-            f"{folder} is no Kafka directory: it has no folders like orders-0 with .log files; check the path"
-        )
+        message = f"{folder} is no Kafka directory: it has no folders like orders-0 with .log files; check the path"
+        raise NotFound(message)
     begun = env.boot_ms()
-    if layout == "partition":
-        folders = {split_folder_name(folder): folder}
-        offsets: dict[str, dict[TopicPartition, int]] = {}
-        findings: list[Finding] = []
-        counts = Counts()
-    else:
-        folders = partition_folders(folder)
-        findings, counts, offsets = _checkpoints(folder)
+    folders = {split_folder_name(folder): folder} if layout == "partition" else partition_folders(folder)
+    findings, counts, offsets = _checkpoints(folder, CHECKPOINTS if layout == "log-dir" else ())
     names = sorted({topic for topic, _ in folders})
     for topic in topics:
         if topic not in names:
@@ -68,13 +62,9 @@ def verify_log_dir(
         if topics and key[0] not in topics:
             continue
         say(f"reading {os.path.basename(folders[key])}")
-        read[key] = part = read_partition(
-            folders[key],
-            folder,
-            log_start=offsets.get(LOG_STARTS_FILE, {}).get(key),
-            cleaned=offsets.get(CLEANER_OFFSETS_FILE, {}).get(key, 0) if layout == "log-dir" else None,
-            env=env,
-        )
+        log_start = offsets.get(LOG_STARTS_FILE, {}).get(key)
+        cleaned = offsets.get(CLEANER_OFFSETS_FILE, {}).get(key, 0) if layout == "log-dir" else None
+        read[key] = part = read_partition(folders[key], folder, log_start=log_start, cleaned=cleaned, env=env)
         findings += part.findings
         counts += part.counts
         negative, beyond = _out_of_bounds(key, part, offsets)
@@ -88,12 +78,14 @@ def verify_log_dir(
     return Report(folder, unique, orphans, foreign, counts, seconds=seconds, notes=tuple(notes))
 
 
-def _checkpoints(folder: str) -> tuple[list[Finding], Counts, dict[str, dict[TopicPartition, int]]]:
-    """Check the checkpoint files of the log dir."""
+def _checkpoints(
+    folder: str, names: Sequence[str]
+) -> tuple[list[Finding], Counts, dict[str, dict[TopicPartition, int]]]:
+    """Check the checkpoint files of a log dir."""
     findings: list[Finding] = []
     counts = Counts()
     offsets: dict[str, dict[TopicPartition, int]] = {}
-    for name in CHECKPOINTS:
+    for name in names:
         data = file_bytes(os.path.join(folder, name))
         if data is None:
             continue
@@ -149,31 +141,24 @@ def _others(
     orphans: list[Orphan] = []
     foreign: list[Orphan] = []
 
-    def note(path: str, target: list[Orphan], why: str) -> None:
-        try:
+    def note(path: str, why: str | None) -> None:
+        with suppress(FileNotFoundError):
             stat = os.stat(path)
-        except FileNotFoundError:
-            return
-        age = max(0, now_ms - stat.st_mtime_ns // 1_000_000)
-        target.append(Orphan(os.path.relpath(path, folder), stat.st_size, age, why))
+            age = max(0, now_ms - stat.st_mtime_ns // 1_000_000)
+            orphan = Orphan(os.path.relpath(path, folder), stat.st_size, age, why or "Kafka gives no such name")
+            (orphans if why else foreign).append(orphan)
 
     for part in read.values():
         swapping = any(".log" + SWAP in name for name in part.names)
-        for name in sorted(os.listdir(part.folder)):
-            if name in part.names:
-                continue
+        for name in sorted(set(os.listdir(part.folder)) - part.names):
             left = name.endswith(LEFT) or (swapping and SEGMENT_FILE.match(name) is not None)
-            why = "the broker removes or finishes it" if left else "Kafka gives no such name"
-            note(os.path.join(part.folder, name), orphans if left else foreign, why)
+            note(os.path.join(part.folder, name), "the broker removes or finishes it" if left else None)
     if layout == "log-dir":
         partitions = {os.path.basename(part.folder) for part in read.values()}
-        for name in sorted(os.listdir(folder)):
+        for name in sorted(set(os.listdir(folder)) - KNOWN - partitions):
             path = os.path.join(folder, name)
-            if name in KNOWN or name in partitions:
-                continue
-            if os.path.isdir(path):
-                if name.endswith(LEFT_FOLDERS):
-                    note(path, orphans, "a partition folder that the broker removes or moves")
-            else:
-                note(path, foreign, "Kafka gives no such name")
+            if not os.path.isdir(path):
+                note(path, None)
+            elif name.endswith(LEFT_FOLDERS):
+                note(path, "a partition folder that the broker removes or moves")
     return tuple(orphans), tuple(foreign)
