@@ -1,11 +1,7 @@
-"""Finding of a check, and the machine that checks look at.
-
-Checks of a machine: Python, packages, compiled kernels, the Python of Spark's workers, Java, Spark's settings.
+"""Checks of a machine and of a root, each with what puts its trouble right.
 
 Spark starts its workers with PYSPARK_PYTHON (or `spark.pyspark.python` of spark-submit), else with plain `python3` of
 the PATH, whatever Python the driver runs in; both must be of the same minor version.
-
-Checks of a root: its store, disk, space and clock, and of its topics maintenance, checkpoints and transactions.
 """
 
 from __future__ import annotations
@@ -21,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
+from typing import NamedTuple
 
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.log.journal.env import MAX_AHEAD_MS, reading_clock_ms
@@ -70,14 +67,13 @@ def _run(command: Sequence[str]) -> Answer:
 
 
 def _free(path: str) -> tuple[int, int]:
-    """Return free and total bytes of the file system of a path."""
     usage = shutil.disk_usage(path)
     return usage.free, usage.total
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Calls to the operating system: environment, programs on the PATH, running one, space of a disk."""
+    """Calls to the operating system; `free`: free and total bytes of the file system of a path."""
 
     environ: Mapping[str, str]
     which: Callable[[str], str | None] = shutil.which
@@ -112,34 +108,33 @@ def check_workers(machine: Machine, spark_python: str | None, *, spark: bool) ->
     """The Python that Spark's workers will use. `spark_python`: what Spark's configuration names; `spark`: whether
     Spark is there at all, else a problem is a warning only.
     """
-    bad = FAIL if spark else WARN
     source, program = "python3 on the PATH", "python3"
-    if spark_python:
-        source, program = "spark.pyspark.python", spark_python
-    elif machine.environ.get("PYSPARK_PYTHON"):
-        source, program = "PYSPARK_PYTHON", machine.environ["PYSPARK_PYTHON"]
     fix = f"export PYSPARK_PYTHON={sys.executable}"
     if spark_python:
+        source, program = "spark.pyspark.python", spark_python
         fix = f"spark.pyspark.python {sys.executable} in spark-defaults.conf"
+    elif machine.environ.get("PYSPARK_PYTHON"):
+        source, program = "PYSPARK_PYTHON", machine.environ["PYSPARK_PYTHON"]
+
+    def bad(message: str) -> Finding:
+        return Finding("workers' python", FAIL if spark else WARN, message, fix)
+
     path = machine.which(program)
     if path is None:
-        return Finding("workers' python", bad, f"{source} is {program}, which does not exist", fix)
+        return bad(f"{source} is {program}, which does not exist")
     answer = machine.run([path, "-c", _ASK])
     try:
         worker = json.loads(answer.text.splitlines()[-1]) if answer.code == 0 else None
     except (ValueError, IndexError):
         worker = None
     if not isinstance(worker, dict):
-        message = " ".join(answer.text.split())[-120:]
-        return Finding("workers' python", bad, f"{path} ({source}) does not run: {message}", fix)
-    version = _dotted(worker["version"])
-    here = f"Python {version} ({worker['executable']}, by {source})"
+        return bad(f"{path} ({source}) does not run: {' '.join(answer.text.split())[-120:]}")
+    here = f"Python {_dotted(worker['version'])} ({worker['executable']}, by {source})"
     if tuple(worker["version"][:2]) != sys.version_info[:2]:
-        mine = _dotted(sys.version_info[:2])
-        return Finding("workers' python", bad, f"{here}, expected {mine} as the driver's: Spark refuses to mix", fix)
+        return bad(f"{here}, expected {_dotted(sys.version_info[:2])} as the driver's: Spark refuses to mix")
     missing = [name for name in ("sparklog", "pyarrow", "numba") if worker[name] is None]
     if missing:
-        return Finding("workers' python", bad, f"{here} cannot import {', '.join(missing)}: {worker['error']}", fix)
+        return bad(f"{here} cannot import {', '.join(missing)}: {worker['error']}")
     return Finding("workers' python", OK, f"{here} imports sparklog {worker['sparklog']}, pyarrow {worker['pyarrow']}")
 
 
@@ -171,8 +166,7 @@ def check_packages() -> list[Finding]:
     except metadata.PackageNotFoundError:
         message = "sparklog is not installed, it runs from a folder: the versions of what it needs are not known"
         return [Finding("packages", WARN, message, f"{sys.executable} -m pip install -e '.[spark]'")]
-    wrong, right = [], []
-    spark = None
+    wrong, right, spark = list[str](), list[str](), list[Finding]()
     for name, wanted, extra in wanted_packages(requirements):
         if extra not in ("", "spark"):
             continue
@@ -181,16 +175,15 @@ def check_packages() -> list[Finding]:
         except metadata.PackageNotFoundError:
             version = None
         if extra == "spark":
-            spark = _pyspark(name, version, wanted)
+            spark = [_pyspark(name, version, wanted)]
         elif version is None or out_of_range(version, wanted):
             wrong.append(f"{name} {version or 'missing'} (expected {wanted})")
         else:
             right.append(f"{name} {version}")
-    fix = f"{sys.executable} -m pip install --upgrade sparklog"
-    finding = Finding("packages", OK, ", ".join(right))
     if wrong:
-        finding = Finding("packages", FAIL, ", ".join(wrong), fix)
-    return [finding, spark] if spark is not None else [finding]
+        fix = f"{sys.executable} -m pip install --upgrade sparklog"
+        return [Finding("packages", FAIL, ", ".join(wrong), fix), *spark]
+    return [Finding("packages", OK, ", ".join(right)), *spark]
 
 
 def _pyspark(name: str, version: str | None, wanted: str) -> Finding:
@@ -233,8 +226,10 @@ DEFAULTS = "spark-defaults.conf"
 SESSION = "the session"
 
 
-@dataclass(frozen=True, slots=True)
-class _Setting:
+ARROW_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+
+
+class _Setting(NamedTuple):
     name: str
     value: str
     why: str
@@ -242,7 +237,7 @@ class _Setting:
 
 WORTH_CHANGING = (
     _Setting(
-        "spark.sql.execution.arrow.maxBytesPerBatch",
+        ARROW_BYTES,
         "2147483647",
         "with any other value Spark computes the size of all columns anew after each row that a Python sink takes in",
     ),
@@ -270,21 +265,21 @@ def has_spark(machine: Machine) -> bool:
 
 def check_java(machine: Machine, *, spark: bool) -> Finding:
     """Java where Spark looks for it: JAVA_HOME, then the PATH. Without Spark its lack is a warning."""
-    bad = FAIL if spark else WARN
-    fix = "install one (say openjdk-17-jre-headless) and put it on the PATH or into JAVA_HOME"
     home = machine.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else "java"
     path = machine.which(java)
     answer = machine.run([path, "-version"]) if path is not None else None
+    version = None if answer is None else re.search(r'version "((?:1\.)?(\d+)[^"]*)"', answer.text)
     if answer is None or answer.code is None:
-        return Finding("java", bad, f"none (tried {java}); Spark needs Java {LEAST_JAVA} or newer", fix)
-    version = re.search(r'version "((?:1\.)?(\d+)[^"]*)"', answer.text)
-    if version is None:
-        message = " ".join(answer.text.split())[:80]
-        return Finding("java", bad, f"{path} does not say its version: {message}", fix)
-    if int(version[2]) < LEAST_JAVA:
-        return Finding("java", bad, f"Java {version[1]} ({path}), Spark needs {LEAST_JAVA} or newer", fix)
-    return Finding("java", OK, f"Java {version[1]} ({path})")
+        message = f"none (tried {java}); Spark needs Java {LEAST_JAVA} or newer"
+    elif version is None:
+        message = f"{path} does not say its version: {' '.join(answer.text.split())[:80]}"
+    elif int(version[2]) < LEAST_JAVA:
+        message = f"Java {version[1]} ({path}), Spark needs {LEAST_JAVA} or newer"
+    else:
+        return Finding("java", OK, f"Java {version[1]} ({path})")
+    fix = "install one (say openjdk-17-jre-headless) and put it on the PATH or into JAVA_HOME"
+    return Finding("java", FAIL if spark else WARN, message, fix)
 
 
 def spark_settings(machine: Machine, conf_file: str | None = None) -> SparkSettings:
@@ -326,16 +321,16 @@ def check_settings(machine: Machine, settings: SparkSettings) -> list[Finding]:
     folder = os.path.dirname(where)
     make = "" if os.path.isdir(folder) or folder.startswith("$") else f"mkdir -p {folder} && "
     findings = []
-    for wanted in WORTH_CHANGING:
-        value = settings.values.get(wanted.name)
+    for name, wanted, why in WORTH_CHANGING:
+        value = settings.values.get(name)
         # Spark itself shows sizes as 67108864b.
-        if value is not None and value.strip().lower().removesuffix("b") == wanted.value:
-            findings.append(Finding("spark settings", OK, f"{wanted.name} is {wanted.value} ({settings.source})"))
+        if value is not None and value.strip().lower().removesuffix("b") == wanted:
+            findings.append(Finding("spark settings", OK, f"{name} is {wanted} ({settings.source})"))
             continue
         here = "is not set" if value is None else f"is {value}"
         source = f" in {settings.source}" if settings.source else ", there is no spark-defaults.conf"
-        fix = f"{make}echo '{wanted.name} {wanted.value}' >> {where}"
-        findings.append(Finding("spark settings", WARN, f"{wanted.name} {here}{source}: {wanted.why}", fix))
+        fix = f"{make}echo '{name} {wanted}' >> {where}"
+        findings.append(Finding("spark settings", WARN, f"{name} {here}{source}: {why}", fix))
     return findings
 
 
@@ -357,8 +352,7 @@ def ask_spark() -> tuple[SparkSettings, list[Finding]]:
         session = running or SparkSession.builder.master("local[1]").appName("sparklog doctor").getOrCreate()
         context = session.sparkContext
         values = dict(context.getConf().getAll())
-        name = WORTH_CHANGING[0].name
-        values[name] = str(session.conf.get(name))
+        values[ARROW_BYTES] = str(session.conf.get(ARROW_BYTES))
         settings = SparkSettings(SESSION, values)
         version, executable, sparklog = context.parallelize([0], 1).map(_in_a_worker).collect()[0]
         message = f"Spark {session.version}; a worker is Python {version} ({executable}) with sparklog {sparklog}"
@@ -384,12 +378,11 @@ _MEMORY = ("tmpfs", "ramfs")
 
 def check_store(store: Store) -> list[Finding]:
     """Exclusive create, read-back, hard links, a directory's fsync, and the clock, by a real probe: it writes a few
-    small objects below `_probe` and removes them.
-    """
-    fix = "use a local disk, or a mounted file system with hard links and fsync, as --root"
+    small objects below `_probe` and removes them."""
     try:
         report = probe(store)
     except SparklogError as error:
+        fix = "use a local disk, or a mounted file system with hard links and fsync, as --root"
         return [Finding("store", FAIL, str(error), fix)]
     message = f"{report.location} creates exclusively (8 threads, one winner), durably, and tells case apart"
     return [Finding("store", OK, f"{message}; {report.took_ms:.0f} ms"), _clock(report.clock_ahead_ms)]
@@ -410,22 +403,22 @@ def check_disk(machine: Machine, path: str) -> list[Finding]:
     """Kind of file system and free space of a local root."""
     mount = mount_of(path)
     kind = mount.rpartition("(")[2].rstrip(")") if mount.endswith(")") else ""
+    system = Finding("file system", OK, mount)
     if _NETWORK.fullmatch(kind):
         message = f"{mount} is a network file system: the probe sees no trouble, but a commit costs several trips"
         fix = "put the root on a local disk, or keep its clients' caches short"
         system = Finding("file system", WARN, message, fix)
     elif kind in _MEMORY:
         system = Finding("file system", WARN, f"{mount} is memory: nothing there outlives a restart", "use a disk")
-    else:
-        system = Finding("file system", OK, mount)
     free, total = machine.free(path)
     message = f"{free / 2**30:,.1f} GiB of {total / 2**30:,.1f} GiB are free on {mount}"
     fix = "free space: shorten retention.ms, run `sparklog retain`, or enlarge the disk"
+    space = Finding("space", OK, message)
     if free < FULL_BYTES:
-        return [system, Finding("space", FAIL, f"{message}: neither writers nor jobs get on", fix)]
-    if free < NEARLY_FULL_BYTES or free < total * NEARLY_FULL_SHARE:
-        return [system, Finding("space", WARN, message, fix)]
-    return [system, Finding("space", OK, message)]
+        space = Finding("space", FAIL, f"{message}: neither writers nor jobs get on", fix)
+    elif free < NEARLY_FULL_BYTES or free < total * NEARLY_FULL_SHARE:
+        space = Finding("space", WARN, message, fix)
+    return [system, space]
 
 
 NEVER_COMPACTED_SLICES = 1_000
@@ -440,7 +433,7 @@ _Complaint = tuple[str, str, str]
 def check_root(root: Root) -> list[Finding]:
     """All topics, one finding per kind of trouble; a topic that cannot be opened is one by itself."""
     complaints: list[_Complaint] = []
-    broken: list[Finding] = []
+    findings: list[Finding] = []
     count = 0
     for name in filter(is_topic_name, root.store.list_folders("")):
         try:
@@ -448,21 +441,18 @@ def check_root(root: Root) -> list[Finding]:
             if not topic.log.refresh().head.exists:
                 continue
             count += 1
-            for check in _CHECKS:
-                complaints += check(root, topic)
+            complaints += [*_maintenance(root, topic), *_checkpoint(root, topic), *_transactions(root, topic)]
         except SparklogError as error:
-            broken.append(Finding("topics", FAIL, f"{name}: {error}", f"sparklog verify --root {_shown(root)}"))
-    findings = [_joined(complaints, kind) for kind in dict.fromkeys(kind for kind, _, _ in complaints)]
-    if not broken:
-        findings.insert(0, Finding("topics", OK, f"{count} in {root.location}, all of them open"))
-    return [*broken, *findings]
-
-
-def _joined(complaints: Sequence[_Complaint], kind: str) -> Finding:
-    of_kind = [(message, fix) for name, message, fix in complaints if name == kind]
-    more = f"; and {len(of_kind) - NAMED} more" if len(of_kind) > NAMED else ""
-    fixes = list(dict.fromkeys(fix for _, fix in of_kind))[:NAMED]
-    return Finding(kind, WARN, "; ".join(message for message, _ in of_kind[:NAMED]) + more, "; ".join(fixes))
+            findings.append(Finding("topics", FAIL, f"{name}: {error}", f"sparklog verify --root {_shown(root)}"))
+    if not findings:
+        findings.append(Finding("topics", OK, f"{count} in {root.location}, all of them open"))
+    for kind in dict.fromkeys(kind for kind, _, _ in complaints):
+        of_kind = [(message, fix) for name, message, fix in complaints if name == kind]
+        more = f"; and {len(of_kind) - NAMED} more" if len(of_kind) > NAMED else ""
+        fixes = list(dict.fromkeys(fix for _, fix in of_kind))[:NAMED]
+        message = "; ".join(message for message, _ in of_kind[:NAMED]) + more
+        findings.append(Finding(kind, WARN, message, "; ".join(fixes)))
+    return findings
 
 
 def _maintenance(root: Root, topic: Topic) -> list[_Complaint]:
@@ -502,9 +492,6 @@ def _transactions(root: Root, topic: Topic) -> list[_Complaint]:
         command = f"sparklog transactions abort {shlex.quote(owner)} --root {_shown(root)}"
         complaints.append(("transactions", message, command))
     return complaints
-
-
-_CHECKS: tuple[Callable[[Root, Topic], list[_Complaint]], ...] = (_maintenance, _checkpoint, _transactions)
 
 
 def _shown(root: Root) -> str:

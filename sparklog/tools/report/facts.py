@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 ATTENTION, INFORMATION = "attention", "information"
+
+
+def total(numbers: Iterable[int | None]) -> int | None:
+    """Return the sum; None if one of them is not known."""
+    known = list(numbers)
+    return None if None in known else sum(number for number in known if number is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +78,7 @@ class TopicFacts:
 
     @property
     def records(self) -> int | None:
-        """Records of all partitions; None if one is not known."""
-        known = [part.records for part in self.partitions if part.records is not None]
-        return sum(known) if len(known) == len(self.partitions) else None
+        return total(part.records for part in self.partitions)
 
     @property
     def oldest_ms(self) -> int | None:
@@ -86,8 +90,7 @@ class TopicFacts:
 
     @property
     def unsealed(self) -> int | None:
-        known = [part.unsealed for part in self.partitions if part.unsealed is not None]
-        return sum(known) if known else None
+        return total(part.unsealed for part in self.partitions) if self.partitions else None
 
     @property
     def held_back(self) -> int:
@@ -104,11 +107,9 @@ class TopicFacts:
 
 @dataclass(frozen=True, slots=True)
 class GroupPartition:
-    """Consumer lag in one partition. `offset` None: it has committed none; `lag` (offsets) None then, too;
-    it is negative where a group has committed offsets that the log does not have.
-
-    `seconds_behind`: how long the first record that it has not read has been waiting; None in Kafka's directories.
-    """
+    """Consumer lag in one partition. `offset`, `lag`: None where none is committed; a negative lag is of committed
+    offsets that the log does not have. `seconds_behind`: how long the first record that it has not read has been
+    waiting; None in Kafka's directories."""
 
     COMPUTED: ClassVar = ("lost",)
 
