@@ -23,8 +23,18 @@ from sparklog.format.record_batch import BoolArray, Int64Array
 from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.state.view import LogView
 from sparklog.log.topic.root import RootView
-from sparklog.tools.inspection.batches import SCHEMA, TIME, Stop, batch_table
-from sparklog.tools.inspection.runs import APPEND, PartitionLog, Run, of_file, of_kafka, of_root
+from sparklog.tools.inspection.batches import (
+    APPEND,
+    SCHEMA,
+    TIME,
+    PartitionLog,
+    Run,
+    Stop,
+    batch_table,
+    of_file,
+    of_kafka,
+    of_root,
+)
 
 _Fields: TypeAlias = list[tuple[str, pa.DataType]]
 

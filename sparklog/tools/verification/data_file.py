@@ -338,8 +338,8 @@ def _check_slice(
 
 def _against_index(key: str, claim: Claim, entry: WrittenSlice, batches: Batches) -> list[Finding]:
     """The footer's index and aborted transactions of one slice against its batches; positions from its start."""
-    position, _, stamp, offset = batches.columns()
-    built = build_index(position, offset, stamp, claim.size)
+    position, base, _, stamp, _ = batches.columns()
+    built = build_index(position, base, stamp, claim.size)
     findings = []
     same = (built is None) == (entry.index is None)
     if same and built is not None:

@@ -15,16 +15,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from sparklog.errors import Corrupt, NotFound, did_you_mean
-from sparklog.format.checkpoint_files import (
-    CLEANER_OFFSETS_FILE,
-    HIGH_WATERMARKS_FILE,
-    LOG_STARTS_FILE,
-    PARTITION_METADATA_FILE,
-    RECOVERY_POINTS_FILE,
-    TopicPartition,
-    offsets_to_bytes,
-    parse_offsets,
-)
+from sparklog.format import checkpoint_files
+from sparklog.format.checkpoint_files import CLEANER_OFFSETS_FILE, LOG_STARTS_FILE, TopicPartition
 from sparklog.kafka.in_place.directory import file_bytes, kafka_layout, partition_folders, split_folder_name
 from sparklog.kafka.in_place.segment_file import CLEANED, DELETED, SWAP
 from sparklog.log.journal.env import SYSTEM, Env
@@ -32,7 +24,10 @@ from sparklog.tools.verification.findings import CHECKPOINT, Counts, Finding, Or
 from sparklog.tools.verification.kafka_partition import COMPARE, REPLICA, KafkaPartition, read_partition
 from sparklog.tools.verification.run import Say
 
-CHECKPOINTS = (LOG_STARTS_FILE, HIGH_WATERMARKS_FILE, RECOVERY_POINTS_FILE, CLEANER_OFFSETS_FILE)
+CHECKPOINTS = (
+    *(LOG_STARTS_FILE, checkpoint_files.HIGH_WATERMARKS_FILE),
+    *(checkpoint_files.RECOVERY_POINTS_FILE, CLEANER_OFFSETS_FILE),
+)
 KNOWN = frozenset({*CHECKPOINTS, "meta.properties", "bootstrap.checkpoint", ".lock", ".kafka_cleanshutdown"})
 LEFT = (DELETED, CLEANED, SWAP)
 SEGMENT_FILE = re.compile(r"\d{20}\.(?:log|index|timeindex|txnindex)")
@@ -91,11 +86,11 @@ def _checkpoints(
             continue
         counts += Counts(files=1, nbytes=len(data))
         try:
-            offsets[name] = parse_offsets(data, file=name)
+            offsets[name] = checkpoint_files.parse_offsets(data, file=name)
         except Corrupt as error:
             findings.append(Finding.of(CHECKPOINT, error, name, REPLICA))
             continue
-        if data and offsets_to_bytes(offsets[name]) != data:
+        if data and checkpoint_files.offsets_to_bytes(offsets[name]) != data:
             findings.append(Finding(CHECKPOINT, name, "it is not written as Kafka writes it", REPLICA))
     return findings, counts, offsets
 
@@ -128,7 +123,8 @@ def _ids(read: dict[TopicPartition, KafkaPartition], root: str) -> list[Finding]
         if len(usual) > 1:
             for key, topic_id in ids.items():
                 if topic_id != usual[0][0] or usual[0][1] == usual[1][1]:
-                    file = os.path.relpath(os.path.join(read[key].folder, PARTITION_METADATA_FILE), root)
+                    path = os.path.join(read[key].folder, checkpoint_files.PARTITION_METADATA_FILE)
+                    file = os.path.relpath(path, root)
                     message = f"topic '{topic}' has id {topic_id} here and {usual[0][0]} in another partition"
                     wrong.append(Finding(CHECKPOINT, file, message, REPLICA))
     return wrong

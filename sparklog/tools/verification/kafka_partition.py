@@ -24,16 +24,8 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from sparklog.errors import Corrupt, SparklogError
-from sparklog.format import transaction_index
-from sparklog.format.checkpoint_files import (
-    LEADER_EPOCHS_FILE,
-    PARTITION_METADATA_FILE,
-    LeaderEpoch,
-    leader_epochs_to_bytes,
-    parse_leader_epochs,
-    parse_partition_metadata,
-    partition_metadata_to_bytes,
-)
+from sparklog.format import checkpoint_files, transaction_index
+from sparklog.format.checkpoint_files import LeaderEpoch
 from sparklog.format.checksums import SUFFIXES
 from sparklog.format.control import ABORT
 from sparklog.format.coordinators.producer_snapshot import parse_snapshot
@@ -325,17 +317,17 @@ class _Reader:
                 base, file = segment.name.base, self._place(path)
                 findings = check_index(suffix, data, base, segment.batches, file=file, active=segment.last)
                 self.result.findings += findings
-            elif data is None and suffix != "txnindex" and len(segment.batches.position):
+            elif data is None and suffix != "txnindex" and len(segment.epochs):
                 self._report(INDEX, path, "expected an index beside the segment, found none", DELETE_INDEX)
 
     # -- what lies beside
 
     def _epochs(self, segments: Sequence[_Segment], log_start: int) -> None:
-        path = os.path.join(self.folder, LEADER_EPOCHS_FILE)
-        data, epochs = self._parsed(path, parse_leader_epochs)
+        path = os.path.join(self.folder, checkpoint_files.LEADER_EPOCHS_FILE)
+        data, epochs = self._parsed(path, checkpoint_files.parse_leader_epochs)
         if epochs is None:
             return
-        if data and leader_epochs_to_bytes(epochs) != data:
+        if data and checkpoint_files.leader_epochs_to_bytes(epochs) != data:
             self._report(CHECKPOINT, path, "it is not written as Kafka writes it", position=_odd_byte(data))
         if epochs:
             for segment in segments:
@@ -400,12 +392,12 @@ class _Reader:
             self._report(INDEX, path, message, DELETE_INDEX)
 
     def _metadata(self) -> None:
-        path = os.path.join(self.folder, PARTITION_METADATA_FILE)
-        data, topic_id = self._parsed(path, parse_partition_metadata)
+        path = os.path.join(self.folder, checkpoint_files.PARTITION_METADATA_FILE)
+        data, topic_id = self._parsed(path, checkpoint_files.parse_partition_metadata)
         if topic_id is None:
             return
         self.result.topic_id = topic_id
-        if data.rstrip(b"\n") != partition_metadata_to_bytes(topic_id):
+        if data.rstrip(b"\n") != checkpoint_files.partition_metadata_to_bytes(topic_id):
             self._report(CHECKPOINT, path, "it is not written as Kafka writes it", position=_odd_byte(data))
 
     def _snapshots(self) -> None:

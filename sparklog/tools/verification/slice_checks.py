@@ -107,17 +107,7 @@ class Totals:
 
     @classmethod
     def empty(cls, n: int) -> Totals:
-        """Nothing counted yet."""
         return cls(*(np.full(n, value, np.int64) for value in (0, 0, -1, NONE, -1, 0)))
-
-    def add(self, other: Totals) -> None:
-        """Take in the next window of the same slices."""
-        self.batches += other.batches
-        self.records += other.records
-        self.next_offset = np.maximum(self.next_offset, other.next_offset)
-        self.min_ts = np.minimum(self.min_ts, other.min_ts)
-        self.max_ts = np.maximum(self.max_ts, other.max_ts)
-        self.flags |= other.flags
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +165,9 @@ class Window:
         flipped = finding.at_flipped_bit(place + CRC_START, len(body), crc32c(body), int(headers.crc[row]))
         return flipped or finding
 
-    def totals(self) -> Totals:
+    def add_to(self, totals: Totals) -> None:
         """Decode the batches and count what they hold. `Corrupt` for records that cannot be decoded."""
         headers, rows = self.headers, self.row_of
-        totals = Totals.empty(len(self.claims))
-        if not len(headers):
-            return totals
         holds = ~headers.is_control & (headers.count > 0)
         totals.batches += np.bincount(rows, minlength=len(self.claims))
         np.add.at(totals.records, rows, np.where(headers.is_control, 0, headers.count))
@@ -191,7 +178,6 @@ class Window:
         np.bitwise_or.at(totals.flags, rows, flags | np.where(foreign, int(SliceFlag.KAFKA_PRODUCERS), 0))
         for batches in _decoded_at_once(headers.size):
             self._add_records(totals, batches, holds[batches])
-        return totals
 
     def _add_records(self, totals: Totals, batches: slice, holds: npt.NDArray[np.bool_]) -> None:
         from sparklog.format.decode import decode
@@ -214,8 +200,9 @@ class Window:
 
     def count(self, checked: Checked) -> Counts:
         """Decode the window and compare what it holds with the claims; findings go into `checked`."""
+        totals = Totals.empty(len(self.claims))
         try:
-            totals = self.totals()
+            self.add_to(totals)
         except Corrupt as error:
             checked.findings.append(Finding.of(CONTENT, error, self.file.key))
             return Counts(slices=len(self.claims), nbytes=len(self.data))
@@ -302,7 +289,7 @@ def walk(
         checked.findings += wrong
         if not wrong:
             try:
-                totals.add(window.totals())
+                window.add_to(totals)
             except Corrupt as error:
                 checked.findings.append(Finding.of(CONTENT, error, file.key))
             batches.add(data, headers, at)

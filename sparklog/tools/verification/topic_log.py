@@ -62,16 +62,14 @@ def differing_columns(left: SliceTable, right: SliceTable) -> list[str]:
     one, other = left.all(), right.all()
     if len(one) != len(other):
         return ["rows"]
-    columns = [
-        name
-        for name in COLUMN_TYPES
-        if name not in ("file", "txn") and not np.array_equal(one.columns[name], other.columns[name])
-    ]
-    texts = [name for name in ("file", "txn") if not np.array_equal(_words(one, name), _words(other, name))]
-    return columns + texts
+    names = [*(name for name in COLUMN_TYPES if name not in ("file", "txn")), "file", "txn"]
+    return [name for name in names if not np.array_equal(_column(one, name), _column(other, name))]
 
 
-def _words(rows: Slices, name: str) -> np.ndarray:
+def _column(rows: Slices, name: str) -> np.ndarray:
+    """Return a column, of texts themselves: two tables may number them differently."""
+    if name not in ("file", "txn"):
+        return rows.columns[name]
     codes, inverse = np.unique(rows.columns[name], return_inverse=True)
     texts = rows.paths if name == "file" else rows.txn_ids
     return np.array([texts[code] for code in codes.tolist()], object)[inverse]
