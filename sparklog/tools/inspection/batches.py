@@ -316,7 +316,6 @@ class RecordFacts:
 
 
 def _distinct(batch: npt.NDArray[np.int32], hashes: npt.NDArray[np.uint64], batches: int) -> Int64Array:
-    """Count the different hashes in each batch."""
     order = np.lexsort((hashes, batch))
     batch, hashes = batch[order], hashes[order]
     new = np.ones(len(order), np.bool_)
@@ -324,29 +323,20 @@ def _distinct(batch: npt.NDArray[np.int32], hashes: npt.NDArray[np.uint64], batc
     return np.bincount(batch[new], minlength=batches).astype(np.int64)
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """A run that holds no whole batches from `position` (in the file) on, where it should."""
-
-    file: str
-    position: int
-    reason: str
-
-
-def batch_table(log: PartitionLog) -> tuple[pa.Table, list[Stop]]:
-    """The batches of a partition in offset order (`SCHEMA`), and where files were no batches.
+def batch_table(log: PartitionLog) -> tuple[pa.Table, dict[str, str]]:
+    """The batches of a partition in offset order (`SCHEMA`), and by file where and why it holds no whole batches.
 
     Damage is shown, not raised. `NotFound` or `Unavailable` if a file is gone or cannot be read.
     """
     walk = _Walk(log)
-    stops: list[Stop] = []
+    stops: dict[str, str] = {}
     for run in log.runs:
         read = partial(run.store.get, run.key)
         for position, data, headers in scan_windows(read, run.position, run.position + run.size):
             if len(headers):
                 walk.add(run, position, data, headers)
             else:
-                stops.append(Stop(run.name, position, headers.reason or "the file was cut off"))
+                stops[run.name] = f"no batch at byte {position}: {headers.reason or 'the file was cut off'}"
     return walk.table(), stops
 
 

@@ -82,7 +82,6 @@ def table_rows(source: Source) -> Iterator[Row]:
 
 
 def _slice_row(source: Source, number: int, entry: WrittenSlice) -> Row:
-    """Return a slice's line, with its checksum computed anew."""
     from crc32c import crc32c
 
     crc, end = 0, entry.position + entry.nbytes

@@ -194,7 +194,6 @@ headers, and its CRC in formats v0 and v1 (None in v2)."""
 
 
 def _deep_rows(window: Window, options: LogOptions, gaps: OffsetGaps) -> Iterator[Row]:
-    """Give the line of each batch, and behind it those of its records."""
     try:
         counts, offsets, records = _decoded(window)
     except Corrupt:

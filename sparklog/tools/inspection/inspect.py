@@ -29,7 +29,6 @@ from sparklog.tools.inspection.batches import (
     TIME,
     PartitionLog,
     Run,
-    Stop,
     batch_table,
     of_file,
     of_kafka,
@@ -172,7 +171,7 @@ class _File:
     damage: str | None = None
 
 
-def file_tables(log: PartitionLog, batches: pa.Table, stops: list[Stop]) -> tuple[pa.Table, pa.Table]:
+def file_tables(log: PartitionLog, batches: pa.Table, stops: dict[str, str]) -> tuple[pa.Table, pa.Table]:
     """Return the files of a partition (`FILES`), in offset order, and the entries of their indexes (`INDEX`)."""
     files: dict[str, _File] = {}
     for run in log.runs:
@@ -183,9 +182,7 @@ def file_tables(log: PartitionLog, batches: pa.Table, stops: list[Stop]) -> tupl
             entries += _append_index(log, file) if file.runs[0].kind == APPEND else _segment_indexes(log, file)
         except Corrupt as error:
             file.damage = error.message
-        for stop in stops:
-            if stop.file == name:
-                file.damage = f"no batch at byte {stop.position}: {stop.reason}"
+        file.damage = stops.get(name, file.damage)
     rows = [_file_row(log, name, file) for name, file in files.items()]
     of_batches = {*_OF_BATCHES.values(), "written_after_ms"}
     plain = pa.Table.from_pylist(rows, pa.schema([each for each in FILES if each.name not in of_batches]))

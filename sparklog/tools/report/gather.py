@@ -149,17 +149,10 @@ def _root(view: RootView, settings: Settings, chosen: tuple[str, ...], maintenan
     failures = [failure for run in compaction for failure in run.failures]
     failures += [failure for run in retention for failure in run.failures]
     notes += [Note(ATTENTION, each.topic, f"maintenance would fail: {each.line()}") for each in failures]
-    return Report(
-        location=view.location,
-        kind="root",
-        now_ms=settings.now_ms,
-        topics=tuple(facts),
-        groups=tuple(_groups(root, settings.now_ms, chosen, notes)),
-        held_back=tuple(held),
-        doing=tuple(_doing(compaction, retention)) if maintenance else None,
-        removals=tuple(_removals(retention)) if maintenance else None,
-        notes=tuple(notes),
-    )
+    now_ms, groups = settings.now_ms, tuple(_groups(root, settings.now_ms, chosen, notes))
+    doing = tuple(_doing(compaction, retention)) if maintenance else None
+    removals = tuple(_removals(retention)) if maintenance else None
+    return Report(view.location, "root", now_ms, tuple(facts), groups, tuple(held), doing, removals, tuple(notes))
 
 
 def _topic(root: Root, snapshot: Snapshot, settings: Settings) -> TopicFacts:

@@ -38,7 +38,6 @@ from sparklog.tools.verification.slice_checks import (
     CutOff,
     DataFile,
     Window,
-    read,
     walk,
 )
 
@@ -51,17 +50,14 @@ PIECE_FILES = 1000
 
 def check_file(store: Store, file: DataFile, progress: Progress) -> Checked:
     """Read a file whole and compare it with its footer and all versions that name it."""
-    checked = Checked()
+    checked = Checked(store, file, progress)
     try:
-        if file.sealed:
-            _check_segment(store, file, checked, progress)
-        else:
-            _check_append_file(store, file, checked, progress)
+        (_check_segment if file.sealed else _check_append_file)(checked)
     except NotFound:
-        return Checked(gone=True)
+        return Checked(store, file, progress, gone=True)
     except CutOff as cut:
-        message = f"expected {file.size} bytes, found {cut.size}"
-        checked.findings.append(Finding(SIZE, file.key, message, position=cut.size))
+        (size,) = cut.args
+        checked.findings.append(Finding(SIZE, file.key, f"expected {file.size} bytes, found {size}", position=size))
     del checked.findings[MOST_FINDINGS:]
     return checked
 
@@ -70,16 +66,16 @@ def _goes_on(file: DataFile) -> Finding:
     return Finding(SIZE, file.key, f"expected {file.size} bytes, found more behind them", position=file.size)
 
 
-def _check_segment(store: Store, file: DataFile, checked: Checked, progress: Progress) -> None:
-    """Check a sealed segment and the index files beside it; findings and counts go into `checked`."""
-    if store.get(file.key, file.size, 1):
-        checked.findings.append(_goes_on(file))
+def _check_segment(checked: Checked) -> None:
+    """Check a sealed segment and the index files beside it."""
+    if checked.store.get(checked.file.key, checked.file.size, 1):
+        checked.findings.append(_goes_on(checked.file))
     counted = Counts(files=1)
-    for claim in file.claims:
+    for claim in checked.file.claims:
         batches = Batches()
-        walked = walk(store, file, claim, batches, checked, progress)
+        walked = walk(checked, claim, batches)
         counted += walked or Counts(slices=1)
-        counted += _check_indexes(store, file, claim, batches if walked is not None else None, checked)
+        counted += _check_indexes(checked, claim, batches if walked is not None else None)
     checked.counts = counted
 
 
@@ -99,10 +95,10 @@ def _no_index(key: str) -> Finding:
     return Finding(MISSING, key, "expected an index beside the segment, found none", WITHOUT_INDEX)
 
 
-def _check_indexes(store: Store, file: DataFile, claim: Claim, batches: Batches | None, checked: Checked) -> Counts:
+def _check_indexes(checked: Checked, claim: Claim, batches: Batches | None) -> Counts:
     """`batches` None: the segment is damaged, only the checksum of its indexes can be looked at."""
+    store, file, before = checked.store, checked.file, len(checked.findings)
     indexes: dict[str, bytes] = {}
-    before = len(checked.findings)
     for suffix in SUFFIXES:
         try:
             indexes[suffix] = store.get(file.index_key(suffix))
@@ -138,7 +134,6 @@ _NO_MATCH = "do not match the CRC-32C that the commit gives for them"
 
 
 def _flipped(file: DataFile, indexes: list[bytes], crc: int) -> Finding | None:
-    """Return the one bit of all index files that explains the checksum, None if there is none."""
     at = flipped_bit(sum(map(len, indexes)) + 8 * len(indexes), crc, file.index_crc)
     start = 0
     for suffix, data in zip(SUFFIXES, indexes, strict=True):
@@ -205,9 +200,8 @@ def pieces(files: Sequence[DataFile]) -> Iterator[tuple[DataFile, ...]]:
         yield piece
 
 
-def _check_append_file(store: Store, file: DataFile, checked: Checked, progress: Progress) -> None:
-    """Check an append file whole; findings and counts go into `checked`. `CutOff` if it is too short."""
-    footer = _footer(store, file, checked)
+def _check_append_file(checked: Checked) -> None:
+    file, footer = checked.file, _footer(checked)
     claims = list(file.claims)
     entries: dict[int, WrittenSlice] = {}
     if footer is not None:
@@ -217,11 +211,12 @@ def _check_append_file(store: Store, file: DataFile, checked: Checked, progress:
             checked.findings += _against_footer(file.key, claim, entries.get(claim.position))
     counted = Counts(files=1, nbytes=file.footer_length)
     for run in _runs(sorted(claims, key=lambda claim: claim.position)):
-        counted += _check_run(store, file, run, entries, checked, progress)
+        counted += _check_run(checked, run, entries)
     checked.counts = counted
 
 
-def _footer(store: Store, file: DataFile, checked: Checked) -> Footer | None:
+def _footer(checked: Checked) -> Footer | None:
+    store, file = checked.store, checked.file
     start = file.size - file.footer_length
     # One byte more, to see that the file ends there.
     data = store.get(file.key, start, file.footer_length + 1)
@@ -251,7 +246,7 @@ def _unnamed(footer: Footer, file: DataFile) -> list[Claim]:
     for entry in footer.slices:
         if entry.position not in named:
             columns = {column: getattr(entry, name) for name, column in WRITTEN.items()}
-            claims.append(Claim(**columns, position=entry.position, base=0, shift=0, append_time=-1, named=False))
+            claims.append(Claim(**columns, position=entry.position, base=0, shift=0, append_time=-1))
     return claims
 
 
@@ -278,10 +273,8 @@ def _runs(claims: Sequence[Claim]) -> Iterator[list[Claim]]:
     """Slices that lie side by side and fit into one request; longer ones alone."""
     run: list[Claim] = []
     for claim in claims:
-        if run and (
-            claim.position != run[-1].position + run[-1].size
-            or claim.position + claim.size - run[0].position > SPAN_BYTES
-        ):
+        end = run[-1].position + run[-1].size if run else 0
+        if run and (claim.position != end or end + claim.size - run[0].position > SPAN_BYTES):
             yield run
             run = []
         run.append(claim)
@@ -289,31 +282,28 @@ def _runs(claims: Sequence[Claim]) -> Iterator[list[Claim]]:
         yield run
 
 
-def _check_run(
-    store: Store,
-    file: DataFile,
-    run: Sequence[Claim],
-    entries: dict[int, WrittenSlice],
-    checked: Checked,
-    progress: Progress,
-) -> Counts:
+def _check_run(checked: Checked, run: Sequence[Claim], entries: dict[int, WrittenSlice]) -> Counts:
     """Slices side by side, in one request: all at once if their checksums hold, else one by one, as long ones are."""
     start = run[0].position
     nbytes = run[-1].position + run[-1].size - start
     starts = np.array([claim.position - start for claim in run], np.int64)
     headers = None
     if nbytes <= SPAN_BYTES:
-        data = memoryview(read(store, file.key, start, nbytes))
+        data = memoryview(checked.read(start, nbytes))
         parts = [data[claim.position - start : claim.position - start + claim.size] for claim in run]
         if all(crc32c(part) == claim.crc for part, claim in zip(parts, run, strict=True)):
             headers = scan_headers(data, whole=False)
     if headers is None or headers.stop != "end" or not np.isin(starts, headers.position).all():
         counted = Counts()
         for claim in run:
-            counted += _check_slice(store, file, claim, entries.get(claim.position), checked, progress)
+            batches, entry = Batches(), entries.get(claim.position)
+            walked = walk(checked, claim, batches)
+            if entry is not None and walked is not None:
+                checked.findings += _against_index(checked.file.key, claim, entry, batches)
+            counted += walked or Counts(slices=1)
         return counted
     row_of = np.searchsorted(starts, headers.position, side="right") - 1
-    window = Window(file, run, data, headers, row_of, start)
+    window = Window(checked.file, run, data, headers, row_of, start)
     checked.findings += window.wrong_batches()
     counted = window.count(checked)
     for row, claim in enumerate(run):
@@ -321,19 +311,9 @@ def _check_run(
         if entry is not None and (entry.index is not None or len(entry.aborted)):
             batches = Batches()
             batches.add(data, headers[row_of == row], -int(starts[row]))
-            checked.findings += _against_index(file.key, claim, entry, batches)
-    progress(counted.records, nbytes)
+            checked.findings += _against_index(checked.file.key, claim, entry, batches)
+    checked.progress(counted.records, nbytes)
     return counted
-
-
-def _check_slice(
-    store: Store, file: DataFile, claim: Claim, entry: WrittenSlice | None, checked: Checked, progress: Progress
-) -> Counts:
-    batches = Batches()
-    counted = walk(store, file, claim, batches, checked, progress)
-    if entry is not None and counted is not None:
-        checked.findings += _against_index(file.key, claim, entry, batches)
-    return counted or Counts(slices=1)
 
 
 def _against_index(key: str, claim: Claim, entry: WrittenSlice, batches: Batches) -> list[Finding]:

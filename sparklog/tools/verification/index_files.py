@@ -148,7 +148,6 @@ def _check_time_index(data: bytes, base: int, batches: Batches, file: str, *, ac
 
 
 def _check_transaction_index(data: bytes, base: int, batches: Batches, file: str) -> list[Finding]:
-    """Check a `.txnindex`: each entry has its ABORT marker among the segment's."""
     entries = transaction_index.parse(data, base, file=file)
     wrong = []
     columns = (entries.producer_ids, entries.first_offsets, entries.last_offsets, entries.last_stable_offsets)

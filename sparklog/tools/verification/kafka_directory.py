@@ -76,7 +76,6 @@ def verify_log_dir(
 def _checkpoints(
     folder: str, names: Sequence[str]
 ) -> tuple[list[Finding], Counts, dict[str, dict[TopicPartition, int]]]:
-    """Check the checkpoint files of a log dir."""
     findings: list[Finding] = []
     counts = Counts()
     offsets: dict[str, dict[TopicPartition, int]] = {}
@@ -115,7 +114,6 @@ def _out_of_bounds(
 
 
 def _ids(read: dict[TopicPartition, KafkaPartition], root: str) -> list[Finding]:
-    """Check that all partitions of a topic have one id."""
     wrong = []
     for topic in sorted({name for name, _ in read}):
         ids = {key: part.topic_id for key, part in read.items() if key[0] == topic and part.topic_id is not None}

@@ -274,7 +274,6 @@ class _Reader:
         return finding.at_flipped_bit(start, len(body), crc32c(body), header.crc) or finding
 
     def _take(self, segment: _Segment, window: Window, path: str) -> None:
-        """Take in the batches of a window."""
         from sparklog.format.decode import decode
 
         headers, place, start = window.headers, self._place(path), window.start

@@ -321,7 +321,6 @@ class _Verification:
         return True
 
     def _names(self) -> list[str]:
-        """The topics to verify, deleted ones included."""
         existing = [name for name in self.store.list_folders("") if self._has_log(name)]
         for name in self.chosen:
             check_topic_name(name)
@@ -331,7 +330,6 @@ class _Verification:
         return list(dict.fromkeys(self.chosen)) or existing
 
     def _entries(self) -> None:
-        """The logs of transactional ids and of groups."""
         kinds: tuple[tuple[EntryKind[Any], str, dict[str, Any]], ...] = (
             *((DECISIONS, DECISION, self.states), (GROUPS, GROUP, self.groups)),
         )

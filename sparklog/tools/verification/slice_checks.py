@@ -35,10 +35,7 @@ _FLAGS = (SliceFlag.HAS_NULL_KEYS, SliceFlag.KAFKA_PRODUCERS, SliceFlag.LOG_APPE
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One slice as commit or footer describe it; fields as in `sparklog.log.state.slice_table`.
-
-    `position` and `size` in its file. `named`: a version that may be read names it; else only the file's footer does.
-    """
+    """One slice as commit or footer describe it; fields as in `sparklog.log.state.slice_table`."""
 
     partition: int
     position: int
@@ -52,7 +49,6 @@ class Claim:
     crc: int
     flags: int
     append_time: int
-    named: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,21 +73,28 @@ class DataFile:
         return self.key.removesuffix("log") + suffix
 
 
+class CutOff(Exception):  # noqa: N818
+    """A file is shorter than commits say; its argument is its size."""
+
+
 @dataclass(slots=True)
 class Checked:
-    """Outcome of the check of one file; `gone`: it, or a file beside it, does not exist."""
+    """The check of one file; `gone`: it, or a file beside it, does not exist."""
 
+    store: Store
+    file: DataFile
+    progress: Progress
     findings: list[Finding] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
     gone: bool = False
 
-
-class CutOff(Exception):  # noqa: N818
-    """A file is shorter than commits say; `size`: its size."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__(size)
-        self.size = size
+    def read(self, start: int, length: int) -> bytes:
+        """Read `length` bytes from byte `start` on. `CutOff` if the file ends before that, also at a second look."""
+        for _ in range(2):
+            data = self.store.get(self.file.key, start, length)
+            if len(data) == length:
+                return data
+        raise CutOff(start + len(data))
 
 
 @dataclass(slots=True)
@@ -125,7 +128,6 @@ class Window:
     position: int
 
     def _of_batches(self, name: str) -> Int64s:
-        """Return a claim's field for each batch."""
         return np.array([getattr(claim, name) for claim in self.claims], np.int64)[self.row_of]
 
     def wrong_batches(self, low: int | None = None) -> list[Finding]:
@@ -213,7 +215,6 @@ class Window:
 
 
 def _decoded_at_once(size: Int64s) -> Iterator[slice]:
-    """Divide batches into runs that are decoded at once."""
     ends = np.cumsum(size)
     start = before = 0
     while start < len(size):
@@ -231,9 +232,8 @@ def disagreements(claim: Claim, totals: Totals, row: int, *, file: str) -> list[
         wrong.append(f"{claim.records} records, found {int(totals.records[row])}")
     if int(totals.next_offset[row]) != claim.end:
         wrong.append(f"offsets up to {claim.end - 1}, found the last at {int(totals.next_offset[row]) - 1}")
-    wrong += [
-        f"no batches for which flag {flag.name} stands, found some" for flag in _FLAGS if flags & flag & ~claim.flags
-    ]
+    odd = [flag.name for flag in _FLAGS if flags & flag & ~claim.flags]
+    wrong += [f"no batches for which flag {name} stands, found some" for name in odd]
     if claim.append_time < 0:
         if greatest >= 0 and greatest != claim.max_ts:
             wrong.append(f"a greatest timestamp of {claim.max_ts}, found {greatest}")
@@ -247,29 +247,17 @@ def disagreements(claim: Claim, totals: Totals, row: int, *, file: str) -> list[
     return [Finding(CONTENT, file, message, position=claim.position, offset=claim.base)]
 
 
-def read(store: Store, key: str, start: int, length: int) -> bytes:
-    """Read `length` bytes of an object from byte `start` on. `CutOff` if it ends before that."""
-    data = store.get(key, start, length)
-    if len(data) != length:
-        data = store.get(key, start, length)
-    if len(data) != length:
-        raise CutOff(start + len(data))
-    return data
-
-
-def walk(
-    store: Store, file: DataFile, claim: Claim, batches: Batches, checked: Checked, progress: Progress
-) -> Counts | None:
+def walk(checked: Checked, claim: Claim, batches: Batches) -> Counts | None:
     """Check a slice in windows of whole batches, which are collected in `batches`. None if something is wrong."""
     totals, crc, at, following = Totals.empty(1), 0, 0, claim.base
-    before = len(checked.findings)
+    file, before = checked.file, len(checked.findings)
     while at < claim.size:
         place = claim.position + at
-        data = memoryview(read(store, file.key, place, min(SPAN_BYTES, claim.size - at)))
+        data = memoryview(checked.read(place, min(SPAN_BYTES, claim.size - at)))
         headers = scan_headers(data, whole=False)
         if not headers.end and headers.stop == "partial" and len(data) < claim.size - at:
             size = int.from_bytes(data[8:12], "big") + 12
-            data = memoryview(read(store, file.key, place, min(size, claim.size - at)))
+            data = memoryview(checked.read(place, min(size, claim.size - at)))
             headers = scan_headers(data, whole=False)
         last = at + len(data) == claim.size
         row_of = np.zeros(len(headers), np.int64)
@@ -281,7 +269,7 @@ def walk(
                 checked.findings += Window(file, [claim], data, headers, row_of, place).wrong_batches(following)
             # The rest has no frame any more: only the checksum tells more.
             for rest in range(at, claim.size, SPAN_BYTES):
-                crc = crc32c(read(store, file.key, claim.position + rest, min(SPAN_BYTES, claim.size - rest)), crc)
+                crc = crc32c(checked.read(claim.position + rest, min(SPAN_BYTES, claim.size - rest)), crc)
             break
         data = data[: headers.end]
         window = Window(file, [claim], data, headers, row_of, place)
@@ -296,7 +284,7 @@ def walk(
             following = int(headers.next_offset[-1]) + claim.shift
         crc = crc32c(data, crc)
         at += len(data)
-        progress(int(headers.count.sum()), len(data))
+        checked.progress(int(headers.count.sum()), len(data))
     if crc != claim.crc:
         message = "the slice's CRC-32C does not match its bytes"
         finding = Finding(CHECKSUM, file.key, message, position=claim.position, offset=claim.base)

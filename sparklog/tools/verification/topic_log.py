@@ -356,7 +356,6 @@ class _Replay:
         log.counts += Counts(topics=int(head.exists), gaps=gaps(head, table))
 
     def _holds(self) -> list[Hold]:
-        """Return the holds that have not run out."""
         holds = {} if self.state is None else self.state[0].holds
         return [
             hold
