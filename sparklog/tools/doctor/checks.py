@@ -421,8 +421,7 @@ def check_disk(machine: Machine, path: str) -> list[Finding]:
     return [system, space]
 
 
-NEVER_COMPACTED_SLICES = 1_000
-"""Unsealed slices from which a topic that no run has ever merged or sealed is worth a word."""
+NEVER_COMPACTED_SLICES = 1_000  # unsealed, of a topic that no run has ever merged or sealed
 CHECKPOINT_LATE_COMMITS = 8 * CHECKPOINT_COMMITS
 NAMED = 3
 
@@ -455,43 +454,39 @@ def check_root(root: Root) -> list[Finding]:
     return findings
 
 
-def _maintenance(root: Root, topic: Topic) -> list[_Complaint]:
+def _maintenance(root: Root, topic: Topic) -> Iterator[_Complaint]:
     rows = topic.snapshot(refresh=False).slices.all()
     unsealed = ~rows.sealed()
     many = int(unsealed.sum())
     compact = f"sparklog compact --root {_shown(root)}, every hour (see `sparklog conf crontab`)"
-    if many > MANY_UNSEALED:
-        return [("maintenance", f"topic {topic.name} holds {many:,} unsealed slices, writers warn", compact)]
     untouched = unsealed.all() and not (rows.flags & MERGE_TIER_MASK).any()
-    if many >= NEVER_COMPACTED_SLICES and untouched:
-        return [("maintenance", f"topic {topic.name} holds {many:,} slices, none ever merged or sealed", compact)]
-    return []
+    if many > MANY_UNSEALED:
+        yield "maintenance", f"topic {topic.name} holds {many:,} unsealed slices, writers warn", compact
+    elif many >= NEVER_COMPACTED_SLICES and untouched:
+        yield "maintenance", f"topic {topic.name} holds {many:,} slices, none ever merged or sealed", compact
 
 
-def _checkpoint(root: Root, topic: Topic) -> list[_Complaint]:
+def _checkpoint(root: Root, topic: Topic) -> Iterator[_Complaint]:
     state = topic.log.current()
     behind = state.head.version - state.checkpoint_version
-    if behind < CHECKPOINT_LATE_COMMITS:
-        return []
-    message = f"topic {topic.name} has {behind:,} commits since its newest checkpoint, writers make one every "
-    fix = f"look why writers cannot: permissions and space below {_shown(root)}/{topic.name}/_log/checkpoints"
-    return [("checkpoints", f"{message}{CHECKPOINT_COMMITS}", fix)]
+    if behind >= CHECKPOINT_LATE_COMMITS:
+        message = f"topic {topic.name} has {behind:,} commits since its newest checkpoint, writers make one every "
+        fix = f"look why writers cannot: permissions and space below {_shown(root)}/{topic.name}/_log/checkpoints"
+        yield "checkpoints", f"{message}{CHECKPOINT_COMMITS}", fix
 
 
-def _transactions(root: Root, topic: Topic) -> list[_Complaint]:
+def _transactions(root: Root, topic: Topic) -> Iterator[_Complaint]:
     head = topic.log.head(refresh=False)
-    complaints = []
+    abort = "sparklog transactions abort"
     for transaction in dict.fromkeys(item.txn.id for item in head.open):
         prepares = [item for item in head.open if item.txn.id == transaction]
         if root.decisions.overdue(topic.name, prepares, reading_clock_ms(root.store, root.env)):
             message = f"transaction {transaction} holds back topic {topic.name} beyond its timeout"
-            command = f"sparklog transactions abort {shlex.quote(transaction)} --root {_shown(root)}"
-            complaints.append(("transactions", message, f"{command}, or run either job"))
+            fix = f"{abort} {shlex.quote(transaction)} --root {_shown(root)}, or run either job"
+            yield "transactions", message, fix
     for owner in sorted({owner_of(each) for each in head.kafka_open}):
         message = f"transaction {owner}, which Kafka left open, holds back imported topic {topic.name}"
-        command = f"sparklog transactions abort {shlex.quote(owner)} --root {_shown(root)}"
-        complaints.append(("transactions", message, command))
-    return complaints
+        yield "transactions", message, f"{abort} {shlex.quote(owner)} --root {_shown(root)}"
 
 
 def _shown(root: Root) -> str:

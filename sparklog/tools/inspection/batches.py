@@ -47,27 +47,21 @@ _OUTCOMES = {OPEN: "open", COMMITTED: "committed", ABORTED: "aborted"}
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Bytes `[position, position + size)` of an object: whole batches of one partition.
-
-    * `name`: the file as it is shown, below the topic's or partition's folder; `kind`: what sort of file it is
-    * `base`: the segment's or slice's first offset; `shift`: what to add to a batch header's base offset
-    * `append_time`: ms, the time of records under LogAppendTime that their batches do not carry; -1: they carry it
-    * `transaction`, `outcome`: of a transaction of sparklog's that wrote the run, both empty if none did
-    """
+    """Bytes `[position, position + size)` of an object: whole batches of one partition."""
 
     store: Store
     key: str
-    name: str
-    kind: str
+    name: str  # the file as it is shown, below the topic's or partition's folder
+    kind: str  # SEGMENT, SEALED or APPEND
     position: int
     size: int
-    base: int
-    shift: int = 0
-    append_time: int = -1
+    base: int  # the segment's or slice's first offset
+    shift: int = 0  # what to add to a batch header's base offset
+    append_time: int = -1  # ms, of records under LogAppendTime; -1: their batches carry it
     leader_epoch: int = -1
     footer_length: int = 0
     file_size: int = 0
-    transaction: str = ""
+    transaction: str = ""  # of sparklog's that wrote the run; empty if none did, as is its outcome
     outcome: str = ""
 
 
@@ -213,15 +207,12 @@ _OF_RECORDS = (
 
 @dataclass
 class RecordFacts:
-    """Walks over the batches of one partition in offset order.
-
-    `hashes`, `batches`: of every data record with a key, a hash of it and the number of its batch in the partition.
-    """
+    """Walks over the batches of one partition in offset order."""
 
     seen: int = 0
     newest: int = NO_TIMESTAMP
-    hashes: list[npt.NDArray[np.uint64]] = field(default_factory=list)
-    batches: list[Int64Array] = field(default_factory=list)
+    hashes: list[npt.NDArray[np.uint64]] = field(default_factory=list)  # of each data record with a key
+    batches: list[Int64Array] = field(default_factory=list)  # and the number of its batch in the partition
 
     def add(
         self, data: BytesLike, headers: BatchHeaders, sound: npt.NDArray[np.bool_], append_time: int

@@ -46,19 +46,12 @@ TIME_TYPES = {-1: "NoTimestampType", 0: "CreateTime", 1: "LogAppendTime"}
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """Options for logs.
-
-    * `deep`: records; `contents`: their keys and values; `metadata`: the rest of a record
-    * `max_bytes`: bytes read of each file
-    * `json`: objects instead of lines
-    """
-
-    deep: bool = False
-    contents: bool = False
-    metadata: bool = True
-    max_bytes: int = MAX_INT
+    deep: bool = False  # records
+    contents: bool = False  # their keys and values
+    metadata: bool = True  # the rest of a record
+    max_bytes: int = MAX_INT  # read of each file
     decoders: Decoders = field(default_factory=plain)
-    json: bool = False
+    json: bool = False  # objects instead of lines
 
 
 @dataclass(slots=True)
@@ -79,16 +72,13 @@ class OffsetGaps:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Window:
-    """Bytes of a file from `start`, the headers of the whole batches in them, and which of their checksums hold.
-
-    Positions of the headers count from `start`.
-    """
+    """Bytes of a file from `start`, and the headers of the whole batches in them; positions count from `start`."""
 
     source: Source
     data: bytes
     start: int
     headers: BatchHeaders
-    valid: BoolArray
+    valid: BoolArray  # whose checksums hold
 
     def rows(self, rows: slice | Int64Array) -> Window:
         return replace(self, headers=self.headers[rows], valid=self.valid[rows])

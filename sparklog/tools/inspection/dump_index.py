@@ -92,14 +92,9 @@ class Findings:
 
 @dataclass(frozen=True, slots=True)
 class IndexOptions:
-    """As Kafka's tool: `sanity`, only the check of a broker that starts; `verify`, only findings, no entries.
-
-    `max_message_size`: the largest batch that an entry of an `.index` may name.
-    """
-
-    sanity: bool = False
-    verify: bool = False
-    max_message_size: int = 5 * 1024 * 1024
+    sanity: bool = False  # only the check of a broker that starts
+    verify: bool = False  # only findings, no entries
+    max_message_size: int = 5 * 1024 * 1024  # of a batch that an entry of an `.index` may name
 
 
 @dataclass(frozen=True, slots=True)

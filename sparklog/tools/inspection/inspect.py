@@ -161,49 +161,38 @@ def _transactions(rows: pa.Table, first: Int64Array, last: Int64Array, marker: B
     ).cast(TRANSACTIONS)
 
 
-@dataclass
-class _File:
-    """A file's runs, the number of its indexes' entries, and its damage."""
-
-    runs: list[Run]
-    offset_entries: int | None = None
-    time_entries: int | None = None
-    damage: str | None = None
-
-
 def file_tables(log: PartitionLog, batches: pa.Table, stops: dict[str, str]) -> tuple[pa.Table, pa.Table]:
     """Return the files of a partition (`FILES`), in offset order, and the entries of their indexes (`INDEX`)."""
-    files: dict[str, _File] = {}
+    files: dict[str, list[Run]] = {}
     for run in log.runs:
-        files.setdefault(run.name, _File([])).runs.append(run)
+        files.setdefault(run.name, []).append(run)
     entries = [INDEX.empty_table()]
-    for name, file in files.items():
+    rows = []
+    for name, runs in files.items():
+        row = _file_row(log, runs)
         try:
-            entries += _append_index(log, file) if file.runs[0].kind == APPEND else _segment_indexes(log, file)
+            entries += _append_index(log, runs, row) if runs[0].kind == APPEND else _segment_indexes(log, runs[0], row)
         except Corrupt as error:
-            file.damage = error.message
-        file.damage = stops.get(name, file.damage)
-    rows = [_file_row(log, name, file) for name, file in files.items()]
+            row["damage"] = error.message
+        if row.get("index_entries"):
+            row["bytes_per_entry"] = row["bytes"] / row["index_entries"]
+        rows.append(row | ({"damage": stops[name]} if name in stops else {}))
     of_batches = {*_OF_BATCHES.values(), "written_after_ms"}
     plain = pa.Table.from_pylist(rows, pa.schema([each for each in FILES if each.name not in of_batches]))
     return _with_batches(plain, batches), pa.concat_tables(entries)
 
 
-def _file_row(log: PartitionLog, name: str, file: _File) -> dict[str, object]:
-    info = file.runs[0].store.stat(file.runs[0].key)
-    nbytes = sum(run.size for run in file.runs)
+def _file_row(log: PartitionLog, runs: Sequence[Run]) -> dict[str, Any]:
+    first = runs[0]
+    info = first.store.stat(first.key)
     return {
         "topic": log.topic,
         "partition": log.partition,
-        "file": name,
-        "kind": file.runs[0].kind,
-        "base_offset": file.runs[0].base,
-        "bytes": nbytes,
+        "file": first.name,
+        "kind": first.kind,
+        "base_offset": first.base,
+        "bytes": sum(run.size for run in runs),
         "written": None if info is None else info.modified_ms,
-        "index_entries": file.offset_entries,
-        "bytes_per_entry": nbytes / file.offset_entries if file.offset_entries else None,
-        "time_index_entries": file.time_entries,
-        "damage": file.damage,
     }
 
 
@@ -228,16 +217,15 @@ def _with_batches(files: pa.Table, batches: pa.Table) -> pa.Table:
     return joined.select(FILES.names).cast(FILES)
 
 
-def _segment_indexes(log: PartitionLog, file: _File) -> list[pa.Table]:
-    run = file.runs[0]
+def _segment_indexes(log: PartitionLog, run: Run, row: dict[str, Any]) -> list[pa.Table]:
     tables = []
     if (data := _beside(run, "index")) is not None:
         offsets = offset_index.parse(data, run.base, file=run.name)
-        file.offset_entries = len(offsets)
+        row["index_entries"] = len(offsets)
         tables.append(_entries(log, run, ".index", offsets.offsets, positions=offsets.positions))
     if (data := _beside(run, "timeindex")) is not None:
         times = time_index.parse(data, run.base, file=run.name)
-        file.time_entries = len(times)
+        row["time_index_entries"] = len(times)
         tables.append(_entries(log, run, ".timeindex", times.offsets, times=times.timestamps))
     return tables
 
@@ -249,18 +237,18 @@ def _beside(run: Run, suffix: str) -> bytes | None:
         return None
 
 
-def _append_index(log: PartitionLog, file: _File) -> list[pa.Table]:
-    run = file.runs[0]
+def _append_index(log: PartitionLog, runs: Sequence[Run], row: dict[str, Any]) -> list[pa.Table]:
+    run = runs[0]
     data = run.store.get(run.key, run.file_size - run.footer_length, run.footer_length)
     footer = decode_footer(data, file_size=run.file_size, file=run.name)
-    file.offset_entries = 0
+    row["index_entries"] = 0
     tables = []
-    for each in file.runs:
+    for each in runs:
         entry = footer.at(each.position)
         if entry is None or entry.index is None:
             continue
         index = entry.index
-        file.offset_entries += len(index)
+        row["index_entries"] += len(index)
         offsets, positions = index.offset + each.shift, index.position + each.position
         tables.append(_entries(log, each, "footer", offsets, positions, index.max_ts))
     return tables

@@ -17,11 +17,7 @@ def total(numbers: Iterable[int | None]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class PartitionFacts:
-    """One partition. Offsets as Kafka counts them; `records` None where only reading would tell (Kafka's directories).
-
-    `oldest_ms`, `newest_ms`: smallest and greatest record time; None without times. Of a Kafka directory the oldest is
-    the first record's. `unsealed`: its slices that are not sealed yet; None in Kafka's directories, as is `slices`.
-    """
+    """One partition. Offsets as Kafka counts them; None what Kafka's directories do not tell without reading."""
 
     COMPUTED: ClassVar = ("offsets",)
 
@@ -31,10 +27,10 @@ class PartitionFacts:
     log_end: int
     records: int | None
     bytes: int
-    oldest_ms: int | None
+    oldest_ms: int | None  # smallest record time, of a Kafka directory the first record's; None without times
     newest_ms: int | None
     slices: int | None
-    unsealed: int | None
+    unsealed: int | None  # slices that are not sealed yet
 
     @property
     def offsets(self) -> int:

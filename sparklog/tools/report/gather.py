@@ -43,14 +43,10 @@ from sparklog.tools.report.facts import (
     TopicFacts,
 )
 
-MANY_UNSEALED = 500
-"""Unsealed slices of one partition: after a run of `sparklog compact` there are some 32."""
-MANY_COMMITS = 1_000
-"""Commits behind the newest checkpoint; writers make one every 128."""
-MUCH_SKEW = 3.0
-"""The largest partition over the mean."""
-SKEW_BYTES = 64 << 20
-"""Below that skew is chance."""
+MANY_UNSEALED = 500  # slices of one partition: after a run of `sparklog compact` there are some 32
+MANY_COMMITS = 1_000  # behind the newest checkpoint; writers make one every 128
+MUCH_SKEW = 3.0  # the largest partition over the mean
+SKEW_BYTES = 64 << 20  # below that skew is chance
 HOUR_MS = 3_600_000
 
 

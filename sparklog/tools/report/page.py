@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 
-MOST_PARTITIONS = 200
-"""Rows of partitions that a topic has on the page; the largest."""
+MOST_PARTITIONS = 200  # of a topic on the page, the largest
 MOST_BARS = 100
 LARGEST_TOPICS = 12
 
@@ -67,17 +66,14 @@ def by_topic(items: Sequence[Doing]) -> list[PlannedRow]:
 
 
 class GroupRow(NamedTuple):
-    """Consumer lag of a group in one topic, as one row; the topic is empty for a group without offsets.
-
-    `ms_behind`: of the partition that is furthest behind. None where nothing is committed.
-    """
+    """Consumer lag of a group in one topic, as one row; None where nothing is committed."""
 
     group: GroupFacts
-    topic: str
+    topic: str  # empty for a group without offsets
     partitions: Sequence[GroupPartition]
     lag: int | None
     largest_lag: int | None
-    ms_behind: float | None
+    ms_behind: float | None  # of the partition that is furthest behind
 
 
 def progress(groups: Sequence[GroupFacts]) -> list[GroupRow]:

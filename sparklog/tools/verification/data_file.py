@@ -41,10 +41,8 @@ from sparklog.tools.verification.slice_checks import (
     walk,
 )
 
-MOST_FINDINGS = 100
-"""Findings of one file, at most: beyond, single places do not matter."""
-PIECE_BYTES = 256 << 20
-"""A second or two of one core's work, far more than a task costs."""
+MOST_FINDINGS = 100  # of one file: beyond, single places do not matter
+PIECE_BYTES = 256 << 20  # a second or two of one core's work, far more than a task costs
 PIECE_FILES = 1000
 
 

@@ -77,8 +77,7 @@ class Counts:
     slices: int = 0
     batches: int = 0
     records: int = 0
-    gaps: int = 0
-    """Offsets between slices that hold nothing: compacted, aborted, or never there in what was imported."""
+    gaps: int = 0  # offsets between slices: compacted, aborted, or never there in what was imported
     nbytes: int = 0
 
     def __add__(self, other: Counts) -> Counts:
@@ -107,8 +106,7 @@ class Report:
         return not self.findings
 
 
-SHOWN = 20
-"""Unreferenced files shown by name; the JSON has all."""
+SHOWN = 20  # unreferenced files shown by name; the JSON has all
 _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
 
 

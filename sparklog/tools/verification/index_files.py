@@ -89,11 +89,8 @@ def _tail(data: bytes, used: int, preallocated: bool, file: str) -> list[Finding
 
 
 def _check_offset_index(data: bytes, base: int, batches: Batches, file: str, *, preallocated: bool) -> list[Finding]:
-    """Check an `.index`.
-
-    Kafka's followers, and brokers before 4.0, name several batches by one entry: the first one's position, the last
-    one's offset. Readers find the same batches by them, so such entries are right, too.
-    """
+    """Kafka's followers, and brokers before 4.0, name several batches by one entry: the first one's position, the last
+    one's offset. Readers find the same batches by them, so such entries are right, too."""
     entries = offset_index.parse(data, base, file=file)
     wrong = _tail(data, len(entries) * offset_index.ENTRY_BYTES, preallocated, file)
     if not len(entries):
@@ -115,11 +112,8 @@ def _check_offset_index(data: bytes, base: int, batches: Batches, file: str, *, 
 
 
 def _check_time_index(data: bytes, base: int, batches: Batches, file: str, *, active: bool) -> list[Finding]:
-    """Check a `.timeindex`. Its last entry is the segment's greatest timestamp, unless the segment is active.
-
-    An entry names the earliest batch with its timestamp; but of messages of formats v0 and v1 that were appended
-    together and have one time, it names the last.
-    """
+    """The last entry is the segment's greatest timestamp, unless the segment is active. An entry names the earliest
+    batch with its timestamp; but of old messages that were appended together and have one time, it names the last."""
     entries = time_index.parse(data, base, file=file)
     size = time_index.ENTRY_BYTES
     wrong = _tail(data, len(entries) * size, active, file)

@@ -40,8 +40,7 @@ from sparklog.log.journal.env import Env
 from sparklog.tools.verification.findings import CHECKPOINT, CHECKSUM, CONTENT, INDEX, Counts, Finding
 from sparklog.tools.verification.index_files import DELETE_INDEX, Batches, check_index
 
-MOST_LOST = 3
-"""Gaps of one segment that are reported one by one."""
+MOST_LOST = 3  # gaps of one segment that are reported one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,26 +54,18 @@ class Gap:
 
 @dataclass(slots=True)
 class Gaps:
-    """The gaps of one segment. `uncleaned`: the last data batch so far shows that no cleaner has been there;
-    `leader_epoch`: of the last batch.
+    """The gaps of one segment."""
 
-    `offsets`: in gaps of all kinds; `lost`: the first gaps that no cleaner made; `first`, `open`, `open_offsets`: of
-    those above the cleaner's checkpoint that are undecided.
-    """
-
-    uncleaned: bool = False
-    leader_epoch: int = NO_LEADER_EPOCH
-    offsets: int = 0
-    lost: list[Gap] = field(default_factory=list)
-    first: Gap | None = None
-    open: int = 0
+    uncleaned: bool = False  # the last data batch so far shows that no cleaner has been there
+    leader_epoch: int = NO_LEADER_EPOCH  # of the last batch
+    offsets: int = 0  # in gaps of all kinds
+    lost: list[Gap] = field(default_factory=list)  # the first gaps that no cleaner made
+    first: Gap | None = None  # of those above the cleaner's checkpoint that are undecided
+    open: int = 0  # how many are undecided
     open_offsets: int = 0
 
     def add(self, window: Window, records: RecordColumns | None, end: int, cleaned: int) -> None:
-        """Take in a window: `records` with keys (None: they cannot be read), `end`: the offset before it.
-
-        `cleaned`: below this offset a cleaner has been.
-        """
+        """Take in a window behind offset `end`, of a log that is cleaned below an offset; `records` None: unreadable."""
         headers = window.headers
         before = np.concatenate(([end], headers.next_offset[:-1]))
         gaps = headers.base_offset > before

@@ -66,10 +66,7 @@ StateOf = Callable[[str, int], Decisions | None]
 def check_transactions(
     topics: Mapping[str, TopicLog], states: Mapping[str, Decisions], state_of: StateOf
 ) -> Iterator[Finding]:
-    """Compare decisions with the topics they name, and open and recorded transactions of topics with the decisions.
-
-    `states`: newest entry by id, read before the topics.
-    """
+    """Compare decisions, read before the topics, with the topics they name, and transactions of topics with them."""
     for state in states.values():
         yield from _named(state, topics)
     for topic in topics.values():
@@ -90,10 +87,7 @@ def check_transactions(
 def check_groups(
     groups: Mapping[str, GroupState], states: Mapping[str, Decisions], state_of: StateOf
 ) -> Iterator[Finding]:
-    """Compare decisions with the groups that they name, and pending offsets of groups with the decisions.
-
-    `groups`: newest entry by id, read after `states`, which are as in `check_transactions`.
-    """
+    """Compare decisions, read before the groups, with the groups they name, and pending offsets of groups with them."""
     for state in states.values():
         file = commit_key(transactions_prefix(state.id), state.number)
         for item in state.commits:

@@ -27,8 +27,8 @@ from sparklog.tools.verification.index_files import Batches
 
 Int64s = npt.NDArray[np.int64]
 
+# Stored bytes: whatever so much is decompressed to, decoding has room for it.
 DECODED_AT_ONCE = 1 << 20
-"""Stored bytes: whatever so much is decompressed to, decoding has room for it."""
 NONE = 2**63 - 1
 _FLAGS = (SliceFlag.HAS_NULL_KEYS, SliceFlag.KAFKA_PRODUCERS, SliceFlag.LOG_APPEND_TIME)
 
@@ -53,16 +53,13 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A data file as versions name it: its key, whole size, its footer's length (0: a sealed segment), its slices.
-
-    `index_crc`: of a sealed segment, `sparklog.format.checksums`.
-    """
+    """A data file as versions name it."""
 
     key: str
     size: int
-    footer_length: int
+    footer_length: int  # 0: a sealed segment
     claims: tuple[Claim, ...]
-    index_crc: int = 0
+    index_crc: int = 0  # of a sealed segment, `sparklog.format.checksums`
 
     @property
     def sealed(self) -> bool:

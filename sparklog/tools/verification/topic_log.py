@@ -93,23 +93,18 @@ DELETE_CHECKPOINT = "delete the checkpoint: the one before will do, opening take
 
 @dataclass(slots=True)
 class TopicLog:
-    """Result of reading the log of a topic. `head` None: no state could be rebuilt.
-
-    * `files`: files that must exist (see the module); `first`: the oldest version that was replayed
-    * `prepares`: by version the commit's id, and its transaction's id and number
-    * `resolved`: outcomes recorded, with the version that did; `objects`: keys of the log that are accounted for
-    """
+    """Result of reading the log of a topic."""
 
     name: str
-    head: Head | None = None
+    head: Head | None = None  # None: no state could be rebuilt
     findings: list[Finding] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
-    files: list[DataFile] = field(default_factory=list)
-    first: int = 0
+    files: list[DataFile] = field(default_factory=list)  # that must exist (see the module)
+    first: int = 0  # the oldest version that was replayed
     newest: int = -1
-    prepares: dict[int, tuple[str, str, int]] = field(default_factory=dict)
-    resolved: list[tuple[int, Resolved]] = field(default_factory=list)
-    objects: set[str] = field(default_factory=set)
+    prepares: dict[int, tuple[str, str, int]] = field(default_factory=dict)  # commit id, transaction's id and number
+    resolved: list[tuple[int, Resolved]] = field(default_factory=list)  # outcomes, with the version that records them
+    objects: set[str] = field(default_factory=set)  # keys of the log that are accounted for
 
 
 def read_topic(store: Store, name: str, now_ms: int) -> TopicLog:
@@ -135,8 +130,7 @@ class _Replay:
         self.history = History(store, name)
         self.log = TopicLog(name)
         self.state: tuple[Head, SliceTable] | None = None
-        self.added: dict[int, Commit] = {}
-        """Commits with files since the upload floor, as far as it is known."""
+        self.added: dict[int, Commit] = {}  # commits with files since the upload floor, as far as it is known
         self.ids: set[str] = set()
 
     def run(self) -> TopicLog:
