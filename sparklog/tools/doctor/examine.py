@@ -9,7 +9,6 @@ from sparklog.kafka.in_place.location import (
     KAFKA_DIRECTORY,
     KAFKA_PARTITION,
     NOTHING,
-    Location,
     exists,
     open_log,
     resolve,
@@ -53,21 +52,17 @@ def examine_root(root: str, machine: Machine = HERE) -> list[Finding]:
             return [Finding("root", OK, f"{location.path} is a {location.kind}: read where it lies, never written")]
         if location.kind == NOTHING and not exists(location):
             return [Finding("root", FAIL, f"{location.path} does not exist", f"mkdir -p {location.path}")]
-        return _root(location, machine)
+        store = open_store(location.root)
+        if location.kind == NOTHING:
+            refuse_foreign(store)
+        findings = [*checks.check_disk(machine, location.root), *checks.check_store(store)]
+        if location.kind == NOTHING:
+            message = f"{location.path} is no root yet: the first topic makes it one"
+            fix = f"sparklog topics create <topic> --root {location.path}"
+            return [*findings, Finding("root", WARN, message, fix)]
+        return [*findings, *checks.check_root(open_log(location))]
     except SparklogError as error:
         return [Finding("root", FAIL, str(error), "give another --root")]
-
-
-def _root(location: Location, machine: Machine) -> list[Finding]:
-    store = open_store(location.root)
-    if location.kind == NOTHING:
-        refuse_foreign(store)
-    findings = [*checks.check_disk(machine, location.root), *checks.check_store(store)]
-    if location.kind == NOTHING:
-        message = f"{location.path} is no root yet: the first topic makes it one"
-        fix = f"sparklog topics create <topic> --root {location.path}"
-        return [*findings, Finding("root", WARN, message, fix)]
-    return [*findings, *checks.check_root(open_log(location))]
 
 
 def failed(findings: Sequence[Finding]) -> bool:

@@ -55,8 +55,7 @@ Decoders: TypeAlias = Callable[[int, bytes | None, bytes | None], tuple[Shown | 
 """Shows key and value of the record at an offset; None where nothing is shown."""
 
 
-def _string(data: bytes) -> Shown:
-    text = java_text(data)
+def _same(text: str) -> Shown:
     return text, text
 
 
@@ -70,30 +69,21 @@ def _integer(size: int) -> Decoder:
     return show
 
 
-def _hex(data: bytes) -> Shown:
-    return data.hex(), data.hex()
-
-
-def _base64(data: bytes) -> Shown:
-    text = base64.b64encode(data).decode("ascii")
-    return text, text
-
-
 def _json(data: bytes) -> Shown:
     text = java_text(data)
     try:
         value = json.loads(text)
         return json.dumps(value, ensure_ascii=False, separators=(",", ":")), value
     except (ValueError, RecursionError):
-        return text, text
+        return _same(text)
 
 
 _DECODERS: dict[str, Decoder] = {
-    "string": _string,
+    "string": lambda data: _same(java_text(data)),
     "int": _integer(4),
     "long": _integer(8),
-    "bytes-hex": _hex,
-    "bytes-base64": _base64,
+    "bytes-hex": lambda data: _same(data.hex()),
+    "bytes-base64": lambda data: _same(base64.b64encode(data).decode("ascii")),
     "json": _json,
 }
 _CLASSES = {"StringDecoder": "string", "IntegerDecoder": "int", "LongDecoder": "long", "DefaultDecoder": "bytes-hex"}
@@ -128,8 +118,7 @@ def coordinator(folder: str) -> Decoders:
         try:
             return _coordinators(folder, offset, key, value)
         except Corrupt as error:
-            text = f"Error at offset {offset}, skipping. {error.message}"
-            return (text, text), None
+            return _same(f"Error at offset {offset}, skipping. {error.message}"), None
 
     return show
 
@@ -140,8 +129,7 @@ def _coordinators(folder: str, offset: int, key: bytes | None, value: bytes | No
     number, body = split_version(key, "key")
     kind = record_types(folder).get(number)
     if kind is None:
-        text = f"Unknown record type {number} at offset {offset}, skipping."
-        return (text, text), None
+        return _same(f"Unknown record type {number} at offset {offset}, skipping."), None
     shown_key: Fields = {"type": str(number), "data": _fields(kind.key, 0, body)}
     if value is None:
         return _as_shown(shown_key), (DELETE, None)

@@ -147,7 +147,10 @@ def _root(view: RootView, settings: Settings, chosen: tuple[str, ...], maintenan
     notes += [Note(ATTENTION, each.topic, f"maintenance would fail: {each.line()}") for each in failures]
     now_ms, groups = settings.now_ms, tuple(_groups(root, settings.now_ms, chosen, notes))
     doing = tuple(_doing(compaction, retention)) if maintenance else None
-    removals = tuple(_removals(retention)) if maintenance else None
+    removals = None
+    if maintenance:
+        vacuums = [(each.topic, item) for each in retention if each.vacuum is not None for item in each.vacuum.removed]
+        removals = tuple(Removal(name, item.kind, item.reason, item.objects, item.nbytes) for name, item in vacuums)
     return Report(view.location, "root", now_ms, tuple(facts), groups, tuple(held), doing, removals, tuple(notes))
 
 
@@ -250,15 +253,6 @@ def _doing(compaction: Sequence[TopicReport], retention: Sequence[RetainReport])
                 why = f"{segments:,} of {part.segments:,} segments by {REASONS[reason]}, to offset {part.log_start:,}"
                 doing.append(Doing(report.topic, part.partition, "expire", nbytes, True, why))
     return sorted(doing, key=lambda item: (not item.due, item.topic, item.partition))
-
-
-def _removals(retention: Sequence[RetainReport]) -> list[Removal]:
-    return [
-        Removal(report.topic, item.kind, item.reason, item.objects, item.nbytes)
-        for report in retention
-        if report.vacuum is not None
-        for item in report.vacuum.removed
-    ]
 
 
 # -- a Kafka directory

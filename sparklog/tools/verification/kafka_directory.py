@@ -60,11 +60,10 @@ def verify_log_dir(
         log_start = offsets.get(LOG_STARTS_FILE, {}).get(key)
         cleaned = offsets.get(CLEANER_OFFSETS_FILE, {}).get(key, 0) if layout == "log-dir" else None
         read[key] = part = read_partition(folders[key], folder, log_start=log_start, cleaned=cleaned, env=env)
+        _check_bounds(key, part, offsets)
         findings += part.findings
+        notes += part.notes
         counts += part.counts
-        negative, beyond = _out_of_bounds(key, part, offsets)
-        findings += negative
-        notes += [*part.notes, *beyond]
     findings += _ids(read, folder)
     orphans, foreign = _others(folder, layout, read, env.wall_ms())
     counts += Counts(topics=len({topic for topic, _ in read}))
@@ -94,11 +93,8 @@ def _checkpoints(
     return findings, counts, offsets
 
 
-def _out_of_bounds(
-    key: TopicPartition, part: KafkaPartition, offsets: dict[str, dict[TopicPartition, int]]
-) -> tuple[list[Finding], list[Finding]]:
-    """Find offsets in checkpoint files that no log has, and those that this one does not reach."""
-    negative, beyond = [], []
+def _check_bounds(key: TopicPartition, part: KafkaPartition, offsets: dict[str, dict[TopicPartition, int]]) -> None:
+    """Find offsets in checkpoint files that no log has, and note those that this one does not reach."""
     # A log that was emptied, and whose start moved, ends where it starts.
     end = max(part.log_end, offsets.get(LOG_STARTS_FILE, {}).get(key, 0))
     for name, values in offsets.items():
@@ -106,11 +102,10 @@ def _out_of_bounds(
         reached = part.log_end if name == LOG_STARTS_FILE else end
         message = f"it says offset {offset} of {key[0]}-{key[1]}, whose log ends at {reached}"
         if offset < 0:
-            negative.append(Finding(CHECKPOINT, name, message, REPLICA, offset=offset))
+            part.findings.append(Finding(CHECKPOINT, name, message, REPLICA, offset=offset))
         elif offset > reached:
             message += ": Kafka leaves it so where it has cut the log, or the end of the log is lost"
-            beyond.append(Finding(CHECKPOINT, name, message, COMPARE, offset=offset))
-    return negative, beyond
+            part.notes.append(Finding(CHECKPOINT, name, message, COMPARE, offset=offset))
 
 
 def _ids(read: dict[TopicPartition, KafkaPartition], root: str) -> list[Finding]:

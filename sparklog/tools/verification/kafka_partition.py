@@ -65,7 +65,7 @@ class Gaps:
     open_offsets: int = 0
 
     def add(self, window: Window, records: RecordColumns | None, end: int, cleaned: int) -> None:
-        """Take in a window behind offset `end`, of a log that is cleaned below an offset; `records` None: unreadable."""
+        """Take in a window behind offset `end` of a log that is cleaned below an offset; `records` None: unreadable."""
         headers = window.headers
         before = np.concatenate(([end], headers.next_offset[:-1]))
         gaps = headers.base_offset > before
