@@ -158,12 +158,9 @@ def _read(store: Store, kind: EntryKind[E], folder: str, chain: EntryChain[E]) -
         if id_folder(entry.id) != folder:
             chain.findings.append(Finding(chain.label, key, f"{kind.what} of '{entry.id}' do not belong here"))
         if known is not None and entry.prev_crc != known:
-            message = (
-                f"the chain is broken: entry {number} was made after one with CRC-32C {entry.prev_crc}, this one has "
-                f"{known}"
-            )
-            remedy = "one of the two is another one's: restore both"
-            chain.findings.append(Finding(CHAIN, commit_key(prefix, number - 1), message, remedy))
+            broken = f"the chain is broken: entry {number} was made after one with CRC-32C {entry.prev_crc}"
+            remedy, key = "one of the two is another one's: restore both", commit_key(prefix, number - 1)
+            chain.findings.append(Finding(CHAIN, key, f"{broken}, this one has {known}", remedy))
         if number <= end:
             chain.newest = entry
     _copies(store, kind, chain, copies, stored)

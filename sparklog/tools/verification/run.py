@@ -76,11 +76,9 @@ def check_transactions(
             decided = state_of(item.txn.id, item.txn.n - 1)
             newest = -1 if decided is None else decided.newest
             if item.txn.n > newest + 1:
-                message = (
-                    f"slices of transaction {item.txn.n} of '{item.txn.id}' are open since version {item.version}; its "
-                    f"decisions end at {newest}"
-                )
-                yield Finding(TRANSACTION, commit_key(topic.name, item.version), message, TOGETHER)
+                what = f"slices of transaction {item.txn.n} of '{item.txn.id}' are open since version {item.version}"
+                key = commit_key(topic.name, item.version)
+                yield Finding(TRANSACTION, key, f"{what}; its decisions end at {newest}", TOGETHER)
         yield from _recorded(topic, state_of)
 
 
@@ -94,21 +92,16 @@ def check_groups(
             for each in item.groups:
                 newest = groups[each.group].number if each.group in groups else -1
                 if each.number > newest:
-                    message = (
-                        f"transaction {item.n} of '{state.id}' commits entry {each.number} of group '{each.group}', "
-                        f"which ends at {newest}"
-                    )
-                    yield Finding(TRANSACTION, file, message, TOGETHER)
+                    what = f"transaction {item.n} of '{state.id}' commits entry {each.number} of group '{each.group}'"
+                    yield Finding(TRANSACTION, file, f"{what}, which ends at {newest}", TOGETHER)
     for group in groups.values():
         for waiting in group.pending:
             decided = state_of(waiting.txn, waiting.n - 1)
             ended = -1 if decided is None else decided.newest
             if waiting.n > ended + 1:
-                message = (
-                    f"offsets of transaction {waiting.n} of '{waiting.txn}' are pending since entry {waiting.number}; "
-                    f"its decisions end at {ended}"
-                )
-                yield Finding(TRANSACTION, commit_key(groups_prefix(group.id), group.number), message, TOGETHER)
+                what = f"offsets of transaction {waiting.n} of '{waiting.txn}' are pending since entry {waiting.number}"
+                key = commit_key(groups_prefix(group.id), group.number)
+                yield Finding(TRANSACTION, key, f"{what}; its decisions end at {ended}", TOGETHER)
 
 
 def _named(state: Decisions, topics: Mapping[str, TopicLog]) -> Iterator[Finding]:
@@ -162,10 +155,8 @@ def check_siblings(store: Store, topics: Mapping[str, TopicLog]) -> Iterator[Fin
             versions = History(store, name).commits.version
             newest = int(versions[-1]) if len(versions) else -1
             if version > newest:
-                message = (
-                    f"topic '{name}' ends at version {newest}; a transaction with topic '{topic.name}' has seen "
-                    f"version {version}"
-                )
+                seen = f"a transaction with topic '{topic.name}' has seen version {version}"
+                message = f"topic '{name}' ends at version {newest}; {seen}"
                 yield Finding(TRANSACTION, commit_key(name, version), message, TOGETHER)
 
 

@@ -142,10 +142,8 @@ class Window:
             findings.append(Finding.of(CONTENT, error, self.file.key))
         places = (headers.position + self.position).tolist()
         for row in np.flatnonzero((base < least) | (after > most) | (after <= base)).tolist():
-            message = (
-                f"expected a batch within offsets {int(least[row])} to {int(most[row]) - 1}, found one of "
-                f"{int(base[row])} to {int(after[row]) - 1}"
-            )
+            message = f"expected a batch within offsets {int(least[row])} to {int(most[row]) - 1}"
+            message += f", found one of {int(base[row])} to {int(after[row]) - 1}"
             findings.append(Finding(CONTENT, self.file.key, message, position=places[row], offset=int(least[row])))
         # Messages of formats v0 and v1 may lie in sealed segments alone.
         for row in () if self.file.sealed else np.flatnonzero(headers.is_legacy).tolist():

@@ -190,12 +190,9 @@ class _Replay:
             self._report(LOG, key, f"commit id {commit.commit_id} is that of an earlier commit")
         self.ids.add(commit.commit_id)
         if crc is not None and commit.prev_crc != crc:
-            before = commit_key(self.name, version - 1)
-            message = (
-                f"the chain is broken: commit {version} was made after one with CRC-32C {commit.prev_crc}, this one "
-                f"has {crc}"
-            )
-            self._report(CHAIN, before, message, "one of the two commits is another one's: restore both")
+            broken = f"the chain is broken: commit {version} was made after one with CRC-32C {commit.prev_crc}"
+            remedy = "one of the two commits is another one's: restore both"
+            self._report(CHAIN, commit_key(self.name, version - 1), f"{broken}, this one has {crc}", remedy)
             self.state = None
         if commit.files:
             self.added[version] = commit
