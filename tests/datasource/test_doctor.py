@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from sparklog.tools.doctor.checks import ask_spark, check_settings
-from sparklog.tools.doctor.finding import OK
+from sparklog.tools.doctor.checks import OK, ask_spark, check_settings
 from tests.tools.doctor.machines import EMPTY
 
 if TYPE_CHECKING:

@@ -109,11 +109,11 @@ def _decoders(offsets: bool, transactions: bool, shares: bool, key: str | None, 
     from sparklog.tools.inspection import dump_decoders as decoders
 
     if offsets:
-        return decoders.group_decoders()
+        return decoders.coordinator("groups")
     if transactions:
-        return decoders.transaction_decoders()
+        return decoders.coordinator("transactions")
     if shares:
-        return decoders.share_decoders()
+        return decoders.coordinator("shares")
     return decoders.plain(key or "string", value or "string")
 
 

@@ -1,9 +1,7 @@
-"""Checks of a machine: Python, packages, compiled kernels, the Python of Spark's workers, Java, Spark's settings.
+"""Checks of a machine and of a root, each with what puts its trouble right.
 
 Spark starts its workers with PYSPARK_PYTHON (or `spark.pyspark.python` of spark-submit), else with plain `python3` of
 the PATH, whatever Python the driver runs in; both must be of the same minor version.
-
-Checks of a root: its store, disk, space and clock, and of its topics maintenance, checkpoints and transactions.
 """
 
 from __future__ import annotations
@@ -12,11 +10,14 @@ import json
 import os
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
+from typing import NamedTuple
 
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.log.journal.env import MAX_AHEAD_MS, reading_clock_ms
@@ -29,8 +30,58 @@ from sparklog.maintenance.properties import parse_properties
 from sparklog.storage.local_writer import mount_of
 from sparklog.storage.probe import probe
 from sparklog.storage.store import Store
-from sparklog.tools.doctor.finding import FAIL, OK, WARN, Finding, Machine
 from sparklog.transactions.listing import owner_of
+
+OK, WARN, FAIL = "ok", "warn", "fail"
+ANSWER_SECONDS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Result of one check; `fix`: for `warn` and `fail` the exact command or setting that puts it right."""
+
+    check: str
+    status: str
+    found: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Exit code of a program, None where it could not be started, and the text on both of its streams."""
+
+    code: int | None
+    text: str
+
+
+def _run(command: Sequence[str]) -> Answer:
+    """Run a program away from the current folder: Python would take modules from it that no worker has."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=ANSWER_SECONDS, check=False, cwd="/"
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return Answer(None, str(error))
+    return Answer(done.returncode, done.stdout + done.stderr)
+
+
+def _free(path: str) -> tuple[int, int]:
+    usage = shutil.disk_usage(path)
+    return usage.free, usage.total
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Calls to the operating system; `free`: free and total bytes of the file system of a path."""
+
+    environ: Mapping[str, str]
+    which: Callable[[str], str | None] = shutil.which
+    run: Callable[[Sequence[str]], Answer] = _run
+    free: Callable[[str], tuple[int, int]] = _free
+
+
+HERE = Machine(os.environ)
+
 
 LEAST = (3, 10)
 _ASK = (
@@ -56,34 +107,33 @@ def check_workers(machine: Machine, spark_python: str | None, *, spark: bool) ->
     """The Python that Spark's workers will use. `spark_python`: what Spark's configuration names; `spark`: whether
     Spark is there at all, else a problem is a warning only.
     """
-    bad = FAIL if spark else WARN
     source, program = "python3 on the PATH", "python3"
-    if spark_python:
-        source, program = "spark.pyspark.python", spark_python
-    elif machine.environ.get("PYSPARK_PYTHON"):
-        source, program = "PYSPARK_PYTHON", machine.environ["PYSPARK_PYTHON"]
     fix = f"export PYSPARK_PYTHON={sys.executable}"
     if spark_python:
+        source, program = "spark.pyspark.python", spark_python
         fix = f"spark.pyspark.python {sys.executable} in spark-defaults.conf"
+    elif machine.environ.get("PYSPARK_PYTHON"):
+        source, program = "PYSPARK_PYTHON", machine.environ["PYSPARK_PYTHON"]
+
+    def bad(message: str) -> Finding:
+        return Finding("workers' python", FAIL if spark else WARN, message, fix)
+
     path = machine.which(program)
     if path is None:
-        return Finding("workers' python", bad, f"{source} is {program}, which does not exist", fix)
+        return bad(f"{source} is {program}, which does not exist")
     answer = machine.run([path, "-c", _ASK])
     try:
         worker = json.loads(answer.text.splitlines()[-1]) if answer.code == 0 else None
     except (ValueError, IndexError):
         worker = None
     if not isinstance(worker, dict):
-        message = " ".join(answer.text.split())[-120:]
-        return Finding("workers' python", bad, f"{path} ({source}) does not run: {message}", fix)
-    version = _dotted(worker["version"])
-    here = f"Python {version} ({worker['executable']}, by {source})"
+        return bad(f"{path} ({source}) does not run: {' '.join(answer.text.split())[-120:]}")
+    here = f"Python {_dotted(worker['version'])} ({worker['executable']}, by {source})"
     if tuple(worker["version"][:2]) != sys.version_info[:2]:
-        mine = _dotted(sys.version_info[:2])
-        return Finding("workers' python", bad, f"{here}, expected {mine} as the driver's: Spark refuses to mix", fix)
+        return bad(f"{here}, expected {_dotted(sys.version_info[:2])} as the driver's: Spark refuses to mix")
     missing = [name for name in ("sparklog", "pyarrow", "numba") if worker[name] is None]
     if missing:
-        return Finding("workers' python", bad, f"{here} cannot import {', '.join(missing)}: {worker['error']}", fix)
+        return bad(f"{here} cannot import {', '.join(missing)}: {worker['error']}")
     return Finding("workers' python", OK, f"{here} imports sparklog {worker['sparklog']}, pyarrow {worker['pyarrow']}")
 
 
@@ -115,8 +165,7 @@ def check_packages() -> list[Finding]:
     except metadata.PackageNotFoundError:
         message = "sparklog is not installed, it runs from a folder: the versions of what it needs are not known"
         return [Finding("packages", WARN, message, f"{sys.executable} -m pip install -e '.[spark]'")]
-    wrong, right = [], []
-    spark = None
+    wrong, right, spark = list[str](), list[str](), list[Finding]()
     for name, wanted, extra in wanted_packages(requirements):
         if extra not in ("", "spark"):
             continue
@@ -125,16 +174,15 @@ def check_packages() -> list[Finding]:
         except metadata.PackageNotFoundError:
             version = None
         if extra == "spark":
-            spark = _pyspark(name, version, wanted)
+            spark = [_pyspark(name, version, wanted)]
         elif version is None or out_of_range(version, wanted):
             wrong.append(f"{name} {version or 'missing'} (expected {wanted})")
         else:
             right.append(f"{name} {version}")
-    fix = f"{sys.executable} -m pip install --upgrade sparklog"
-    finding = Finding("packages", OK, ", ".join(right))
     if wrong:
-        finding = Finding("packages", FAIL, ", ".join(wrong), fix)
-    return [finding, spark] if spark is not None else [finding]
+        fix = f"{sys.executable} -m pip install --upgrade sparklog"
+        return [Finding("packages", FAIL, ", ".join(wrong), fix), *spark]
+    return [Finding("packages", OK, ", ".join(right)), *spark]
 
 
 def _pyspark(name: str, version: str | None, wanted: str) -> Finding:
@@ -177,8 +225,10 @@ DEFAULTS = "spark-defaults.conf"
 SESSION = "the session"
 
 
-@dataclass(frozen=True, slots=True)
-class _Setting:
+ARROW_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+
+
+class _Setting(NamedTuple):
     name: str
     value: str
     why: str
@@ -186,7 +236,7 @@ class _Setting:
 
 WORTH_CHANGING = (
     _Setting(
-        "spark.sql.execution.arrow.maxBytesPerBatch",
+        ARROW_BYTES,
         "2147483647",
         "with any other value Spark computes the size of all columns anew after each row that a Python sink takes in",
     ),
@@ -214,21 +264,21 @@ def has_spark(machine: Machine) -> bool:
 
 def check_java(machine: Machine, *, spark: bool) -> Finding:
     """Java where Spark looks for it: JAVA_HOME, then the PATH. Without Spark its lack is a warning."""
-    bad = FAIL if spark else WARN
-    fix = "install one (say openjdk-17-jre-headless) and put it on the PATH or into JAVA_HOME"
     home = machine.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else "java"
     path = machine.which(java)
     answer = machine.run([path, "-version"]) if path is not None else None
+    version = None if answer is None else re.search(r'version "((?:1\.)?(\d+)[^"]*)"', answer.text)
     if answer is None or answer.code is None:
-        return Finding("java", bad, f"none (tried {java}); Spark needs Java {LEAST_JAVA} or newer", fix)
-    version = re.search(r'version "((?:1\.)?(\d+)[^"]*)"', answer.text)
-    if version is None:
-        message = " ".join(answer.text.split())[:80]
-        return Finding("java", bad, f"{path} does not say its version: {message}", fix)
-    if int(version[2]) < LEAST_JAVA:
-        return Finding("java", bad, f"Java {version[1]} ({path}), Spark needs {LEAST_JAVA} or newer", fix)
-    return Finding("java", OK, f"Java {version[1]} ({path})")
+        message = f"none (tried {java}); Spark needs Java {LEAST_JAVA} or newer"
+    elif version is None:
+        message = f"{path} does not say its version: {' '.join(answer.text.split())[:80]}"
+    elif int(version[2]) < LEAST_JAVA:
+        message = f"Java {version[1]} ({path}), Spark needs {LEAST_JAVA} or newer"
+    else:
+        return Finding("java", OK, f"Java {version[1]} ({path})")
+    fix = "install one (say openjdk-17-jre-headless) and put it on the PATH or into JAVA_HOME"
+    return Finding("java", FAIL if spark else WARN, message, fix)
 
 
 def spark_settings(machine: Machine, conf_file: str | None = None) -> SparkSettings:
@@ -270,16 +320,16 @@ def check_settings(machine: Machine, settings: SparkSettings) -> list[Finding]:
     folder = os.path.dirname(where)
     make = "" if os.path.isdir(folder) or folder.startswith("$") else f"mkdir -p {folder} && "
     findings = []
-    for wanted in WORTH_CHANGING:
-        value = settings.values.get(wanted.name)
+    for name, wanted, why in WORTH_CHANGING:
+        value = settings.values.get(name)
         # Spark itself shows sizes as 67108864b.
-        if value is not None and value.strip().lower().removesuffix("b") == wanted.value:
-            findings.append(Finding("spark settings", OK, f"{wanted.name} is {wanted.value} ({settings.source})"))
+        if value is not None and value.strip().lower().removesuffix("b") == wanted:
+            findings.append(Finding("spark settings", OK, f"{name} is {wanted} ({settings.source})"))
             continue
         here = "is not set" if value is None else f"is {value}"
         source = f" in {settings.source}" if settings.source else ", there is no spark-defaults.conf"
-        fix = f"{make}echo '{wanted.name} {wanted.value}' >> {where}"
-        findings.append(Finding("spark settings", WARN, f"{wanted.name} {here}{source}: {wanted.why}", fix))
+        fix = f"{make}echo '{name} {wanted}' >> {where}"
+        findings.append(Finding("spark settings", WARN, f"{name} {here}{source}: {why}", fix))
     return findings
 
 
@@ -301,8 +351,7 @@ def ask_spark() -> tuple[SparkSettings, list[Finding]]:
         session = running or SparkSession.builder.master("local[1]").appName("sparklog doctor").getOrCreate()
         context = session.sparkContext
         values = dict(context.getConf().getAll())
-        name = WORTH_CHANGING[0].name
-        values[name] = str(session.conf.get(name))
+        values[ARROW_BYTES] = str(session.conf.get(ARROW_BYTES))
         settings = SparkSettings(SESSION, values)
         version, executable, sparklog = context.parallelize([0], 1).map(_in_a_worker).collect()[0]
         message = f"Spark {session.version}; a worker is Python {version} ({executable}) with sparklog {sparklog}"
@@ -328,12 +377,11 @@ _MEMORY = ("tmpfs", "ramfs")
 
 def check_store(store: Store) -> list[Finding]:
     """Exclusive create, read-back, hard links, a directory's fsync, and the clock, by a real probe: it writes a few
-    small objects below `_probe` and removes them.
-    """
-    fix = "use a local disk, or a mounted file system with hard links and fsync, as --root"
+    small objects below `_probe` and removes them."""
     try:
         report = probe(store)
     except SparklogError as error:
+        fix = "use a local disk, or a mounted file system with hard links and fsync, as --root"
         return [Finding("store", FAIL, str(error), fix)]
     message = f"{report.location} creates exclusively (8 threads, one winner), durably, and tells case apart"
     return [Finding("store", OK, f"{message}; {report.took_ms:.0f} ms"), _clock(report.clock_ahead_ms)]
@@ -354,26 +402,25 @@ def check_disk(machine: Machine, path: str) -> list[Finding]:
     """Kind of file system and free space of a local root."""
     mount = mount_of(path)
     kind = mount.rpartition("(")[2].rstrip(")") if mount.endswith(")") else ""
+    system = Finding("file system", OK, mount)
     if _NETWORK.fullmatch(kind):
         message = f"{mount} is a network file system: the probe sees no trouble, but a commit costs several trips"
         fix = "put the root on a local disk, or keep its clients' caches short"
         system = Finding("file system", WARN, message, fix)
     elif kind in _MEMORY:
         system = Finding("file system", WARN, f"{mount} is memory: nothing there outlives a restart", "use a disk")
-    else:
-        system = Finding("file system", OK, mount)
     free, total = machine.free(path)
     message = f"{free / 2**30:,.1f} GiB of {total / 2**30:,.1f} GiB are free on {mount}"
     fix = "free space: shorten retention.ms, run `sparklog retain`, or enlarge the disk"
+    space = Finding("space", OK, message)
     if free < FULL_BYTES:
-        return [system, Finding("space", FAIL, f"{message}: neither writers nor jobs get on", fix)]
-    if free < NEARLY_FULL_BYTES or free < total * NEARLY_FULL_SHARE:
-        return [system, Finding("space", WARN, message, fix)]
-    return [system, Finding("space", OK, message)]
+        space = Finding("space", FAIL, f"{message}: neither writers nor jobs get on", fix)
+    elif free < NEARLY_FULL_BYTES or free < total * NEARLY_FULL_SHARE:
+        space = Finding("space", WARN, message, fix)
+    return [system, space]
 
 
-NEVER_COMPACTED_SLICES = 1_000
-"""Unsealed slices from which a topic that no run has ever merged or sealed is worth a word."""
+NEVER_COMPACTED_SLICES = 1_000  # unsealed, of a topic that no run has ever merged or sealed
 CHECKPOINT_LATE_COMMITS = 8 * CHECKPOINT_COMMITS
 NAMED = 3
 
@@ -384,7 +431,7 @@ _Complaint = tuple[str, str, str]
 def check_root(root: Root) -> list[Finding]:
     """All topics, one finding per kind of trouble; a topic that cannot be opened is one by itself."""
     complaints: list[_Complaint] = []
-    broken: list[Finding] = []
+    findings: list[Finding] = []
     count = 0
     for name in filter(is_topic_name, root.store.list_folders("")):
         try:
@@ -392,63 +439,53 @@ def check_root(root: Root) -> list[Finding]:
             if not topic.log.refresh().head.exists:
                 continue
             count += 1
-            for check in _CHECKS:
-                complaints += check(root, topic)
+            complaints += [*_maintenance(root, topic), *_checkpoint(root, topic), *_transactions(root, topic)]
         except SparklogError as error:
-            broken.append(Finding("topics", FAIL, f"{name}: {error}", f"sparklog verify --root {_shown(root)}"))
-    findings = [_joined(complaints, kind) for kind in dict.fromkeys(kind for kind, _, _ in complaints)]
-    if not broken:
-        findings.insert(0, Finding("topics", OK, f"{count} in {root.location}, all of them open"))
-    return [*broken, *findings]
+            findings.append(Finding("topics", FAIL, f"{name}: {error}", f"sparklog verify --root {_shown(root)}"))
+    if not findings:
+        findings.append(Finding("topics", OK, f"{count} in {root.location}, all of them open"))
+    for kind in dict.fromkeys(kind for kind, _, _ in complaints):
+        of_kind = [(message, fix) for name, message, fix in complaints if name == kind]
+        more = f"; and {len(of_kind) - NAMED} more" if len(of_kind) > NAMED else ""
+        fixes = list(dict.fromkeys(fix for _, fix in of_kind))[:NAMED]
+        message = "; ".join(message for message, _ in of_kind[:NAMED]) + more
+        findings.append(Finding(kind, WARN, message, "; ".join(fixes)))
+    return findings
 
 
-def _joined(complaints: Sequence[_Complaint], kind: str) -> Finding:
-    of_kind = [(message, fix) for name, message, fix in complaints if name == kind]
-    more = f"; and {len(of_kind) - NAMED} more" if len(of_kind) > NAMED else ""
-    fixes = list(dict.fromkeys(fix for _, fix in of_kind))[:NAMED]
-    return Finding(kind, WARN, "; ".join(message for message, _ in of_kind[:NAMED]) + more, "; ".join(fixes))
-
-
-def _maintenance(root: Root, topic: Topic) -> list[_Complaint]:
+def _maintenance(root: Root, topic: Topic) -> Iterator[_Complaint]:
     rows = topic.snapshot(refresh=False).slices.all()
     unsealed = ~rows.sealed()
     many = int(unsealed.sum())
     compact = f"sparklog compact --root {_shown(root)}, every hour (see `sparklog conf crontab`)"
-    if many > MANY_UNSEALED:
-        return [("maintenance", f"topic {topic.name} holds {many:,} unsealed slices, writers warn", compact)]
     untouched = unsealed.all() and not (rows.flags & MERGE_TIER_MASK).any()
-    if many >= NEVER_COMPACTED_SLICES and untouched:
-        return [("maintenance", f"topic {topic.name} holds {many:,} slices, none ever merged or sealed", compact)]
-    return []
+    if many > MANY_UNSEALED:
+        yield "maintenance", f"topic {topic.name} holds {many:,} unsealed slices, writers warn", compact
+    elif many >= NEVER_COMPACTED_SLICES and untouched:
+        yield "maintenance", f"topic {topic.name} holds {many:,} slices, none ever merged or sealed", compact
 
 
-def _checkpoint(root: Root, topic: Topic) -> list[_Complaint]:
+def _checkpoint(root: Root, topic: Topic) -> Iterator[_Complaint]:
     state = topic.log.current()
     behind = state.head.version - state.checkpoint_version
-    if behind < CHECKPOINT_LATE_COMMITS:
-        return []
-    message = f"topic {topic.name} has {behind:,} commits since its newest checkpoint, writers make one every "
-    fix = f"look why writers cannot: permissions and space below {_shown(root)}/{topic.name}/_log/checkpoints"
-    return [("checkpoints", f"{message}{CHECKPOINT_COMMITS}", fix)]
+    if behind >= CHECKPOINT_LATE_COMMITS:
+        message = f"topic {topic.name} has {behind:,} commits since its newest checkpoint, writers make one every "
+        fix = f"look why writers cannot: permissions and space below {_shown(root)}/{topic.name}/_log/checkpoints"
+        yield "checkpoints", f"{message}{CHECKPOINT_COMMITS}", fix
 
 
-def _transactions(root: Root, topic: Topic) -> list[_Complaint]:
+def _transactions(root: Root, topic: Topic) -> Iterator[_Complaint]:
     head = topic.log.head(refresh=False)
-    complaints = []
+    abort = "sparklog transactions abort"
     for transaction in dict.fromkeys(item.txn.id for item in head.open):
         prepares = [item for item in head.open if item.txn.id == transaction]
         if root.decisions.overdue(topic.name, prepares, reading_clock_ms(root.store, root.env)):
             message = f"transaction {transaction} holds back topic {topic.name} beyond its timeout"
-            command = f"sparklog transactions abort {shlex.quote(transaction)} --root {_shown(root)}"
-            complaints.append(("transactions", message, f"{command}, or run either job"))
+            fix = f"{abort} {shlex.quote(transaction)} --root {_shown(root)}, or run either job"
+            yield "transactions", message, fix
     for owner in sorted({owner_of(each) for each in head.kafka_open}):
         message = f"transaction {owner}, which Kafka left open, holds back imported topic {topic.name}"
-        command = f"sparklog transactions abort {shlex.quote(owner)} --root {_shown(root)}"
-        complaints.append(("transactions", message, command))
-    return complaints
-
-
-_CHECKS: tuple[Callable[[Root, Topic], list[_Complaint]], ...] = (_maintenance, _checkpoint, _transactions)
+        yield "transactions", message, f"{abort} {shlex.quote(owner)} --root {_shown(root)}"
 
 
 def _shown(root: Root) -> str:

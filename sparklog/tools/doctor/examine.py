@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from sparklog.errors import SparklogError
-from sparklog.tools.doctor.checks import (
-    ask_spark,
-    check_java,
-    check_kernels,
-    check_packages,
-    check_python,
-    check_settings,
-    check_workers,
-    has_spark,
-    spark_settings,
+from sparklog.kafka.in_place.location import (
+    KAFKA_DIRECTORY,
+    KAFKA_PARTITION,
+    NOTHING,
+    exists,
+    open_log,
+    resolve,
 )
-from sparklog.tools.doctor.finding import FAIL, HERE, OK, WARN, Finding, Machine
-
-if TYPE_CHECKING:
-    from sparklog.kafka.in_place.location import Location
+from sparklog.log.journal.names import refuse_foreign
+from sparklog.storage import open_store
+from sparklog.tools.doctor import checks
+from sparklog.tools.doctor.checks import FAIL, HERE, OK, WARN, Finding, Machine
 
 
 def examine(
@@ -31,53 +27,42 @@ def examine(
     `conf_file`: instead of the spark-defaults.conf that Spark would read; `start_spark`: start a local session and ask
     it. `BadRequest` if that file cannot be read.
     """
-    settings = spark_settings(machine, conf_file)
-    spark = has_spark(machine)
+    settings = checks.spark_settings(machine, conf_file)
+    spark = checks.has_spark(machine)
     findings = [
-        check_python(),
-        *check_packages(),
-        check_kernels(),
-        check_workers(machine, settings.values.get("spark.pyspark.python"), spark=spark),
-        check_java(machine, spark=spark),
+        checks.check_python(),
+        *checks.check_packages(),
+        checks.check_kernels(),
+        checks.check_workers(machine, settings.values.get("spark.pyspark.python"), spark=spark),
+        checks.check_java(machine, spark=spark),
     ]
     if start_spark:
-        settings, answers = ask_spark()
-        findings += [*answers, *(check_settings(machine, settings) if settings.source is not None else [])]
+        settings, answers = checks.ask_spark()
+        findings += [*answers, *(checks.check_settings(machine, settings) if settings.source is not None else [])]
     elif spark or conf_file is not None:
-        findings += check_settings(machine, settings)
+        findings += checks.check_settings(machine, settings)
     return findings if root is None else [*findings, *examine_root(root, machine)]
 
 
 def examine_root(root: str, machine: Machine = HERE) -> list[Finding]:
     """The place and the state of a root. A Kafka directory is only told to be one: nothing is written there."""
-    from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, exists, resolve
-
     try:
         location = resolve(root)
         if location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
             return [Finding("root", OK, f"{location.path} is a {location.kind}: read where it lies, never written")]
         if location.kind == NOTHING and not exists(location):
             return [Finding("root", FAIL, f"{location.path} does not exist", f"mkdir -p {location.path}")]
-        return _root(location, machine)
+        store = open_store(location.root)
+        if location.kind == NOTHING:
+            refuse_foreign(store)
+        findings = [*checks.check_disk(machine, location.root), *checks.check_store(store)]
+        if location.kind == NOTHING:
+            message = f"{location.path} is no root yet: the first topic makes it one"
+            fix = f"sparklog topics create <topic> --root {location.path}"
+            return [*findings, Finding("root", WARN, message, fix)]
+        return [*findings, *checks.check_root(open_log(location))]
     except SparklogError as error:
         return [Finding("root", FAIL, str(error), "give another --root")]
-
-
-def _root(location: Location, machine: Machine) -> list[Finding]:
-    from sparklog.kafka.in_place.location import NOTHING, open_log
-    from sparklog.log.journal.names import refuse_foreign
-    from sparklog.storage import open_store
-    from sparklog.tools.doctor.checks import check_disk, check_root, check_store
-
-    store = open_store(location.root)
-    if location.kind == NOTHING:
-        refuse_foreign(store)
-    findings = [*check_disk(machine, location.root), *check_store(store)]
-    if location.kind == NOTHING:
-        message = f"{location.path} is no root yet: the first topic makes it one"
-        fix = f"sparklog topics create <topic> --root {location.path}"
-        return [*findings, Finding("root", WARN, message, fix)]
-    return [*findings, *check_root(open_log(location))]
 
 
 def failed(findings: Sequence[Finding]) -> bool:

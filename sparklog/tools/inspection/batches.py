@@ -1,58 +1,158 @@
 """The batches of a partition as a table, one row each: what its header says, and what its records are like.
 
-| column             | type   | meaning                                                                                |
-|--------------------|--------|----------------------------------------------------------------------------------------|
-| topic, partition   |        |                                                                                        |
-| file               | string | as `runs.Run.name`                                                                     |
-| position, size     | int64  | bytes of the batch in the file                                                         |
-| base_offset, last_offset | int64 | both inclusive; cleaning may have taken the record at either               |
-| records            | int32  | records that are there                                                                 |
-| missing            | int64  | offsets of the batch without a record: cleaned away                                    |
-| gap_before         | int64  | offsets between the batch before it, or the log start, and this one                    |
-| magic              | int8   | 2; 0 and 1 for messages of old formats, which count as batches                         |
-| codec              | string | none, gzip, snappy, lz4, zstd                                                          |
-| uncompressed_bytes | int64  | bytes of its records, uncompressed                                                     |
-| ratio              | double | uncompressed over stored bytes of its records; 1 for plain batches                     |
-| keys_distinct, keys_null | int64 | of its data records                                                              |
-| keys_new           | int64  | keys that no earlier batch of the partition has                                        |
-| keys_latest        | int64  | records whose key nothing behind them in the partition has: compaction keeps them      |
-| key_bytes          | int64  |                                                                                        |
-| tombstones         | int64  | records without a value                                                                |
-| min_timestamp, max_timestamp | timestamp[ms, UTC] | of its records; null where they have none            |
-| timestamp_type     | string | CreateTime, LogAppendTime; null in format v0                                           |
-| late_records       | int64  | records older than some record before them in the partition                            |
-| latest_by_ms       | int64  | by how much at most                                                                    |
-| leader_epoch, producer_id, producer_epoch, base_sequence | | -1: none                                            |
-| transactional      | bool   | by Kafka's bit, or held by a transaction of sparklog's                                 |
-| transaction        | string | of a transaction of sparklog's: id and number; else null                               |
-| control            | string | commit, abort, or another control type; null for data                                  |
-| outcome            | string | plain, committed, aborted, open; marker for control batches                            |
-| delete_horizon     | timestamp[ms, UTC] | from when on cleaning drops its tombstones or marker; null: none yet       |
-| damage             | string | why it cannot be read; null: sound. Its figures of records are null then               |
+A partition is a list of runs in offset order: whole batches, back to back, in one file. Of a Kafka directory a run is a
+segment up to the log's end; of a root it is a slice, in an append file or a sealed segment. Facts that the batches
+lack come with the run: the shift of their offsets, their append time, the transaction that holds them.
 
-Checksums are verified. What its producer wrote is shown as it is: nothing is left out by an isolation level.
+Checksums are verified. What its producer wrote is shown as it is: nothing is left out by an isolation level. Records
+are looked at by the kernels and by numpy, window by window; of each only a hash of its key is kept, so that keys can be
+counted over a whole partition.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import os
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sparklog.errors import Corrupt
-from sparklog.format import control
+from sparklog.errors import BadRequest, Corrupt, NotFound
+from sparklog.format import control, transaction_index
+from sparklog.format.append_file import TAIL_BYTES, decode_footer, footer_length
 from sparklog.format.batch_checks import MIN_LEGACY_BYTES, crc_message
-from sparklog.format.batch_scan import crc_failures, scan_headers
-from sparklog.format.record_batch import CODECS, HEADER_BYTES, LOG_OVERHEAD, BatchHeaders, Int64Array
-from sparklog.tools.inspection.record_facts import RecordFacts
-from sparklog.tools.inspection.runs import PartitionLog, Run, first_open
+from sparklog.format.batch_scan import crc_failures
+from sparklog.format.key_hash import HashKey, key_hashes
+from sparklog.format.payloads import payloads
+from sparklog.format.record_batch import CODECS, HEADER_BYTES, BatchHeaders, BytesLike, Int64Array
+from sparklog.format.record_fields import RecordFields, record_fields
+from sparklog.format.transaction_index import AbortedTransactions
+from sparklog.kafka.in_place.directory import split_folder_name
+from sparklog.kafka.in_place.partition_state import PartitionState, SegmentState
+from sparklog.log.journal.names import file_key, is_sealed
+from sparklog.log.read.aborted import aborted_ranges
+from sparklog.log.state.slice_table import ABORTED, COMMITTED, OPEN, Snapshot
+from sparklog.log.state.view import Bounds
+from sparklog.storage import Store, open_store
+from sparklog.tools.inspection.dump_batches import per_batch, scan_windows
 
+SEGMENT, SEALED, APPEND = "Kafka segment", "sealed segment", "append file"
+_OUTCOMES = {OPEN: "open", COMMITTED: "committed", ABORTED: "aborted"}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Bytes `[position, position + size)` of an object: whole batches of one partition."""
+
+    store: Store
+    key: str
+    name: str  # the file as it is shown, below the topic's or partition's folder
+    kind: str  # SEGMENT, SEALED or APPEND
+    position: int
+    size: int
+    base: int  # the segment's or slice's first offset
+    shift: int = 0  # what to add to a batch header's base offset
+    append_time: int = -1  # ms, of records under LogAppendTime; -1: their batches carry it
+    leader_epoch: int = -1
+    footer_length: int = 0
+    file_size: int = 0
+    transaction: str = ""  # of sparklog's that wrote the run; empty if none did, as is its outcome
+    outcome: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLog:
+    """One partition. `aborted`, `open`: Kafka's transactions in it; `open` gives each producer's first open offset."""
+
+    topic: str
+    partition: int
+    bounds: Bounds
+    runs: tuple[Run, ...]
+    aborted: AbortedTransactions
+    open: tuple[tuple[int, int], ...]
+
+
+def of_kafka(topic: str, partition: int, state: PartitionState, bounds: Bounds) -> PartitionLog:
+    """Return a partition folder of Kafka's, up to the end of its log."""
+    store = open_store(state.folder)
+    runs = tuple(_segment(store, segment) for segment in state.segments)
+    aborted = state.aborted(state.first_base, max(state.log_end, state.first_base))
+    return PartitionLog(topic, partition, bounds, runs, aborted, tuple(state.transactions.open.items()))
+
+
+def _segment(store: Store, state: SegmentState) -> Run:
+    name = os.path.basename(state.name.path)
+    return Run(store, name, name, SEGMENT, 0, state.end, state.name.base, file_size=state.size)
+
+
+def of_root(snapshot: Snapshot, partition: int, bounds: Bounds) -> PartitionLog:
+    """Return a partition of a root's topic at one version: every slice that it names."""
+    head, rows = snapshot.head, snapshot.slices.select(partition)
+    store, topic = snapshot.store, snapshot.topic
+    names = ("position", "size", "base", "shift", "append_time", "leader_epoch", "footer_length", "file_size")
+    columns = {name: rows.columns[name].tolist() for name in names}
+    status, number = rows.status.tolist(), rows.txn_n.tolist()
+    runs = []
+    for row in range(len(rows)):
+        path, outcome = rows.path(row), _OUTCOMES.get(status[row], "")
+        kind = SEALED if is_sealed(path) else APPEND
+        whose = f"{rows.txn_id(row)} #{number[row]}" if outcome else ""
+        facts = {name: column[row] for name, column in columns.items()}
+        runs.append(Run(store, file_key(topic, path), path, kind, **facts, transaction=whose, outcome=outcome))
+    first = min(int(rows.base[0]), bounds.log_start) if len(rows) else bounds.log_start
+    aborted = aborted_ranges(store, topic, snapshot.slices, partition, first, bounds.log_end)
+    open_ = tuple((each.producer, each.first) for each in head.kafka_open if each.partition == partition)
+    return PartitionLog(topic, partition, bounds, tuple(runs), aborted or transaction_index.none(), open_)
+
+
+def of_file(path: str | os.PathLike[str]) -> list[PartitionLog]:
+    """Return the partitions in one file: a `.log` of Kafka's or a sealed one, or an append file of any number of them.
+
+    A segment's transactions are judged by all of its folder. Offsets in an append file count from 0 within each slice:
+    only a commit gives their place in the log. `NotFound` if there is no such file, `BadRequest` for any other file.
+    """
+    location = os.path.abspath(os.fspath(path))
+    folder, name = os.path.split(location)
+    if not os.path.isfile(location):
+        raise NotFound(f"there is no file {location}: give a .log or .slices file, a topic or a log directory")
+    if name.endswith(".slices"):
+        return _append_file(open_store(folder), name)
+    stem, _, suffix = name.partition(".")
+    if not (len(stem) == 20 and stem.isdigit() and suffix == "log"):
+        raise BadRequest(f"expected a segment such as 00000000000000000000.log or a .slices file, found {location}")
+    topic, partition = split_folder_name(folder)
+    state = PartitionState(folder, topic, partition)
+    state.refresh()
+    segment = next((each for each in state.segments if each.name.base == int(stem)), None)
+    if segment is None:
+        raise NotFound(f"{location} is no segment of its folder's log: a cleaner that died left it behind")
+    end = segment.next_offset
+    whole = of_kafka(topic, partition, state, Bounds(int(stem), end, end, end))
+    return [replace(whole, runs=(_segment(open_store(folder), segment),))]
+
+
+def _append_file(store: Store, name: str) -> list[PartitionLog]:
+    info = store.stat(name)
+    size = 0 if info is None else info.size
+    length = footer_length(store.get(name, max(0, size - TAIL_BYTES)), file=name)
+    logs: dict[int, PartitionLog] = {}
+    for entry in decode_footer(store.get(name, size - length), file_size=size, file=name).slices:
+        before = logs.get(entry.partition)
+        base, runs = (before.bounds.log_end, before.runs) if before else (0, ())
+        run = Run(store, name, name, APPEND, entry.position, entry.nbytes, base, base, -1, -1, length, size)
+        end = base + entry.offsets
+        bounds, none = Bounds(0, end, end, end), transaction_index.none()
+        logs[entry.partition] = PartitionLog(name, entry.partition, bounds, (*runs, run), none, ())
+    return [logs[partition] for partition in sorted(logs)]
+
+
+NO_TIMESTAMP = -1
+# Keys are counted, never compacted, by this hash: a collision made on purpose does no harm.
+_HASH_KEY = HashKey(0, 0)
 TIME = pa.timestamp("ms", tz="UTC")
-WINDOW_BYTES = 1 << 20
 OUTCOMES = ("plain", "committed", "aborted", "open", "marker")
 _CONTROL = ("abort", "commit", "leader change", "snapshot header", "snapshot footer", "KRaft version", "KRaft voters")
 _TYPES = ("CreateTime", "LogAppendTime")
@@ -61,91 +161,172 @@ SCHEMA = pa.schema(
     [
         ("topic", pa.string()),
         ("partition", pa.int32()),
-        ("file", pa.string()),
-        ("position", pa.int64()),
+        ("file", pa.string()),  # as `runs.Run.name`
+        ("position", pa.int64()),  # of the batch in the file
         ("size", pa.int64()),
-        ("base_offset", pa.int64()),
+        ("base_offset", pa.int64()),  # inclusive, as is the last one: cleaning may have taken the record at either
         ("last_offset", pa.int64()),
-        ("records", pa.int32()),
-        ("missing", pa.int64()),
-        ("gap_before", pa.int64()),
-        ("magic", pa.int8()),
-        ("codec", pa.string()),
-        ("uncompressed_bytes", pa.int64()),
-        ("ratio", pa.float64()),
-        ("keys_distinct", pa.int64()),
+        ("records", pa.int32()),  # as many as are left
+        ("missing", pa.int64()),  # offsets of the batch without a record: cleaned away
+        ("gap_before", pa.int64()),  # offsets between the batch before it, or the log start, and this one
+        ("magic", pa.int8()),  # 2; 0 and 1 for messages of old formats, which count as batches
+        ("codec", pa.string()),  # none, gzip, snappy, lz4, zstd
+        ("uncompressed_bytes", pa.int64()),  # of its records
+        ("ratio", pa.float64()),  # uncompressed over stored bytes of its records; 1 for plain batches
+        ("keys_distinct", pa.int64()),  # this and the next of its data records
         ("keys_null", pa.int64()),
-        ("keys_new", pa.int64()),
-        ("keys_latest", pa.int64()),
+        ("keys_new", pa.int64()),  # keys that no earlier batch of the partition has
+        ("keys_latest", pa.int64()),  # records whose key nothing behind them has: compaction keeps them
         ("key_bytes", pa.int64()),
-        ("tombstones", pa.int64()),
-        ("min_timestamp", TIME),
+        ("tombstones", pa.int64()),  # records without a value
+        ("min_timestamp", TIME),  # this and the next of its records; null where they have none
         ("max_timestamp", TIME),
-        ("timestamp_type", pa.string()),
-        ("late_records", pa.int64()),
-        ("latest_by_ms", pa.int64()),
-        ("leader_epoch", pa.int32()),
+        ("timestamp_type", pa.string()),  # CreateTime, LogAppendTime; null in format v0
+        ("late_records", pa.int64()),  # records older than some record before them in the partition
+        ("latest_by_ms", pa.int64()),  # by how much at most
+        ("leader_epoch", pa.int32()),  # this and the next three: -1 for none
         ("producer_id", pa.int64()),
         ("producer_epoch", pa.int16()),
         ("base_sequence", pa.int32()),
-        ("transactional", pa.bool_()),
-        ("transaction", pa.string()),
-        ("control", pa.string()),
-        ("outcome", pa.string()),
-        ("delete_horizon", TIME),
-        ("damage", pa.string()),
+        ("transactional", pa.bool_()),  # by Kafka's bit, or held by a transaction of sparklog's
+        ("transaction", pa.string()),  # of a transaction of sparklog's: id and number; else null
+        ("control", pa.string()),  # commit, abort, or another control type; null for data
+        ("outcome", pa.string()),  # plain, committed, aborted, open; marker for control batches
+        ("delete_horizon", TIME),  # from when on cleaning drops its tombstones or marker; null: none yet
+        ("damage", pa.string()),  # why it cannot be read; null: sound. Its figures of records are null then
     ]
 )
+_OF_RECORDS = (
+    *("uncompressed_bytes", "keys_null", "keys_distinct", "key_bytes", "tombstones"),
+    *("min_timestamp", "late_records", "latest_by_ms"),
+)
+"""Columns that `RecordFacts` fills."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """A run that holds no whole batches from `position` (in the file) on, where it should."""
+@dataclass
+class RecordFacts:
+    """Walks over the batches of one partition in offset order."""
 
-    file: str
-    position: int
-    reason: str
+    seen: int = 0
+    newest: int = NO_TIMESTAMP
+    hashes: list[npt.NDArray[np.uint64]] = field(default_factory=list)  # of each data record with a key
+    batches: list[Int64Array] = field(default_factory=list)  # and the number of its batch in the partition
+
+    def add(
+        self, data: BytesLike, headers: BatchHeaders, sound: npt.NDArray[np.bool_], append_time: int
+    ) -> tuple[dict[str, Int64Array], dict[int, str]]:
+        """Add the next batches; only those that are `sound` (bool[m]) are opened. `append_time` as in `runs.Run`.
+
+        Returns `_OF_RECORDS`, int64[m] each, -1 where a batch could not be opened, and the reasons by batch.
+        """
+        columns = {name: np.full(len(headers), -1, np.int64) for name in _OF_RECORDS}
+        damage: dict[int, str] = {}
+        waiting = [np.flatnonzero(sound)]
+        while waiting:
+            rows = waiting.pop()
+            try:
+                self._open(data, headers, rows, append_time, columns)
+            except (Corrupt, BadRequest) as error:
+                # One of them cannot be opened, or they are too much at once: halves of them.
+                if len(rows) == 1:
+                    damage[int(rows[0])] = error.message if isinstance(error, Corrupt) else str(error)
+                else:
+                    waiting += [rows[len(rows) // 2 :], rows[: len(rows) // 2]]
+        self.seen += len(headers)
+        return columns, damage
+
+    def _open(
+        self, data: BytesLike, headers: BatchHeaders, rows: Int64Array, append_time: int, into: dict[str, Int64Array]
+    ) -> None:
+        if not len(rows):
+            return
+        chosen = headers[rows]
+        body = payloads(data, chosen, check_crc=False)
+        records = record_fields(body, chosen)
+        hashes = key_hashes(body.data, records.key_start, records.key_length, _HASH_KEY)[:, 0]
+        columns = self._columns(chosen, records, hashes, append_time)
+        columns["uncompressed_bytes"] = body.end - body.start
+        for name, values in columns.items():
+            into[name][rows] = values
+        keyed = records.has_key & ~chosen.is_control[records.batch]
+        self.hashes.append(hashes[keyed])
+        self.batches.append(self.seen + rows[records.batch[keyed]])
+
+    def _columns(
+        self, headers: BatchHeaders, records: RecordFields, hashes: npt.NDArray[np.uint64], append_time: int
+    ) -> dict[str, Int64Array]:
+        batches, batch = len(headers), records.batch
+        data = ~headers.is_control[batch]
+        keyed = records.has_key & data
+
+        def count(mask: npt.NDArray[np.bool_]) -> Int64Array:
+            return np.bincount(batch[mask], minlength=batches).astype(np.int64)
+
+        stamped = headers.is_log_append_time[batch]
+        batch_time = headers.max_timestamp if append_time < 0 else np.full(batches, append_time)
+        times = np.where(stamped, batch_time[batch], records.timestamp)
+        behind = self._behind(np.where(data, times, NO_TIMESTAMP))
+        return {
+            "keys_null": count(data & ~records.has_key),
+            "keys_distinct": _distinct(batch[keyed], hashes[keyed], batches),
+            "key_bytes": np.bincount(batch[keyed], records.key_length[keyed], batches).astype(np.int64),
+            "tombstones": count(data & ~records.has_value),
+            "min_timestamp": per_batch(np.minimum, times, records.batch_rows, NO_TIMESTAMP),
+            "late_records": count(behind > 0),
+            "latest_by_ms": per_batch(np.maximum, behind, records.batch_rows, 0),
+        }
+
+    def _behind(self, times: Int64Array) -> Int64Array:
+        """Return by how many ms each record is older than the newest one before it in the partition."""
+        if not len(times):
+            return times
+        running = np.maximum(np.maximum.accumulate(times), self.newest)
+        self.newest = int(running[-1])
+        return np.where(times > NO_TIMESTAMP, running - times, 0)
+
+    def key_counts(self, ignored: npt.NDArray[np.bool_]) -> tuple[Int64Array, Int64Array]:
+        """Count, for each batch, the keys that no record before it has, and records whose key no later record has.
+
+        `ignored`: bool of all batches, whose records are not visible.
+        """
+        hashes = np.concatenate([*self.hashes, np.zeros(0, np.uint64)])
+        batch = np.concatenate([*self.batches, np.zeros(0, np.int64)])
+        shown = ~ignored[batch]
+        hashes, batch = hashes[shown], batch[shown]
+        order = np.argsort(hashes, kind="stable")
+        ordered = hashes[order]
+        first = np.ones(len(order), np.bool_)
+        first[1:] = ordered[1:] != ordered[:-1]
+        last = np.ones(len(order), np.bool_)
+        last[:-1] = first[1:]
+        new = np.bincount(batch[order[first]], minlength=len(ignored)).astype(np.int64)
+        latest = np.bincount(batch[order[last]], minlength=len(ignored)).astype(np.int64)
+        return new, latest
 
 
-def empty() -> pa.Table:
-    """No batches."""
-    return SCHEMA.empty_table()
+def _distinct(batch: npt.NDArray[np.int32], hashes: npt.NDArray[np.uint64], batches: int) -> Int64Array:
+    order = np.lexsort((hashes, batch))
+    batch, hashes = batch[order], hashes[order]
+    new = np.ones(len(order), np.bool_)
+    new[1:] = (batch[1:] != batch[:-1]) | (hashes[1:] != hashes[:-1])
+    return np.bincount(batch[new], minlength=batches).astype(np.int64)
 
 
-def batch_table(log: PartitionLog) -> tuple[pa.Table, list[Stop]]:
-    """The batches of a partition in offset order (`SCHEMA`), and where files were no batches.
+def batch_table(log: PartitionLog) -> tuple[pa.Table, dict[str, str]]:
+    """The batches of a partition in offset order (`SCHEMA`), and by file where and why it holds no whole batches.
 
     Damage is shown, not raised. `NotFound` or `Unavailable` if a file is gone or cannot be read.
     """
     walk = _Walk(log)
-    stops: list[Stop] = []
+    stops: dict[str, str] = {}
     for run in log.runs:
-        for position, data, headers in _windows(run, stops):
-            walk.add(run, position, data, headers)
+        read = partial(run.store.get, run.key)
+        for position, data, headers in scan_windows(read, run.position, run.position + run.size):
+            if len(headers):
+                walk.add(run, position, data, headers)
+            else:
+                stops[run.name] = f"no batch at byte {position}: {headers.reason or 'the file was cut off'}"
     return walk.table(), stops
-
-
-def _windows(run: Run, stops: list[Stop]) -> Iterator[tuple[int, bytes, BatchHeaders]]:
-    """Position in the run, bytes, and the headers of the whole batches in them, window by window."""
-    at, window = 0, WINDOW_BYTES
-    while at < run.size:
-        length = min(window, run.size - at)
-        data = run.store.get(run.key, run.position + at, length)
-        headers = scan_headers(data, whole=False)
-        if len(headers):
-            yield at, data, headers
-        nothing_follows = at + len(data) >= run.size or len(data) < length
-        at += headers.end
-        window = WINDOW_BYTES
-        if headers.end and (headers.stop == "end" or not nothing_follows):
-            continue
-        if not nothing_follows and headers.stop == "partial" and len(data) >= LOG_OVERHEAD:
-            # One batch is larger than the window; its length is believed only as far as the run goes.
-            window = int.from_bytes(data[8:LOG_OVERHEAD], "big") + LOG_OVERHEAD
-            if at + window <= run.size:
-                continue
-        stops.append(Stop(run.name, run.position + at, headers.reason or "the file was cut off"))
-        return
 
 
 @dataclass
@@ -164,13 +345,12 @@ class _Walk:
         damage = {int(row): crc_message(headers, int(row)) for row in wrong.tolist()}
         sound = np.ones(len(headers), np.bool_)
         sound[wrong] = False
-        facts = self.facts.add(data, headers, sound, run.append_time)
-        damage.update(facts.damage)
+        of_records, unread = self.facts.add(data, headers, sound, run.append_time)
+        damage.update(unread)
         base = headers.base_offset + run.shift
-        control_ = _controls(data, headers, damage)
         stamped = headers.is_log_append_time & (run.append_time >= 0)
-        self._put(
-            position=run.position + position + headers.position,
+        columns = dict(
+            position=position + headers.position,
             size=headers.size,
             base_offset=base,
             last_offset=headers.last_offset + run.shift,
@@ -187,44 +367,40 @@ class _Walk:
             outcome=self._outcome(run, headers, base),
             delete_horizon=np.where(headers.has_delete_horizon, headers.base_timestamp, -1),
             stored=headers.size - np.where(headers.is_legacy, MIN_LEGACY_BYTES, HEADER_BYTES),
-            **facts.columns,
+            **of_records,
         )
-        self.texts["file"] += [run.name] * len(headers)
-        self.texts["transaction"] += [run.transaction or None] * len(headers)
-        self.texts["control"] += control_
-        self.texts["damage"] += [damage.get(row) for row in range(len(headers))]
-
-    def _put(self, **columns: npt.NDArray[Any]) -> None:
         for name, values in columns.items():
             self.columns.setdefault(name, []).append(np.asarray(values, np.int64))
+        self.texts["file"] += [run.name] * len(headers)
+        self.texts["transaction"] += [run.transaction or None] * len(headers)
+        self.texts["control"] += _controls(data, headers, damage)
+        self.texts["damage"] += [damage.get(row) for row in range(len(headers))]
 
     def _outcome(self, run: Run, headers: BatchHeaders, base: Int64Array) -> npt.NDArray[np.int64]:
         outcome = np.full(len(headers), OUTCOMES.index(run.outcome or "plain"), np.int64)
         held = headers.is_transactional & ~headers.is_control
         outcome[held] = OUTCOMES.index("committed")
-        producers, starts = first_open(self.log)
-        at = np.minimum(np.searchsorted(producers, headers.producer_id), max(len(producers) - 1, 0))
-        if len(producers):
-            outcome[held & (producers[at] == headers.producer_id) & (base >= starts[at])] = OUTCOMES.index("open")
+        for producer, first in self.log.open:
+            outcome[held & (headers.producer_id == producer) & (base >= first)] = OUTCOMES.index("open")
         outcome[held & self.log.aborted.covers(headers.producer_id, base)] = OUTCOMES.index("aborted")
         outcome[headers.is_control] = OUTCOMES.index("marker")
         return outcome
 
     def table(self) -> pa.Table:
         if not self.columns:
-            return empty()
+            return SCHEMA.empty_table()
         columns = {name: np.concatenate(parts) for name, parts in self.columns.items()}
         rows = len(columns["size"])
         hidden = np.isin(columns["outcome"], [OUTCOMES.index("aborted"), OUTCOMES.index("open")])
-        counts = self.facts.key_counts(hidden)
+        new, latest = self.facts.key_counts(hidden)
         closed = columns["uncompressed_bytes"] < 0
         offsets = columns["last_offset"] - columns["base_offset"] + 1
         start = np.array([self.log.bounds.log_start - 1], np.int64)
         before = np.concatenate((start, np.maximum.accumulate(columns["last_offset"])[:-1]))
         columns["missing"] = offsets - columns["records"]
         columns["gap_before"] = np.maximum(columns["base_offset"] - before - 1, 0)
-        columns["keys_new"] = np.where(closed, -1, counts.new)
-        columns["keys_latest"] = np.where(closed, -1, counts.latest)
+        columns["keys_new"] = np.where(closed, -1, new)
+        columns["keys_latest"] = np.where(closed, -1, latest)
         ratio = columns["uncompressed_bytes"] / np.maximum(columns["stored"], 1)
         ratio[(columns["codec"] == 0) | (columns["stored"] <= 0)] = 1.0
         arrays = {
@@ -261,20 +437,19 @@ def _controls(data: bytes, headers: BatchHeaders, damage: dict[int, str]) -> lis
     names: list[str | None] = [None] * len(headers)
     rows = np.flatnonzero(headers.is_control)
     sound = rows[~np.isin(rows, list(damage))]
-    try:
-        kinds = control.control_types(data, headers[sound]).tolist()
-    except Corrupt:
-        kinds = [_kind(data, headers, row, damage) for row in sound.tolist()]
     for row in rows.tolist():
         names[row] = "unknown"
-    for row, kind in zip(sound.tolist(), kinds, strict=True):
-        names[row] = _CONTROL[kind] if kind >= 0 else "unknown"
+    waiting = [sound] if len(sound) else []
+    while waiting:
+        some = waiting.pop()
+        try:
+            kinds = control.control_types(data, headers[some]).tolist()
+        except Corrupt as error:
+            if len(some) == 1:
+                damage[int(some[0])] = error.message
+            else:
+                waiting += np.split(some, len(some))
+            continue
+        for row, kind in zip(some.tolist(), kinds, strict=True):
+            names[row] = _CONTROL[kind] if kind >= 0 else "unknown"
     return names
-
-
-def _kind(data: bytes, headers: BatchHeaders, row: int, damage: dict[int, str]) -> int:
-    try:
-        return int(control.control_types(data, headers[row : row + 1])[0])
-    except Corrupt as error:
-        damage[row] = error.message
-        return control.UNKNOWN

@@ -1,4 +1,11 @@
-"""Lines of files that Kafka's tool does not know: sparklog's, and Kafka's small text files.
+"""`dump-log`: files line by line, as Kafka's DumpLogSegments prints them, or as JSON objects.
+
+    for line in dump(find(["/data/log/orders-0"]), DumpOptions()):
+        print(line.text)
+
+Lines of sound files are those of Kafka's tool: files on standard output, and behind all files the findings (what does
+not agree) on standard error. A damaged file's lines end where it cannot be read. The other files are printed all the
+same, and the error comes at the end. Kafka's tool does not know these:
 
 | file                                    | lines                                                              |
 |-----------------------------------------|--------------------------------------------------------------------|
@@ -9,15 +16,6 @@
 |                                         | count from the slice's first                                       |
 | `*-checkpoint`, `partition.metadata`,   | one per entry                                                      |
 | `meta.properties`                       |                                                                    |
-
-`dump-log`: files line by line, as Kafka's DumpLogSegments prints them, or as JSON objects.
-
-    for line in dump(find(["/data/log/orders-0"]), DumpOptions()):
-        print(line.text)
-
-Lines of sound files are those of Kafka's tool: files on standard output, and behind all files the findings (what does
-not agree) on standard error. A damaged file's lines end where it cannot be read. The other files are printed all the
-same, and the error comes at the end.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from sparklog.log.journal.documents import checksum_holds
 from sparklog.tools.inspection import dump_index
 from sparklog.tools.inspection.dump_batches import LogOptions, OffsetGaps, log_rows
 from sparklog.tools.inspection.dump_index import GAP, Findings, IndexOptions
-from sparklog.tools.inspection.dump_source import TEXT_FILES, Row, Source, check_name
+from sparklog.tools.inspection.dump_source import TEXT_FILES, Row, Source, check_name, plain_text
 
 PIECE_BYTES = 4 << 20
 
@@ -50,9 +48,8 @@ def json_rows(source: Source) -> Iterator[Row]:
     if not isinstance(document, dict):
         raise Corrupt("expected a JSON object, found something else", file=source.shown)
     valid = checksum_holds(data)
-    shown = [f"{name}: {_text(value)}" for name, value in document.items() if _is_plain(value)]
-    text = f"{' '.join(shown)} isvalid: {'true' if valid else 'false'}"
-    yield Row(text, {"type": "object", "valid": valid, "content": document})
+    plain = {name: _text(each) for name, each in document.items() if not each or not isinstance(each, (list, dict))}
+    yield Row(_with_validity(plain, valid), {"type": "object", "valid": valid, "content": document})
     for name, value in document.items():
         if isinstance(value, list):
             for each in value:
@@ -62,8 +59,8 @@ def json_rows(source: Source) -> Iterator[Row]:
                 yield Row(f"| {name}: {member}: {_text(each)}", {})
 
 
-def _is_plain(value: object) -> bool:
-    return not isinstance(value, (list, dict)) or not value
+def _with_validity(fields: dict[str, Any], valid: bool) -> str:
+    return f"{plain_text(fields)} isvalid: {'true' if valid else 'false'}"
 
 
 def _text(value: object) -> str:
@@ -80,29 +77,17 @@ def table_rows(source: Source) -> Iterator[Row]:
         raise Corrupt(f"expected an Arrow file ({error})", file=source.shown) from None
     for batch in table.to_batches():
         for row in batch.to_pylist():
-            text = " ".join(f"{name}: {_text(value)}" for name, value in row.items())
+            text = plain_text({name: _text(value) for name, value in row.items()})
             yield Row(text, {"type": "slice", **row})
 
 
-def slice_entries(source: Source) -> tuple[WrittenSlice, ...]:
-    """Return the slices of an append file, by its footer."""
-    size = source.size()
-    tail = source.read(max(0, size - TAIL_BYTES))
-    length = footer_length(tail, file=source.shown)
-    if length > size:
-        raise Corrupt(f"the footer claims {length} bytes of a file of {size}", file=source.shown)
-    return decode_footer(source.read(size - length), file_size=size, file=source.shown).slices
-
-
-def slice_row(source: Source, number: int, entry: WrittenSlice) -> Row:
-    """Return a slice's line, with its checksum computed anew."""
+def _slice_row(source: Source, number: int, entry: WrittenSlice) -> Row:
     from crc32c import crc32c
 
-    crc, at, end = 0, entry.position, entry.position + entry.nbytes
-    while at < end:
-        piece = source.read(at, min(PIECE_BYTES, end - at))
-        crc, at = crc32c(piece, crc), at + max(len(piece), 1)
-    fields: dict[str, Any] = {
+    crc, end = 0, entry.position + entry.nbytes
+    for at in range(entry.position, end, PIECE_BYTES):
+        crc = crc32c(source.read(at, min(PIECE_BYTES, end - at)), crc)
+    fields = {
         "slice": number,
         "partition": entry.partition,
         "position": entry.position,
@@ -115,17 +100,14 @@ def slice_row(source: Source, number: int, entry: WrittenSlice) -> Row:
         "crc": entry.crc,
     }
     valid = crc == entry.crc
-    text = " ".join(f"{name}: {value}" for name, value in fields.items())
-    return Row(f"{text} isvalid: {'true' if valid else 'false'}", {"type": "slice", **fields, "valid": valid})
+    return Row(_with_validity(fields, valid), {"type": "slice", **fields, "valid": valid})
 
 
 def text_file_rows(source: Source) -> Iterator[Row]:
-    """Give the lines of one of Kafka's small text files."""
     name, data = source.name, source.read()
     if name == checkpoint_files.LEADER_EPOCHS_FILE:
         for each in checkpoint_files.parse_leader_epochs(data, file=source.shown):
-            fields: dict[str, Any] = {"epoch": each.epoch, "startOffset": each.start_offset}
-            yield _row("leader-epoch", fields)
+            yield _row("leader-epoch", {"epoch": each.epoch, "startOffset": each.start_offset})
     elif name.endswith("-checkpoint"):
         for (topic, partition), offset in checkpoint_files.parse_offsets(data, file=source.shown).items():
             yield _row("checkpoint", {"topic": topic, "partition": partition, "offset": offset})
@@ -138,7 +120,7 @@ def text_file_rows(source: Source) -> Iterator[Row]:
 
 
 def _row(kind: str, fields: dict[str, Any]) -> Row:
-    return Row(" ".join(f"{name}: {value}" for name, value in fields.items()), {"type": kind, **fields})
+    return Row(plain_text(fields), {"type": kind, **fields})
 
 
 _METADATA_SNAPSHOT = re.compile(r"(\d{20})-(\d{10})\.checkpoint")
@@ -239,8 +221,13 @@ def _log_rows(source: Source, options: LogOptions, findings: Findings) -> Iterat
 
 
 def _slice_rows(source: Source, options: LogOptions) -> Iterator[Row]:
-    for number, entry in enumerate(slice_entries(source)):
-        yield slice_row(source, number, entry)
+    size = source.size()
+    length = footer_length(source.read(max(0, size - TAIL_BYTES)), file=source.shown)
+    if length > size:
+        raise Corrupt(f"the footer claims {length} bytes of a file of {size}", file=source.shown)
+    footer = decode_footer(source.read(size - length), file_size=size, file=source.shown)
+    for number, entry in enumerate(footer.slices):
+        yield _slice_row(source, number, entry)
         part = (entry.position, entry.position + entry.nbytes)
         for row in log_rows(source, options, OffsetGaps(), part):
             yield Row(row.text, {**row.fields, "slice": number} if row.fields else {})

@@ -15,10 +15,10 @@ Whole windows of batches are read and decoded at once; a line is one f-string.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -46,19 +46,12 @@ TIME_TYPES = {-1: "NoTimestampType", 0: "CreateTime", 1: "LogAppendTime"}
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """Options for logs.
-
-    * `deep`: records; `contents`: their keys and values; `metadata`: the rest of a record
-    * `max_bytes`: bytes read of each file
-    * `json`: objects instead of lines
-    """
-
-    deep: bool = False
-    contents: bool = False
-    metadata: bool = True
-    max_bytes: int = MAX_INT
+    deep: bool = False  # records
+    contents: bool = False  # their keys and values
+    metadata: bool = True  # the rest of a record
+    max_bytes: int = MAX_INT  # read of each file
     decoders: Decoders = field(default_factory=plain)
-    json: bool = False
+    json: bool = False  # objects instead of lines
 
 
 @dataclass(slots=True)
@@ -72,35 +65,56 @@ class OffsetGaps:
         """Take in the offsets of the next records."""
         if not offsets:
             return
-        array = np.array([self.last, *offsets], np.int64)
-        for index in np.flatnonzero(np.diff(array) != 1).tolist():
-            first, second = int(array[index]), int(array[index + 1])
-            if first != -1:
-                self.gaps.append((first, second))
+        before = [self.last, *offsets[:-1]]
+        self.gaps += [pair for pair in zip(before, offsets, strict=True) if pair[1] - pair[0] != 1 and pair[0] != -1]
         self.last = offsets[-1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Window:
-    """Bytes of a file from `start`, the headers of the whole batches in them, and which of their checksums hold.
-
-    Positions of the headers count from `start`.
-    """
+    """Bytes of a file from `start`, and the headers of the whole batches in them; positions count from `start`."""
 
     source: Source
     data: bytes
     start: int
     headers: BatchHeaders
-    valid: BoolArray
+    valid: BoolArray  # whose checksums hold
 
-    @property
-    def magic(self) -> list[int]:
-        magic = self.headers.magic
-        return [MAGIC] * len(self.headers) if magic is None else magic.tolist()
+    def rows(self, rows: slice | Int64Array) -> Window:
+        return replace(self, headers=self.headers[rows], valid=self.valid[rows])
 
-    def rows(self, first: int, last: int) -> Window:
-        """Return batches `[first, last)`."""
-        return replace(self, headers=self.headers[first:last], valid=self.valid[first:last])
+
+def scan_windows(
+    read: Callable[[int, int], bytes], start: int, stop: int, *, contents: bool = True
+) -> Iterator[tuple[int, bytes, BatchHeaders]]:
+    """Give bytes `[start, stop)` of a file, by `read(position, length)`, in windows: position, bytes, whole batches.
+
+    A last window without batches is where it ends before `stop`. `contents` as for `scan_headers`.
+    """
+    length = WINDOW_BYTES
+    while start < stop:
+        length = min(length, stop - start)
+        data = read(start, length)
+        headers = scan_headers(data, whole=False, contents=contents)
+        if not len(headers) and headers.stop == "partial" and len(data) == length >= LOG_OVERHEAD:
+            # One batch is larger than the window; its length is believed only as far as the bytes go.
+            length = int.from_bytes(data[8:LOG_OVERHEAD], "big") + LOG_OVERHEAD
+            if length <= stop - start:
+                continue
+        yield start, data, headers
+        if not len(headers):
+            return
+        start, length = start + headers.end, WINDOW_BYTES
+
+
+def per_batch(ufunc: np.ufunc, values: Int64Array, rows: Int64Array, none: int) -> Int64Array:
+    """Reduce the values of each batch, which has `rows` of them; `none` where it has none."""
+    reduced = np.full(len(rows), none, np.int64)
+    filled = rows > 0
+    if filled.any():
+        starts = np.cumsum(rows) - rows
+        reduced[filled] = ufunc.reduceat(values, starts[filled])
+    return reduced
 
 
 class LogWalk:
@@ -115,22 +129,12 @@ class LogWalk:
 
     def __iter__(self) -> Iterator[Window]:
         """Give windows. `Corrupt` behind the last one if what follows is no batch, nor the part of one at the end."""
-        length = WINDOW_BYTES
-        while self.end < self.stop:
-            data = self.source.read(self.end, min(length, self.stop - self.end))
-            headers = scan_headers(data, whole=False, contents=self._contents)
-            start, self.end = self.end, self.end + headers.end
+        for start, data, headers in scan_windows(self.source.read, self.end, self.stop, contents=self._contents):
+            self.end = start + headers.end
             if len(headers):
                 yield from self._known_codecs(data, start, headers)
-                length = WINDOW_BYTES
-                continue
-            if headers.stop == "partial" and len(data) < self.stop - self.end:
-                length = int.from_bytes(data[8:LOG_OVERHEAD], "big") + LOG_OVERHEAD
-                if length <= self.stop - self.end:
-                    continue
-            if headers.stop != "partial" and self.stop - self.end >= MIN_SCAN_BYTES:
-                raise self._corrupt(f"expected a record batch, found none: {headers.reason}", self.end)
-            return
+            elif headers.stop != "partial" and self.stop - start >= MIN_SCAN_BYTES:
+                raise self._corrupt(f"expected a record batch, found none: {headers.reason}", start)
 
     def _known_codecs(self, data: bytes, start: int, headers: BatchHeaders) -> Iterator[Window]:
         unknown = np.flatnonzero(headers.codec >= len(CODECS))
@@ -171,40 +175,27 @@ def pieces(window: Window, records: int = PIECE_RECORDS) -> Iterator[Window]:
     cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(window.headers)]
     for first, last in pairwise(cuts):
         if first < last:
-            yield window.rows(first, last)
+            yield window.rows(slice(first, last))
 
 
-@dataclass(frozen=True, slots=True)
-class _Records:
-    """Records of a window in log order, a list for each field; `rows`: how many each batch has.
-
-    `crc`: of a message of format v0 or v1, None in format v2.
-    """
-
-    rows: list[int]
-    offset: list[int]
-    timestamp: list[int]
-    sequence: list[int]
-    key: list[bytes | None]
-    value: list[bytes | None]
-    headers: list[list[dict[str, Any]] | None]
-    crc: list[int | None]
+_Records: TypeAlias = Iterable[tuple[Any, ...]]
+"""Of each record in log order: its batch (a row of the window's headers), offset, timestamp, sequence, key, value,
+headers, and its CRC in formats v0 and v1 (None in v2)."""
 
 
 def _deep_rows(window: Window, options: LogOptions, gaps: OffsetGaps) -> Iterator[Row]:
-    """Give the line of each batch, and behind it those of its records."""
     try:
-        records = _decoded(window)
+        counts, offsets, records = _decoded(window)
     except Corrupt:
         if len(window.headers) == 1:
             yield from _batch_rows(window, options.json)
             raise
         for row in range(len(window.headers)):
-            yield from _deep_rows(window.rows(row, row + 1), options, gaps)
+            yield from _deep_rows(window.rows(slice(row, row + 1)), options, gaps)
         return
-    gaps.add(records.offset)
+    gaps.add(offsets)
     rows = _record_objects(window, records, options) if options.json else _record_lines(window, records, options)
-    batches = zip(_batch_rows(window, options.json), records.rows, window.headers.position.tolist(), strict=True)
+    batches = zip(_batch_rows(window, options.json), counts, window.headers.position.tolist(), strict=True)
     for batch, count, position in batches:
         yield batch
         try:
@@ -214,32 +205,29 @@ def _deep_rows(window: Window, options: LogOptions, gaps: OffsetGaps) -> Iterato
             raise Corrupt(error.message, file=file, position=place, offset=error.offset) from None
 
 
-def _decoded(window: Window) -> _Records:
-    headers = window.headers
-    columns = decode(
-        window.data,
-        headers,
-        columns=("key", "value", "headers"),
-        check_crc=False,
-        file=window.source.shown,
-        file_position=window.start,
-    )
+def _decoded(window: Window) -> tuple[list[int], list[int], _Records]:
+    """Return how many records each batch has, their offsets, and the records."""
+    headers, file = window.headers, window.source.shown
+    fields = ("key", "value", "headers")
+    columns = decode(window.data, headers, columns=fields, check_crc=False, file=file, file_position=window.start)
     assert columns.key is not None
     assert columns.value is not None
     assert columns.headers is not None
-    base = np.repeat(headers.base_sequence, columns.batch_rows)
-    delta = columns.offset - np.repeat(headers.base_offset, columns.batch_rows)
-    count = len(columns)
-    return _Records(
-        columns.batch_rows.tolist(),
-        columns.offset.tolist(),
+    batch = np.repeat(np.arange(len(headers)), columns.batch_rows)
+    base, delta = headers.base_sequence[batch], columns.offset - headers.base_offset[batch]
+    offsets, count = columns.offset.tolist(), len(columns)
+    records = zip(
+        batch.tolist(),
+        offsets,
         columns.timestamp.tolist(),
         np.where(base < 0, NO_SEQUENCE, (base + delta) & MAX_SEQUENCE).tolist(),
         columns.key.to_pylist(),
         columns.value.to_pylist(),
         [None] * count if columns.headers.null_count == count else columns.headers.to_pylist(),
         [None] * count if headers.magic is None else _message_crcs(window, columns.batch_rows),
+        strict=True,
     )
+    return columns.batch_rows.tolist(), offsets, records
 
 
 def _message_crcs(window: Window, rows: Int64Array) -> list[int | None]:
@@ -267,7 +255,7 @@ def _batch_rows(window: Window, as_json: bool) -> Iterator[Row]:
         "timestampType": [TIME_TYPES[kind] for kind in headers.timestamp_type.tolist()],
         "maxTimestamp": headers.max_timestamp.tolist(),
         "size": headers.size.tolist(),
-        "magic": window.magic,
+        "magic": [MAGIC] * len(headers) if headers.magic is None else headers.magic.tolist(),
         "codec": [CODECS[codec] for codec in headers.codec.tolist()],
         "crc": headers.crc.tolist(),
         "valid": window.valid.tolist(),
@@ -310,7 +298,7 @@ def _record_lines(window: Window, records: _Records, options: LogOptions) -> Ite
     headers = window.headers
     kinds = [TIME_TYPES[kind] for kind in headers.timestamp_type.tolist()]
     is_control = headers.is_control.tolist()
-    for row, offset, time, sequence, key, value, names, crc in _each(records):
+    for row, offset, time, sequence, key, value, names, crc in records:
         line = ""
         if options.metadata:
             line = (
@@ -336,7 +324,7 @@ def _record_objects(window: Window, records: _Records, options: LogOptions) -> I
     headers = window.headers
     kinds = [TIME_TYPES[kind] for kind in headers.timestamp_type.tolist()]
     is_control = headers.is_control.tolist()
-    for row, offset, time, sequence, key, value, names, crc in _each(records):
+    for row, offset, time, sequence, key, value, names, crc in records:
         fields: dict[str, Any] = {
             "type": "record",
             "offset": offset,
@@ -355,16 +343,6 @@ def _record_objects(window: Window, records: _Records, options: LogOptions) -> I
             shown_key, payload = options.decoders(offset, key, value)
             fields.update(key=shown_key and shown_key[1], value=payload and payload[1])
         yield Row("", fields)
-
-
-def _each(records: _Records) -> Iterator[tuple[Any, ...]]:
-    """Give each record's batch (a row of the window's headers) and fields."""
-    batch = np.repeat(np.arange(len(records.rows)), np.array(records.rows, np.int64)).tolist()
-    return zip(
-        *(batch, records.offset, records.timestamp, records.sequence),
-        *(records.key, records.value, records.headers, records.crc),
-        strict=True,
-    )
 
 
 def _base64(value: bytes | None) -> str | None:

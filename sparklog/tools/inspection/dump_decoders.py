@@ -20,8 +20,7 @@ import base64
 import binascii
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format import control
@@ -37,7 +36,6 @@ from sparklog.format.coordinators.message_schema import (
     json_text,
     split_version,
 )
-from sparklog.format.coordinators.transaction_messages import TRANSACTIONS
 from sparklog.format.text import java_text
 
 Shown: TypeAlias = tuple[str, Any]
@@ -45,7 +43,6 @@ Shown: TypeAlias = tuple[str, Any]
 Decoder: TypeAlias = Callable[[bytes], Shown]
 
 DELETE = "<DELETE>"
-SHARES = "shares"
 _CONTROL = {
     control.SNAPSHOT_HEADER: ("SnapshotHeader", "SnapshotHeaderRecord"),
     control.SNAPSHOT_FOOTER: ("SnapshotFooter", "SnapshotFooterRecord"),
@@ -54,14 +51,11 @@ _CONTROL = {
 }
 
 
-class Decoders(Protocol):
-    """Shows key and value of the record at an offset; None where nothing is shown."""
-
-    def __call__(self, offset: int, key: bytes | None, value: bytes | None) -> tuple[Shown | None, Shown | None]: ...
+Decoders: TypeAlias = Callable[[int, bytes | None, bytes | None], tuple[Shown | None, Shown | None]]
+"""Shows key and value of the record at an offset; None where nothing is shown."""
 
 
-def _string(data: bytes) -> Shown:
-    text = java_text(data)
+def _same(text: str) -> Shown:
     return text, text
 
 
@@ -75,53 +69,38 @@ def _integer(size: int) -> Decoder:
     return show
 
 
-def _hex(data: bytes) -> Shown:
-    return data.hex(), data.hex()
-
-
-def _base64(data: bytes) -> Shown:
-    text = base64.b64encode(data).decode("ascii")
-    return text, text
-
-
 def _json(data: bytes) -> Shown:
     text = java_text(data)
     try:
         value = json.loads(text)
         return json.dumps(value, ensure_ascii=False, separators=(",", ":")), value
     except (ValueError, RecursionError):
-        return text, text
+        return _same(text)
 
 
 _DECODERS: dict[str, Decoder] = {
-    "string": _string,
+    "string": lambda data: _same(java_text(data)),
     "int": _integer(4),
     "long": _integer(8),
-    "bytes-hex": _hex,
-    "bytes-base64": _base64,
+    "bytes-hex": lambda data: _same(data.hex()),
+    "bytes-base64": lambda data: _same(base64.b64encode(data).decode("ascii")),
     "json": _json,
 }
 _CLASSES = {"StringDecoder": "string", "IntegerDecoder": "int", "LongDecoder": "long", "DefaultDecoder": "bytes-hex"}
 _PACKAGES = ("", "org.apache.kafka.tools.api", "kafka.serializer")
 
 
-@dataclass(frozen=True, slots=True)
-class Plain:
-    """Shows keys by one decoder, values by another."""
+def plain(key: str = "string", value: str = "string") -> Decoders:
+    """Return the decoders of these names. `BadRequest` for an unknown one."""
+    of_key, of_value = _named(key), _named(value)
 
-    key: Decoder
-    value: Decoder
-
-    def __call__(self, offset: int, key: bytes | None, value: bytes | None) -> tuple[Shown | None, Shown | None]:
+    def show(offset: int, key: bytes | None, value: bytes | None) -> tuple[Shown | None, Shown | None]:
         try:
-            return None if key is None else self.key(key), None if value is None else self.value(value)
+            return None if key is None else of_key(key), None if value is None else of_value(value)
         except Corrupt as error:
             raise Corrupt(error.message, offset=offset) from None
 
-
-def plain(key: str = "string", value: str = "string") -> Plain:
-    """Return the decoders of these names. `BadRequest` for an unknown one."""
-    return Plain(_named(key), _named(value))
+    return show
 
 
 def _named(name: str) -> Decoder:
@@ -132,52 +111,35 @@ def _named(name: str) -> Decoder:
     return _DECODERS[short]
 
 
-@dataclass(frozen=True, slots=True)
-class Coordinator:
-    """Shows records of a coordinator's topic; `folder` is that of their definitions."""
+def coordinator(folder: str) -> Decoders:
+    """Return the decoders of a coordinator's topic; `folder` of its records: groups, transactions or shares."""
 
-    folder: str
-
-    def __call__(self, offset: int, key: bytes | None, value: bytes | None) -> tuple[Shown | None, Shown | None]:
+    def show(offset: int, key: bytes | None, value: bytes | None) -> tuple[Shown | None, Shown | None]:
         try:
-            return self._shown(offset, key, value)
+            return _coordinators(folder, offset, key, value)
         except Corrupt as error:
-            text = f"Error at offset {offset}, skipping. {error.message}"
-            return (text, text), None
+            return _same(f"Error at offset {offset}, skipping. {error.message}"), None
 
-    def _shown(self, offset: int, key: bytes | None, value: bytes | None) -> tuple[Shown, Shown | None]:
-        if key is None:
-            raise Corrupt("a coordinator's record has a key, this one has none")
-        number, body = split_version(key, "key")
-        kind = record_types(self.folder).get(number)
-        if kind is None:
-            text = f"Unknown record type {number} at offset {offset}, skipping."
-            return (text, text), None
-        shown_key: Fields = {"type": str(number), "data": _fields(kind.key, 0, body)}
-        if value is None:
-            return _as_shown(shown_key), (DELETE, None)
-        version, body = split_version(value, "value")
-        if not 0 <= version <= kind.value.highest:
-            raise Corrupt(f"expected a {kind.value.name} of version 0 to {kind.value.highest}, found {version}")
-        data = _fields(kind.value, version, body)
-        if (self.folder, number) == (GROUPS, GROUP_METADATA) and data["protocolType"] == CONSUMER_PROTOCOL:
-            _open_members(data)
-        return _as_shown(shown_key), _as_shown({"version": str(version), "data": data})
+    return show
 
 
-def group_decoders() -> Coordinator:
-    """Return the decoders of `__consumer_offsets`."""
-    return Coordinator(GROUPS)
-
-
-def transaction_decoders() -> Coordinator:
-    """Return the decoders of `__transaction_state`."""
-    return Coordinator(TRANSACTIONS)
-
-
-def share_decoders() -> Coordinator:
-    """Return the decoders of `__share_group_state`."""
-    return Coordinator(SHARES)
+def _coordinators(folder: str, offset: int, key: bytes | None, value: bytes | None) -> tuple[Shown, Shown | None]:
+    if key is None:
+        raise Corrupt("a coordinator's record has a key, this one has none")
+    number, body = split_version(key, "key")
+    kind = record_types(folder).get(number)
+    if kind is None:
+        return _same(f"Unknown record type {number} at offset {offset}, skipping."), None
+    shown_key: Fields = {"type": str(number), "data": _fields(kind.key, 0, body)}
+    if value is None:
+        return _as_shown(shown_key), (DELETE, None)
+    version, body = split_version(value, "value")
+    if not 0 <= version <= kind.value.highest:
+        raise Corrupt(f"expected a {kind.value.name} of version 0 to {kind.value.highest}, found {version}")
+    data = _fields(kind.value, version, body)
+    if (folder, number) == (GROUPS, GROUP_METADATA) and data["protocolType"] == CONSUMER_PROTOCOL:
+        _open_members(data)
+    return _as_shown(shown_key), _as_shown({"version": str(version), "data": data})
 
 
 def _as_shown(fields: Fields) -> Shown:

@@ -8,68 +8,67 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.format import offset_index, time_index, transaction_index
-from sparklog.format.coordinators.producer_snapshot import ProducerEntry, parse_snapshot
+from sparklog.format.coordinators.producer_snapshot import parse_snapshot
 from sparklog.format.decode import decode
 from sparklog.format.record_batch import Int64Array
-from sparklog.tools.inspection.dump_batches import LogWalk, Window
-from sparklog.tools.inspection.dump_source import MAX_INT, Row, Source
+from sparklog.tools.inspection.dump_batches import LogWalk, Window, per_batch
+from sparklog.tools.inspection.dump_source import MAX_INT, Row, Source, plain_text
 
 _OFFSET_ENTRY = np.dtype([("relative", ">i4"), ("value", ">i4")])
 _TIME_ENTRY = np.dtype([("value", ">i8"), ("relative", ">i4")])
 _TRANSACTION_ENTRY = struct.Struct(">hqqqq")
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """A kind of finding: Kafka's title for a file, its line for a pair of numbers, and their names in JSON."""
+class Kind(NamedTuple):
+    """A kind of finding: its name in JSON, Kafka's title for a file and line for a pair of numbers, and their names."""
 
+    name: str
     title: str
     line: str
-    names: tuple[str, str]
+    members: tuple[str, str]
     newest_first: bool = False
 
 
-OFFSET_MISMATCH, TIMESTAMP_MISMATCH, TIMESTAMP_ORDER, NOT_FOUND, GAP = (
-    *("offset-mismatch", "timestamp-mismatch", "timestamp-order", "offset-not-found", "offset-gap"),
+OFFSET_MISMATCH = Kind(
+    "offset-mismatch", "Mismatches in :{}", "  Index offset: {}, log offset: {}", ("indexOffset", "logOffset"), True
 )
-_KINDS = {
-    OFFSET_MISMATCH: _Kind(
-        "Mismatches in :{}", "  Index offset: {}, log offset: {}", ("indexOffset", "logOffset"), newest_first=True
-    ),
-    TIMESTAMP_MISMATCH: _Kind(
-        "Found timestamp mismatch in :{}",
-        "  Index timestamp: {}, log timestamp: {}",
-        ("indexTimestamp", "logTimestamp"),
-    ),
-    TIMESTAMP_ORDER: _Kind(
-        "Found out of order timestamp in :{}",
-        "  Index timestamp: {}, Previously indexed timestamp: {}",
-        ("indexTimestamp", "previousTimestamp"),
-    ),
-    NOT_FOUND: _Kind(
-        "The following indexed offsets are not found in the log.",
-        "Indexed offset: {}, found log offset: {}",
-        ("indexOffset", "logOffset"),
-    ),
-    GAP: _Kind("Non-consecutive offsets in {}", "  {} is followed by {}", ("offset", "nextOffset"), newest_first=True),
-}
+TIMESTAMP_MISMATCH = Kind(
+    "timestamp-mismatch",
+    "Found timestamp mismatch in :{}",
+    "  Index timestamp: {}, log timestamp: {}",
+    ("indexTimestamp", "logTimestamp"),
+)
+TIMESTAMP_ORDER = Kind(
+    "timestamp-order",
+    "Found out of order timestamp in :{}",
+    "  Index timestamp: {}, Previously indexed timestamp: {}",
+    ("indexTimestamp", "previousTimestamp"),
+)
+NOT_FOUND = Kind(
+    "offset-not-found",
+    "The following indexed offsets are not found in the log.",
+    "Indexed offset: {}, found log offset: {}",
+    ("indexOffset", "logOffset"),
+)
+GAP = Kind("offset-gap", "Non-consecutive offsets in {}", "  {} is followed by {}", ("offset", "nextOffset"), True)
+_KINDS = (OFFSET_MISMATCH, TIMESTAMP_MISMATCH, TIMESTAMP_ORDER, NOT_FOUND, GAP)
 
 
 @dataclass(slots=True)
 class Findings:
     """Pairs of numbers that do not agree, by kind and file, in file order."""
 
-    pairs: dict[tuple[str, str], list[tuple[int, int]]] = field(default_factory=dict)
+    pairs: dict[tuple[Kind, str], list[tuple[int, int]]] = field(default_factory=dict)
 
-    def add(self, kind: str, file: str, *pairs: tuple[int, int]) -> None:
+    def add(self, kind: Kind, file: str, *pairs: tuple[int, int]) -> None:
         if pairs:
             self.pairs.setdefault((kind, file), []).extend(pairs)
 
@@ -82,28 +81,20 @@ class Findings:
 
     def objects(self) -> Iterator[dict[str, Any]]:
         """Give the same as objects, one for each pair."""
-        names = {id(kind): name for name, kind in _KINDS.items()}
         for kind, file, pairs in self._each():
             for pair in pairs:
-                yield {"type": names[id(kind)], "file": file, **dict(zip(kind.names, pair, strict=True))}
+                yield {"type": kind.name, "file": file, **dict(zip(kind.members, pair, strict=True))}
 
-    def _each(self) -> Iterator[tuple[_Kind, str, list[tuple[int, int]]]]:
-        for name, kind in _KINDS.items():
-            for (suffix, file), pairs in self.pairs.items():
-                if suffix == name:
-                    yield kind, file, pairs
+    def _each(self) -> list[tuple[Kind, str, list[tuple[int, int]]]]:
+        by_kind = sorted(self.pairs.items(), key=lambda item: _KINDS.index(item[0][0]))
+        return [(kind, file, pairs) for (kind, file), pairs in by_kind]
 
 
 @dataclass(frozen=True, slots=True)
 class IndexOptions:
-    """As Kafka's tool: `sanity`, only the check of a broker that starts; `verify`, only findings, no entries.
-
-    `max_message_size`: the largest batch that an entry of an `.index` may name.
-    """
-
-    sanity: bool = False
-    verify: bool = False
-    max_message_size: int = 5 * 1024 * 1024
+    sanity: bool = False  # only the check of a broker that starts
+    verify: bool = False  # only findings, no entries
+    max_message_size: int = 5 * 1024 * 1024  # of a batch that an entry of an `.index` may name
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +192,7 @@ def transaction_index_rows(source: Source) -> Iterator[Row]:
             message = f"expected an aborted transaction of version {transaction_index.VERSION}, found {values[0]}"
             raise Corrupt(message, file=source.shown, position=position)
         fields = dict(zip(names, values, strict=True))
-        yield Row(" ".join(f"{name}: {value}" for name, value in fields.items()), {"type": "txnindex", **fields})
+        yield Row(plain_text(fields), {"type": "txnindex", **fields})
     if whole < len(data):
         message = f"expected entries of {_TRANSACTION_ENTRY.size} bytes, found {len(data) - whole} bytes behind them"
         raise Corrupt(message, file=source.shown, position=whole)
@@ -210,37 +201,28 @@ def transaction_index_rows(source: Source) -> Iterator[Row]:
 def snapshot_rows(source: Source) -> Iterator[Row]:
     """Give the lines of a producer snapshot. `Corrupt` if it is damaged: then none of it can be trusted."""
     for entry in parse_snapshot(source.read(), file=source.shown):
-        open_since = entry.open_since
-        text = (
-            f"producerId: {entry.producer_id} producerEpoch: {entry.producer_epoch}"
-            f" coordinatorEpoch: {entry.coordinator_epoch} currentTxnFirstOffset: "
-            f"{f'OptionalLong[{open_since}]' if open_since >= 0 else 'OptionalLong.empty'}"
-            f" lastTimestamp: {entry.timestamp} "
-        )
+        open_since, last = entry.open_since, entry.last_sequence
         fields: dict[str, Any] = {
-            "type": "producer",
             "producerId": entry.producer_id,
             "producerEpoch": entry.producer_epoch,
             "coordinatorEpoch": entry.coordinator_epoch,
-            "currentTxnFirstOffset": open_since if open_since >= 0 else None,
+            "currentTxnFirstOffset": f"OptionalLong[{open_since}]" if open_since >= 0 else "OptionalLong.empty",
             "lastTimestamp": entry.timestamp,
         }
+        text = plain_text(fields) + " "
+        fields["currentTxnFirstOffset"] = open_since if open_since >= 0 else None
         if entry.last_offset >= 0:
             batch = {
-                "firstSequence": _first_sequence(entry),
-                "lastSequence": entry.last_sequence,
+                # Before sequence 0 comes 2^31 - 1.
+                "firstSequence": (last - entry.offset_delta) & MAX_INT if entry.offset_delta else last,
+                "lastSequence": last,
                 "lastOffset": entry.last_offset,
                 "offsetDelta": entry.offset_delta,
                 "timestamp": entry.timestamp,
             }
-            text += " ".join(f"{name}: {value}" for name, value in batch.items())
+            text += plain_text(batch)
             fields["lastBatch"] = batch
-        yield Row(text, fields)
-
-
-def _first_sequence(entry: ProducerEntry) -> int:
-    """Return the first sequence of a producer's last batch; before 0 comes 2^31 - 1."""
-    return (entry.last_sequence - entry.offset_delta) & MAX_INT if entry.offset_delta else entry.last_sequence
+        yield Row(text, {"type": "producer", **fields})
 
 
 class _Log:
@@ -292,7 +274,7 @@ class _Log:
 
     def _add_latest(self, window: Window, rows: Int64Array) -> None:
         """Decode many batches at once; those of a window that cannot be decoded are tried one by one when asked for."""
-        chosen = replace(window, headers=window.headers[rows], valid=window.valid[rows])
+        chosen = window.rows(rows)
         try:
             latest = _latest(chosen)
         except (Corrupt, BadRequest):
@@ -304,9 +286,4 @@ def _latest(window: Window) -> Int64Array:
     """Return the greatest timestamp of each batch's records, -1 without records."""
     file, start = window.source.shown, window.start
     records = decode(window.data, window.headers, columns=(), check_crc=False, file=file, file_position=start)
-    latest = np.full(len(window.headers), -1, np.int64)
-    filled = records.batch_rows > 0
-    if filled.any():
-        starts = np.cumsum(records.batch_rows) - records.batch_rows
-        latest[filled] = np.maximum.reduceat(records.timestamp, starts[filled])
-    return latest
+    return per_batch(np.maximum, records.timestamp, records.batch_rows, -1)

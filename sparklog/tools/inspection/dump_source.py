@@ -16,13 +16,9 @@ SEGMENT_SUFFIXES = ("log", "index", "timeindex", "txnindex")
 SUFFIXES = (*SEGMENT_SUFFIXES, "checkpoint", "snapshot", "slices", "json", "arrow")
 TEXT_FILES = frozenset(
     {
-        checkpoint_files.LEADER_EPOCHS_FILE,
-        checkpoint_files.HIGH_WATERMARKS_FILE,
-        checkpoint_files.RECOVERY_POINTS_FILE,
-        checkpoint_files.LOG_STARTS_FILE,
-        checkpoint_files.CLEANER_OFFSETS_FILE,
-        checkpoint_files.PARTITION_METADATA_FILE,
-        "meta.properties",
+        *(checkpoint_files.LEADER_EPOCHS_FILE, checkpoint_files.HIGH_WATERMARKS_FILE),
+        *(checkpoint_files.RECOVERY_POINTS_FILE, checkpoint_files.LOG_STARTS_FILE),
+        *(checkpoint_files.CLEANER_OFFSETS_FILE, checkpoint_files.PARTITION_METADATA_FILE, "meta.properties"),
     }
 )
 _ORDER = (*SEGMENT_SUFFIXES, "snapshot")
@@ -34,6 +30,11 @@ class Row:
 
     text: str
     fields: dict[str, Any]
+
+
+def plain_text(fields: dict[str, Any]) -> str:
+    """Return `name: value name: value`."""
+    return " ".join(f"{name}: {value}" for name, value in fields.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +63,8 @@ class Source:
     def base_offset(self) -> int:
         """The base offset that a segment's file is named by. `BadRequest` for another name."""
         if not (self.stem.isascii() and self.stem.isdigit()):
-            raise BadRequest(
-                f"{self.shown} is no segment's file: its name should begin with a base offset of 20 digits"
-            )
+            message = f"{self.shown} is no segment's file: its name should begin with a base offset of 20 digits"
+            raise BadRequest(message)
         return int(self.stem)
 
     def size(self) -> int:
@@ -110,9 +110,8 @@ def find(paths: Sequence[str], root: str | None = None) -> list[Source]:
 def check_name(source: Source) -> None:
     """Raise `BadRequest` for a file whose name tells no kind that can be dumped."""
     if not _is_known(source.name):
-        raise BadRequest(
-            f"{source.shown} is no file that can be dumped: expected one that ends in {', '.join(SUFFIXES)}"
-        )
+        expected = f"expected one that ends in {', '.join(SUFFIXES)}"
+        raise BadRequest(f"{source.shown} is no file that can be dumped: {expected}")
     if source.suffix in SEGMENT_SUFFIXES:
         _ = source.base_offset
 

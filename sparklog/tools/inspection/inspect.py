@@ -1,6 +1,4 @@
-"""Tables made from the batches of a partition: its files with their indexes, its gaps, its transactions.
-
-All tables of a topic, a partition or a file at once: `notebooks/dump_segment.ipynb` draws them.
+"""Tables of a topic, a partition or a file: its batches, files with their indexes, gaps and transactions.
 
 tables = inspect_topic(open_view(resolve("/data/kafka-logs"), tailing=False), "orders")
 tables.batches.group_by("codec").aggregate([("size", "sum")])
@@ -11,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,63 +19,50 @@ import pyarrow.compute as pc
 from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.format import offset_index, time_index
 from sparklog.format.append_file import decode_footer
+from sparklog.format.record_batch import BoolArray, Int64Array
 from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.state.view import LogView
 from sparklog.log.topic.root import RootView
-from sparklog.tools.inspection import batches as batches_
-from sparklog.tools.inspection.batches import TIME, Stop
-from sparklog.tools.inspection.runs import APPEND, PartitionLog, Run, of_file, of_kafka, of_root
-
-GAPS = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("start", pa.int64()),
-        ("end", pa.int64()),
-        ("missing", pa.int64()),
-        ("where", pa.string()),
-    ]
+from sparklog.tools.inspection.batches import (
+    APPEND,
+    SCHEMA,
+    TIME,
+    PartitionLog,
+    Run,
+    batch_table,
+    of_file,
+    of_kafka,
+    of_root,
 )
+
+_Fields: TypeAlias = list[tuple[str, pa.DataType]]
+
+
+def _fields(kind: pa.DataType, *names: str) -> _Fields:
+    return [(name, kind) for name in names]
+
+
+_PARTITION: _Fields = [("topic", pa.string()), ("partition", pa.int32())]
+
+GAPS = pa.schema([*_PARTITION, *_fields(pa.int64(), "start", "end", "missing"), ("where", pa.string())])
 """Offsets `[start, end)` of which `missing` hold no record: `between batches` all of them, `inside a batch` some."""
 
 TRANSACTIONS = pa.schema(
     [
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("transaction", pa.string()),
-        ("producer_id", pa.int64()),
-        ("first_offset", pa.int64()),
-        ("last_offset", pa.int64()),
-        ("outcome", pa.string()),
-        ("batches", pa.int64()),
-        ("records", pa.int64()),
-        ("bytes", pa.int64()),
-        ("first_timestamp", TIME),
-        ("last_timestamp", TIME),
+        *(*_PARTITION, ("transaction", pa.string())),
+        *(*_fields(pa.int64(), "producer_id", "first_offset", "last_offset"), ("outcome", pa.string())),
+        *(*_fields(pa.int64(), "batches", "records", "bytes"), *_fields(TIME, "first_timestamp", "last_timestamp")),
     ]
 )
 """One row per transaction and partition. `last_offset` is that of its marker where it has one (Kafka's)."""
 
 FILES = pa.schema(
     [
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("file", pa.string()),
-        ("kind", pa.string()),
-        ("base_offset", pa.int64()),
-        ("last_offset", pa.int64()),
-        ("bytes", pa.int64()),
-        ("batches", pa.int64()),
-        ("records", pa.int64()),
-        ("uncompressed_bytes", pa.int64()),
-        ("min_timestamp", TIME),
-        ("max_timestamp", TIME),
-        ("written", TIME),
-        ("written_after_ms", pa.int64()),
-        ("index_entries", pa.int64()),
-        ("bytes_per_entry", pa.float64()),
-        ("time_index_entries", pa.int64()),
-        ("damage", pa.string()),
+        *(*_PARTITION, *_fields(pa.string(), "file", "kind")),
+        *_fields(pa.int64(), "base_offset", "last_offset", "bytes", "batches", "records", "uncompressed_bytes"),
+        *_fields(TIME, "min_timestamp", "max_timestamp", "written"),
+        *(*_fields(pa.int64(), "written_after_ms", "index_entries"), ("bytes_per_entry", pa.float64())),
+        *(("time_index_entries", pa.int64()), ("damage", pa.string())),
     ]
 )
 """One row per file and partition, `bytes` those of its batches.
@@ -88,18 +73,11 @@ FILES = pa.schema(
 * `bytes_per_entry`: how much a reader that seeks may have to read in vain; null without an index
 """
 
-INDEX = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("file", pa.string()),
-        ("index", pa.string()),
-        ("offset", pa.int64()),
-        ("position", pa.int64()),
-        ("timestamp", TIME),
-    ]
-)
+_ENTRY = [*_fields(pa.int64(), "offset", "position"), ("timestamp", TIME)]
+INDEX = pa.schema([*_PARTITION, *_fields(pa.string(), "file", "index"), *_ENTRY])
 """Entries of `.index` (offset, position), `.timeindex` (timestamp, offset) and of the footers of append files (all)."""
+
+BOUNDS = pa.schema([*_PARTITION, *_fields(pa.int64(), "log_start", "last_stable", "log_end")])
 
 
 def gap_table(batches: pa.Table) -> pa.Table:
@@ -151,13 +129,11 @@ def transaction_table(batches: pa.Table) -> pa.Table:
     return table.filter(pc.greater(table["batches"], 0)).sort_by("first_offset")
 
 
-def _transactions(
-    rows: pa.Table, first: npt.NDArray[np.int64], last: npt.NDArray[np.int64], marker: npt.NDArray[np.bool_]
-) -> pa.Table:
+def _transactions(rows: pa.Table, first: Int64Array, last: Int64Array, marker: BoolArray) -> pa.Table:
     data = (~marker).astype(np.int64)
 
-    def total(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        return np.add.reduceat(values.astype(np.int64) * data, first)
+    def total(name: str) -> npt.NDArray[Any]:
+        return np.add.reduceat(rows[name].to_numpy().astype(np.int64) * data, first)
 
     def text(name: str) -> pa.ChunkedArray:
         return rows[name].take(pa.array(first))
@@ -173,91 +149,67 @@ def _transactions(
             "partition": text("partition"),
             "transaction": pc.coalesce(text("transaction"), kafka),
             "producer_id": text("producer_id"),
-            "first_offset": rows["base_offset"].to_numpy()[first],
-            "last_offset": rows["last_offset"].to_numpy()[last],
+            "first_offset": text("base_offset"),
+            "last_offset": rows["last_offset"].take(pa.array(last)),
             "outcome": text("outcome"),
             "batches": np.add.reduceat(data, first),
-            "records": total(rows["records"].to_numpy()),
-            "bytes": total(rows["size"].to_numpy()),
+            "records": total("records"),
+            "bytes": total("size"),
             "first_timestamp": pa.array(begun, mask=begun == 2**62).cast(TIME),
             "last_timestamp": pa.array(ended, mask=ended < 0).cast(TIME),
         }
     ).cast(TRANSACTIONS)
 
 
-@dataclass
-class _File:
-    """A file's runs, the number of its indexes' entries, and its damage."""
-
-    runs: list[Run]
-    offset_entries: int | None = None
-    time_entries: int | None = None
-    damage: str | None = None
-
-
-def file_tables(log: PartitionLog, batches: pa.Table, stops: list[Stop]) -> tuple[pa.Table, pa.Table]:
+def file_tables(log: PartitionLog, batches: pa.Table, stops: dict[str, str]) -> tuple[pa.Table, pa.Table]:
     """Return the files of a partition (`FILES`), in offset order, and the entries of their indexes (`INDEX`)."""
-    files: dict[str, _File] = {}
+    files: dict[str, list[Run]] = {}
     for run in log.runs:
-        files.setdefault(run.name, _File([])).runs.append(run)
-    entries: list[pa.Table] = []
-    for name, file in files.items():
+        files.setdefault(run.name, []).append(run)
+    entries = [INDEX.empty_table()]
+    rows = []
+    for name, runs in files.items():
+        row = _file_row(log, runs)
         try:
-            entries += _append_index(log, file) if file.runs[0].kind == APPEND else _segment_indexes(log, file)
+            entries += _append_index(log, runs, row) if runs[0].kind == APPEND else _segment_indexes(log, runs[0], row)
         except Corrupt as error:
-            file.damage = error.message
-        for stop in stops:
-            if stop.file == name:
-                file.damage = f"no batch at byte {stop.position}: {stop.reason}"
-    rows = [_file_row(log, name, file) for name, file in files.items()]
-    plain = pa.Table.from_pylist(rows, pa.schema([FILES.field(each) for each in _FILE_COLUMNS]))
-    index = pa.concat_tables(entries) if entries else INDEX.empty_table()
-    return _with_batches(plain, batches), index
+            row["damage"] = error.message
+        if row.get("index_entries"):
+            row["bytes_per_entry"] = row["bytes"] / row["index_entries"]
+        rows.append(row | ({"damage": stops[name]} if name in stops else {}))
+    of_batches = {*_OF_BATCHES.values(), "written_after_ms"}
+    plain = pa.Table.from_pylist(rows, pa.schema([each for each in FILES if each.name not in of_batches]))
+    return _with_batches(plain, batches), pa.concat_tables(entries)
 
 
-_FILE_COLUMNS = (
-    *("topic", "partition", "file", "kind", "base_offset", "bytes", "written", "index_entries", "bytes_per_entry"),
-    *("time_index_entries", "damage"),
-)
-
-
-def _file_row(log: PartitionLog, name: str, file: _File) -> dict[str, object]:
-    info = file.runs[0].store.stat(file.runs[0].key)
-    nbytes = sum(run.size for run in file.runs)
+def _file_row(log: PartitionLog, runs: Sequence[Run]) -> dict[str, Any]:
+    first = runs[0]
+    info = first.store.stat(first.key)
     return {
         "topic": log.topic,
         "partition": log.partition,
-        "file": name,
-        "kind": file.runs[0].kind,
-        "base_offset": file.runs[0].base,
-        "bytes": nbytes,
+        "file": first.name,
+        "kind": first.kind,
+        "base_offset": first.base,
+        "bytes": sum(run.size for run in runs),
         "written": None if info is None else info.modified_ms,
-        "index_entries": file.offset_entries,
-        "bytes_per_entry": nbytes / file.offset_entries if file.offset_entries else None,
-        "time_index_entries": file.time_entries,
-        "damage": file.damage,
     }
+
+
+_OF_BATCHES = {
+    ("last_offset", "max"): "last_offset",
+    ("size", "count"): "batches",
+    ("records", "sum"): "records",
+    ("uncompressed_bytes", "sum"): "uncompressed_bytes",
+    ("min_timestamp", "min"): "min_timestamp",
+    ("max_timestamp", "max"): "max_timestamp",
+}
+"""Columns of `FILES` that are made from a file's batches."""
 
 
 def _with_batches(files: pa.Table, batches: pa.Table) -> pa.Table:
-    sums = batches.group_by("file", use_threads=False).aggregate(
-        [
-            ("last_offset", "max"),
-            ("size", "count"),
-            ("records", "sum"),
-            ("uncompressed_bytes", "sum"),
-            ("min_timestamp", "min"),
-            ("max_timestamp", "max"),
-        ]
-    )
-    names = {
-        "last_offset_max": "last_offset",
-        "size_count": "batches",
-        "records_sum": "records",
-        "uncompressed_bytes_sum": "uncompressed_bytes",
-        "min_timestamp_min": "min_timestamp",
-        "max_timestamp_max": "max_timestamp",
-    }
+    sums = batches.group_by("file", use_threads=False).aggregate(list(_OF_BATCHES))
+    names = {f"{name}_{function}": column for (name, function), column in _OF_BATCHES.items()}
     sums = sums.rename_columns([names.get(name, name) for name in sums.column_names])
     joined = files.join(sums, "file", use_threads=False).sort_by([("base_offset", "ascending"), ("file", "ascending")])
     after = pc.subtract(joined["written"].cast(pa.int64()), joined["max_timestamp"].cast(pa.int64()))
@@ -265,17 +217,16 @@ def _with_batches(files: pa.Table, batches: pa.Table) -> pa.Table:
     return joined.select(FILES.names).cast(FILES)
 
 
-def _segment_indexes(log: PartitionLog, file: _File) -> list[pa.Table]:
-    run = file.runs[0]
+def _segment_indexes(log: PartitionLog, run: Run, row: dict[str, Any]) -> list[pa.Table]:
     tables = []
     if (data := _beside(run, "index")) is not None:
         offsets = offset_index.parse(data, run.base, file=run.name)
-        file.offset_entries = len(offsets)
-        tables.append(_entries(log, run, ".index", offsets.offsets, offsets.positions, None))
+        row["index_entries"] = len(offsets)
+        tables.append(_entries(log, run, ".index", offsets.offsets, positions=offsets.positions))
     if (data := _beside(run, "timeindex")) is not None:
         times = time_index.parse(data, run.base, file=run.name)
-        file.time_entries = len(times)
-        tables.append(_entries(log, run, ".timeindex", times.offsets, None, times.timestamps))
+        row["time_index_entries"] = len(times)
+        tables.append(_entries(log, run, ".timeindex", times.offsets, times=times.timestamps))
     return tables
 
 
@@ -286,20 +237,20 @@ def _beside(run: Run, suffix: str) -> bytes | None:
         return None
 
 
-def _append_index(log: PartitionLog, file: _File) -> list[pa.Table]:
-    run = file.runs[0]
+def _append_index(log: PartitionLog, runs: Sequence[Run], row: dict[str, Any]) -> list[pa.Table]:
+    run = runs[0]
     data = run.store.get(run.key, run.file_size - run.footer_length, run.footer_length)
     footer = decode_footer(data, file_size=run.file_size, file=run.name)
-    file.offset_entries = 0
+    row["index_entries"] = 0
     tables = []
-    for each in file.runs:
+    for each in runs:
         entry = footer.at(each.position)
         if entry is None or entry.index is None:
             continue
         index = entry.index
-        file.offset_entries += len(index)
-        times = np.where(index.max_ts < 0, -1, index.max_ts)
-        tables.append(_entries(log, each, "footer", index.offset + each.shift, index.position + each.position, times))
+        row["index_entries"] += len(index)
+        offsets, positions = index.offset + each.shift, index.position + each.position
+        tables.append(_entries(log, each, "footer", offsets, positions, index.max_ts))
     return tables
 
 
@@ -307,44 +258,21 @@ def _entries(
     log: PartitionLog,
     run: Run,
     index: str,
-    offsets: npt.NDArray[np.int64],
-    positions: npt.NDArray[np.int64] | None,
-    times: npt.NDArray[np.int64] | None,
+    offsets: Int64Array,
+    positions: Int64Array | None = None,
+    times: Int64Array | None = None,
 ) -> pa.Table:
     rows = len(offsets)
     nothing = pa.nulls(rows, pa.int64())
-    return pa.table(
-        {
-            "topic": pa.array([log.topic] * rows, pa.string()),
-            "partition": np.full(rows, log.partition, np.int32),
-            "file": pa.array([run.name] * rows, pa.string()),
-            "index": pa.array([index] * rows, pa.string()),
-            "offset": offsets,
-            "position": nothing if positions is None else positions,
-            "timestamp": (nothing if times is None else pa.array(times, mask=times < 0)).cast(TIME),
-        }
-    ).cast(INDEX)
-
-
-BOUNDS = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("log_start", pa.int64()),
-        ("last_stable", pa.int64()),
-        ("log_end", pa.int64()),
-    ]
-)
+    same = [pa.repeat(value, rows) for value in (log.topic, log.partition, run.name, index)]
+    position = nothing if positions is None else positions
+    time = nothing if times is None else pa.array(times, mask=times < 0)
+    return pa.table([*same, offsets, position, time], INDEX.names).cast(INDEX)
 
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """The contents of some partitions, by partition and offset.
-
-    * `batches`: `sparklog.tools.inspection.batches.SCHEMA`; `files`, `gaps`, `transactions`, `index`: the schemas of
-      `sparklog.tools.inspection.inspect`
-    * `bounds`: log start, last stable offset and log end of each partition
-    """
+    """The contents of some partitions, by partition and offset: `batches.SCHEMA`, and the schemas of this module."""
 
     batches: pa.Table
     files: pa.Table
@@ -375,21 +303,21 @@ def inspect_topic(view: LogView, topic: str, partitions: Sequence[int] | None = 
 
 
 def inspect_file(path: str | os.PathLike[str]) -> Inspected:
-    """Inspect one `.log` or `.slices` file: see `sparklog.tools.inspection.runs.of_file`."""
+    """Inspect one `.log` or `.slices` file: see `runs.of_file`."""
     return _inspected(of_file(path))
 
 
 def _inspected(logs: Iterable[PartitionLog]) -> Inspected:
-    parts: list[Inspected] = []
+    parts: list[list[pa.Table]] = [[schema.empty_table()] for schema in _SCHEMAS]
     for log in logs:
-        table, stops = batches_.batch_table(log)
+        table, stops = batch_table(log)
         files, index = file_tables(log, table, stops)
         row = (log.topic, log.partition, log.bounds.log_start, log.bounds.last_stable, log.bounds.log_end)
         bounds = pa.Table.from_pylist([dict(zip(BOUNDS.names, row, strict=True))], BOUNDS)
-        parts.append(Inspected(table, files, gap_table(table), transaction_table(table), index, bounds))
-    if not parts:
-        return Inspected(*(schema.empty_table() for schema in _SCHEMAS))
-    return Inspected(*(pa.concat_tables([getattr(each, name) for each in parts]) for name in Inspected.__slots__))
+        tables = (table, files, gap_table(table), transaction_table(table), index, bounds)
+        for part, each in zip(parts, tables, strict=True):
+            part.append(each)
+    return Inspected(*map(pa.concat_tables, parts))
 
 
-_SCHEMAS = (batches_.SCHEMA, FILES, GAPS, TRANSACTIONS, INDEX, BOUNDS)
+_SCHEMAS = (SCHEMA, FILES, GAPS, TRANSACTIONS, INDEX, BOUNDS)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 ATTENTION, INFORMATION = "attention", "information"
 
 
+def total(numbers: Iterable[int | None]) -> int | None:
+    """Return the sum; None if one of them is not known."""
+    known = list(numbers)
+    return None if None in known else sum(number for number in known if number is not None)
+
+
 @dataclass(frozen=True, slots=True)
 class PartitionFacts:
-    """One partition. Offsets as Kafka counts them; `records` None where only reading would tell (Kafka's directories).
-
-    `oldest_ms`, `newest_ms`: smallest and greatest record time; None without times. Of a Kafka directory the oldest is
-    the first record's. `unsealed`: its slices that are not sealed yet; None in Kafka's directories, as is `slices`.
-    """
+    """One partition. Offsets as Kafka counts them; None what Kafka's directories do not tell without reading."""
 
     COMPUTED: ClassVar = ("offsets",)
 
@@ -25,10 +27,10 @@ class PartitionFacts:
     log_end: int
     records: int | None
     bytes: int
-    oldest_ms: int | None
+    oldest_ms: int | None  # smallest record time, of a Kafka directory the first record's; None without times
     newest_ms: int | None
     slices: int | None
-    unsealed: int | None
+    unsealed: int | None  # slices that are not sealed yet
 
     @property
     def offsets(self) -> int:
@@ -72,9 +74,7 @@ class TopicFacts:
 
     @property
     def records(self) -> int | None:
-        """Records of all partitions; None if one is not known."""
-        known = [part.records for part in self.partitions if part.records is not None]
-        return sum(known) if len(known) == len(self.partitions) else None
+        return total(part.records for part in self.partitions)
 
     @property
     def oldest_ms(self) -> int | None:
@@ -86,8 +86,7 @@ class TopicFacts:
 
     @property
     def unsealed(self) -> int | None:
-        known = [part.unsealed for part in self.partitions if part.unsealed is not None]
-        return sum(known) if known else None
+        return total(part.unsealed for part in self.partitions) if self.partitions else None
 
     @property
     def held_back(self) -> int:
@@ -104,11 +103,9 @@ class TopicFacts:
 
 @dataclass(frozen=True, slots=True)
 class GroupPartition:
-    """Consumer lag in one partition. `offset` None: it has committed none; `lag` (offsets) None then, too;
-    it is negative where a group has committed offsets that the log does not have.
-
-    `seconds_behind`: how long the first record that it has not read has been waiting; None in Kafka's directories.
-    """
+    """Consumer lag in one partition. `offset`, `lag`: None where none is committed; a negative lag is of committed
+    offsets that the log does not have. `seconds_behind`: how long the first record that it has not read has been
+    waiting; None in Kafka's directories."""
 
     COMPUTED: ClassVar = ("lost",)
 

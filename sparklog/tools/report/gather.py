@@ -22,6 +22,7 @@ from sparklog.log.state.history import History
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.view import LogView, OffsetRange
 from sparklog.log.topic.root import Root, RootView
+from sparklog.maintenance.output import count
 from sparklog.maintenance.report import TopicReport
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.expiry import REASONS
@@ -41,15 +42,11 @@ from sparklog.tools.report.facts import (
     TopicFacts,
 )
 
-MANY_UNSEALED = 500
-"""Unsealed slices of one partition: after a run of `sparklog compact` there are some 32."""
-MANY_COMMITS = 1_000
-"""Commits behind the newest checkpoint; writers make one every 128."""
-MUCH_SKEW = 3.0
-"""The largest partition over the mean."""
-SKEW_BYTES = 64 << 20
-"""Below that skew is chance."""
-FAR_AHEAD_MS = 3_600_000
+MANY_UNSEALED = 500  # slices of one partition: after a run of `sparklog compact` there are some 32
+MANY_COMMITS = 1_000  # behind the newest checkpoint; writers make one every 128
+MUCH_SKEW = 3.0  # the largest partition over the mean
+SKEW_BYTES = 64 << 20  # below that skew is chance
+HOUR_MS = 3_600_000
 
 
 def health(report: Report) -> Report:
@@ -67,62 +64,36 @@ def _root_notes(report: Report) -> Iterator[Note]:
         if held.overdue:
             by_topic.setdefault(held.topic, []).append(held.owner)
     for topic, owners in sorted(by_topic.items()):
-        names = ", ".join(dict.fromkeys(owners))
-        yield Note(
-            ATTENTION,
-            topic,
-            f"transactions past their timeout hold readers back ({names}): the next commit or maintenance run aborts "
-            "them",
-        )
+        hold = f"transactions past their timeout hold readers back ({', '.join(dict.fromkeys(owners))})"
+        yield Note(ATTENTION, topic, f"{hold}: the next commit or maintenance run aborts them")
     for group in report.groups or ():
         lost = [part for part in group.partitions if part.lost]
         if lost:
-            first, plural = lost[0], "" if len(lost) == 1 else "s"
-            yield Note(
-                ATTENTION,
-                first.topic,
-                f"records expired before group {group.group} had read them, in {len(lost):,} partition{plural} "
-                f"(partition {first.partition}: {first.lost:,} offsets)",
-            )
+            first, where = lost[0], count(len(lost), "partition")
+            expired = f"records expired before group {group.group} had read them, in {where}"
+            yield Note(ATTENTION, first.topic, f"{expired} (partition {first.partition}: {first.lost:,} offsets)")
     gone = sum(removal.bytes for removal in report.removals or ())
     if gone > max(report.bytes, 1 << 20):
-        yield Note(
-            ATTENTION,
-            "",
-            "unreferenced files take more space than the log itself: run `sparklog retain`",
-        )
+        yield Note(ATTENTION, "", "unreferenced files take more space than the log itself: run `sparklog retain`")
 
 
 def _topic_notes(report: Report, topic: TopicFacts) -> Iterator[Note]:
     worst = max((part.unsealed or 0 for part in topic.partitions), default=0)
     if worst > MANY_UNSEALED:
-        yield Note(
-            ATTENTION,
-            topic.topic,
-            f"{worst:,} small slices in one partition: reads get slower; run `sparklog compact`, hourly",
-        )
+        small = f"{worst:,} small slices in one partition"
+        yield Note(ATTENTION, topic.topic, f"{small}: reads get slower; run `sparklog compact`, hourly")
     if topic.activity is not None:
         behind = topic.activity.since_checkpoint
         if behind is None and topic.activity.version >= MANY_COMMITS:
             yield Note(ATTENTION, topic.topic, "no checkpoint: every start reads the whole log of commits; run verify")
         elif behind is not None and behind > MANY_COMMITS:
             yield Note(ATTENTION, topic.topic, f"{behind:,} commits since the last checkpoint: starts get slower")
-    if topic.newest_ms is not None and topic.newest_ms > report.now_ms + FAR_AHEAD_MS:
-        yield Note(
-            ATTENTION,
-            topic.topic,
-            "records are stamped in the future: retention.ms keeps their segments until that time has passed; look at "
-            "the producers' clocks",
-        )
+    if topic.newest_ms is not None and topic.newest_ms > report.now_ms + HOUR_MS:
+        kept = "retention.ms keeps their segments until that time has passed; look at the producers' clocks"
+        yield Note(ATTENTION, topic.topic, f"records are stamped in the future: {kept}")
     if topic.skew is not None and topic.skew >= MUCH_SKEW and topic.bytes > SKEW_BYTES:
-        yield Note(
-            INFORMATION,
-            topic.topic,
-            f"the largest partition is {topic.skew:.1f} times the mean: keys are spread unevenly",
-        )
-
-
-HOUR_MS = 3_600_000
+        skew = f"the largest partition is {topic.skew:.1f} times the mean"
+        yield Note(INFORMATION, topic.topic, f"{skew}: keys are spread unevenly")
 
 
 def gather(
@@ -165,41 +136,29 @@ def _root(view: RootView, settings: Settings, chosen: tuple[str, ...], maintenan
                 held += _held_back(root, snapshot, settings.now_ms)
         except SparklogError as error:
             notes.append(Note(ATTENTION, name, f"cannot be read: {error} [{error.code}]"))
-    names = [topic.topic for topic in facts]
-    compaction = (
-        compact_root(root, settings, InProcess(), CompactOptions(topics=names, dry_run=True))
-        if maintenance and names
-        else []
-    )
+    compaction: Sequence[TopicReport] = ()
+    if maintenance and facts:
+        options = CompactOptions(topics=[topic.topic for topic in facts], dry_run=True)
+        compaction = compact_root(root, settings, InProcess(), options)
     retention = retain_root(root, settings, topics=chosen, dry_run=True) if maintenance else []
-    failures = [failure for each in compaction for failure in each.failures]
-    failures += [failure for each in retention for failure in each.failures]
+    failures = [failure for run in compaction for failure in run.failures]
+    failures += [failure for run in retention for failure in run.failures]
     notes += [Note(ATTENTION, each.topic, f"maintenance would fail: {each.line()}") for each in failures]
-    return Report(
-        location=view.location,
-        kind="root",
-        now_ms=settings.now_ms,
-        topics=tuple(facts),
-        groups=tuple(_groups(root, settings.now_ms, chosen, notes)),
-        held_back=tuple(held),
-        doing=tuple(_doing(compaction, retention)) if maintenance else None,
-        removals=tuple(_removals(retention)) if maintenance else None,
-        notes=tuple(notes),
-    )
+    now_ms, groups = settings.now_ms, tuple(_groups(root, settings.now_ms, chosen, notes))
+    doing = tuple(_doing(compaction, retention)) if maintenance else None
+    removals = None
+    if maintenance:
+        vacuums = [(each.topic, item) for each in retention if each.vacuum is not None for item in each.vacuum.removed]
+        removals = tuple(Removal(name, item.kind, item.reason, item.objects, item.nbytes) for name, item in vacuums)
+    return Report(view.location, "root", now_ms, tuple(facts), groups, tuple(held), doing, removals, tuple(notes))
 
 
 def _topic(root: Root, snapshot: Snapshot, settings: Settings) -> TopicFacts:
-    name = snapshot.topic
-    configs = settings.configs_of(snapshot.head.configs)
-    return TopicFacts(
-        topic=name,
-        topic_id=snapshot.head.topic_id,
-        internal=is_internal(name),
-        cleanup_policy=",".join(configs.cleanup_policy),
-        configs=dict(sorted(snapshot.head.configs.explicit.items())),
-        partitions=_partitions(snapshot),
-        activity=_activity(root, name, snapshot, settings.now_ms),
-    )
+    name, head = snapshot.topic, snapshot.head
+    policy = ",".join(settings.configs_of(head.configs).cleanup_policy)
+    configs = dict(sorted(head.configs.explicit.items()))
+    activity = _activity(root, name, snapshot, settings.now_ms)
+    return TopicFacts(name, head.topic_id, is_internal(name), policy, configs, _partitions(snapshot), activity)
 
 
 def _partitions(snapshot: Snapshot) -> tuple[PartitionFacts, ...]:
@@ -252,22 +211,16 @@ def _held_back(root: Root, snapshot: Snapshot, now_ms: int) -> list[HeldBack]:
             for partition, first in prepare.first.items()
         ]
     for each in snapshot.head.kafka_open:
-        held = _kafka_held(name, each.partition, each.producer, each.first, each.end)
         # No timeout here: only Kafka, or an operator, ends these.
-        owner = held.owner if each.transactional_id is None else f"Kafka's {each.transactional_id}"
+        owner = f"Kafka's {each.transactional_id or f'producer {each.producer}'}"
         since = None if each.start_ms is None else max(0, now_ms - each.start_ms)
-        held_back.append(replace(held, owner=owner, age_ms=since))
+        held_back.append(HeldBack(name, each.partition, owner, each.first, each.end, since, None))
     return sorted(held_back, key=lambda held: (held.partition, held.first))
-
-
-def _kafka_held(topic: str, partition: int, producer: int, first: int, end: int) -> HeldBack:
-    return HeldBack(topic, partition, f"Kafka's producer {producer}", first, end, None, None)
 
 
 def _groups(root: Root, now_ms: int, chosen: tuple[str, ...], notes: list[Note]) -> Iterator[GroupFacts]:
     """Return all groups, or those that read a chosen topic; a group that cannot be read becomes a note."""
-    damaged: list[SparklogError] = []
-    hidden: list[SparklogError] = []
+    damaged, hidden = list[SparklogError](), list[SparklogError]()
     groups = Groups(root)
     described = groups.descriptions(groups.names(damaged), damaged)
     alive = {name: each for name, each in described.items() if each.state != DEAD}
@@ -289,31 +242,16 @@ def _hidden(failures: Sequence[SparklogError]) -> list[Note]:
 
 
 def _doing(compaction: Sequence[TopicReport], retention: Sequence[RetainReport]) -> list[Doing]:
-    doing = [
-        Doing(item.topic, item.partition, item.action, item.nbytes, _due(item.why), item.why)
-        for report in compaction
-        for item in report.planned
-    ]
+    doing = []
+    for item in (item for report in compaction for item in report.planned):
+        left = item.why.startswith(("not due:", "refused:"))
+        doing.append(Doing(item.topic, item.partition, item.action, item.nbytes, not left, item.why))
     for report in retention:
         for part in report.expired:
             for reason, segments, nbytes in part.reasons:
                 why = f"{segments:,} of {part.segments:,} segments by {REASONS[reason]}, to offset {part.log_start:,}"
                 doing.append(Doing(report.topic, part.partition, "expire", nbytes, True, why))
     return sorted(doing, key=lambda item: (not item.due, item.topic, item.partition))
-
-
-def _due(why: str) -> bool:
-    """True unless a plan says that it leaves the work."""
-    return not why.startswith(("not due:", "refused:"))
-
-
-def _removals(retention: Sequence[RetainReport]) -> list[Removal]:
-    return [
-        Removal(report.topic, item.kind, item.reason, item.objects, item.nbytes)
-        for report in retention
-        if report.vacuum is not None
-        for item in report.vacuum.removed
-    ]
 
 
 # -- a Kafka directory
@@ -332,17 +270,8 @@ def _kafka(view: KafkaView, settings: Settings, chosen: tuple[str, ...]) -> Repo
             if chosen:
                 raise
             notes.append(Note(ATTENTION, name, f"cannot be read: {error} [{error.code}]"))
-    return Report(
-        location=view.location,
-        kind="kafka",
-        now_ms=settings.now_ms,
-        topics=tuple(facts),
-        groups=_kafka_groups(view, facts, settings.now_ms, chosen, notes),
-        held_back=tuple(held),
-        doing=None,
-        removals=None,
-        notes=tuple(notes),
-    )
+    groups, now_ms = _kafka_groups(view, facts, settings.now_ms, chosen, notes), settings.now_ms
+    return Report(view.location, "kafka", now_ms, tuple(facts), groups, tuple(held), None, None, tuple(notes))
 
 
 def _kafka_topic(view: KafkaView, name: str) -> TopicFacts:
@@ -374,7 +303,7 @@ def _kafka_topic(view: KafkaView, name: str) -> TopicFacts:
 def _kafka_open(view: KafkaView, name: str) -> list[HeldBack]:
     bounds = view.bounds(name)
     return [
-        _kafka_held(name, partition, producer, first, bounds[partition].log_end)
+        HeldBack(name, partition, f"Kafka's producer {producer}", first, bounds[partition].log_end, None, None)
         for partition, state in sorted(view.partition_states(name).items())
         for producer, first in sorted(state.transactions.open.items(), key=lambda item: item[1])
         if bounds[partition].last_stable < bounds[partition].log_end

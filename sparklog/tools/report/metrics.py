@@ -10,12 +10,13 @@ topic is created again. An unknown figure (the record counts of a Kafka director
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from sparklog.errors import BadRequest
 from sparklog.storage.local import replace_file
-from sparklog.tools.report.facts import ATTENTION, Report
+from sparklog.tools.report.facts import ATTENTION, GroupPartition, PartitionFacts, Report
 
 
 def write_whole(path: str, text: str, option: str) -> None:
@@ -29,8 +30,8 @@ def write_whole(path: str, text: str, option: str) -> None:
         raise BadRequest(f"{path} cannot be written: {error.strerror}; choose another {option}") from None
 
 
-Number = int | float
 Labels = Mapping[str, object]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Metric:
 
     name: str
     help: str
-    values: Iterable[tuple[Labels, Number | None]]
+    values: Iterable[tuple[Labels, float | None]]
 
 
 def exposition(report: Report) -> str:
@@ -53,23 +54,27 @@ def text_of(metrics: Iterable[Metric]) -> str:
     return "".join(line + "\n" for metric in metrics for line in _lines(metric))
 
 
+def _metrics(
+    prefix: str, rows: Sequence[tuple[Labels, T]], columns: Iterable[tuple[str, str, Callable[[T], float | None]]]
+) -> Iterator[Metric]:
+    for name, text, value in columns:
+        yield Metric(f"sparklog_{prefix}_{name}", text, [(labels, value(row)) for labels, row in rows])
+
+
 def _of_partitions(report: Report) -> Iterator[Metric]:
-    parts = [
-        ({"topic": topic.topic, "partition": part.partition}, part)
-        for topic in report.topics
-        for part in topic.partitions
+    rows = [
+        ({"topic": each.topic, "partition": part.partition}, part) for each in report.topics for part in each.partitions
     ]
-    for name, text, values in (
-        ("log_start_offset", "First offset that can be read.", [part.log_start for _, part in parts]),
-        ("last_stable_offset", "Where read_committed readers stop.", [part.last_stable for _, part in parts]),
-        ("log_end_offset", "Offset that the next record will get.", [part.log_end for _, part in parts]),
-        ("records", "Records that batches hold.", [part.records for _, part in parts]),
-        ("bytes", "Bytes of record batches.", [part.bytes for _, part in parts]),
-        ("unsealed_slices", "Slices that no job has sealed yet.", [part.unsealed for _, part in parts]),
-        ("newest_timestamp_seconds", "Greatest record time.", [_seconds(part.newest_ms) for _, part in parts]),
-    ):
-        labelled = zip((labels for labels, _ in parts), values, strict=True)
-        yield Metric(f"sparklog_partition_{name}", text, list(labelled))
+    columns: tuple[tuple[str, str, Callable[[PartitionFacts], float | None]], ...] = (
+        ("log_start_offset", "First offset that can be read.", lambda part: part.log_start),
+        ("last_stable_offset", "Where read_committed readers stop.", lambda part: part.last_stable),
+        ("log_end_offset", "Offset that the next record will get.", lambda part: part.log_end),
+        ("records", "Records that batches hold.", lambda part: part.records),
+        ("bytes", "Bytes of record batches.", lambda part: part.bytes),
+        ("unsealed_slices", "Slices that no job has sealed yet.", lambda part: part.unsealed),
+        ("newest_timestamp_seconds", "Greatest record time.", lambda part: _seconds(part.newest_ms)),
+    )
+    return _metrics("partition", rows, columns)
 
 
 def _of_topics(report: Report) -> Iterator[Metric]:
@@ -78,18 +83,14 @@ def _of_topics(report: Report) -> Iterator[Metric]:
     yield Metric("sparklog_topic_version", "Number of the newest commit.", versions)
     times = [(labels, _seconds(activity.newest_ms)) for labels, activity in active]
     yield Metric("sparklog_topic_commit_timestamp_seconds", "When the newest commit was made.", times)
-    held = [
-        (
-            {"topic": item.topic, "partition": item.partition, "owner": item.owner, "first_offset": item.first},
-            _seconds(item.age_ms),
-        )
-        for item in report.held_back
-    ]
+    owners: dict[str, set[str]] = {topic.topic: set() for topic in report.topics}
+    held = []
+    for item in report.held_back:
+        owners[item.topic].add(item.owner)
+        labels = {"topic": item.topic, "partition": item.partition, "owner": item.owner, "first_offset": item.first}
+        held.append((labels, _seconds(item.age_ms)))
     yield Metric("sparklog_open_transaction_age_seconds", "Age of what holds back the last stable offset.", held)
-    open_now = [
-        ({"topic": topic.topic}, len({item.owner for item in report.held_back if item.topic == topic.topic}))
-        for topic in report.topics
-    ]
+    open_now = [({"topic": topic}, len(ids)) for topic, ids in owners.items()]
     yield Metric("sparklog_topic_open_transactions", "Open transactions, by their owners.", open_now)
     counts: dict[str, int] = {topic.topic: 0 for topic in report.topics} | {"": 0}
     for note in report.notes:
@@ -102,18 +103,17 @@ def _of_groups(report: Report) -> Iterator[Metric]:
     groups = report.groups or ()
     active = [({"group": group.group}, int(group.member is not None)) for group in groups]
     yield Metric("sparklog_group_active", "1 while the group has a member.", active)
-    parts = [
+    rows = [
         ({"group": group.group, "topic": part.topic, "partition": part.partition}, part)
         for group in groups
         for part in group.partitions
     ]
-    for name, text, values in (
-        ("current_offset", "Committed offset: the next to read.", [part.offset for _, part in parts]),
-        ("lag", "Offsets between the committed offset and the log end.", [part.lag for _, part in parts]),
-        ("lag_seconds", "How long the first unread record has waited.", [part.seconds_behind for _, part in parts]),
-    ):
-        labelled = zip((labels for labels, _ in parts), values, strict=True)
-        yield Metric(f"sparklog_group_{name}", text, list(labelled))
+    columns: tuple[tuple[str, str, Callable[[GroupPartition], float | None]], ...] = (
+        ("current_offset", "Committed offset: the next to read.", lambda part: part.offset),
+        ("lag", "Offsets between the committed offset and the log end.", lambda part: part.lag),
+        ("lag_seconds", "How long the first unread record has waited.", lambda part: part.seconds_behind),
+    )
+    yield from _metrics("group", rows, columns)
 
 
 def _seconds(ms: int | None) -> float | None:

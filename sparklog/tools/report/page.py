@@ -7,19 +7,17 @@ escaping. The script sorts and filters tables; the page says the same without it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sparklog.log.journal.env import EPOCH, LAST_MS
-from sparklog.tools.report.facts import Doing, GroupFacts, GroupPartition, PartitionFacts, Report, TopicFacts
+from sparklog.tools.report.facts import Doing, GroupFacts, GroupPartition, PartitionFacts, Report, TopicFacts, total
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 
-MOST_PARTITIONS = 200
-"""Rows of partitions that a topic has on the page; the largest."""
+MOST_PARTITIONS = 200  # of a topic on the page, the largest
 MOST_BARS = 100
 LARGEST_TOPICS = 12
 
@@ -33,7 +31,7 @@ def as_html(report: Report) -> str:
         largest=[topic for topic in largest if topic.bytes],
         due=by_topic([item for item in report.doing or () if item.due]),
         waiting=by_topic([item for item in report.doing or () if not item.due]),
-        records=_total([topic.records for topic in report.topics]),
+        records=total(topic.records for topic in report.topics),
         progress=progress(report.groups or ()),
         newest_ms=max((topic.newest_ms for topic in report.topics if topic.newest_ms is not None), default=None),
         shown=shown_partitions,
@@ -42,8 +40,7 @@ def as_html(report: Report) -> str:
     return text
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedRow:
+class PlannedRow(NamedTuple):
     """Work of a run on some partitions of one topic, as one row."""
 
     topic: str
@@ -68,30 +65,15 @@ def by_topic(items: Sequence[Doing]) -> list[PlannedRow]:
     return sorted(rows, key=lambda row: (row.topic, row.action))
 
 
-@dataclass(frozen=True, slots=True)
-class GroupRow:
-    """Consumer lag of a group in one topic, as one row; the topic is empty for a group without offsets.
-
-    `lag`, `seconds_behind`: of all partitions, and of the one that is furthest behind; None where nothing is committed.
-    """
+class GroupRow(NamedTuple):
+    """Consumer lag of a group in one topic, as one row; None where nothing is committed."""
 
     group: GroupFacts
-    topic: str
-    partitions: tuple[GroupPartition, ...]
-
-    @property
-    def lag(self) -> int | None:
-        known = [part.lag for part in self.partitions if part.lag is not None]
-        return sum(known) if known else None
-
-    @property
-    def largest_lag(self) -> int | None:
-        return max((part.lag for part in self.partitions if part.lag is not None), default=None)
-
-    @property
-    def ms_behind(self) -> float | None:
-        known = [part.seconds_behind for part in self.partitions if part.seconds_behind is not None]
-        return 1000 * max(known) if known else None
+    topic: str  # empty for a group without offsets
+    partitions: Sequence[GroupPartition]
+    lag: int | None
+    largest_lag: int | None
+    ms_behind: float | None  # of the partition that is furthest behind
 
 
 def progress(groups: Sequence[GroupFacts]) -> list[GroupRow]:
@@ -101,7 +83,11 @@ def progress(groups: Sequence[GroupFacts]) -> list[GroupRow]:
         parts_of: dict[str, list[GroupPartition]] = {}
         for part in group.partitions:
             parts_of.setdefault(part.topic, []).append(part)
-        rows += [GroupRow(group, topic, tuple(parts)) for topic, parts in (parts_of or {"": []}).items()]
+        for topic, parts in (parts_of or {"": []}).items():
+            lags = [part.lag for part in parts if part.lag is not None]
+            behind = [1000 * part.seconds_behind for part in parts if part.seconds_behind is not None]
+            total = sum(lags) if lags else None
+            rows.append(GroupRow(group, topic, parts, total, max(lags, default=None), max(behind, default=None)))
     return rows
 
 
@@ -184,8 +170,3 @@ def bars(topic: TopicFacts) -> list[tuple[int, float, int]]:
     """Return (partition, height from 0 to 1, bytes) of the first partitions: bytes over those of the largest."""
     most = max((part.bytes for part in topic.partitions), default=0) or 1
     return [(part.partition, part.bytes / most, part.bytes) for part in topic.partitions[:MOST_BARS]]
-
-
-def _total(numbers: list[int | None]) -> int | None:
-    known = [number for number in numbers if number is not None]
-    return sum(known) if len(known) == len(numbers) else None

@@ -1,4 +1,4 @@
-"""One data file, every byte of it: an append file by its footer and by what versions say, a segment by that alone.
+"""One data file, every byte of it: an append file by its footer and by what commits say, a segment by that alone.
 
 | bytes                               | are right if                                                                  |
 |-------------------------------------|-------------------------------------------------------------------------------|
@@ -9,8 +9,6 @@
 A footer also describes slices that no version names any more: they are checked as well. Slices are decoded, too:
 batches' checksums, offsets, counts, times. Files are checked in pieces of work, so that a Spark job can spread them
 over tasks; findings come back as a value.
-
-An append file: its slices by the commit and by the footer, which must agree, and the footer by its slices.
 """
 
 from __future__ import annotations
@@ -40,57 +38,48 @@ from sparklog.tools.verification.slice_checks import (
     CutOff,
     DataFile,
     Window,
-    check_crc,
-    read,
-    unframed,
     walk,
 )
 
-MOST_FINDINGS = 100
-"""Findings of one file, at most: beyond, single places do not matter."""
-PIECE_BYTES = 256 << 20
-"""A second or two of one core's work, far more than a task costs."""
+MOST_FINDINGS = 100  # of one file: beyond, single places do not matter
+PIECE_BYTES = 256 << 20  # a second or two of one core's work, far more than a task costs
 PIECE_FILES = 1000
 
 
 def check_file(store: Store, file: DataFile, progress: Progress) -> Checked:
     """Read a file whole and compare it with its footer and all versions that name it."""
-    checked = Checked(file)
+    checked = Checked(store, file, progress)
     try:
-        if file.sealed:
-            check_segment(store, file, checked, progress)
-        else:
-            check_append_file(store, file, checked, progress)
+        (_check_segment if file.sealed else _check_append_file)(checked)
     except NotFound:
-        checked.gone = checked.gone or file.key
-        checked.findings.clear()
+        return Checked(store, file, progress, gone=True)
     except CutOff as cut:
-        checked.findings.append(
-            Finding(SIZE, file.key, f"expected {file.size} bytes, found {cut.size}", position=cut.size)
-        )
+        (size,) = cut.args
+        checked.findings.append(Finding(SIZE, file.key, f"expected {file.size} bytes, found {size}", position=size))
     del checked.findings[MOST_FINDINGS:]
     return checked
 
 
-def check_segment(store: Store, file: DataFile, checked: Checked, progress: Progress) -> None:
-    """Check a sealed segment and the index files beside it; findings and counts go into `checked`."""
-    if store.get(file.key, file.size, 1):
-        checked.findings.append(
-            Finding(SIZE, file.key, f"expected {file.size} bytes, found more behind them", position=file.size)
-        )
+def _goes_on(file: DataFile) -> Finding:
+    return Finding(SIZE, file.key, f"expected {file.size} bytes, found more behind them", position=file.size)
+
+
+def _check_segment(checked: Checked) -> None:
+    """Check a sealed segment and the index files beside it."""
+    if checked.store.get(checked.file.key, checked.file.size, 1):
+        checked.findings.append(_goes_on(checked.file))
     counted = Counts(files=1)
-    for claim in file.claims:
+    for claim in checked.file.claims:
         batches = Batches()
-        walked = walk(store, file, claim, batches, checked, progress)
+        walked = walk(checked, claim, batches)
         counted += walked or Counts(slices=1)
-        counted += _check_indexes(store, file, claim, batches if walked is not None else None, checked)
+        counted += _check_indexes(checked, claim, batches if walked is not None else None)
     checked.counts = counted
 
 
 def missing_indexes(store: Store, file: DataFile, listed: Container[str]) -> list[Finding]:
     """Find the index files that are missing beside a sealed segment, in a listing (`listed`) and by now."""
-    stem = file.key.removesuffix("log")
-    keys = [f"{stem}{suffix}" for suffix in SUFFIXES if any(_needed(suffix, claim) for claim in file.claims)]
+    keys = [file.index_key(suffix) for suffix in SUFFIXES if any(_needed(suffix, claim) for claim in file.claims)]
     gone = [key for key in keys if key not in listed and store.stat(key) is None]
     # The vacuum may have deleted it with its segment.
     return [_no_index(key) for key in gone] if gone and store.stat(file.key) is not None else []
@@ -104,56 +93,52 @@ def _no_index(key: str) -> Finding:
     return Finding(MISSING, key, "expected an index beside the segment, found none", WITHOUT_INDEX)
 
 
-def _check_indexes(store: Store, file: DataFile, claim: Claim, batches: Batches | None, checked: Checked) -> Counts:
+def _check_indexes(checked: Checked, claim: Claim, batches: Batches | None) -> Counts:
     """`batches` None: the segment is damaged, only the checksum of its indexes can be looked at."""
-    stem = file.key.removesuffix("log")
+    store, file, before = checked.store, checked.file, len(checked.findings)
     indexes: dict[str, bytes] = {}
     for suffix in SUFFIXES:
         try:
-            indexes[suffix] = store.get(f"{stem}{suffix}")
+            indexes[suffix] = store.get(file.index_key(suffix))
         except NotFound:
             if _needed(suffix, claim):
                 if store.stat(file.key) is None:
                     raise
-                checked.findings.append(_no_index(f"{stem}{suffix}"))
+                checked.findings.append(_no_index(file.index_key(suffix)))
     counted = Counts(files=len(indexes), nbytes=sum(map(len, indexes.values())))
     whole = [indexes.get(suffix, b"") for suffix in SUFFIXES]
     crc = index_crc(*whole)
     if crc == file.index_crc:
         return counted
-    flipped = _flipped(file, whole, crc, stem)
+    flipped = _flipped(file, whole, crc)
     if flipped is not None:
         checked.findings.append(flipped)
         return counted
-    before = len(checked.findings)
     base = int(file.key.rsplit("/", 1)[-1][:20])
     if batches is not None:
         for suffix, data in indexes.items():
-            checked.findings += check_index(suffix, data, base, batches, file=f"{stem}{suffix}")
-    missing = any(finding.kind == MISSING and finding.file.startswith(stem) for finding in checked.findings)
-    if len(checked.findings) == before and not missing:
+            checked.findings += check_index(suffix, data, base, batches, file=file.index_key(suffix))
+    if len(checked.findings) == before:
         # Every entry is right: some must be missing. The time index ends with the greatest timestamp, so not there.
         entries = len(indexes.get("txnindex", b"")) // transaction_index.ENTRY_BYTES
         suspect = "txnindex" if batches is not None and entries < len(batches.aborts) else "index"
-        message = (
-            "the index files beside the segment do not match the CRC-32C that the commit gives for them: entries "
-            "are missing"
-        )
-        checked.findings.append(
-            Finding(INDEX, f"{stem}{suspect}", message, WITHOUT_INDEX, len(indexes.get(suspect, b"")))
-        )
+        message = f"the index files beside the segment {_NO_MATCH}: entries are missing"
+        size = len(indexes.get(suspect, b""))
+        checked.findings.append(Finding(INDEX, file.index_key(suspect), message, WITHOUT_INDEX, size))
     return counted
 
 
-def _flipped(file: DataFile, indexes: list[bytes], crc: int, stem: str) -> Finding | None:
-    """Return the one bit of all index files that explains the checksum, None if there is none."""
+_NO_MATCH = "do not match the CRC-32C that the commit gives for them"
+
+
+def _flipped(file: DataFile, indexes: list[bytes], crc: int) -> Finding | None:
     at = flipped_bit(sum(map(len, indexes)) + 8 * len(indexes), crc, file.index_crc)
     start = 0
     for suffix, data in zip(SUFFIXES, indexes, strict=True):
         start += 8
         if at is not None and start <= at[0] < start + len(data):
-            message = "the index files do not match the CRC-32C that the commit gives for them"
-            return Finding(INDEX, f"{stem}{suffix}", message, WITHOUT_INDEX, at[0] - start, bit=at[1])
+            message = f"the index files {_NO_MATCH}"
+            return Finding(INDEX, file.index_key(suffix), message, WITHOUT_INDEX, at[0] - start, bit=at[1])
         start += len(data)
     return None
 
@@ -195,28 +180,26 @@ class VerifyWork:
             checked = check_file(self.store, file, progress)
             findings += checked.findings
             counts += checked.counts
-            if checked.gone is not None:
+            if checked.gone:
                 gone.append(file.key)
         return Verified((), (), (), tuple(findings), counts, tuple(gone))
 
 
-def pieces(store: Store, topic: str, topic_id: str, files: Sequence[DataFile]) -> Iterator[VerifyWork]:
+def pieces(files: Sequence[DataFile]) -> Iterator[tuple[DataFile, ...]]:
     """Divide files into pieces of about `PIECE_BYTES`, in the order of the topic's folder."""
-    piece: list[DataFile] = []
+    piece: tuple[DataFile, ...] = ()
     nbytes = 0
     for file in files:
         if piece and (nbytes + file.size > PIECE_BYTES or len(piece) >= PIECE_FILES):
-            yield VerifyWork(store, topic, topic_id, tuple(piece))
-            piece, nbytes = [], 0
-        piece.append(file)
-        nbytes += file.size
+            yield piece
+            piece, nbytes = (), 0
+        piece, nbytes = (*piece, file), nbytes + file.size
     if piece:
-        yield VerifyWork(store, topic, topic_id, tuple(piece))
+        yield piece
 
 
-def check_append_file(store: Store, file: DataFile, checked: Checked, progress: Progress) -> None:
-    """Check an append file whole; findings and counts go into `checked`. `CutOff` if it is too short."""
-    footer = _footer(store, file, checked)
+def _check_append_file(checked: Checked) -> None:
+    file, footer = checked.file, _footer(checked)
     claims = list(file.claims)
     entries: dict[int, WrittenSlice] = {}
     if footer is not None:
@@ -226,21 +209,17 @@ def check_append_file(store: Store, file: DataFile, checked: Checked, progress: 
             checked.findings += _against_footer(file.key, claim, entries.get(claim.position))
     counted = Counts(files=1, nbytes=file.footer_length)
     for run in _runs(sorted(claims, key=lambda claim: claim.position)):
-        if len(run) == 1 and run[0].size > SPAN_BYTES:
-            counted += _check_long_slice(store, file, run[0], entries.get(run[0].position), checked, progress)
-        else:
-            counted += _check_run(store, file, run, entries, checked, progress)
+        counted += _check_run(checked, run, entries)
     checked.counts = counted
 
 
-def _footer(store: Store, file: DataFile, checked: Checked) -> Footer | None:
+def _footer(checked: Checked) -> Footer | None:
+    store, file = checked.store, checked.file
     start = file.size - file.footer_length
     # One byte more, to see that the file ends there.
     data = store.get(file.key, start, file.footer_length + 1)
     if len(data) > file.footer_length:
-        checked.findings.append(
-            Finding(SIZE, file.key, f"expected {file.size} bytes, found more behind them", position=file.size)
-        )
+        checked.findings.append(_goes_on(file))
         data = data[: file.footer_length]
     if len(data) < file.footer_length:
         info = store.stat(file.key)
@@ -248,35 +227,25 @@ def _footer(store: Store, file: DataFile, checked: Checked) -> Footer | None:
     try:
         return decode_footer(data, file_size=file.size, file=file.key)
     except (Corrupt, BadRequest) as error:
-        checked.findings.append(_placed_footer(Finding.of(FOOTER, error, file.key), data, start))
-        return None
-
-
-def _placed_footer(finding: Finding, data: bytes, start: int) -> Finding:
+        finding = Finding.of(FOOTER, error, file.key)
     body, expected = data[:-TAIL_BYTES], int.from_bytes(data[-TAIL_BYTES : -TAIL_BYTES + 4], "big")
     crc = crc32c(body)
-    if crc == expected:
-        # The checksum does not cover length and magic of the tail; or it is a writer's fault.
-        return replace(finding, position=start + len(data) - TAIL_BYTES + 4)
-    flipped = finding.at_flipped_bit(start, len(body), crc, expected)
-    return flipped or replace(finding, position=finding.position or start)
+    # The checksum does not cover length and magic of the tail; or it is a writer's fault.
+    place = file.size - TAIL_BYTES + 4 if crc == expected else finding.position or start
+    flipped = None if crc == expected else finding.at_flipped_bit(start, len(body), crc, expected)
+    checked.findings.append(flipped or replace(finding, position=place))
+    return None
 
 
 def _unnamed(footer: Footer, file: DataFile) -> list[Claim]:
     """The slices that only the footer knows; of their offsets in the log it says nothing."""
     named = {claim.position for claim in file.claims}
-    return [
-        Claim(
-            **{column: getattr(entry, name) for name, column in WRITTEN.items()},
-            position=entry.position,
-            base=0,
-            shift=0,
-            append_time=-1,
-            named=False,
-        )
-        for entry in footer.slices
-        if entry.position not in named
-    ]
+    claims = []
+    for entry in footer.slices:
+        if entry.position not in named:
+            columns = {column: getattr(entry, name) for name, column in WRITTEN.items()}
+            claims.append(Claim(**columns, position=entry.position, base=0, shift=0, append_time=-1))
+    return claims
 
 
 def _against_footer(key: str, claim: Claim, entry: WrittenSlice | None) -> list[Finding]:
@@ -302,10 +271,8 @@ def _runs(claims: Sequence[Claim]) -> Iterator[list[Claim]]:
     """Slices that lie side by side and fit into one request; longer ones alone."""
     run: list[Claim] = []
     for claim in claims:
-        if run and (
-            claim.position != run[-1].position + run[-1].size
-            or claim.position + claim.size - run[0].position > SPAN_BYTES
-        ):
+        end = run[-1].position + run[-1].size if run else 0
+        if run and (claim.position != end or end + claim.size - run[0].position > SPAN_BYTES):
             yield run
             run = []
         run.append(claim)
@@ -313,32 +280,28 @@ def _runs(claims: Sequence[Claim]) -> Iterator[list[Claim]]:
         yield run
 
 
-def _check_run(
-    store: Store,
-    file: DataFile,
-    run: Sequence[Claim],
-    entries: dict[int, WrittenSlice],
-    checked: Checked,
-    progress: Progress,
-) -> Counts:
-    """Slices side by side, in one request: all at once if their checksums hold, else one by one."""
+def _check_run(checked: Checked, run: Sequence[Claim], entries: dict[int, WrittenSlice]) -> Counts:
+    """Slices side by side, in one request: all at once if their checksums hold, else one by one, as long ones are."""
     start = run[0].position
     nbytes = run[-1].position + run[-1].size - start
-    data = memoryview(read(store, file.key, start, nbytes))
-    whole = all(
-        crc32c(data[claim.position - start : claim.position - start + claim.size]) == claim.crc for claim in run
-    )
-    headers = scan_headers(data, whole=False) if whole else None
     starts = np.array([claim.position - start for claim in run], np.int64)
+    headers = None
+    if nbytes <= SPAN_BYTES:
+        data = memoryview(checked.read(start, nbytes))
+        parts = [data[claim.position - start : claim.position - start + claim.size] for claim in run]
+        if all(crc32c(part) == claim.crc for part, claim in zip(parts, run, strict=True)):
+            headers = scan_headers(data, whole=False)
     if headers is None or headers.stop != "end" or not np.isin(starts, headers.position).all():
         counted = Counts()
         for claim in run:
-            at = claim.position - start
-            counted += _check_slice(file, claim, data[at : at + claim.size], entries.get(claim.position), checked)
-        progress(counted.records, nbytes)
+            batches, entry = Batches(), entries.get(claim.position)
+            walked = walk(checked, claim, batches)
+            if entry is not None and walked is not None:
+                checked.findings += _against_index(checked.file.key, claim, entry, batches)
+            counted += walked or Counts(slices=1)
         return counted
     row_of = np.searchsorted(starts, headers.position, side="right") - 1
-    window = Window(file, run, data, headers, row_of, start)
+    window = Window(checked.file, run, data, headers, row_of, start)
     checked.findings += window.wrong_batches()
     counted = window.count(checked)
     for row, claim in enumerate(run):
@@ -346,52 +309,22 @@ def _check_run(
         if entry is not None and (entry.index is not None or len(entry.aborted)):
             batches = Batches()
             batches.add(data, headers[row_of == row], -int(starts[row]))
-            checked.findings += _against_index(file.key, claim, entry, batches)
-    progress(counted.records, nbytes)
+            checked.findings += _against_index(checked.file.key, claim, entry, batches)
+    checked.progress(counted.records, nbytes)
     return counted
-
-
-def _check_slice(
-    file: DataFile, claim: Claim, data: memoryview, entry: WrittenSlice | None, checked: Checked
-) -> Counts:
-    """One slice in memory, of which something is wrong."""
-    before = len(checked.findings)
-    headers = scan_headers(data, whole=False)
-    if headers.stop != "end":
-        checked.findings.append(unframed(file, claim, headers, claim.position))
-    # Without the mark that the last batch is cut off.
-    window = Window.of_one(file, claim, data, headers[: len(headers)], claim.position)
-    if len(headers):
-        checked.findings += window.wrong_batches()
-    check_crc(file, claim, crc32c(data), checked, before)
-    if len(checked.findings) > before:
-        return Counts(slices=1, nbytes=len(data))
-    return window.count(checked)
-
-
-def _check_long_slice(
-    store: Store, file: DataFile, claim: Claim, entry: WrittenSlice | None, checked: Checked, progress: Progress
-) -> Counts:
-    batches = Batches()
-    counted = walk(store, file, claim, batches, checked, progress)
-    if entry is not None and counted is not None:
-        checked.findings += _against_index(file.key, claim, entry, batches)
-    return counted or Counts(slices=1)
 
 
 def _against_index(key: str, claim: Claim, entry: WrittenSlice, batches: Batches) -> list[Finding]:
     """The footer's index and aborted transactions of one slice against its batches; positions from its start."""
-    position, _, stamp = batches.columns()
-    offset = np.concatenate(batches.offset) if batches.offset else np.empty(0, np.int64)
-    built = build_index(position, offset, stamp, claim.size)
+    position, base, _, stamp, _ = batches.columns()
+    built = build_index(position, base, stamp, claim.size)
     findings = []
     same = (built is None) == (entry.index is None)
-    if same and built is not None and entry.index is not None:
+    if same and built is not None:
         same = all(np.array_equal(getattr(built, name), getattr(entry.index, name)) for name in _INDEX_COLUMNS)
     if not same:
-        findings.append(
-            Finding(FOOTER, key, "the footer's index is not that of the slice's batches", position=claim.position)
-        )
+        message = "the footer's index is not that of the slice's batches"
+        findings.append(Finding(FOOTER, key, message, position=claim.position))
     for producer, last in zip(entry.aborted.producer_ids.tolist(), entry.aborted.last_offsets.tolist(), strict=True):
         if batches.aborts.get(last) != producer:
             message = f"the footer says that producer {producer} aborts at {last}; no such marker lies in the slice"

@@ -11,7 +11,7 @@ log that lost objects, or were made by a process that outlived its root and went
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
@@ -24,6 +24,7 @@ from sparklog.storage.store import Store
 from sparklog.tools.verification.findings import CHAIN, CHECKPOINT, LOG, MISSING, Counts, Finding
 
 MOST_UNREACHED = 20
+MOST_MISSING = 20
 REMEDY = "restore what is missing before it, or delete it if a process that outlived a restored root made it"
 
 
@@ -56,29 +57,30 @@ T = TypeVar("T")
 
 
 def read_object(
-    store: Store, key: str, decode: Callable[[bytes], T], kind: str
-) -> tuple[T | None, bytes, Finding | None]:
-    """Return the decoded object, its bytes, and its damage. `NotFound` if it does not exist.
+    store: Store, key: str, decode: Callable[..., T], kind: str, *number: int
+) -> tuple[T | None, bytes, list[Finding]]:
+    """Return the object by `decode(data, key, *number)`, its bytes, and its damage. `NotFound` if it does not exist.
 
     Read again before it is called damaged: a bit may flip on the way. An object of a newer sparklog is a finding, too.
     """
     try:
         data = store.get(key)
     except Corrupt as error:
-        return None, b"", Finding.of(kind, error, key)
+        return None, b"", [Finding.of(kind, error, key)]
     try:
-        return decode(data), data, None
+        return decode(data, key, *number), data, []
     except (Corrupt, BadRequest):
         data = store.get(key)
     try:
-        return decode(data), data, None
+        return decode(data, key, *number), data, []
     except (Corrupt, BadRequest) as error:
-        return None, data, _placed(Finding.of(kind, error, key), data)
+        return None, data, [_placed(Finding.of(kind, error, key), data)]
 
 
-def numbered(decode: Callable[[bytes, str, int], T], key: str, number: int) -> Callable[[bytes], T]:
-    """Return `decode(data, key, number)` for the object of one number, which lies under `key`."""
-    return lambda data: decode(data, key, number)
+def missing(prefix: str, what: str, needed: Iterable[int], existing: Iterable[int]) -> Iterator[Finding]:
+    """Name objects that no collection deletes, and that are missing."""
+    for number in sorted(set(needed) - set(existing))[:MOST_MISSING]:
+        yield Finding(MISSING, commit_key(prefix, number), f"{what} {number} is not there, and later ones are")
 
 
 def _placed(finding: Finding, data: bytes) -> Finding:
@@ -91,20 +93,15 @@ def _placed(finding: Finding, data: bytes) -> Finding:
             return finding
         flipped = finding.at_flipped_bit(0, cut, crc, expected) if expected < 2**32 else None
         # Else a digit of the checksum itself, or more than one bit.
-        return flipped or replace(finding, position=cut + len(_MARK) if _near(expected, crc) else 0)
+        left, right = str(expected), str(crc)
+        one_digit = len(left) == len(right) and sum(a != b for a, b in zip(left, right, strict=True)) == 1
+        return flipped or replace(finding, position=cut + len(_MARK) if one_digit else 0)
     odd = next((at for at, byte in enumerate(data[:-1]) if not 0x20 <= byte < 0x7F), None)
     # Nothing else is known to be odd: it is the checksum's own member, the last one.
     return replace(finding, position=odd if odd is not None else max(data.rfind(b","), 0))
 
 
-def _near(one: int, other: int) -> bool:
-    """True if two numbers differ in one digit."""
-    left, right = str(one), str(other)
-    return len(left) == len(right) and sum(a != b for a, b in zip(left, right, strict=True)) == 1
-
-
 TRIES = 6
-MOST_MISSING = 20
 E = TypeVar("E", bound=Entry)
 DELETE_COPY = "delete the copy: the entries say the same"
 
@@ -136,7 +133,9 @@ def read_chain(store: Store, kind: EntryKind[E], folder: str, label: str) -> Ent
 
 def _read(store: Store, kind: EntryKind[E], folder: str, chain: EntryChain[E]) -> EntryChain[E]:
     prefix = chain.prefix
-    entries, copies = _numbers(store, prefix)
+    numbers = {info.key: checkpoint_version(info.key) for info in store.list(f"{prefix}/_log/")}
+    entries = [n for key, n in numbers.items() if n is not None and key == commit_key(prefix, n)]
+    copies = [n for key, n in numbers.items() if n is not None and key == checkpoint_key(prefix, n)]
     if not entries and not copies:
         return chain
     end = log_end(entries, copies[-1] if copies else -1)
@@ -146,11 +145,10 @@ def _read(store: Store, kind: EntryKind[E], folder: str, chain: EntryChain[E]) -
     before = -1
     for number in entries:
         key = commit_key(prefix, number)
-        entry, data, finding = read_object(store, key, numbered(kind.decode, key, number), chain.label)
+        entry, data, damage = read_object(store, key, kind.decode, chain.label, number)
         chain.objects.add(key)
         chain.counts += Counts(entries=1, nbytes=len(data))
-        if finding is not None:
-            chain.findings.append(finding)
+        chain.findings += damage
         known = crc if number == before + 1 else None
         before, crc = number, None if entry is None else int(crc32c(data))
         if number in copies:
@@ -158,34 +156,17 @@ def _read(store: Store, kind: EntryKind[E], folder: str, chain: EntryChain[E]) -
         if entry is None:
             continue
         if id_folder(entry.id) != folder:
-            message = f"{kind.what} of '{entry.id}' do not belong here"
-            chain.findings.append(Finding(chain.label, key, message))
+            chain.findings.append(Finding(chain.label, key, f"{kind.what} of '{entry.id}' do not belong here"))
         if known is not None and entry.prev_crc != known:
-            message = (
-                f"the chain is broken: entry {number} was made after one with CRC-32C {entry.prev_crc}, this one has "
-                f"{known}"
-            )
-            remedy = "one of the two is another one's: restore both"
-            chain.findings.append(Finding(CHAIN, commit_key(prefix, number - 1), message, remedy))
+            broken = f"the chain is broken: entry {number} was made after one with CRC-32C {entry.prev_crc}"
+            remedy, key = "one of the two is another one's: restore both", commit_key(prefix, number - 1)
+            chain.findings.append(Finding(CHAIN, key, f"{broken}, this one has {known}", remedy))
         if number <= end:
             chain.newest = entry
     _copies(store, kind, chain, copies, stored)
-    _missing(chain, entries, copies)
+    needed = range(copies[-2] if len(copies) > 1 else 0, max([*entries, *copies]) + 1)
+    chain.findings += missing(prefix, "entry", needed, entries)
     return chain
-
-
-def _numbers(store: Store, prefix: str) -> tuple[list[int], list[int]]:
-    """Return the numbers of entries and of copies, in order."""
-    entries, copies = [], []
-    for info in store.list(f"{prefix}/_log/"):
-        number = checkpoint_version(info.key)
-        if number is None:
-            continue
-        if info.key == commit_key(prefix, number):
-            entries.append(number)
-        elif info.key == checkpoint_key(prefix, number):
-            copies.append(number)
-    return entries, copies
 
 
 def _copies(
@@ -193,24 +174,14 @@ def _copies(
 ) -> None:
     for number in copies:
         key = checkpoint_key(chain.prefix, number)
-        entry, data, finding = read_object(store, key, numbered(kind.decode, key, number), chain.label)
+        entry, data, damage = read_object(store, key, kind.decode, chain.label, number)
         chain.objects.add(key)
         chain.counts += Counts(checkpoints=1, nbytes=len(data))
-        if finding is not None:
+        for finding in damage:
             remedy = DELETE_COPY if number in stored else finding.remedy
             chain.findings.append(replace(finding, kind=CHECKPOINT, file=key, remedy=remedy, offset=None))
-        elif number in stored and stored[number] != data:
+        if entry is not None and number in stored and stored[number] != data:
             message = f"the copy is not what entry {number} says"
             chain.findings.append(Finding(CHECKPOINT, key, message, DELETE_COPY))
         if entry is not None and (chain.newest is None or chain.newest.number < number):
             chain.newest = entry
-
-
-def _missing(chain: EntryChain[E], entries: Sequence[int], copies: Sequence[int]) -> None:
-    """Name entries that no collection deletes, and that are missing."""
-    first = copies[-2] if len(copies) > 1 else 0
-    last = max([*entries, *copies])
-    missing = sorted(set(range(first, last + 1)) - set(entries))
-    for number in missing[:MOST_MISSING]:
-        message = f"entry {number} is not there, and later ones are"
-        chain.findings.append(Finding(MISSING, commit_key(chain.prefix, number), message))

@@ -10,25 +10,10 @@ from sparklog.errors import Corrupt, SparklogError
 from sparklog.format.checksums import flipped_bit
 from sparklog.maintenance.output import count, json_value, megabytes
 
-ROOT = "root"
-LOG = "commit"
-CHAIN = "chain"
-CHECKPOINT = "checkpoint"
-STATE = "state"
-MISSING = "missing"
-SIZE = "size"
-CHECKSUM = "checksum"
-FOOTER = "footer"
-INDEX = "index"
-CONTENT = "content"
-DECISION = "decision"
-GROUP = "group"
-TRANSACTION = "transaction"
-KINDS = (
-    *(ROOT, LOG, CHAIN, CHECKPOINT, STATE, MISSING, SIZE, CHECKSUM, FOOTER, INDEX, CONTENT),
-    *(DECISION, GROUP, TRANSACTION),
-)
-
+ROOT, LOG, CHAIN, CHECKPOINT, STATE = "root", "commit", "chain", "checkpoint", "state"
+MISSING, SIZE, CHECKSUM, FOOTER, INDEX, CONTENT = "missing", "size", "checksum", "footer", "index", "content"
+DECISION, GROUP, TRANSACTION = "decision", "group", "transaction"
+"""Kinds of findings."""
 RESTORE = "restore the file from a backup"
 _ADVICE = re.compile(r"[;:] (?:restore|delete)\b.*\Z")
 """Advice at the end of an error's message: here the remedy takes its place."""
@@ -36,7 +21,7 @@ _ADVICE = re.compile(r"[;:] (?:restore|delete)\b.*\Z")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Damage of one place. `kind` is one of `KINDS`; `message`: expected and found; `remedy`: what to do.
+    """Damage of one place. `message`: expected and found; `remedy`: what to do.
 
     `file` is a key of the root (of a Kafka directory: a path below it); `position` counts bytes in it and `offset` is
     one of the log, where they make sense. `bit`: the one bit whose flip explains all, at `position`.
@@ -92,8 +77,7 @@ class Counts:
     slices: int = 0
     batches: int = 0
     records: int = 0
-    gaps: int = 0
-    """Offsets between slices that hold nothing: compacted, aborted, or never there in what was imported."""
+    gaps: int = 0  # offsets between slices: compacted, aborted, or never there in what was imported
     nbytes: int = 0
 
     def __add__(self, other: Counts) -> Counts:
@@ -122,19 +106,16 @@ class Report:
         return not self.findings
 
 
-SHOWN = 20
-"""Unreferenced files shown by name; the JSON has all."""
+SHOWN = 20  # unreferenced files shown by name; the JSON has all
 _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
 
 
 def summary(report: Report) -> str:
     """Return problems one by one, then unreferenced files, then the verdict in one line."""
-    lines = [str(finding) for finding in report.findings]
-    lines += _listed("unreferenced", report.orphans)
-    lines += _listed("not sparklog's", report.foreign)
-    lines += [f"no damage by itself: {note}" for note in report.notes]
-    lines.append(_verdict(report))
-    return "\n".join(lines)
+    problems = [str(finding) for finding in report.findings]
+    files = [*_listed("unreferenced", report.orphans), *_listed("not sparklog's", report.foreign)]
+    notes = [f"no damage by itself: {note}" for note in report.notes]
+    return "\n".join([*problems, *files, *notes, _verdict(report)])
 
 
 def _listed(what: str, files: Sequence[Orphan]) -> list[str]:
@@ -152,18 +133,11 @@ def _listed(what: str, files: Sequence[Orphan]) -> list[str]:
 def _verdict(report: Report) -> str:
     counts = report.counts
     parts = [
-        count(counts.topics, "topic"),
-        count(counts.commits, "commit"),
-        count(counts.checkpoints, "checkpoint"),
-        count(counts.entries, "entry", "entries"),
-        count(counts.files, "file"),
-        count(counts.slices, "slice"),
+        *(count(counts.topics, "topic"), count(counts.commits, "commit"), count(counts.checkpoints, "checkpoint")),
+        *(count(counts.entries, "entry", "entries"), count(counts.files, "file"), count(counts.slices, "slice")),
+        *(count(counts.batches, "batch", "batches"), count(counts.records, "record")),
+        *(f"{counts.nbytes:,} bytes", f"{count(counts.gaps, 'offset')} in gaps"),
     ]
-    if not report.quick:
-        parts += [count(counts.batches, "batch", "batches"), count(counts.records, "record")]
-    parts.append(f"{counts.nbytes:,} bytes")
-    if counts.gaps:
-        parts.append(f"{count(counts.gaps, 'offset')} in gaps")
     checked = ", ".join(part for part in parts if not part.startswith("0 "))
     speed = f"{report.seconds:.1f} s"
     if counts.nbytes > 10_000_000:

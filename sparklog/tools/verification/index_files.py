@@ -8,59 +8,57 @@ is compared with the ABORT markers; the begin of a transaction that the cleaner 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from sparklog.errors import Corrupt
 from sparklog.format import offset_index, time_index, transaction_index
 from sparklog.format.control import ABORT, control_types
-from sparklog.format.record_batch import BatchHeaders, BytesLike
+from sparklog.format.record_batch import BatchHeaders, BoolArray, BytesLike, Int64Array
 from sparklog.tools.verification.findings import INDEX, RESTORE, Finding
 
-Int64s = npt.NDArray[np.int64]
 DELETE_INDEX = "delete the file: the broker's next start writes it anew"
 WITHOUT_INDEX = "restore the file from a backup; no record is lost, reads begin at the segment's start without it"
 
 
+class BatchColumns(NamedTuple):
+    """Batches: positions in the file, base and last offset, greatest timestamp, true for formats v0 and v1."""
+
+    position: Int64Array
+    base: Int64Array
+    last: Int64Array
+    stamp: Int64Array
+    old: BoolArray
+
+
+_NONE = np.empty(0, np.int64)
+_NO_BATCHES = BatchColumns(_NONE, _NONE, _NONE, _NONE, _NONE.astype(np.bool_))
+
+
 @dataclass(slots=True)
 class Batches:
-    """Batches of a segment, window by window: positions in the file, offsets of the log, times in ms."""
+    """Batches of a segment, window by window. `aborts`: offset of each ABORT marker -> its producer id."""
 
-    position: list[Int64s] = field(default_factory=list)
-    last: list[Int64s] = field(default_factory=list)
-    stamp: list[Int64s] = field(default_factory=list)
-    old: list[npt.NDArray[np.bool_]] = field(default_factory=list)
-    """True for messages of formats v0 or v1."""
+    windows: list[BatchColumns] = field(default_factory=lambda: [_NO_BATCHES])
     aborts: dict[int, int] = field(default_factory=dict)
-    """Offset of each ABORT marker -> its producer id."""
-    offset: list[Int64s] = field(default_factory=list)
-    """Base offsets as the headers have them."""
 
-    def add(self, data: BytesLike, headers: BatchHeaders, position: int, shift: int = 0) -> None:
+    def add(self, data: BytesLike, headers: BatchHeaders, position: int) -> None:
         """Take in the batches of a window that begins at byte `position`."""
-        self.position.append(headers.position + position)
-        self.offset.append(headers.base_offset)
-        self.last.append(headers.last_offset + shift)
-        self.stamp.append(headers.max_timestamp)
-        self.old.append(headers.is_legacy)
-        markers = np.flatnonzero(headers.is_control)
-        for row in markers.tolist():
+        offsets = headers.base_offset, headers.last_offset
+        columns = BatchColumns(headers.position + position, *offsets, headers.max_timestamp, headers.is_legacy)
+        self.windows.append(columns)
+        for row in np.flatnonzero(headers.is_control).tolist():
             one = headers[row : row + 1]
-            try:
-                aborts = int(control_types(data, one)[0]) == ABORT
-            except Corrupt:
-                # Its checksum says so, too.
-                continue
-            if aborts:
-                self.aborts[int(one.base_offset[0]) + shift] = int(one.producer_id[0])
+            # Of one that cannot be read the checksum says so, too.
+            with suppress(Corrupt):
+                if int(control_types(data, one)[0]) == ABORT:
+                    self.aborts[int(one.base_offset[0])] = int(one.producer_id[0])
 
-    def columns(self) -> tuple[Int64s, Int64s, Int64s]:
-        """Positions, last offsets and greatest timestamps of all batches."""
-        empty = [np.empty(0, np.int64)]
-        position, last, stamp = (np.concatenate(parts or empty) for parts in (self.position, self.last, self.stamp))
-        return position, last, stamp
+    def columns(self) -> BatchColumns:
+        return BatchColumns(*map(np.concatenate, zip(*self.windows, strict=True)))
 
 
 def check_index(
@@ -91,16 +89,13 @@ def _tail(data: bytes, used: int, preallocated: bool, file: str) -> list[Finding
 
 
 def _check_offset_index(data: bytes, base: int, batches: Batches, file: str, *, preallocated: bool) -> list[Finding]:
-    """Check an `.index`.
-
-    Kafka's followers, and brokers before 4.0, name several batches by one entry: the first one's position, the last
-    one's offset. Readers find the same batches by them, so such entries are right, too.
-    """
+    """Kafka's followers, and brokers before 4.0, name several batches by one entry: the first one's position, the last
+    one's offset. Readers find the same batches by them, so such entries are right, too."""
     entries = offset_index.parse(data, base, file=file)
     wrong = _tail(data, len(entries) * offset_index.ENTRY_BYTES, preallocated, file)
     if not len(entries):
         return wrong
-    position, last, _ = batches.columns()
+    position, _, last, _, _ = batches.columns()
     if not len(position):
         return [Finding(INDEX, file, "expected no entries, for the segment has no batches", WITHOUT_INDEX, 0)]
     rows = np.minimum(np.searchsorted(position, entries.positions), len(position) - 1)
@@ -117,31 +112,27 @@ def _check_offset_index(data: bytes, base: int, batches: Batches, file: str, *, 
 
 
 def _check_time_index(data: bytes, base: int, batches: Batches, file: str, *, active: bool) -> list[Finding]:
-    """Check a `.timeindex`. Its last entry is the segment's greatest timestamp, unless the segment is active.
-
-    An entry names the earliest batch with its timestamp; but of messages of formats v0 and v1 that were appended
-    together and have one time, it names the last.
-    """
+    """The last entry is the segment's greatest timestamp, unless the segment is active. An entry names the earliest
+    batch with its timestamp; but of old messages that were appended together and have one time, it names the last."""
     entries = time_index.parse(data, base, file=file)
     size = time_index.ENTRY_BYTES
     wrong = _tail(data, len(entries) * size, active, file)
-    _, last, stamp = batches.columns()
+    _, _, last, stamp, old = batches.columns()
     if not len(stamp):
         return wrong
     running = np.maximum.accumulate(stamp)
     rows = np.minimum(np.searchsorted(last, entries.offsets), len(last) - 1)
     # The earliest batch with the greatest timestamp so far.
     rises = np.concatenate(([True], running[1:] > running[:-1]))
-    first = rises | (np.concatenate(batches.old) & (stamp == running))
+    first = rises | (old & (stamp == running))
     named = (last[rows] == entries.offsets) & (stamp[rows] == entries.timestamps) & first[rows]
     if len(entries) == 1 and int(entries.timestamps[0]) == 0 and int(entries.offsets[0]) == base:
         # What Kafka's indexes begin with where nothing has a time.
         named |= running[-1] <= 0
     for entry in np.flatnonzero(~named).tolist():
         stamped, offset = int(entries.timestamps[entry]), int(entries.offsets[entry])
-        message = (
-            f"the batch that ends with offset {offset} is not the first with timestamp {stamped}, as entry {entry} says"
-        )
+        batch = f"the batch that ends with offset {offset}"
+        message = f"{batch} is not the first with timestamp {stamped}, as entry {entry} says"
         wrong.append(Finding(INDEX, file, message, WITHOUT_INDEX, entry * size, offset))
     greatest = int(entries.timestamps[-1]) if len(entries) else -1
     if not active and not wrong and greatest < int(running[-1]):
@@ -151,7 +142,6 @@ def _check_time_index(data: bytes, base: int, batches: Batches, file: str, *, ac
 
 
 def _check_transaction_index(data: bytes, base: int, batches: Batches, file: str) -> list[Finding]:
-    """Check a `.txnindex`: each entry has its ABORT marker among the segment's."""
     entries = transaction_index.parse(data, base, file=file)
     wrong = []
     columns = (entries.producer_ids, entries.first_offsets, entries.last_offsets, entries.last_stable_offsets)

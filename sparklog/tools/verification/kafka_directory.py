@@ -12,18 +12,11 @@ import os
 import re
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 
 from sparklog.errors import Corrupt, NotFound, did_you_mean
-from sparklog.format.checkpoint_files import (
-    CLEANER_OFFSETS_FILE,
-    HIGH_WATERMARKS_FILE,
-    LOG_STARTS_FILE,
-    PARTITION_METADATA_FILE,
-    RECOVERY_POINTS_FILE,
-    TopicPartition,
-    offsets_to_bytes,
-    parse_offsets,
-)
+from sparklog.format import checkpoint_files
+from sparklog.format.checkpoint_files import CLEANER_OFFSETS_FILE, LOG_STARTS_FILE, TopicPartition
 from sparklog.kafka.in_place.directory import file_bytes, kafka_layout, partition_folders, split_folder_name
 from sparklog.kafka.in_place.segment_file import CLEANED, DELETED, SWAP
 from sparklog.log.journal.env import SYSTEM, Env
@@ -31,7 +24,10 @@ from sparklog.tools.verification.findings import CHECKPOINT, Counts, Finding, Or
 from sparklog.tools.verification.kafka_partition import COMPARE, REPLICA, KafkaPartition, read_partition
 from sparklog.tools.verification.run import Say
 
-CHECKPOINTS = (LOG_STARTS_FILE, HIGH_WATERMARKS_FILE, RECOVERY_POINTS_FILE, CLEANER_OFFSETS_FILE)
+CHECKPOINTS = (
+    *(LOG_STARTS_FILE, checkpoint_files.HIGH_WATERMARKS_FILE),
+    *(checkpoint_files.RECOVERY_POINTS_FILE, CLEANER_OFFSETS_FILE),
+)
 KNOWN = frozenset({*CHECKPOINTS, "meta.properties", "bootstrap.checkpoint", ".lock", ".kafka_cleanshutdown"})
 LEFT = (DELETED, CLEANED, SWAP)
 SEGMENT_FILE = re.compile(r"\d{20}\.(?:log|index|timeindex|txnindex)")
@@ -46,18 +42,11 @@ def verify_log_dir(
     folder = os.path.abspath(os.fspath(path))
     layout = kafka_layout(folder)
     if layout is None:
-        raise NotFound(
-            f"{folder} is no Kafka directory: it has no folders like orders-0 with .log files; check the path"
-        )
+        message = f"{folder} is no Kafka directory: it has no folders like orders-0 with .log files; check the path"
+        raise NotFound(message)
     begun = env.boot_ms()
-    if layout == "partition":
-        folders = {split_folder_name(folder): folder}
-        offsets: dict[str, dict[TopicPartition, int]] = {}
-        findings: list[Finding] = []
-        counts = Counts()
-    else:
-        folders = partition_folders(folder)
-        findings, counts, offsets = _checkpoints(folder)
+    folders = {split_folder_name(folder): folder} if layout == "partition" else partition_folders(folder)
+    findings, counts, offsets = _checkpoints(folder, CHECKPOINTS if layout == "log-dir" else ())
     names = sorted({topic for topic, _ in folders})
     for topic in topics:
         if topic not in names:
@@ -68,18 +57,13 @@ def verify_log_dir(
         if topics and key[0] not in topics:
             continue
         say(f"reading {os.path.basename(folders[key])}")
-        read[key] = part = read_partition(
-            folders[key],
-            folder,
-            log_start=offsets.get(LOG_STARTS_FILE, {}).get(key),
-            cleaned=offsets.get(CLEANER_OFFSETS_FILE, {}).get(key, 0) if layout == "log-dir" else None,
-            env=env,
-        )
+        log_start = offsets.get(LOG_STARTS_FILE, {}).get(key)
+        cleaned = offsets.get(CLEANER_OFFSETS_FILE, {}).get(key, 0) if layout == "log-dir" else None
+        read[key] = part = read_partition(folders[key], folder, log_start=log_start, cleaned=cleaned, env=env)
+        _check_bounds(key, part, offsets)
         findings += part.findings
+        notes += part.notes
         counts += part.counts
-        negative, beyond = _out_of_bounds(key, part, offsets)
-        findings += negative
-        notes += [*part.notes, *beyond]
     findings += _ids(read, folder)
     orphans, foreign = _others(folder, layout, read, env.wall_ms())
     counts += Counts(topics=len({topic for topic, _ in read}))
@@ -88,31 +72,29 @@ def verify_log_dir(
     return Report(folder, unique, orphans, foreign, counts, seconds=seconds, notes=tuple(notes))
 
 
-def _checkpoints(folder: str) -> tuple[list[Finding], Counts, dict[str, dict[TopicPartition, int]]]:
-    """Check the checkpoint files of the log dir."""
+def _checkpoints(
+    folder: str, names: Sequence[str]
+) -> tuple[list[Finding], Counts, dict[str, dict[TopicPartition, int]]]:
     findings: list[Finding] = []
     counts = Counts()
     offsets: dict[str, dict[TopicPartition, int]] = {}
-    for name in CHECKPOINTS:
+    for name in names:
         data = file_bytes(os.path.join(folder, name))
         if data is None:
             continue
         counts += Counts(files=1, nbytes=len(data))
         try:
-            offsets[name] = parse_offsets(data, file=name)
+            offsets[name] = checkpoint_files.parse_offsets(data, file=name)
         except Corrupt as error:
             findings.append(Finding.of(CHECKPOINT, error, name, REPLICA))
             continue
-        if data and offsets_to_bytes(offsets[name]) != data:
+        if data and checkpoint_files.offsets_to_bytes(offsets[name]) != data:
             findings.append(Finding(CHECKPOINT, name, "it is not written as Kafka writes it", REPLICA))
     return findings, counts, offsets
 
 
-def _out_of_bounds(
-    key: TopicPartition, part: KafkaPartition, offsets: dict[str, dict[TopicPartition, int]]
-) -> tuple[list[Finding], list[Finding]]:
-    """Find offsets in checkpoint files that no log has, and those that this one does not reach."""
-    negative, beyond = [], []
+def _check_bounds(key: TopicPartition, part: KafkaPartition, offsets: dict[str, dict[TopicPartition, int]]) -> None:
+    """Find offsets in checkpoint files that no log has, and note those that this one does not reach."""
     # A log that was emptied, and whose start moved, ends where it starts.
     end = max(part.log_end, offsets.get(LOG_STARTS_FILE, {}).get(key, 0))
     for name, values in offsets.items():
@@ -120,15 +102,13 @@ def _out_of_bounds(
         reached = part.log_end if name == LOG_STARTS_FILE else end
         message = f"it says offset {offset} of {key[0]}-{key[1]}, whose log ends at {reached}"
         if offset < 0:
-            negative.append(Finding(CHECKPOINT, name, message, REPLICA, offset=offset))
+            part.findings.append(Finding(CHECKPOINT, name, message, REPLICA, offset=offset))
         elif offset > reached:
             message += ": Kafka leaves it so where it has cut the log, or the end of the log is lost"
-            beyond.append(Finding(CHECKPOINT, name, message, COMPARE, offset=offset))
-    return negative, beyond
+            part.notes.append(Finding(CHECKPOINT, name, message, COMPARE, offset=offset))
 
 
 def _ids(read: dict[TopicPartition, KafkaPartition], root: str) -> list[Finding]:
-    """Check that all partitions of a topic have one id."""
     wrong = []
     for topic in sorted({name for name, _ in read}):
         ids = {key: part.topic_id for key, part in read.items() if key[0] == topic and part.topic_id is not None}
@@ -136,7 +116,8 @@ def _ids(read: dict[TopicPartition, KafkaPartition], root: str) -> list[Finding]
         if len(usual) > 1:
             for key, topic_id in ids.items():
                 if topic_id != usual[0][0] or usual[0][1] == usual[1][1]:
-                    file = os.path.relpath(os.path.join(read[key].folder, PARTITION_METADATA_FILE), root)
+                    path = os.path.join(read[key].folder, checkpoint_files.PARTITION_METADATA_FILE)
+                    file = os.path.relpath(path, root)
                     message = f"topic '{topic}' has id {topic_id} here and {usual[0][0]} in another partition"
                     wrong.append(Finding(CHECKPOINT, file, message, REPLICA))
     return wrong
@@ -149,31 +130,24 @@ def _others(
     orphans: list[Orphan] = []
     foreign: list[Orphan] = []
 
-    def note(path: str, target: list[Orphan], why: str) -> None:
-        try:
+    def note(path: str, why: str | None) -> None:
+        with suppress(FileNotFoundError):
             stat = os.stat(path)
-        except FileNotFoundError:
-            return
-        age = max(0, now_ms - stat.st_mtime_ns // 1_000_000)
-        target.append(Orphan(os.path.relpath(path, folder), stat.st_size, age, why))
+            age = max(0, now_ms - stat.st_mtime_ns // 1_000_000)
+            orphan = Orphan(os.path.relpath(path, folder), stat.st_size, age, why or "Kafka gives no such name")
+            (orphans if why else foreign).append(orphan)
 
     for part in read.values():
         swapping = any(".log" + SWAP in name for name in part.names)
-        for name in sorted(os.listdir(part.folder)):
-            if name in part.names:
-                continue
+        for name in sorted(set(os.listdir(part.folder)) - part.names):
             left = name.endswith(LEFT) or (swapping and SEGMENT_FILE.match(name) is not None)
-            why = "the broker removes or finishes it" if left else "Kafka gives no such name"
-            note(os.path.join(part.folder, name), orphans if left else foreign, why)
+            note(os.path.join(part.folder, name), "the broker removes or finishes it" if left else None)
     if layout == "log-dir":
         partitions = {os.path.basename(part.folder) for part in read.values()}
-        for name in sorted(os.listdir(folder)):
+        for name in sorted(set(os.listdir(folder)) - KNOWN - partitions):
             path = os.path.join(folder, name)
-            if name in KNOWN or name in partitions:
-                continue
-            if os.path.isdir(path):
-                if name.endswith(LEFT_FOLDERS):
-                    note(path, orphans, "a partition folder that the broker removes or moves")
-            else:
-                note(path, foreign, "Kafka gives no such name")
+            if not os.path.isdir(path):
+                note(path, None)
+            elif name.endswith(LEFT_FOLDERS):
+                note(path, "a partition folder that the broker removes or moves")
     return tuple(orphans), tuple(foreign)

@@ -1,19 +1,15 @@
-"""Gaps between the batches of a Kafka log: what is lost, and what a cleaner may have removed.
+"""One partition folder as Kafka left it: every batch, and every file beside the segments.
+
+What lies outside a batch's checksum is held against something else: base offsets and lengths against the batches around
+them, leader epochs against `leader-epoch-checkpoint` and the other way round.
 
 No file of a log dir tells how far a log has been cleaned. `cleaner-offset-checkpoint` is written after a pass, so a
 broker that dies before leaves gaps above it; a replica that fetches a compacted log gets its gaps, and its own cleaner
 has not run yet. So above that checkpoint the batches beside a gap decide. A pass leaves no record without a key and no
 key twice, on either side of what it removed: where both batches, the one before and the one behind, hold such records,
 no cleaner has been there and records are lost, unless the leader changed in between: a replica that cuts its log in the
-middle of a batch leaves a gap. All other gaps are undecided.
-
-Messages of formats v0 and v1 are left out: their gaps may be as old as their compression.
-
-One partition folder as Kafka left it: every batch, and every file beside the segments.
-
-What lies outside a batch's checksum is held against something else: base offsets and lengths against the batches around
-them, leader epochs against `leader-epoch-checkpoint` and the other way round. What a gap means: see
-`sparklog.tools.verification.kafka_partition`.
+middle of a batch leaves a gap. All other gaps are undecided. Messages of formats v0 and v1 are left out: their gaps may
+be as old as their compression.
 """
 
 from __future__ import annotations
@@ -24,25 +20,17 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
+from crc32c import crc32c
 
 from sparklog.errors import Corrupt, SparklogError
-from sparklog.format import transaction_index
-from sparklog.format.checkpoint_files import (
-    LEADER_EPOCHS_FILE,
-    PARTITION_METADATA_FILE,
-    LeaderEpoch,
-    leader_epochs_to_bytes,
-    parse_leader_epochs,
-    parse_partition_metadata,
-    partition_metadata_to_bytes,
-)
+from sparklog.format import checkpoint_files, transaction_index
+from sparklog.format.checkpoint_files import LeaderEpoch
 from sparklog.format.checksums import SUFFIXES
 from sparklog.format.control import ABORT
 from sparklog.format.coordinators.producer_snapshot import parse_snapshot
 from sparklog.format.decode import RecordColumns
-from sparklog.format.record_batch import NO_LEADER_EPOCH
+from sparklog.format.record_batch import CRC_START, MAGIC, NO_LEADER_EPOCH
 from sparklog.kafka.in_place.directory import SegmentName, file_bytes, settled_segments
 from sparklog.kafka.in_place.segment_file import SWAP, SegmentFile, Window, companion
 from sparklog.kafka.in_place.segment_recovery import Damage, sound_windows
@@ -51,8 +39,7 @@ from sparklog.log.journal.env import Env
 from sparklog.tools.verification.findings import CHECKPOINT, CHECKSUM, CONTENT, INDEX, Counts, Finding
 from sparklog.tools.verification.index_files import DELETE_INDEX, Batches, check_index
 
-MOST_LOST = 3
-"""Gaps of one segment that are reported one by one."""
+MOST_LOST = 3  # gaps of one segment that are reported one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,26 +53,18 @@ class Gap:
 
 @dataclass(slots=True)
 class Gaps:
-    """The gaps of one segment. `uncleaned`: the last data batch so far shows that no cleaner has been there;
-    `leader_epoch`: of the last batch.
+    """The gaps of one segment."""
 
-    `offsets`: in gaps of all kinds; `lost`: the first gaps that no cleaner made; `first`, `open`, `open_offsets`: of
-    those above the cleaner's checkpoint that are undecided.
-    """
-
-    uncleaned: bool = False
-    leader_epoch: int = NO_LEADER_EPOCH
-    offsets: int = 0
-    lost: list[Gap] = field(default_factory=list)
-    first: Gap | None = None
-    open: int = 0
+    uncleaned: bool = False  # the last data batch so far shows that no cleaner has been there
+    leader_epoch: int = NO_LEADER_EPOCH  # of the last batch
+    offsets: int = 0  # in gaps of all kinds
+    lost: list[Gap] = field(default_factory=list)  # the first gaps that no cleaner made
+    first: Gap | None = None  # of those above the cleaner's checkpoint that are undecided
+    open: int = 0  # how many are undecided
     open_offsets: int = 0
 
     def add(self, window: Window, records: RecordColumns | None, end: int, cleaned: int) -> None:
-        """Take in a window: `records` with keys (None: they cannot be read), `end`: the offset before it.
-
-        `cleaned`: below this offset a cleaner has been.
-        """
+        """Take in a window behind offset `end` of a log that is cleaned below an offset; `records` None: unreadable."""
         headers = window.headers
         before = np.concatenate(([end], headers.next_offset[:-1]))
         gaps = headers.base_offset > before
@@ -111,10 +90,9 @@ class _DataBatches:
     def __init__(self, records: RecordColumns | None, before: bool) -> None:
         self._before = before
         self._keys: pa.BinaryArray | None = None if records is None else records.key
-        counts: npt.NDArray[np.int64] = np.empty(0, np.int64) if records is None else records.batch_rows
-        self._counts = counts
-        self._rows = np.flatnonzero(counts)
-        self._starts = np.cumsum(counts) - counts
+        self._counts = np.empty(0, np.int64) if records is None else records.batch_rows
+        self._rows = np.flatnonzero(self._counts)
+        self._starts = np.cumsum(self._counts) - self._counts
 
     def uncleaned_from(self, row: int) -> bool:
         """The first one from `row` on."""
@@ -143,10 +121,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class KafkaPartition:
-    """Result of reading one folder: damage, counts, names of its known files, its topic's id.
-
-    `notes`: what may be damage or Kafka's doing.
-    """
+    """Result of reading one folder; `notes`: what may be damage or Kafka's doing; `names`: of its known files."""
 
     folder: str
     findings: list[Finding] = field(default_factory=list)
@@ -169,13 +144,7 @@ class _Segment:
     damaged: bool = False
     end: int = 0
 
-    @property
-    def swapped(self) -> bool:
-        """A cleaner wrote the file and died before it gave it its name."""
-        return self.name.path.endswith(SWAP)
-
     def index_path(self, suffix: str) -> str:
-        """Return the path of the segment's index of this kind."""
         return companion(self.name.path, suffix)
 
 
@@ -184,36 +153,33 @@ def read_partition(folder: str, root: str, *, log_start: int | None, cleaned: in
 
     `log_start`, `cleaned`: offsets in the log dir's checkpoints. None: no log start; unknown what was cleaned.
     """
-    return _Reader(folder, root, log_start, cleaned, env).run()
+    return _Reader(folder, root, cleaned or 0, cleaned is not None, env, KafkaPartition(folder)).run(log_start or 0)
 
 
+@dataclass
 class _Reader:
-    def __init__(self, folder: str, root: str, log_start: int | None, cleaned: int | None, env: Env) -> None:
-        self.folder = folder
-        self.root = root
-        self.log_start = log_start
-        self.cleaned = cleaned or 0
-        self.cleaner_known = cleaned is not None
-        self.env = env
-        self.result = KafkaPartition(folder)
-        self.old = False
-        """True once messages of formats v0 or v1 were read."""
+    """Reads one folder. `cleaned`: a cleaner has been below it, as far as is known; `old`: formats v0, v1 were read."""
 
-    def run(self) -> KafkaPartition:
+    folder: str
+    root: str
+    cleaned: int
+    cleaner_known: bool
+    env: Env
+    result: KafkaPartition
+    old: bool = False
+
+    def run(self, log_start: int) -> KafkaPartition:
         names = settled_segments(self.folder, env=self.env)
-        start = max(names[0].base if names else 0, self.log_start or 0)
-        segments = [
-            _Segment(name, after is None, None if after is None else after.base)
-            for name, after in zip(names, [*names[1:], None], strict=True)
-        ]
-        expected = names[0].base if names else 0
+        limits = [*(name.base for name in names[1:]), None]
+        segments = [_Segment(name, limit is None, limit) for name, limit in zip(names, limits, strict=False)]
+        end = first = names[0].base if names else 0
         before = Gaps()
         for segment in segments:
-            expected = self._segment(segment, expected, before)
+            end = self._segment(segment, end, before)
             before = segment.gaps
-        self.result.log_end = expected
+        self.result.log_end = end
         self._undecided(segments)
-        self._epochs(segments, start)
+        self._epochs(segments, max(first, log_start))
         self._transactions(segments)
         self._metadata()
         self._snapshots()
@@ -240,8 +206,9 @@ class _Reader:
         """Read one segment and its indexes; return the offset behind it. `before`: gaps of the segment before."""
         path = segment.name.path
         self.result.names.add(os.path.basename(path))
-        if segment.swapped:
-            # A pass goes from the log's start on: it has been everywhere up to the next segment.
+        if path.endswith(SWAP):
+            # A cleaner wrote it and died before it gave it its name. A pass goes from the log's start on: it has been
+            # everywhere up to the next segment.
             self.cleaned = max(self.cleaned, segment.name.base if segment.limit is None else segment.limit)
         for look in range(LOOKS):
             findings = len(self.result.findings)
@@ -257,7 +224,8 @@ class _Reader:
             del self.result.findings[findings:]
         self.result.counts += Counts(files=1, nbytes=size, gaps=segment.gaps.offsets)
         for gap in () if segment.damaged else segment.gaps.lost:
-            self._lost(gap, path)
+            message = f"expected a batch at offset {gap.start}, found one at {gap.end}: the cleaner has not been here"
+            self._report(CONTENT, path, message, position=gap.position, offset=gap.start)
         self._indexes(segment)
         return max(segment.end, segment.name.base)
 
@@ -272,9 +240,9 @@ class _Reader:
                     return False
                 segment.damaged = True
                 remedy = CUT_OFF if segment.last and damage.unwritten else REPLICA
-                kind = CHECKSUM if damage.wrong_crc else CONTENT
-                position, bit = self._flipped(file, damage)
-                self._report(kind, file.path, damage.reason, remedy, position=position, offset=damage.offset, bit=bit)
+                kind, place = CHECKSUM if damage.wrong_crc else CONTENT, self._place(file.path)
+                finding = Finding(kind, place, damage.reason, remedy, damage.position, damage.offset)
+                self.result.findings.append(self._at_flipped_bit(file, damage, finding))
                 return True
 
             for window in sound_windows(file, 0, expected, decide=decide, limit=segment.limit):
@@ -282,29 +250,23 @@ class _Reader:
                     self._take(segment, window, file.path)
             return file.size, file.modified
 
-    def _flipped(self, file: SegmentFile, damage: Damage) -> tuple[int, int | None]:
-        """Return position and bit, if one bit explains the wrong checksum of a batch."""
-        from crc32c import crc32c
-
-        from sparklog.format.checksums import flipped_bit
-        from sparklog.format.record_batch import CRC_START, MAGIC
-
+    def _at_flipped_bit(self, file: SegmentFile, damage: Damage, finding: Finding) -> Finding:
+        """Return the finding at the one bit that explains the wrong checksum of a batch, if there is one."""
         header = file.header_at(damage.position) if damage.wrong_crc else None
         if header is None or header.magic != MAGIC:
-            return damage.position, None
-        body = file.read(damage.position + CRC_START, header.size - CRC_START)
-        at = flipped_bit(len(body), crc32c(body), header.crc)
-        return (damage.position, None) if at is None else (damage.position + CRC_START + at[0], at[1])
+            return finding
+        start = damage.position + CRC_START
+        body = file.read(start, header.size - CRC_START)
+        return finding.at_flipped_bit(start, len(body), crc32c(body), header.crc) or finding
 
     def _take(self, segment: _Segment, window: Window, path: str) -> None:
-        """Take in the batches of a window."""
-        headers = window.headers
+        headers, place = window.headers, self._place(path)
         holds = ~headers.is_control & (headers.count > 0)
         records = None
         try:
-            records = window.decode(("offset", "key"), self._place(path), holds)
+            records = window.decode(("offset", "key"), place, holds)
         except SparklogError as error:
-            self.result.findings.append(Finding.of(CONTENT, error, self._place(path), REPLICA))
+            self.result.findings.append(Finding.of(CONTENT, error, place, REPLICA))
         self.old |= bool(headers.is_legacy.any())
         segment.batches.add(window.data, headers, window.start)
         segment.events.add(window)
@@ -313,51 +275,40 @@ class _Reader:
         segment.end = int(headers.next_offset[-1])
         self.result.counts += Counts(batches=len(headers), records=int(headers.count[~headers.is_control].sum()))
 
-    def _lost(self, gap: Gap, path: str) -> None:
-        self._report(
-            CONTENT,
-            path,
-            f"expected a batch at offset {gap.start}, found one at {gap.end}: the cleaner has not been here",
-            position=gap.position,
-            offset=gap.start,
-        )
-
     def _undecided(self, segments: Sequence[_Segment]) -> None:
         """Note gaps that a cleaner may have made, or not."""
         sound = [each for each in segments if not each.damaged]
-        first = next((each for each in sound if each.gaps.first is not None), None)
-        if first is None or first.gaps.first is None or not self.cleaner_known:
+        firsts = [(each.name.path, each.gaps.first) for each in sound if each.gaps.first is not None]
+        if not firsts or not self.cleaner_known:
             return
-        gap, many = first.gaps.first, sum(each.gaps.open for each in sound)
-        offsets = sum(each.gaps.open_offsets for each in sound)
+        path, gap = firsts[0]
+        many, offsets = sum(each.gaps.open for each in sound), sum(each.gaps.open_offsets for each in sound)
         message = (
             f"expected a batch at offset {gap.start}, found one at {gap.end}; from here on {offsets} offsets in {many} "
             f"gaps lie above the cleaner's checkpoint ({self.cleaned}): a cleaner has removed them, where the log was "
             "fetched from or before this broker died, the log was cut there for another leader, or they are lost"
         )
-        note = Finding(CONTENT, self._place(first.name.path), message, COMPARE, gap.position, gap.start)
-        self.result.notes.append(note)
+        self.result.notes.append(Finding(CONTENT, self._place(path), message, COMPARE, gap.position, gap.start))
 
     def _indexes(self, segment: _Segment) -> None:
         for suffix in SUFFIXES:
             path = segment.index_path(suffix)
             data = self._data(path)
             if data is not None and not segment.damaged:
-                base = segment.name.base
-                self.result.findings += check_index(
-                    suffix, data, base, segment.batches, file=self._place(path), active=segment.last
-                )
-            elif data is None and suffix != "txnindex" and len(segment.batches.position):
+                base, file = segment.name.base, self._place(path)
+                findings = check_index(suffix, data, base, segment.batches, file=file, active=segment.last)
+                self.result.findings += findings
+            elif data is None and suffix != "txnindex" and len(segment.epochs):
                 self._report(INDEX, path, "expected an index beside the segment, found none", DELETE_INDEX)
 
     # -- what lies beside
 
     def _epochs(self, segments: Sequence[_Segment], log_start: int) -> None:
-        path = os.path.join(self.folder, LEADER_EPOCHS_FILE)
-        data, epochs = self._parsed(path, parse_leader_epochs)
+        path = os.path.join(self.folder, checkpoint_files.LEADER_EPOCHS_FILE)
+        data, epochs = self._parsed(path, checkpoint_files.parse_leader_epochs)
         if epochs is None:
             return
-        if data and leader_epochs_to_bytes(epochs) != data:
+        if data and checkpoint_files.leader_epochs_to_bytes(epochs) != data:
             self._report(CHECKPOINT, path, "it is not written as Kafka writes it", position=_odd_byte(data))
         if epochs:
             for segment in segments:
@@ -373,17 +324,11 @@ class _Reader:
             wrong = np.flatnonzero((epoch >= 0) & (stored != epoch) & known)
             if len(wrong):
                 row = int(wrong[0])
-                self._report(
-                    CONTENT,
-                    segment.name.path,
-                    f"the batch's leader epoch is {int(epoch[row])}, {os.path.basename(path)} says {int(stored[row])}: "
-                    "one of the two is damaged",
-                    position=int(position[row]),
-                    offset=int(base[row]),
-                )
-                place = self._place(path)
-                message = f"it says epoch {int(stored[row])} for offset {int(base[row])}, the batch {int(epoch[row])}"
-                self.result.findings.append(Finding(CHECKPOINT, place, message, REPLICA))
+                in_batch, in_file, offset = int(epoch[row]), int(stored[row]), int(base[row])
+                message = f"the batch's leader epoch is {in_batch}, {os.path.basename(path)} says {in_file}"
+                message += ": one of the two is damaged"
+                self._report(CONTENT, segment.name.path, message, position=int(position[row]), offset=offset)
+                self._report(CHECKPOINT, path, f"it says epoch {in_file} for offset {offset}, the batch {in_batch}")
                 return
 
     def _transactions(self, segments: Sequence[_Segment]) -> None:
@@ -409,10 +354,8 @@ class _Reader:
             entries = transaction_index.parse(file_bytes(path) or b"", segment.name.base)
         except Corrupt:
             entries = transaction_index.none()
-        columns = (entries.last_offsets, entries.first_offsets, entries.last_stable_offsets)
-        stored = {
-            last: (first, stable) for last, first, stable in zip(*(each.tolist() for each in columns), strict=True)
-        }
+        pairs = zip(entries.first_offsets.tolist(), entries.last_stable_offsets.tolist(), strict=True)
+        stored = dict(zip(entries.last_offsets.tolist(), pairs, strict=True))
         for entry, (last, pair) in enumerate(stored.items()):
             right = markers.get(last)
             # What began in segments that are gone is known to Kafka alone.
@@ -422,22 +365,20 @@ class _Reader:
                 f"of the transaction that ends at offset {last} it says first offset {pair[0]} and last stable offset "
                 f"{pair[1]}, the log {right[0]} and {right[1]}"
             )
-            self._report(
-                INDEX, path, message, DELETE_INDEX, position=entry * transaction_index.ENTRY_BYTES, offset=last
-            )
+            place = entry * transaction_index.ENTRY_BYTES
+            self._report(INDEX, path, message, DELETE_INDEX, position=place, offset=last)
         missing = sorted(set(markers) - set(stored)) if not segment.last else []
         if missing and os.path.exists(path):
-            self._report(
-                INDEX, path, f"it lacks the transaction that an ABORT marker ends at offset {missing[0]}", DELETE_INDEX
-            )
+            message = f"it lacks the transaction that an ABORT marker ends at offset {missing[0]}"
+            self._report(INDEX, path, message, DELETE_INDEX)
 
     def _metadata(self) -> None:
-        path = os.path.join(self.folder, PARTITION_METADATA_FILE)
-        data, topic_id = self._parsed(path, parse_partition_metadata)
+        path = os.path.join(self.folder, checkpoint_files.PARTITION_METADATA_FILE)
+        data, topic_id = self._parsed(path, checkpoint_files.parse_partition_metadata)
         if topic_id is None:
             return
         self.result.topic_id = topic_id
-        if data.rstrip(b"\n") != partition_metadata_to_bytes(topic_id):
+        if data.rstrip(b"\n") != checkpoint_files.partition_metadata_to_bytes(topic_id):
             self._report(CHECKPOINT, path, "it is not written as Kafka writes it", position=_odd_byte(data))
 
     def _snapshots(self) -> None:

@@ -1,36 +1,211 @@
 """Verifying a root: its id, the logs of transactions and groups, the log of each topic, then every file these name.
 
-In that order, because of who may write meanwhile: what a decision names was there before it. Files are listed before
-the logs are read, so that what is in the listing and nowhere named is an upload in flight, or left over. A file that is
-gone when it is its turn is looked for in a newer state of its topic: the vacuum may have deleted it by right.
+In that order, because of who may write meanwhile: what a decision names was there before it. Logs are read one after
+the other; one that seems to lack what another names is read again, for a newer state has more, never less. Files are
+listed before the logs are read, so that what is in the listing and nowhere named is an upload in flight, or left over.
+A file that is gone when it is its turn is looked for in a newer state of its topic: the vacuum may have deleted it by
+right.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, did_you_mean
+from sparklog.format.checksums import SUFFIXES
 from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.log.decisions.decision import DECISIONS, Decisions
 from sparklog.log.journal.entry_log import EntryKind
 from sparklog.log.journal.env import SYSTEM, Env, reading_clock_ms
-from sparklog.log.journal.names import PLACE_KEY, ROOT_JSON, ROOT_KEY, check_topic_name, id_folder, is_topic_name
+from sparklog.log.journal.names import (
+    GROUPS_FOLDER,
+    LOG_FOLDER,
+    PLACE_KEY,
+    ROOT_JSON,
+    ROOT_KEY,
+    TRANSACTIONS_FOLDER,
+    check_topic_name,
+    commit_key,
+    groups_prefix,
+    id_folder,
+    is_checkpoint_table_name,
+    is_topic_name,
+    transactions_prefix,
+)
+from sparklog.log.state.history import History
 from sparklog.maintenance.work_items import InProcess, Runner
-from sparklog.storage.store import ObjectInfo, Store
-from sparklog.tools.verification.cross_checks import check_groups, check_siblings, check_transactions
+from sparklog.retention.vacuum_plan import data_file
+from sparklog.storage.store import ObjectInfo, Store, key_kind
 from sparklog.tools.verification.data_file import Verified, VerifyWork, missing_indexes, pieces
 from sparklog.tools.verification.entry_chain import EntryChain, read_chain, read_object
-from sparklog.tools.verification.findings import DECISION, GROUP, MISSING, ROOT, SIZE, Counts, Finding, Report
-from sparklog.tools.verification.named_files import all_keys
-from sparklog.tools.verification.orphans import sorted_out
+from sparklog.tools.verification.findings import (
+    DECISION,
+    GROUP,
+    MISSING,
+    ROOT,
+    SIZE,
+    TRANSACTION,
+    Counts,
+    Finding,
+    Orphan,
+    Report,
+)
 from sparklog.tools.verification.slice_checks import DataFile
 from sparklog.tools.verification.topic_log import TopicLog, read_topic
 
+TOGETHER = "topics that share transactions are restored together: restore the one that is behind"
+
+
+StateOf = Callable[[str, int], Decisions | None]
+"""The decisions of an id, read again where those known have not decided transaction `n`."""
+
+
+def check_transactions(
+    topics: Mapping[str, TopicLog], states: Mapping[str, Decisions], state_of: StateOf
+) -> Iterator[Finding]:
+    """Compare decisions, read before the topics, with the topics they name, and transactions of topics with them."""
+    for state in states.values():
+        yield from _named(state, topics)
+    for topic in topics.values():
+        if topic.head is None:
+            continue
+        for item in topic.head.open:
+            decided = state_of(item.txn.id, item.txn.n - 1)
+            newest = -1 if decided is None else decided.newest
+            if item.txn.n > newest + 1:
+                what = f"slices of transaction {item.txn.n} of '{item.txn.id}' are open since version {item.version}"
+                key = commit_key(topic.name, item.version)
+                yield Finding(TRANSACTION, key, f"{what}; its decisions end at {newest}", TOGETHER)
+        yield from _recorded(topic, state_of)
+
+
+def check_groups(
+    groups: Mapping[str, GroupState], states: Mapping[str, Decisions], state_of: StateOf
+) -> Iterator[Finding]:
+    """Compare decisions, read before the groups, with the groups they name, and pending offsets of groups with them."""
+    for state in states.values():
+        file = commit_key(transactions_prefix(state.id), state.number)
+        for item in state.commits:
+            for each in item.groups:
+                newest = groups[each.group].number if each.group in groups else -1
+                if each.number > newest:
+                    what = f"transaction {item.n} of '{state.id}' commits entry {each.number} of group '{each.group}'"
+                    yield Finding(TRANSACTION, file, f"{what}, which ends at {newest}", TOGETHER)
+    for group in groups.values():
+        for waiting in group.pending:
+            decided = state_of(waiting.txn, waiting.n - 1)
+            ended = -1 if decided is None else decided.newest
+            if waiting.n > ended + 1:
+                what = f"offsets of transaction {waiting.n} of '{waiting.txn}' are pending since entry {waiting.number}"
+                key = commit_key(groups_prefix(group.id), group.number)
+                yield Finding(TRANSACTION, key, f"{what}; its decisions end at {ended}", TOGETHER)
+
+
+def _named(state: Decisions, topics: Mapping[str, TopicLog]) -> Iterator[Finding]:
+    """Check the prepares that a COMMIT names, as far as the topics' logs go back."""
+    file = commit_key(transactions_prefix(state.id), state.number)
+    for item in state.commits:
+        for each in item.prepares:
+            topic = topics.get(each.topic)
+            if topic is None or topic.head is None or topic.head.topic_id != each.topic_id:
+                continue
+            what = f"transaction {item.n} of '{state.id}' commits version {each.version} of topic '{each.topic}'"
+            if each.version > topic.newest:
+                yield Finding(TRANSACTION, file, f"{what}, which ends at {topic.newest}", TOGETHER)
+                continue
+            prepared, key = topic.prepares.get(each.version), commit_key(each.topic, each.version)
+            damaged = prepared is None and any(finding.file == key for finding in topic.findings)
+            if each.version >= topic.first and not damaged and prepared != (each.commit_id, state.id, item.n):
+                yield Finding(TRANSACTION, key, f"{what}; that commit is another one", TOGETHER)
+
+
+def _recorded(topic: TopicLog, state_of: StateOf) -> Iterator[Finding]:
+    """Compare outcomes in the topic's commits with the decisions, as far as these still have them."""
+    topic_id = None if topic.head is None else topic.head.topic_id
+    for version, item in topic.resolved:
+        state = state_of(item.id, item.n)
+        if state is None or topic_id is None:
+            continue
+        key = commit_key(topic.name, version)
+        what = f"version {version} records an outcome of transaction {item.n} of '{item.id}'"
+        if not state.decided(item.n):
+            yield Finding(TRANSACTION, key, f"{what}; its decisions end at {state.newest}", TOGETHER)
+            continue
+        decided = state.commit_of(item.n)
+        if decided is None:
+            if item.committed and state.surely_aborted(item.n):
+                yield Finding(TRANSACTION, key, f"{what} as committed; it was aborted", TOGETHER)
+            continue
+        named = {each.version for each in decided.prepares if (each.topic, each.topic_id) == (topic.name, topic_id)}
+        open_here = sorted(set(item.committed) - named)
+        if open_here:
+            yield Finding(TRANSACTION, key, f"{what}: versions {open_here} are not among its prepares", TOGETHER)
+
+
+def check_siblings(store: Store, topics: Mapping[str, TopicLog]) -> Iterator[Finding]:
+    """Check that no topic is behind the version that a transaction with another topic has seen."""
+    for topic in topics.values():
+        for name, version in {} if topic.head is None else topic.head.siblings.items():
+            other = topics.get(name)
+            if other is None or version <= other.newest:
+                continue
+            versions = History(store, name).commits.version
+            newest = int(versions[-1]) if len(versions) else -1
+            if version > newest:
+                seen = f"a transaction with topic '{topic.name}' has seen version {version}"
+                message = f"topic '{name}' ends at version {newest}; {seen}"
+                yield Finding(TRANSACTION, commit_key(name, version), message, TOGETHER)
+
+
+def sorted_out(
+    store: Store, listing: Sequence[ObjectInfo], named: Collection[str], topics: Mapping[str, TopicLog], now_ms: int
+) -> tuple[tuple[Orphan, ...], tuple[Orphan, ...]]:
+    """Sort the unreferenced files of a listing: sparklog's, and foreign ones. `now_ms`: the store's clock.
+
+    Files that were written meanwhile are neither.
+    """
+
+    def orphan(info: ObjectInfo, why: str) -> Orphan:
+        return Orphan(info.key, info.size, max(0, now_ms - info.modified_ms), why)
+
+    unnamed = [(info, _why(info, topics)) for info in listing if info.key not in named]
+    orphans = [orphan(info, why) for info, why in unnamed if why is not None]
+    orphans += [orphan(info, "temporary file: being written, or left") for info in store.temporary_files("")]
+    foreign = [orphan(info, "sparklog gives no such name") for info, why in unnamed if why is None]
+    return tuple(orphans), tuple(foreign)
+
+
+def _why(info: ObjectInfo, topics: Mapping[str, TopicLog]) -> str | None:
+    """Say what an unreferenced file may be; None if it is not sparklog's."""
+    owner, _, below = info.key.partition("/")
+    if owner in (TRANSACTIONS_FOLDER, GROUPS_FOLDER):
+        return "written just now" if key_kind(info.key) in ("commit", "checkpoint") and LOG_FOLDER in below else None
+    if not below or not is_topic_name(owner):
+        return None
+    log = topics.get(owner)
+    kind = key_kind(info.key)
+    if below.startswith(f"{LOG_FOLDER}/"):
+        if kind == "checkpoint" and is_checkpoint_table_name(info.key.rsplit("/", 1)[-1]):
+            return "slice table that no checkpoint names: its writer died, or writes the checkpoint now"
+        if kind == "commit" and log is not None and int(info.key[-25:-5]) < log.first:
+            return "commits after it are not there and no version needs it: the vacuum removes it"
+        return "written just now, or deleted since" if kind == "commit" or info.key.endswith(".json") else None
+    file = data_file(owner, info)
+    if file is None:
+        return None
+    if log is None or log.head is None:
+        return "no state of its topic can be rebuilt"
+    if log.head.deleted:
+        return "its topic was deleted: the vacuum removes it"
+    if file.read_version < log.head.floor:
+        return "replaced, expired or never committed: the vacuum removes it"
+    return "upload in flight, or left by a writer that died: the vacuum removes it later"
+
+
 Say = Callable[[str], None]
-KINDS: tuple[tuple[EntryKind[Any], str], ...] = ((DECISIONS, DECISION), (GROUPS, GROUP))
 
 
 def verify_root(
@@ -45,35 +220,37 @@ def verify_root(
     """Read everything of the root in `store`, or of these topics, and report damage.
 
     `quick`: logs are read whole, of files only existence and size are checked. `runner` reads the files. `say` prints
-    progress now and then. `NotFound` if there is no root, or no such topic, `BadRequest` if
-    backups lie there; damage is never raised.
+    progress. `NotFound` if there is no root, or no such topic, `BadRequest` if backups lie there; damage is never
+    raised.
     """
     return _Verification(store, tuple(topics), quick, InProcess() if runner is None else runner, say, env).run()
 
 
+@dataclass
 class _Verification:
-    """One run."""
+    """One run. `reread`: decisions that were read again, after the topics."""
 
-    def __init__(self, store: Store, topics: tuple[str, ...], quick: bool, runner: Runner, say: Say, env: Env) -> None:
-        self.store = store
-        self.chosen = topics
-        self.quick = quick
-        self.runner = runner
-        self.say = say
-        self.env = env
-        self.findings: list[Finding] = []
-        self.counts = Counts()
-        self.logs: dict[str, TopicLog] = {}
-        self.states: dict[str, Decisions] = {}
-        self.groups: dict[str, GroupState] = {}
-        self.named: set[str] = {ROOT_KEY}
+    store: Store
+    chosen: tuple[str, ...]
+    quick: bool
+    runner: Runner
+    say: Say
+    env: Env
+    findings: list[Finding] = field(default_factory=list)
+    counts: Counts = field(default_factory=Counts)
+    logs: dict[str, TopicLog] = field(default_factory=dict)
+    states: dict[str, Decisions] = field(default_factory=dict)
+    reread: dict[str, Decisions] = field(default_factory=dict)
+    groups: dict[str, GroupState] = field(default_factory=dict)
+    named: set[str] = field(default_factory=lambda: {ROOT_KEY})
 
     def run(self) -> Report:
         begun = self.env.boot_ms()
         self._root()
         names = self._names()
         now_ms = reading_clock_ms(self.store, self.env)
-        listing = self._listing(names)
+        folders = [f"{name}/" for name in names] if self.chosen else [""]
+        listing = [info for folder in folders for info in self.store.list(folder)]
         if not self.chosen:
             self._entries()
         for name in names:
@@ -81,52 +258,40 @@ class _Verification:
             log = self.logs[name] = read_topic(self.store, name, now_ms)
             self.findings += log.findings
             self.counts += log.counts
-            self.named |= log.objects | all_keys(log.files)
+            self.named |= log.objects
+            for file in log.files:
+                self.named |= {file.key, *(file.index_key(suffix) for suffix in SUFFIXES if file.sealed)}
         if not self.chosen:
-            self.findings += check_transactions(self.logs, self.states, self._state)
-            self.findings += check_groups(self.groups, self.states, self._state)
+            self.findings += check_transactions(self.logs, self.states, self._state_of)
+            self.findings += check_groups(self.groups, self.states, self._state_of)
         self.findings += check_siblings(self.store, self.logs)
-        sizes = {info.key: info for info in listing}
-        self._files(sizes)
-        orphans, foreign = sorted_out(
-            self.store, listing, self.named, self.logs, reading_clock_ms(self.store, self.env)
-        )
-        return Report(
-            self.store.location,
-            tuple(dict.fromkeys(self.findings)),
-            orphans,
-            foreign,
-            self.counts,
-            self.quick,
-            (self.env.boot_ms() - begun) / 1000,
-        )
+        self._files({info.key: info for info in listing})
+        now_ms = reading_clock_ms(self.store, self.env)
+        orphans, foreign = sorted_out(self.store, listing, self.named, self.logs, now_ms)
+        seconds = (self.env.boot_ms() - begun) / 1000
+        findings = tuple(dict.fromkeys(self.findings))
+        return Report(self.store.location, findings, orphans, foreign, self.counts, self.quick, seconds)
 
     # -- logs
 
     def _root(self) -> None:
         try:
-            _, data, finding = read_object(self.store, ROOT_KEY, lambda data: ROOT_JSON.decode(data, ROOT_KEY), ROOT)
+            _, data, damage = read_object(self.store, ROOT_KEY, ROOT_JSON.decode, ROOT)
         except NotFound:
             if self.store.stat(PLACE_KEY) is not None:
                 raise BadRequest(
                     f"backups lie in {self.store.location}, and no root: restore one into another folder, which "
                     "checks every byte, or verify that"
                 ) from None
+            no_root = f"{self.store.location} is no sparklog root: it has no {ROOT_KEY}"
             if not any(is_topic_name(name) for name in self.store.list_folders("")):
-                raise NotFound(
-                    f"{self.store.location} is no sparklog root: it has no {ROOT_KEY}; check the path"
-                ) from None
+                raise NotFound(f"{no_root}; check the path") from None
             if not any(self._has_log(name) and self._is_topic(name) for name in self.store.list_folders("")):
-                raise NotFound(
-                    f"{self.store.location} is no sparklog root: it has no {ROOT_KEY}, and no folder in it is a topic; "
-                    "check the path"
-                ) from None
-            message = "expected the root's id, found none beside topics"
-            self.findings.append(Finding(MISSING, ROOT_KEY, message))
+                raise NotFound(f"{no_root}, and no folder in it is a topic; check the path") from None
+            self.findings.append(Finding(MISSING, ROOT_KEY, "expected the root's id, found none beside topics"))
             return
         self.counts += Counts(files=1, nbytes=len(data))
-        if finding is not None:
-            self.findings.append(finding)
+        self.findings += damage
 
     def _has_log(self, name: str) -> bool:
         return is_topic_name(name) and next(iter(self.store.list(f"{name}/_log/")), None) is not None
@@ -141,8 +306,7 @@ class _Verification:
         return True
 
     def _names(self) -> list[str]:
-        """The topics to verify, deleted ones included."""
-        existing = [name for name in self.store.list_folders("") if is_topic_name(name) and self._has_log(name)]
+        existing = [name for name in self.store.list_folders("") if self._has_log(name)]
         for name in self.chosen:
             check_topic_name(name)
             if name not in existing:
@@ -150,25 +314,26 @@ class _Verification:
                 raise NotFound(f"topic '{name}' does not exist in {self.store.location}{hint}; check --topic")
         return list(dict.fromkeys(self.chosen)) or existing
 
-    def _listing(self, names: Sequence[str]) -> list[ObjectInfo]:
-        if not self.chosen:
-            return list(self.store.list(""))
-        return [info for name in names for info in self.store.list(f"{name}/")]
-
     def _entries(self) -> None:
-        """The logs of transactional ids and of groups."""
-        for kind, label in KINDS:
+        kinds: tuple[tuple[EntryKind[Any], str, dict[str, Any]], ...] = (
+            *((DECISIONS, DECISION, self.states), (GROUPS, GROUP, self.groups)),
+        )
+        for kind, label, states in kinds:
             for folder in self.store.list_folders(f"{kind.folder}/"):
                 chain: EntryChain[Any] = read_chain(self.store, kind, folder, label)
                 self.findings += chain.findings
                 self.counts += chain.counts
                 self.named |= chain.objects
                 if chain.newest is not None:
-                    states: dict[str, Any] = self.states if label == DECISION else self.groups
                     states[chain.newest.id] = chain.newest
 
-    def _state(self, id_: str) -> Decisions | None:
-        return read_chain(self.store, DECISIONS, id_folder(id_), DECISION).newest
+    def _state_of(self, id_: str, n: int) -> Decisions | None:
+        known = self.reread.get(id_) or self.states.get(id_)
+        if known is None or n > known.newest:
+            newer = read_chain(self.store, DECISIONS, id_folder(id_), DECISION).newest
+            if newer is not None:
+                known = self.reread[id_] = newer
+        return known
 
     # -- files
 
@@ -183,7 +348,8 @@ class _Verification:
         works: list[VerifyWork] = []
         for name, files in by_folder.items() if not self.quick else ():
             log = self.logs.get(name)
-            works += pieces(self.store, name, "" if log is None or log.head is None else log.head.topic_id, files)
+            topic_id = "" if log is None or log.head is None else log.head.topic_id
+            works += [VerifyWork(self.store, name, topic_id, piece) for piece in pieces(files)]
         for done, (work, result) in enumerate(self.runner.run(works), 1):
             self.say(f"{done} of {len(works)} pieces read ({work.title})")
             if isinstance(result, SparklogError):
@@ -213,10 +379,8 @@ class _Verification:
 
     def _gone(self, keys: Sequence[str], topics: set[str]) -> None:
         """Report files that are missing, and that a newer state of their topics still needs."""
-        now, _ = _once(
-            [read_topic(self.store, name, reading_clock_ms(self.store, self.env)) for name in sorted(topics)]
-        )
-        wanted = {file.key: file for file in now}
+        logs = [read_topic(self.store, name, reading_clock_ms(self.store, self.env)) for name in sorted(topics)]
+        wanted = {file.key: file for file in _once(logs)[0]}
         for key in dict.fromkeys(keys):
             file = wanted.get(key)
             if file is None or self.store.stat(key) is not None:
@@ -232,8 +396,7 @@ def _once(logs: Iterable[TopicLog]) -> tuple[list[DataFile], dict[str, list[str]
     owners: dict[str, list[str]] = {}
     for log in logs:
         for file in log.files:
-            before = files.get(file.key)
             owners.setdefault(file.key, []).append(log.name)
-            claims = file.claims if before is None else tuple(dict.fromkeys((*before.claims, *file.claims)))
-            files[file.key] = replace(file, claims=claims)
+            before = files.get(file.key, file)
+            files[file.key] = replace(file, claims=tuple(dict.fromkeys((*before.claims, *file.claims))))
     return [files[key] for key in sorted(files)], owners

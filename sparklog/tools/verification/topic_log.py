@@ -11,68 +11,104 @@ reader may have planned on any version that is not older than the floor, and the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 from crc32c import crc32c
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
+from sparklog.format.slice_columns import COLUMN_TYPES
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, commit_key, file_key
 from sparklog.log.state.checkpoint import Checkpoint, decode_checkpoint, decode_table
 from sparklog.log.state.clone_holds import clone_of_hold
 from sparklog.log.state.commit import Commit, Hold, Resolved, decode_commit
 from sparklog.log.state.history import History
 from sparklog.log.state.invariants import check_commit, check_state
-from sparklog.log.state.slice_table import SliceTable, added
+from sparklog.log.state.slice_table import Slices, SliceTable, added
 from sparklog.log.state.topic_state import EMPTY, HEAD_JSON, Head
 from sparklog.storage.store import Store
-from sparklog.tools.verification.entry_chain import log_end, numbered, read_object, unreached
+from sparklog.tools.verification.entry_chain import log_end, missing, read_object, unreached
 from sparklog.tools.verification.findings import CHAIN, CHECKPOINT, LOG, MISSING, RESTORE, STATE, Counts, Finding
-from sparklog.tools.verification.named_files import NamedFiles, differing_columns, gaps
-from sparklog.tools.verification.slice_checks import DataFile
+from sparklog.tools.verification.slice_checks import Claim, DataFile
+
+_CLAIM = tuple(each.name for each in fields(Claim) if each.name in COLUMN_TYPES)
+
+
+@dataclass(slots=True)
+class NamedFiles:
+    """Data files by key, grown version by version; equal slices of two versions are kept once."""
+
+    topic: str
+    _files: dict[str, tuple[int, int, int, dict[Claim, None]]] = field(default_factory=dict)
+
+    def add(self, rows: Slices) -> None:
+        keys = {code: file_key(self.topic, rows.paths[code]) for code in np.unique(rows.file).tolist()}
+        names = ("file", "file_size", "footer_length", "index_crc", *_CLAIM)
+        columns = (rows.columns[name].tolist() for name in names)
+        for code, size, footer_length, index_crc, *claim in zip(*columns, strict=True):
+            *_, claims = self._files.setdefault(keys[code], (size, footer_length, index_crc, {}))
+            claims[Claim(*claim)] = None
+
+    def files(self) -> list[DataFile]:
+        """Return all files, in the order of their keys."""
+        return [
+            DataFile(key, size, footer_length, tuple(claims), index_crc)
+            for key, (size, footer_length, index_crc, claims) in sorted(self._files.items())
+        ]
+
+
+def differing_columns(left: SliceTable, right: SliceTable) -> list[str]:
+    """Return the columns in which two tables differ; `rows` if their numbers of rows differ."""
+    one, other = left.all(), right.all()
+    if len(one) != len(other):
+        return ["rows"]
+    names = [*(name for name in COLUMN_TYPES if name not in ("file", "txn")), "file", "txn"]
+    return [name for name in names if not np.array_equal(_column(one, name), _column(other, name))]
+
+
+def _column(rows: Slices, name: str) -> np.ndarray:
+    """Return a column, of texts themselves: two tables may number them differently."""
+    if name not in ("file", "txn"):
+        return rows.columns[name]
+    codes, inverse = np.unique(rows.columns[name], return_inverse=True)
+    texts = rows.paths if name == "file" else rows.txn_ids
+    return np.array([texts[code] for code in codes.tolist()], object)[inverse]
+
+
+def gaps(head: Head, table: SliceTable) -> int:
+    """Return the number of offsets between log start and log end that lie in no slice."""
+    if head.deleted:
+        return 0
+    rows = table.all()
+    # Of several partitions an int64 has no room for the sums.
+    whole: int = sum((head.log_end - head.log_start).tolist())
+    within = np.minimum(rows.end, head.log_end[rows.partition]) - np.maximum(rows.base, head.log_start[rows.partition])
+    covered: int = sum(np.maximum(within, 0).tolist())
+    return whole - covered
+
 
 TRIES = 6
-MOST_MISSING = 20
 DELETE_CHECKPOINT = "delete the checkpoint: the one before will do, opening takes longer until the next one"
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A commit that prepared slices for a transaction."""
-
-    commit_id: str
-    id: str
-    n: int
 
 
 @dataclass(slots=True)
 class TopicLog:
-    """Result of reading the log of a topic. `head` None: no state could be rebuilt.
-
-    * `files`: files that must exist (see the module); `first`: the oldest version that was replayed
-    * `prepares`: by version; `resolved`: outcomes recorded, with the version that did
-    * `objects`: keys of the log that are accounted for
-    """
+    """Result of reading the log of a topic."""
 
     name: str
-    head: Head | None = None
-    table: SliceTable | None = None
+    head: Head | None = None  # None: no state could be rebuilt
     findings: list[Finding] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
-    files: list[DataFile] = field(default_factory=list)
-    first: int = 0
+    files: list[DataFile] = field(default_factory=list)  # that must exist (see the module)
+    first: int = 0  # the oldest version that was replayed
     newest: int = -1
-    prepares: dict[int, Prepared] = field(default_factory=dict)
-    resolved: list[tuple[int, Resolved]] = field(default_factory=list)
-    objects: set[str] = field(default_factory=set)
+    prepares: dict[int, tuple[str, str, int]] = field(default_factory=dict)  # commit id, transaction's id and number
+    resolved: list[tuple[int, Resolved]] = field(default_factory=list)  # outcomes, with the version that records them
+    objects: set[str] = field(default_factory=set)  # keys of the log that are accounted for
 
 
 def read_topic(store: Store, name: str, now_ms: int) -> TopicLog:
-    """Read the log of a topic whole, again if the vacuum deletes objects meanwhile.
-
-    `now_ms`: the store's clock, by which holds run out.
-    """
+    """Read the log of a topic whole, again if the vacuum deletes objects meanwhile; `now_ms`: the store's clock."""
     gone: NotFound | None = None
     for _ in range(TRIES):
         try:
@@ -94,8 +130,7 @@ class _Replay:
         self.history = History(store, name)
         self.log = TopicLog(name)
         self.state: tuple[Head, SliceTable] | None = None
-        self.added: dict[int, Commit] = {}
-        """Commits with files since the upload floor, as far as it is known."""
+        self.added: dict[int, Commit] = {}  # commits with files since the upload floor, as far as it is known
         self.ids: set[str] = set()
 
     def run(self) -> TopicLog:
@@ -109,14 +144,17 @@ class _Replay:
         breaks = np.flatnonzero(np.diff(versions) != 1)
         start = int(versions[breaks[-1] + 1]) if len(breaks) else int(versions[0])
         self.log.first = start
-        self._begin(start)
+        if start == 0:
+            self.state = EMPTY, SliceTable()
+        elif start - 1 in self.history.checkpoints:
+            self._checkpoint(start - 1, None)
         crc: int | None = None
         for version in range(start, self.log.newest + 1):
             crc = self._commit(version, crc)
             if version in self.history.checkpoints:
                 self._checkpoint(version, crc)
         self._older(versions, start)
-        self._end(start)
+        self._end()
         return self.log
 
     def _report(self, kind: str, file: str, message: str, remedy: str = RESTORE) -> None:
@@ -131,61 +169,43 @@ class _Replay:
         for version in (each for each in versions if each > end):
             key = commit_key(self.name, version)
             self.log.objects.add(key)
-            commit, _, finding = read_object(self.store, key, numbered(decode_commit, key, version), LOG)
-            if commit is not None and finding is None:
+            commit, _, _ = read_object(self.store, key, decode_commit, LOG, version)
+            if commit is not None:
                 self.log.objects |= {file_key(self.name, file.path) for file in commit.files}
         return end
 
     # -- commits
 
-    def _begin(self, start: int) -> None:
-        """Begin with the state before the first commit that is kept."""
-        if start == 0:
-            self.state = EMPTY, SliceTable()
-        elif start - 1 in self.history.checkpoints:
-            self._checkpoint(start - 1, None)
-
     def _commit(self, version: int, crc: int | None) -> int | None:
         """Take the next commit; `crc` of the one before, None if unknown. Returns the CRC of this one's bytes."""
         key = commit_key(self.name, version)
         self.log.objects.add(key)
-        commit, data, finding = read_object(self.store, key, numbered(decode_commit, key, version), LOG)
+        commit, data, damage = read_object(self.store, key, decode_commit, LOG, version)
         self.log.counts += Counts(commits=1, nbytes=len(data))
-        if finding is not None or commit is None:
-            if finding is not None:
-                self.log.findings.append(finding)
+        self.log.findings += damage
+        if commit is None:
             self.state = None
             return None
         if commit.commit_id in self.ids:
             self._report(LOG, key, f"commit id {commit.commit_id} is that of an earlier commit")
         self.ids.add(commit.commit_id)
         if crc is not None and commit.prev_crc != crc:
-            before = commit_key(self.name, version - 1)
-            message = (
-                f"the chain is broken: commit {version} was made after one with CRC-32C {commit.prev_crc}, this one "
-                f"has {crc}"
-            )
-            self._report(CHAIN, before, message, "one of the two commits is another one's: restore both")
+            broken = f"the chain is broken: commit {version} was made after one with CRC-32C {commit.prev_crc}"
+            remedy = "one of the two commits is another one's: restore both"
+            self._report(CHAIN, commit_key(self.name, version - 1), f"{broken}, this one has {crc}", remedy)
             self.state = None
-        self._note(commit)
+        if commit.files:
+            self.added[version] = commit
+        if commit.floor is not None:
+            self.added = {number: each for number, each in self.added.items() if number > commit.floor}
+        if commit.txn is not None:
+            self.log.prepares[version] = commit.commit_id, commit.txn.id, commit.txn.n
+        self.log.resolved += [(version, item) for item in commit.resolved]
         if self.state is not None:
-            self._apply(commit, key)
+            self._apply(commit, key, *self.state)
         return int(crc32c(data))
 
-    def _note(self, commit: Commit) -> None:
-        """Keep the parts of a commit that later checks need."""
-        if commit.files:
-            self.added[commit.version] = commit
-        if commit.floor is not None:
-            self.added = {version: each for version, each in self.added.items() if version > commit.floor}
-        if commit.txn is not None:
-            self.log.prepares[commit.version] = Prepared(commit.commit_id, commit.txn.id, commit.txn.n)
-        self.log.resolved += [(commit.version, item) for item in commit.resolved]
-
-    def _apply(self, commit: Commit, key: str) -> None:
-        if self.state is None:
-            return
-        head, table = self.state
+    def _apply(self, commit: Commit, key: str, head: Head, table: SliceTable) -> None:
         try:
             after = head.apply(commit)
             try:
@@ -203,11 +223,10 @@ class _Replay:
         """Compare a checkpoint with the replay, or go on from it."""
         key = checkpoint_key(self.name, version)
         self.log.objects.add(key)
-        checkpoint, data, finding = read_object(self.store, key, numbered(decode_checkpoint, key, version), CHECKPOINT)
+        checkpoint, data, damage = read_object(self.store, key, decode_checkpoint, CHECKPOINT, version)
         self.log.counts += Counts(checkpoints=1, nbytes=len(data))
-        if finding is not None or checkpoint is None:
-            if finding is not None:
-                self.log.findings.append(_deletable(finding))
+        self.log.findings += [replace(finding, remedy=DELETE_CHECKPOINT) for finding in damage]
+        if checkpoint is None:
             return
         table = self._table(checkpoint, version)
         if crc is not None and checkpoint.head.crc != crc:
@@ -215,7 +234,7 @@ class _Replay:
             self._report(CHECKPOINT, key, message, DELETE_CHECKPOINT)
             return
         if self.state is not None:
-            self._compare(key, checkpoint, table)
+            self._compare(key, checkpoint, table, *self.state)
         elif table is not None:
             self.state = checkpoint.head, table
 
@@ -237,7 +256,7 @@ class _Replay:
             table = decode_table(data, ref, key, version)
             check_state(checkpoint.head, table)
         except Corrupt as error:
-            finding = _deletable(Finding.of(CHECKPOINT, error, key))
+            finding = Finding.of(CHECKPOINT, error, key, DELETE_CHECKPOINT)
             flipped = finding.at_flipped_bit(0, len(data), crc32c(data), ref.crc) if len(data) == ref.size else None
             self.log.findings.append(flipped or finding)
             return None
@@ -247,15 +266,16 @@ class _Replay:
             self._report(CHECKPOINT, head, message, DELETE_CHECKPOINT)
         return table
 
-    def _compare(self, key: str, checkpoint: Checkpoint, table: SliceTable | None) -> None:
-        if self.state is None:
-            return
-        head, replayed = self.state
+    def _compare(
+        self, key: str, checkpoint: Checkpoint, table: SliceTable | None, head: Head, replayed: SliceTable
+    ) -> None:
         if not checkpoint.head.earlier_partitions:
             # A checkpoint may be older than this member.
             head = replace(head, earlier_partitions=())
         if checkpoint.head != head:
-            wrong = _members(HEAD_JSON.to_json(head), HEAD_JSON.to_json(checkpoint.head))
+            left, right = HEAD_JSON.to_json(head), HEAD_JSON.to_json(checkpoint.head)
+            members = [name for name in {**left, **right} if left.get(name) != right.get(name)]
+            wrong = ", ".join(members) or "features"
             self._report(CHECKPOINT, key, f"it differs from what the commits say in: {wrong}", DELETE_CHECKPOINT)
         columns = [] if table is None else differing_columns(replayed, table)
         if columns:
@@ -272,10 +292,7 @@ class _Replay:
         limit = min(floor, checkpoints[-2]) if len(checkpoints) > 1 else -1
         anchor = max((version for version in checkpoints if version <= limit), default=-1)
         if self.state is not None:
-            needed = range(max(anchor, 0), start)
-            for version in sorted(set(needed) - set(versions.tolist()))[:MOST_MISSING]:
-                message = f"commit {version} is not there, and later ones are"
-                self._report(MISSING, commit_key(self.name, version), message)
+            self.log.findings += missing(self.name, "commit", range(max(anchor, 0), start), versions.tolist())
         for version in checkpoints:
             if version < start - 1:
                 self.state, kept = None, self.state
@@ -287,12 +304,11 @@ class _Replay:
             key = commit_key(self.name, version)
             if version <= held:
                 self.log.objects.add(key)
-            _, data, finding = read_object(self.store, key, numbered(decode_commit, key, version), LOG)
+            _, data, damage = read_object(self.store, key, decode_commit, LOG, version)
             self.log.counts += Counts(commits=1, nbytes=len(data))
-            if finding is not None:
-                self.log.findings.append(finding)
+            self.log.findings += damage
 
-    def _end(self, start: int) -> None:
+    def _end(self) -> None:
         """Check the newest state, and list the files that must exist."""
         named = NamedFiles(self.name)
         log = self.log
@@ -304,7 +320,7 @@ class _Replay:
             log.files = named.files()
             return
         head, table = self.state
-        log.head, log.table = head, table
+        log.head = head
         try:
             check_state(head, table)
         except Corrupt as error:
@@ -322,16 +338,15 @@ class _Replay:
             try:
                 named.add(self.history.at(version).slices.all())
             except (NotFound, Corrupt) as error:
-                if isinstance(error, NotFound) and self.history.commits.has(version, version):
-                    # Either damage that is named above, or the vacuum came by: then the next look says so.
-                    self._look_again(error)
+                if isinstance(error, NotFound) and self.history.commits.has(version, version) and self._has_shrunk():
+                    # Not damage that is named above, but the vacuum: the next look says so.
+                    raise
                 message = f"version {version}, which {why}, cannot be rebuilt: {error}"
                 self._report(STATE, commit_key(self.name, version), message)
         log.files = named.files()
         log.counts += Counts(topics=int(head.exists), gaps=gaps(head, table))
 
     def _holds(self) -> list[Hold]:
-        """Return the holds that have not run out."""
         holds = {} if self.state is None else self.state[0].holds
         return [
             hold
@@ -340,20 +355,8 @@ class _Replay:
             if hold.expires_ms is None or hold.expires_ms > self.now_ms or clone_of_hold(name) is not None
         ]
 
-    def _look_again(self, error: NotFound) -> None:
-        """Raise it again if the log has changed since it was listed."""
+    def _has_shrunk(self) -> bool:
+        """True if objects of the log were deleted since it was listed."""
         now = History(self.store, self.name)
         gone = set(self.history.commits.version.tolist()) - set(now.commits.version.tolist())
-        if gone or set(self.history.checkpoints) - set(now.checkpoints):
-            raise error
-
-
-def _deletable(finding: Finding) -> Finding:
-    """Replace the remedy: a checkpoint is only a help."""
-    return replace(finding, remedy=DELETE_CHECKPOINT)
-
-
-def _members(left: Mapping[str, object], right: Mapping[str, object]) -> str:
-    """Return the members in which two objects differ."""
-    names = [name for name in {**left, **right} if left.get(name) != right.get(name)]
-    return ", ".join(names) or "features"
+        return bool(gone or set(self.history.checkpoints) - set(now.checkpoints))

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 
-from sparklog.tools.doctor.finding import Answer, Machine
+from sparklog.tools.doctor.checks import Answer, Machine
 
 JAVA_17 = 'openjdk version "17.0.15" 2025-04-15\nOpenJDK Runtime Environment\n'
 GIB = 1 << 30

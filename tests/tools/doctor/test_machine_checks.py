@@ -13,8 +13,11 @@ from sparklog.errors import BadRequest
 from sparklog.format.kernels import warm
 from sparklog.tools.doctor import FAIL, OK, WARN
 from sparklog.tools.doctor.checks import (
+    HERE,
     SESSION,
     WORTH_CHANGING,
+    Answer,
+    Machine,
     SparkSettings,
     check_java,
     check_kernels,
@@ -25,7 +28,6 @@ from sparklog.tools.doctor.checks import (
     spark_settings,
     wanted_packages,
 )
-from sparklog.tools.doctor.finding import HERE, Answer, Machine
 from tests.tools.doctor.machines import EMPTY, HEALTHY, JAVA_17, machine, python_says
 
 REPOSITORY = Path(__file__).parents[3]

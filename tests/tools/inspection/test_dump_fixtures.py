@@ -53,9 +53,9 @@ def options_for(path: str, expected: str) -> DumpOptions:
     contents = " key: " in expected or " payload: " in expected
     decoders: dump_decoders.Decoders = dump_decoders.plain()
     if "__consumer_offsets" in path:
-        decoders = dump_decoders.group_decoders()
+        decoders = dump_decoders.coordinator("groups")
     elif "__transaction_state" in path:
-        decoders = dump_decoders.transaction_decoders()
+        decoders = dump_decoders.coordinator("transactions")
     return DumpOptions(LogOptions(deep=True, contents=contents, decoders=decoders))
 
 
