@@ -162,11 +162,7 @@ class LogPartition(InputPartition):  # type: ignore[misc]
 def log_partitions(view: LogView, ranges: Sequence[OffsetRange], read: ReadOptions) -> list[InputPartition]:
     """One for each task that reads these ranges, from the view's snapshot."""
     tasks = plan_tasks(
-        view,
-        ranges,
-        read.isolation,
-        min_partitions=read.min_partitions,
-        max_records=read.max_records_per_partition,
+        view, ranges, read.isolation, min_partitions=read.min_partitions, max_records=read.max_records_per_partition
     )
     return [LogPartition(parts) for parts in tasks]
 

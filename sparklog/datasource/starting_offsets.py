@@ -114,8 +114,7 @@ def check_end(topic: str, partition: int, end: int, limits: Bounds, loss: DataLo
     """Return the end of a range: at or before the log end, else data loss."""
     if end > limits.log_end:
         loss.report(
-            f"Offset {end} of {topic}-{partition} is out of range: the log ends at {limits.log_end}",
-            "ends there",
+            f"Offset {end} of {topic}-{partition} is out of range: the log ends at {limits.log_end}", "ends there"
         )
         return limits.log_end
     return end

@@ -326,8 +326,7 @@ class StreamPlanner:
         if now is None or planned not in (None, now):
             change = "deleted" if now is None else "deleted and created again"
             self._loss.report(
-                f"The topic {topic!r} was {change} before offsets planned for this batch were read",
-                "leaves them out",
+                f"The topic {topic!r} was {change} before offsets planned for this batch were read", "leaves them out"
             )
             return []
         bounds = self._bounds(topic)

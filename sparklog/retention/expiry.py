@@ -22,11 +22,7 @@ from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.segments import Segment
 
 START, SIZE, TIME = "start", "size", "time"
-REASONS = {
-    START: "below the log start offset",
-    SIZE: "retention.bytes",
-    TIME: "retention.ms",
-}
+REASONS = {START: "below the log start offset", SIZE: "retention.bytes", TIME: "retention.ms"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -399,11 +399,7 @@ def _retain_root_files(root: Root, settings: Settings, keep_ms: int, dry_run: bo
             failures += temporary.failures
             if name == GROUPS_FOLDER:
                 groups = collect_groups(
-                    root,
-                    retention_ms=settings.offsets_retention_ms,
-                    keep_ms=keep_ms,
-                    now_ms=store_ms,
-                    dry_run=dry_run,
+                    root, retention_ms=settings.offsets_retention_ms, keep_ms=keep_ms, now_ms=store_ms, dry_run=dry_run
                 )
                 reason = OLD_OFFSETS.format(hours=keep_ms // 3_600_000)
                 removed.append(Removed("group entry", reason, groups.objects, groups.nbytes))

@@ -218,13 +218,7 @@ class _Vacuum:
                 self.held[version] = plan.own_paths(self.topic.name, self.history.at(version).slices.paths())
 
 
-def vacuum(
-    topic: Topic,
-    settings: Settings,
-    *,
-    runner: Runner | None = None,
-    dry_run: bool = False,
-) -> VacuumReport:
+def vacuum(topic: Topic, settings: Settings, *, runner: Runner | None = None, dry_run: bool = False) -> VacuumReport:
     """Vacuum a topic, also a deleted one; with `dry_run` nothing is changed.
 
     `settings.now_ms` decides how old a version is; holds, registry entries, commits, checkpoints and temporary files go
