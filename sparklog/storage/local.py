@@ -3,9 +3,8 @@
 Creating an object is: temporary file in the same directory, write, fsync, link() to the final name, fsync the
 directory, unlink the temporary name. Each step has its reason:
 
-* Only link() is both exclusive and whole. O_EXCL at the final name leaves a torn object after a crash, rename()
-  overwrites. A place without link() (FAT, many FUSE mounts of object stores, some SMB shares) is refused, never worked
-  around.
+* Only link() is both exclusive and whole: O_EXCL leaves a torn object after a crash, rename() overwrites. A place
+  without link() (FAT, many FUSE mounts of object stores, some SMB shares) is refused, never worked around.
 * A file's fsync does not make its name durable, and a name is no more durable than its directory's own name: the
   directory and all above it, up to the root's parent, are fsynced too (once per process where nothing was created).
 * On NFS an answer may be lost and link() report "exists" for our own link: two links to the temporary file mean
@@ -26,6 +25,7 @@ import os
 import stat as stat_module
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
@@ -42,6 +42,7 @@ from sparklog.storage.store import (
 )
 
 TEMPORARY_PREFIX = "~"
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _READ_AT_ONCE = 1 << 30
 _KNOWN_FOLDERS = 10_000
 _ATTEMPTS = 100
@@ -78,8 +79,6 @@ class LocalStore(Store):
         """True if an acknowledged object survives power loss."""
         return self._durable
 
-    # Reading
-
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         if start < 0 or (length is not None and length < 0):
             raise BadRequest(f"cannot read {key} from byte {start} for {length} bytes: neither may be negative")
@@ -104,13 +103,8 @@ class LocalStore(Store):
             os.close(fd)
 
     def stat(self, key: str) -> ObjectInfo | None:
-        try:
-            status = os.lstat(self._file(key))
-        except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENOTDIR):
-                return None
-            self._fail(error, "look at", key)
-        return _info(key, status) if stat_module.S_ISREG(status.st_mode) else None
+        status = self._lstat(self._file(key), key)
+        return None if status is None or not stat_module.S_ISREG(status.st_mode) else _info(key, status)
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         folder, _, start = check_prefix(prefix).rpartition("/")
@@ -119,8 +113,6 @@ class LocalStore(Store):
     def list_folders(self, prefix: str) -> Iterator[str]:
         check_prefix(prefix, folder=True)
         return iter([entry.name for entry, is_folder in self._entries(prefix) if is_folder])
-
-    # Writing
 
     def create(self, key: str, data: bytes) -> bool:
         path = self._file(key)
@@ -151,29 +143,26 @@ class LocalStore(Store):
         self._settle(self._file(key), key)
 
     def link(self, file: str, inode: int, key: str) -> bool:
-        path, same = self._file(key), False
+        path = self._file(key)
         self._make_folders(os.path.dirname(path), key)
         try:
             with open(file, "rb") as source:
                 self._sync(source.fileno())  # who wrote it may not have waited for the disk
             os.link(os.path.realpath(file), path)
-            same = os.stat(path).st_ino == inode
-            if not same:
+            if os.stat(path).st_ino != inode:
                 os.unlink(path)
+                return False
         except OSError:
             return False
-        if same:
-            self._settle(path, key)
-        return same
+        self._settle(path, key)
+        return True
 
     def delete(self, key: str) -> None:
         path = self._file(key)
         try:
             os.unlink(path)
-        except FileNotFoundError:
-            return
         except OSError as error:
-            if error.errno == errno.ENOTDIR or os.path.isdir(path):
+            if error.errno in (errno.ENOENT, errno.ENOTDIR) or os.path.isdir(path):
                 return
             self._fail(error, "delete", key)
         self._prune(os.path.dirname(path))
@@ -185,7 +174,7 @@ class LocalStore(Store):
             folder = os.path.dirname(folder)
         path = os.path.join(folder, _temporary_name())
         try:
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            fd = os.open(path, _NEW_FILE, 0o666)
             try:
                 return os.fstat(fd).st_mtime_ns // 1_000_000
             finally:
@@ -205,26 +194,17 @@ class LocalStore(Store):
 
     def temporary_files(self, folder: str, *, deep: bool = True) -> Iterator[ObjectInfo]:
         check_prefix(folder, folder=True)
-        try:
-            with os.scandir(os.path.join(self._path, folder)) as scanned:
-                entries = list(scanned)
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        except OSError as error:
-            self._fail(error, "list", folder)
-        for entry in entries:
+        for entry, is_folder in self._scan(folder):
             if entry.name.startswith(TEMPORARY_PREFIX):
-                try:
+                with suppress(FileNotFoundError):  # its writer is done
                     yield _info(folder + entry.name, entry.stat(follow_symlinks=False))
-                except FileNotFoundError:
-                    continue  # its writer is done
-            elif deep and is_part(entry.name) and self._is_folder(entry, folder):
+            elif deep and is_part(entry.name) and is_folder:
                 yield from self.temporary_files(f"{folder}{entry.name}/")
 
     def delete_temporary(self, key: str) -> None:
         folder, slash, name = key.rpartition("/")
         if not name.startswith(TEMPORARY_PREFIX) or not is_part(name[len(TEMPORARY_PREFIX) :]):
-            raise BadRequest(f"{key} is not the name of a temporary file")
+            super().delete_temporary(key)
         check_prefix(folder + slash, folder=True)
         path = os.path.join(self._path, key)
         try:
@@ -254,8 +234,6 @@ class LocalStore(Store):
             self._unlink(temporary)
             self._unlink(linked)
 
-    # Parts
-
     def _file(self, key: str) -> str:
         return os.path.join(self._path, check_key(key))
 
@@ -271,12 +249,12 @@ class LocalStore(Store):
         raise store_error(error, action, key, self._path) from error
 
     def _temporary(self, path: str, key: str) -> tuple[int, str]:
-        """Open a new file beside `path`; its folder is made, again if a concurrent delete removes it."""
+        """Open a new file beside `path`, whose folder is made, again if a concurrent delete removes it."""
         folder = os.path.dirname(path)
         temporary = os.path.join(folder, _temporary_name())
         for attempt in range(_ATTEMPTS):
             try:
-                return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), temporary
+                return os.open(temporary, _NEW_FILE, 0o666), temporary
             except FileNotFoundError as error:
                 if attempt == _ATTEMPTS - 1:
                     self._fail(error, "create", key)
@@ -363,10 +341,8 @@ class LocalStore(Store):
     @staticmethod
     def _unlink(path: str) -> None:
         """Clean up after the outcome is decided: a failure leaves a temporary file for the vacuum, no more."""
-        try:
+        with suppress(OSError):
             os.unlink(path)
-        except OSError:
-            return
 
     def _sync(self, fd: int) -> None:
         if self._durable:
@@ -384,21 +360,25 @@ class LocalStore(Store):
             folder = os.path.dirname(folder)
 
     def _is_folder(self, entry: os.DirEntry[str], folder: str) -> bool:
-        """True for a directory, and in the root itself for a link to one outside: a topic moved to another disk."""
+        """True for a directory, and in the root itself for a link to one outside."""
         if folder or not entry.is_symlink():
             return entry.is_dir(follow_symlinks=False)
         target, root = os.path.realpath(entry.path), os.path.realpath(self._path)
         return os.path.isdir(target) and os.path.commonpath((target, root)) not in (target, root)
 
-    def _entries(self, folder: str) -> Sequence[tuple[os.DirEntry[str], bool]]:
-        """List what is named like a part of a key, in key order (a folder sorts as `name/`); True for a folder."""
+    def _scan(self, folder: str) -> Sequence[tuple[os.DirEntry[str], bool]]:
+        """List all that lies in a folder; True for a folder."""
         try:
             with os.scandir(os.path.join(self._path, folder)) as scanned:
-                entries = [(entry, self._is_folder(entry, folder)) for entry in scanned if is_part(entry.name)]
+                return [(entry, self._is_folder(entry, folder)) for entry in scanned]
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
             self._fail(error, "list", folder)
+
+    def _entries(self, folder: str) -> Sequence[tuple[os.DirEntry[str], bool]]:
+        """List what is named like a part of a key, in key order: a folder sorts as `name/`."""
+        entries = [(entry, is_folder) for entry, is_folder in self._scan(folder) if is_part(entry.name)]
         return sorted(entries, key=lambda item: item[0].name + "/" if item[1] else item[0].name)
 
     def _walk(self, folder: str, start: str, after: str) -> Iterator[ObjectInfo]:
@@ -426,7 +406,7 @@ def replace_file(path: str, text: str) -> None:
     """Put a new file in the place of `path`, whole: it is written beside it, under a random name, exclusively."""
     unfinished = f"{path}.{os.urandom(12).hex()}.unfinished"
     # O_EXCL: no link of that name is followed.
-    fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    fd = os.open(unfinished, _NEW_FILE, 0o666)
     try:
         with open(fd, "w", encoding="utf-8") as file:
             file.write(text)
@@ -469,16 +449,11 @@ def _info(key: str, status: os.stat_result) -> ObjectInfo:
 
 def _read(fd: int, start: int, length: int) -> bytes:
     """`length` bytes from `start`, or up to the end; one read() gives at most 2 GiB and may give less."""
-    data = os.pread(fd, min(length, _READ_AT_ONCE), start)
-    if len(data) == length or not data:
-        return data
-    parts, done = [data], len(data)
-    while done < length:
-        data = os.pread(fd, min(length - done, _READ_AT_ONCE), start + done)
-        if not data:
-            break
+    parts = []
+    while length and (data := os.pread(fd, min(length, _READ_AT_ONCE), start)):
         parts.append(data)
-        done += len(data)
+        start += len(data)
+        length -= len(data)
     return b"".join(parts)
 
 

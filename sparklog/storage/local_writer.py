@@ -1,15 +1,11 @@
-"""Threads: a lock that no forked child inherits as taken, and several requests to a store at once.
+"""Support of stores by the system: locks, threads, its errors in words, and files written in the background.
 
 `os.fork` copies locks that other threads hold at that moment; in the child no thread releases them. Python forks by
 itself (multiprocessing on Linux up to 3.13, Spark's worker daemon), so every lock that outlives a call is a `ForkLock`.
 What it guards must be usable at any point of a critical section: a cache, of which an entry may be missing.
 
-Write a data object of a local store: a temporary file, which gets its name when it is whole and durable.
-
-While it is written the kernel is asked to begin writing its bytes to the disk, so that the fsync at its end has little
-left to do. Python has no `sync_file_range`; Linux' C library has. It is a hint: durability comes from fsync alone.
-
-Also the errors of the operating system in words that say what to do.
+While a data object is written the kernel is asked to begin writing its bytes to the disk, so that the fsync at its end
+has little left to do: `sync_file_range` of Linux' C library. It is a hint: durability comes from fsync alone.
 """
 
 from __future__ import annotations
@@ -22,8 +18,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from types import TracebackType
-from typing import NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 from weakref import WeakSet
 
 from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable
@@ -42,9 +37,7 @@ class ForkLock:
     def __enter__(self) -> None:
         self._lock.acquire()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._lock.release()
 
 
@@ -137,10 +130,9 @@ def store_error(error: OSError, action: str, key: str, location: str) -> Sparklo
 
 
 def refuse(location: str, reason: str) -> NoReturn:
-    """Raise `BadRequest` for a place that cannot keep the promises of a store, naming its mount."""
-    raise BadRequest(
-        f"{location} on {mount_of(location)} cannot hold a sparklog root: {reason}; use another file system"
-    )
+    """Raise `BadRequest` for a place that cannot keep the promises of a store."""
+    mount = mount_of(location)
+    raise BadRequest(f"{location} on {mount} cannot hold a sparklog root: {reason}; use another file system")
 
 
 def mount_of(path: str) -> str:
@@ -161,27 +153,15 @@ _WRITEBACK_BYTES = 16 << 20
 """A file being written is handed to the disk in pieces of this size, while its writer goes on."""
 SYNC_FILE_RANGE_WRITE = 2
 
-_Call = Callable[[int, int, int, int], int]
-
-
-def _find() -> _Call | None:
-    if sys.platform != "linux":
-        return None
-    try:
-        call = ctypes.CDLL(None).sync_file_range
-    except (OSError, AttributeError):
-        return None
-    call.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
-    call.restype = ctypes.c_int
-    renameat2: _Call = call
-    return renameat2
-
-
-_CALL = _find()
+_CALL: Any = None
+if sys.platform == "linux":
+    with suppress(OSError, AttributeError):
+        _CALL = ctypes.CDLL(None).sync_file_range
+        _CALL.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
 
 
 def start_writeback(fd: int, start: int, length: int) -> None:
-    """Begin writing bytes `[start, start + length)` of an open file; returns at once and reports nothing."""
+    """Begin writing bytes `[start, start + length)` of an open file; return at once and report nothing."""
     if _CALL is not None:
         _CALL(fd, start, length, SYNC_FILE_RANGE_WRITE)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator
+from itertools import takewhile
 from typing import NoReturn
 
 from sparklog.errors import BadRequest, NotFound, Unavailable
@@ -64,24 +65,13 @@ class MemoryStore(Store):
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         check_prefix(prefix)
         with self._lock:
-            first = max(bisect_left(self._keys, prefix), bisect_right(self._keys, after))
-            infos = []
-            for key in self._keys[first:]:
-                if not key.startswith(prefix):
-                    break
-                infos.append(self._info(key))
-        return iter(infos)
+            return iter([self._info(key) for key in self._keys_below(prefix, bisect_right(self._keys, after))])
 
     def list_folders(self, prefix: str) -> Iterator[str]:
         check_prefix(prefix, folder=True)
-        folders: dict[str, None] = {}
         with self._lock:
-            for key in self._keys[bisect_left(self._keys, prefix) :]:
-                if not key.startswith(prefix):
-                    break
-                name, slash, _ = key[len(prefix) :].partition("/")
-                if slash:
-                    folders[name] = None
+            below = [key[len(prefix) :] for key in self._keys_below(prefix)]
+        folders = {name.partition("/")[0] for name in below if "/" in name}
         return iter(sorted(folders, key=lambda name: name + "/"))
 
     def stat(self, key: str) -> ObjectInfo | None:
@@ -113,6 +103,10 @@ class MemoryStore(Store):
         """Damage an object that exists, as a bad disk would (`create` never rewrites one)."""
         with self._lock:
             self._objects[key] = (data, self._objects[key][1])
+
+    def _keys_below(self, prefix: str, first: int = 0) -> Iterator[str]:
+        first = max(first, bisect_left(self._keys, prefix))
+        return takewhile(lambda key: key.startswith(prefix), self._keys[first:])
 
     def _info(self, key: str) -> ObjectInfo:
         data, modified = self._objects[key]
