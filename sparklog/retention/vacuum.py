@@ -17,8 +17,9 @@ Files that a held version names stay, and so do the commits and checkpoints that
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from sparklog.errors import Corrupt, NotFound, SparklogError
@@ -33,7 +34,14 @@ from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.work_items import Done, InProcess, Progress, Runner, Settings, silent, store_clock_ms
 from sparklog.retention import vacuum_plan as plan
-from sparklog.retention.vacuum_plan import DataFile, Victim, delete_delay_ms, give_up_clones, needed_by_clones
+from sparklog.retention.vacuum_plan import (
+    DataFile,
+    Victim,
+    delete_delay_ms,
+    ended_holds,
+    give_up_clones,
+    needed_by_clones,
+)
 from sparklog.storage.store import Store
 
 CHUNK = 1000
@@ -74,24 +82,6 @@ class DeleteWork:
         return Done((), (), ())
 
 
-def delete_all(
-    store: Store, topic: str, topic_id: str, victims: Sequence[Victim], runner: Runner
-) -> Iterator[tuple[tuple[Victim, ...], SparklogError | None]]:
-    """Delete objects in chunks, on the runner if there are more than `LOCAL_CHUNKS`.
-
-    Yield each chunk with the error that ended it, or None.
-    """
-    chunks = {
-        tuple(victim.key for victim in chunk): chunk
-        for chunk in (tuple(victims[i : i + CHUNK]) for i in range(0, len(victims), CHUNK))
-    }
-    works = [DeleteWork(store, topic, topic_id, keys) for keys in chunks]
-    chosen: Runner = runner if len(works) > LOCAL_CHUNKS else InProcess()
-    for work, result in chosen.run(works):
-        if isinstance(work, DeleteWork):
-            yield chunks[work.keys], result if isinstance(result, SparklogError) else None
-
-
 IDLE_MS = 90 * 24 * 3_600_000
 """A writer without a commit for this long is forgotten."""
 TRIES = 4
@@ -118,15 +108,6 @@ class UpkeepIntent:
         if floor is None and not holds and not expired:
             return Nothing("nothing has run out", base.version)
         return Draft(MAINTAIN, holds=holds, floor=floor, expired=expired)
-
-
-def ended_holds(head: Head, now_ms: int, needed: Collection[str] = ()) -> list[str]:
-    """Return the names of holds that have expired by `now_ms` and are not `needed`."""
-    return [
-        name
-        for name, hold in head.holds.items()
-        if hold.expires_ms is not None and hold.expires_ms <= now_ms and name not in needed
-    ]
 
 
 def idle_writers(head: Head, now_ms: int) -> dict[str, int]:
@@ -193,10 +174,6 @@ class _Vacuum:
     """Held version below the floor -> the files it names."""
 
     @property
-    def store(self) -> Store:
-        return self.topic.store
-
-    @property
     def careful_ms(self) -> int:
         """The time for decisions that a wrong clock would make too early: never later than the store's clock."""
         return min(self.settings.now_ms, self.store_ms)
@@ -225,14 +202,11 @@ def vacuum(topic: Topic, settings: Settings, *, runner: Runner | None = None, dr
     by the store's clock. Raises before anything is deleted: `Corrupt` or `NotFound` if an older version cannot be
     rebuilt, `Unavailable`, `Conflict`. Deletions that the store refuses are reported as failures.
     """
-    chosen = InProcess() if runner is None else runner
     for _ in range(TRIES - 1):
-        try:
-            return _vacuum(topic, settings, chosen, dry_run)
-        except NotFound:
-            # Another vacuum has deleted listed files: list again. Nothing was deleted here so far.
-            continue
-    return _vacuum(topic, settings, chosen, dry_run)
+        # Another vacuum may have deleted listed files: list again. Nothing was deleted here so far.
+        with suppress(NotFound):
+            return _vacuum(topic, settings, runner or InProcess(), dry_run)
+    return _vacuum(topic, settings, runner or InProcess(), dry_run)
 
 
 def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> VacuumReport:
@@ -308,14 +282,13 @@ def _named(run: _Vacuum, head: Head) -> tuple[set[str], set[str], int]:
     known = plan.own_paths(run.topic.name, table.paths())
     kept = set(known) if start == floor else set()
     born = 0
-    for at, commit in history.walk(begin.head, head.version):
-        last = at
+    for last, commit in history.walk(begin.head, head.version):
         names = plan.own_paths(run.topic.name, {file.path for file in commit.files})
         known |= names
         if commit.op == CREATE:
             born = commit.version
         if commit.version <= floor:
-            table = table.apply(commit, at)
+            table = table.apply(commit, last)
             if commit.version == floor:
                 kept |= plan.own_paths(run.topic.name, table.paths())
         else:
@@ -328,9 +301,8 @@ def _named_between(run: _Vacuum, before: Head, after: Head) -> set[str]:
     """Return the files that the commits between two states name."""
     names: set[str] = set()
     last = before
-    for at, commit in run.history.walk(before, after.version):
+    for last, commit in run.history.walk(before, after.version):  # noqa: B007
         names |= {file.path for file in commit.files}
-        last = at
     _check_same(run, last, after)
     return plan.own_paths(run.topic.name, names)
 
@@ -377,22 +349,21 @@ def _old_tables(run: _Vacuum, heads: set[int], newest: int) -> list[Victim]:
     one without a table must never be the newest.
     """
     history = run.history
-    named: Counter[int] = Counter(int(info.key.rsplit("/", 1)[-1][:20]) for info in history.tables)
+    versions = [int(info.key.rsplit("/", 1)[-1][:20]) for info in history.tables]
+    several = {version for version, count in Counter(versions).items() if count > 1}
     victims = []
-    for info in history.tables:
-        version = int(info.key.rsplit("/", 1)[-1][:20])
+    for info, version in zip(history.tables, versions, strict=True):
+        reason = ""
         if version in heads:
-            victims.append(Victim(info.key, plan.CHECKPOINT, info.size, "slice table of a checkpoint that goes"))
-            continue
-        if info.modified_ms >= run.store_ms - plan.HOUR_MS:
-            continue
-        if version not in history.checkpoints:
-            orphan = version < newest
-        else:
-            table = history.table_of(version) if named[version] > 1 else None
-            orphan = table is not None and table != info.key
-        if orphan:
-            victims.append(Victim(info.key, plan.CHECKPOINT, info.size, "slice table that no checkpoint names"))
+            reason = "slice table of a checkpoint that goes"
+        elif info.modified_ms < run.store_ms - plan.HOUR_MS:
+            if version not in history.checkpoints:
+                orphan = version < newest
+            else:
+                orphan = version in several and history.table_of(version) not in (None, info.key)
+            reason = "slice table that no checkpoint names" if orphan else ""
+        if reason:
+            victims.append(Victim(info.key, plan.CHECKPOINT, info.size, reason))
     return victims
 
 
@@ -404,15 +375,19 @@ def _heads_first(victims: Sequence[Victim]) -> tuple[list[Victim], list[Victim]]
 def _delete(
     run: _Vacuum, phases: Sequence[Sequence[Victim]], runner: Runner
 ) -> tuple[list[Victim], list[SparklogError]]:
-    """Delete phase by phase; return the deleted objects and the failures."""
+    """Delete phase by phase, in chunks, on the runner if there are many; return the deleted objects and failures."""
     gone: list[Victim] = []
     failures: list[SparklogError] = []
     for victims in phases:
-        for chunk, error in delete_all(run.store, run.topic.name, run.head.topic_id, victims, runner):
-            if error is None:
-                gone += chunk
-            else:
-                failures.append(error)
+        by_key = {victim.key: victim for victim in victims}
+        chunks = [tuple(by_key)[i : i + CHUNK] for i in range(0, len(by_key), CHUNK)]
+        works = [DeleteWork(run.topic.store, run.topic.name, run.head.topic_id, keys) for keys in chunks]
+        chosen: Runner = runner if len(works) > LOCAL_CHUNKS else InProcess()
+        for work, result in chosen.run(works):
+            if isinstance(result, SparklogError):
+                failures.append(result)
+            elif isinstance(work, DeleteWork):
+                gone += [by_key[key] for key in work.keys]
     return gone, failures
 
 
@@ -439,11 +414,8 @@ def remove_temporaries(
 
 def _summed(victims: Sequence[Victim]) -> tuple[Removed, ...]:
     """Sum up by kind and reason, in the order of kinds."""
-    objects: Counter[tuple[str, str]] = Counter()
-    sizes: Counter[tuple[str, str]] = Counter()
+    sizes: dict[tuple[str, str], list[int]] = {}
     for victim in victims:
-        objects[victim.kind, victim.reason] += 1
-        sizes[victim.kind, victim.reason] += victim.size
-    keys: Mapping[tuple[str, str], int] = objects
-    ordered = sorted(keys, key=lambda key: (plan.KINDS.index(key[0]), key[1]))
-    return tuple(Removed(kind, reason, objects[kind, reason], sizes[kind, reason]) for kind, reason in ordered)
+        sizes.setdefault((victim.kind, victim.reason), []).append(victim.size)
+    ordered = sorted(sizes.items(), key=lambda item: (plan.KINDS.index(item[0][0]), item[0][1]))
+    return tuple(Removed(kind, reason, len(each), sum(each)) for (kind, reason), each in ordered)
