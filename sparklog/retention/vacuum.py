@@ -32,6 +32,7 @@ from sparklog.log.state.history import History
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.topic import Topic
+from sparklog.maintenance.report import Failure
 from sparklog.maintenance.work_items import Done, InProcess, Progress, Runner, Settings, silent, store_clock_ms
 from sparklog.retention import vacuum_plan as plan
 from sparklog.retention.vacuum_plan import (
@@ -89,10 +90,7 @@ TRIES = 4
 
 @dataclass(frozen=True, slots=True)
 class UpkeepIntent:
-    """Raise the upload floor and drop expired holds and idle writers as of `now_ms`.
-
-    Judged anew on each state it is tried on: a hold renewed, or a writer that came back, meanwhile stays.
-    """
+    """Raise the upload floor and drop expired holds and idle writers as of `now_ms`, judged anew on each state."""
 
     now_ms: int
     floor: int | None = None
@@ -155,6 +153,9 @@ class VacuumReport:
     @property
     def nbytes(self) -> int:
         return sum(item.nbytes for item in self.removed)
+
+    def failed(self) -> tuple[Failure, ...]:
+        return tuple(Failure.of(self.topic, (), f"vacuum {self.topic}", error) for error in self.failures)
 
 
 @dataclass
@@ -271,7 +272,7 @@ def _data_files(store: Store, topic: str, floor: int) -> tuple[list[DataFile], i
 
 
 def _named(run: _Vacuum, head: Head) -> tuple[set[str], set[str], int]:
-    """Return files named at the floor or later, files named since the old floor, the version that created the topic."""
+    """Return files named at the floor or later, those named since the old floor, the version that created the topic."""
     history, floor = run.history, run.floor
     start = min(head.floor, floor)
     if history.base_of(start) is None or not history.commits.has(start + 1, floor):
