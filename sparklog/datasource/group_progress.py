@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from sparklog.datasource.offsets import StreamOffset
 from sparklog.datasource.options import ReadOptions
-from sparklog.datasource.user_errors import warn
+from sparklog.datasource.process import warn
 from sparklog.errors import Conflict, Fenced, NotFound, Unavailable
 from sparklog.groups.group import Group, Membership
 from sparklog.log.journal.env import Moment

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import InputPartition
 
 from sparklog.datasource.options import ReadOptions
-from sparklog.datasource.process import freeze_gc
+from sparklog.datasource.process import freeze_gc, guard_iterator, warn
 from sparklog.datasource.schema import Projection
-from sparklog.datasource.user_errors import guard_iterator, warn
 from sparklog.errors import NotFound
 from sparklog.kafka.in_place.location import Location, open_view
 from sparklog.log.state.view import LogView, OffsetRange, ReadPart, Stored

@@ -120,18 +120,8 @@ def type_name(kind: DataType) -> str:
     return str(kind.simpleString())
 
 
-@dataclass(frozen=True)
-class WriteColumns:
-    """The columns of a DataFrame that are written. Others are ignored, as by Kafka's sink."""
-
-    names: tuple[str, ...]
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.names
-
-
-def write_columns(schema: StructType, topic_option: str | None) -> WriteColumns:
-    """Check the schema of what is to be written. Raises BadRequest naming column and type."""
+def write_columns(schema: StructType, topic_option: str | None) -> tuple[str, ...]:
+    """Return the columns that are written; others are ignored, as by Kafka's sink. Raises BadRequest."""
     names: list[str] = []
     for column in schema.fields:
         name = column.name.lower()
@@ -149,7 +139,7 @@ def write_columns(schema: StructType, topic_option: str | None) -> WriteColumns:
         raise BadRequest(f"A column 'value' (string or binary) is required; the columns are {found_names}")
     if topic_option is None and "topic" not in names:
         raise BadRequest("No topic: give the option 'topic', a column 'topic', or a topic folder as the path")
-    return WriteColumns(tuple(names))
+    return tuple(names)
 
 
 def pick(batch: pa.RecordBatch, names: Sequence[str]) -> dict[str, Any]:

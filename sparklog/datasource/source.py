@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource
 
 from sparklog.datasource.options import ReadOptions, parse_options
+from sparklog.datasource.process import user_errors, warn_once
 from sparklog.datasource.schema import projection, read_schema
-from sparklog.datasource.user_errors import user_errors, warn_once
 from sparklog.errors import BadRequest, NotFound, SparklogError
 from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, Location, missing, resolve
 from sparklog.log.journal.env import SYSTEM
@@ -21,8 +21,7 @@ from sparklog.log.journal.env import SYSTEM
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from sparklog.datasource.batch_reader import SparklogBatchReader
-    from sparklog.datasource.stream_reader import FailingStreamReader, SparklogStreamReader
+    from sparklog.datasource.reader import FailingStreamReader, SparklogBatchReader, SparklogStreamReader
     from sparklog.datasource.writer import SparklogBatchWriter, SparklogStreamWriter
 
 COMMITS = "pyspark.sql.worker.python_streaming_sink_runner"
@@ -65,7 +64,7 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
 
     @user_errors
     def reader(self, schema: StructType) -> SparklogBatchReader:
-        from sparklog.datasource.batch_reader import SparklogBatchReader
+        from sparklog.datasource.reader import SparklogBatchReader
 
         self._options.check_read()
         self._options.check_batch_read()
@@ -73,7 +72,7 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
         return SparklogBatchReader(self._location_to_read(), self._options, projection(schema))
 
     def streamReader(self, schema: StructType) -> SparklogStreamReader | FailingStreamReader:  # noqa: N802
-        from sparklog.datasource.stream_reader import FailingStreamReader, SparklogStreamReader
+        from sparklog.datasource.reader import FailingStreamReader, SparklogStreamReader
 
         try:
             self._options.check_read()

@@ -21,7 +21,7 @@ from operator import attrgetter
 
 from sparklog.datasource.offsets import EARLIEST, LATEST, StreamOffset, describe
 from sparklog.datasource.options import GROUP, Bound, ReadOptions
-from sparklog.datasource.user_errors import warn
+from sparklog.datasource.process import warn
 from sparklog.errors import BadRequest, NotFound
 from sparklog.log.journal.env import MAX_TRIES, SETTLE_MS
 from sparklog.log.state.view import Bounds, LogView

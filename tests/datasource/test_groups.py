@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from sparklog.datasource.batch_reader import batch_ranges
 from sparklog.datasource.group_progress import RETRY_MS, GroupProgress
 from sparklog.datasource.option_table import DEFAULT_SESSION_TIMEOUT_MS
 from sparklog.datasource.options import parse_options
+from sparklog.datasource.reader import batch_ranges
 from sparklog.datasource.source import check_group_place
 from sparklog.datasource.stream_plan import Clock, StreamPlanner
 from sparklog.datasource.subscription import Subscriber

@@ -1,7 +1,7 @@
-"""The streaming source as Spark sees it: a thin shell around `stream_plan.StreamPlanner`.
+"""Readers as Spark sees them: a batch, planned once, and a stream, a thin shell around `stream_plan.StreamPlanner`.
 
-Spark builds this class twice per query: once in a long-lived process that answers for offsets, where the planner is
-kept, and once to be pickled for the tasks, which never see what the first one learnt.
+Spark builds the stream's reader twice per query: once in a long-lived process that answers for offsets, where the
+planner is kept, and once to be pickled for the tasks, which never see what the first one learnt.
 """
 
 from __future__ import annotations
@@ -9,24 +9,86 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from sparklog.datasource.group_progress import GroupProgress
-from sparklog.datasource.options import Options
-from sparklog.datasource.process import freeze_gc
+from sparklog.datasource.options import Bound, Options, ReadOptions
+from sparklog.datasource.process import freeze_gc, user_errors
 from sparklog.datasource.read_task import ReadTask, log_partitions
 from sparklog.datasource.schema import Projection
+from sparklog.datasource.starting_offsets import (
+    Clock,
+    DataLoss,
+    check_end,
+    check_start,
+    group_offsets,
+    offsets_now,
+    resolve_bound,
+    start_positions,
+    wait_until_reached,
+)
 from sparklog.datasource.stream_plan import StreamPlanner
 from sparklog.datasource.subscription import Subscriber
-from sparklog.datasource.user_errors import user_errors
-from sparklog.errors import SparklogError
+from sparklog.errors import BadRequest, SparklogError
 from sparklog.kafka.in_place.location import Location, open_view
-from sparklog.log.state.view import LogView
+from sparklog.log.state.view import LogView, OffsetRange
 from sparklog.log.topic.root import RootView
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+class SparklogBatchReader(DataSourceReader):  # type: ignore[misc]
+    """One `load()`: every action on that DataFrame reads the same offsets."""
+
+    def __init__(self, location: Location, options: Options, projection: Projection) -> None:
+        self._location = location
+        self._options = options
+        self._task = ReadTask(location, options.read, projection)
+
+    @user_errors
+    def partitions(self) -> list[InputPartition]:
+        # Spark turns an empty list into one partition without a value.
+        read = self._options.read
+        view = open_view(self._location, tailing=False, corrupt_records=read.corrupt_records)
+        ranges = batch_ranges(view, Subscriber(view, self._location, read.subscription), read)
+        return log_partitions(view, ranges, read)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self._task.read(partition)
+
+
+def batch_ranges(
+    view: LogView, subscriber: Subscriber, read: ReadOptions, clock: Clock | None = None
+) -> list[OffsetRange]:
+    """Return the ranges of a batch read, from one snapshot. Raises BadRequest and NotFound for wrong bounds."""
+    topics = subscriber.topics()
+    known = group_offsets(view, read)
+    subscriber.require(topics)
+    wait_until_reached(view, offsets_now(view, topics, known), lambda: subscriber.refresh(topics), clock or Clock())
+    partitions = {topic: subscriber.partitions(topic) for topic in topics}
+    loss = DataLoss(read.fail_on_data_loss)
+    end_bound = read.end or Bound("latest", "endingOffsets")
+    starts = start_positions(view, partitions, read, "earliest", loss, known)
+    ends = resolve_bound(view, partitions, end_bound, read.isolation, no_match_is_latest=True)
+    ranges: list[OffsetRange] = []
+    for topic in topics:
+        for partition, limits in sorted(partitions[topic].items()):
+            start, end = starts[topic][partition], ends[topic][partition]
+            # A time range without records is no mistake.
+            if read.start is not None and start > end and read.start.kind == end_bound.kind == "offsets":
+                raise BadRequest(
+                    f"{topic}-{partition}: {read.start.option} {start} lies after {end_bound.option} {end}: swap or "
+                    "correct them"
+                )
+            end = check_end(topic, partition, end, limits, loss)
+            end = min(end, max(start, limits.end(read.isolation)))
+            start = check_end(topic, partition, start, limits, loss)
+            start = check_start(topic, partition, start, end, limits, loss) if start < end else end
+            ranges.append(OffsetRange(topic, partition, start, end))
+    return ranges
+
 
 APPLY_OPTIONS = (1 << 63) - 1
 """Spark only echoes the limit. `ReadMaxRows` of this means "as the options say"; `ReadAllAvailable` then is
@@ -47,12 +109,11 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _opened(self) -> tuple[LogView, StreamPlanner]:
         if self._view is None or self._planner is None:
-            corrupt_records = self._options.read.corrupt_records
-            self._view = open_view(self._location, tailing=True, corrupt_records=corrupt_records)
-            subscriber = Subscriber(self._view, self._location, self._options.read.subscription)
-            self._planner = StreamPlanner(self._view, subscriber, self._options.read)
-            if self._options.read.group_id is not None and isinstance(self._view, RootView):
-                self._progress = GroupProgress(self._view.root, self._options.read)
+            read = self._options.read
+            self._view = open_view(self._location, tailing=True, corrupt_records=read.corrupt_records)
+            self._planner = StreamPlanner(self._view, Subscriber(self._view, self._location, read.subscription), read)
+            if read.group_id is not None and isinstance(self._view, RootView):
+                self._progress = GroupProgress(self._view.root, read)
             freeze_gc("plan")
         return self._view, self._planner
 
@@ -104,7 +165,7 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class FailingStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
-    """Stands in for a reader that could not be made: the first question Spark asks is answered with the reason.
+    """Answer the first question Spark asks with the reason why a reader could not be made.
 
     An error out of `streamReader` itself is lost: the process that asks then fails in its clean-up, and shows that.
     """
