@@ -8,7 +8,7 @@ at cost nothing, however many there are. Pieces keep the order of the ranges and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -64,30 +64,19 @@ def split(
         asked = 0 if max_records is None else -(-held.records // max_records)
         if min_partitions is not None:
             asked = max(asked, -(-held.records * min_partitions // total))
-        for part in _by_records(held, max(count, min(asked, max(held.nbytes, UNDOUBTED)))):
-            pieces += [
-                Piece(OffsetRange(wanted.topic, wanted.partition, each.start, each.end), each.records, each.nbytes)
-                for each in _by_bytes(part, min(-(-part.nbytes // SPLIT_BYTES), part.batches))
-            ]
+        count = min(held.records, max(count, min(asked, max(held.nbytes, UNDOUBTED))))
+        for part in _shares(held, held.at_records, held.records, count):
+            for each in _shares(part, part.at_bytes, part.nbytes, min(-(-part.nbytes // SPLIT_BYTES), part.batches)):
+                offsets = OffsetRange(wanted.topic, wanted.partition, each.start, each.end)
+                pieces.append(Piece(offsets, each.records, each.nbytes))
     return pieces
 
 
-def _by_records(held: Stored, count: int) -> list[Stored]:
-    records = held.records
-    count = min(count, records)
-    return _parts(held, held.at_records(*(records * index // count for index in range(1, count))))
-
-
-def _by_bytes(held: Stored, count: int) -> list[Stored]:
-    nbytes = held.nbytes
-    return _parts(held, held.at_bytes(*(nbytes * index // count for index in range(1, count))))
-
-
-def _parts(held: Stored, cuts: Sequence[int]) -> list[Stored]:
-    if not cuts:
+def _shares(held: Stored, offsets_at: Callable[..., list[int]], amount: int, count: int) -> list[Stored]:
+    if count <= 1:
         return [held]
-    places = sorted({held.start, *cuts, held.end})
-    return [held.part(low, high) for low, high in pairwise(places)]
+    cuts = offsets_at(*(amount * index // count for index in range(1, count)))
+    return [held.part(low, high) for low, high in pairwise(sorted({held.start, *cuts, held.end}))]
 
 
 def pack(
@@ -127,7 +116,7 @@ def plan_tasks(
     min_partitions: int | None = None,
     max_records: int | None = None,
 ) -> list[list[ReadPart]]:
-    """Return the parts of each task for these ranges, from the view's snapshot. Empty ranges give no task."""
+    """Return the parts of each task for these ranges, from the view's snapshot; empty ranges give none."""
     wanted = [each for each in ranges if each.end > each.start]
     pieces = split(wanted, view.stored(wanted), min_partitions=min_partitions, max_records=max_records)
     tasks = pack(pieces, min_partitions=min_partitions, max_records=max_records)
@@ -159,7 +148,7 @@ class LogPartition(InputPartition):  # type: ignore[misc]
 
 
 def log_partitions(view: LogView, ranges: Sequence[OffsetRange], read: ReadOptions) -> list[InputPartition]:
-    """One for each task that reads these ranges, from the view's snapshot."""
+    """Return one for each task that reads these ranges, from the view's snapshot."""
     tasks = plan_tasks(
         view, ranges, read.isolation, min_partitions=read.min_partitions, max_records=read.max_records_per_partition
     )
@@ -177,9 +166,8 @@ class ReadTask:
         self._projection = projection
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of a task's parts, in offset order within each."""
-        parts: Sequence[ReadPart] = partition.value or ()
-        return guard_iterator(self._batches(parts))
+        """Yield the records of a task's parts, in offset order within each."""
+        return guard_iterator(self._batches(partition.value or ()))
 
     def _batches(self, parts: Sequence[ReadPart]) -> Iterator[pa.RecordBatch]:
         for batch in merge_small(self._records(parts)):
@@ -239,6 +227,8 @@ class ReadTask:
 
 def merge_small(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Join neighbouring small batches: each batch costs the JVM much the same."""
+    import pyarrow as pa
+
     waiting: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
@@ -246,7 +236,7 @@ def merge_small(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             continue
         nbytes = batch.nbytes
         if waiting and (size + nbytes > BATCH_BYTES or len(waiting) >= MERGE_BATCHES):
-            yield _together(waiting)
+            yield pa.concat_batches(waiting)
             waiting, size = [], 0
         if nbytes >= MERGE_BELOW_BYTES and not waiting:
             yield batch
@@ -254,10 +244,4 @@ def merge_small(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             waiting.append(batch)
             size += nbytes
     if waiting:
-        yield _together(waiting)
-
-
-def _together(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    import pyarrow as pa
-
-    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+        yield pa.concat_batches(waiting)

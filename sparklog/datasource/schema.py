@@ -1,9 +1,8 @@
-"""Column names and types, both ways: what a read may name, and what a write may hold.
+"""Columns and types of reads and writes: those of Spark's Kafka connector.
 
-The columns and their types are those of Spark's Kafka connector. A schema given by the user is the projection: any
-subset of the columns in any order, decoded and shipped alone. Spark checks the Arrow schema of what a source yields
-exactly (order, types, nullability), so `to_spark` builds batches with precisely the schema that Spark derives from the
-columns.
+A schema given by the user is the projection: any subset of the columns in any order, decoded and shipped alone. Spark
+checks the Arrow schema of what a source yields exactly (order, types, nullability), so `to_spark` builds batches with
+precisely the schema that Spark derives from the columns.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sparklog.errors import BadRequest, nearest
-from sparklog.log.state.view import COLUMNS, HEADERS_TYPE
+from sparklog.log.state.view import COLUMNS, RECORD_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
@@ -31,17 +30,7 @@ SPARK_TYPES = {
     "headers": "array<struct<key:string,value:binary>>",
 }
 
-_ARROW_TYPES = {
-    "key": pa.binary(),
-    "value": pa.binary(),
-    "topic": pa.string(),
-    "partition": pa.int32(),
-    "offset": pa.int64(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
-    "timestampType": pa.int32(),
-    "headers": HEADERS_TYPE,
-}
-
+_ARROW_TYPES = {**{each.name: each.type for each in RECORD_SCHEMA}, "timestamp": pa.timestamp("us", tz="UTC")}
 _MAY_BE_NULL = frozenset(("key", "value", "headers"))
 
 # Milliseconds at which Spark's microseconds end, both ways.
@@ -59,7 +48,7 @@ WRITE_TYPES = {
 
 
 def read_schema(include_headers: bool) -> str:
-    """The DDL of a read without a schema of the user's."""
+    """Return the DDL of a read without a schema of the user's."""
     return ", ".join(f"{name} {SPARK_TYPES[name]}" for name in COLUMNS if name != "headers" or include_headers)
 
 
@@ -71,12 +60,11 @@ class Projection:
     arrow: pa.Schema
 
     def to_spark(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """A batch of `COLUMNS` types (timestamps in ms) as Spark wants it: microseconds, saturated where those end."""
-        arrays = []
-        for name in self.columns:
-            column = batch.column(name)
-            arrays.append(_microseconds(column) if name == "timestamp" else column)
-        return pa.RecordBatch.from_arrays(arrays, schema=self.arrow)
+        """Convert a batch of `COLUMNS` types (timestamps in ms) to microseconds, saturated where those end."""
+        columns = {name: batch.column(name) for name in self.columns}
+        if "timestamp" in columns:
+            columns["timestamp"] = _microseconds(columns["timestamp"])
+        return pa.RecordBatch.from_arrays(list(columns.values()), schema=self.arrow)
 
     def empty(self) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in self.arrow], schema=self.arrow)
