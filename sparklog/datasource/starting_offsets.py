@@ -5,11 +5,9 @@ cache names: this machine may not see the newest commits for a while. Taken for 
 loss. The same holds for a decision of a transaction. So offsets beyond the end are looked for again, as long as caches
 last (`SETTLE_MS`), but not those of a topic that is gone or was created again.
 
-Starting offsets of a read: by its options, or the committed offsets of its group (`startingOffsets=group`).
-
-The rules for a partition of which the group has no offset, or one that is out of range, are those of Kafka's consumer:
-`kafka.auto.offset.reset` says where it begins. Where that is not given, a partition without an offset begins where a
-read without `startingOffsets` would, and an offset out of range is data loss.
+A read may begin at the committed offsets of its group (`startingOffsets=group`). Where the group has no offset, or one
+out of range, `kafka.auto.offset.reset` says where a partition begins, as for Kafka's consumer. Where that is not given,
+a partition without an offset begins where a read without `startingOffsets` would, and one out of range is data loss.
 """
 
 from __future__ import annotations
@@ -52,13 +50,13 @@ def resolve_bound(
     """Return the offset of every partition for a bound. Raises BadRequest if other partitions are listed than read."""
     _check_listed(partitions, bound)
     result: dict[str, dict[int, int]] = {}
+    wanted = {"earliest": EARLIEST, "latest": LATEST}.get(bound.kind)
     for topic, bounds in partitions.items():
         if bound.kind == "timestamp":
             result[topic] = _by_timestamp(view, topic, bounds, bound, isolation, no_match_is_latest)
             continue
         result[topic] = {}
         for partition, limits in bounds.items():
-            wanted = {"earliest": EARLIEST, "latest": LATEST}.get(bound.kind)
             offset = bound.offsets[topic][partition] if wanted is None else wanted
             special = {EARLIEST: limits.log_start, LATEST: limits.end(isolation)}
             result[topic][partition] = special.get(offset, offset)
@@ -82,8 +80,8 @@ def _check_listed(partitions: Partitions, bound: Bound) -> None:
 def _by_timestamp(
     view: LogView, topic: str, bounds: Mapping[int, Bounds], bound: Bound, isolation: str, no_match_is_latest: bool
 ) -> dict[int, int]:
-    each = bound.timestamps[topic] if bound.timestamps is not None else {}
-    targets = {p: bound.timestamp if bound.timestamp is not None else each[p] for p in bounds}
+    given = bound.timestamps
+    targets = {p: bound.timestamp or 0 if given is None else given[topic][p] for p in bounds}
     answers = view.offsets_for_timestamps(topic, targets, isolation)
     result: dict[int, int] = {}
     for partition, limits in bounds.items():
@@ -99,15 +97,15 @@ def _by_timestamp(
 
 def check_start(topic: str, partition: int, start: int, end: int, limits: Bounds, loss: DataLoss) -> int:
     """Return the start of a range: at or after the log start, else data loss."""
-    if start < limits.log_start:
-        stop = min(end, limits.log_start)
-        loss.report(
-            f"Offsets {start} to {stop - 1} of {topic}-{partition} are gone: the log starts at {limits.log_start} "
-            "(retention or delete-records)",
-            "goes on from the log start",
-        )
-        return stop
-    return start
+    if start >= limits.log_start:
+        return start
+    stop = min(end, limits.log_start)
+    loss.report(
+        f"Offsets {start} to {stop - 1} of {topic}-{partition} are gone: the log starts at {limits.log_start} "
+        "(retention or delete-records)",
+        "goes on from the log start",
+    )
+    return stop
 
 
 def check_end(topic: str, partition: int, end: int, limits: Bounds, loss: DataLoss) -> int:
@@ -126,7 +124,7 @@ LONGEST_WAIT_S = 1.0
 
 @dataclass(frozen=True)
 class Clock:
-    """Monotonic seconds and sleep, so that tests need not wait."""
+    """Monotonic seconds and sleep, for tests to replace."""
 
     now: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -161,7 +159,7 @@ def wait_until_reached(
 
 
 def _beyond(view: LogView, present: Collection[str], named: StreamOffset, end_of: Callable[[Bounds], int]) -> list[str]:
-    """Partitions that end before these offsets, or do not exist, in topics that do."""
+    """Return partitions that end before these offsets, or do not exist, in topics that do."""
     beyond = []
     for topic, offsets in sorted(named.positions.items()):
         if topic not in present or named.ids.get(topic) not in (None, view.topic_id(topic)):
@@ -175,12 +173,8 @@ def _beyond(view: LogView, present: Collection[str], named: StreamOffset, end_of
     return beyond
 
 
-Place = tuple[str, str]
-"""Topic and topic id."""
-
-
-GroupOffsets = dict[Place, dict[int, int]]
-"""What a group has committed, by topic and id."""
+GroupOffsets = dict[tuple[str, str], dict[int, int]]
+"""Committed offsets of a group by topic and topic id."""
 
 
 def start_positions(
@@ -217,8 +211,17 @@ def start_positions(
             else:
                 result[topic][partition] = at
                 continue
-            result[topic][partition] = _reset(limits, read.group_reset or default, read.isolation)
-    _say(read, missing, outside)
+            is_latest = (read.group_reset or default) == "latest"
+            result[topic][partition] = limits.end(read.isolation) if is_latest else limits.log_start
+    if read.group_reset == "none" and (missing or outside):
+        problems = [f"no offset committed for {describe(missing)}"] if missing else []
+        raise NotFound(
+            f"Group '{read.group_id}' has {'; '.join(problems + outside[:8])}: reset the group, or set "
+            "kafka.auto.offset.reset to earliest or latest"
+        )
+    if read.group_reset is not None:
+        for what in outside:
+            warn(f"group '{read.group_id}' is at {what}; it begins at the {read.group_reset} offset")
     return result
 
 
@@ -245,21 +248,3 @@ def offsets_now(view: LogView, topics: Sequence[str], known: GroupOffsets) -> St
     """Return the committed offsets of these topics, as they are in the snapshot."""
     ids = {topic: view.topic_id(topic) for topic in topics} if known else {}
     return StreamOffset({topic: known.get((topic, ids[topic]), {}) for topic in ids}, ids)
-
-
-def _reset(limits: Bounds, where: str, isolation: str) -> int:
-    return limits.end(isolation) if where == "latest" else limits.log_start
-
-
-def _say(read: ReadOptions, missing: dict[str, dict[int, int]], outside: list[str]) -> None:
-    """Raise NotFound under `none` for what the group does not know; else warn of offsets out of range."""
-    if read.group_reset == "none" and (missing or outside):
-        problems = [f"no offset committed for {describe(missing)}"] if missing else []
-        problems += outside[:8]
-        raise NotFound(
-            f"Group '{read.group_id}' has {'; '.join(problems)}: reset the group, or set kafka.auto.offset.reset to "
-            "earliest or latest"
-        )
-    if read.group_reset is not None:
-        for what in outside:
-            warn(f"group '{read.group_id}' is at {what}; it begins at the {read.group_reset} offset")
