@@ -21,9 +21,9 @@ import functools
 import gc
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 from sparklog.datasource.options import SinkOptions
 from sparklog.errors import NotFound, SparklogError
@@ -33,10 +33,6 @@ if TYPE_CHECKING:
     from sparklog.log.topic.root import Root
     from sparklog.log.topic.topic import Topic
 
-
-P = ParamSpec("P")
-R = TypeVar("R")
-T = TypeVar("T")
 
 LOGGER = logging.getLogger("sparklog")
 HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"
@@ -58,45 +54,23 @@ def warn_once(messages: Iterable[str]) -> None:
             warn(message)
 
 
-def as_user_error(error: SparklogError) -> Exception:
-    """Return the error in the form that Spark prints as one line, and set the worker's environment accordingly."""
-    os.environ[HIDE_TRACEBACK] = "1"
-    name = f"[{error.code}]"
-    kind = type(name, (Exception,), {"__module__": "builtins", "__qualname__": name})
-    shown: Exception = kind(" ".join(str(error).split()))
-    return shown
-
-
-def user_errors(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate what Spark calls: errors raised on purpose leave as one line."""
-
-    @functools.wraps(function)
-    def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return function(*args, **kwargs)
-        except SparklogError as error:
-            raise as_user_error(error) from None
-
-    return guarded
-
-
-def guard_iterator(items: Iterable[T]) -> Iterator[T]:
-    """The same items; an error raised on purpose while producing them leaves as one line."""
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """Decorator of what Spark calls, or a block of it: errors raised on purpose leave as one line."""
     try:
-        yield from items
+        yield
     except SparklogError as error:
-        raise as_user_error(error) from None
+        os.environ[HIDE_TRACEBACK] = "1"
+        name = f"[{error.code}]"
+        kind = type(name, (Exception,), {"__module__": "builtins", "__qualname__": name})
+        raise kind(" ".join(str(error).split())) from None
 
 
-_done: set[str] = set()
-
-
+@functools.cache
 def freeze_gc(after: str) -> None:
     """Collect, then exempt all objects alive now from garbage collection; once per process for each kind of work."""
-    if after not in _done:
-        _done.add(after)
-        gc.collect()
-        gc.freeze()
+    gc.collect()
+    gc.freeze()
 
 
 _roots: dict[str, Root] = {}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import InputPartition
 
 from sparklog.datasource.options import ReadOptions
-from sparklog.datasource.process import freeze_gc, guard_iterator, warn
+from sparklog.datasource.process import freeze_gc, user_errors, warn
 from sparklog.datasource.schema import Projection
 from sparklog.errors import NotFound
 from sparklog.kafka.in_place.location import Location, open_view
@@ -167,13 +167,11 @@ class ReadTask:
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the records of a task's parts, in offset order within each."""
-        return guard_iterator(self._batches(partition.value or ()))
-
-    def _batches(self, parts: Sequence[ReadPart]) -> Iterator[pa.RecordBatch]:
-        for batch in merge_small(self._records(parts)):
-            shown = self._projection.to_spark(batch)
-            freeze_gc("read")
-            yield shown
+        with user_errors():
+            for batch in merge_small(self._records(partition.value or ())):
+                shown = self._projection.to_spark(batch)
+                freeze_gc("read")
+                yield shown
 
     def _records(self, parts: Sequence[ReadPart]) -> Iterator[pa.RecordBatch]:
         if self._fail_on_data_loss:

@@ -13,26 +13,16 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from sparklog.datasource.group_progress import GroupProgress
-from sparklog.datasource.options import Bound, Options, ReadOptions
+from sparklog.datasource.options import Options
 from sparklog.datasource.process import freeze_gc, user_errors
 from sparklog.datasource.read_task import ReadTask, log_partitions
 from sparklog.datasource.schema import Projection
-from sparklog.datasource.starting_offsets import (
-    Clock,
-    DataLoss,
-    check_end,
-    check_start,
-    group_offsets,
-    offsets_now,
-    resolve_bound,
-    start_positions,
-    wait_until_reached,
-)
+from sparklog.datasource.starting_offsets import batch_ranges
 from sparklog.datasource.stream_plan import StreamPlanner
 from sparklog.datasource.subscription import Subscriber
-from sparklog.errors import BadRequest, SparklogError
+from sparklog.errors import SparklogError
 from sparklog.kafka.in_place.location import Location, open_view
-from sparklog.log.state.view import LogView, OffsetRange
+from sparklog.log.state.view import LogView
 from sparklog.log.topic.root import RootView
 
 if TYPE_CHECKING:
@@ -47,7 +37,7 @@ class SparklogBatchReader(DataSourceReader):  # type: ignore[misc]
         self._options = options
         self._task = ReadTask(location, options.read, projection)
 
-    @user_errors
+    @user_errors()
     def partitions(self) -> list[InputPartition]:
         # Spark turns an empty list into one partition without a value.
         read = self._options.read
@@ -57,37 +47,6 @@ class SparklogBatchReader(DataSourceReader):  # type: ignore[misc]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._task.read(partition)
-
-
-def batch_ranges(
-    view: LogView, subscriber: Subscriber, read: ReadOptions, clock: Clock | None = None
-) -> list[OffsetRange]:
-    """Return the ranges of a batch read, from one snapshot. Raises BadRequest and NotFound for wrong bounds."""
-    topics = subscriber.topics()
-    known = group_offsets(view, read)
-    subscriber.require(topics)
-    wait_until_reached(view, offsets_now(view, topics, known), lambda: subscriber.refresh(topics), clock or Clock())
-    partitions = {topic: subscriber.partitions(topic) for topic in topics}
-    loss = DataLoss(read.fail_on_data_loss)
-    end_bound = read.end or Bound("latest", "endingOffsets")
-    starts = start_positions(view, partitions, read, "earliest", loss, known)
-    ends = resolve_bound(view, partitions, end_bound, read.isolation, no_match_is_latest=True)
-    ranges: list[OffsetRange] = []
-    for topic in topics:
-        for partition, limits in sorted(partitions[topic].items()):
-            start, end = starts[topic][partition], ends[topic][partition]
-            # A time range without records is no mistake.
-            if read.start is not None and start > end and read.start.kind == end_bound.kind == "offsets":
-                raise BadRequest(
-                    f"{topic}-{partition}: {read.start.option} {start} lies after {end_bound.option} {end}: swap or "
-                    "correct them"
-                )
-            end = check_end(topic, partition, end, limits, loss)
-            end = min(end, max(start, limits.end(read.isolation)))
-            start = check_end(topic, partition, start, limits, loss)
-            start = check_start(topic, partition, start, end, limits, loss) if start < end else end
-            ranges.append(OffsetRange(topic, partition, start, end))
-    return ranges
 
 
 APPLY_OPTIONS = (1 << 63) - 1
@@ -121,18 +80,18 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._progress is not None:
             self._progress.processed(start)
 
-    @user_errors
+    @user_errors()
     def initialOffset(self) -> dict[str, object]:  # noqa: N802
         return self._opened()[1].initial()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         return ReadMaxRows(APPLY_OPTIONS)
 
-    @user_errors
+    @user_errors()
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._opened()[1].prepare_available_now()
 
-    @user_errors
+    @user_errors()
     def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:  # noqa: N802
         _, planner = self._opened()
         self._processed(start)
@@ -141,11 +100,11 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._progress.finish(start)
         return answer
 
-    @user_errors
+    @user_errors()
     def reportLatestOffset(self) -> dict[str, object] | None:  # noqa: N802
         return self._opened()[1].report()
 
-    @user_errors
+    @user_errors()
     def partitions(self, start: dict[str, object], end: dict[str, object]) -> list[InputPartition]:
         view, planner = self._opened()
         # A batch that is replayed after a restart is planned without being asked for: the run begins here.
@@ -173,13 +132,13 @@ class FailingStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
     def __init__(self, error: SparklogError) -> None:
         self._error = error
 
-    @user_errors
+    @user_errors()
     def initialOffset(self, *asked: object) -> Any:  # noqa: N802
         raise self._error
 
     prepareForTriggerAvailableNow = partitions = read = initialOffset  # noqa: N815
 
-    @user_errors
+    @user_errors()
     def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:  # noqa: N802
         raise self._error  # Spark looks at the parameters of this method
 

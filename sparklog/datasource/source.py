@@ -44,7 +44,7 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
     micro-batch: nothing of ours runs earlier).
     """
 
-    @user_errors
+    @user_errors()
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)
         self._options = parse_options(options)
@@ -56,13 +56,13 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
     def name(cls) -> str:
         return "sparklog"
 
-    @user_errors
+    @user_errors()
     def schema(self) -> str:
         self._options.check_read()
         self._location_to_read()
         return read_schema(self._options.read.include_headers)
 
-    @user_errors
+    @user_errors()
     def reader(self, schema: StructType) -> SparklogBatchReader:
         from sparklog.datasource.reader import SparklogBatchReader
 
@@ -85,7 +85,7 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
             # Raised here, Spark 4.2 would hide it behind an UnboundLocalError of its own.
             return FailingStreamReader(error)
 
-    @user_errors
+    @user_errors()
     def writer(self, schema: StructType, overwrite: bool) -> SparklogBatchWriter:
         from sparklog.datasource.writer import SparklogBatchWriter, plan_write
 
@@ -96,7 +96,7 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
         warn_once(self._options.warnings)
         return SparklogBatchWriter(plan_write(resolve(self._options.path), self._options, schema))
 
-    @user_errors
+    @user_errors()
     def streamWriter(self, schema: StructType, overwrite: bool) -> SparklogStreamWriter:  # noqa: N802
         from sparklog.datasource.writer import SparklogStreamWriter, plan_commit, plan_write
 

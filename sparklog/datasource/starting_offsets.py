@@ -20,9 +20,10 @@ from operator import attrgetter
 from sparklog.datasource.offsets import EARLIEST, LATEST, StreamOffset, describe
 from sparklog.datasource.options import GROUP, Bound, ReadOptions
 from sparklog.datasource.process import warn
+from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import BadRequest, NotFound
 from sparklog.log.journal.env import MAX_TRIES, SETTLE_MS
-from sparklog.log.state.view import Bounds, LogView
+from sparklog.log.state.view import Bounds, LogView, OffsetRange
 
 Partitions = Mapping[str, Mapping[int, Bounds]]
 """Topic -> partition -> bounds: what is read, with the snapshot it is read from."""
@@ -42,6 +43,25 @@ class DataLoss:
         if what not in self._said:
             self._said.add(what)
             warn(f"{what}; failOnDataLoss=false: reading {otherwise}")
+
+    def check_start(self, topic: str, partition: int, start: int, end: int, limits: Bounds) -> int:
+        """Return the start of a range: at or after the log start, else data loss."""
+        if start >= limits.log_start:
+            return start
+        stop = min(end, limits.log_start)
+        self.report(
+            f"Offsets {start} to {stop - 1} of {topic}-{partition} are gone: the log starts at {limits.log_start} "
+            "(retention or delete-records)",
+            "goes on from the log start",
+        )
+        return stop
+
+    def check_end(self, topic: str, partition: int, end: int, limits: Bounds) -> int:
+        """Return the end of a range: at or before the log end, else data loss."""
+        if end > limits.log_end:
+            at = f"Offset {end} of {topic}-{partition}"
+            self.report(f"{at} is out of range: the log ends at {limits.log_end}", "ends there")
+        return min(end, limits.log_end)
 
 
 def resolve_bound(
@@ -93,29 +113,6 @@ def _by_timestamp(
             )
         result[partition] = limits.end(isolation) if answer is None else answer.offset
     return result
-
-
-def check_start(topic: str, partition: int, start: int, end: int, limits: Bounds, loss: DataLoss) -> int:
-    """Return the start of a range: at or after the log start, else data loss."""
-    if start >= limits.log_start:
-        return start
-    stop = min(end, limits.log_start)
-    loss.report(
-        f"Offsets {start} to {stop - 1} of {topic}-{partition} are gone: the log starts at {limits.log_start} "
-        "(retention or delete-records)",
-        "goes on from the log start",
-    )
-    return stop
-
-
-def check_end(topic: str, partition: int, end: int, limits: Bounds, loss: DataLoss) -> int:
-    """Return the end of a range: at or before the log end, else data loss."""
-    if end > limits.log_end:
-        loss.report(
-            f"Offset {end} of {topic}-{partition} is out of range: the log ends at {limits.log_end}", "ends there"
-        )
-        return limits.log_end
-    return end
 
 
 FIRST_WAIT_S = 0.02
@@ -248,3 +245,34 @@ def offsets_now(view: LogView, topics: Sequence[str], known: GroupOffsets) -> St
     """Return the committed offsets of these topics, as they are in the snapshot."""
     ids = {topic: view.topic_id(topic) for topic in topics} if known else {}
     return StreamOffset({topic: known.get((topic, ids[topic]), {}) for topic in ids}, ids)
+
+
+def batch_ranges(
+    view: LogView, subscriber: Subscriber, read: ReadOptions, clock: Clock | None = None
+) -> list[OffsetRange]:
+    """Return the ranges of a batch read, from one snapshot. Raises BadRequest and NotFound for wrong bounds."""
+    topics = subscriber.topics()
+    known = group_offsets(view, read)
+    subscriber.require(topics)
+    wait_until_reached(view, offsets_now(view, topics, known), lambda: subscriber.refresh(topics), clock or Clock())
+    partitions = {topic: subscriber.partitions(topic) for topic in topics}
+    loss = DataLoss(read.fail_on_data_loss)
+    end_bound = read.end or Bound("latest", "endingOffsets")
+    starts = start_positions(view, partitions, read, "earliest", loss, known)
+    ends = resolve_bound(view, partitions, end_bound, read.isolation, no_match_is_latest=True)
+    ranges: list[OffsetRange] = []
+    for topic in topics:
+        for partition, limits in sorted(partitions[topic].items()):
+            start, end = starts[topic][partition], ends[topic][partition]
+            # A time range without records is no mistake.
+            if read.start is not None and start > end and read.start.kind == end_bound.kind == "offsets":
+                raise BadRequest(
+                    f"{topic}-{partition}: {read.start.option} {start} lies after {end_bound.option} {end}: swap or "
+                    "correct them"
+                )
+            end = loss.check_end(topic, partition, end, limits)
+            end = min(end, max(start, limits.end(read.isolation)))
+            start = loss.check_end(topic, partition, start, limits)
+            start = loss.check_start(topic, partition, start, end, limits) if start < end else end
+            ranges.append(OffsetRange(topic, partition, start, end))
+    return ranges

@@ -19,8 +19,6 @@ from sparklog.datasource.options import ReadOptions
 from sparklog.datasource.starting_offsets import (
     Clock,
     DataLoss,
-    check_end,
-    check_start,
     group_offsets,
     offsets_now,
     start_positions,
@@ -68,8 +66,8 @@ class StreamPlanner:
             for topic, offsets in positions.items():
                 for partition, offset in offsets.items():
                     limits = partitions[topic][partition]
-                    top = check_end(topic, partition, offset, limits, self._loss)
-                    offsets[partition] = check_start(topic, partition, top, limits.log_end, limits, self._loss)
+                    top = self._loss.check_end(topic, partition, offset, limits)
+                    offsets[partition] = self._loss.check_start(topic, partition, top, limits.log_end, limits)
             self._initial = StreamOffset(positions, self._ids(positions), initial=True).to_json()
         return self._initial
 
@@ -226,7 +224,7 @@ class StreamPlanner:
             for partition in sorted(set(known) - set(bounds)):
                 self._loss.report(f"Partition {partition} of topic {topic!r} is gone", "leaves it out")
             begin[topic] = {
-                p: check_end(topic, p, known[p], limits, self._loss) if p in known else limits.log_start
+                p: self._loss.check_end(topic, p, known[p], limits) if p in known else limits.log_start
                 for p, limits in bounds.items()
             }
         return begin
@@ -307,8 +305,8 @@ class StreamPlanner:
             start = base.get(topic, partition) if same else None
             begin = limits.log_start if start is None else start
             if begin < end:
-                begin = check_start(topic, partition, begin, end, limits, self._loss)
-                end = check_end(topic, partition, end, limits, self._loss)
+                begin = self._loss.check_start(topic, partition, begin, end, limits)
+                end = self._loss.check_end(topic, partition, end, limits)
             if begin < end:
                 ranges.append(OffsetRange(topic, partition, begin, end))
         return ranges

@@ -279,11 +279,11 @@ class SparklogBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
         app, version = plan.options.txn_app_id, plan.options.txn_version
         self._key = None if app is None or version is None else WriterKey(app, version, mode="txn")
 
-    @user_errors
+    @user_errors()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SparklogCommitMessage:
         return write_task(self._plan, iterator, self._job)
 
-    @user_errors
+    @user_errors()
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         publish(self._plan, _ours(messages), self._key)
 
@@ -301,11 +301,11 @@ class SparklogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         self._plan = plan
         self._epoch = epoch
 
-    @user_errors
+    @user_errors()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SparklogCommitMessage:
         return write_task(self._plan, iterator, "stream")
 
-    @user_errors
+    @user_errors()
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         ours = _ours(messages)
         query = next((message.query_id for message in ours if message.query_id), None)

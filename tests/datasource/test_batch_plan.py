@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from sparklog.datasource.options import parse_options
-from sparklog.datasource.reader import batch_ranges
+from sparklog.datasource.starting_offsets import batch_ranges
 from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import BadRequest, NotFound
 from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, ROOT, TOPIC, Location
