@@ -28,8 +28,6 @@ RETRY_MS = 5_000
 
 
 class GroupProgress:
-    """The member of a group for one run of a query, in the process that plans it."""
-
     def __init__(self, root: Root, options: ReadOptions) -> None:
         self._env = root.env
         self._group = Group(root, options.group_id or "")

@@ -46,15 +46,9 @@ class Bound:
     timestamp: int | None = None
     timestamps: Mapping[str, Mapping[int, int]] | None = None
 
-    def partitions(self) -> Mapping[str, Mapping[int, int]] | None:
-        """Return the partitions that the user listed, if the bound is given one by one."""
-        return self.offsets if self.kind == "offsets" else self.timestamps
-
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """Options of a read; defaults are those of the table."""
-
     subscription: Subscription | None
     start: Bound | None
     end: Bound | None
@@ -79,8 +73,6 @@ class ReadOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SinkOptions:
-    """Options of a write; defaults are those of the table."""
-
     topic: str | None
     codec: Codec | None
     level: int | None
@@ -104,31 +96,26 @@ class Options:
     warnings: tuple[str, ...] = ()
 
     def check_read(self) -> None:
-        """Raise BadRequest for options that only a write has."""
         wrong = sorted(name for name in self.given if _BY_NAME[name].uses == WRITE and not _BY_NAME[name].codec)
         if wrong:
             hint = "; name the topics to read with 'subscribe'" if wrong[0] == "topic" else ""
             raise BadRequest(f"Option '{wrong[0]}' is for writing{hint}: remove it from this read")
 
     def check_write(self) -> None:
-        """Raise BadRequest for options that only a read has."""
         wrong = sorted(n for n in self.given if "write" not in _BY_NAME[n].uses and not _BY_NAME[n].harmless)
         if wrong:
             hint = "; name the topic to write with 'topic'" if wrong[0] in ("subscribe", "assign") else ""
             raise BadRequest(f"Option '{wrong[0]}' is for reading{hint}: remove it from this write")
 
     def check_batch_write(self) -> None:
-        """Raise BadRequest for what only a stream may leave out."""
         if self.write.txn_app_id is not None and self.write.txn_version is None:
             raise BadRequest("txnAppId is given without txnVersion: give both, or neither")
 
     def check_stream_write(self) -> None:
-        """Raise BadRequest for a version, which a stream cannot have."""
         if self.write.txn_version is not None:
             raise BadRequest("txnVersion is for batch writes: a stream's batch id is its version; leave it out")
 
     def check_batch_read(self) -> None:
-        """Raise BadRequest for bounds that a batch cannot have."""
         start, end = self.read.start, self.read.end
         if start is not None:
             if start.kind == "latest":
@@ -142,7 +129,6 @@ class Options:
             _refuse(end, EARLIEST, "earliest (-2) cannot be an end; give an offset, or -1 for latest")
 
     def check_stream_read(self) -> None:
-        """Raise BadRequest for an end, which a stream cannot have."""
         if self.read.end is not None:
             raise BadRequest(f"Option '{self.read.end.option}' is for batch reads: a stream has no end; remove it")
 

@@ -96,7 +96,6 @@ def root_at(location: Location, *, create: bool = False) -> Root:
 
 
 def topic_at(root: Root, name: str, options: SinkOptions) -> Topic:
-    """Return the topic to write, created with `num.partitions` where it is missing and may be created."""
     if options.auto_create:
         return root.ensure_topic(name, partitions=options.partitions, configs=None)
     try:

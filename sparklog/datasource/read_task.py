@@ -24,20 +24,16 @@ from sparklog.log.state.view import LogView, OffsetRange, ReadPart, Stored
 
 PACK_BYTES = 16 << 20
 PACK_RECORDS = 100_000
-"""Stored bytes, or records (compressed bytes say little), that are worth a task of their own: some 50 to 100 ms of
-work."""
+"""Stored bytes, or records (compressed bytes say little), that are worth a task: some 50 to 100 ms of work."""
 
 PACK_PIECES = 512
 """Ranges in one task at most: each one costs at least a request."""
-
 SPLIT_BYTES = 128 << 20
 SPLIT_RECORDS = 1_000_000
-"""Stored bytes, or records, beyond which a range is split, but never into more pieces than it has batches. Tasks keep
-the order of offsets, and so does a sink's commit."""
+"""Stored bytes, or records, beyond which a range is split, but never into more pieces than it has batches."""
 
 UNDOUBTED = 10_000
-"""Pieces that a user may ask for anyway; beyond, no more than there are stored bytes. These pieces may cut through
-batches, whose headers can claim any number of records."""
+"""Pieces that a user may ask for anyway; beyond, no more than stored bytes: headers can claim any number of records."""
 
 
 @dataclass(frozen=True)
@@ -141,14 +137,8 @@ class LogPartition(InputPartition):  # type: ignore[misc]
     def __init__(self, parts: Sequence[ReadPart]) -> None:
         super().__init__(tuple(parts))
 
-    def __repr__(self) -> str:
-        ranges = [part.range for part in self.value[:4]]
-        shown = ", ".join(f"{part.topic}-{part.partition}[{part.start}, {part.end})" for part in ranges)
-        return f"LogPartition({shown}{', ...' if len(self.value) > 4 else ''})"
-
 
 def log_partitions(view: LogView, ranges: Sequence[OffsetRange], read: ReadOptions) -> list[InputPartition]:
-    """Return one for each task that reads these ranges, from the view's snapshot."""
     tasks = plan_tasks(
         view, ranges, read.isolation, min_partitions=read.min_partitions, max_records=read.max_records_per_partition
     )
@@ -156,8 +146,6 @@ def log_partitions(view: LogView, ranges: Sequence[OffsetRange], read: ReadOptio
 
 
 class ReadTask:
-    """Picklable; made by the planner, used in tasks."""
-
     def __init__(self, location: Location, options: ReadOptions, projection: Projection) -> None:
         self._location = location
         self._isolation = options.isolation
@@ -166,7 +154,6 @@ class ReadTask:
         self._projection = projection
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the records of a task's parts, in offset order within each."""
         with user_errors():
             for batch in merge_small(self._records(partition.value or ())):
                 shown = self._projection.to_spark(batch)

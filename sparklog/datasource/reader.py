@@ -76,10 +76,6 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             freeze_gc("plan")
         return self._view, self._planner
 
-    def _processed(self, start: dict[str, object]) -> None:
-        if self._progress is not None:
-            self._progress.processed(start)
-
     @user_errors()
     def initialOffset(self) -> dict[str, object]:  # noqa: N802
         return self._opened()[1].initial()
@@ -94,7 +90,8 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @user_errors()
     def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:  # noqa: N802
         _, planner = self._opened()
-        self._processed(start)
+        if self._progress is not None:
+            self._progress.processed(start)
         answer = planner.latest(start, limited=not isinstance(limit, ReadAllAvailable))
         if planner.has_target and answer is start and self._progress is not None:
             self._progress.finish(start)
@@ -108,14 +105,15 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, object], end: dict[str, object]) -> list[InputPartition]:
         view, planner = self._opened()
         # A batch that is replayed after a restart is planned without being asked for: the run begins here.
-        self._processed(start)
+        if self._progress is not None:
+            self._progress.processed(start)
         return log_partitions(view, planner.ranges(start, end), self._options.read)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._task.read(partition)
 
     def commit(self, end: dict[str, object]) -> None:
-        """Trails by a batch, and says what the question for the next one has said (see `group_progress`)."""
+        """Trails by a batch: the question for the next one has said as much."""
 
     def stop(self) -> None:
         """Leaves the group. Nothing depends on it, for Spark does not call this reliably."""

@@ -48,7 +48,6 @@ WRITE_TYPES = {
 
 
 def read_schema(include_headers: bool) -> str:
-    """Return the DDL of a read without a schema of the user's."""
     return ", ".join(f"{name} {SPARK_TYPES[name]}" for name in COLUMNS if name != "headers" or include_headers)
 
 
@@ -62,22 +61,13 @@ class Projection:
     def to_spark(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Convert a batch of `COLUMNS` types (timestamps in ms) to microseconds, saturated where those end."""
         columns = {name: batch.column(name) for name in self.columns}
-        if "timestamp" in columns:
-            columns["timestamp"] = _microseconds(columns["timestamp"])
+        if "timestamp" in columns and columns["timestamp"].type != _ARROW_TYPES["timestamp"]:
+            # Through numpy: `pyarrow.compute` takes long to import in each worker.
+            from sparklog.log.journal.arrow_numpy import fixed_array, fixed_values
+
+            milliseconds = fixed_values(columns["timestamp"], "int64").clip(SMALLEST_MS, LARGEST_MS)
+            columns["timestamp"] = fixed_array(milliseconds * 1000, _ARROW_TYPES["timestamp"])
         return pa.RecordBatch.from_arrays(list(columns.values()), schema=self.arrow)
-
-    def empty(self) -> pa.RecordBatch:
-        return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in self.arrow], schema=self.arrow)
-
-
-def _microseconds(column: pa.Array) -> pa.Array:
-    """Milliseconds to microseconds through numpy: `pyarrow.compute` takes long to import in each worker."""
-    if column.type == _ARROW_TYPES["timestamp"]:
-        return column
-    from sparklog.log.journal.arrow_numpy import fixed_array, fixed_values
-
-    milliseconds = fixed_values(column, "int64").clip(SMALLEST_MS, LARGEST_MS)
-    return fixed_array(milliseconds * 1000, _ARROW_TYPES["timestamp"])
 
 
 def projection(schema: StructType) -> Projection:
@@ -104,7 +94,6 @@ def projection(schema: StructType) -> Projection:
 
 
 def type_name(kind: DataType) -> str:
-    """Spark's short name of a type: `array<struct<key:string,value:binary>>`."""
     return str(kind.simpleString())
 
 

@@ -1,7 +1,4 @@
-"""The data source `sparklog`, as Spark's registry knows it.
-
-What users call: `sparklog.register(spark)` and `sparklog.partitioned(df, n)`.
-"""
+"""The data source `sparklog`, as Spark's registry knows it, and what users call beside it."""
 
 from __future__ import annotations
 
@@ -19,6 +16,8 @@ from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, KAFKA_PARTITION, N
 from sparklog.log.journal.env import SYSTEM
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
     from sparklog.datasource.reader import FailingStreamReader, SparklogBatchReader, SparklogStreamReader
@@ -48,8 +47,7 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)
         self._options = parse_options(options)
-        # Spark makes one for the commits of a streaming query when a run of it first commits, and keeps it: what orders
-        # the runs. In another place it says nothing.
+        # Spark makes one for the commits of a streaming query when a run first commits, and keeps it: this orders runs.
         self._made_ms = SYSTEM.wall_ms()
 
     @classmethod
@@ -116,10 +114,6 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
         return location
 
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
-
 _COLUMN = "__sparklog_partition"
 
 
@@ -178,7 +172,7 @@ def partitioned(df: DataFrame, n: int) -> DataFrame:
 
 
 def _hasher(n: int) -> Any:
-    """A function for Spark's workers: binary keys to partition numbers, null for null."""
+    """Return a function for Spark's workers: binary keys to partition numbers, null for null."""
 
     def partition_of(key: pa.Array) -> pa.Array:
         import pyarrow as pa

@@ -37,7 +37,6 @@ class DataLoss:
         self._said: set[str] = set()
 
     def report(self, what: str, otherwise: str) -> None:
-        """Raise NotFound, or warn that `what` was lost and that reading `otherwise`."""
         if self.fail:
             raise NotFound(f"{what}. To go on without them set failOnDataLoss=false: reading then {otherwise}")
         if what not in self._said:
@@ -85,7 +84,7 @@ def resolve_bound(
 
 def _check_listed(partitions: Partitions, bound: Bound) -> None:
     """Offsets by partition must be given for exactly the partitions that are read, as in Kafka's connector."""
-    listed = bound.partitions()
+    listed = bound.offsets if bound.kind == "offsets" else bound.timestamps
     if listed is None:
         return
     left_out = {t: {p: 0 for p in offsets if p not in listed.get(t, {})} for t, offsets in partitions.items()}
@@ -121,8 +120,6 @@ LONGEST_WAIT_S = 1.0
 
 @dataclass(frozen=True)
 class Clock:
-    """Monotonic seconds and sleep, for tests to replace."""
-
     now: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
@@ -156,7 +153,6 @@ def wait_until_reached(
 
 
 def _beyond(view: LogView, present: Collection[str], named: StreamOffset, end_of: Callable[[Bounds], int]) -> list[str]:
-    """Return partitions that end before these offsets, or do not exist, in topics that do."""
     beyond = []
     for topic, offsets in sorted(named.positions.items()):
         if topic not in present or named.ids.get(topic) not in (None, view.topic_id(topic)):

@@ -72,7 +72,6 @@ class StreamPlanner:
         return self._initial
 
     def prepare_available_now(self) -> None:
-        """Fix the target: what is there now is read, what comes later is not."""
         self._refresh()
         self._target = self._ends()
 
@@ -123,7 +122,6 @@ class StreamPlanner:
         return [each for topic in sorted(stop.positions) for each in self._topic_ranges(topic, base, stop)]
 
     def report(self) -> Document | None:
-        """Newest offsets by the last snapshot, for progress reports; costs nothing."""
         if not self._present:
             return None
         return {topic: {str(p): n for p, n in sorted(ends.items())} for topic, ends in sorted(self._ends().items())}
@@ -203,7 +201,6 @@ class StreamPlanner:
         return {topic: self._view.topic_id(topic) for topic in positions if topic in self._present}
 
     def _covered(self, stop: StreamOffset) -> bool:
-        """True if the snapshot at hand is new enough for this end."""
         end_of = attrgetter("last_stable" if self._options.isolation == READ_COMMITTED else "log_end")
         for topic, offsets in stop.positions.items():
             bounds = self._bounds(topic)
@@ -212,7 +209,6 @@ class StreamPlanner:
         return True
 
     def _begin(self, start: StreamOffset) -> Offsets:
-        """Positions to read from: those of `start` that still mean something, and the log start of all others."""
         begin: Offsets = {}
         for topic in sorted(set(start.positions) - set(self._present)):
             self._loss.report(f"The topic {topic!r} was deleted while a stream reads it", "leaves it out")
@@ -313,7 +309,6 @@ class StreamPlanner:
 
 
 def _ends(ends: Offsets, stored: Mapping[TopicPartition, Stored], cut: Callable[[Stored], int]) -> Offsets:
-    """`ends`, and where `cut` says for each partition that has something to read."""
     return {
         topic: {p: cut(stored[topic, p]) if (topic, p) in stored else end for p, end in offsets.items()}
         for topic, offsets in ends.items()

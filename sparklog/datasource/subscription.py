@@ -14,8 +14,6 @@ from sparklog.log.state.view import Bounds, LogView
 
 
 class Subscriber:
-    """The topics of a view that a read is about."""
-
     def __init__(self, view: LogView, location: Location, subscription: Subscription | None) -> None:
         self._view = view
         self._location = location
@@ -58,7 +56,6 @@ class Subscriber:
         )
 
     def refresh(self, topics: Sequence[str]) -> list[str]:
-        """Take a new snapshot of these topics; returns those that exist."""
         try:
             self._view.refresh(topics)
             return list(topics)

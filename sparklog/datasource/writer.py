@@ -60,7 +60,7 @@ class SinkPlan:
 
 @dataclass(frozen=True)
 class SparklogCommitMessage(WriterCommitMessage):  # type: ignore[misc]
-    """From a task to the commit: its files by topic, and who wrote them, which the commit is not told otherwise."""
+    """Files of a task by topic, and who wrote them, which the commit does not know otherwise."""
 
     topics: tuple[TopicFiles, ...]
     query_id: str | None

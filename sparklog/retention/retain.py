@@ -25,7 +25,7 @@ from sparklog.log.state.slice_table import Slices
 from sparklog.log.state.snapshot import Snapshot
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
-from sparklog.maintenance.output import megabytes, table
+from sparklog.maintenance.output import json_value, megabytes, table
 from sparklog.maintenance.report import Failure
 from sparklog.maintenance.work_items import Runner, Settings, store_clock_ms
 from sparklog.retention.expiry import REASONS, Expiry, plan_expiry
@@ -45,7 +45,6 @@ def summary(reports: Sequence[RetainReport], *, dry_run: bool = False) -> str:
 
 
 def progress(report: RetainReport) -> str:
-    """One line when a topic is finished."""
     segments = sum(item.segments_gone for item in report.expired)
     vacuumed = report.vacuum or VacuumReport(report.topic, False, 0, 0)
     went = "would go" if vacuumed.dry_run else "went"
@@ -87,9 +86,7 @@ def _notes(report: RetainReport) -> list[str]:
     if report.resolved:
         plural = "" if report.resolved == 1 else "s"
         notes.append(f"the outcome of {report.resolved:,} transaction{plural} was recorded")
-    vacuumed = report.vacuum
-    if vacuumed is None:
-        return notes
+    vacuumed = report.vacuum or VacuumReport(report.topic, False, 0, 0)
     would = "would be" if vacuumed.dry_run else "were"
     if vacuumed.held:
         notes.append(f"{vacuumed.held:,} files are kept by holds")
@@ -106,7 +103,6 @@ def _notes(report: RetainReport) -> list[str]:
 
 
 def document(reports: Sequence[RetainReport], *, root: str, now_ms: int, dry_run: bool) -> dict[str, object]:
-    """Return the report as one JSON object; bytes and counts are exact."""
     return {
         "root": root,
         "nowMs": now_ms,
@@ -144,19 +140,14 @@ def _partition(item: PartitionExpiry) -> dict[str, object]:
 
 
 def _vacuum(vacuumed: VacuumReport) -> dict[str, object]:
-    return {
-        "floorBefore": vacuumed.floor_before,
-        "floor": vacuumed.floor,
-        "removed": [
-            {"kind": item.kind, "reason": item.reason, "files": item.objects, "bytes": item.nbytes}
-            for item in vacuumed.removed
-        ],
-        "held": vacuumed.held,
-        "foreign": vacuumed.foreign,
-        "endedHolds": list(vacuumed.ended_holds),
-        "idleWriters": list(vacuumed.idle_writers),
-        "expiredGroups": list(vacuumed.expired_groups),
+    values = {
+        name: value for name, value in json_value(vacuumed).items() if name not in ("topic", "dryRun", "failures")
     }
+    values["removed"] = [
+        {"kind": item.kind, "reason": item.reason, "files": item.objects, "bytes": item.nbytes}
+        for item in vacuumed.removed
+    ]
+    return values
 
 
 ROOT_FILES = "(root)"
@@ -208,7 +199,6 @@ class RetainReport:
 
     @property
     def failed(self) -> bool:
-        """True if a part of the run failed."""
         return bool(self.failures)
 
 

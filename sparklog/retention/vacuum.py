@@ -11,7 +11,6 @@ The order makes it safe against concurrent writers and wrong clocks:
 5. Delete temporary files of writers that died long ago.
 
 A wrong clock costs readers a second plan and writers a second upload, never a record. Two vacuums may run at once.
-Files that a held version names stay, and so do the commits and checkpoints that rebuild it.
 """
 
 from __future__ import annotations
@@ -35,14 +34,7 @@ from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.report import Failure
 from sparklog.maintenance.work_items import Done, InProcess, Progress, Runner, Settings, silent, store_clock_ms
 from sparklog.retention import vacuum_plan as plan
-from sparklog.retention.vacuum_plan import (
-    DataFile,
-    Victim,
-    delete_delay_ms,
-    ended_holds,
-    give_up_clones,
-    needed_by_clones,
-)
+from sparklog.retention.vacuum_plan import Victim, delete_delay_ms, ended_holds, needed_by_clones
 from sparklog.storage.store import Store
 
 CHUNK = 1000
@@ -160,8 +152,6 @@ class VacuumReport:
 
 @dataclass
 class _Vacuum:
-    """The state of one run over one topic."""
-
     topic: Topic
     settings: Settings
     store_ms: int
@@ -185,7 +175,6 @@ class _Vacuum:
         return self.store_ms - plan.kept_commits_ms(self.delay_ms)
 
     def hold_versions(self, head: Head) -> list[int]:
-        """Versions below the floor that are held, without holds that have run out."""
         ended = set(ended_holds(head, self.careful_ms, self.needed))
         return sorted({h.version for name, h in head.holds.items() if name not in ended and h.version < self.floor})
 
@@ -218,45 +207,45 @@ def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> 
     delay_ms = delete_delay_ms(history, head, settings)
     floor = plan.floor_version(history.commits, head.version, settings.now_ms, delay_ms)
     run = _Vacuum(topic, settings, store_ms, history, head, delay_ms, floor)
-    stay = frozenset[str]() if dry_run else give_up_clones(topic, head, run.careful_ms)
+    stay = frozenset[str]() if dry_run else plan.give_up_clones(topic, head, run.careful_ms)
     run.needed = stay | needed_by_clones(topic, head, settings, run.careful_ms)
     files, foreign = _data_files(store, topic.name, floor)
     kept, known, born = _named(run, head) if files else (set(), set(), 0)
     if files:
         run.hold(head)
 
-    def judged(of: Head) -> tuple[list[Victim], list[Victim], list[Victim]]:
+    def judged(of: Head) -> list[list[Victim]]:
         keep = kept.union(*run.held.values())
-        data = plan.unnamed(files, floor, keep, deleted=of.deleted, born=born, known=known)
-        return (data, *_old_log(run, of))
+        return [plan.unnamed(files, floor, keep, deleted=of.deleted, born=born, known=known), *_old_log(run, of)]
 
-    data, below, commits = judged(head)
+    phases = judged(head)
     ended, idle = tuple(ended_holds(head, run.careful_ms, run.needed)), tuple(idle_writers(head, run.careful_ms))
-    wanted = max(head.floor, floor) if data or commits else head.floor
+    wanted = max(head.floor, floor) if phases[0] or phases[-1] else head.floor
     if not dry_run:
         after = topic.log.commit(UpkeepIntent(run.careful_ms, wanted, run.needed), head).head
         if after.version != head.version:
             if files:
                 kept |= _named_between(run, head, after)
                 run.hold(after)
-            data, below, commits = judged(after)
+            phases = judged(after)
         wanted = after.floor
     limit_ms = store_ms - max(delay_ms, LEAST_DELETE_DELAY_MS)
     temporary = remove_temporaries(store, topic.name, limit_ms, folder=f"{topic.name}/", dry_run=dry_run)
-    gone, failures = [*data, *below, *commits], list(temporary.failures)
+    gone = [victim for victims in phases for victim in victims]
+    failed: list[SparklogError] = []
     if not dry_run:
-        gone, failed = _delete(run, (data, *_heads_first(below), commits), runner)
-        failures += failed
+        gone, failed = _delete(run, phases, runner)
     only_held = sum(1 for file in files if file.path not in kept and any(file.path in at for at in run.held.values()))
     removed = (*_summed(gone), *temporary.removed)
+    failures = (*temporary.failures, *failed)
     return VacuumReport(
-        topic.name, dry_run, head.floor, wanted, removed, only_held, foreign, ended, idle, failures=tuple(failures)
+        topic.name, dry_run, head.floor, wanted, removed, only_held, foreign, ended, idle, failures=failures
     )
 
 
-def _data_files(store: Store, topic: str, floor: int) -> tuple[list[DataFile], int]:
+def _data_files(store: Store, topic: str, floor: int) -> tuple[list[plan.DataFile], int]:
     """List the data files begun below the floor; count the objects whose names are not sparklog's."""
-    files: list[DataFile] = []
+    files: list[plan.DataFile] = []
     foreign = 0
     for folder in (APPEND_FOLDER, SEALED_FOLDER):
         for info in store.list(f"{topic}/{folder}/"):
@@ -299,7 +288,6 @@ def _named(run: _Vacuum, head: Head) -> tuple[set[str], set[str], int]:
 
 
 def _named_between(run: _Vacuum, before: Head, after: Head) -> set[str]:
-    """Return the files that the commits between two states name."""
     names: set[str] = set()
     last = before
     for last, commit in run.history.walk(before, after.version):  # noqa: B007
@@ -318,29 +306,25 @@ def _check_same(run: _Vacuum, walked: Head, expected: Head) -> None:
         )
 
 
-def _old_log(run: _Vacuum, head: Head) -> tuple[list[Victim], list[Victim]]:
-    """Choose the checkpoint objects and the commits to delete."""
+def _old_log(run: _Vacuum, head: Head) -> tuple[list[Victim], list[Victim], list[Victim]]:
+    """Choose heads of checkpoints, their tables (later, as a reader that lists a head must find them) and commits."""
     history = run.history
     newest = [version for version, _ in zip(history.sound_below(head.version), range(2), strict=False)]
     if len(newest) < 2:
-        return [], []
+        return [], [], []
     young = plan.oldest_young(history.commits, head.version, run.store_ms, run.store_ms - run.kept_since_ms)
     limit = min(newest[1], young, run.floor)
     anchor = next(iter(history.sound_below(limit)), -1)
     if not history.commits.has(anchor + 1, min(head.version, int(history.commits.version[-1]))):
-        return [], []
+        return [], [], []
     bases = {version: history.base_of(version) for version in run.hold_versions(head)}
     held = [(-1 if base is None else base, version) for version, base in bases.items()]
     needed = {*newest, anchor, *(base for base in bases.values() if base is not None)}
     heads = plan.old_checkpoints(history.checkpoints, needed, anchor, now_ms=run.store_ms, limit_ms=run.kept_since_ms)
-    victims = [
-        Victim(info.key, plan.CHECKPOINT, info.size, heads[version])
-        for version, info in history.checkpoints.items()
-        if version in heads
-    ]
-    victims += _old_tables(run, set(heads), newest[0])
+    known = [(info, heads[version]) for version, info in history.checkpoints.items() if version in heads]
+    victims = [Victim(info.key, plan.CHECKPOINT, info.size, reason) for info, reason in known]
     commits = plan.old_commits(run.topic.name, history.commits, anchor, held, run.kept_since_ms)
-    return victims, commits
+    return victims, _old_tables(run, set(heads), newest[0]), commits
 
 
 def _old_tables(run: _Vacuum, heads: set[int], newest: int) -> list[Victim]:
@@ -366,11 +350,6 @@ def _old_tables(run: _Vacuum, heads: set[int], newest: int) -> list[Victim]:
         if reason:
             victims.append(Victim(info.key, plan.CHECKPOINT, info.size, reason))
     return victims
-
-
-def _heads_first(victims: Sequence[Victim]) -> tuple[list[Victim], list[Victim]]:
-    """Split checkpoint objects into heads and tables: a reader that lists a head must find its table."""
-    return [v for v in victims if v.key.endswith(".json")], [v for v in victims if not v.key.endswith(".json")]
 
 
 def _delete(
@@ -414,7 +393,6 @@ def remove_temporaries(
 
 
 def _summed(victims: Sequence[Victim]) -> tuple[Removed, ...]:
-    """Sum up by kind and reason, in the order of kinds."""
     sizes: dict[tuple[str, str], list[int]] = {}
     for victim in victims:
         sizes.setdefault((victim.kind, victim.reason), []).append(victim.size)

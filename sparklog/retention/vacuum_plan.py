@@ -87,7 +87,6 @@ def own_paths(topic: str, paths: set[str]) -> set[str]:
 
 
 def kept_commits_ms(delay_ms: int) -> int:
-    """Return how long commits stay at least, for this `file.delete.delay.ms`."""
     return max(LEAST_COMMITS_MS, 2 * delay_ms)
 
 
@@ -191,7 +190,6 @@ def delete_delay_ms(history: History, head: Head, settings: Settings) -> int:
 
 
 def ended_holds(head: Head, now_ms: int, needed: Collection[str] = ()) -> list[str]:
-    """Return the names of holds that have expired by `now_ms` and are not `needed`."""
     ended = [name for name, hold in head.holds.items() if hold.expires_ms is not None and hold.expires_ms <= now_ms]
     return [name for name in ended if name not in needed]
 

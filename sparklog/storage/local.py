@@ -5,10 +5,9 @@ directory, unlink the temporary name. Each step has its reason:
 
 * Only link() is both exclusive and whole: O_EXCL leaves a torn object after a crash, rename() overwrites. A place
   without link() (FAT, many FUSE mounts of object stores, some SMB shares) is refused, never worked around.
-* A file's fsync does not make its name durable, and a name is no more durable than its directory's own name: the
-  directory and all above it, up to the root's parent, are fsynced too (once per process where nothing was created).
-* On NFS an answer may be lost and link() report "exists" for our own link: two links to the temporary file mean
-  success.
+* A name is no more durable than its directory and that directory's own name: all up to the root's parent are fsynced
+  (once per process where nothing was created).
+* On NFS an answer may be lost and link() say "exists" of our own link: two links to the temporary file mean success.
 * A caller who is told "exists" acts on that object, so its name is made durable before the answer is given.
 * On macOS fsync does not reach the platter: F_FULLFSYNC does.
 
@@ -30,16 +29,7 @@ from typing import NoReturn
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.storage.local_writer import ForkLock, LocalWriter, refuse, store_error
-from sparklog.storage.store import (
-    DOCUMENT_SUFFIX,
-    MAX_DOCUMENT,
-    ObjectInfo,
-    ObjectWriter,
-    Store,
-    check_key,
-    check_prefix,
-    is_part,
-)
+from sparklog.storage.store import MAX_DOCUMENT, ObjectInfo, ObjectWriter, Store, check_key, check_prefix, is_part
 
 TEMPORARY_PREFIX = "~"
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -76,7 +66,6 @@ class LocalStore(Store):
 
     @property
     def durable(self) -> bool:
-        """True if an acknowledged object survives power loss."""
         return self._durable
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
@@ -94,7 +83,7 @@ class LocalStore(Store):
                 raise NotFound(f"no object {key} in {self._path}: no regular file lies there")
             # Never trust a length from the caller beyond what the file holds: it may come from damaged metadata.
             held = max(0, status.st_size - start)
-            if length is None and held > MAX_DOCUMENT and key.endswith(DOCUMENT_SUFFIX):
+            if length is None and held > MAX_DOCUMENT and key.endswith(".json"):
                 raise Corrupt(f"expected JSON of at most {MAX_DOCUMENT} bytes, found {held}; restore it", file=key)
             return _read(fd, start, held if length is None else min(length, held))
         except OSError as error:
@@ -255,12 +244,10 @@ class LocalStore(Store):
         for attempt in range(_ATTEMPTS):
             try:
                 return os.open(temporary, _NEW_FILE, 0o666), temporary
-            except FileNotFoundError as error:
-                if attempt == _ATTEMPTS - 1:
+            except OSError as error:
+                if attempt == _ATTEMPTS - 1 or not isinstance(error, FileNotFoundError):
                     self._fail(error, "create", key)
                 self._make_folders(folder, key)
-            except OSError as error:
-                self._fail(error, "create", key)
         raise AssertionError("unreachable")
 
     def _make_folders(self, folder: str, key: str) -> None:
@@ -367,7 +354,6 @@ class LocalStore(Store):
         return os.path.isdir(target) and os.path.commonpath((target, root)) not in (target, root)
 
     def _scan(self, folder: str) -> Sequence[tuple[os.DirEntry[str], bool]]:
-        """List all that lies in a folder; True for a folder."""
         try:
             with os.scandir(os.path.join(self._path, folder)) as scanned:
                 return [(entry, self._is_folder(entry, folder)) for entry in scanned]
@@ -417,7 +403,6 @@ def replace_file(path: str, text: str) -> None:
 
 
 def sync_folder(path: str) -> None:
-    """fsync a directory after a rename."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         full_fsync(fd)

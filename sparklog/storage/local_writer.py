@@ -167,8 +167,6 @@ def start_writeback(fd: int, start: int, length: int) -> None:
 
 
 class Directory(Protocol):
-    """The local store, as far as its writers need it."""
-
     @property
     def location(self) -> str: ...
     @property

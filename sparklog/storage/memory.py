@@ -34,9 +34,6 @@ class MemoryStore(Store):
     def __reduce__(self) -> NoReturn:
         raise TypeError("a MemoryStore lives in one process and cannot be pickled; use a LocalStore across processes")
 
-    def __repr__(self) -> str:
-        return f"MemoryStore({self._name!r}, {len(self._keys)} objects)"
-
     @property
     def location(self) -> str:
         return f"memory:{self._name}"
@@ -89,12 +86,10 @@ class MemoryStore(Store):
         return self._clock()
 
     def snapshot(self) -> Snapshot:
-        """Every object as it is now: key -> (bytes, modified ms)."""
         with self._lock:
             return dict(self._objects)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go back to a snapshot: what was written since is gone, what was deleted since is back."""
         with self._lock:
             self._objects = dict(snapshot)
             self._keys = sorted(snapshot)

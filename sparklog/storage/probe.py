@@ -67,7 +67,6 @@ def ensure_probed(store: Store) -> ProbeReport | None:
 
 
 def _race(store: Store, key: str) -> None:
-    """Let 8 threads create one key at once: exactly one must win, and its bytes must be there."""
     bodies = [f"probe {number} {os.urandom(12).hex()}".encode() for number in range(_THREADS)]
     start = threading.Barrier(_THREADS)
 

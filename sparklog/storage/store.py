@@ -32,7 +32,6 @@ MAX_KEY = 1024
 """Bytes of a key: the limit of S3, GCS and Azure."""
 MAX_DOCUMENT = 256 << 20
 """Bytes of a JSON object: some millions of slices. What is longer was not written by sparklog, and is not read."""
-DOCUMENT_SUFFIX = ".json"
 
 
 _PART = re.compile(r"[A-Za-z0-9._\-%=+@,]{1,255}\Z")
@@ -44,7 +43,6 @@ _KINDS = re.compile(
 
 
 def is_part(name: str) -> bool:
-    """True if `name` can be one part of a key."""
     return _PART.match(name) is not None and name not in (".", "..")
 
 

@@ -146,11 +146,9 @@ class FaultyStore(WrapperStore):
 
     @property
     def has_late(self) -> bool:
-        """True if some effect has not landed yet."""
         return bool(self._late)
 
     def land(self) -> None:
-        """Apply every late effect now."""
         late, self._late = self._late, []
         for _, effect in late:
             effect()

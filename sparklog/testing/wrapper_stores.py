@@ -64,17 +64,16 @@ class WrapperStore(Store):
 
 
 class CountingStore(WrapperStore):
-    """Count every call by verb and by kind of key (`sparklog.storage.store.key_kind`), and pass it on.
+    """Count every call by verb, a method of `Store`, and by kind of key (`sparklog.storage.store.key_kind`).
 
-    Verbs are the methods of `Store`; a data object counts as one `writer` when it is begun. Each `list` and
-    `list_folders` counts once, however long. A pickled copy starts from the counts at that time and counts for itself.
+    A data object counts as one `writer` when it is begun. A pickled copy goes on from these counts for itself.
     """
 
     def __init__(self, inner: Store) -> None:
         super().__init__(inner)
         self._lock = ForkLock()
         self.counts: Counter[str] = Counter()
-        """Calls by verb: `get`, `create`, `writer`, `list`, `list_folders`, `stat`, `delete`, `now_ms`."""
+        """Calls by verb."""
         self.by_kind: Counter[tuple[str, str]] = Counter()
         """Calls by verb and kind of key, e.g. `("create", "commit")`."""
         self.keys: list[tuple[str, str]] = []
@@ -88,7 +87,6 @@ class CountingStore(WrapperStore):
         self.__dict__.update(state, _lock=ForkLock())
 
     def reset(self) -> None:
-        """Begin to count from nothing."""
         with self._lock:
             self.counts.clear()
             self.by_kind.clear()
