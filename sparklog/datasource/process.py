@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from sparklog.log.topic.root import Root
     from sparklog.log.topic.topic import Topic
 
-
 LOGGER = logging.getLogger("sparklog")
 HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"
 

@@ -9,6 +9,7 @@ at cost nothing, however many there are. Pieces keep the order of the ranges and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -105,17 +106,12 @@ def pack(
 
 
 def plan_tasks(
-    view: LogView,
-    ranges: Sequence[OffsetRange],
-    isolation: str,
-    *,
-    min_partitions: int | None = None,
-    max_records: int | None = None,
+    view: LogView, ranges: Sequence[OffsetRange], isolation: str, **limits: int | None
 ) -> list[list[ReadPart]]:
-    """Return the parts of each task for these ranges, from the view's snapshot; empty ranges give none."""
+    """Return the parts of each task for these ranges, from the view's snapshot; `limits` are those of `split`."""
     wanted = [each for each in ranges if each.end > each.start]
-    pieces = split(wanted, view.stored(wanted), min_partitions=min_partitions, max_records=max_records)
-    tasks = pack(pieces, min_partitions=min_partitions, max_records=max_records)
+    pieces = split(wanted, view.stored(wanted), **limits)
+    tasks = pack(pieces, **limits)
     parts = {part.range: part for part in view.plan([piece.range for piece in pieces], isolation)}
     planned = [[parts[piece.range] for piece in task if piece.range in parts] for task in tasks]
     return [task for task in planned if task]
@@ -192,22 +188,19 @@ class ReadTask:
 
         planned = part.range
         view = open_view(self._location, tailing=False, corrupt_records=self._corrupt_records)
-        try:
+        limits = None
+        with suppress(NotFound):
             view.refresh([planned.topic])
-            limits = view.bounds(planned.topic).get(planned.partition)
-            if isinstance(part, NativeReadPart) and view.topic_id(planned.topic) != part.topic_id:
-                limits = None
-        except NotFound:
-            limits = None
+            if not isinstance(part, NativeReadPart) or view.topic_id(planned.topic) == part.topic_id:
+                limits = view.bounds(planned.topic).get(planned.partition)
         if limits is not None and limits.log_start <= following and limits.log_end >= planned.end:
             raise error
         warn(f"{error}; failOnDataLoss=false: reading goes on with what is left")
         if limits is None:
             return ()
         start, end = max(following, limits.log_start), min(planned.end, limits.log_end)
-        if start >= end:
-            return ()
-        return view.plan([OffsetRange(planned.topic, planned.partition, start, end)], self._isolation)
+        left = OffsetRange(planned.topic, planned.partition, start, end)
+        return view.plan([left], self._isolation) if start < end else ()
 
 
 def merge_small(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -112,9 +112,6 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._task.read(partition)
 
-    def commit(self, end: dict[str, object]) -> None:
-        """Trails by a batch: the question for the next one has said as much."""
-
     def stop(self) -> None:
         """Leaves the group. Nothing depends on it, for Spark does not call this reliably."""
         if self._progress is not None:
@@ -139,9 +136,3 @@ class FailingStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
     @user_errors()
     def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:  # noqa: N802
         raise self._error  # Spark looks at the parameters of this method
-
-    def commit(self, end: dict[str, object]) -> None:
-        """Nothing was read."""
-
-    def stop(self) -> None:
-        """Nothing is held."""

@@ -111,9 +111,6 @@ class QueryLags(StreamingQueryListener):  # type: ignore[misc]
             self._tell(f"query {query}, batch {progress.batchId}: {total} offsets behind latest ({parts})")
             self._write()
 
-    def onQueryIdle(self, event: object) -> None:  # noqa: N802
-        """Nothing has changed."""
-
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
         with self._lock:
             gone = self._found.pop(str(event.runId), None)

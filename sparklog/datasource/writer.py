@@ -1,7 +1,8 @@
 """Spark's sink: tasks upload append files, the driver's commit publishes them, at most once per batch.
 
-A failed or repeated attempt of a task leaves files that no commit names; the vacuum removes them. Rows for the topic
-that an option or the path names are one commit. Where a column names the topics, the write is a transaction over them:
+A failed or repeated attempt of a task leaves files that no commit names; the vacuum removes them. There is no `abort`:
+Spark calls it also after a commit that may have succeeded. Rows for the topic that an option or the path names are one
+commit. Where a column names the topics, the write is a transaction over them:
 its id is the query's (or `txnAppId`), or one of its own for a batch write without a name. A replay is then looked up in
 the decisions of that id, which know all topics of a batch.
 
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
     from sparklog.log.topic.root import Root
     from sparklog.log.write.append_writer import AppendTarget, AppendWriter
-
 
 QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
@@ -287,9 +287,6 @@ class SparklogBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         publish(self._plan, _ours(messages), self._key)
 
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Deletes nothing: Spark also calls this after a commit that may have succeeded."""
-
 
 class SparklogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
     """One micro-batch: Spark builds a writer for the tasks and another one for the commit.
@@ -315,9 +312,6 @@ class SparklogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
             raise BadRequest("The tasks of this micro-batch know no streaming query id: give the option 'txnAppId'")
         publish(self._plan, ours, WriterKey(writer, batchId, run, epoch=self._epoch))
         freeze_gc("commit")
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Deletes nothing: Spark also calls this after a commit that may have succeeded."""
 
 
 def _ours(messages: Sequence[WriterCommitMessage | None]) -> list[SparklogCommitMessage]:

@@ -17,13 +17,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from sparklog.errors import Corrupt, NotFound, SparklogError
 from sparklog.log.journal.names import APPEND_FOLDER, SEALED_FOLDER, commit_key
-from sparklog.log.journal.numbered_objects import READ_AHEAD
 from sparklog.log.state.commit import CREATE, MAINTAIN
 from sparklog.log.state.commit_intents import Draft, Nothing
 from sparklog.log.state.configs import LEAST_DELETE_DELAY_MS
@@ -35,6 +33,7 @@ from sparklog.maintenance.report import Failure
 from sparklog.maintenance.work_items import Done, InProcess, Progress, Runner, Settings, silent, store_clock_ms
 from sparklog.retention import vacuum_plan as plan
 from sparklog.retention.vacuum_plan import Victim, delete_delay_ms, ended_holds, needed_by_clones
+from sparklog.storage.local_writer import ask_each
 from sparklog.storage.store import Store
 
 CHUNK = 1000
@@ -65,13 +64,8 @@ class DeleteWork:
 
     def run(self, progress: Progress = silent) -> Done:
         """Delete the keys. `Unavailable` at the first one that the store refuses; another run deletes the rest."""
-        if self.store.parallel_reads > 1:
-            with ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="sparklog-delete") as pool:
-                for _ in pool.map(self.store.delete, self.keys):
-                    pass
-        else:
-            for key in self.keys:
-                self.store.delete(key)
+        for _ in ask_each(self.store, self.store.delete, self.keys):
+            pass
         return Done((), (), ())
 
 

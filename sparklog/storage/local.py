@@ -22,17 +22,18 @@ from __future__ import annotations
 import errno
 import os
 import stat as stat_module
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
-from sparklog.errors import BadRequest, Corrupt, NotFound
-from sparklog.storage.local_writer import ForkLock, LocalWriter, refuse, store_error
+from sparklog.errors import BadRequest, Corrupt, NotFound, Unavailable
+from sparklog.storage.local_writer import NEW_FILE, ForkLock, full_fsync, refuse, start_writeback, store_error
 from sparklog.storage.store import MAX_DOCUMENT, ObjectInfo, ObjectWriter, Store, check_key, check_prefix, is_part
 
 TEMPORARY_PREFIX = "~"
-_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_WRITE_BUFFER = 1 << 20
+_WRITEBACK_BYTES = 16 << 20
+"""A file being written is handed to the disk in pieces of this size, while its writer goes on."""
 _READ_AT_ONCE = 1 << 30
 _KNOWN_FOLDERS = 10_000
 _ATTEMPTS = 100
@@ -163,7 +164,7 @@ class LocalStore(Store):
             folder = os.path.dirname(folder)
         path = os.path.join(folder, _temporary_name())
         try:
-            fd = os.open(path, _NEW_FILE, 0o666)
+            fd = os.open(path, NEW_FILE, 0o666)
             try:
                 return os.fstat(fd).st_mtime_ns // 1_000_000
             finally:
@@ -243,7 +244,7 @@ class LocalStore(Store):
         temporary = os.path.join(folder, _temporary_name())
         for attempt in range(_ATTEMPTS):
             try:
-                return os.open(temporary, _NEW_FILE, 0o666), temporary
+                return os.open(temporary, NEW_FILE, 0o666), temporary
             except OSError as error:
                 if attempt == _ATTEMPTS - 1 or not isinstance(error, FileNotFoundError):
                     self._fail(error, "create", key)
@@ -388,40 +389,51 @@ class LocalStore(Store):
                     yield _info(key, status)
 
 
-def replace_file(path: str, text: str) -> None:
-    """Put a new file in the place of `path`, whole: it is written beside it, under a random name, exclusively."""
-    unfinished = f"{path}.{os.urandom(12).hex()}.unfinished"
-    # O_EXCL: no link of that name is followed.
-    fd = os.open(unfinished, _NEW_FILE, 0o666)
-    try:
-        with open(fd, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(unfinished, path)
-    except BaseException:
-        os.unlink(unfinished)
-        raise
+class LocalWriter:
+    """A data object: a temporary file until `close` has made it durable and given it its name."""
 
+    def __init__(self, store: LocalStore, key: str, path: str, fd: int, temporary: str) -> None:
+        self._store = store
+        self._key = key
+        self._path = path
+        self._temporary = temporary
+        self._file = open(fd, "wb", buffering=_WRITE_BUFFER)  # noqa: SIM115
+        self._written = 0
+        self._handed_over = 0
 
-def sync_folder(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        full_fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def full_fsync(fd: int) -> None:
-    """fsync to the medium. The fsync of macOS only reaches the drive's cache."""
-    if sys.platform == "darwin":
-        import fcntl
-
+    def write(self, data: bytes | bytearray | memoryview) -> None:
         try:
-            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
-            return
+            self._file.write(data)
         except OSError as error:
-            if error.errno not in (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY):
-                raise
-    os.fsync(fd)
+            self._store._fail(error, "write", self._key)
+        self._written += len(data)
+        if self._store.durable and self._written - self._handed_over >= _WRITEBACK_BYTES:
+            start_writeback(self._file.fileno(), self._handed_over, self._written - self._handed_over)
+            self._handed_over = self._written
+
+    def close(self) -> None:
+        if self._file.closed:
+            return
+        try:
+            try:
+                self._file.flush()
+                self._store._sync(self._file.fileno())
+            finally:
+                with suppress(OSError):
+                    self._file.close()
+            created = self._store._publish(self._temporary, self._path, self._key)
+        except OSError as error:
+            self._store._fail(error, "write", self._key)
+        finally:
+            self._store._unlink(self._temporary)
+        if not created:
+            raise Unavailable(f"{self._key} exists already in {self._store.location}: write it again under a new name")
+
+    def discard(self) -> None:
+        if not self._file.closed:
+            with suppress(OSError):
+                self._file.close()
+            self._store._unlink(self._temporary)
 
 
 def _temporary_name() -> str:

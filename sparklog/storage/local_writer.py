@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, TypeVar
 from weakref import WeakSet
 
 from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable
@@ -148,9 +148,7 @@ def mount_of(path: str) -> str:
     return f"{point} ({types[-1]})" if types else point
 
 
-_WRITE_BUFFER = 1 << 20
-_WRITEBACK_BYTES = 16 << 20
-"""A file being written is handed to the disk in pieces of this size, while its writer goes on."""
+NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 SYNC_FILE_RANGE_WRITE = 2
 
 _CALL: Any = None
@@ -166,59 +164,37 @@ def start_writeback(fd: int, start: int, length: int) -> None:
         _CALL(fd, start, length, SYNC_FILE_RANGE_WRITE)
 
 
-class Directory(Protocol):
-    @property
-    def location(self) -> str: ...
-    @property
-    def durable(self) -> bool: ...
-    def _fail(self, error: OSError, action: str, key: str) -> NoReturn: ...
-    def _sync(self, fd: int) -> None: ...
-    def _publish(self, temporary: str, path: str, key: str) -> bool: ...
-    def _unlink(self, path: str) -> None: ...
+def replace_file(path: str, text: str) -> None:
+    """Put a new file in the place of `path`, whole: it is written beside it, under a random name, exclusively."""
+    unfinished = f"{path}.{os.urandom(12).hex()}.unfinished"
+    # O_EXCL: no link of that name is followed.
+    fd = os.open(unfinished, NEW_FILE, 0o666)
+    try:
+        with open(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(unfinished, path)
+    except BaseException:
+        os.unlink(unfinished)
+        raise
 
 
-class LocalWriter:
-    """A data object: a temporary file until `close` has made it durable and given it its name."""
+def sync_folder(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        full_fsync(fd)
+    finally:
+        os.close(fd)
 
-    def __init__(self, store: Directory, key: str, path: str, fd: int, temporary: str) -> None:
-        self._store = store
-        self._key = key
-        self._path = path
-        self._temporary = temporary
-        self._file = open(fd, "wb", buffering=_WRITE_BUFFER)  # noqa: SIM115
-        self._written = 0
-        self._handed_over = 0
 
-    def write(self, data: bytes | bytearray | memoryview) -> None:
+def full_fsync(fd: int) -> None:
+    """fsync to the medium. The fsync of macOS only reaches the drive's cache."""
+    if sys.platform == "darwin":
+        import fcntl
+
         try:
-            self._file.write(data)
-        except OSError as error:
-            self._store._fail(error, "write", self._key)
-        self._written += len(data)
-        if self._store.durable and self._written - self._handed_over >= _WRITEBACK_BYTES:
-            start_writeback(self._file.fileno(), self._handed_over, self._written - self._handed_over)
-            self._handed_over = self._written
-
-    def close(self) -> None:
-        if self._file.closed:
+            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
             return
-        try:
-            try:
-                self._file.flush()
-                self._store._sync(self._file.fileno())
-            finally:
-                with suppress(OSError):
-                    self._file.close()
-            created = self._store._publish(self._temporary, self._path, self._key)
         except OSError as error:
-            self._store._fail(error, "write", self._key)
-        finally:
-            self._store._unlink(self._temporary)
-        if not created:
-            raise Unavailable(f"{self._key} exists already in {self._store.location}: write it again under a new name")
-
-    def discard(self) -> None:
-        if not self._file.closed:
-            with suppress(OSError):
-                self._file.close()
-            self._store._unlink(self._temporary)
+            if error.errno not in (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY):
+                raise
+    os.fsync(fd)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from sparklog.errors import BadRequest
-from sparklog.storage.local import replace_file
+from sparklog.storage.local_writer import replace_file
 from sparklog.tools.report.facts import ATTENTION, Report
 
 
