@@ -33,13 +33,12 @@ if TYPE_CHECKING:
     from sparklog.log.topic.root import Root
     from sparklog.log.topic.topic import Topic
 
-LOGGER = logging.getLogger("sparklog")
 HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"
 
 
 def warn(message: str) -> None:
     """Log a warning: workers' standard error reaches the driver's console in local mode."""
-    LOGGER.warning("sparklog: %s", message)
+    logging.getLogger("sparklog").warning("sparklog: %s", message)
 
 
 _warned: set[str] = set()

@@ -144,9 +144,7 @@ def log_partitions(view: LogView, ranges: Sequence[OffsetRange], read: ReadOptio
 class ReadTask:
     def __init__(self, location: Location, options: ReadOptions, projection: Projection) -> None:
         self._location = location
-        self._isolation = options.isolation
-        self._fail_on_data_loss = options.fail_on_data_loss
-        self._corrupt_records = options.corrupt_records
+        self._options = options
         self._projection = projection
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -157,7 +155,7 @@ class ReadTask:
                 yield shown
 
     def _records(self, parts: Sequence[ReadPart]) -> Iterator[pa.RecordBatch]:
-        if self._fail_on_data_loss:
+        if self._options.fail_on_data_loss:
             from sparklog.log.read.scan import read_parts
 
             # Together: what lies side by side in a file is fetched once for all partitions of the task.
@@ -187,7 +185,7 @@ class ReadTask:
         from sparklog.log.read.scan import NativeReadPart
 
         planned = part.range
-        view = open_view(self._location, tailing=False, corrupt_records=self._corrupt_records)
+        view = open_view(self._location, tailing=False, corrupt_records=self._options.corrupt_records)
         limits = None
         with suppress(NotFound):
             view.refresh([planned.topic])
@@ -200,7 +198,7 @@ class ReadTask:
             return ()
         start, end = max(following, limits.log_start), min(planned.end, limits.log_end)
         left = OffsetRange(planned.topic, planned.partition, start, end)
-        return view.plan([left], self._isolation) if start < end else ()
+        return view.plan([left], self._options.isolation) if start < end else ()
 
 
 def merge_small(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -39,8 +39,7 @@ def check_group_place(read: ReadOptions, location: Location) -> None:
 class SparklogDataSource(DataSource):  # type: ignore[misc]
     """`spark.read.format("sparklog")`, `df.write`, `spark.readStream` and `df.writeStream`.
 
-    Options are parsed and checked here, so that a mistake shows at `load` or `save` (a streaming sink's at its first
-    micro-batch: nothing of ours runs earlier).
+    Options are checked here, so that a mistake shows at `load` or `save` (a streaming sink's at its first micro-batch).
     """
 
     @user_errors()

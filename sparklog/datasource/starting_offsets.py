@@ -175,11 +175,8 @@ def start_positions(
 ) -> dict[str, dict[int, int]]:
     """Return the starting offset of every partition; `default`: earliest or latest, where no option says.
 
-    `known`: `group_offsets`, read before the snapshot of `partitions` was taken. What is committed after it would seem
-    to lie beyond the end, and be reset.
-
-    Raises BadRequest where listed partitions are not those read, NotFound for `kafka.auto.offset.reset=none`, and what
-    `loss` raises.
+    `known`: `group_offsets`, read before the snapshot of `partitions` was taken: what is committed after it would seem
+    to lie beyond the end, and be reset. Raises BadRequest where listed partitions are not those read, and NotFound.
     """
     bound = read.start or Bound(default, "startingOffsets")
     if bound.kind != GROUP:

@@ -183,8 +183,7 @@ _LOG = logging.getLogger("sparklog.datasource")
 def publish(plan: SinkPlan, messages: Sequence[SparklogCommitMessage], key: WriterKey | None) -> None:
     """Commit what the tasks wrote: to one topic at once, to several as a transaction.
 
-    `key` skips what was published before; its epoch is by this machine's clock. In mode `txn` (`txnAppId`) a version at
-    or below the newest is skipped, as in Delta. In mode `stream` a run that a later one superseded is stopped.
+    `key` skips what was published before; its epoch is by this machine's clock. A stream's superseded run is stopped.
     """
     root = root_at(plan.location)
     expected = {part.target.root_id for message in messages for part in message.topics} | {plan.root_id or root.id}
@@ -289,10 +288,7 @@ class SparklogBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
 
 
 class SparklogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
-    """One micro-batch: Spark builds a writer for the tasks and another one for the commit.
-
-    `epoch`: of the run that commits, higher in each later run: when it first committed, ms. None where it is not known.
-    """
+    """One micro-batch. `epoch`: when the run that commits first did (ms), so higher in each later run, where known."""
 
     def __init__(self, plan: SinkPlan, epoch: int | None = None) -> None:
         self._plan = plan

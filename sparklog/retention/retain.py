@@ -158,10 +158,7 @@ OLD_OFFSETS = "replaced more than {hours:,} hours ago, and a checkpoint has what
 
 @dataclass(frozen=True, slots=True)
 class PartitionExpiry:
-    """The expiry of one partition: `reasons` is (reason, segments, bytes) for each rule that took some.
-
-    `segments` and `nbytes` are those before.
-    """
+    """The expiry of one partition: figures before, and (reason, segments, bytes) of each rule that took some."""
 
     partition: int
     log_start_before: int
@@ -182,11 +179,7 @@ class PartitionExpiry:
 
 @dataclass(frozen=True, slots=True)
 class RetainReport:
-    """The run over one topic.
-
-    * `partitions`: how many the topic has; `expired`: those that lose segments
-    * `resolved`: transactions whose outcome was recorded
-    """
+    """The run over one topic: partitions that lose segments, and how many transactions' outcomes were recorded."""
 
     topic: str
     deleted: bool = False
@@ -351,10 +344,7 @@ def retain_root(
 
 
 def _retain_root_files(root: Root, settings: Settings, keep_ms: int, dry_run: bool) -> list[RetainReport]:
-    """Delete what belongs to no topic: temporary files, expired offsets of groups, old decisions.
-
-    `keep_ms`: how long entries of groups stay at least.
-    """
+    """Delete what belongs to no topic: temporary files, expired offsets of groups, old decisions."""
     try:
         store_ms = store_clock_ms(root.store, root.env, dry_run=dry_run)
         limit_ms = store_ms - 24 * LEAST_DELETE_DELAY_MS

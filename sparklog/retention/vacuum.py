@@ -113,10 +113,8 @@ class Removed:
 class VacuumReport:
     """The vacuum of one topic; with `dry_run` what it would do.
 
-    * `floor`: the upload floor afterwards; `floor_before`: before it
-    * `removed`: by kind of file and reason; `held`: data files below the floor that only a hold keeps
+    * `held`: data files below the upload floor that only a hold keeps
     * `foreign`: objects in the data folders whose names are not sparklog's; they stay
-    * `ended_holds`, `idle_writers`: dropped by the commit; `failures`: why something was not deleted
     * `expired_groups`: consumer groups with expired offsets, or offsets of deleted topics (of the root only)
     """
 
@@ -232,9 +230,7 @@ def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> 
     only_held = sum(1 for file in files if file.path not in kept and any(file.path in at for at in run.held.values()))
     removed = (*_summed(gone), *temporary.removed)
     failures = (*temporary.failures, *failed)
-    return VacuumReport(
-        topic.name, dry_run, head.floor, wanted, removed, only_held, foreign, ended, idle, failures=failures
-    )
+    return VacuumReport(topic.name, dry_run, head.floor, wanted, removed, only_held, foreign, ended, idle, (), failures)
 
 
 def _data_files(store: Store, topic: str, floor: int) -> tuple[list[plan.DataFile], int]:
@@ -368,10 +364,7 @@ def _delete(
 def remove_temporaries(
     store: Store, name: str, limit_ms: int, *, folder: str = "", dry_run: bool = False
 ) -> VacuumReport:
-    """Delete temporary files last written before `limit_ms` below `folder`; "": in the root's folder itself only.
-
-    A writer that is still alive fails when it names its file, with an error.
-    """
+    """Delete temporary files last written before `limit_ms` below `folder`; "": in the root's folder itself only."""
     gone: list[Victim] = []
     failures: list[SparklogError] = []
     for info in list(store.temporary_files(folder, deep=bool(folder))):

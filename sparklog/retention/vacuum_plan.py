@@ -117,8 +117,7 @@ def unnamed(
 ) -> list[Victim]:
     """Choose the unreferenced data files: begun below the floor and not in `kept`.
 
-    For the reasons: `deleted` means that the topic is gone, `born` is the version that created the topic, `known` are
-    the files that versions near the floor name.
+    For the reasons: the topic is `deleted` or was `born` at that version; versions near the floor name `known` files.
     """
     victims = []
     for file in files:

@@ -73,10 +73,7 @@ def ask_each(store: Store, look: Callable[[T], R], items: Sequence[T]) -> Iterat
 def read_each(
     store: Store, look: Callable[[str], R], names: Sequence[str], failures: list[SparklogError] | None
 ) -> dict[str, R]:
-    """Return what `look` reads of each name, as `ask_each`. An error is put into `failures`, or raised if that is None.
-
-    A name that fails is left out.
-    """
+    """Return what `look` reads of each name, as `ask_each`. Errors go to `failures`, or are raised if it is None."""
 
     def answer(name: str) -> R | SparklogError:
         try:
@@ -113,8 +110,7 @@ _ADVICE = {
 def store_error(error: OSError, action: str, key: str, location: str) -> SparklogError:
     """Return the error to raise when the system refused to `action` the object `key` below `location`.
 
-    "No such file" is `NotFound` where an object was to be read, most others are `Unavailable`: a write may have taken
-    effect then.
+    `NotFound` where an object to read is not there; most others are `Unavailable`: a write may have taken effect.
     """
     if isinstance(error, SparklogError):
         return error

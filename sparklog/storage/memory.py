@@ -15,10 +15,9 @@ Snapshot = dict[str, tuple[bytes, int]]
 
 
 class MemoryStore(Store):
-    """A dict of objects. Not picklable: a copy in another process would be another store.
+    """A dict of objects; `clock` (ms since the epoch) stamps new ones. Not picklable: a copy would be another store.
 
-    `clock` gives the store's time in ms since the epoch and stamps new objects. `snapshot` and `restore` go back in
-    time, as a restored backup or a crash before the last writes does.
+    `snapshot` and `restore` go back in time, as a restored backup or a crash before the last writes does.
     """
 
     needs_probe = False

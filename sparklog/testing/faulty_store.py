@@ -54,8 +54,7 @@ class FaultKind(enum.Enum):
 
 @dataclass(frozen=True)
 class Fault:
-    """`amount`: seconds of a delay, calls until a late effect, bytes that a short read lacks, index of a flipped
-    bit."""
+    """`amount`: seconds of a delay, calls until a late effect, bytes that a read lacks, index of a flipped bit."""
 
     kind: FaultKind
     amount: float = 1
@@ -87,8 +86,7 @@ _FITTING: Mapping[FaultKind, tuple[str, ...]] = {
 class Script:
     """Faults at labelled points: `Script({("create:commit", 2): Fault(...)})` strikes the third create of a commit.
 
-    A label without a number, as in `Script({"get:commit": Fault(...)})`, strikes every such call. `struck` lists what
-    did.
+    A label without a number strikes every such call. `struck` lists the calls that were.
     """
 
     def __init__(self, faults: Mapping[str | tuple[str, int], Fault]) -> None:

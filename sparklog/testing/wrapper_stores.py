@@ -73,7 +73,6 @@ class CountingStore(WrapperStore):
         super().__init__(inner)
         self._lock = ForkLock()
         self.counts: Counter[str] = Counter()
-        """Calls by verb."""
         self.by_kind: Counter[tuple[str, str]] = Counter()
         """Calls by verb and kind of key, e.g. `("create", "commit")`."""
         self.keys: list[tuple[str, str]] = []
