@@ -1,9 +1,8 @@
 """Committed offsets of a streaming query in its consumer group (`kafka.group.id`).
 
 Spark asks for the end of the next micro-batch from the end of the one before, and only once that one is done. So the
-start it comes back with has been processed, and is committed to the group when Spark plans: after each micro-batch, or
-with the next trigger. An AvailableNow run asks a last time before it ends. What a killed query had done is committed by
-its next run.
+start it comes back with has been processed, and is committed to the group when Spark plans. An AvailableNow run asks a
+last time before it ends; what a killed query had done is committed by its next run.
 
 A run is a member of the group, as a generation of its own. The newest run fences the one before, which stops with an
 error at its next micro-batch. Spark's checkpoint keeps the offsets the query goes on from; the group shows them to
@@ -14,7 +13,7 @@ from __future__ import annotations
 
 from sparklog.datasource.offsets import StreamOffset
 from sparklog.datasource.options import ReadOptions
-from sparklog.datasource.user_errors import warn
+from sparklog.datasource.process import warn
 from sparklog.errors import Conflict, Fenced, NotFound, Unavailable
 from sparklog.groups.group import Group, Membership
 from sparklog.log.journal.env import Moment
@@ -29,8 +28,6 @@ RETRY_MS = 5_000
 
 
 class GroupProgress:
-    """The member of a group for one run of a query, in the process that plans it."""
-
     def __init__(self, root: Root, options: ReadOptions) -> None:
         self._env = root.env
         self._group = Group(root, options.group_id or "")
@@ -44,10 +41,10 @@ class GroupProgress:
         self._left = False
 
     def processed(self, start: Document) -> None:
-        """Commit what lies before `start`, if it moved.
+        """Commit what lies before `start`, if it moved. Errors that may pass are warned of; a later call tries again.
 
         Raises Fenced if another run took over, or the group was reset or deleted; Corrupt, BadRequest if its log cannot
-        be read. Other errors are warned of, and a later call tries again.
+        be read.
         """
         if self._left and start == self._seen:
             return
@@ -110,8 +107,7 @@ class GroupProgress:
     def _moved(self, at: StreamOffset) -> dict[str, dict[int, int]]:
         """Return positions that the group does not have, of topics that are still those that were read.
 
-        No request: the planner has looked at these topics. A topic that was deleted since, and a restored root that
-        has less than the query had read, are for the planner to report.
+        No request: the planner has looked at these topics, and reports a deleted topic or a restored root.
         """
         moved = {}
         for topic, offsets in at.positions.items():
@@ -119,11 +115,7 @@ class GroupProgress:
             if head.exists and at.ids.get(topic) == head.topic_id:
                 known = self._known.get((topic, head.topic_id), {})
                 ends = head.log_end.tolist()
-                changed = {
-                    partition: offset
-                    for partition, offset in offsets.items()
-                    if known.get(partition) != offset and partition < len(ends) and offset <= ends[partition]
-                }
+                changed = {p: n for p, n in offsets.items() if known.get(p) != n and p < len(ends) and n <= ends[p]}
                 if changed:
                     moved[topic] = changed
         return moved

@@ -10,8 +10,7 @@ own keys begin with `$`, which no topic name can:
 | `$initial` | marks the answer of `initialOffset`, so that the next end offset knows that it is the first         |
 
 Spark does not persist the initial offset: without `$start`, a replay of the first batch after a crash would start
-wherever the initial offset lies by then, and skip records. Spark compares offsets as text, so there is one form: topics
-sorted, partitions in numeric order, then our keys.
+where it lies by then, and skip records. Spark compares offsets as text, so there is one form, sorted.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class StreamOffset:
     initial: bool = False
 
     def to_json(self) -> dict[str, object]:
-        """The one form: what `json.dumps` makes of it is what Spark stores and compares."""
+        """Return the one form, which Spark stores and compares as `json.dumps` writes it."""
         document: dict[str, object] = dict(_positions_json(self.positions))
         document["$ids"] = {topic: self.ids[topic] for topic in sorted(self.ids)}
         if self.start is not None:
@@ -49,8 +48,7 @@ class StreamOffset:
 
     @staticmethod
     def from_json(document: Mapping[str, object]) -> StreamOffset:
-        """Reads what `to_json` wrote. Raises BadRequest naming what is wrong (checkpoints are edited by hand at
-        times)."""
+        """Parse what `to_json` wrote, and people edit by hand at times. Raises BadRequest."""
         keys = {key: value for key, value in document.items() if key.startswith("$")}
         unknown = sorted(set(keys) - {"$ids", "$start", "$initial"})
         if unknown:
@@ -62,12 +60,16 @@ class StreamOffset:
         if not isinstance(ids, dict) or not all(isinstance(value, str) for value in ids.values()):
             raise BadRequest(f"The checkpoint's offset must have an object of topic ids under '$ids', found {ids!r}")
         start = keys.get("$start")
-        return StreamOffset(
-            positions=_positions({key: value for key, value in document.items() if not key.startswith("$")}),
-            ids=ids,
-            start=None if start is None else _positions(start),
-            initial=keys.get("$initial") is True,
-        )
+        positions = {key: value for key, value in document.items() if key not in keys}
+        try:
+            return StreamOffset(
+                parse_partition_numbers(positions, "offset", lowest=0),
+                ids,
+                None if start is None else parse_partition_numbers(start, "offset", lowest=0),
+                keys.get("$initial") is True,
+            )
+        except ValueError as error:
+            raise BadRequest(f"The offset in the checkpoint is damaged: {error}") from None
 
     def get(self, topic: str, partition: int) -> int | None:
         return self.positions.get(topic, {}).get(partition)
@@ -80,15 +82,8 @@ def _positions_json(positions: Positions) -> dict[str, dict[str, int]]:
     }
 
 
-def _positions(document: object) -> dict[str, dict[int, int]]:
-    try:
-        return parse_partition_numbers(document, "offset", lowest=0)
-    except ValueError as error:
-        raise BadRequest(f"The offset in the checkpoint is damaged: {error}") from None
-
-
 def parse_partition_numbers(document: object, what: str, *, lowest: int) -> dict[str, dict[int, int]]:
-    """`{"topic": {"0": 1, ...}}` as dictionaries with integer keys. Raises ValueError with a one-line reason."""
+    """Return `{"topic": {"0": 1, ...}}` with integer keys. Raises ValueError with a one-line reason."""
     if not isinstance(document, dict):
         raise ValueError(f'expected an object like {{"topic":{{"0":23}}}}, found {json.dumps(document)}')
     result: dict[str, dict[int, int]] = {}
@@ -105,7 +100,7 @@ def parse_partition_numbers(document: object, what: str, *, lowest: int) -> dict
 
 
 def parse_partition(topic: str, partition: object) -> int:
-    """A partition number from JSON: a whole number, or its text. Raises ValueError with a one-line reason."""
+    """Return a partition's number from JSON: a whole number, or its text. Raises ValueError with a reason."""
     text = str(partition)
     if isinstance(partition, bool) or not (text.isascii() and text.isdigit()) or int(text) >= 1 << 31:
         raise ValueError(f"partition {partition!r} of topic {topic!r} is not a number from 0")
@@ -113,7 +108,7 @@ def parse_partition(topic: str, partition: object) -> int:
 
 
 def parse_json(text: str) -> object:
-    """JSON of an option. Raises ValueError with a one-line reason; a key given twice is an error, not the last one."""
+    """Parse the JSON of an option. Raises ValueError with a one-line reason, also where a key is given twice."""
 
     def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
         keys = [key for key, _ in pairs]
@@ -131,6 +126,6 @@ def parse_json(text: str) -> object:
 
 
 def describe(positions: Positions) -> str:
-    """For messages: `orders-0, orders-1`, at most eight of them."""
+    """Return `orders-0, orders-1`, at most eight of them, for messages."""
     names = [f"{topic}-{partition}" for topic in sorted(positions) for partition in sorted(positions[topic])]
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -21,12 +21,12 @@ Uses = tuple[Use, ...]
 BATCH: Uses = ("batch",)
 STREAM: Uses = ("stream",)
 WRITE: Uses = ("write",)
-READ: Uses = (*BATCH, *STREAM)
-EVERYWHERE: Uses = (*READ, *WRITE)
+READ: Uses = ("batch", "stream")
+EVERYWHERE: Uses = ("batch", "stream", "write")
 
 DEFAULT_SESSION_TIMEOUT_MS = 300_000
-"""A query shows that it lives whenever Spark plans, which a micro-batch holds up. So not `session.timeout.ms` of
-Kafka's consumer, whose heartbeats go on meanwhile, but its `max.poll.interval.ms`."""
+"""As Kafka's `max.poll.interval.ms`: a query shows that it lives whenever Spark plans, which a micro-batch holds up."""
+LOWEST_LEVEL = -(1 << 17)
 OFFSETS_JSON = 'JSON like {"topic":{"0":23}}'
 CORRUPT_RECORDS = ("fail", "skip", "truncate")
 """As in `sparklog.kafka.in_place.segment_recovery`, which option parsing does not import."""
@@ -57,28 +57,6 @@ class OptionDef:
     codec: str = ""
 
 
-def _offsets(side: str, uses: Uses, words: str) -> tuple[OptionDef, ...]:
-    """The three forms of a bound, the one that counts first."""
-    verb = "Start" if side == "starting" else "End"
-    return (
-        OptionDef(
-            f"{side}Timestamp",
-            "number",
-            uses,
-            f"{verb} at the first record not older than this time (ms). Of these three the first one given counts.",
-        ),
-        OptionDef(f"{side}OffsetsByTimestamp", "text", uses, f"The same by partition: {OFFSETS_JSON}."),
-        OptionDef(f"{side}Offsets", "text", uses, f"{verb} there: {words}, or {OFFSETS_JSON}."),
-    )
-
-
-def _level(codec: str) -> OptionDef:
-    return OptionDef(
-        f"kafka.compression.{codec}.level", "number", WRITE, f"The level, if the codec is {codec}.", low=-(1 << 17),
-        codec=codec,
-    )  # fmt: skip
-
-
 OPTIONS = (
     OptionDef("path", "text", EVERYWHERE,
               "Of `load`, `save` and `start`: a root, a topic's folder, a Kafka log directory or partition folder."),
@@ -86,11 +64,18 @@ OPTIONS = (
     OptionDef("subscribe", "text", READ, "Names of the topics to read, separated by commas."),
     OptionDef("subscribePattern", "text", READ, "A regular expression that matches whole names of topics."),
     OptionDef("assign", "text", READ, 'Topics and partitions: JSON like {"topic":[0,1]}.'),
-    *_offsets("starting", READ, "`earliest` (-2), `latest` (-1), `group`"),
+    OptionDef("startingTimestamp", "number", READ,
+              "Start at the first record not older than this time (ms). Of these three the first one given counts."),
+    OptionDef("startingOffsetsByTimestamp", "text", READ, f"The same by partition: {OFFSETS_JSON}."),
+    OptionDef("startingOffsets", "text", READ,
+              f"Start there: `earliest` (-2), `latest` (-1), `group`, or {OFFSETS_JSON}."),
     OptionDef("startingOffsetsByTimestampStrategy", "choice", READ,
               "`latest` starts at the end where no record is as new as the time given.",
               default="error", choices=("error", "latest")),
-    *_offsets("ending", BATCH, "`latest` (-1)"),
+    OptionDef("endingTimestamp", "number", BATCH,
+              "End at the first record not older than this time (ms). Of these three the first one given counts."),
+    OptionDef("endingOffsetsByTimestamp", "text", BATCH, f"The same by partition: {OFFSETS_JSON}."),
+    OptionDef("endingOffsets", "text", BATCH, f"End there: `latest` (-1), or {OFFSETS_JSON}."),
     OptionDef("failOnDataLoss", "boolean", READ, "An error if records are gone before they are read; `false`: go on.",
               "fail_on_data_loss", True),
     OptionDef("corruptRecords", "choice", READ, "What damage in a Kafka directory does.",
@@ -124,8 +109,13 @@ OPTIONS = (
     OptionDef("compression.type", "choice", WRITE, "The codec, zstd by itself; the topic's config beats it.",
               "codec", choices=CODECS, aliases=("kafka.compression.type",)),
     OptionDef("compression.level", "number", WRITE, "The level of that codec; the topic's by itself.",
-              "level", low=-(1 << 17)),
-    *map(_level, ("gzip", "lz4", "zstd")),
+              "level", low=LOWEST_LEVEL),
+    OptionDef("kafka.compression.gzip.level", "number", WRITE, "The level, if the codec is gzip.",
+              low=LOWEST_LEVEL, codec="gzip"),
+    OptionDef("kafka.compression.lz4.level", "number", WRITE, "The level, if the codec is lz4.",
+              low=LOWEST_LEVEL, codec="lz4"),
+    OptionDef("kafka.compression.zstd.level", "number", WRITE, "The level, if the codec is zstd.",
+              low=LOWEST_LEVEL, codec="zstd"),
     OptionDef("write.buffer.bytes", "number", WRITE, "Bytes that a task collects before it encodes them.",
               "buffer_bytes", 64 << 20, low=1, high=1 << 30),
     OptionDef("num.partitions", "number", WRITE, "Partitions of a topic that the write creates.",
@@ -144,10 +134,7 @@ OPTIONS = (
 )  # fmt: skip
 
 # Put there by Spark itself; patience of a client that talks to a broker, and names of groups that nothing asks for.
-_SILENT = (
-    *("checkpointLocation", "queryName"),
-    *("kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs", "groupIdPrefix"),
-)
+_SILENT = "checkpointlocation queryname kafkaconsumer.polltimeoutms fetchoffset.numretries fetchoffset.retryintervalms"
 
 # Refused by the Kafka connector too, and why.
 _REFUSED = {
@@ -180,7 +167,7 @@ KAFKA_IGNORED = frozenset(f"kafka.{name}" for name in _CLIENT_SETTINGS.split())
 _KAFKA_IGNORED_PREFIXES = ("kafka.sasl.", "kafka.ssl.", "kafka.aws.", "kafka.schema.registry.")
 
 _BY_LOWER_CASE = {name.lower(): each for each in OPTIONS for name in (*each.aliases, each.name)}
-_IGNORED = frozenset(name.lower() for name in _SILENT) | KAFKA_IGNORED
+_IGNORED = {*_SILENT.split(), "groupidprefix", *KAFKA_IGNORED}
 
 
 def find_option(given: str) -> OptionDef | None:

@@ -1,8 +1,7 @@
 """Options of a read or a write, parsed and checked once, in `DataSource.__init__`, by the table of `option_table`.
 
-A mistake in an option's text is found here: one line says what was expected, what was found and what to do. What
-depends on topics (partitions that exist, offsets in range) is checked by the planner. A read does not know yet if it is
-a batch or a stream: `check_batch_read` and `check_stream_read` refuse what only the other one allows.
+What depends on topics (partitions that exist, offsets in range) is checked by the planner. A read does not know yet if
+it is a batch or a stream: `check_batch_read` and `check_stream_read` refuse what only the other one allows.
 """
 
 from __future__ import annotations
@@ -47,15 +46,9 @@ class Bound:
     timestamp: int | None = None
     timestamps: Mapping[str, Mapping[int, int]] | None = None
 
-    def partitions(self) -> Mapping[str, Mapping[int, int]] | None:
-        """The partitions that the user listed, if the bound is given one by one."""
-        return self.offsets if self.kind == "offsets" else self.timestamps
-
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """Options of a read; defaults are those of the table."""
-
     subscription: Subscription | None
     start: Bound | None
     end: Bound | None
@@ -80,8 +73,6 @@ class ReadOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SinkOptions:
-    """Options of a write; defaults are those of the table."""
-
     topic: str | None
     codec: Codec | None
     level: int | None
@@ -96,10 +87,7 @@ class SinkOptions:
 
 @dataclass(frozen=True)
 class Options:
-    """All options of one `load` or `save`. `given`: the names that were given, in their own spelling.
-
-    `warnings`: a line for each option that has no effect and seems to.
-    """
+    """All options of one `load` or `save`; `given` are names, `warnings` for options that only seem to count."""
 
     path: str | None
     read: ReadOptions
@@ -108,31 +96,26 @@ class Options:
     warnings: tuple[str, ...] = ()
 
     def check_read(self) -> None:
-        """Raises BadRequest for options that only a write has."""
         wrong = sorted(name for name in self.given if _BY_NAME[name].uses == WRITE and not _BY_NAME[name].codec)
         if wrong:
             hint = "; name the topics to read with 'subscribe'" if wrong[0] == "topic" else ""
             raise BadRequest(f"Option '{wrong[0]}' is for writing{hint}: remove it from this read")
 
     def check_write(self) -> None:
-        """Raises BadRequest for options that only a read has."""
         wrong = sorted(n for n in self.given if "write" not in _BY_NAME[n].uses and not _BY_NAME[n].harmless)
         if wrong:
             hint = "; name the topic to write with 'topic'" if wrong[0] in ("subscribe", "assign") else ""
             raise BadRequest(f"Option '{wrong[0]}' is for reading{hint}: remove it from this write")
 
     def check_batch_write(self) -> None:
-        """Raises BadRequest for what only a stream may leave out: called before a topic is made."""
         if self.write.txn_app_id is not None and self.write.txn_version is None:
             raise BadRequest("txnAppId is given without txnVersion: give both, or neither")
 
     def check_stream_write(self) -> None:
-        """Raises BadRequest for options that a stream cannot have: called before a topic is made."""
         if self.write.txn_version is not None:
             raise BadRequest("txnVersion is for batch writes: a stream's batch id is its version; leave it out")
 
     def check_batch_read(self) -> None:
-        """Raises BadRequest for bounds that a batch cannot have."""
         start, end = self.read.start, self.read.end
         if start is not None:
             if start.kind == "latest":
@@ -146,7 +129,6 @@ class Options:
             _refuse(end, EARLIEST, "earliest (-2) cannot be an end; give an offset, or -1 for latest")
 
     def check_stream_read(self) -> None:
-        """Raises BadRequest for options that a stream cannot have."""
         if self.read.end is not None:
             raise BadRequest(f"Option '{self.read.end.option}' is for batch reads: a stream has no end; remove it")
 
@@ -168,17 +150,11 @@ def parse_options(given: Mapping[str, str]) -> Options:
             values[option.name] = value
     _check_texts(values)
     parsed = {each.field: _parse(values, each) for each in OPTIONS if each.field}
-    return Options(
-        path=values.get("path"),
-        read=_read_options(values, parsed),
-        write=_sink_options(values, parsed),
-        given=frozenset(values),
-        warnings=_warnings(given, values),
-    )
+    read, write = _read_options(values, parsed), _sink_options(values, parsed)
+    return Options(values.get("path"), read, write, frozenset(values), _warnings(given, values))
 
 
 def _check_texts(values: Mapping[str, str]) -> None:
-    """Raise BadRequest for a text that is empty, or no id."""
     for name, message in {
         "path": "path is empty: give the root, topic folder or Kafka log directory",
         "topic": "Option 'topic' is empty: name the topic to write",
@@ -192,7 +168,6 @@ def _check_texts(values: Mapping[str, str]) -> None:
 
 
 def _warnings(given: Mapping[str, str], values: Mapping[str, str]) -> tuple[str, ...]:
-    """Warn of bounds that others hide, and of the security of brokers."""
     warnings = []
     for side in ("starting", "ending"):
         names = _bound_names(values, side)
@@ -249,24 +224,20 @@ def _subscription(values: Mapping[str, str]) -> Subscription | None:
             f"Give one of 'subscribe', 'subscribePattern' and 'assign', not {' and '.join(map(repr, forms))}"
         )
     text = values[forms[0]]
+    if forms[0] == "assign":
+        return _assignment(text)
     if forms[0] == "subscribe":
         topics = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
         if not topics:
             raise BadRequest("Option 'subscribe' must name topics, separated by commas; it is empty")
         return Subscription(topics=topics)
-    if forms[0] == "subscribePattern":
-        return Subscription(pattern=_pattern(text))
-    return _assignment(text)
-
-
-def _pattern(text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
         raise BadRequest(f"Option 'subscribePattern' is not a regular expression: {text!r}: {error}") from None
     if not text.strip():
         raise BadRequest("Option 'subscribePattern' is empty: give a regular expression that matches whole topic names")
-    return text
+    return Subscription(pattern=text)
 
 
 def _assignment(text: str) -> Subscription:
@@ -285,9 +256,6 @@ def _assignment(text: str) -> Subscription:
 
 
 def _bound(values: Mapping[str, str], side: str) -> Bound | None:
-    """The first of `startingTimestamp`, `startingOffsetsByTimestamp` and `startingOffsets` that is given (and the same
-    for `ending`): the connector's order. The others are not looked at.
-    """
     names = _bound_names(values, side)
     if not names:
         return None
@@ -296,18 +264,15 @@ def _bound(values: Mapping[str, str], side: str) -> Bound | None:
         return Bound("timestamp", name, timestamp=_number(_BY_NAME[name], values[name]))
     if name == f"{side}OffsetsByTimestamp":
         return Bound("timestamp", name, timestamps=_per_partition(name, text, "timestamp", 0))
-    if text.lower() in _words(side):
+    words = ("earliest", "latest", GROUP) if side == "starting" else ("earliest", "latest")
+    if text.lower() in words:
         return Bound(text.lower(), name)
-    return Bound("offsets", name, offsets=_per_partition(name, text, "offset", EARLIEST, _words(side)))
+    return Bound("offsets", name, offsets=_per_partition(name, text, "offset", EARLIEST, words))
 
 
 def _bound_names(values: Mapping[str, str], side: str) -> list[str]:
-    """The options given for one side, the one that counts first."""
+    """Return the options given for one side, in the connector's order: the first counts, the others do not."""
     return [name for name in (f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets") if name in values]
-
-
-def _words(side: str) -> tuple[str, ...]:
-    return ("earliest", "latest", GROUP) if side == "starting" else ("earliest", "latest")
 
 
 def _per_partition(

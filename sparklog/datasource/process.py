@@ -1,4 +1,10 @@
-"""State of Spark's long-lived Python processes: open roots and topics, and objects exempt from garbage collection.
+"""Spark's Python processes: errors as one line, warnings, open roots, and objects exempt from garbage collection.
+
+Spark shows an exception of a Python data source with its whole traceback, unless the environment of the worker that
+fails says `SPARK_HIDE_TRACEBACK`. It then prints `<class name>: <message>`, and the class name without its module only
+if that module is `builtins`. So an error that was raised on purpose (`SparklogError`) leaves as an exception of a
+class made to measure: `[SPARKLOG_NOT_FOUND]: There is no topic 'ordres' ...`. A worker process ends after an error, so
+the setting does not outlive it, and an error nobody meant keeps its traceback.
 
 Processes that plan and commit writes live between micro-batches, over queries and sessions. So a handle is never
 trusted: the root's id is read anew each time (a folder may have been deleted and made again), and the topic itself
@@ -11,27 +17,59 @@ the Python CPU time of a small micro-batch from 250 to 48 ms.
 
 from __future__ import annotations
 
+import functools
 import gc
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from sparklog.datasource.options import SinkOptions
-from sparklog.errors import NotFound
+from sparklog.errors import NotFound, SparklogError
 from sparklog.kafka.in_place.location import NOTHING, Location, open_log
-
-_done: set[str] = set()
-
-
-def freeze_gc(after: str) -> None:
-    """Collect, then exempt all objects alive now from garbage collection; once per process for each kind of work."""
-    if after not in _done:
-        _done.add(after)
-        gc.collect()
-        gc.freeze()
-
 
 if TYPE_CHECKING:
     from sparklog.log.topic.root import Root
     from sparklog.log.topic.topic import Topic
+
+HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"
+
+
+def warn(message: str) -> None:
+    """Log a warning: workers' standard error reaches the driver's console in local mode."""
+    logging.getLogger("sparklog").warning("sparklog: %s", message)
+
+
+_warned: set[str] = set()
+
+
+def warn_once(messages: Iterable[str]) -> None:
+    """Warn of each once in this process: Spark makes readers and writers again and again."""
+    for message in messages:
+        if message not in _warned:
+            _warned.add(message)
+            warn(message)
+
+
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """Decorator of what Spark calls, or a block of it: errors raised on purpose leave as one line."""
+    try:
+        yield
+    except SparklogError as error:
+        os.environ[HIDE_TRACEBACK] = "1"
+        name = f"[{error.code}]"
+        kind = type(name, (Exception,), {"__module__": "builtins", "__qualname__": name})
+        raise kind(" ".join(str(error).split())) from None
+
+
+@functools.cache
+def freeze_gc(after: str) -> None:
+    """Collect, then exempt all objects alive now from garbage collection; once per process for each kind of work."""
+    gc.collect()
+    gc.freeze()
+
 
 _roots: dict[str, Root] = {}
 
@@ -42,11 +80,9 @@ def root_at(location: Location, *, create: bool = False) -> Root:
 
     kept = _roots.get(location.root)
     if kept is not None:
-        try:
+        with suppress(NotFound):
             if read_root_id(kept.store) == kept.id:
                 return kept
-        except NotFound:
-            pass
         del _roots[location.root]
     if location.kind == NOTHING and not create:
         raise NotFound(
@@ -58,7 +94,6 @@ def root_at(location: Location, *, create: bool = False) -> Root:
 
 
 def topic_at(root: Root, name: str, options: SinkOptions) -> Topic:
-    """Return the topic to write, created with `num.partitions` where it is missing and may be created."""
     if options.auto_create:
         return root.ensure_topic(name, partitions=options.partitions, configs=None)
     try:

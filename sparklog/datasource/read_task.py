@@ -8,7 +8,8 @@ at cost nothing, however many there are. Pieces keep the order of the ranges and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -16,29 +17,24 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import InputPartition
 
 from sparklog.datasource.options import ReadOptions
-from sparklog.datasource.process import freeze_gc
+from sparklog.datasource.process import freeze_gc, user_errors, warn
 from sparklog.datasource.schema import Projection
-from sparklog.datasource.user_errors import guard_iterator, warn
 from sparklog.errors import NotFound
 from sparklog.kafka.in_place.location import Location, open_view
 from sparklog.log.state.view import LogView, OffsetRange, ReadPart, Stored
 
 PACK_BYTES = 16 << 20
 PACK_RECORDS = 100_000
-"""Stored bytes, or records (compressed bytes say little), that are worth a task of their own: some 50 to 100 ms of
-work."""
+"""Stored bytes, or records (compressed bytes say little), that are worth a task: some 50 to 100 ms of work."""
 
 PACK_PIECES = 512
 """Ranges in one task at most: each one costs at least a request."""
-
 SPLIT_BYTES = 128 << 20
 SPLIT_RECORDS = 1_000_000
-"""Stored bytes, or records, beyond which a range is split, but never into more pieces than it has batches. Tasks keep
-the order of offsets, and so does a sink's commit."""
+"""Stored bytes, or records, beyond which a range is split, but never into more pieces than it has batches."""
 
 UNDOUBTED = 10_000
-"""Pieces that a user may ask for anyway; beyond, no more than there are stored bytes. These pieces may cut through
-batches, whose headers can claim any number of records."""
+"""Pieces that a user may ask for anyway; beyond, no more than stored bytes: headers can claim any number of records."""
 
 
 @dataclass(frozen=True)
@@ -65,30 +61,19 @@ def split(
         asked = 0 if max_records is None else -(-held.records // max_records)
         if min_partitions is not None:
             asked = max(asked, -(-held.records * min_partitions // total))
-        for part in _by_records(held, max(count, min(asked, max(held.nbytes, UNDOUBTED)))):
-            pieces += [
-                Piece(OffsetRange(wanted.topic, wanted.partition, each.start, each.end), each.records, each.nbytes)
-                for each in _by_bytes(part, min(-(-part.nbytes // SPLIT_BYTES), part.batches))
-            ]
+        count = min(held.records, max(count, min(asked, max(held.nbytes, UNDOUBTED))))
+        for part in _shares(held, held.at_records, held.records, count):
+            for each in _shares(part, part.at_bytes, part.nbytes, min(-(-part.nbytes // SPLIT_BYTES), part.batches)):
+                offsets = OffsetRange(wanted.topic, wanted.partition, each.start, each.end)
+                pieces.append(Piece(offsets, each.records, each.nbytes))
     return pieces
 
 
-def _by_records(held: Stored, count: int) -> list[Stored]:
-    records = held.records
-    count = min(count, records)
-    return _parts(held, held.at_records(*(records * index // count for index in range(1, count))))
-
-
-def _by_bytes(held: Stored, count: int) -> list[Stored]:
-    nbytes = held.nbytes
-    return _parts(held, held.at_bytes(*(nbytes * index // count for index in range(1, count))))
-
-
-def _parts(held: Stored, cuts: Sequence[int]) -> list[Stored]:
-    if not cuts:
+def _shares(held: Stored, offsets_at: Callable[..., list[int]], amount: int, count: int) -> list[Stored]:
+    if count <= 1:
         return [held]
-    places = sorted({held.start, *cuts, held.end})
-    return [held.part(low, high) for low, high in pairwise(places)]
+    cuts = offsets_at(*(amount * index // count for index in range(1, count)))
+    return [held.part(low, high) for low, high in pairwise(sorted({held.start, *cuts, held.end}))]
 
 
 def pack(
@@ -121,17 +106,12 @@ def pack(
 
 
 def plan_tasks(
-    view: LogView,
-    ranges: Sequence[OffsetRange],
-    isolation: str,
-    *,
-    min_partitions: int | None = None,
-    max_records: int | None = None,
+    view: LogView, ranges: Sequence[OffsetRange], isolation: str, **limits: int | None
 ) -> list[list[ReadPart]]:
-    """Return the parts of each task for these ranges, from the view's snapshot. Empty ranges give no task."""
+    """Return the parts of each task for these ranges, from the view's snapshot; `limits` are those of `split`."""
     wanted = [each for each in ranges if each.end > each.start]
-    pieces = split(wanted, view.stored(wanted), min_partitions=min_partitions, max_records=max_records)
-    tasks = pack(pieces, min_partitions=min_partitions, max_records=max_records)
+    pieces = split(wanted, view.stored(wanted), **limits)
+    tasks = pack(pieces, **limits)
     parts = {part.range: part for part in view.plan([piece.range for piece in pieces], isolation)}
     planned = [[parts[piece.range] for piece in task if piece.range in parts] for task in tasks]
     return [task for task in planned if task]
@@ -153,47 +133,29 @@ class LogPartition(InputPartition):  # type: ignore[misc]
     def __init__(self, parts: Sequence[ReadPart]) -> None:
         super().__init__(tuple(parts))
 
-    def __repr__(self) -> str:
-        ranges = [part.range for part in self.value[:4]]
-        shown = ", ".join(f"{part.topic}-{part.partition}[{part.start}, {part.end})" for part in ranges)
-        return f"LogPartition({shown}{', ...' if len(self.value) > 4 else ''})"
-
 
 def log_partitions(view: LogView, ranges: Sequence[OffsetRange], read: ReadOptions) -> list[InputPartition]:
-    """One for each task that reads these ranges, from the view's snapshot."""
     tasks = plan_tasks(
-        view,
-        ranges,
-        read.isolation,
-        min_partitions=read.min_partitions,
-        max_records=read.max_records_per_partition,
+        view, ranges, read.isolation, min_partitions=read.min_partitions, max_records=read.max_records_per_partition
     )
     return [LogPartition(parts) for parts in tasks]
 
 
 class ReadTask:
-    """Picklable; made by the planner, used in tasks."""
-
     def __init__(self, location: Location, options: ReadOptions, projection: Projection) -> None:
         self._location = location
-        self._isolation = options.isolation
-        self._fail_on_data_loss = options.fail_on_data_loss
-        self._corrupt_records = options.corrupt_records
+        self._options = options
         self._projection = projection
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of a task's parts, in offset order within each."""
-        parts: Sequence[ReadPart] = partition.value or ()
-        return guard_iterator(self._batches(parts))
-
-    def _batches(self, parts: Sequence[ReadPart]) -> Iterator[pa.RecordBatch]:
-        for batch in merge_small(self._records(parts)):
-            shown = self._projection.to_spark(batch)
-            freeze_gc("read")
-            yield shown
+        with user_errors():
+            for batch in merge_small(self._records(partition.value or ())):
+                shown = self._projection.to_spark(batch)
+                freeze_gc("read")
+                yield shown
 
     def _records(self, parts: Sequence[ReadPart]) -> Iterator[pa.RecordBatch]:
-        if self._fail_on_data_loss:
+        if self._options.fail_on_data_loss:
             from sparklog.log.read.scan import read_parts
 
             # Together: what lies side by side in a file is fetched once for all partitions of the task.
@@ -223,27 +185,26 @@ class ReadTask:
         from sparklog.log.read.scan import NativeReadPart
 
         planned = part.range
-        view = open_view(self._location, tailing=False, corrupt_records=self._corrupt_records)
-        try:
+        view = open_view(self._location, tailing=False, corrupt_records=self._options.corrupt_records)
+        limits = None
+        with suppress(NotFound):
             view.refresh([planned.topic])
-            limits = view.bounds(planned.topic).get(planned.partition)
-            if isinstance(part, NativeReadPart) and view.topic_id(planned.topic) != part.topic_id:
-                limits = None
-        except NotFound:
-            limits = None
+            if not isinstance(part, NativeReadPart) or view.topic_id(planned.topic) == part.topic_id:
+                limits = view.bounds(planned.topic).get(planned.partition)
         if limits is not None and limits.log_start <= following and limits.log_end >= planned.end:
             raise error
         warn(f"{error}; failOnDataLoss=false: reading goes on with what is left")
         if limits is None:
             return ()
         start, end = max(following, limits.log_start), min(planned.end, limits.log_end)
-        if start >= end:
-            return ()
-        return view.plan([OffsetRange(planned.topic, planned.partition, start, end)], self._isolation)
+        left = OffsetRange(planned.topic, planned.partition, start, end)
+        return view.plan([left], self._options.isolation) if start < end else ()
 
 
 def merge_small(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Join neighbouring small batches: each batch costs the JVM much the same."""
+    import pyarrow as pa
+
     waiting: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
@@ -251,7 +212,7 @@ def merge_small(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             continue
         nbytes = batch.nbytes
         if waiting and (size + nbytes > BATCH_BYTES or len(waiting) >= MERGE_BATCHES):
-            yield _together(waiting)
+            yield pa.concat_batches(waiting)
             waiting, size = [], 0
         if nbytes >= MERGE_BELOW_BYTES and not waiting:
             yield batch
@@ -259,10 +220,4 @@ def merge_small(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             waiting.append(batch)
             size += nbytes
     if waiting:
-        yield _together(waiting)
-
-
-def _together(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    import pyarrow as pa
-
-    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+        yield pa.concat_batches(waiting)

@@ -1,9 +1,8 @@
-"""Column names and types, both ways: what a read may name, and what a write may hold.
+"""Columns and types of reads and writes: those of Spark's Kafka connector.
 
-The columns and their types are those of Spark's Kafka connector. A schema given by the user is the projection: any
-subset of the columns in any order, decoded and shipped alone. Spark checks the Arrow schema of what a source yields
-exactly (order, types, nullability), so `to_spark` builds batches with precisely the schema that Spark derives from the
-columns.
+A schema given by the user is the projection: any subset of the columns in any order, decoded and shipped alone. Spark
+checks the Arrow schema of what a source yields exactly (order, types, nullability), so `to_spark` builds batches with
+precisely the schema that Spark derives from the columns.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sparklog.errors import BadRequest, nearest
-from sparklog.log.state.view import COLUMNS, HEADERS_TYPE
+from sparklog.log.state.view import COLUMNS, RECORD_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
@@ -31,17 +30,7 @@ SPARK_TYPES = {
     "headers": "array<struct<key:string,value:binary>>",
 }
 
-_ARROW_TYPES = {
-    "key": pa.binary(),
-    "value": pa.binary(),
-    "topic": pa.string(),
-    "partition": pa.int32(),
-    "offset": pa.int64(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
-    "timestampType": pa.int32(),
-    "headers": HEADERS_TYPE,
-}
-
+_ARROW_TYPES = {**{each.name: each.type for each in RECORD_SCHEMA}, "timestamp": pa.timestamp("us", tz="UTC")}
 _MAY_BE_NULL = frozenset(("key", "value", "headers"))
 
 # Milliseconds at which Spark's microseconds end, both ways.
@@ -59,7 +48,6 @@ WRITE_TYPES = {
 
 
 def read_schema(include_headers: bool) -> str:
-    """The DDL of a read without a schema of the user's."""
     return ", ".join(f"{name} {SPARK_TYPES[name]}" for name in COLUMNS if name != "headers" or include_headers)
 
 
@@ -71,25 +59,15 @@ class Projection:
     arrow: pa.Schema
 
     def to_spark(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """A batch of `COLUMNS` types (timestamps in ms) as Spark wants it: microseconds, saturated where those end."""
-        arrays = []
-        for name in self.columns:
-            column = batch.column(name)
-            arrays.append(_microseconds(column) if name == "timestamp" else column)
-        return pa.RecordBatch.from_arrays(arrays, schema=self.arrow)
+        """Convert a batch of `COLUMNS` types (timestamps in ms) to microseconds, saturated where those end."""
+        columns = {name: batch.column(name) for name in self.columns}
+        if "timestamp" in columns and columns["timestamp"].type != _ARROW_TYPES["timestamp"]:
+            # Through numpy: `pyarrow.compute` takes long to import in each worker.
+            from sparklog.log.journal.arrow_numpy import fixed_array, fixed_values
 
-    def empty(self) -> pa.RecordBatch:
-        return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in self.arrow], schema=self.arrow)
-
-
-def _microseconds(column: pa.Array) -> pa.Array:
-    """Milliseconds to microseconds through numpy: `pyarrow.compute` takes long to import in each worker."""
-    if column.type == _ARROW_TYPES["timestamp"]:
-        return column
-    from sparklog.log.journal.arrow_numpy import fixed_array, fixed_values
-
-    milliseconds = fixed_values(column, "int64").clip(SMALLEST_MS, LARGEST_MS)
-    return fixed_array(milliseconds * 1000, _ARROW_TYPES["timestamp"])
+            milliseconds = fixed_values(columns["timestamp"], "int64").clip(SMALLEST_MS, LARGEST_MS)
+            columns["timestamp"] = fixed_array(milliseconds * 1000, _ARROW_TYPES["timestamp"])
+        return pa.RecordBatch.from_arrays(list(columns.values()), schema=self.arrow)
 
 
 def projection(schema: StructType) -> Projection:
@@ -116,22 +94,11 @@ def projection(schema: StructType) -> Projection:
 
 
 def type_name(kind: DataType) -> str:
-    """Spark's short name of a type: `array<struct<key:string,value:binary>>`."""
     return str(kind.simpleString())
 
 
-@dataclass(frozen=True)
-class WriteColumns:
-    """The columns of a DataFrame that are written. Others are ignored, as by Kafka's sink."""
-
-    names: tuple[str, ...]
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.names
-
-
-def write_columns(schema: StructType, topic_option: str | None) -> WriteColumns:
-    """Check the schema of what is to be written. Raises BadRequest naming column and type."""
+def write_columns(schema: StructType, topic_option: str | None) -> tuple[str, ...]:
+    """Return the columns that are written; others are ignored, as by Kafka's sink. Raises BadRequest."""
     names: list[str] = []
     for column in schema.fields:
         name = column.name.lower()
@@ -149,7 +116,7 @@ def write_columns(schema: StructType, topic_option: str | None) -> WriteColumns:
         raise BadRequest(f"A column 'value' (string or binary) is required; the columns are {found_names}")
     if topic_option is None and "topic" not in names:
         raise BadRequest("No topic: give the option 'topic', a column 'topic', or a topic folder as the path")
-    return WriteColumns(tuple(names))
+    return tuple(names)
 
 
 def pick(batch: pa.RecordBatch, names: Sequence[str]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING
 
-from sparklog.datasource.user_errors import warn
+from sparklog.datasource.process import warn
 from sparklog.errors import BadRequest
 
 if TYPE_CHECKING:

@@ -1,7 +1,4 @@
-"""The data source `sparklog`, as Spark's registry knows it.
-
-What users call: `sparklog.partitioned(df, n)`.
-"""
+"""The data source `sparklog`, as Spark's registry knows it, and `sparklog.partitioned`."""
 
 from __future__ import annotations
 
@@ -12,17 +9,18 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource
 
 from sparklog.datasource.options import ReadOptions, parse_options
+from sparklog.datasource.process import user_errors, warn_once
 from sparklog.datasource.schema import projection, read_schema
-from sparklog.datasource.user_errors import user_errors, warn_once
 from sparklog.errors import BadRequest, NotFound, SparklogError
 from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, Location, missing, resolve
 from sparklog.log.journal.env import SYSTEM
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-    from sparklog.datasource.batch_reader import SparklogBatchReader
-    from sparklog.datasource.stream_reader import FailingStreamReader, SparklogStreamReader
+    from sparklog.datasource.reader import FailingStreamReader, SparklogBatchReader, SparklogStreamReader
     from sparklog.datasource.writer import SparklogBatchWriter, SparklogStreamWriter
 
 COMMITS = "pyspark.sql.worker.python_streaming_sink_runner"
@@ -41,31 +39,29 @@ def check_group_place(read: ReadOptions, location: Location) -> None:
 class SparklogDataSource(DataSource):  # type: ignore[misc]
     """`spark.read.format("sparklog")`, `df.write`, `spark.readStream` and `df.writeStream`.
 
-    Options are parsed and checked here, so that a mistake shows at `load` or `save` (a streaming sink's at its first
-    micro-batch: nothing of ours runs earlier).
+    Options are checked here, so that a mistake shows at `load` or `save` (a streaming sink's at its first micro-batch).
     """
 
-    @user_errors
+    @user_errors()
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)
         self._options = parse_options(options)
-        # Spark makes one for the commits of a streaming query when a run of it first commits, and keeps it: what orders
-        # the runs. In another place it says nothing.
+        # Spark makes one for the commits of a streaming query when a run first commits, and keeps it: this orders runs.
         self._made_ms = SYSTEM.wall_ms()
 
     @classmethod
     def name(cls) -> str:
         return "sparklog"
 
-    @user_errors
+    @user_errors()
     def schema(self) -> str:
         self._options.check_read()
         self._location_to_read()
         return read_schema(self._options.read.include_headers)
 
-    @user_errors
+    @user_errors()
     def reader(self, schema: StructType) -> SparklogBatchReader:
-        from sparklog.datasource.batch_reader import SparklogBatchReader
+        from sparklog.datasource.reader import SparklogBatchReader
 
         self._options.check_read()
         self._options.check_batch_read()
@@ -73,7 +69,7 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
         return SparklogBatchReader(self._location_to_read(), self._options, projection(schema))
 
     def streamReader(self, schema: StructType) -> SparklogStreamReader | FailingStreamReader:  # noqa: N802
-        from sparklog.datasource.stream_reader import FailingStreamReader, SparklogStreamReader
+        from sparklog.datasource.reader import FailingStreamReader, SparklogStreamReader
 
         try:
             self._options.check_read()
@@ -86,7 +82,7 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
             # Raised here, Spark 4.2 would hide it behind an UnboundLocalError of its own.
             return FailingStreamReader(error)
 
-    @user_errors
+    @user_errors()
     def writer(self, schema: StructType, overwrite: bool) -> SparklogBatchWriter:
         from sparklog.datasource.writer import SparklogBatchWriter, plan_write
 
@@ -97,7 +93,7 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
         warn_once(self._options.warnings)
         return SparklogBatchWriter(plan_write(resolve(self._options.path), self._options, schema))
 
-    @user_errors
+    @user_errors()
     def streamWriter(self, schema: StructType, overwrite: bool) -> SparklogStreamWriter:  # noqa: N802
         from sparklog.datasource.writer import SparklogStreamWriter, plan_commit, plan_write
 
@@ -116,10 +112,6 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
             raise NotFound(missing(location))
         return location
 
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import DataFrame
 
 _COLUMN = "__sparklog_partition"
 
@@ -163,7 +155,7 @@ def partitioned(df: DataFrame, n: int) -> DataFrame:
 
 
 def _hasher(n: int) -> Any:
-    """A function for Spark's workers: binary keys to partition numbers, null for null."""
+    """Return a function for Spark's workers: binary keys to partition numbers, null for null."""
 
     def partition_of(key: pa.Array) -> pa.Array:
         import pyarrow as pa

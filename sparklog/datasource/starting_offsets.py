@@ -5,11 +5,9 @@ cache names: this machine may not see the newest commits for a while. Taken for 
 loss. The same holds for a decision of a transaction. So offsets beyond the end are looked for again, as long as caches
 last (`SETTLE_MS`), but not those of a topic that is gone or was created again.
 
-Starting offsets of a read: by its options, or the committed offsets of its group (`startingOffsets=group`).
-
-The rules for a partition of which the group has no offset, or one that is out of range, are those of Kafka's consumer:
-`kafka.auto.offset.reset` says where it begins. Where that is not given, a partition without an offset begins where a
-read without `startingOffsets` would, and an offset out of range is data loss.
+A read may begin at the committed offsets of its group (`startingOffsets=group`). Where the group has no offset, or one
+out of range, `kafka.auto.offset.reset` says where a partition begins, as for Kafka's consumer. Where that is not given,
+a partition without an offset begins where a read without `startingOffsets` would, and one out of range is data loss.
 """
 
 from __future__ import annotations
@@ -21,10 +19,11 @@ from operator import attrgetter
 
 from sparklog.datasource.offsets import EARLIEST, LATEST, StreamOffset, describe
 from sparklog.datasource.options import GROUP, Bound, ReadOptions
-from sparklog.datasource.user_errors import warn
+from sparklog.datasource.process import warn
+from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import BadRequest, NotFound
 from sparklog.log.journal.env import MAX_TRIES, SETTLE_MS
-from sparklog.log.state.view import Bounds, LogView
+from sparklog.log.state.view import Bounds, LogView, OffsetRange
 
 Partitions = Mapping[str, Mapping[int, Bounds]]
 """Topic -> partition -> bounds: what is read, with the snapshot it is read from."""
@@ -38,12 +37,30 @@ class DataLoss:
         self._said: set[str] = set()
 
     def report(self, what: str, otherwise: str) -> None:
-        """Raise NotFound, or warn that `what` was lost and that reading `otherwise`."""
         if self.fail:
             raise NotFound(f"{what}. To go on without them set failOnDataLoss=false: reading then {otherwise}")
         if what not in self._said:
             self._said.add(what)
             warn(f"{what}; failOnDataLoss=false: reading {otherwise}")
+
+    def check_start(self, topic: str, partition: int, start: int, end: int, limits: Bounds) -> int:
+        """Return the start of a range: at or after the log start, else data loss."""
+        if start >= limits.log_start:
+            return start
+        stop = min(end, limits.log_start)
+        self.report(
+            f"Offsets {start} to {stop - 1} of {topic}-{partition} are gone: the log starts at {limits.log_start} "
+            "(retention or delete-records)",
+            "goes on from the log start",
+        )
+        return stop
+
+    def check_end(self, topic: str, partition: int, end: int, limits: Bounds) -> int:
+        """Return the end of a range: at or before the log end, else data loss."""
+        if end > limits.log_end:
+            at = f"Offset {end} of {topic}-{partition}"
+            self.report(f"{at} is out of range: the log ends at {limits.log_end}", "ends there")
+        return min(end, limits.log_end)
 
 
 def resolve_bound(
@@ -52,13 +69,13 @@ def resolve_bound(
     """Return the offset of every partition for a bound. Raises BadRequest if other partitions are listed than read."""
     _check_listed(partitions, bound)
     result: dict[str, dict[int, int]] = {}
+    wanted = {"earliest": EARLIEST, "latest": LATEST}.get(bound.kind)
     for topic, bounds in partitions.items():
         if bound.kind == "timestamp":
             result[topic] = _by_timestamp(view, topic, bounds, bound, isolation, no_match_is_latest)
             continue
         result[topic] = {}
         for partition, limits in bounds.items():
-            wanted = {"earliest": EARLIEST, "latest": LATEST}.get(bound.kind)
             offset = bound.offsets[topic][partition] if wanted is None else wanted
             special = {EARLIEST: limits.log_start, LATEST: limits.end(isolation)}
             result[topic][partition] = special.get(offset, offset)
@@ -67,7 +84,7 @@ def resolve_bound(
 
 def _check_listed(partitions: Partitions, bound: Bound) -> None:
     """Offsets by partition must be given for exactly the partitions that are read, as in Kafka's connector."""
-    listed = bound.partitions()
+    listed = bound.offsets if bound.kind == "offsets" else bound.timestamps
     if listed is None:
         return
     left_out = {t: {p: 0 for p in offsets if p not in listed.get(t, {})} for t, offsets in partitions.items()}
@@ -82,8 +99,8 @@ def _check_listed(partitions: Partitions, bound: Bound) -> None:
 def _by_timestamp(
     view: LogView, topic: str, bounds: Mapping[int, Bounds], bound: Bound, isolation: str, no_match_is_latest: bool
 ) -> dict[int, int]:
-    each = bound.timestamps[topic] if bound.timestamps is not None else {}
-    targets = {p: bound.timestamp if bound.timestamp is not None else each[p] for p in bounds}
+    given = bound.timestamps
+    targets = {p: bound.timestamp or 0 if given is None else given[topic][p] for p in bounds}
     answers = view.offsets_for_timestamps(topic, targets, isolation)
     result: dict[int, int] = {}
     for partition, limits in bounds.items():
@@ -97,38 +114,12 @@ def _by_timestamp(
     return result
 
 
-def check_start(topic: str, partition: int, start: int, end: int, limits: Bounds, loss: DataLoss) -> int:
-    """Return the start of a range: at or after the log start, else data loss."""
-    if start < limits.log_start:
-        stop = min(end, limits.log_start)
-        loss.report(
-            f"Offsets {start} to {stop - 1} of {topic}-{partition} are gone: the log starts at {limits.log_start} "
-            "(retention or delete-records)",
-            "goes on from the log start",
-        )
-        return stop
-    return start
-
-
-def check_end(topic: str, partition: int, end: int, limits: Bounds, loss: DataLoss) -> int:
-    """Return the end of a range: at or before the log end, else data loss."""
-    if end > limits.log_end:
-        loss.report(
-            f"Offset {end} of {topic}-{partition} is out of range: the log ends at {limits.log_end}",
-            "ends there",
-        )
-        return limits.log_end
-    return end
-
-
 FIRST_WAIT_S = 0.02
 LONGEST_WAIT_S = 1.0
 
 
 @dataclass(frozen=True)
 class Clock:
-    """Monotonic seconds and sleep, so that tests need not wait."""
-
     now: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
@@ -162,7 +153,6 @@ def wait_until_reached(
 
 
 def _beyond(view: LogView, present: Collection[str], named: StreamOffset, end_of: Callable[[Bounds], int]) -> list[str]:
-    """Partitions that end before these offsets, or do not exist, in topics that do."""
     beyond = []
     for topic, offsets in sorted(named.positions.items()):
         if topic not in present or named.ids.get(topic) not in (None, view.topic_id(topic)):
@@ -176,12 +166,8 @@ def _beyond(view: LogView, present: Collection[str], named: StreamOffset, end_of
     return beyond
 
 
-Place = tuple[str, str]
-"""Topic and topic id."""
-
-
-GroupOffsets = dict[Place, dict[int, int]]
-"""What a group has committed, by topic and id."""
+GroupOffsets = dict[tuple[str, str], dict[int, int]]
+"""Committed offsets of a group by topic and topic id."""
 
 
 def start_positions(
@@ -189,11 +175,8 @@ def start_positions(
 ) -> dict[str, dict[int, int]]:
     """Return the starting offset of every partition; `default`: earliest or latest, where no option says.
 
-    `known`: `group_offsets`, read before the snapshot of `partitions` was taken. What is committed after it would seem
-    to lie beyond the end, and be reset.
-
-    Raises BadRequest where listed partitions are not those read, NotFound for `kafka.auto.offset.reset=none`, and what
-    `loss` raises.
+    `known`: `group_offsets`, read before the snapshot of `partitions` was taken: what is committed after it would seem
+    to lie beyond the end, and be reset. Raises BadRequest where listed partitions are not those read, and NotFound.
     """
     bound = read.start or Bound(default, "startingOffsets")
     if bound.kind != GROUP:
@@ -218,8 +201,17 @@ def start_positions(
             else:
                 result[topic][partition] = at
                 continue
-            result[topic][partition] = _reset(limits, read.group_reset or default, read.isolation)
-    _say(read, missing, outside)
+            is_latest = (read.group_reset or default) == "latest"
+            result[topic][partition] = limits.end(read.isolation) if is_latest else limits.log_start
+    if read.group_reset == "none" and (missing or outside):
+        problems = [f"no offset committed for {describe(missing)}"] if missing else []
+        raise NotFound(
+            f"Group '{read.group_id}' has {'; '.join(problems + outside[:8])}: reset the group, or set "
+            "kafka.auto.offset.reset to earliest or latest"
+        )
+    if read.group_reset is not None:
+        for what in outside:
+            warn(f"group '{read.group_id}' is at {what}; it begins at the {read.group_reset} offset")
     return result
 
 
@@ -248,19 +240,32 @@ def offsets_now(view: LogView, topics: Sequence[str], known: GroupOffsets) -> St
     return StreamOffset({topic: known.get((topic, ids[topic]), {}) for topic in ids}, ids)
 
 
-def _reset(limits: Bounds, where: str, isolation: str) -> int:
-    return limits.end(isolation) if where == "latest" else limits.log_start
-
-
-def _say(read: ReadOptions, missing: dict[str, dict[int, int]], outside: list[str]) -> None:
-    """Raise NotFound under `none` for what the group does not know; else warn of offsets out of range."""
-    if read.group_reset == "none" and (missing or outside):
-        problems = [f"no offset committed for {describe(missing)}"] if missing else []
-        problems += outside[:8]
-        raise NotFound(
-            f"Group '{read.group_id}' has {'; '.join(problems)}: reset the group, or set kafka.auto.offset.reset to "
-            "earliest or latest"
-        )
-    if read.group_reset is not None:
-        for what in outside:
-            warn(f"group '{read.group_id}' is at {what}; it begins at the {read.group_reset} offset")
+def batch_ranges(
+    view: LogView, subscriber: Subscriber, read: ReadOptions, clock: Clock | None = None
+) -> list[OffsetRange]:
+    """Return the ranges of a batch read, from one snapshot. Raises BadRequest and NotFound for wrong bounds."""
+    topics = subscriber.topics()
+    known = group_offsets(view, read)
+    subscriber.require(topics)
+    wait_until_reached(view, offsets_now(view, topics, known), lambda: subscriber.refresh(topics), clock or Clock())
+    partitions = {topic: subscriber.partitions(topic) for topic in topics}
+    loss = DataLoss(read.fail_on_data_loss)
+    end_bound = read.end or Bound("latest", "endingOffsets")
+    starts = start_positions(view, partitions, read, "earliest", loss, known)
+    ends = resolve_bound(view, partitions, end_bound, read.isolation, no_match_is_latest=True)
+    ranges: list[OffsetRange] = []
+    for topic in topics:
+        for partition, limits in sorted(partitions[topic].items()):
+            start, end = starts[topic][partition], ends[topic][partition]
+            # A time range without records is no mistake.
+            if read.start is not None and start > end and read.start.kind == end_bound.kind == "offsets":
+                raise BadRequest(
+                    f"{topic}-{partition}: {read.start.option} {start} lies after {end_bound.option} {end}: swap or "
+                    "correct them"
+                )
+            end = loss.check_end(topic, partition, end, limits)
+            end = min(end, max(start, limits.end(read.isolation)))
+            start = loss.check_end(topic, partition, start, limits)
+            start = loss.check_start(topic, partition, start, end, limits) if start < end else end
+            ranges.append(OffsetRange(topic, partition, start, end))
+    return ranges

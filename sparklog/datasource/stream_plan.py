@@ -19,8 +19,6 @@ from sparklog.datasource.options import ReadOptions
 from sparklog.datasource.starting_offsets import (
     Clock,
     DataLoss,
-    check_end,
-    check_start,
     group_offsets,
     offsets_now,
     start_positions,
@@ -54,8 +52,6 @@ class StreamPlanner:
         self._target: Offsets | None = None
         self._initial: Document | None = None
 
-    # What Spark asks
-
     def initial(self) -> Document:
         """Return the start of a new query. Spark asks twice: the answer stays the same for the life of this object."""
         if self._initial is None:
@@ -70,13 +66,12 @@ class StreamPlanner:
             for topic, offsets in positions.items():
                 for partition, offset in offsets.items():
                     limits = partitions[topic][partition]
-                    top = check_end(topic, partition, offset, limits, self._loss)
-                    offsets[partition] = check_start(topic, partition, top, limits.log_end, limits, self._loss)
+                    top = self._loss.check_end(topic, partition, offset, limits)
+                    offsets[partition] = self._loss.check_start(topic, partition, top, limits.log_end, limits)
             self._initial = StreamOffset(positions, self._ids(positions), initial=True).to_json()
         return self._initial
 
     def prepare_available_now(self) -> None:
-        """Fix the target: what is there now is read, what comes later is not."""
         self._refresh()
         self._target = self._ends()
 
@@ -107,12 +102,15 @@ class StreamPlanner:
             end = self._limit(begin, end)
         answer = StreamOffset(end, self._ids(end), start=begin if begin_at.initial else None)
         self._idle = end == begin
-        if not begin_at.initial and self._same(begin_at, answer, begin):
+        # An answer that says no more than `start` must be `start` itself, to the letter.
+        known = {topic: {**offsets, **begin_at.positions.get(topic, {})} for topic, offsets in begin.items()}
+        same_ids = all(begin_at.ids.get(topic, topic_id) == topic_id for topic, topic_id in answer.ids.items())
+        if not begin_at.initial and same_ids and end == {**begin_at.positions, **known}:
             return start
         return answer.to_json()
 
     def ranges(self, start: Document, end: Document) -> list[OffsetRange]:
-        """The offsets between two answers, checked against what can still be read."""
+        """Return the offsets between two answers, checked against what can still be read."""
         if start == end:
             return []
         base, stop = StreamOffset.from_json(start), StreamOffset.from_json(end)
@@ -121,18 +119,12 @@ class StreamPlanner:
         if not self._covered(stop):
             self._snapshot_taken(self._subscriber.refresh(sorted(stop.positions)))
             self._reach_end(base, stop)
-        ranges: list[OffsetRange] = []
-        for topic in sorted(stop.positions):
-            ranges += self._topic_ranges(topic, base, stop)
-        return ranges
+        return [each for topic in sorted(stop.positions) for each in self._topic_ranges(topic, base, stop)]
 
     def report(self) -> Document | None:
-        """Newest offsets by the last snapshot, for progress reports; costs nothing."""
         if not self._present:
             return None
         return {topic: {str(p): n for p, n in sorted(ends.items())} for topic, ends in sorted(self._ends().items())}
-
-    # Snapshots
 
     def _refresh(self) -> None:
         now = self._clock.now()
@@ -155,7 +147,7 @@ class StreamPlanner:
     def _reach(
         self, named: StreamOffset, topics: list[str], end_of: Callable[[Bounds], int] = attrgetter("log_end")
     ) -> list[str]:
-        """Wait for offsets that a run of before has seen, and a cache of this machine may hide; what is not seen."""
+        """Wait for offsets that an earlier run has seen and a cache may hide; return the partitions not seen."""
 
         def look() -> list[str]:
             self._snapshot_taken(self._subscriber.refresh(topics))
@@ -170,20 +162,16 @@ class StreamPlanner:
         self._reach(stop, topics)
         if self._options.isolation != READ_COMMITTED:
             return
-        read = {
-            topic: {p: end for p, end in offsets.items() if (base.get(topic, p) or 0) < end <= self._log_end(topic, p)}
-            for topic, offsets in stop.positions.items()
-        }
+        read: Offsets = {}
+        for topic, offsets in stop.positions.items():
+            ends = {p: limits.log_end for p, limits in self._bounds(topic).items()}
+            read[topic] = {p: end for p, end in offsets.items() if (base.get(topic, p) or 0) < end <= ends.get(p, -1)}
         hidden = self._reach(StreamOffset(read, stop.ids), topics, attrgetter("last_stable"))
         if hidden:
             raise Unavailable(
                 f"A batch of {', '.join(hidden)} was planned up to offsets at which a transaction seems to be open "
                 "now: try again later"
             )
-
-    def _log_end(self, topic: str, partition: int) -> int:
-        limits = self._bounds(topic).get(partition)
-        return -1 if limits is None else limits.log_end
 
     def _wait(self) -> None:
         interval = self._options.poll_interval_ms
@@ -202,7 +190,7 @@ class StreamPlanner:
         }
 
     def _up_to_target(self, target: Offsets) -> Offsets:
-        """The target of AvailableNow, but no offset that is not there: a topic created again is shorter than before."""
+        """Cut the target of AvailableNow to offsets that are there: a topic created again is shorter than before."""
         return {
             topic: {p: min(end, target[topic][p]) for p, end in ends.items() if p in target[topic]}
             for topic, ends in self._ends().items()
@@ -213,7 +201,6 @@ class StreamPlanner:
         return {topic: self._view.topic_id(topic) for topic in positions if topic in self._present}
 
     def _covered(self, stop: StreamOffset) -> bool:
-        """True if the snapshot at hand is new enough for this end."""
         end_of = attrgetter("last_stable" if self._options.isolation == READ_COMMITTED else "log_end")
         for topic, offsets in stop.positions.items():
             bounds = self._bounds(topic)
@@ -221,10 +208,7 @@ class StreamPlanner:
                 return False
         return True
 
-    # Where a micro-batch begins
-
     def _begin(self, start: StreamOffset) -> Offsets:
-        """Positions to read from: those of `start` that still mean something, and the log start of all others."""
         begin: Offsets = {}
         for topic in sorted(set(start.positions) - set(self._present)):
             self._loss.report(f"The topic {topic!r} was deleted while a stream reads it", "leaves it out")
@@ -235,7 +219,10 @@ class StreamPlanner:
                 known = {}
             for partition in sorted(set(known) - set(bounds)):
                 self._loss.report(f"Partition {partition} of topic {topic!r} is gone", "leaves it out")
-            begin[topic] = {p: self._position(topic, p, known.get(p), limits) for p, limits in bounds.items()}
+            begin[topic] = {
+                p: self._loss.check_end(topic, p, known[p], limits) if p in known else limits.log_start
+                for p, limits in bounds.items()
+            }
         return begin
 
     def _same_topic(self, topic: str, start: StreamOffset) -> bool:
@@ -248,32 +235,8 @@ class StreamPlanner:
         )
         return False
 
-    def _position(self, topic: str, partition: int, known: int | None, limits: Bounds) -> int:
-        if known is None:
-            return limits.log_start
-        if known > limits.log_end:
-            return check_end(topic, partition, known, limits, self._loss)
-        return known
-
-    @staticmethod
-    def _same(start: StreamOffset, answer: StreamOffset, begin: Offsets) -> bool:
-        """True if an answer says no more than `start`: then Spark must get `start` itself."""
-        if any(start.ids.get(topic, topic_id) != topic_id for topic, topic_id in answer.ids.items()):
-            return False
-        if set(start.positions) - set(answer.positions):
-            return False
-        for topic, offsets in answer.positions.items():
-            for partition, offset in offsets.items():
-                known = start.get(topic, partition)
-                if offset != (begin[topic][partition] if known is None else known):
-                    return False
-        return all(set(start.positions[topic]) <= set(answer.positions[topic]) for topic in start.positions)
-
-    # How much a micro-batch reads
-
     def _hold_back(self, begin: Offsets, end: Offsets) -> bool:
-        """`minOffsetsPerTrigger`: wait for so many, but no longer than `maxTriggerDelay`; the first is not held
-        back."""
+        """Wait for `minOffsetsPerTrigger`, but no longer than `maxTriggerDelay`; the first is not held back."""
         least = self._options.min_offsets_per_trigger
         if least is None or self._target is not None:
             return False
@@ -315,8 +278,6 @@ class StreamPlanner:
         stored = self._view.stored(ranges)
         return {(wanted.topic, wanted.partition): held for wanted, held in zip(ranges, stored, strict=True)}
 
-    # What a micro-batch reads
-
     def _topic_ranges(self, topic: str, base: StreamOffset, stop: StreamOffset) -> list[OffsetRange]:
         planned = stop.ids.get(topic)
         try:
@@ -326,8 +287,7 @@ class StreamPlanner:
         if now is None or planned not in (None, now):
             change = "deleted" if now is None else "deleted and created again"
             self._loss.report(
-                f"The topic {topic!r} was {change} before offsets planned for this batch were read",
-                "leaves them out",
+                f"The topic {topic!r} was {change} before offsets planned for this batch were read", "leaves them out"
             )
             return []
         bounds = self._bounds(topic)
@@ -341,15 +301,14 @@ class StreamPlanner:
             start = base.get(topic, partition) if same else None
             begin = limits.log_start if start is None else start
             if begin < end:
-                begin = check_start(topic, partition, begin, end, limits, self._loss)
-                end = check_end(topic, partition, end, limits, self._loss)
+                begin = self._loss.check_start(topic, partition, begin, end, limits)
+                end = self._loss.check_end(topic, partition, end, limits)
             if begin < end:
                 ranges.append(OffsetRange(topic, partition, begin, end))
         return ranges
 
 
 def _ends(ends: Offsets, stored: Mapping[TopicPartition, Stored], cut: Callable[[Stored], int]) -> Offsets:
-    """`ends`, and where `cut` says for each partition that has something to read."""
     return {
         topic: {p: cut(stored[topic, p]) if (topic, p) in stored else end for p, end in offsets.items()}
         for topic, offsets in ends.items()

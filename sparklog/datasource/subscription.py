@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from sparklog.datasource.options import Subscription
 from sparklog.errors import BadRequest, NotFound, nearest
@@ -13,14 +14,20 @@ from sparklog.log.state.view import Bounds, LogView
 
 
 class Subscriber:
-    """The topics of a view that a read is about."""
-
     def __init__(self, view: LogView, location: Location, subscription: Subscription | None) -> None:
         self._view = view
         self._location = location
         self._subscription = subscription
-        if location.kind == TOPIC:
-            _check_topic_folder(location, subscription)
+        if location.kind == TOPIC and subscription is not None:
+            name = location.topic or ""
+            matches = subscription.topics == (name,)
+            if subscription.pattern is not None:
+                matches = re.fullmatch(subscription.pattern, name) is not None
+            if not matches:
+                raise BadRequest(
+                    f"The path {location.path} is the folder of topic {name!r} only: to read others give the root "
+                    f"{location.root} as the path, or leave 'subscribe', 'subscribePattern' and 'assign' out"
+                )
 
     @property
     def open_ended(self) -> bool:
@@ -49,19 +56,16 @@ class Subscriber:
         )
 
     def refresh(self, topics: Sequence[str]) -> list[str]:
-        """Take a new snapshot of these topics; returns those that exist."""
         try:
             self._view.refresh(topics)
+            return list(topics)
         except NotFound:
-            return [topic for topic in topics if self._refreshed(topic)]
-        return list(topics)
-
-    def _refreshed(self, topic: str) -> bool:
-        try:
-            self._view.refresh([topic])
-        except NotFound:
-            return False
-        return True
+            present = []
+            for topic in topics:
+                with suppress(NotFound):
+                    self._view.refresh([topic])
+                    present.append(topic)
+            return present
 
     def require(self, topics: Sequence[str]) -> None:
         """Take a snapshot of topics that must exist. Raises NotFound naming the first that does not, and near names."""
@@ -73,8 +77,7 @@ class Subscriber:
             raise NotFound(f"There is no topic {missing[0]!r} at {self._view.location}: {hint}")
 
     def partitions(self, topic: str) -> Mapping[int, Bounds]:
-        """The partitions to read of a topic in the snapshot. Raises NotFound for an assigned one that does not
-        exist."""
+        """Return the partitions to read of a topic in the snapshot. Raises NotFound for an assigned one without."""
         bounds = self._view.bounds(topic)
         chosen = self._subscription.partitions if self._subscription is not None else None
         if chosen is None:
@@ -90,29 +93,12 @@ class Subscriber:
         return {partition: bounds[partition] for partition in assigned}
 
 
-def _check_topic_folder(location: Location, subscription: Subscription | None) -> None:
-    if subscription is None:
-        return
-    name = location.topic or ""
-    matches = (
-        subscription.topics == (name,)
-        if subscription.pattern is None
-        else re.fullmatch(subscription.pattern, name) is not None
-    )
-    if not matches:
-        raise BadRequest(
-            f"The path {location.path} is the folder of topic {name!r} only: to read others give the root "
-            f"{location.root} as the path, or leave 'subscribe', 'subscribePattern' and 'assign' out"
-        )
-
-
 def _listed(topics: Sequence[str]) -> str:
     if not topics:
         return "no topics"
     shown = ", ".join(sorted(topics)[:10])
-    return f"the topic{'s' if len(topics) > 1 else ''} {shown}" + (
-        f" and {len(topics) - 10} more" if len(topics) > 10 else ""
-    )
+    more = f" and {len(topics) - 10} more" if len(topics) > 10 else ""
+    return f"the topic{'s' if len(topics) > 1 else ''} {shown}{more}"
 
 
 def _partitions(numbers: Sequence[int]) -> str:

@@ -1,9 +1,8 @@
 """The lag of Spark's streaming queries, seen in the driver: `lags = sparklog.watch(spark)`.
 
-Spark's own progress of a Python source has two sets of offsets and no figures: where a micro-batch ended, and what was
-there when it was planned. What lies between them is `offsetsBehindLatest` of Spark's Kafka source. It is as of the
-newest micro-batch: what comes while that runs counts with the next one. Offsets are those a query can read, up to the
-last stable ones under read_committed, whereas the lag of a consumer group counts up to the log end.
+Spark's progress of a Python source has two sets of offsets and no figures: where the newest micro-batch ended, and what
+was there when it was planned. Between them lies `offsetsBehindLatest` of Spark's Kafka source. Offsets are those that
+a query can read, to the last stable ones under read_committed; the lag of a consumer group counts to the log end.
 """
 
 from __future__ import annotations
@@ -25,13 +24,7 @@ if TYPE_CHECKING:
     import os
 
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.listener import (
-        QueryIdleEvent,
-        QueryProgressEvent,
-        QueryStartedEvent,
-        QueryTerminatedEvent,
-    )
-
+    from pyspark.sql.streaming.listener import QueryProgressEvent, QueryTerminatedEvent
 
 _LOG = logging.getLogger("sparklog.lag")
 
@@ -101,7 +94,7 @@ class QueryLags(StreamingQueryListener):  # type: ignore[misc]
         """Watch no more."""
         self._spark.streams.removeListener(self)
 
-    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
+    def onQueryStarted(self, event: object) -> None:  # noqa: N802
         """There is no figure before the first micro-batch."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
@@ -117,9 +110,6 @@ class QueryLags(StreamingQueryListener):  # type: ignore[misc]
             total = sum(item.behind for item in lags)
             self._tell(f"query {query}, batch {progress.batchId}: {total} offsets behind latest ({parts})")
             self._write()
-
-    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
-        """Nothing has changed."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
         with self._lock:
@@ -137,14 +127,12 @@ class QueryLags(StreamingQueryListener):  # type: ignore[misc]
 
 
 def source_lags(query: str, run_id: str, batch_id: int, number: int, source: Any) -> list[QueryLag]:
-    """One item per topic of a `SourceProgress`; none if it is no source of sparklog's or has not been planned yet.
-
-    A batch that is replayed after a restart is not planned: its source says nothing of what is there.
-    """
-    end, latest = _document(source.endOffset), _document(source.latestOffset)
-    if end is None or latest is None or "$ids" not in end:
-        return []
+    """Return one item per topic of a `SourceProgress`; none if it is no source of sparklog's or was not planned."""
     try:
+        # JSON as text, or what it says.
+        end, latest = (json.loads(x) if isinstance(x, str) else x for x in (source.endOffset, source.latestOffset))
+        if not isinstance(end, dict) or "$ids" not in end:
+            return []
         positions = StreamOffset.from_json(end).positions
         newest = parse_partition_numbers(latest, "offset", lowest=0)
     except (BadRequest, ValueError):
@@ -158,23 +146,10 @@ def source_lags(query: str, run_id: str, batch_id: int, number: int, source: Any
     return lags
 
 
-def _document(offset: object) -> dict[str, object] | None:
-    """An offset of a progress: JSON as text, or as what it says; None for anything else."""
-    if isinstance(offset, str):
-        try:
-            offset = json.loads(offset)
-        except ValueError:
-            return None
-    return offset if isinstance(offset, dict) else None
-
-
 def _metrics(lags: list[QueryLag]) -> list[Metric]:
-    labelled = [
-        ({"query": item.query, "run_id": item.run_id, "source": item.source, "topic": item.topic}, item)
-        for item in lags
-    ]
+    labels = [{"query": e.query, "run_id": e.run_id, "source": e.source, "topic": e.topic} for e in lags]
     return [
-        Metric(f"sparklog_query_{name}", text, list(zip((labels for labels, _ in labelled), values, strict=True)))
+        Metric(f"sparklog_query_{name}", text, list(zip(labels, values, strict=True)))
         for name, text, values in (
             ("offsets_behind_latest", "Offsets that a query had not read.", [item.behind for item in lags]),
             ("max_offsets_behind_latest", "The most of one partition.", [item.max_behind for item in lags]),

@@ -1,9 +1,10 @@
-"""Commit a Spark write, at most once per batch: over all its topics, or none.
+"""Spark's sink: tasks upload append files, the driver's commit publishes them, at most once per batch.
 
-Tasks upload append files, the driver's commit publishes them. Rows for the topic that an option or the path names are
-one commit. Where a column names the topics, the write is a transaction over them: its id is the query's (or
-`txnAppId`), or one of its own for a batch write without a name. A replay is then looked up in the decisions of that id,
-which know all topics of a batch.
+A failed or repeated attempt of a task leaves files that no commit names; the vacuum removes them. There is no `abort`:
+Spark calls it also after a commit that may have succeeded. Rows for the topic that an option or the path names are one
+commit. Where a column names the topics, the write is a transaction over them:
+its id is the query's (or `txnAppId`), or one of its own for a batch write without a name. A replay is then looked up in
+the decisions of that id, which know all topics of a batch.
 
 A streaming write is exactly once because its commit carries a key: the query's id, which Spark keeps in the checkpoint
 (or the user's `txnAppId`), and the batch id. `commit` is given only the batch id and runs on a writer that was built
@@ -16,16 +17,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from sparklog.datasource.options import Options
-from sparklog.datasource.process import freeze_gc, root_at, topic_at
-from sparklog.datasource.schema import WriteColumns, write_columns
-from sparklog.datasource.user_errors import user_errors
-from sparklog.datasource.write_task import SinkPlan, SparklogCommitMessage, write_task
+from sparklog.datasource.options import Options, SinkOptions
+from sparklog.datasource.process import freeze_gc, root_at, topic_at, user_errors
+from sparklog.datasource.schema import pick, write_columns
 from sparklog.errors import BadRequest, Conflict
 from sparklog.kafka.in_place.location import NOTHING, ROOT, Location
 from sparklog.log.journal.env import SYSTEM
@@ -33,7 +32,150 @@ from sparklog.log.state.registry import WriterKey
 from sparklog.log.write.append_writer import TopicFiles
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
     from sparklog.log.topic.root import Root
+    from sparklog.log.write.append_writer import AppendTarget, AppendWriter
+
+QUERY_ID = "sql.streaming.queryId"
+BATCH_ID = "streaming.sql.batchId"
+RUN_ID = "spark.jobGroup.id"
+
+
+@dataclass(frozen=True)
+class SinkPlan:
+    """Plan of a write, for its tasks. `topic` and `target` are None where a column names the topics. Picklable.
+
+    `root_id` is None for the commit of a micro-batch, which plans no tasks: the targets of the tasks have it.
+    """
+
+    location: Location
+    root_id: str | None
+    options: SinkOptions
+    columns: tuple[str, ...]
+    topic: str | None
+    target: AppendTarget | None
+
+
+@dataclass(frozen=True)
+class SparklogCommitMessage(WriterCommitMessage):  # type: ignore[misc]
+    """Files of a task by topic, and who wrote them, which the commit does not know otherwise."""
+
+    topics: tuple[TopicFiles, ...]
+    query_id: str | None
+    run_id: str | None
+
+
+def write_task(plan: SinkPlan, batches: Iterable[pa.RecordBatch], job: str) -> SparklogCommitMessage:
+    """Write the rows of a task. `job` tells writes apart, so that keyless rows do not all begin in one partition."""
+    from pyspark import TaskContext
+
+    from sparklog.log.write.rows import sticky_seed
+
+    context = TaskContext.get()
+    query_id, run_id, batch_id, task = None, None, None, 0
+    if context is not None:
+        query_id = context.getLocalProperty(QUERY_ID)
+        batch_id = context.getLocalProperty(BATCH_ID)
+        run_id = context.getLocalProperty(RUN_ID)
+        task = context.partitionId()
+    sink = _TaskSink(plan, sticky_seed(job, batch_id, task))
+    try:
+        for batch in batches:
+            sink.write(batch)
+        message = SparklogCommitMessage(sink.finish(), query_id, run_id)
+        freeze_gc("write")
+        return message
+    except BaseException:
+        sink.discard()
+        raise
+
+
+class _TaskSink:
+    """The append files of a task. Topics share one buffer: when it is full, the fullest topic is flushed."""
+
+    def __init__(self, plan: SinkPlan, seed: int) -> None:
+        self._plan = plan
+        self._seed = seed
+        self._root: Root | None = None
+        self._targets = {} if plan.target is None else {plan.target.topic: plan.target}
+        self._writers: dict[str, AppendWriter] = {}
+        self._pending: dict[str, int] = {}
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        import pyarrow as pa
+
+        if not batch.num_rows:
+            return
+        columns = pick(batch, self._plan.columns)
+        topics = columns.pop("topic", None)
+        rows = pa.RecordBatch.from_pydict(columns)
+        if self._plan.target is not None:
+            self._write(self._plan.target.topic, rows)
+            return
+        if topics.null_count:
+            row = topics.is_null().to_pylist().index(True)
+            raise BadRequest(
+                f"The topic column holds a null (row {row} of an Arrow batch of {len(topics)}): name a topic in each "
+                "row, or give the option 'topic'; nothing of this write was published"
+            )
+        for topic, part in _by_topic(topics, rows):
+            self._write(topic, part)
+
+    def _write(self, topic: str, rows: pa.RecordBatch) -> None:
+        if topic not in self._writers:
+            self._writers[topic] = self._writer(topic)
+        limit = self._plan.options.buffer_bytes
+        self._writers[topic].write(rows)
+        size = self._pending.get(topic, 0) + rows.nbytes
+        self._pending[topic] = size if size < limit else 0
+        while sum(self._pending.values()) >= limit:
+            fullest = max(self._pending, key=self._pending.__getitem__)
+            self._writers[fullest].flush()
+            self._pending[fullest] = 0
+
+    def _writer(self, topic: str) -> AppendWriter:
+        from sparklog.log.write.append_writer import AppendWriter, WriteOptions
+
+        if topic not in self._targets:
+            self._targets[topic] = self._target(topic)
+        sink = self._plan.options
+        options = WriteOptions(sink.codec or "zstd", sink.level, buffer_bytes=sink.buffer_bytes)
+        return AppendWriter(self._targets[topic], options, seed=self._seed, checked_root=self._root is not None)
+
+    def _target(self, topic: str) -> AppendTarget:
+        if self._root is None:
+            # Once per task, and not again with each topic and each file: it costs a request.
+            root = root_at(self._plan.location)
+            if root.id != self._plan.root_id:
+                raise BadRequest(
+                    f"expected the root {self._plan.root_id} at {root.location}, found {root.id}: use storage that "
+                    "driver and executors share"
+                )
+            self._root = root
+        return topic_at(self._root, topic, self._plan.options).log.append_target(refresh=False)
+
+    def finish(self) -> tuple[TopicFiles, ...]:
+        files = {topic: tuple(self._writers[topic].finish()) for topic in sorted(self._writers)}
+        return tuple(TopicFiles(self._targets[topic], files.get(topic, ())) for topic in sorted(self._targets))
+
+    def discard(self) -> None:
+        for writer in self._writers.values():
+            writer.discard()
+
+
+def _by_topic(topics: pa.Array, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+    import pyarrow.compute as pc
+
+    encoded = topics.dictionary_encode()
+    names = encoded.dictionary.to_pylist()
+    if len(names) == 1:
+        yield names[0], rows
+        return
+    for code, name in enumerate(names):
+        yield name, rows.filter(pc.equal(encoded.indices, code))
+
 
 _LOG = logging.getLogger("sparklog.datasource")
 
@@ -41,12 +183,15 @@ _LOG = logging.getLogger("sparklog.datasource")
 def publish(plan: SinkPlan, messages: Sequence[SparklogCommitMessage], key: WriterKey | None) -> None:
     """Commit what the tasks wrote: to one topic at once, to several as a transaction.
 
-    `key` skips what was published before; its epoch is by this machine's clock. In mode `txn` (`txnAppId`) a version at
-    or below the newest is skipped, as in Delta. In mode `stream` a run that a later one superseded is stopped.
+    `key` skips what was published before; its epoch is by this machine's clock. A stream's superseded run is stopped.
     """
     root = root_at(plan.location)
-    _check_root(root, plan, messages)
-    topics = collect(messages)
+    expected = {part.target.root_id for message in messages for part in message.topics} | {plan.root_id or root.id}
+    for root_id in sorted(expected - {root.id}):
+        raise Conflict(
+            f"The root at {root.location} changed its id from {root_id} to {root.id} while this write ran: write again"
+        )
+    topics = _files_by_topic(messages)
     if key is not None and key.mode == "stream":
         # Machines' clocks differ, and the next run may be on another one.
         epoch = None if key.epoch is None else max(0, root.by_store_clock(key.epoch))
@@ -54,39 +199,26 @@ def publish(plan: SinkPlan, messages: Sequence[SparklogCommitMessage], key: Writ
         if _published_otherwise(root, plan, topics, key):
             return
     if plan.topic is None:
-        _transaction(root, topics, key, plan.options.transaction_timeout_ms)
+        _commit_together(root, topics, key, plan.options.transaction_timeout_ms)
         return
     for name, written in topics.items():
         if written.files or key is not None:
             root.topic_handle(name).log.commit_append(written.files, written.target, writer=key)
 
 
-def _check_root(root: Root, plan: SinkPlan, messages: Iterable[SparklogCommitMessage]) -> None:
-    """Raises Conflict unless the root is the one that this write was planned for, and its tasks wrote to."""
-    expected = {part.target.root_id for message in messages for part in message.topics}
-    if plan.root_id is not None:
-        expected.add(plan.root_id)
-    for root_id in sorted(expected - {root.id}):
-        raise Conflict(
-            f"The root at {root.location} changed its id from {root_id} to {root.id} while this write ran: write again"
-        )
-
-
-def collect(messages: Iterable[SparklogCommitMessage]) -> dict[str, TopicFiles]:
+def _files_by_topic(messages: Iterable[SparklogCommitMessage]) -> dict[str, TopicFiles]:
     """Join the files of all tasks by topic, topics sorted. Raises Conflict if a topic was created again meanwhile."""
     by_topic: dict[str, list[TopicFiles]] = {}
     for message in messages:
         for part in message.topics:
             by_topic.setdefault(part.target.topic, []).append(part)
-    return {name: _together(name, by_topic[name]) for name in sorted(by_topic)}
-
-
-def _together(name: str, parts: Sequence[TopicFiles]) -> TopicFiles:
-    ids = {part.target.topic_id for part in parts}
-    if len(ids) > 1:
-        raise Conflict(f"The topic {name!r} was deleted and created again while this write ran: write again")
-    target = min((part.target for part in parts), key=lambda target: target.read_version)
-    return TopicFiles(target, tuple(file for part in parts for file in part.files))
+    joined = {}
+    for name, parts in sorted(by_topic.items()):
+        if len({part.target.topic_id for part in parts}) > 1:
+            raise Conflict(f"The topic {name!r} was deleted and created again while this write ran: write again")
+        target = min((part.target for part in parts), key=lambda target: target.read_version)
+        joined[name] = TopicFiles(target, tuple(file for part in parts for file in part.files))
+    return joined
 
 
 def _published_otherwise(root: Root, plan: SinkPlan, topics: dict[str, TopicFiles], writer: WriterKey) -> bool:
@@ -102,19 +234,12 @@ def _published_otherwise(root: Root, plan: SinkPlan, topics: dict[str, TopicFile
     return in_decisions(root, plan.topic, writer, count)
 
 
-def _transaction(root: Root, topics: dict[str, TopicFiles], writer: WriterKey | None, timeout_ms: int) -> None:
-    """All topics or none, in the order of their names."""
+def _commit_together(root: Root, topics: dict[str, TopicFiles], key: WriterKey | None, timeout_ms: int) -> None:
     from sparklog.transactions.publishing import publish as commit_together
 
-    name, written = None if writer is None else writer.id, list(topics.values())
-    done = commit_together(root, name, written, key=writer, timeout_ms=timeout_ms)
-    if done.skipped and writer is not None and writer.mode == "txn":
+    done = commit_together(root, None if key is None else key.id, list(topics.values()), key=key, timeout_ms=timeout_ms)
+    if done.skipped and key is not None and key.mode == "txn":
         _LOG.warning("%s", done.note)
-
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql.types import StructType
 
 
 def plan_write(location: Location, options: Options, schema: StructType) -> SinkPlan:
@@ -131,8 +256,8 @@ def plan_write(location: Location, options: Options, schema: StructType) -> Sink
 
 
 def plan_commit(location: Location, options: Options) -> SinkPlan:
-    """Plan the commit of a micro-batch, without a request; the tasks' messages have the rest."""
-    return SinkPlan(location, None, options.write, WriteColumns(()), _topic(location, options.write.topic), None)
+    """Plan the commit of a micro-batch, without a request: the tasks' messages have the rest."""
+    return SinkPlan(location, None, options.write, (), _topic(location, options.write.topic), None)
 
 
 def _topic(location: Location, option: str | None) -> str | None:
@@ -150,39 +275,30 @@ class SparklogBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
     def __init__(self, plan: SinkPlan) -> None:
         self._plan = plan
         self._job = SYSTEM.new_id()
-        sink = plan.options
-        self._key = None
-        if sink.txn_app_id is not None and sink.txn_version is not None:
-            self._key = WriterKey(sink.txn_app_id, sink.txn_version, mode="txn")
+        app, version = plan.options.txn_app_id, plan.options.txn_version
+        self._key = None if app is None or version is None else WriterKey(app, version, mode="txn")
 
-    @user_errors
+    @user_errors()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SparklogCommitMessage:
         return write_task(self._plan, iterator, self._job)
 
-    @user_errors
+    @user_errors()
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         publish(self._plan, _ours(messages), self._key)
 
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Deletes nothing: Spark also calls this after a commit that may have succeeded. The vacuum removes what is
-        unnamed."""
-
 
 class SparklogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
-    """One micro-batch: Spark builds a writer for the tasks and another one for the commit.
-
-    `epoch`: of the run that commits, higher in each later run: when it first committed, ms. None where it is not known.
-    """
+    """One micro-batch. `epoch`: when the run that commits first did (ms), so higher in each later run, where known."""
 
     def __init__(self, plan: SinkPlan, epoch: int | None = None) -> None:
         self._plan = plan
         self._epoch = epoch
 
-    @user_errors
+    @user_errors()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SparklogCommitMessage:
         return write_task(self._plan, iterator, "stream")
 
-    @user_errors
+    @user_errors()
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         ours = _ours(messages)
         query = next((message.query_id for message in ours if message.query_id), None)
@@ -192,10 +308,6 @@ class SparklogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
             raise BadRequest("The tasks of this micro-batch know no streaming query id: give the option 'txnAppId'")
         publish(self._plan, ours, WriterKey(writer, batchId, run, epoch=self._epoch))
         freeze_gc("commit")
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Deletes nothing: Spark also calls this after a commit that may have succeeded. The vacuum removes what is
-        unnamed."""
 
 
 def _ours(messages: Sequence[WriterCommitMessage | None]) -> list[SparklogCommitMessage]:

@@ -1,7 +1,7 @@
 """Choose the segments that expire: Kafka's retention rules as a pure function.
 
-Three rules run one after another, each over what the ones before have left. A rule takes segments from the oldest on,
-up to the first that stays:
+Three rules run one after another, each over what the ones before have left, from the oldest segment to the first that
+stays:
 
 | reason | a segment expires if                                                  | applies              |
 |--------|-----------------------------------------------------------------------|----------------------|
@@ -15,6 +15,7 @@ of it has expired: the log then starts at its end. A timestamp from the future k
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -22,11 +23,7 @@ from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.segments import Segment
 
 START, SIZE, TIME = "start", "size", "time"
-REASONS = {
-    START: "below the log start offset",
-    SIZE: "retention.bytes",
-    TIME: "retention.ms",
-}
+REASONS = {START: "below the log start offset", SIZE: "retention.bytes", TIME: "retention.ms"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,61 +59,43 @@ def plan_expiry(
     `modified_ms` returns the file's time for a segment without timestamps, as Kafka does. Without it such a segment
     stays.
     """
+    left = deque(segments)
+    gone: list[Expired] = []
+    excess = 0
 
-    def breached(segment: Segment, following: Segment | None) -> bool:
-        return following is not None and following.base <= log_start
+    def breached(segment: Segment) -> bool:
+        return len(left) > 1 and left[1].base <= log_start
 
-    def too_old(segment: Segment, following: Segment | None) -> bool:
+    def too_large(segment: Segment) -> bool:
+        nonlocal excess
+        excess -= segment.size
+        return excess >= 0
+
+    def too_old(segment: Segment) -> bool:
         if segment.max_ts < 0 and modified_ms is None:
             return False
         time = segment.max_ts if modified_ms is None or segment.max_ts >= 0 else modified_ms(segment)
         return now_ms - time > configs.retention_ms
 
-    left = list(segments)
-    gone: list[Expired] = []
-
-    def scan(reason: str, goes: Callable[[Segment, Segment | None], bool]) -> None:
+    def scan(reason: str, goes: Callable[[Segment], bool]) -> None:
         nonlocal log_start
-        count = _deletable(left, log_end, high_watermark, goes)
-        if count == 0:
-            return
-        gone.extend(Expired(segment, reason) for segment in left[:count])
-        del left[:count]
-        # With none left the log is rolled first: a new segment at its end is the one that survives.
-        survivor = left[0].base if left else log_end
-        log_start = max(log_start, min(survivor, high_watermark))
+        survivor = None
+        while left:
+            following = left[1].base if len(left) > 1 else log_end
+            empty = len(left) == 1 and left[0].size == 0
+            if high_watermark < following or empty or not goes(left[0]):
+                break
+            gone.append(Expired(left.popleft(), reason))
+            # With none left the log is rolled first: a new segment at its end is the one that survives.
+            survivor = following
+        if survivor is not None:
+            log_start = max(log_start, min(survivor, high_watermark))
 
     scan(START, breached)
     if configs.is_deleting:
         excess = sum(segment.size for segment in left) - configs.retention_bytes
         if configs.retention_bytes >= 0 and excess >= 0:
-            scan(SIZE, _Excess(excess))
+            scan(SIZE, too_large)
         if configs.retention_ms >= 0:
             scan(TIME, too_old)
     return Expiry(partition, log_start, tuple(gone))
-
-
-class _Excess:
-    """The size rule: take segments as long as the rest of the log stays at or above `retention.bytes`."""
-
-    def __init__(self, nbytes: int) -> None:
-        self._left = nbytes
-
-    def __call__(self, segment: Segment, following: Segment | None) -> bool:
-        if self._left < segment.size:
-            return False
-        self._left -= segment.size
-        return True
-
-
-def _deletable(
-    segments: Sequence[Segment], log_end: int, high_watermark: int, goes: Callable[[Segment, Segment | None], bool]
-) -> int:
-    """Count the oldest segments that a rule takes."""
-    for count, segment in enumerate(segments):
-        following = segments[count + 1] if count + 1 < len(segments) else None
-        bound = log_end if following is None else following.base
-        empty = following is None and segment.size == 0
-        if high_watermark < bound or empty or not goes(segment, following):
-            return count
-    return len(segments)

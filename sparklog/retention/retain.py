@@ -1,22 +1,16 @@
-"""Report of a retention run, as tables for people and as JSON for scripts.
-
-Run retention over the topics of a root: expire segments by Kafka's rules, then vacuum.
+"""Run retention over the topics of a root: expire segments by Kafka's rules, then vacuum; and report it.
 
 Before that the outcome of decided transactions is recorded, and transactions past their timeout are aborted. So a topic
-without writers is not held back. Offsets of consumer groups expire by `offsets.retention.minutes`
-(`sparklog.groups.collecting`).
+without writers is not held back. Offsets of consumer groups expire by `offsets.retention.minutes`.
 
 Expiry is one commit per topic. It carries new log starts only, applied as a maximum, so it commutes with concurrent
 runs, writers and delete-records. It counts in Kafka's segments: slices that are not sealed are cut by the roll rule.
 Expired records are out of sight at once. Their files go with a vacuum, `file.delete.delay.ms` after the last version
 that names them. Deleted topics are vacuumed too.
-
-A topic that fails is reported, and the run goes on with the others.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -30,7 +24,7 @@ from sparklog.log.state.segments import RollRule, Segment, segments_of
 from sparklog.log.state.slice_table import Slices, Snapshot
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
-from sparklog.maintenance.output import megabytes, table
+from sparklog.maintenance.output import json_value, megabytes, table
 from sparklog.maintenance.report import Failure
 from sparklog.maintenance.work_items import Runner, Settings, store_clock_ms
 from sparklog.retention.expiry import REASONS, Expiry, plan_expiry
@@ -40,24 +34,22 @@ from sparklog.transactions.completion import collect, resolve_topic
 
 def summary(reports: Sequence[RetainReport], *, dry_run: bool = False) -> str:
     """Partitions that lost something, then files by kind and reason, then notes; a dry run says what would go."""
-    parts = [_expired(reports, dry_run), _removed(reports, dry_run)]
-    parts += [f"{report.topic}: {note}" for report in reports for note in _notes(report)]
-    topics = f"{len(reports)} topic{'' if len(reports) == 1 else 's'}"
-    lines = [part for part in parts if part]
-    if not any(report.expired or (report.vacuum and report.vacuum.removed) for report in reports):
+    tables = [_expired(reports, dry_run), _removed(reports, dry_run)]
+    lines = [part for part in tables if part]
+    lines += [f"{report.topic}: {note}" for report in reports for note in _notes(report)]
+    if not any(tables):
+        topics = f"{len(reports)} topic{'' if len(reports) == 1 else 's'}"
         lines.append(f"{topics}: nothing {'would go' if dry_run else 'went'}")
     return "\n".join(lines)
 
 
 def progress(report: RetainReport) -> str:
-    """One line when a topic is finished."""
     segments = sum(item.segments_gone for item in report.expired)
-    files = 0 if report.vacuum is None else report.vacuum.objects
-    nbytes = 0 if report.vacuum is None else report.vacuum.nbytes
-    went = "would go" if report.vacuum is not None and report.vacuum.dry_run else "went"
+    vacuumed = report.vacuum or VacuumReport(report.topic, False, 0, 0)
+    went = "would go" if vacuumed.dry_run else "went"
     return (
-        f"retain {report.topic}: {segments:,} segments and {files:,} files ({megabytes(nbytes)}) {went} "
-        f"in {report.seconds:.1f} s"
+        f"retain {report.topic}: {segments:,} segments and {vacuumed.objects:,} files ({megabytes(vacuumed.nbytes)}) "
+        f"{went} in {report.seconds:.1f} s"
     )
 
 
@@ -79,16 +71,11 @@ def _expired(reports: Sequence[RetainReport], dry_run: bool) -> str:
 
 
 def _removed(reports: Sequence[RetainReport], dry_run: bool) -> str:
-    rows = [
-        (report.topic, item.kind, f"{item.objects:,}", megabytes(item.nbytes), item.reason)
-        for report in reports
-        if report.vacuum is not None
-        for item in report.vacuum.removed
-    ]
-    if not rows:
+    removed = [(report.topic, item) for report in reports if report.vacuum for item in report.vacuum.removed]
+    if not removed:
         return ""
-    objects = sum(report.vacuum.objects for report in reports if report.vacuum is not None)
-    nbytes = sum(report.vacuum.nbytes for report in reports if report.vacuum is not None)
+    rows = [(topic, item.kind, f"{item.objects:,}", megabytes(item.nbytes), item.reason) for topic, item in removed]
+    objects, nbytes = sum(item.objects for _, item in removed), sum(item.nbytes for _, item in removed)
     rows.append(("all", "", f"{objects:,}", megabytes(nbytes), ""))
     return table(("TOPIC", "WOULD GO" if dry_run else "GONE", "FILES", "BYTES", "WHY"), rows, (0, 1, 4))
 
@@ -98,9 +85,7 @@ def _notes(report: RetainReport) -> list[str]:
     if report.resolved:
         plural = "" if report.resolved == 1 else "s"
         notes.append(f"the outcome of {report.resolved:,} transaction{plural} was recorded")
-    vacuumed = report.vacuum
-    if vacuumed is None:
-        return notes
+    vacuumed = report.vacuum or VacuumReport(report.topic, False, 0, 0)
     would = "would be" if vacuumed.dry_run else "were"
     if vacuumed.held:
         notes.append(f"{vacuumed.held:,} files are kept by holds")
@@ -117,7 +102,6 @@ def _notes(report: RetainReport) -> list[str]:
 
 
 def document(reports: Sequence[RetainReport], *, root: str, now_ms: int, dry_run: bool) -> dict[str, object]:
-    """Return the report as one JSON object; bytes and counts are exact."""
     return {
         "root": root,
         "nowMs": now_ms,
@@ -155,33 +139,25 @@ def _partition(item: PartitionExpiry) -> dict[str, object]:
 
 
 def _vacuum(vacuumed: VacuumReport) -> dict[str, object]:
-    return {
-        "floorBefore": vacuumed.floor_before,
-        "floor": vacuumed.floor,
-        "removed": [
-            {"kind": item.kind, "reason": item.reason, "files": item.objects, "bytes": item.nbytes}
-            for item in vacuumed.removed
-        ],
-        "held": vacuumed.held,
-        "foreign": vacuumed.foreign,
-        "endedHolds": list(vacuumed.ended_holds),
-        "idleWriters": list(vacuumed.idle_writers),
-        "expiredGroups": list(vacuumed.expired_groups),
+    values = {
+        name: value for name, value in json_value(vacuumed).items() if name not in ("topic", "dryRun", "failures")
     }
+    values["removed"] = [
+        {"kind": item.kind, "reason": item.reason, "files": item.objects, "bytes": item.nbytes}
+        for item in vacuumed.removed
+    ]
+    return values
 
 
 ROOT_FILES = "(root)"
-"""Stands for a topic in the report of what lies in the root's own folder."""
+"""Stands for a topic in the report of files in the root itself."""
 OLD_DECISION = "older than 7 days, and a checkpoint has what is left of it"
 OLD_OFFSETS = "replaced more than {hours:,} hours ago, and a checkpoint has what is left of it"
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionExpiry:
-    """The expiry of one partition: `reasons` is (reason, segments, bytes) for each rule that took some.
-
-    `segments` and `nbytes` are those before.
-    """
+    """The expiry of one partition: figures before, and (reason, segments, bytes) of each rule that took some."""
 
     partition: int
     log_start_before: int
@@ -202,11 +178,7 @@ class PartitionExpiry:
 
 @dataclass(frozen=True, slots=True)
 class RetainReport:
-    """The run over one topic.
-
-    * `partitions`: how many the topic has; `expired`: those that lose segments
-    * `resolved`: transactions whose outcome was recorded
-    """
+    """The run over one topic: partitions that lose segments, and how many transactions' outcomes were recorded."""
 
     topic: str
     deleted: bool = False
@@ -219,7 +191,6 @@ class RetainReport:
 
     @property
     def failed(self) -> bool:
-        """True if a part of the run failed."""
         return bool(self.failures)
 
 
@@ -253,10 +224,10 @@ def _file_times(snapshot: Snapshot, slices: Slices) -> Callable[[Segment], int]:
     """Return the times of segments without timestamps: their files'. A file that is gone never expires by time."""
 
     def modified_ms(segment: Segment) -> int:
-        if segment.rows == 0:
-            return 2**63 - 1
-        path = slices.path(segment.first_row + segment.rows - 1)
-        info = snapshot.store.stat(file_key(snapshot.topic, path))
+        info = None
+        if segment.rows:
+            path = slices.path(segment.first_row + segment.rows - 1)
+            info = snapshot.store.stat(file_key(snapshot.topic, path))
         return 2**63 - 1 if info is None else info.modified_ms
 
     return modified_ms
@@ -277,10 +248,9 @@ def expire(topic: Topic, settings: Settings, *, dry_run: bool = False) -> list[P
     for expiry, segments in planned:
         if expiry.partition not in moved:
             continue
-        count = Counter(item.reason for item in expiry.gone)
-        sizes = Counter[str]()
+        sizes: dict[str, list[int]] = {}
         for item in expiry.gone:
-            sizes[item.reason] += item.segment.size
+            sizes.setdefault(item.reason, []).append(item.segment.size)
         expired.append(
             PartitionExpiry(
                 expiry.partition,
@@ -289,7 +259,7 @@ def expire(topic: Topic, settings: Settings, *, dry_run: bool = False) -> list[P
                 int(head.log_end[expiry.partition]),
                 sum(1 for segment in segments if segment.rows),
                 sum(segment.size for segment in segments),
-                tuple((reason, count[reason], sizes[reason]) for reason in count),
+                tuple((reason, len(each), sum(each)) for reason, each in sizes.items()),
             )
         )
     return expired
@@ -316,16 +286,12 @@ def retain_topic(
             failures.append(Failure.of(topic.name, (), f"expire {topic.name}", error))
     try:
         vacuumed = vacuum(topic, settings, runner=runner, dry_run=dry_run)
-        failures += _failures(topic.name, vacuumed)
+        failures += vacuumed.failed()
         report = replace(report, vacuum=vacuumed)
     except SparklogError as error:
         failures.append(Failure.of(topic.name, (), f"vacuum {topic.name}", error))
     seconds = (topic.root.env.boot_ms() - begun) / 1000
     return replace(report, failures=tuple(failures), seconds=seconds)
-
-
-def _failures(name: str, vacuumed: VacuumReport) -> tuple[Failure, ...]:
-    return tuple(Failure.of(name, (), f"vacuum {name}", error) for error in vacuumed.failures)
 
 
 def _exists(topic: Topic, topic_id: str | None) -> bool:
@@ -347,12 +313,12 @@ def retain_root(
 ) -> list[RetainReport]:
     """Expire and vacuum these topics, or all of the root, deleted ones included; return one report each.
 
-    `NotFound` if a name in `topics` never was a topic: nothing is done then.
+    A topic that fails is reported, and the run goes on. `NotFound` if a name in `topics` never was a topic: nothing is
+    done then.
     """
-    names = list(topics) if topics else sorted(n for n in root.store.list_folders("") if is_topic_name(n))
     chosen: list[Topic] = []
     reports: list[RetainReport] = []
-    for name in names:
+    for name in topics or sorted(n for n in root.store.list_folders("") if is_topic_name(n)):
         topic = root.topic_handle(name)
         try:
             if topic.log.refresh().head.version >= 0:
@@ -362,8 +328,7 @@ def retain_root(
         except SparklogError as error:
             if topics and isinstance(error, NotFound):
                 raise
-            failure = Failure.of(name, (), f"open {name}", error)
-            reports.append(RetainReport(name, failures=(failure,)))
+            reports.append(RetainReport(name, failures=(Failure.of(name, (), f"open {name}", error),)))
     for topic in chosen:
         report = retain_topic(topic, settings, runner=runner, dry_run=dry_run)
         reports.append(report)
@@ -378,10 +343,7 @@ def retain_root(
 
 
 def _retain_root_files(root: Root, settings: Settings, keep_ms: int, dry_run: bool) -> list[RetainReport]:
-    """Delete what belongs to no topic: temporary files, expired offsets of groups, old decisions.
-
-    `keep_ms`: how long entries of groups stay at least.
-    """
+    """Delete what belongs to no topic: temporary files, expired offsets of groups, old decisions."""
     try:
         store_ms = store_clock_ms(root.store, root.env, dry_run=dry_run)
         limit_ms = store_ms - 24 * LEAST_DELETE_DELAY_MS
@@ -398,11 +360,7 @@ def _retain_root_files(root: Root, settings: Settings, keep_ms: int, dry_run: bo
             failures += temporary.failures
             if name == GROUPS_FOLDER:
                 groups = collect_groups(
-                    root,
-                    retention_ms=settings.offsets_retention_ms,
-                    keep_ms=keep_ms,
-                    now_ms=store_ms,
-                    dry_run=dry_run,
+                    root, retention_ms=settings.offsets_retention_ms, keep_ms=keep_ms, now_ms=store_ms, dry_run=dry_run
                 )
                 reason = OLD_OFFSETS.format(hours=keep_ms // 3_600_000)
                 removed.append(Removed("group entry", reason, groups.objects, groups.nbytes))
@@ -420,4 +378,4 @@ def _retain_root_files(root: Root, settings: Settings, keep_ms: int, dry_run: bo
     vacuumed = VacuumReport(
         ROOT_FILES, dry_run, 0, 0, tuple(removed), expired_groups=expired_groups, failures=tuple(failures)
     )
-    return [RetainReport(ROOT_FILES, vacuum=vacuumed, failures=_failures(ROOT_FILES, vacuumed))]
+    return [RetainReport(ROOT_FILES, vacuum=vacuumed, failures=vacuumed.failed())]

@@ -11,19 +11,17 @@ The order makes it safe against concurrent writers and wrong clocks:
 5. Delete temporary files of writers that died long ago.
 
 A wrong clock costs readers a second plan and writers a second upload, never a record. Two vacuums may run at once.
-Files that a held version names stay, and so do the commits and checkpoints that rebuild it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from sparklog.errors import Corrupt, NotFound, SparklogError
 from sparklog.log.journal.names import APPEND_FOLDER, SEALED_FOLDER, commit_key
-from sparklog.log.journal.numbered_objects import READ_AHEAD
 from sparklog.log.state.commit import CREATE, MAINTAIN
 from sparklog.log.state.commit_intents import Draft, Nothing
 from sparklog.log.state.configs import LEAST_DELETE_DELAY_MS
@@ -31,9 +29,11 @@ from sparklog.log.state.history import History
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.topic import Topic
+from sparklog.maintenance.report import Failure
 from sparklog.maintenance.work_items import Done, InProcess, Progress, Runner, Settings, silent, store_clock_ms
 from sparklog.retention import vacuum_plan as plan
-from sparklog.retention.vacuum_plan import DataFile, Victim, delete_delay_ms, give_up_clones, needed_by_clones
+from sparklog.retention.vacuum_plan import Victim, delete_delay_ms, ended_holds, needed_by_clones
+from sparklog.storage.local_writer import ask_each
 from sparklog.storage.store import Store
 
 CHUNK = 1000
@@ -64,32 +64,9 @@ class DeleteWork:
 
     def run(self, progress: Progress = silent) -> Done:
         """Delete the keys. `Unavailable` at the first one that the store refuses; another run deletes the rest."""
-        if self.store.parallel_reads > 1:
-            with ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="sparklog-delete") as pool:
-                for _ in pool.map(self.store.delete, self.keys):
-                    pass
-        else:
-            for key in self.keys:
-                self.store.delete(key)
+        for _ in ask_each(self.store, self.store.delete, self.keys):
+            pass
         return Done((), (), ())
-
-
-def delete_all(
-    store: Store, topic: str, topic_id: str, victims: Sequence[Victim], runner: Runner
-) -> Iterator[tuple[tuple[Victim, ...], SparklogError | None]]:
-    """Delete objects in chunks, on the runner if there are more than `LOCAL_CHUNKS`.
-
-    Yield each chunk with the error that ended it, or None.
-    """
-    chunks = {
-        tuple(victim.key for victim in chunk): chunk
-        for chunk in (tuple(victims[i : i + CHUNK]) for i in range(0, len(victims), CHUNK))
-    }
-    works = [DeleteWork(store, topic, topic_id, keys) for keys in chunks]
-    chosen: Runner = runner if len(works) > LOCAL_CHUNKS else InProcess()
-    for work, result in chosen.run(works):
-        if isinstance(work, DeleteWork):
-            yield chunks[work.keys], result if isinstance(result, SparklogError) else None
 
 
 IDLE_MS = 90 * 24 * 3_600_000
@@ -99,10 +76,7 @@ TRIES = 4
 
 @dataclass(frozen=True, slots=True)
 class UpkeepIntent:
-    """Raise the upload floor and drop expired holds and idle writers as of `now_ms`.
-
-    Judged anew on each state it is tried on: a hold renewed, or a writer that came back, meanwhile stays.
-    """
+    """Raise the upload floor and drop expired holds and idle writers as of `now_ms`, judged anew on each state."""
 
     now_ms: int
     floor: int | None = None
@@ -118,15 +92,6 @@ class UpkeepIntent:
         if floor is None and not holds and not expired:
             return Nothing("nothing has run out", base.version)
         return Draft(MAINTAIN, holds=holds, floor=floor, expired=expired)
-
-
-def ended_holds(head: Head, now_ms: int, needed: Collection[str] = ()) -> list[str]:
-    """Return the names of holds that have expired by `now_ms` and are not `needed`."""
-    return [
-        name
-        for name, hold in head.holds.items()
-        if hold.expires_ms is not None and hold.expires_ms <= now_ms and name not in needed
-    ]
 
 
 def idle_writers(head: Head, now_ms: int) -> dict[str, int]:
@@ -148,10 +113,8 @@ class Removed:
 class VacuumReport:
     """The vacuum of one topic; with `dry_run` what it would do.
 
-    * `floor`: the upload floor afterwards; `floor_before`: before it
-    * `removed`: by kind of file and reason; `held`: data files below the floor that only a hold keeps
+    * `held`: data files below the upload floor that only a hold keeps
     * `foreign`: objects in the data folders whose names are not sparklog's; they stay
-    * `ended_holds`, `idle_writers`: dropped by the commit; `failures`: why something was not deleted
     * `expired_groups`: consumer groups with expired offsets, or offsets of deleted topics (of the root only)
     """
 
@@ -175,11 +138,12 @@ class VacuumReport:
     def nbytes(self) -> int:
         return sum(item.nbytes for item in self.removed)
 
+    def failed(self) -> tuple[Failure, ...]:
+        return tuple(Failure.of(self.topic, (), f"vacuum {self.topic}", error) for error in self.failures)
+
 
 @dataclass
 class _Vacuum:
-    """The state of one run over one topic."""
-
     topic: Topic
     settings: Settings
     store_ms: int
@@ -193,10 +157,6 @@ class _Vacuum:
     """Held version below the floor -> the files it names."""
 
     @property
-    def store(self) -> Store:
-        return self.topic.store
-
-    @property
     def careful_ms(self) -> int:
         """The time for decisions that a wrong clock would make too early: never later than the store's clock."""
         return min(self.settings.now_ms, self.store_ms)
@@ -207,7 +167,6 @@ class _Vacuum:
         return self.store_ms - plan.kept_commits_ms(self.delay_ms)
 
     def hold_versions(self, head: Head) -> list[int]:
-        """Versions below the floor that are held, without holds that have run out."""
         ended = set(ended_holds(head, self.careful_ms, self.needed))
         return sorted({h.version for name, h in head.holds.items() if name not in ended and h.version < self.floor})
 
@@ -218,27 +177,18 @@ class _Vacuum:
                 self.held[version] = plan.own_paths(self.topic.name, self.history.at(version).slices.paths())
 
 
-def vacuum(
-    topic: Topic,
-    settings: Settings,
-    *,
-    runner: Runner | None = None,
-    dry_run: bool = False,
-) -> VacuumReport:
+def vacuum(topic: Topic, settings: Settings, *, runner: Runner | None = None, dry_run: bool = False) -> VacuumReport:
     """Vacuum a topic, also a deleted one; with `dry_run` nothing is changed.
 
     `settings.now_ms` decides how old a version is; holds, registry entries, commits, checkpoints and temporary files go
     by the store's clock. Raises before anything is deleted: `Corrupt` or `NotFound` if an older version cannot be
     rebuilt, `Unavailable`, `Conflict`. Deletions that the store refuses are reported as failures.
     """
-    chosen = InProcess() if runner is None else runner
     for _ in range(TRIES - 1):
-        try:
-            return _vacuum(topic, settings, chosen, dry_run)
-        except NotFound:
-            # Another vacuum has deleted listed files: list again. Nothing was deleted here so far.
-            continue
-    return _vacuum(topic, settings, chosen, dry_run)
+        # Another vacuum may have deleted listed files: list again. Nothing was deleted here so far.
+        with suppress(NotFound):
+            return _vacuum(topic, settings, runner or InProcess(), dry_run)
+    return _vacuum(topic, settings, runner or InProcess(), dry_run)
 
 
 def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> VacuumReport:
@@ -249,45 +199,43 @@ def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> 
     delay_ms = delete_delay_ms(history, head, settings)
     floor = plan.floor_version(history.commits, head.version, settings.now_ms, delay_ms)
     run = _Vacuum(topic, settings, store_ms, history, head, delay_ms, floor)
-    stay = frozenset[str]() if dry_run else give_up_clones(topic, head, run.careful_ms)
+    stay = frozenset[str]() if dry_run else plan.give_up_clones(topic, head, run.careful_ms)
     run.needed = stay | needed_by_clones(topic, head, settings, run.careful_ms)
     files, foreign = _data_files(store, topic.name, floor)
     kept, known, born = _named(run, head) if files else (set(), set(), 0)
     if files:
         run.hold(head)
 
-    def judged(of: Head) -> tuple[list[Victim], list[Victim], list[Victim]]:
+    def judged(of: Head) -> list[list[Victim]]:
         keep = kept.union(*run.held.values())
-        data = plan.unnamed(files, floor, keep, deleted=of.deleted, born=born, known=known)
-        return (data, *_old_log(run, of))
+        return [plan.unnamed(files, floor, keep, deleted=of.deleted, born=born, known=known), *_old_log(run, of)]
 
-    data, below, commits = judged(head)
+    phases = judged(head)
     ended, idle = tuple(ended_holds(head, run.careful_ms, run.needed)), tuple(idle_writers(head, run.careful_ms))
-    wanted = max(head.floor, floor) if data or commits else head.floor
+    wanted = max(head.floor, floor) if phases[0] or phases[-1] else head.floor
     if not dry_run:
         after = topic.log.commit(UpkeepIntent(run.careful_ms, wanted, run.needed), head).head
         if after.version != head.version:
             if files:
                 kept |= _named_between(run, head, after)
                 run.hold(after)
-            data, below, commits = judged(after)
+            phases = judged(after)
         wanted = after.floor
     limit_ms = store_ms - max(delay_ms, LEAST_DELETE_DELAY_MS)
     temporary = remove_temporaries(store, topic.name, limit_ms, folder=f"{topic.name}/", dry_run=dry_run)
-    gone, failures = [*data, *below, *commits], list(temporary.failures)
+    gone = [victim for victims in phases for victim in victims]
+    failed: list[SparklogError] = []
     if not dry_run:
-        gone, failed = _delete(run, (data, *_heads_first(below), commits), runner)
-        failures += failed
+        gone, failed = _delete(run, phases, runner)
     only_held = sum(1 for file in files if file.path not in kept and any(file.path in at for at in run.held.values()))
     removed = (*_summed(gone), *temporary.removed)
-    return VacuumReport(
-        topic.name, dry_run, head.floor, wanted, removed, only_held, foreign, ended, idle, failures=tuple(failures)
-    )
+    failures = (*temporary.failures, *failed)
+    return VacuumReport(topic.name, dry_run, head.floor, wanted, removed, only_held, foreign, ended, idle, (), failures)
 
 
-def _data_files(store: Store, topic: str, floor: int) -> tuple[list[DataFile], int]:
+def _data_files(store: Store, topic: str, floor: int) -> tuple[list[plan.DataFile], int]:
     """List the data files begun below the floor; count the objects whose names are not sparklog's."""
-    files: list[DataFile] = []
+    files: list[plan.DataFile] = []
     foreign = 0
     for folder in (APPEND_FOLDER, SEALED_FOLDER):
         for info in store.list(f"{topic}/{folder}/"):
@@ -303,7 +251,7 @@ def _data_files(store: Store, topic: str, floor: int) -> tuple[list[DataFile], i
 
 
 def _named(run: _Vacuum, head: Head) -> tuple[set[str], set[str], int]:
-    """Return files named at the floor or later, files named since the old floor, the version that created the topic."""
+    """Return files named at the floor or later, those named since the old floor, the version that created the topic."""
     history, floor = run.history, run.floor
     start = min(head.floor, floor)
     if history.base_of(start) is None or not history.commits.has(start + 1, floor):
@@ -314,14 +262,13 @@ def _named(run: _Vacuum, head: Head) -> tuple[set[str], set[str], int]:
     known = plan.own_paths(run.topic.name, table.paths())
     kept = set(known) if start == floor else set()
     born = 0
-    for at, commit in history.walk(begin.head, head.version):
-        last = at
+    for last, commit in history.walk(begin.head, head.version):
         names = plan.own_paths(run.topic.name, {file.path for file in commit.files})
         known |= names
         if commit.op == CREATE:
             born = commit.version
         if commit.version <= floor:
-            table = table.apply(commit, at)
+            table = table.apply(commit, last)
             if commit.version == floor:
                 kept |= plan.own_paths(run.topic.name, table.paths())
         else:
@@ -331,12 +278,10 @@ def _named(run: _Vacuum, head: Head) -> tuple[set[str], set[str], int]:
 
 
 def _named_between(run: _Vacuum, before: Head, after: Head) -> set[str]:
-    """Return the files that the commits between two states name."""
     names: set[str] = set()
     last = before
-    for at, commit in run.history.walk(before, after.version):
+    for last, commit in run.history.walk(before, after.version):  # noqa: B007
         names |= {file.path for file in commit.files}
-        last = at
     _check_same(run, last, after)
     return plan.own_paths(run.topic.name, names)
 
@@ -351,29 +296,25 @@ def _check_same(run: _Vacuum, walked: Head, expected: Head) -> None:
         )
 
 
-def _old_log(run: _Vacuum, head: Head) -> tuple[list[Victim], list[Victim]]:
-    """Choose the checkpoint objects and the commits to delete."""
+def _old_log(run: _Vacuum, head: Head) -> tuple[list[Victim], list[Victim], list[Victim]]:
+    """Choose heads of checkpoints, their tables (later, as a reader that lists a head must find them) and commits."""
     history = run.history
     newest = [version for version, _ in zip(history.sound_below(head.version), range(2), strict=False)]
     if len(newest) < 2:
-        return [], []
+        return [], [], []
     young = plan.oldest_young(history.commits, head.version, run.store_ms, run.store_ms - run.kept_since_ms)
     limit = min(newest[1], young, run.floor)
     anchor = next(iter(history.sound_below(limit)), -1)
     if not history.commits.has(anchor + 1, min(head.version, int(history.commits.version[-1]))):
-        return [], []
+        return [], [], []
     bases = {version: history.base_of(version) for version in run.hold_versions(head)}
     held = [(-1 if base is None else base, version) for version, base in bases.items()]
     needed = {*newest, anchor, *(base for base in bases.values() if base is not None)}
     heads = plan.old_checkpoints(history.checkpoints, needed, anchor, now_ms=run.store_ms, limit_ms=run.kept_since_ms)
-    victims = [
-        Victim(info.key, plan.CHECKPOINT, info.size, heads[version])
-        for version, info in history.checkpoints.items()
-        if version in heads
-    ]
-    victims += _old_tables(run, set(heads), newest[0])
+    known = [(info, heads[version]) for version, info in history.checkpoints.items() if version in heads]
+    victims = [Victim(info.key, plan.CHECKPOINT, info.size, reason) for info, reason in known]
     commits = plan.old_commits(run.topic.name, history.commits, anchor, held, run.kept_since_ms)
-    return victims, commits
+    return victims, _old_tables(run, set(heads), newest[0]), commits
 
 
 def _old_tables(run: _Vacuum, heads: set[int], newest: int) -> list[Victim]:
@@ -383,52 +324,47 @@ def _old_tables(run: _Vacuum, heads: set[int], newest: int) -> list[Victim]:
     one without a table must never be the newest.
     """
     history = run.history
-    named: Counter[int] = Counter(int(info.key.rsplit("/", 1)[-1][:20]) for info in history.tables)
+    versions = [int(info.key.rsplit("/", 1)[-1][:20]) for info in history.tables]
+    several = {version for version, count in Counter(versions).items() if count > 1}
     victims = []
-    for info in history.tables:
-        version = int(info.key.rsplit("/", 1)[-1][:20])
+    for info, version in zip(history.tables, versions, strict=True):
+        reason = ""
         if version in heads:
-            victims.append(Victim(info.key, plan.CHECKPOINT, info.size, "slice table of a checkpoint that goes"))
-            continue
-        if info.modified_ms >= run.store_ms - plan.HOUR_MS:
-            continue
-        if version not in history.checkpoints:
-            orphan = version < newest
-        else:
-            table = history.table_of(version) if named[version] > 1 else None
-            orphan = table is not None and table != info.key
-        if orphan:
-            victims.append(Victim(info.key, plan.CHECKPOINT, info.size, "slice table that no checkpoint names"))
+            reason = "slice table of a checkpoint that goes"
+        elif info.modified_ms < run.store_ms - plan.HOUR_MS:
+            if version not in history.checkpoints:
+                orphan = version < newest
+            else:
+                orphan = version in several and history.table_of(version) not in (None, info.key)
+            reason = "slice table that no checkpoint names" if orphan else ""
+        if reason:
+            victims.append(Victim(info.key, plan.CHECKPOINT, info.size, reason))
     return victims
-
-
-def _heads_first(victims: Sequence[Victim]) -> tuple[list[Victim], list[Victim]]:
-    """Split checkpoint objects into heads and tables: a reader that lists a head must find its table."""
-    return [v for v in victims if v.key.endswith(".json")], [v for v in victims if not v.key.endswith(".json")]
 
 
 def _delete(
     run: _Vacuum, phases: Sequence[Sequence[Victim]], runner: Runner
 ) -> tuple[list[Victim], list[SparklogError]]:
-    """Delete phase by phase; return the deleted objects and the failures."""
+    """Delete phase by phase, in chunks, on the runner if there are many; return the deleted objects and failures."""
     gone: list[Victim] = []
     failures: list[SparklogError] = []
     for victims in phases:
-        for chunk, error in delete_all(run.store, run.topic.name, run.head.topic_id, victims, runner):
-            if error is None:
-                gone += chunk
-            else:
-                failures.append(error)
+        by_key = {victim.key: victim for victim in victims}
+        chunks = [tuple(by_key)[i : i + CHUNK] for i in range(0, len(by_key), CHUNK)]
+        works = [DeleteWork(run.topic.store, run.topic.name, run.head.topic_id, keys) for keys in chunks]
+        chosen: Runner = runner if len(works) > LOCAL_CHUNKS else InProcess()
+        for work, result in chosen.run(works):
+            if isinstance(result, SparklogError):
+                failures.append(result)
+            elif isinstance(work, DeleteWork):
+                gone += [by_key[key] for key in work.keys]
     return gone, failures
 
 
 def remove_temporaries(
     store: Store, name: str, limit_ms: int, *, folder: str = "", dry_run: bool = False
 ) -> VacuumReport:
-    """Delete temporary files last written before `limit_ms` below `folder`; "": in the root's folder itself only.
-
-    A writer that is still alive fails when it names its file, with an error.
-    """
+    """Delete temporary files last written before `limit_ms` below `folder`; "": in the root's folder itself only."""
     gone: list[Victim] = []
     failures: list[SparklogError] = []
     for info in list(store.temporary_files(folder, deep=bool(folder))):
@@ -444,12 +380,8 @@ def remove_temporaries(
 
 
 def _summed(victims: Sequence[Victim]) -> tuple[Removed, ...]:
-    """Sum up by kind and reason, in the order of kinds."""
-    objects: Counter[tuple[str, str]] = Counter()
-    sizes: Counter[tuple[str, str]] = Counter()
+    sizes: dict[tuple[str, str], list[int]] = {}
     for victim in victims:
-        objects[victim.kind, victim.reason] += 1
-        sizes[victim.kind, victim.reason] += victim.size
-    keys: Mapping[tuple[str, str], int] = objects
-    ordered = sorted(keys, key=lambda key: (plan.KINDS.index(key[0]), key[1]))
-    return tuple(Removed(kind, reason, objects[kind, reason], sizes[kind, reason]) for kind, reason in ordered)
+        sizes.setdefault((victim.kind, victim.reason), []).append(victim.size)
+    ordered = sorted(sizes.items(), key=lambda item: (plan.KINDS.index(item[0][0]), item[0][1]))
+    return tuple(Removed(kind, reason, len(each), sum(each)) for (kind, reason), each in ordered)

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,9 +44,7 @@ LEAST_COMMITS_MS = 7 * 24 * HOUR_MS
 
 _ID = r"[A-Za-z0-9_-]{1,64}"
 _APPEND = re.compile(rf"append/([0-9]{{20}})-{_ID}\.slices")
-_SEALED = re.compile(
-    rf"(sealed/[0-9]{{1,10}}/([0-9]{{20}})-{_ID}/[0-9]{{20}})\.(log|index|timeindex|txnindex|snapshot)"
-)
+_SEALED = re.compile(rf"(sealed/[0-9]{{1,10}}/([0-9]{{20}})-{_ID}/[0-9]{{20}})\.(log|(?:time|txn)?index|snapshot)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,37 +86,29 @@ def own_paths(topic: str, paths: set[str]) -> set[str]:
 
 
 def kept_commits_ms(delay_ms: int) -> int:
-    """Return how long commits stay at least (ms), for this `file.delete.delay.ms`."""
     return max(LEAST_COMMITS_MS, 2 * delay_ms)
 
 
 def floor_version(commits: CommitFiles, head_version: int, now_ms: int, delay_ms: int) -> int:
-    """Return the newest version that is older than the delay, with all before it; -1 if there is none.
+    """Return the newest version that is older than the delay, with all before it; -1 if there is none."""
+    return oldest_young(commits, head_version, now_ms, delay_ms) - 1
+
+
+def oldest_young(commits: CommitFiles, head_version: int, now_ms: int, kept_ms: int) -> int:
+    """Return the first version that is not older than `kept_ms`, the one after the head if all are; 0 if none is.
 
     Only commits without a gap up to the head count: below a gap a stalled writer may have created a commit under a
     number that was collected long ago.
     """
-    young = _first_young(commits, head_version, now_ms - delay_ms)
-    return -1 if young is None else young - 1
-
-
-def oldest_young(commits: CommitFiles, head_version: int, now_ms: int, kept_ms: int) -> int:
-    """Return the first version that is not older than `kept_ms`, the one after the head if all are older."""
-    young = _first_young(commits, head_version, now_ms - kept_ms)
-    return 0 if young is None else young
-
-
-def _first_young(commits: CommitFiles, head_version: int, limit_ms: int) -> int | None:
-    """Return the first version of the run up to the head made after `limit_ms`; None if the oldest one was."""
     version = commits.version[: int(np.searchsorted(commits.version, head_version, "right"))]
     if not len(version):
-        return None
+        return 0
     gaps = np.flatnonzero(np.diff(version) != 1)
     first = int(gaps[-1]) + 1 if len(gaps) else 0
-    young = np.flatnonzero(commits.modified_ms[first : len(version)] > limit_ms)
+    young = np.flatnonzero(commits.modified_ms[first : len(version)] > now_ms - kept_ms)
     if not len(young):
         return int(version[-1]) + 1
-    return None if int(young[0]) == 0 else int(version[first + int(young[0])])
+    return 0 if young[0] == 0 else int(version[first + int(young[0])])
 
 
 def unnamed(
@@ -125,8 +116,7 @@ def unnamed(
 ) -> list[Victim]:
     """Choose the unreferenced data files: begun below the floor and not in `kept`.
 
-    For the reasons: `deleted` means that the topic is gone, `born` is the version that created the topic, `known` are
-    the files that versions near the floor name.
+    For the reasons: the topic is `deleted` or was `born` at that version; versions near the floor name `known` files.
     """
     victims = []
     for file in files:
@@ -174,10 +164,9 @@ def old_checkpoints(
             hours.add(hour)
         if version in needed:
             continue
-        if version < anchor:
-            if info.modified_ms < limit_ms:
-                gone[version] = f"superseded by the checkpoint at version {anchor}"
-        elif not first and info.modified_ms < now_ms - HOUR_MS:
+        if version < anchor and info.modified_ms < limit_ms:
+            gone[version] = f"superseded by the checkpoint at version {anchor}"
+        if version >= anchor and not first and info.modified_ms < now_ms - HOUR_MS:
             gone[version] = "one an hour is enough"
     return gone
 
@@ -189,15 +178,18 @@ def delete_delay_ms(history: History, head: Head, settings: Settings) -> int:
     """Return `file.delete.delay.ms`; of a deleted topic its last value, if the log still has it."""
     configs = head.configs
     if head.deleted:
-        try:
+        with suppress(Corrupt, NotFound):
             # After a delete only maintenance commits, and few of them.
             version = head.version
             while version > 0 and history.commit(version).op != DELETE:
                 version -= 1
             configs = history.at(version - 1).head.configs
-        except (Corrupt, NotFound):
-            configs = head.configs
     return settings.configs_of(configs).file_delete_delay_ms
+
+
+def ended_holds(head: Head, now_ms: int, needed: Collection[str] = ()) -> list[str]:
+    ended = [name for name, hold in head.holds.items() if hold.expires_ms is not None and hold.expires_ms <= now_ms]
+    return [name for name in ended if name not in needed]
 
 
 def give_up_clones(topic: Topic, head: Head, now_ms: int) -> frozenset[str]:
@@ -207,9 +199,9 @@ def give_up_clones(topic: Topic, head: Head, now_ms: int) -> frozenset[str]:
     hold is in the same log.
     """
     failed = set()
-    for name, hold in head.holds.items():
+    for name in ended_holds(head, now_ms):
         clone = clone_of_hold(name)
-        if clone is None or clone[0] == topic.name or hold.expires_ms is None or hold.expires_ms > now_ms:
+        if clone is None or clone[0] == topic.name:
             continue
         try:
             _give_up(topic.root.topic_handle(clone[0]), clone[1], now_ms)
@@ -228,21 +220,15 @@ def _give_up(clone: Topic, topic_id: str, now_ms: int) -> None:
 
 
 def needed_by_clones(topic: Topic, head: Head, settings: Settings, now_ms: int) -> frozenset[str]:
-    """Return the names of expired holds whose clones still name the topic's files.
-
-    A clone that cannot be read counts as one that does.
-    """
+    """Return the names of expired holds whose clones still name the topic's files, or cannot be read."""
     needed = set()
-    for name, hold in head.holds.items():
+    for name in ended_holds(head, now_ms):
         clone = clone_of_hold(name)
-        if clone is None or hold.expires_ms is None or hold.expires_ms > now_ms:
-            continue
         try:
-            still = _still_named(topic.root, clone[0], clone[1], topic.name, settings, now_ms)
+            if clone is not None and _still_named(topic.root, *clone, topic.name, settings, now_ms):
+                needed.add(name)
         except (SparklogError, OSError) as error:
             _LOG.warning("hold %s of topic %s stays: %s", name, topic.name, error)
-            still = True
-        if still:
             needed.add(name)
     return frozenset(needed)
 
@@ -253,7 +239,8 @@ def _still_named(root: RootContext, clone: str, topic_id: str, owner: str, setti
     if head.version < 0 or (is_given_up(head, topic_id) and clone != owner):
         return False
     since = floor_version(history.commits, head.version, now_ms, delete_delay_ms(history, head, settings))
-    held = {hold.version for hold in head.holds.values() if hold.expires_ms is None or hold.expires_ms > now_ms}
+    ended = ended_holds(head, now_ms)
+    held = {hold.version for name, hold in head.holds.items() if name not in ended}
     if since < 0:
         # The log is too young: all of its versions may still be read.
         return True

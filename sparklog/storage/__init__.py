@@ -16,10 +16,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):")
 
 
 def local_path(location: str | os.PathLike[str]) -> str:
-    """Return the absolute path that a path or `file:` URL names; `BadRequest` for an empty one or another scheme.
-
-    Spark and Hadoop write `file:/a`, `file:///a` and `file://localhost/a`; all are the same path.
-    """
+    """Return the absolute path that a path or `file:` URL (of Spark and Hadoop: `file:/a`, `file:///a`) names."""
     text = os.fspath(location)
     scheme = _SCHEME.match(text)
     if scheme is None:

@@ -3,13 +3,11 @@
 Creating an object is: temporary file in the same directory, write, fsync, link() to the final name, fsync the
 directory, unlink the temporary name. Each step has its reason:
 
-* Only link() is both exclusive and whole. O_EXCL at the final name leaves a torn object after a crash, rename()
-  overwrites. A place without link() (FAT, many FUSE mounts of object stores, some SMB shares) is refused, never worked
-  around.
-* A file's fsync does not make its name durable, and a name is no more durable than its directory's own name: the
-  directory and all above it, up to the root's parent, are fsynced too (once per process where nothing was created).
-* On NFS an answer may be lost and link() report "exists" for our own link: two links to the temporary file mean
-  success.
+* Only link() is both exclusive and whole: O_EXCL leaves a torn object after a crash, rename() overwrites. A place
+  without link() (FAT, many FUSE mounts of object stores, some SMB shares) is refused, never worked around.
+* A name is no more durable than its directory and that directory's own name: all up to the root's parent are fsynced
+  (once per process where nothing was created).
+* On NFS an answer may be lost and link() say "exists" of our own link: two links to the temporary file mean success.
 * A caller who is told "exists" acts on that object, so its name is made durable before the answer is given.
 * On macOS fsync does not reach the platter: F_FULLFSYNC does.
 
@@ -24,24 +22,18 @@ from __future__ import annotations
 import errno
 import os
 import stat as stat_module
-import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import NoReturn
 
-from sparklog.errors import BadRequest, Corrupt, NotFound
-from sparklog.storage.local_writer import ForkLock, LocalWriter, refuse, store_error
-from sparklog.storage.store import (
-    DOCUMENT_SUFFIX,
-    MAX_DOCUMENT,
-    ObjectInfo,
-    ObjectWriter,
-    Store,
-    check_key,
-    check_prefix,
-    is_part,
-)
+from sparklog.errors import BadRequest, Corrupt, NotFound, Unavailable
+from sparklog.storage.local_writer import NEW_FILE, ForkLock, full_fsync, refuse, start_writeback, store_error
+from sparklog.storage.store import MAX_DOCUMENT, ObjectInfo, ObjectWriter, Store, check_key, check_prefix, is_part
 
 TEMPORARY_PREFIX = "~"
+_WRITE_BUFFER = 1 << 20
+_WRITEBACK_BYTES = 16 << 20
+"""A file being written is handed to the disk in pieces of this size, while its writer goes on."""
 _READ_AT_ONCE = 1 << 30
 _KNOWN_FOLDERS = 10_000
 _ATTEMPTS = 100
@@ -75,10 +67,7 @@ class LocalStore(Store):
 
     @property
     def durable(self) -> bool:
-        """True if an acknowledged object survives power loss."""
         return self._durable
-
-    # Reading
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         if start < 0 or (length is not None and length < 0):
@@ -95,7 +84,7 @@ class LocalStore(Store):
                 raise NotFound(f"no object {key} in {self._path}: no regular file lies there")
             # Never trust a length from the caller beyond what the file holds: it may come from damaged metadata.
             held = max(0, status.st_size - start)
-            if length is None and held > MAX_DOCUMENT and key.endswith(DOCUMENT_SUFFIX):
+            if length is None and held > MAX_DOCUMENT and key.endswith(".json"):
                 raise Corrupt(f"expected JSON of at most {MAX_DOCUMENT} bytes, found {held}; restore it", file=key)
             return _read(fd, start, held if length is None else min(length, held))
         except OSError as error:
@@ -104,13 +93,8 @@ class LocalStore(Store):
             os.close(fd)
 
     def stat(self, key: str) -> ObjectInfo | None:
-        try:
-            status = os.lstat(self._file(key))
-        except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENOTDIR):
-                return None
-            self._fail(error, "look at", key)
-        return _info(key, status) if stat_module.S_ISREG(status.st_mode) else None
+        status = self._lstat(self._file(key), key)
+        return None if status is None or not stat_module.S_ISREG(status.st_mode) else _info(key, status)
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         folder, _, start = check_prefix(prefix).rpartition("/")
@@ -119,8 +103,6 @@ class LocalStore(Store):
     def list_folders(self, prefix: str) -> Iterator[str]:
         check_prefix(prefix, folder=True)
         return iter([entry.name for entry, is_folder in self._entries(prefix) if is_folder])
-
-    # Writing
 
     def create(self, key: str, data: bytes) -> bool:
         path = self._file(key)
@@ -151,29 +133,26 @@ class LocalStore(Store):
         self._settle(self._file(key), key)
 
     def link(self, file: str, inode: int, key: str) -> bool:
-        path, same = self._file(key), False
+        path = self._file(key)
         self._make_folders(os.path.dirname(path), key)
         try:
             with open(file, "rb") as source:
                 self._sync(source.fileno())  # who wrote it may not have waited for the disk
             os.link(os.path.realpath(file), path)
-            same = os.stat(path).st_ino == inode
-            if not same:
+            if os.stat(path).st_ino != inode:
                 os.unlink(path)
+                return False
         except OSError:
             return False
-        if same:
-            self._settle(path, key)
-        return same
+        self._settle(path, key)
+        return True
 
     def delete(self, key: str) -> None:
         path = self._file(key)
         try:
             os.unlink(path)
-        except FileNotFoundError:
-            return
         except OSError as error:
-            if error.errno == errno.ENOTDIR or os.path.isdir(path):
+            if error.errno in (errno.ENOENT, errno.ENOTDIR) or os.path.isdir(path):
                 return
             self._fail(error, "delete", key)
         self._prune(os.path.dirname(path))
@@ -185,7 +164,7 @@ class LocalStore(Store):
             folder = os.path.dirname(folder)
         path = os.path.join(folder, _temporary_name())
         try:
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            fd = os.open(path, NEW_FILE, 0o666)
             try:
                 return os.fstat(fd).st_mtime_ns // 1_000_000
             finally:
@@ -205,26 +184,17 @@ class LocalStore(Store):
 
     def temporary_files(self, folder: str, *, deep: bool = True) -> Iterator[ObjectInfo]:
         check_prefix(folder, folder=True)
-        try:
-            with os.scandir(os.path.join(self._path, folder)) as scanned:
-                entries = list(scanned)
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        except OSError as error:
-            self._fail(error, "list", folder)
-        for entry in entries:
+        for entry, is_folder in self._scan(folder):
             if entry.name.startswith(TEMPORARY_PREFIX):
-                try:
+                with suppress(FileNotFoundError):  # its writer is done
                     yield _info(folder + entry.name, entry.stat(follow_symlinks=False))
-                except FileNotFoundError:
-                    continue  # its writer is done
-            elif deep and is_part(entry.name) and self._is_folder(entry, folder):
+            elif deep and is_part(entry.name) and is_folder:
                 yield from self.temporary_files(f"{folder}{entry.name}/")
 
     def delete_temporary(self, key: str) -> None:
         folder, slash, name = key.rpartition("/")
         if not name.startswith(TEMPORARY_PREFIX) or not is_part(name[len(TEMPORARY_PREFIX) :]):
-            raise BadRequest(f"{key} is not the name of a temporary file")
+            super().delete_temporary(key)
         check_prefix(folder + slash, folder=True)
         path = os.path.join(self._path, key)
         try:
@@ -254,8 +224,6 @@ class LocalStore(Store):
             self._unlink(temporary)
             self._unlink(linked)
 
-    # Parts
-
     def _file(self, key: str) -> str:
         return os.path.join(self._path, check_key(key))
 
@@ -271,18 +239,16 @@ class LocalStore(Store):
         raise store_error(error, action, key, self._path) from error
 
     def _temporary(self, path: str, key: str) -> tuple[int, str]:
-        """Open a new file beside `path`; its folder is made, again if a concurrent delete removes it."""
+        """Open a new file beside `path`, whose folder is made, again if a concurrent delete removes it."""
         folder = os.path.dirname(path)
         temporary = os.path.join(folder, _temporary_name())
         for attempt in range(_ATTEMPTS):
             try:
-                return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), temporary
-            except FileNotFoundError as error:
-                if attempt == _ATTEMPTS - 1:
+                return os.open(temporary, NEW_FILE, 0o666), temporary
+            except OSError as error:
+                if attempt == _ATTEMPTS - 1 or not isinstance(error, FileNotFoundError):
                     self._fail(error, "create", key)
                 self._make_folders(folder, key)
-            except OSError as error:
-                self._fail(error, "create", key)
         raise AssertionError("unreachable")
 
     def _make_folders(self, folder: str, key: str) -> None:
@@ -363,10 +329,8 @@ class LocalStore(Store):
     @staticmethod
     def _unlink(path: str) -> None:
         """Clean up after the outcome is decided: a failure leaves a temporary file for the vacuum, no more."""
-        try:
+        with suppress(OSError):
             os.unlink(path)
-        except OSError:
-            return
 
     def _sync(self, fd: int) -> None:
         if self._durable:
@@ -384,21 +348,24 @@ class LocalStore(Store):
             folder = os.path.dirname(folder)
 
     def _is_folder(self, entry: os.DirEntry[str], folder: str) -> bool:
-        """True for a directory, and in the root itself for a link to one outside: a topic moved to another disk."""
+        """True for a directory, and in the root itself for a link to one outside."""
         if folder or not entry.is_symlink():
             return entry.is_dir(follow_symlinks=False)
         target, root = os.path.realpath(entry.path), os.path.realpath(self._path)
         return os.path.isdir(target) and os.path.commonpath((target, root)) not in (target, root)
 
-    def _entries(self, folder: str) -> Sequence[tuple[os.DirEntry[str], bool]]:
-        """List what is named like a part of a key, in key order (a folder sorts as `name/`); True for a folder."""
+    def _scan(self, folder: str) -> Sequence[tuple[os.DirEntry[str], bool]]:
         try:
             with os.scandir(os.path.join(self._path, folder)) as scanned:
-                entries = [(entry, self._is_folder(entry, folder)) for entry in scanned if is_part(entry.name)]
+                return [(entry, self._is_folder(entry, folder)) for entry in scanned]
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
             self._fail(error, "list", folder)
+
+    def _entries(self, folder: str) -> Sequence[tuple[os.DirEntry[str], bool]]:
+        """List what is named like a part of a key, in key order: a folder sorts as `name/`."""
+        entries = [(entry, is_folder) for entry, is_folder in self._scan(folder) if is_part(entry.name)]
         return sorted(entries, key=lambda item: item[0].name + "/" if item[1] else item[0].name)
 
     def _walk(self, folder: str, start: str, after: str) -> Iterator[ObjectInfo]:
@@ -422,41 +389,51 @@ class LocalStore(Store):
                     yield _info(key, status)
 
 
-def replace_file(path: str, text: str) -> None:
-    """Put a new file in the place of `path`, whole: it is written beside it, under a random name, exclusively."""
-    unfinished = f"{path}.{os.urandom(12).hex()}.unfinished"
-    # O_EXCL: no link of that name is followed.
-    fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
-        with open(fd, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(unfinished, path)
-    except BaseException:
-        os.unlink(unfinished)
-        raise
+class LocalWriter:
+    """A data object: a temporary file until `close` has made it durable and given it its name."""
 
+    def __init__(self, store: LocalStore, key: str, path: str, fd: int, temporary: str) -> None:
+        self._store = store
+        self._key = key
+        self._path = path
+        self._temporary = temporary
+        self._file = open(fd, "wb", buffering=_WRITE_BUFFER)  # noqa: SIM115
+        self._written = 0
+        self._handed_over = 0
 
-def sync_folder(path: str) -> None:
-    """fsync a directory after a rename."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        full_fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def full_fsync(fd: int) -> None:
-    """fsync to the medium. The fsync of macOS only reaches the drive's cache."""
-    if sys.platform == "darwin":
-        import fcntl
-
+    def write(self, data: bytes | bytearray | memoryview) -> None:
         try:
-            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
-            return
+            self._file.write(data)
         except OSError as error:
-            if error.errno not in (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY):
-                raise
-    os.fsync(fd)
+            self._store._fail(error, "write", self._key)
+        self._written += len(data)
+        if self._store.durable and self._written - self._handed_over >= _WRITEBACK_BYTES:
+            start_writeback(self._file.fileno(), self._handed_over, self._written - self._handed_over)
+            self._handed_over = self._written
+
+    def close(self) -> None:
+        if self._file.closed:
+            return
+        try:
+            try:
+                self._file.flush()
+                self._store._sync(self._file.fileno())
+            finally:
+                with suppress(OSError):
+                    self._file.close()
+            created = self._store._publish(self._temporary, self._path, self._key)
+        except OSError as error:
+            self._store._fail(error, "write", self._key)
+        finally:
+            self._store._unlink(self._temporary)
+        if not created:
+            raise Unavailable(f"{self._key} exists already in {self._store.location}: write it again under a new name")
+
+    def discard(self) -> None:
+        if not self._file.closed:
+            with suppress(OSError):
+                self._file.close()
+            self._store._unlink(self._temporary)
 
 
 def _temporary_name() -> str:
@@ -469,16 +446,11 @@ def _info(key: str, status: os.stat_result) -> ObjectInfo:
 
 def _read(fd: int, start: int, length: int) -> bytes:
     """`length` bytes from `start`, or up to the end; one read() gives at most 2 GiB and may give less."""
-    data = os.pread(fd, min(length, _READ_AT_ONCE), start)
-    if len(data) == length or not data:
-        return data
-    parts, done = [data], len(data)
-    while done < length:
-        data = os.pread(fd, min(length - done, _READ_AT_ONCE), start + done)
-        if not data:
-            break
+    parts = []
+    while length and (data := os.pread(fd, min(length, _READ_AT_ONCE), start)):
         parts.append(data)
-        done += len(data)
+        start += len(data)
+        length -= len(data)
     return b"".join(parts)
 
 

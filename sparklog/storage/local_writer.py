@@ -1,15 +1,11 @@
-"""Threads: a lock that no forked child inherits as taken, and several requests to a store at once.
+"""Support of stores by the system: locks, threads, its errors in words, and files written in the background.
 
 `os.fork` copies locks that other threads hold at that moment; in the child no thread releases them. Python forks by
 itself (multiprocessing on Linux up to 3.13, Spark's worker daemon), so every lock that outlives a call is a `ForkLock`.
 What it guards must be usable at any point of a critical section: a cache, of which an entry may be missing.
 
-Write a data object of a local store: a temporary file, which gets its name when it is whole and durable.
-
-While it is written the kernel is asked to begin writing its bytes to the disk, so that the fsync at its end has little
-left to do. Python has no `sync_file_range`; Linux' C library has. It is a hint: durability comes from fsync alone.
-
-Also the errors of the operating system in words that say what to do.
+While a data object is written the kernel is asked to begin writing its bytes to the disk, so that the fsync at its end
+has little left to do: `sync_file_range` of Linux' C library. It is a hint: durability comes from fsync alone.
 """
 
 from __future__ import annotations
@@ -22,8 +18,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from types import TracebackType
-from typing import NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, TypeVar
 from weakref import WeakSet
 
 from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable
@@ -42,9 +37,7 @@ class ForkLock:
     def __enter__(self) -> None:
         self._lock.acquire()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._lock.release()
 
 
@@ -80,10 +73,7 @@ def ask_each(store: Store, look: Callable[[T], R], items: Sequence[T]) -> Iterat
 def read_each(
     store: Store, look: Callable[[str], R], names: Sequence[str], failures: list[SparklogError] | None
 ) -> dict[str, R]:
-    """Return what `look` reads of each name, as `ask_each`. An error is put into `failures`, or raised if that is None.
-
-    A name that fails is left out.
-    """
+    """Return what `look` reads of each name, as `ask_each`. Errors go to `failures`, or are raised if it is None."""
 
     def answer(name: str) -> R | SparklogError:
         try:
@@ -120,8 +110,7 @@ _ADVICE = {
 def store_error(error: OSError, action: str, key: str, location: str) -> SparklogError:
     """Return the error to raise when the system refused to `action` the object `key` below `location`.
 
-    "No such file" is `NotFound` where an object was to be read, most others are `Unavailable`: a write may have taken
-    effect then.
+    `NotFound` where an object to read is not there; most others are `Unavailable`: a write may have taken effect.
     """
     if isinstance(error, SparklogError):
         return error
@@ -137,10 +126,9 @@ def store_error(error: OSError, action: str, key: str, location: str) -> Sparklo
 
 
 def refuse(location: str, reason: str) -> NoReturn:
-    """Raise `BadRequest` for a place that cannot keep the promises of a store, naming its mount."""
-    raise BadRequest(
-        f"{location} on {mount_of(location)} cannot hold a sparklog root: {reason}; use another file system"
-    )
+    """Raise `BadRequest` for a place that cannot keep the promises of a store."""
+    mount = mount_of(location)
+    raise BadRequest(f"{location} on {mount} cannot hold a sparklog root: {reason}; use another file system")
 
 
 def mount_of(path: str) -> str:
@@ -156,91 +144,53 @@ def mount_of(path: str) -> str:
     return f"{point} ({types[-1]})" if types else point
 
 
-_WRITE_BUFFER = 1 << 20
-_WRITEBACK_BYTES = 16 << 20
-"""A file being written is handed to the disk in pieces of this size, while its writer goes on."""
+NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 SYNC_FILE_RANGE_WRITE = 2
 
-_Call = Callable[[int, int, int, int], int]
-
-
-def _find() -> _Call | None:
-    if sys.platform != "linux":
-        return None
-    try:
-        call = ctypes.CDLL(None).sync_file_range
-    except (OSError, AttributeError):
-        return None
-    call.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
-    call.restype = ctypes.c_int
-    renameat2: _Call = call
-    return renameat2
-
-
-_CALL = _find()
+_CALL: Any = None
+if sys.platform == "linux":
+    with suppress(OSError, AttributeError):
+        _CALL = ctypes.CDLL(None).sync_file_range
+        _CALL.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
 
 
 def start_writeback(fd: int, start: int, length: int) -> None:
-    """Begin writing bytes `[start, start + length)` of an open file; returns at once and reports nothing."""
+    """Begin writing bytes `[start, start + length)` of an open file; return at once and report nothing."""
     if _CALL is not None:
         _CALL(fd, start, length, SYNC_FILE_RANGE_WRITE)
 
 
-class Directory(Protocol):
-    """The local store, as far as its writers need it."""
+def replace_file(path: str, text: str) -> None:
+    """Put a new file in the place of `path`, whole: it is written beside it, under a random name, exclusively."""
+    unfinished = f"{path}.{os.urandom(12).hex()}.unfinished"
+    # O_EXCL: no link of that name is followed.
+    fd = os.open(unfinished, NEW_FILE, 0o666)
+    try:
+        with open(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(unfinished, path)
+    except BaseException:
+        os.unlink(unfinished)
+        raise
 
-    @property
-    def location(self) -> str: ...
-    @property
-    def durable(self) -> bool: ...
-    def _fail(self, error: OSError, action: str, key: str) -> NoReturn: ...
-    def _sync(self, fd: int) -> None: ...
-    def _publish(self, temporary: str, path: str, key: str) -> bool: ...
-    def _unlink(self, path: str) -> None: ...
+
+def sync_folder(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        full_fsync(fd)
+    finally:
+        os.close(fd)
 
 
-class LocalWriter:
-    """A data object: a temporary file until `close` has made it durable and given it its name."""
+def full_fsync(fd: int) -> None:
+    """fsync to the medium. The fsync of macOS only reaches the drive's cache."""
+    if sys.platform == "darwin":
+        import fcntl
 
-    def __init__(self, store: Directory, key: str, path: str, fd: int, temporary: str) -> None:
-        self._store = store
-        self._key = key
-        self._path = path
-        self._temporary = temporary
-        self._file = open(fd, "wb", buffering=_WRITE_BUFFER)  # noqa: SIM115
-        self._written = 0
-        self._handed_over = 0
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
         try:
-            self._file.write(data)
-        except OSError as error:
-            self._store._fail(error, "write", self._key)
-        self._written += len(data)
-        if self._store.durable and self._written - self._handed_over >= _WRITEBACK_BYTES:
-            start_writeback(self._file.fileno(), self._handed_over, self._written - self._handed_over)
-            self._handed_over = self._written
-
-    def close(self) -> None:
-        if self._file.closed:
+            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
             return
-        try:
-            try:
-                self._file.flush()
-                self._store._sync(self._file.fileno())
-            finally:
-                with suppress(OSError):
-                    self._file.close()
-            created = self._store._publish(self._temporary, self._path, self._key)
         except OSError as error:
-            self._store._fail(error, "write", self._key)
-        finally:
-            self._store._unlink(self._temporary)
-        if not created:
-            raise Unavailable(f"{self._key} exists already in {self._store.location}: write it again under a new name")
-
-    def discard(self) -> None:
-        if not self._file.closed:
-            with suppress(OSError):
-                self._file.close()
-            self._store._unlink(self._temporary)
+            if error.errno not in (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY):
+                raise
+    os.fsync(fd)

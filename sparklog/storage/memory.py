@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator
+from itertools import takewhile
 from typing import NoReturn
 
 from sparklog.errors import BadRequest, NotFound, Unavailable
@@ -14,10 +15,9 @@ Snapshot = dict[str, tuple[bytes, int]]
 
 
 class MemoryStore(Store):
-    """A dict of objects. Not picklable: a copy in another process would be another store.
+    """A dict of objects; `clock` (ms since the epoch) stamps new ones. Not picklable: a copy would be another store.
 
-    `clock` gives the store's time in ms since the epoch and stamps new objects. `snapshot` and `restore` go back in
-    time, as a restored backup or a crash before the last writes does.
+    `snapshot` and `restore` go back in time, as a restored backup or a crash before the last writes does.
     """
 
     needs_probe = False
@@ -32,9 +32,6 @@ class MemoryStore(Store):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a MemoryStore lives in one process and cannot be pickled; use a LocalStore across processes")
-
-    def __repr__(self) -> str:
-        return f"MemoryStore({self._name!r}, {len(self._keys)} objects)"
 
     @property
     def location(self) -> str:
@@ -64,24 +61,13 @@ class MemoryStore(Store):
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         check_prefix(prefix)
         with self._lock:
-            first = max(bisect_left(self._keys, prefix), bisect_right(self._keys, after))
-            infos = []
-            for key in self._keys[first:]:
-                if not key.startswith(prefix):
-                    break
-                infos.append(self._info(key))
-        return iter(infos)
+            return iter([self._info(key) for key in self._keys_below(prefix, bisect_right(self._keys, after))])
 
     def list_folders(self, prefix: str) -> Iterator[str]:
         check_prefix(prefix, folder=True)
-        folders: dict[str, None] = {}
         with self._lock:
-            for key in self._keys[bisect_left(self._keys, prefix) :]:
-                if not key.startswith(prefix):
-                    break
-                name, slash, _ = key[len(prefix) :].partition("/")
-                if slash:
-                    folders[name] = None
+            below = [key[len(prefix) :] for key in self._keys_below(prefix)]
+        folders = {name.partition("/")[0] for name in below if "/" in name}
         return iter(sorted(folders, key=lambda name: name + "/"))
 
     def stat(self, key: str) -> ObjectInfo | None:
@@ -99,12 +85,10 @@ class MemoryStore(Store):
         return self._clock()
 
     def snapshot(self) -> Snapshot:
-        """Every object as it is now: key -> (bytes, modified ms)."""
         with self._lock:
             return dict(self._objects)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go back to a snapshot: what was written since is gone, what was deleted since is back."""
         with self._lock:
             self._objects = dict(snapshot)
             self._keys = sorted(snapshot)
@@ -113,6 +97,10 @@ class MemoryStore(Store):
         """Damage an object that exists, as a bad disk would (`create` never rewrites one)."""
         with self._lock:
             self._objects[key] = (data, self._objects[key][1])
+
+    def _keys_below(self, prefix: str, first: int = 0) -> Iterator[str]:
+        first = max(first, bisect_left(self._keys, prefix))
+        return takewhile(lambda key: key.startswith(prefix), self._keys[first:])
 
     def _info(self, key: str) -> ObjectInfo:
         data, modified = self._objects[key]

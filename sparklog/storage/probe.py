@@ -1,8 +1,7 @@
 """Test that a store keeps its promises: when a root is created, by `doctor`, and once in each process that commits.
 
 A gateway that ignores a conditional header, a mount without hard links or a store that folds the case of names would
-lose data silently. To create an object twice in sequence is no test: a gateway that looks first and writes then would
-pass it. So 8 threads race for one key.
+lose data silently. One that looks first and writes then would pass two creates in sequence: so 8 threads race.
 """
 
 from __future__ import annotations
@@ -11,6 +10,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 from sparklog.errors import BadRequest, Unavailable
@@ -49,7 +50,8 @@ def probe(store: Store, wall_ms: Callable[[], int] = lambda: time.time_ns() // 1
         ahead = max(0, before - store_ms) or min(0, wall_ms() - store_ms)
     finally:
         for key in keys:
-            _remove(store, key)
+            with suppress(Unavailable):  # a leftover of the probe does no harm
+                store.delete(key)
     return ProbeReport(store.location, ahead, (time.perf_counter() - began) * 1e3)
 
 
@@ -60,59 +62,37 @@ def ensure_probed(store: Store) -> ProbeReport | None:
     report = _probed.get(store.location)
     if report is None:
         with _lock:
-            report = _probed.get(store.location)
-            if report is None:
-                report = _probed[store.location] = probe(store)
+            report = _probed[store.location] = _probed.get(store.location) or probe(store)
     return report
 
 
 def _race(store: Store, key: str) -> None:
-    """8 threads create one key at once: exactly one must win, and its bytes must be there."""
     bodies = [f"probe {number} {os.urandom(12).hex()}".encode() for number in range(_THREADS)]
-    answers: list[bool | BaseException] = [False] * _THREADS
     start = threading.Barrier(_THREADS)
 
-    def run(number: int) -> None:
-        try:
-            start.wait()
-            answers[number] = store.create(key, bodies[number])
-        except BaseException as error:  # noqa: BLE001
-            answers[number] = error
+    def create(body: bytes) -> bool:
+        start.wait()
+        return store.create(key, body)
 
-    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(_THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for answer in answers:
-        if isinstance(answer, BaseException):
-            raise answer
-    winners = [number for number, answer in enumerate(answers) if answer is True]
+    with ThreadPoolExecutor(_THREADS) as pool:
+        winners = [body for body, created in zip(bodies, pool.map(create, bodies), strict=True) if created]
     if len(winners) != 1:
         _broken(
             store, f"of {_THREADS} threads that created one object at once {len(winners)} were told they had; must be 1"
         )
-    if store.get(key) != bodies[winners[0]]:
+    if store.get(key) != winners[0]:
         _broken(store, "an object read back holds other bytes than its only creator wrote")
     if store.create(key, b"again"):
         _broken(store, "an object that exists was created a second time")
 
 
 def _case(store: Store, keys: Sequence[str]) -> None:
-    """Names that differ only in case are different objects."""
     for key in keys:
         if not store.create(key, key.encode()):
             _broken(store, "names that differ only in case are one object there")
     for key in keys:
         if store.get(key) != key.encode():
             _broken(store, "names that differ only in case hold the same bytes there")
-
-
-def _remove(store: Store, key: str) -> None:
-    try:
-        store.delete(key)
-    except Unavailable:
-        return  # a leftover of the probe does no harm
 
 
 def _broken(store: Store, what: str) -> None:

@@ -32,9 +32,7 @@ MAX_KEY = 1024
 """Bytes of a key: the limit of S3, GCS and Azure."""
 MAX_DOCUMENT = 256 << 20
 """Bytes of a JSON object: some millions of slices. What is longer was not written by sparklog, and is not read."""
-DOCUMENT_SUFFIX = ".json"
 
-KEY_KINDS = ("root", "commit", "checkpoint", "append", "sealed", "other")
 
 _PART = re.compile(r"[A-Za-z0-9._\-%=+@,]{1,255}\Z")
 _KEY = re.compile(r"[A-Za-z0-9._\-%=+@,]{1,255}(?:/[A-Za-z0-9._\-%=+@,]{1,255})*\Z")
@@ -45,13 +43,13 @@ _KINDS = re.compile(
 
 
 def is_part(name: str) -> bool:
-    """True if `name` can be one part of a key."""
     return _PART.match(name) is not None and name not in (".", "..")
 
 
 def check_key(key: str) -> str:
     """Return the key. `BadRequest` if it is absolute, climbs out, is too long or has odd characters."""
-    if _KEY.match(key) is not None and len(key) <= MAX_KEY and not _has_dots(key):
+    has_dots = "." in key and any(part in (".", "..") for part in key.split("/"))
+    if _KEY.match(key) is not None and len(key) <= MAX_KEY and not has_dots:
         return key
     raise BadRequest(f"not a key: {_show(key)}; {_reason(key)}")
 
@@ -73,15 +71,11 @@ def check_prefix(prefix: str, *, folder: bool = False) -> str:
 
 
 def key_kind(key: str) -> str:
-    """Return one of `KEY_KINDS`; the stores of `sparklog.testing` count and inject faults by it."""
+    """Return the kind of a key, by the table above: the stores of `sparklog.testing` count and fail by it."""
     if key == "_root.json":
         return "root"
     match = _KINDS.match(key)
     return (match.lastgroup or "other") if match else "other"
-
-
-def _has_dots(key: str) -> bool:
-    return "." in key and any(part in (".", "..") for part in key.split("/"))
 
 
 def _show(key: str) -> str:
@@ -116,9 +110,7 @@ class ObjectWriter(Protocol):
     """A new object being written. It exists, whole and durable, once `close` returns; `discard` leaves nothing."""
 
     def write(self, data: bytes | bytearray | memoryview) -> None: ...
-
     def close(self) -> None: ...
-
     def discard(self) -> None: ...
 
 

@@ -24,15 +24,13 @@ from __future__ import annotations
 import enum
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
 from sparklog.errors import NotFound, Unavailable
-from sparklog.storage.store import ObjectInfo, ObjectWriter, Store, key_kind
+from sparklog.storage.store import ObjectWriter, Store, key_kind
 from sparklog.testing.wrapper_stores import WrapperStore
-
-T = TypeVar("T")
 
 
 class Crash(BaseException):
@@ -56,8 +54,7 @@ class FaultKind(enum.Enum):
 
 @dataclass(frozen=True)
 class Fault:
-    """`amount`: seconds of a delay, calls until a late effect, bytes that a short read lacks, index of a flipped
-    bit."""
+    """`amount`: seconds of a delay, calls until a late effect, bytes that a read lacks, index of a flipped bit."""
 
     kind: FaultKind
     amount: float = 1
@@ -89,8 +86,7 @@ _FITTING: Mapping[FaultKind, tuple[str, ...]] = {
 class Script:
     """Faults at labelled points: `Script({("create:commit", 2): Fault(...)})` strikes the third create of a commit.
 
-    A label without a number, as in `Script({"get:commit": Fault(...)})`, strikes every such call. `struck` lists what
-    did.
+    A label without a number strikes every such call. `struck` lists the calls that were.
     """
 
     def __init__(self, faults: Mapping[str | tuple[str, int], Fault]) -> None:
@@ -127,7 +123,7 @@ class Seeded:
 
 
 def _no_sleep(seconds: float) -> None:
-    """Delays pass at once unless a clock is given."""
+    pass
 
 
 class FaultyStore(WrapperStore):
@@ -148,68 +144,18 @@ class FaultyStore(WrapperStore):
 
     @property
     def has_late(self) -> bool:
-        """True if some effect has not landed yet."""
         return bool(self._late)
 
     def land(self) -> None:
-        """Apply every late effect now."""
         late, self._late = self._late, []
         for _, effect in late:
             effect()
 
-    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        fault = self._meet("get", key)
-        kind = fault.kind if fault else None
-        if kind is FaultKind.ABSENT:
-            raise NotFound(f"no object {key} in {self.location}: it was never written, or has been deleted")
-        data = self._apply(fault, key, lambda: self.inner.get(key, start, length))
-        if fault and kind is FaultKind.SHORT:
-            return data[: max(0, len(data) - int(fault.amount))]
-        if fault and kind is FaultKind.FLIP and data:
-            flipped = bytearray(data)
-            bit = int(fault.amount) % (8 * len(data))
-            flipped[bit // 8] ^= 1 << bit % 8
-            return bytes(flipped)
-        return data
-
-    def create(self, key: str, data: bytes) -> bool:
-        fault = self._meet("create", key)
-        if fault and fault.kind is FaultKind.TWICE:
-            self.inner.create(key, data)
-            return False
-        if fault and fault.kind is FaultKind.FALSE_EXISTS:
-            return False
-        if fault and fault.kind is FaultKind.LATE:
-            self._postpone(fault, lambda: self.inner.create(key, data))
-        return self._apply(fault, key, lambda: self.inner.create(key, data))
-
     def writer(self, key: str) -> ObjectWriter:
-        fault = self._meet("writer", key)
-        return _FaultyWriter(self, key, self._apply(fault, key, lambda: self.inner.writer(key)))
+        return _FaultyWriter(self, key, super().writer(key))
 
-    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
-        return self._apply(self._meet("list", prefix), prefix, lambda: self.inner.list(prefix, after))
-
-    def list_folders(self, prefix: str) -> Iterator[str]:
-        return self._apply(self._meet("list_folders", prefix), prefix, lambda: self.inner.list_folders(prefix))
-
-    def stat(self, key: str) -> ObjectInfo | None:
-        fault = self._meet("stat", key)
-        if fault and fault.kind is FaultKind.ABSENT:
-            return None
-        return self._apply(fault, key, lambda: self.inner.stat(key))
-
-    def delete(self, key: str) -> None:
-        fault = self._meet("delete", key)
-        if fault and fault.kind is FaultKind.LATE:
-            self._postpone(fault, lambda: self.inner.delete(key))
-        self._apply(fault, key, lambda: self.inner.delete(key))
-
-    def now_ms(self) -> int:
-        return self._apply(self._meet("now_ms", ""), "", self.inner.now_ms)
-
-    def _meet(self, verb: str, key: str) -> Fault | None:
-        """Count the call, let due late effects land, and ask for a fault."""
+    def request(self, verb: str, key: str, send: Callable[[], Any]) -> Any:
+        """Count the call, let due late effects land, and make it or fail as `decide` says."""
         label = f"{verb}:{key_kind(key)}"
         call = Call(verb, key, label, self._number, self.calls[label])
         self._number += 1
@@ -219,29 +165,45 @@ class FaultyStore(WrapperStore):
             self._late = [entry for entry in self._late if entry[0] > call.number]
             for effect in due:
                 effect()
-        return self.decide(call)
-
-    def _postpone(self, fault: Fault, effect: Callable[[], object]) -> None:
-        self._late.append((self._number + int(fault.amount), effect))
-
-    def _apply(self, fault: Fault | None, key: str, effect: Callable[[], T]) -> T:
+        fault = self.decide(call)
         if fault is None:
-            return effect()
+            return send()
         kind = fault.kind
+        fits = verb in _FITTING.get(kind, ())
+        if fits and kind in (FaultKind.TWICE, FaultKind.FALSE_EXISTS):
+            if kind is FaultKind.TWICE:
+                send()
+            return False
+        if fits and kind is FaultKind.ABSENT:
+            if verb == "stat":
+                return None
+            raise NotFound(f"no object {key} in {self.location}: it was never written, or has been deleted")
+        if fits and kind is FaultKind.LATE:
+            self._late.append((self._number + int(fault.amount), send))
         if kind is FaultKind.CRASH_BEFORE:
             raise Crash(f"before {key}")
         if kind in (FaultKind.ERROR_BEFORE, FaultKind.LATE):
             raise Unavailable(f"{key} in {self.location}: injected fault ({kind.value}): try again")
         if kind is FaultKind.DELAY:
             self.sleep(fault.amount)
-        answer = effect()
+        answer = send()
         if kind is FaultKind.CRASH_AFTER:
             raise Crash(f"after {key}")
         if kind is FaultKind.ERROR_AFTER:
             raise Unavailable(f"{key} in {self.location}: injected fault ({kind.value}): outcome unknown, look again")
         if kind is FaultKind.DELAY_AFTER:
             self.sleep(fault.amount)
-        return answer
+        return _damaged(answer, fault) if fits else answer
+
+
+def _damaged(data: bytes, fault: Fault) -> bytes:
+    if fault.kind is FaultKind.SHORT:
+        return data[: max(0, len(data) - int(fault.amount))]
+    damaged = bytearray(data)
+    if data:
+        bit = int(fault.amount) % (8 * len(data))
+        damaged[bit // 8] ^= 1 << bit % 8
+    return bytes(damaged)
 
 
 class _FaultyWriter:
@@ -253,10 +215,10 @@ class _FaultyWriter:
         self._inner = inner
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        self._store._apply(self._store._meet("write", self._key), self._key, lambda: self._inner.write(data))
+        self._store.request("write", self._key, lambda: self._inner.write(data))
 
     def close(self) -> None:
-        self._store._apply(self._store._meet("close", self._key), self._key, self._inner.close)
+        self._store.request("close", self._key, self._inner.close)
 
     def discard(self) -> None:
         self._inner.discard()

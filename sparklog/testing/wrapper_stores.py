@@ -1,20 +1,19 @@
-"""A store that passes every call on to another one: the base of test doubles.
-
-A store that counts requests, so that tests can hold an operation to its request budget.
-"""
+"""Stores around another one: the base of test doubles, and one that counts requests for request budgets."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from sparklog.storage.local_writer import ForkLock
 from sparklog.storage.store import ObjectInfo, ObjectWriter, Store, key_kind
 
+T = TypeVar("T")
+
 
 class WrapperStore(Store):
-    """Pass every call on to `inner`; derived classes override what they count, delay or break.
+    """Pass every call on to `inner`; derived classes override a method, or `request`, which all of them go through.
 
     Of the capabilities only `needs_probe` and `parallel_reads` are those of `inner`: temporary files and links would
     go past the wrapper.
@@ -22,6 +21,10 @@ class WrapperStore(Store):
 
     def __init__(self, inner: Store) -> None:
         self.inner = inner
+
+    def request(self, verb: str, key: str, send: Callable[[], T]) -> T:
+        """Return the answer of `send`; `verb` is the method's name, `key` its key or prefix."""
+        return send()
 
     @property
     def location(self) -> str:
@@ -36,42 +39,40 @@ class WrapperStore(Store):
         return self.inner.parallel_reads
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        return self.inner.get(key, start, length)
+        return self.request("get", key, lambda: self.inner.get(key, start, length))
 
     def create(self, key: str, data: bytes) -> bool:
-        return self.inner.create(key, data)
+        return self.request("create", key, lambda: self.inner.create(key, data))
 
     def writer(self, key: str) -> ObjectWriter:
-        return self.inner.writer(key)
+        return self.request("writer", key, lambda: self.inner.writer(key))
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
-        return self.inner.list(prefix, after)
+        return self.request("list", prefix, lambda: self.inner.list(prefix, after))
 
     def list_folders(self, prefix: str) -> Iterator[str]:
-        return self.inner.list_folders(prefix)
+        return self.request("list_folders", prefix, lambda: self.inner.list_folders(prefix))
 
     def stat(self, key: str) -> ObjectInfo | None:
-        return self.inner.stat(key)
+        return self.request("stat", key, lambda: self.inner.stat(key))
 
     def delete(self, key: str) -> None:
-        self.inner.delete(key)
+        self.request("delete", key, lambda: self.inner.delete(key))
 
     def now_ms(self) -> int:
-        return self.inner.now_ms()
+        return self.request("now_ms", "", self.inner.now_ms)
 
 
 class CountingStore(WrapperStore):
-    """Count every call by verb and by kind of key (`sparklog.storage.store.key_kind`), and pass it on.
+    """Count every call by verb, a method of `Store`, and by kind of key (`sparklog.storage.store.key_kind`).
 
-    Verbs are the methods of `Store`; a data object counts as one `writer` when it is begun. Each `list` and
-    `list_folders` counts once, however long. A pickled copy starts from the counts at that time and counts for itself.
+    A data object counts as one `writer` when it is begun. A pickled copy goes on from these counts for itself.
     """
 
     def __init__(self, inner: Store) -> None:
         super().__init__(inner)
         self._lock = ForkLock()
         self.counts: Counter[str] = Counter()
-        """Calls by verb: `get`, `create`, `writer`, `list`, `list_folders`, `stat`, `delete`, `now_ms`."""
         self.by_kind: Counter[tuple[str, str]] = Counter()
         """Calls by verb and kind of key, e.g. `("create", "commit")`."""
         self.keys: list[tuple[str, str]] = []
@@ -85,7 +86,6 @@ class CountingStore(WrapperStore):
         self.__dict__.update(state, _lock=ForkLock())
 
     def reset(self) -> None:
-        """Begin to count from nothing."""
         with self._lock:
             self.counts.clear()
             self.by_kind.clear()
@@ -107,46 +107,16 @@ class CountingStore(WrapperStore):
             if made > allowed[verb]:
                 raise AssertionError(f"{verb}: at most {allowed[verb]} allowed, made {self._calls(verb)}")
 
-    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        self._count("get", key)
-        data = super().get(key, start, length)
-        with self._lock:
-            self.bytes_read += len(data)
-        return data
-
-    def create(self, key: str, data: bytes) -> bool:
-        self._count("create", key)
-        return super().create(key, data)
-
-    def writer(self, key: str) -> ObjectWriter:
-        self._count("writer", key)
-        return super().writer(key)
-
-    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
-        self._count("list", prefix)
-        return super().list(prefix, after)
-
-    def list_folders(self, prefix: str) -> Iterator[str]:
-        self._count("list_folders", prefix)
-        return super().list_folders(prefix)
-
-    def stat(self, key: str) -> ObjectInfo | None:
-        self._count("stat", key)
-        return super().stat(key)
-
-    def delete(self, key: str) -> None:
-        self._count("delete", key)
-        super().delete(key)
-
-    def now_ms(self) -> int:
-        self._count("now_ms", "")
-        return super().now_ms()
-
-    def _count(self, verb: str, key: str) -> None:
+    def request(self, verb: str, key: str, send: Callable[[], Any]) -> Any:
         with self._lock:
             self.counts[verb] += 1
             self.by_kind[verb, key_kind(key)] += 1
             self.keys.append((verb, key))
+        answer = send()
+        if verb == "get":
+            with self._lock:
+                self.bytes_read += len(answer)
+        return answer
 
     def _calls(self, verb: str) -> str:
         made = [key for name, key in self.keys if name == verb]

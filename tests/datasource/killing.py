@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparklog.datasource.source import SparklogDataSource
-from sparklog.datasource.write_task import BATCH_ID, SparklogCommitMessage
-from sparklog.datasource.writer import SparklogStreamWriter
+from sparklog.datasource.writer import BATCH_ID, SparklogCommitMessage, SparklogStreamWriter
 
 if TYPE_CHECKING:
     import pyarrow as pa

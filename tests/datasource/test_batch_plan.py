@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from sparklog.datasource.batch_reader import batch_ranges
 from sparklog.datasource.options import parse_options
+from sparklog.datasource.starting_offsets import batch_ranges
 from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import BadRequest, NotFound
 from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, ROOT, TOPIC, Location

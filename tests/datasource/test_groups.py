@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from sparklog.datasource.batch_reader import batch_ranges
 from sparklog.datasource.group_progress import RETRY_MS, GroupProgress
 from sparklog.datasource.option_table import DEFAULT_SESSION_TIMEOUT_MS
 from sparklog.datasource.options import parse_options
 from sparklog.datasource.source import check_group_place
+from sparklog.datasource.starting_offsets import batch_ranges
 from sparklog.datasource.stream_plan import Clock, StreamPlanner
 from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import BadRequest, Conflict, Fenced, NotFound

@@ -27,8 +27,7 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql.types import StringType, StructField, StructType
 
-from sparklog.datasource.write_task import write_task
-from sparklog.datasource.writer import plan_commit, plan_write, publish
+from sparklog.datasource.writer import plan_commit, plan_write, publish, write_task
 from sparklog.log.state.registry import WriterKey
 
 TOPICS = ("t0", "t1", "t2")

@@ -17,9 +17,9 @@ import pytest
 import sparklog
 from sparklog.datasource import process
 from sparklog.datasource.options import parse_options
+from sparklog.datasource.process import HIDE_TRACEBACK, user_errors
 from sparklog.datasource.stream_plan import StreamPlanner
 from sparklog.datasource.subscription import Subscriber
-from sparklog.datasource.user_errors import HIDE_TRACEBACK, guard_iterator, user_errors
 from sparklog.errors import BadRequest, Conflict, NotFound
 from sparklog.kafka.in_place.location import open_view, resolve
 from sparklog.log.journal.env import SYSTEM
@@ -42,8 +42,7 @@ from sparklog.datasource import source
 from sparklog.datasource.read_task import BATCH_BYTES, LogPartition, ReadTask, log_partitions, merge_small
 from sparklog.datasource.schema import projection
 from sparklog.datasource.source import COMMITS, SparklogDataSource
-from sparklog.datasource.write_task import SinkPlan, SparklogCommitMessage, write_task
-from sparklog.datasource.writer import plan_commit, plan_write, publish
+from sparklog.datasource.writer import SinkPlan, SparklogCommitMessage, plan_commit, plan_write, publish, write_task
 from sparklog.log.state.registry import WriterKey
 
 
@@ -67,7 +66,7 @@ def test_small_batches_are_put_together() -> None:
 
 
 def test_an_error_on_purpose_is_one_line_under_its_code() -> None:
-    @user_errors
+    @user_errors()
     def fail() -> None:
         raise NotFound("there is\nno topic")
 
@@ -79,18 +78,19 @@ def test_an_error_on_purpose_is_one_line_under_its_code() -> None:
 
 
 def test_an_error_nobody_meant_keeps_its_kind() -> None:
-    @user_errors
+    @user_errors()
     def fail() -> None:
         raise KeyError("bug")
 
     def items() -> Iterator[int]:
-        yield 1
-        raise Conflict("in the middle")
+        with user_errors():
+            yield 1
+            raise Conflict("in the middle")
 
     with pytest.raises(KeyError):
         fail()
     assert os.environ[HIDE_TRACEBACK] == ""
-    found = guard_iterator(items())
+    found = items()
     assert next(found) == 1
     with pytest.raises(Exception, match="in the middle"):
         next(found)
@@ -98,7 +98,7 @@ def test_an_error_nobody_meant_keeps_its_kind() -> None:
 
 def test_importing_the_source_pulls_no_heavy_module() -> None:
     program = (
-        "import sys, pyspark_sparklog, sparklog.datasource.stream_reader, sparklog.datasource.batch_reader, "
+        "import sys, pyspark_sparklog, sparklog.datasource.reader, sparklog.datasource.writer, "
         "sparklog.datasource.writer, sparklog.log.topic.root, sparklog.kafka.in_place.view\n"
         "print([name for name in ('numba', 'pandas', 'zstandard', 'lz4', 'snappy') if name in sys.modules])"
     )
@@ -528,7 +528,7 @@ def test_garbage_collection_is_frozen_once_per_kind_of_work(monkeypatch: pytest.
     from sparklog.datasource import process
 
     calls: list[str] = []
-    monkeypatch.setattr(process, "_done", set())
+    process.freeze_gc.cache_clear()
     monkeypatch.setattr(gc, "collect", lambda: calls.append("collect"))
     monkeypatch.setattr(gc, "freeze", lambda: calls.append("freeze"))
     for after in ("read", "read", "write"):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.storage import local_writer
+from sparklog.storage import local, local_writer
 from sparklog.storage.local import LocalStore
 
 PIECE = b"x" * (5 << 20)
@@ -23,14 +23,14 @@ def written(folder: Path) -> bytes:
 
 def test_what_is_written_is_handed_over_once_and_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     handed: list[tuple[int, int]] = []
-    monkeypatch.setattr(local_writer, "start_writeback", lambda fd, start, length: handed.append((start, length)))
+    monkeypatch.setattr(local, "start_writeback", lambda fd, start, length: handed.append((start, length)))
     assert written(tmp_path) == PIECE * 8
     assert handed == [(0, 20 << 20), (20 << 20, 20 << 20)]
 
 
 def test_a_store_that_is_not_durable_hands_nothing_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     handed: list[int] = []
-    monkeypatch.setattr(local_writer, "start_writeback", lambda fd, start, length: handed.append(start))
+    monkeypatch.setattr(local, "start_writeback", lambda fd, start, length: handed.append(start))
     writer = LocalStore(tmp_path, durable=False).writer("file")
     for _ in range(8):
         writer.write(PIECE)

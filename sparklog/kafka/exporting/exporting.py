@@ -59,8 +59,8 @@ from sparklog.log.state.view import READ_UNCOMMITTED
 from sparklog.log.topic.root import Root
 from sparklog.maintenance.work_items import Progress, silent
 from sparklog.storage import local_path
-from sparklog.storage.local import LocalStore, sync_folder
-from sparklog.storage.local_writer import store_error
+from sparklog.storage.local import LocalStore
+from sparklog.storage.local_writer import store_error, sync_folder
 
 PARTITIONS_AT_ONCE = 128
 """Each may have a file open."""

@@ -1,7 +1,7 @@
-"""The streaming source as Spark sees it: a thin shell around `stream_plan.StreamPlanner`.
+"""Readers as Spark sees them: a batch, planned once, and a stream, a thin shell around `stream_plan.StreamPlanner`.
 
-Spark builds this class twice per query: once in a long-lived process that answers for offsets, where the planner is
-kept, and once to be pickled for the tasks, which never see what the first one learnt.
+Spark builds the stream's reader twice per query: once in a long-lived process that answers for offsets, where the
+planner is kept, and once to be pickled for the tasks, which never see what the first one learnt.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from sparklog.datasource.group_progress import GroupProgress
 from sparklog.datasource.options import Options
-from sparklog.datasource.process import freeze_gc
+from sparklog.datasource.process import freeze_gc, user_errors
 from sparklog.datasource.read_task import ReadTask, log_partitions
 from sparklog.datasource.schema import Projection
+from sparklog.datasource.starting_offsets import batch_ranges
 from sparklog.datasource.stream_plan import StreamPlanner
 from sparklog.datasource.subscription import Subscriber
-from sparklog.datasource.user_errors import user_errors
 from sparklog.errors import SparklogError
 from sparklog.kafka.in_place.location import Location, open_view
 from sparklog.log.state.view import LogView
@@ -27,6 +27,27 @@ from sparklog.log.topic.root import RootView
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+class SparklogBatchReader(DataSourceReader):  # type: ignore[misc]
+    """One `load()`: every action on that DataFrame reads the same offsets."""
+
+    def __init__(self, location: Location, options: Options, projection: Projection) -> None:
+        self._location = location
+        self._options = options
+        self._task = ReadTask(location, options.read, projection)
+
+    @user_errors()
+    def partitions(self) -> list[InputPartition]:
+        # Spark turns an empty list into one partition without a value.
+        read = self._options.read
+        view = open_view(self._location, tailing=False, corrupt_records=read.corrupt_records)
+        ranges = batch_ranges(view, Subscriber(view, self._location, read.subscription), read)
+        return log_partitions(view, ranges, read)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self._task.read(partition)
+
 
 APPLY_OPTIONS = (1 << 63) - 1
 """Spark only echoes the limit. `ReadMaxRows` of this means "as the options say"; `ReadAllAvailable` then is
@@ -47,55 +68,49 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _opened(self) -> tuple[LogView, StreamPlanner]:
         if self._view is None or self._planner is None:
-            corrupt_records = self._options.read.corrupt_records
-            self._view = open_view(self._location, tailing=True, corrupt_records=corrupt_records)
-            subscriber = Subscriber(self._view, self._location, self._options.read.subscription)
-            self._planner = StreamPlanner(self._view, subscriber, self._options.read)
-            if self._options.read.group_id is not None and isinstance(self._view, RootView):
-                self._progress = GroupProgress(self._view.root, self._options.read)
+            read = self._options.read
+            self._view = open_view(self._location, tailing=True, corrupt_records=read.corrupt_records)
+            self._planner = StreamPlanner(self._view, Subscriber(self._view, self._location, read.subscription), read)
+            if read.group_id is not None and isinstance(self._view, RootView):
+                self._progress = GroupProgress(self._view.root, read)
             freeze_gc("plan")
         return self._view, self._planner
 
-    def _processed(self, start: dict[str, object]) -> None:
-        if self._progress is not None:
-            self._progress.processed(start)
-
-    @user_errors
+    @user_errors()
     def initialOffset(self) -> dict[str, object]:  # noqa: N802
         return self._opened()[1].initial()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         return ReadMaxRows(APPLY_OPTIONS)
 
-    @user_errors
+    @user_errors()
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._opened()[1].prepare_available_now()
 
-    @user_errors
+    @user_errors()
     def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:  # noqa: N802
         _, planner = self._opened()
-        self._processed(start)
+        if self._progress is not None:
+            self._progress.processed(start)
         answer = planner.latest(start, limited=not isinstance(limit, ReadAllAvailable))
         if planner.has_target and answer is start and self._progress is not None:
             self._progress.finish(start)
         return answer
 
-    @user_errors
+    @user_errors()
     def reportLatestOffset(self) -> dict[str, object] | None:  # noqa: N802
         return self._opened()[1].report()
 
-    @user_errors
+    @user_errors()
     def partitions(self, start: dict[str, object], end: dict[str, object]) -> list[InputPartition]:
         view, planner = self._opened()
         # A batch that is replayed after a restart is planned without being asked for: the run begins here.
-        self._processed(start)
+        if self._progress is not None:
+            self._progress.processed(start)
         return log_partitions(view, planner.ranges(start, end), self._options.read)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._task.read(partition)
-
-    def commit(self, end: dict[str, object]) -> None:
-        """Trails by a batch, and says what the question for the next one has said (see `group_progress`)."""
 
     def stop(self) -> None:
         """Leaves the group. Nothing depends on it, for Spark does not call this reliably."""
@@ -104,7 +119,7 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class FailingStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
-    """Stands in for a reader that could not be made: the first question Spark asks is answered with the reason.
+    """Answer the first question Spark asks with the reason why a reader could not be made.
 
     An error out of `streamReader` itself is lost: the process that asks then fails in its clean-up, and shows that.
     """
@@ -112,18 +127,12 @@ class FailingStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
     def __init__(self, error: SparklogError) -> None:
         self._error = error
 
-    @user_errors
+    @user_errors()
     def initialOffset(self, *asked: object) -> Any:  # noqa: N802
         raise self._error
 
     prepareForTriggerAvailableNow = partitions = read = initialOffset  # noqa: N815
 
-    @user_errors
+    @user_errors()
     def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:  # noqa: N802
         raise self._error  # Spark looks at the parameters of this method
-
-    def commit(self, end: dict[str, object]) -> None:
-        """Nothing was read."""
-
-    def stop(self) -> None:
-        """Nothing is held."""
