@@ -81,12 +81,7 @@ class KernelColumns:
             raise BadRequest(f"headers must have the fields key and value, found {', '.join(names)}")
         key, value = struct.field(names.index("key")), struct.field(names.index("value"))
         valid = (0, 0, 0, 0, _validity(struct), struct.offset)
-        return [
-            _row(single, wide, None),
-            self._binary(key, "headers.key"),
-            self._binary(value, "headers.value"),
-            valid,
-        ]
+        return [_row(single, wide, None), self._binary(key, "headers.key"), self._binary(value, "headers.value"), valid]
 
 
 def _validity(array: pa.Array) -> int:

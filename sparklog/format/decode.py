@@ -171,7 +171,7 @@ class _Sink:
             np.ascontiguousarray(headers.base_timestamp[rows]), self.fixed_time[rows],
             np.ascontiguousarray(headers.last_offset_delta[rows]), self.first, self.limit, self.wanted, self.offset,
             self.timestamp, self.key.offsets, self.key.data, self.key.valid, self.value.offsets, self.value.data,
-            self.value.valid, self.list_offsets, self.list_valid, positions, self.emitted[rows], self.state,
+            self.value.valid, self.list_offsets, self.list_valid, positions, self.emitted[rows], self.state
         )  # fmt: skip
         if code != kernels.OK:
             self._fail(code, group)
@@ -190,7 +190,7 @@ class _Sink:
         kernels.decode_headers.sized(entries - int(before[kernels.HEADER_ROWS]))(
             group.data, before[kernels.ROWS], state[kernels.ROWS], self.list_offsets, positions,
             self.header_key.offsets, self.header_key.data, self.header_value.offsets, self.header_value.data,
-            self.header_value.valid, before[kernels.HEADER_KEY_BYTES], before[kernels.HEADER_VALUE_BYTES], state,
+            self.header_value.valid, before[kernels.HEADER_KEY_BYTES], before[kernels.HEADER_VALUE_BYTES], state
         )  # fmt: skip
 
     def _room(self, group: PayloadGroup, records: int) -> None:

@@ -220,7 +220,7 @@ def filter_batches(
     rows = np.ascontiguousarray(fields.batch_rows)
     code = kernels.survey(
         keep.view(np.uint8), rows, fields.timestamp, fields.start, fields.end, lasting.astype(np.int64),
-        np.ascontiguousarray(headers.max_timestamp), len(payloads.data), totals,
+        np.ascontiguousarray(headers.max_timestamp), len(payloads.data), totals
     )  # fmt: skip
     source, base_offset = as_bytes_array(data), headers.base_offset
     least = np.where(headers.is_legacy, MIN_LEGACY_BYTES, HEADER_BYTES)
@@ -318,15 +318,13 @@ class _Writer:
         kernels, fields = self.kernels, self.fields
         action = plan[:, kernels.ACTION]
         room = np.select(
-            [action == kernels.NOTHING, action == kernels.COPY],
-            [0, plan[:, kernels.FROM_SIZE]],
-            HEADER_BYTES,
+            [action == kernels.NOTHING, action == kernels.COPY], [0, plan[:, kernels.FROM_SIZE]], HEADER_BYTES
         )
         growth = self.totals[:, kernels.KEPT_BYTES] + kernels.RECORD_GROWTH * self.totals[:, kernels.KEPT]
         out = new_array(int(room.sum() + growth[action == kernels.REBUILD].sum()) + SLACK, np.uint8)
         written = kernels.write_batches(
             plan, self.data, packed, self.payloads.data, fields.timestamp, fields.start, fields.end,
-            self.keep.view(np.uint8), out,
+            self.keep.view(np.uint8), out
         )  # fmt: skip
         if written < 0:
             raise BadRequest("the records do not lie in the payloads, or the batches not in the data")

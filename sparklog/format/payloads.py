@@ -65,12 +65,7 @@ class PayloadGroup:
 
 
 def payloads(
-    data: BytesLike,
-    headers: BatchHeaders,
-    *,
-    check_crc: bool = True,
-    file: str | None = None,
-    file_position: int = 0,
+    data: BytesLike, headers: BatchHeaders, *, check_crc: bool = True, file: str | None = None, file_position: int = 0
 ) -> Payloads:
     """Return the records of the batches that `headers` (of a scan of `data`, or some rows of one) names.
 

@@ -85,7 +85,7 @@ def record_fields(
         np.ascontiguousarray(headers.base_offset), np.ascontiguousarray(headers.base_timestamp),
         np.ascontiguousarray(headers.last_offset_delta), fields.batch, fields.offset, fields.timestamp, fields.start,
         fields.end, fields.has_key.view(np.uint8), fields.has_value.view(np.uint8), fields.key_start,
-        fields.key_length, state,
+        fields.key_length, state
     )  # fmt: skip
     if code != kernels.OK:
         batch = int(state[kernels.ERROR_BATCH])

@@ -388,7 +388,7 @@ def _translated(
         data, np.ascontiguousarray(start), np.ascontiguousarray(stop), count,
         np.ascontiguousarray(headers.base_offset[rows]), shift, np.ascontiguousarray(headers.base_timestamp[rows]),
         np.ascontiguousarray(headers.last_offset_delta[rows]), int(inner), kernels.CRC_TABLE, out, out_start, out_stop,
-        state,
+        state
     )  # fmt: skip
     if code != kernels.OK:
         row = int(state[kernels.ERROR_ROW])
