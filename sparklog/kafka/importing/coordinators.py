@@ -26,20 +26,18 @@ from typing import TYPE_CHECKING
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError
 from sparklog.format.checkpoint_files import TopicPartition
-from sparklog.format.coordinators.group_messages import (
+from sparklog.format.coordinators.coordinator_records import (
     GroupKey,
     OffsetKey,
     OffsetValue,
     OtherKey,
+    Status,
+    TransactionKey,
+    TransactionValue,
     decode_group_key,
     decode_group_value,
     decode_offset_value,
     decode_other_value,
-)
-from sparklog.format.coordinators.transaction_messages import (
-    Status,
-    TransactionKey,
-    TransactionValue,
     decode_transaction_key,
     decode_transaction_value,
 )

@@ -1,6 +1,6 @@
-"""Records of Kafka's `__consumer_offsets`: committed offsets of groups, and their members.
+"""Records of Kafka's `__consumer_offsets` and `__transaction_state`; `message_schema` has the encoding and the schemas.
 
-`message_schema` has the encoding, `message_definitions` the schemas.
+`__consumer_offsets`: committed offsets of groups, and their members.
 
 | type | key                     | value and its versions                                                             |
 |-----:|-------------------------|------------------------------------------------------------------------------------|
@@ -24,36 +24,52 @@ for an expiry of its own):
 | topicId         | uuid   | from 4, tagged 0                                                                 |
 
 The types 0 to 2 have classes. The others are plain fields under Kafka's names.
+
+`__transaction_state`: the newest state of every transactional id. The key is int16 0, then the id (string). Version 1
+of the value, a flexible one, is written from transaction.version 1 on.
+
+| field                            | type   | meaning                                                               |
+|----------------------------------|--------|-----------------------------------------------------------------------|
+| producerId                       | int64  |                                                                       |
+| previousProducerId               | int64  | tagged 0, -1: none; of the last committed transaction                 |
+| nextProducerId                   | int64  | tagged 1, -1: none; the newest id sent to the producer                |
+| producerEpoch                    | int16  |                                                                       |
+| nextProducerEpoch                | int16  | tagged 3, -1: none; the epoch that goes with nextProducerId           |
+| transactionTimeoutMs             | int32  |                                                                       |
+| transactionStatus                | int8   | see `Status`                                                          |
+| transactionPartitions            | array  | of topic (string) and partitionIds (int32 array); null while Empty    |
+| transactionLastUpdateTimestampMs | int64  |                                                                       |
+| transactionStartTimestampMs      | int64  | -1: no transaction began                                              |
+| clientTransactionVersion         | int16  | tagged 2, 0: not known                                                |
+
+No value (null): the transactional id expired. Tagged fields exist from version 1 on.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 
-from sparklog.errors import BadRequest, Corrupt
-from sparklog.format.coordinators.message_definitions import UnknownKey, record_types
+from sparklog.errors import Corrupt
 from sparklog.format.coordinators.message_schema import (
     NO_UUID,
     Fields,
     Struct,
-    Value,
-    binary,
     decode,
     decode_value,
-    elements,
     encode,
     encode_versioned,
-    number,
-    optional_text,
+    record_types,
     split_version,
-    text,
 )
 
 GROUPS = "groups"
-"""The folder of these records' definitions."""
+TRANSACTIONS = "transactions"
+"""The folders of these records' definitions."""
 OFFSET_COMMIT_LEGACY = 0
 OFFSET_COMMIT = 1
 GROUP_METADATA = 2
+TRANSACTION_LOG = 0
 CONSUMER_PROTOCOL = "consumer"
 """The protocol type of a group of consumers; its members' subscriptions and assignments are then messages, too."""
 
@@ -90,24 +106,10 @@ class GroupKey:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupMember:
-    """A member of a classic group; timeouts in ms (`rebalance_timeout` -1: none was written)."""
-
-    member_id: str
-    client_id: str
-    client_host: str
-    session_timeout: int
-    subscription: bytes
-    assignment: bytes
-    rebalance_timeout: int = -1
-    group_instance_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class GroupValue:
-    """A classic group's state; `state_timestamp`: when the group came into it, ms, None: not written.
+    """A classic group's state, without its members; `state_timestamp`: when the group came into it, ms, None: unknown.
 
-    An empty group has neither members nor `protocol` and `leader`.
+    An empty group has neither `protocol` nor `leader`.
     """
 
     protocol_type: str
@@ -115,7 +117,6 @@ class GroupValue:
     protocol: str | None
     leader: str | None
     state_timestamp: int | None
-    members: tuple[GroupMember, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +127,14 @@ class OtherKey:
     fields: Fields
 
 
-AnyKey = OffsetKey | GroupKey | OtherKey | UnknownKey
+@dataclass(frozen=True, slots=True)
+class UnknownKey:
+    """A key of a type that Kafka 4.1 does not know: a later Kafka's, to be passed over as Kafka does."""
+
+    type: int
 
 
-def decode_group_key(key: bytes | None) -> AnyKey:
+def decode_group_key(key: bytes | None) -> OffsetKey | GroupKey | OtherKey | UnknownKey:
     """Return the key of a record of `__consumer_offsets`. `Corrupt` if it is missing or malformed."""
     if key is None:
         raise Corrupt("a record of __consumer_offsets has a key, this one has none")
@@ -139,9 +144,9 @@ def decode_group_key(key: bytes | None) -> AnyKey:
         return UnknownKey(kind)
     fields = decode(types[kind].key, 0, body)
     if kind in (OFFSET_COMMIT_LEGACY, OFFSET_COMMIT):
-        return OffsetKey(text(fields["group"]), text(fields["topic"]), number(fields["partition"]))
+        return OffsetKey(fields["group"], fields["topic"], fields["partition"])
     if kind == GROUP_METADATA:
-        return GroupKey(text(fields["group"]))
+        return GroupKey(fields["group"])
     return OtherKey(kind, fields)
 
 
@@ -155,12 +160,12 @@ def decode_offset_value(value: bytes | None) -> OffsetValue | None:
         return None
     epoch, expiry, topic_id = (fields[name] for name in ("leaderEpoch", "expireTimestamp", "topicId"))
     return OffsetValue(
-        number(fields["offset"]),
-        None if epoch == -1 else number(epoch),
-        text(fields["metadata"]),
-        number(fields["commitTimestamp"]),
-        None if expiry == -1 else number(expiry),
-        None if topic_id == NO_UUID else text(topic_id),
+        fields["offset"],
+        None if epoch == -1 else epoch,
+        fields["metadata"],
+        fields["commitTimestamp"],
+        None if expiry == -1 else expiry,
+        None if topic_id == NO_UUID else topic_id,
     )
 
 
@@ -171,12 +176,11 @@ def decode_group_value(value: bytes | None) -> GroupValue | None:
         return None
     since = fields["currentStateTimestamp"]
     return GroupValue(
-        text(fields["protocolType"]),
-        number(fields["generation"]),
-        optional_text(fields["protocol"]),
-        optional_text(fields["leader"]),
-        None if since == -1 else number(since),
-        tuple(_member(each) for each in elements(fields["members"])),
+        fields["protocolType"],
+        fields["generation"],
+        fields["protocol"],
+        fields["leader"],
+        None if since == -1 else since,
     )
 
 
@@ -186,60 +190,38 @@ def decode_other_value(key: OtherKey, value: bytes | None) -> Fields | None:
 
 
 def encode_offset_key(key: OffsetKey) -> bytes:
-    fields: Fields = {"group": key.group, "topic": key.topic, "partition": key.partition}
-    return _encode_key(OFFSET_COMMIT, fields)
+    return _encode_key(OFFSET_COMMIT, {"group": key.group, "topic": key.topic, "partition": key.partition})
 
 
 def encode_group_key(key: GroupKey) -> bytes:
     return _encode_key(GROUP_METADATA, {"group": key.group})
 
 
-def encode_offset_value(value: OffsetValue, *, version: int | None = None) -> bytes:
-    """Return a committed offset's bytes in a version, 0 to 4. Fields that a version lacks are left out, as by Kafka.
+def encode_offset_value(value: OffsetValue) -> bytes:
+    """Return a committed offset's bytes in version 3, or 1 with an expiry; both are without `topic_id`.
 
-    Without `version` it is 3, or 1 with an expiry: Kafka up to 4.0 writes these, and every later one reads them.
+    Kafka up to 4.0 writes these, and every later one reads them.
     """
-    if version is None:
-        version = 3 if value.expire_timestamp is None else 1
-    if not 0 <= version <= _value(OFFSET_COMMIT).highest:
-        raise BadRequest(f"a committed offset has the versions 0 to 4, not {version}")
     fields: Fields = {
         "offset": value.offset,
         "leaderEpoch": -1 if value.leader_epoch is None else value.leader_epoch,
         "metadata": value.metadata,
         "commitTimestamp": value.commit_timestamp,
         "expireTimestamp": -1 if value.expire_timestamp is None else value.expire_timestamp,
-        "topicId": NO_UUID if value.topic_id is None else value.topic_id,
     }
-    return encode_versioned(_value(OFFSET_COMMIT), version, fields)
+    return encode_versioned(_value(OFFSET_COMMIT), 3 if value.expire_timestamp is None else 1, fields)
 
 
-def encode_group_value(value: GroupValue, *, version: int = 3) -> bytes:
-    """Return a classic group's state in version 3 (Kafka 2.3 and later) or 4."""
-    if version not in (3, 4):
-        raise BadRequest(f"a group's state is written in version 3 or 4, not {version}")
-    members: list[Value] = [
-        {
-            "memberId": each.member_id,
-            "groupInstanceId": each.group_instance_id,
-            "clientId": each.client_id,
-            "clientHost": each.client_host,
-            "rebalanceTimeout": each.rebalance_timeout,
-            "sessionTimeout": each.session_timeout,
-            "subscription": each.subscription,
-            "assignment": each.assignment,
-        }
-        for each in value.members
-    ]
+def encode_group_value(value: GroupValue) -> bytes:
+    """Return the state of a classic group without members in version 3 (Kafka 2.3 and later)."""
     fields: Fields = {
         "protocolType": value.protocol_type,
         "generation": value.generation,
         "protocol": value.protocol,
         "leader": value.leader,
         "currentStateTimestamp": -1 if value.state_timestamp is None else value.state_timestamp,
-        "members": members,
     }
-    return encode_versioned(_value(GROUP_METADATA), version, fields)
+    return encode_versioned(_value(GROUP_METADATA), 3, fields)
 
 
 def _value(kind: int) -> Struct:
@@ -251,14 +233,68 @@ def _encode_key(kind: int, fields: Fields) -> bytes:
     return kind.to_bytes(2, "big") + encode(record_types(GROUPS)[kind].key, 0, fields)
 
 
-def _member(fields: Fields) -> GroupMember:
-    return GroupMember(
-        member_id=text(fields["memberId"]),
-        client_id=text(fields["clientId"]),
-        client_host=text(fields["clientHost"]),
-        session_timeout=number(fields["sessionTimeout"]),
-        subscription=binary(fields["subscription"]),
-        assignment=binary(fields["assignment"]),
-        rebalance_timeout=number(fields["rebalanceTimeout"]),
-        group_instance_id=optional_text(fields["groupInstanceId"]),
+class Status(IntEnum):
+    """State of a transactional id."""
+
+    EMPTY = 0
+    ONGOING = 1
+    PREPARE_COMMIT = 2
+    PREPARE_ABORT = 3
+    COMPLETE_COMMIT = 4
+    COMPLETE_ABORT = 5
+    DEAD = 6
+    PREPARE_EPOCH_FENCE = 7
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionKey:
+    """The key of a transactional id's state."""
+
+    transactional_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionValue:
+    """What is needed of a transactional id's state; times in ms, `start_ms` None: no transaction began.
+
+    `partitions`: (topic, partition) in the record's order, None where Kafka has null (an id that began nothing).
+    """
+
+    producer_id: int
+    previous_producer_id: int
+    timeout_ms: int
+    status: Status
+    partitions: tuple[tuple[str, int], ...] | None
+    start_ms: int | None
+
+
+def decode_transaction_key(key: bytes | None) -> TransactionKey | UnknownKey:
+    """Return the key of a record of `__transaction_state`. `Corrupt` if it is missing or malformed."""
+    if key is None:
+        raise Corrupt("a record of __transaction_state has a key, this one has none")
+    kind, body = split_version(key, "key")
+    if kind != TRANSACTION_LOG:
+        return UnknownKey(kind)
+    return TransactionKey(decode(record_types(TRANSACTIONS)[kind].key, 0, body)["transactionalId"])
+
+
+def decode_transaction_value(value: bytes | None) -> TransactionValue | None:
+    """Return the value of such a record, None for a tombstone.
+
+    `Corrupt` if it is malformed, of an unknown version or of an unknown status.
+    """
+    fields = decode_value(record_types(TRANSACTIONS)[TRANSACTION_LOG].value, value)
+    if fields is None:
+        return None
+    status, start, topics = (fields[f"transaction{name}"] for name in ("Status", "StartTimestampMs", "Partitions"))
+    if status not in Status.__members__.values():
+        raise Corrupt(f"expected a transaction's status of 0 to {max(Status)}, found {status}")
+    partitions = [(each["topic"], number) for each in topics or () for number in each["partitionIds"]]
+    return TransactionValue(
+        producer_id=fields["producerId"],
+        previous_producer_id=fields["previousProducerId"],
+        timeout_ms=fields["transactionTimeoutMs"],
+        status=Status(status),
+        partitions=None if topics is None else tuple(partitions),
+        start_ms=None if start == -1 else start,
     )
