@@ -38,10 +38,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sparklog.errors import Conflict, Corrupt
-from sparklog.format import offset_index, time_index
 from sparklog.format.append_file import WrittenSlice, build_index, encode_footer
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.control import end_txn_marker
+from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.kafka.importing.totals import Batches, Ending, LastBatch, SegmentTotals
 from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, Window, seek
@@ -354,7 +354,7 @@ def offset_index_of(raw: bytes | None, base: int, batches: Batches, interval: in
     index = None
     if raw is not None:
         try:
-            index = offset_index.parse(raw, base)
+            index = OffsetIndex.parse(raw, base)
         except Corrupt:
             index = None
     if index is not None and len(index):
@@ -362,7 +362,7 @@ def offset_index_of(raw: bytes | None, base: int, batches: Batches, interval: in
         named = (batches.position[rows] == index.positions) & (batches.last_offset[rows] == index.offsets)
         index = index if named.all() else None
     if index is None:
-        index = offset_index.build(base, batches.position, batches.last_offset, interval)
+        index = OffsetIndex.build(base, batches.position, batches.last_offset, interval)
     return index.to_bytes()
 
 
@@ -371,7 +371,7 @@ def time_index_of(raw: bytes | None, base: int, batches: Batches, interval: int)
     index = None
     if raw is not None:
         try:
-            index = time_index.parse(raw, base)
+            index = TimeIndex.parse(raw, base)
         except Corrupt:
             index = None
     running = np.maximum.accumulate(batches.max_timestamp)
@@ -382,5 +382,5 @@ def time_index_of(raw: bytes | None, base: int, batches: Batches, interval: int)
         named &= batches.max_timestamp[rows] == index.timestamps
         index = index if named.all() and greatest == int(running[-1]) else None
     if index is None:
-        index = time_index.build(base, batches.position, batches.last_offset, batches.max_timestamp, interval)
+        index = TimeIndex.build(base, batches.position, batches.last_offset, batches.max_timestamp, interval)
     return index.to_bytes()

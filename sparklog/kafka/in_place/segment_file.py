@@ -17,9 +17,8 @@ from types import TracebackType
 
 from sparklog.errors import Corrupt
 from sparklog.format.batch_scan import begins_with_header, least_size, scan_headers, single_header
-from sparklog.format.offset_index import OffsetIndex
-from sparklog.format.offset_index import parse as parse_offset_index
 from sparklog.format.record_batch import CRC_START, HEADER_BYTES, MAGIC, MAGIC_POSITION, BatchHeader, BatchHeaders
+from sparklog.format.segment_indexes import OffsetIndex
 
 SWAP = ".swap"
 DELETED = ".deleted"
@@ -221,6 +220,6 @@ def load_offset_index(file: SegmentFile, base: int) -> OffsetIndex | None:
     path = companion(file.path, "index")
     try:
         with open(path, "rb") as source:
-            return parse_offset_index(source.read(), base, file=path)
+            return OffsetIndex.parse(source.read(), base, file=path)
     except (FileNotFoundError, Corrupt):
         return None

@@ -23,12 +23,10 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from sparklog.errors import Corrupt, NotFound
-from sparklog.format import offset_index, time_index
 from sparklog.format.append_file import INDEX_MIN_BYTES, Footer, SliceIndex, decode_footer
 from sparklog.format.batch_scan import crc_failures, scan_headers
-from sparklog.format.offset_index import OffsetIndex
 from sparklog.format.record_batch import HEADER_BYTES, LOG_OVERHEAD, BatchHeaders
-from sparklog.format.time_index import TimeIndex
+from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
 from sparklog.log.read.read_plan import PlannedSlice, PlannedSlices
 from sparklog.log.state.view import OffsetRange
 from sparklog.storage.store import Store
@@ -54,12 +52,12 @@ class Entrance:
 
 def read_offset_index(store: Store, planned: PlannedSlice) -> OffsetIndex | None:
     """Return the `.index` of a sealed segment, in one request; None if there is none that could be right."""
-    return _read(store, planned, ".index", offset_index.parse)
+    return _read(store, planned, ".index", OffsetIndex.parse)
 
 
 def read_time_index(store: Store, planned: PlannedSlice) -> TimeIndex | None:
     """Return the `.timeindex` of a sealed segment, in one request; None if there is none that could be right."""
-    return _read(store, planned, ".timeindex", time_index.parse)
+    return _read(store, planned, ".timeindex", TimeIndex.parse)
 
 
 def _read(store: Store, planned: PlannedSlice, suffix: str, parse: Callable[[bytes, int], _Index]) -> _Index | None:

@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
-from sparklog.format import offset_index, time_index
 from sparklog.format.append_file import decode_footer
+from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
 from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.state.view import LogView
 from sparklog.log.topic.root import RootView
@@ -269,11 +269,11 @@ def _segment_indexes(log: PartitionLog, file: _File) -> list[pa.Table]:
     run = file.runs[0]
     tables = []
     if (data := _beside(run, "index")) is not None:
-        offsets = offset_index.parse(data, run.base, file=run.name)
+        offsets = OffsetIndex.parse(data, run.base, file=run.name)
         file.offset_entries = len(offsets)
         tables.append(_entries(log, run, ".index", offsets.offsets, offsets.positions, None))
     if (data := _beside(run, "timeindex")) is not None:
-        times = time_index.parse(data, run.base, file=run.name)
+        times = TimeIndex.parse(data, run.base, file=run.name)
         file.time_entries = len(times)
         tables.append(_entries(log, run, ".timeindex", times.offsets, None, times.timestamps))
     return tables
