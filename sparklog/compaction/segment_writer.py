@@ -26,7 +26,7 @@ import numpy.typing as npt
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.format import transaction_index
 from sparklog.format.append_file import WrittenSlice
-from sparklog.format.batch_checks import MAX_OFFSET
+from sparklog.format.batch_scan import MAX_OFFSET
 from sparklog.format.checksums import SUFFIXES, index_crc
 from sparklog.format.record_batch import NO_TIMESTAMP, BatchHeaders, BytesLike
 from sparklog.format.segment_indexes import MAX_RELATIVE_OFFSET, OffsetIndex, TimeIndex

@@ -57,7 +57,7 @@ def flipped_bit(nbytes: int, actual: int, expected: int) -> tuple[int, int] | No
 
 @cache
 def _tables() -> tuple[tuple[int, ...], tuple[int, ...], dict[int, int]]:
-    """Return the CRC's table by byte, the byte by the table's highest one, and the bit by its change of the CRC."""
+    """The CRC's table by byte, the byte by the table's highest one, and the bit by its change of the CRC."""
     table = []
     for byte in range(256):
         crc = byte

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import crc32c
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from sparklog.errors import BadRequest
 from sparklog.format import compression
-from sparklog.format.arrow_input import KernelColumns, new_array
-from sparklog.format.decode import SLACK
+from sparklog.format.arrow_input import Column, KernelColumns, new_array
+from sparklog.format.kernels.kernel_memory import SLACK
 from sparklog.format.record_batch import (
     CODECS,
     CRC_START,
@@ -31,6 +31,7 @@ from sparklog.format.record_batch import (
     LOG_APPEND_TIME_BIT,
     NO_TIMESTAMP,
     BatchHeader,
+    ByteArray,
     Int64Array,
 )
 
@@ -105,9 +106,9 @@ class EncodedSlice:
 
 
 def encode(
-    key: pa.Array | pa.ChunkedArray | None,
-    value: pa.Array | pa.ChunkedArray | None,
-    headers: pa.Array | pa.ChunkedArray | None,
+    key: Column,
+    value: Column,
+    headers: Column,
     timestamp: Int64Array,
     *,
     order: npt.NDArray[Any] | None = None,
@@ -122,13 +123,14 @@ def encode(
     `max_message_bytes`.
     """
     rows = _Rows(key, value, headers, timestamp, order)
-    return rows.slices(options).get(0) or _empty_slice()
+    empty = EncodedSlice([], _ALL, _ALL, _ALL, _ALL, 0, 0, NO_TIMESTAMP, NO_TIMESTAMP, 0, False)
+    return rows.slices(options).get(0, empty)
 
 
 def encode_partitions(
-    key: pa.Array | pa.ChunkedArray | None,
-    value: pa.Array | pa.ChunkedArray | None,
-    headers: pa.Array | pa.ChunkedArray | None,
+    key: Column,
+    value: Column,
+    headers: Column,
     timestamp: Int64Array,
     partition: npt.NDArray[Any],
     *,
@@ -160,15 +162,6 @@ class _Draft:
 
 
 @dataclass(frozen=True, slots=True)
-class _Written:
-    """The kernel's output; `batches` sorted by lane, `lanes` as in `encode_kernels`."""
-
-    out: npt.NDArray[np.uint8]
-    batches: list[_Draft]
-    lanes: Int64Array
-
-
-@dataclass(frozen=True, slots=True)
 class _Batch:
     """One finished batch: `head` are the bytes that its CRC leaves out."""
 
@@ -185,9 +178,9 @@ class _Rows:
 
     def __init__(
         self,
-        key: pa.Array | pa.ChunkedArray | None,
-        value: pa.Array | pa.ChunkedArray | None,
-        headers: pa.Array | pa.ChunkedArray | None,
+        key: Column,
+        value: Column,
+        headers: Column,
         timestamp: Int64Array,
         order: npt.NDArray[Any] | None,
         lane_of: Int64Array = _ALL,
@@ -204,8 +197,8 @@ class _Rows:
         low, high = (int(self.times.min()), int(self.times.max())) if len(self.times) else (0, 0)
         if low < NO_TIMESTAMP:
             raise BadRequest(f"timestamps must not be negative, found {low} ms")
-        # Attributes, header count and, at their longest, both deltas.
-        self.extra = 1 + 5 + 5 + _varint_bytes(high - low)
+        # Attributes, header count and, at their longest, both deltas: of a time up to high - low, zig-zag encoded.
+        self.extra = 1 + 5 + 5 + (2 * (high - low) + 1).bit_length() // 7 + 1
         self.columns = KernelColumns(key, value, headers)
 
     def only(self, lane: int, first: int, count: int) -> _Rows:
@@ -221,8 +214,11 @@ class _Rows:
         part.order, part.lane_of, part.count = np.ascontiguousarray(rows, np.int64), _ALL, count
         return part
 
-    def write(self, target: int) -> _Written:
-        """Run the kernels: batches of at most `target` bytes, header included, unless one record is larger."""
+    def write(self, target: int) -> tuple[ByteArray, list[_Draft], Int64Array]:
+        """Run the kernels: their output, batches by lane, and the lane table.
+
+        Batches have at most `target` bytes, header included, unless one record is larger.
+        """
         from sparklog.format.kernels import encode_kernels as kernels
 
         lanes = self._measure()
@@ -241,7 +237,7 @@ class _Rows:
         batches = batches[: int(state[kernels.BATCHES])]
         if len(lanes) > 1:
             batches = batches[np.argsort(batches[:, kernels.BATCH_LANE], kind="stable")]
-        return _Written(out, [_Draft(*row) for row in batches.tolist()], lanes)
+        return out, [_Draft(*row) for row in batches.tolist()], lanes
 
     def _measure(self) -> Int64Array:
         """The lane table with what each lane will hold."""
@@ -264,22 +260,21 @@ class _Rows:
         """Encode all lanes that have rows."""
         if not self.count:
             return {}
-        written = self.write(options.target)
+        out, drafts, lanes = self.write(options.target)
         done: dict[int, list[_Batch]] = {}
-        for batch, lane in self._finish(written, 0, options):
+        for batch, lane in self._finish(out.data, drafts, 0, options):
             done.setdefault(lane, []).append(batch)
-        return {lane: _slice(batches, written.lanes[lane]) for lane, batches in done.items()}
+        return {lane: _slice(batches, lanes[lane]) for lane, batches in done.items()}
 
-    def _finish(self, written: _Written, offset: int, options: EncodeOptions) -> Iterator[tuple[_Batch, int]]:
+    def _finish(
+        self, out: memoryview, drafts: list[_Draft], offset: int, options: EncodeOptions
+    ) -> Iterator[tuple[_Batch, int]]:
         """Compress, write headers and CRCs, split batches that are still too large. `offset`: of each lane's start."""
-        import crc32c
-
-        view = written.out.data
         lane, first = -1, 0
-        for draft in written.batches:
+        for draft in drafts:
             if draft.lane != lane:
                 lane, first = draft.lane, 0
-            whole = view[draft.at : draft.at + draft.size]
+            whole = out[draft.at : draft.at + draft.size]
             header = BatchHeader(
                 offset + first, draft.rows - 1, draft.rows, draft.base_time, draft.max_time, options.attributes
             )
@@ -302,7 +297,8 @@ class _Rows:
                 )
             else:
                 some = self.only(lane, first, draft.rows)
-                for batch, _ in some._finish(some.write(max(1, draft.size // 2)), offset + first, options):
+                halves, batches, _ = some.write(max(1, draft.size // 2))
+                for batch, _ in some._finish(halves.data, batches, offset + first, options):
                     yield batch, lane
             first += draft.rows
 
@@ -336,12 +332,3 @@ def _indices(given: npt.NDArray[Any], name: str) -> Int64Array:
     if array.dtype.kind not in "iu" and len(array):
         raise BadRequest(f"{name} must be integers, found {array.dtype}")
     return np.ascontiguousarray(array, np.int64)
-
-
-def _empty_slice() -> EncodedSlice:
-    return EncodedSlice([], _ALL, _ALL, _ALL, _ALL, 0, 0, NO_TIMESTAMP, NO_TIMESTAMP, 0, False)
-
-
-def _varint_bytes(value: int) -> int:
-    """Bytes that a difference between -value and value may take, zig-zag encoded."""
-    return (2 * value + 1).bit_length() // 7 + 1

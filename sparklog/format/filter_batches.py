@@ -1,14 +1,10 @@
-"""Final offsets, leader epochs and append times in batches that were written without them, in place.
+"""Batches with other offsets, epochs and append times, in place, or with some of their records taken out.
 
-Base offset and leader epoch lie before what the CRC covers. The append time (max timestamp of a LogAppendTime batch)
-lies within: the CRC is then corrected by the bits that change, without reading the batch, so that a batch whose CRC was
-wrong before has a wrong one after it: damage does not become valid.
+`rewrite_headers`: base offset and leader epoch lie before what the CRC covers. The append time (max timestamp of a
+LogAppendTime batch) lies within: the CRC is then corrected by the bits that change, without reading the batch, so that
+a batch whose CRC was wrong before has a wrong one after it: damage does not become valid.
 
-Values may differ from batch to batch: what comes from a hundred thousand slices is written in one go.
-
-Batches with some of their records taken out, as Kafka's log cleaner writes them (`MemoryRecords.filterTo`).
-
-What becomes of a batch:
+`filter_batches` writes what Kafka's log cleaner writes (`MemoryRecords.filterTo`). What becomes of a batch:
 
 | batch                                      | becomes                                                                |
 |--------------------------------------------|------------------------------------------------------------------------|
@@ -30,14 +26,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import crc32c
 import numpy as np
-import numpy.typing as npt
 
 from sparklog.errors import BadRequest
 from sparklog.format import compression
 from sparklog.format.arrow_input import new_array
-from sparklog.format.batch_checks import MAX_OFFSET, MIN_LEGACY_BYTES
-from sparklog.format.payloads import Payloads
+from sparklog.format.batch_scan import MAX_OFFSET, MIN_LEGACY_BYTES
+from sparklog.format.kernels.kernel_memory import SLACK
+from sparklog.format.payloads import Payloads, RecordFields
 from sparklog.format.record_batch import (
     CODEC_MASK,
     CODECS,
@@ -53,11 +50,11 @@ from sparklog.format.record_batch import (
     TRANSACTIONAL_BIT,
     BatchHeaders,
     BoolArray,
+    ByteArray,
     BytesLike,
     Int64Array,
     as_bytes_array,
 )
-from sparklog.format.record_fields import RecordFields
 
 _LEADER_EPOCH = 12
 _CRC = 17
@@ -108,7 +105,6 @@ def rewrite_headers(
 
 
 def _column(name: str, given: int | Int64Array | None, n: int, low: int, high: int) -> Int64Array:
-    """One value per batch, each of them in range."""
     if given is None or isinstance(given, int):
         value = -1 if given is None else given
         if not low <= value <= high:
@@ -122,7 +118,7 @@ def _column(name: str, given: int | Int64Array | None, n: int, low: int, high: i
 
 
 def _rows(given: int | Int64Array, values: Int64Array) -> Int64Array:
-    """Which batches get their value: all of them where one was given for all."""
+    """The batches that get their value: all of them where one was given for all."""
     return np.arange(len(values)) if isinstance(given, int) else np.flatnonzero(values >= 0)
 
 
@@ -140,18 +136,13 @@ def _shifted(headers: BatchHeaders, shift: Int64Array) -> Int64Array:
     wrong = (moved < 0) | ((base < 0) & (shift <= 0)) | beyond
     if wrong.any():
         first = int(np.argmax(wrong))
-        by = int(shift[first])
-        low = int(base[first]) + by
+        low = int(base[first]) + (by := int(shift[first]))
         high = low + int(headers.last_offset_delta[first])
         raise BadRequest(f"offsets are 0 to {MAX_OFFSET}, found {low} to {high} after a shift by {by}")
     return moved
 
 
-def _with_append_time(
-    windows: npt.NDArray[np.uint8], headers: BatchHeaders, times: Int64Array, rows: Int64Array
-) -> BatchHeaders:
-    if not len(rows):
-        return headers
+def _with_append_time(windows: ByteArray, headers: BatchHeaders, times: Int64Array, rows: Int64Array) -> BatchHeaders:
     rows = rows[headers.is_log_append_time[rows] & (headers.max_timestamp[rows] != times[rows])]
     if not len(rows):
         return headers
@@ -168,8 +159,6 @@ def _with_append_time(
 
 
 MAX_BATCH_BYTES = 2**31 - 1 + LOG_OVERHEAD
-SLACK = 64
-"""As the kernels' `copy` needs it."""
 _EMPTY_BITS = LOG_APPEND_TIME_BIT | TRANSACTIONAL_BIT | CONTROL_BIT
 _KNOWN_BITS = CODEC_MASK | _EMPTY_BITS | DELETE_HORIZON_BIT
 _NO_BYTES = np.empty(0, np.uint8)
@@ -183,7 +172,7 @@ class Filtered:
     in the headers that were filtered, ascending.
     """
 
-    data: npt.NDArray[np.uint8]
+    data: ByteArray
     headers: BatchHeaders
     min_ts: Int64Array
     source: Int64Array
@@ -214,7 +203,13 @@ def filter_batches(
     from sparklog.format.kernels import record_kernels as kernels
 
     keep = np.ascontiguousarray(keep, np.bool_)
-    _check_shapes(headers, payloads, fields, keep, drop, empty, horizon)
+    batches = {len(headers), len(payloads), len(fields.batch_rows), len(drop), len(empty), len(horizon)}
+    records = {len(fields), len(keep), int(fields.batch_rows.sum())}
+    if len(batches) > 1 or len(records) > 1 or bool((fields.batch_rows != headers.count).any()):
+        raise BadRequest(
+            f"headers, records and decisions do not belong together: found {sorted(batches)} batches "
+            f"and {sorted(records)} records"
+        )
     lasting = headers.is_log_append_time
     totals = np.zeros((len(headers), kernels.SURVEY_FIELDS), np.int64)
     rows = np.ascontiguousarray(fields.batch_rows)
@@ -246,7 +241,7 @@ def filter_batches(
     if headers.magic is not None:
         headers = _narrowed(headers, fields, keep)
         plan[:, kernels.BASE_DELTA] = headers.base_offset - base_offset
-    return _Writer(source, headers, payloads, fields, keep, plan, totals, stamped).run()
+    return _Writer(source, headers, payloads, fields, keep, plan, totals, stamped, kernels).run()
 
 
 def _narrowed(headers: BatchHeaders, fields: RecordFields, keep: BoolArray) -> BatchHeaders:
@@ -261,43 +256,19 @@ def _narrowed(headers: BatchHeaders, fields: RecordFields, keep: BoolArray) -> B
     return replace(headers, base_offset=base, last_offset_delta=last - base)
 
 
-def _check_shapes(
-    headers: BatchHeaders,
-    payloads: Payloads,
-    fields: RecordFields,
-    keep: BoolArray,
-    drop: BoolArray,
-    empty: BoolArray,
-    horizon: Int64Array,
-) -> None:
-    batches = {len(headers), len(payloads), len(fields.batch_rows), len(drop), len(empty), len(horizon)}
-    records = {len(fields), len(keep), int(fields.batch_rows.sum())}
-    if len(batches) > 1 or len(records) > 1 or bool((fields.batch_rows != headers.count).any()):
-        raise BadRequest(
-            f"headers, records and decisions do not belong together: found {sorted(batches)} batches "
-            f"and {sorted(records)} records"
-        )
-
-
+@dataclass(eq=False)
 class _Writer:
     """Writes what the plan says; compressed batches that change take a detour through `compress`."""
 
-    def __init__(
-        self,
-        data: npt.NDArray[np.uint8],
-        headers: BatchHeaders,
-        payloads: Payloads,
-        fields: RecordFields,
-        keep: BoolArray,
-        plan: Int64Array,
-        totals: Int64Array,
-        stamped: BoolArray,
-    ) -> None:
-        from sparklog.format.kernels import record_kernels as kernels
-
-        self.kernels: Any = kernels
-        self.data, self.headers, self.payloads, self.fields, self.keep = data, headers, payloads, fields, keep
-        self.plan, self.totals, self.stamped = plan, totals, stamped
+    data: ByteArray
+    headers: BatchHeaders
+    payloads: Payloads
+    fields: RecordFields
+    keep: BoolArray
+    plan: Int64Array
+    totals: Int64Array
+    stamped: BoolArray
+    kernels: Any
 
     def run(self) -> Filtered:
         kernels, plan = self.kernels, self.plan
@@ -313,8 +284,8 @@ class _Writer:
         min_ts = np.where(headers.count > 0, self.totals[source, kernels.MIN_TIME], NO_TIMESTAMP)
         return Filtered(out, headers, min_ts, source)
 
-    def _write(self, plan: Int64Array, packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        """Run the kernel over a plan: all its bytes, those of new headers still to be filled in."""
+    def _write(self, plan: Int64Array, packed: ByteArray) -> ByteArray:
+        """Run the kernel over a plan: all its bytes, with gaps for new headers."""
         kernels, fields = self.kernels, self.fields
         action = plan[:, kernels.ACTION]
         room = np.select(
@@ -332,7 +303,7 @@ class _Writer:
             raise BadRequest("a batch would have 2 GiB or more: no batch can")
         return out[:written]
 
-    def _compress(self, rows: Int64Array) -> npt.NDArray[np.uint8]:
+    def _compress(self, rows: Int64Array) -> ByteArray:
         """Rebuild and compress these batches, and have the plan copy them, behind room for their headers."""
         if not len(rows):
             return _NO_BYTES
@@ -374,10 +345,8 @@ class _Writer:
             reason="",
         )
 
-    def _seal(self, out: npt.NDArray[np.uint8], headers: BatchHeaders, rows: Int64Array) -> None:
+    def _seal(self, out: ByteArray, headers: BatchHeaders, rows: Int64Array) -> None:
         """Write the headers of these batches with their CRCs, which go into `headers.crc` too."""
-        import crc32c
-
         packed = np.zeros(len(rows), HEADER_DTYPE)
         for name in HEADER_DTYPE.names or ():
             if name not in ("length", "magic", "crc"):

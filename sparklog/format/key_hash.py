@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from sparklog.errors import BadRequest
 from sparklog.format.arrow_input import KernelColumns
-from sparklog.format.record_batch import Int64Array, as_bytes_array
+from sparklog.format.record_batch import ByteArray, Int64Array, as_bytes_array
 
 _WORDS = struct.Struct("<qq")
 
@@ -41,7 +41,7 @@ class HashKey:
 
 
 def key_hashes(
-    data: npt.NDArray[np.uint8], key_start: Int64Array, key_length: npt.NDArray[np.int32], hash_key: HashKey
+    data: ByteArray, key_start: Int64Array, key_length: npt.NDArray[np.int32], hash_key: HashKey
 ) -> npt.NDArray[np.uint64]:
     """Return SipHash of the runs `data[key_start : key_start + key_length]`, two words each (uint64[n, 2]).
 

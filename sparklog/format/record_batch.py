@@ -20,8 +20,7 @@ A batch is a 61-byte header and its records (plain, or one compressed stream of 
 
 What stands before the CRC field is not covered by it: that is why a log can assign offsets and epochs without touching
 the rest. Messages of formats v0 and v1 (magic 0 and 1) count as batches, too: see
-`sparklog.format.legacy.old_messages`. The scan that finds the batches of all formats is `sparklog.format.batch_scan`.
-Numpy only: planners import this module.
+`sparklog.format.legacy.old_messages`. Numpy only: planners import this module.
 """
 
 from __future__ import annotations
@@ -31,11 +30,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias
 
+import crc32c
 import numpy as np
 import numpy.typing as npt
 
+from sparklog.errors import Corrupt
+
 BytesLike: TypeAlias = Any
 """Anything with a contiguous buffer of bytes: bytes, memoryview, uint8 array, pyarrow.Buffer, mmap."""
+ByteArray: TypeAlias = npt.NDArray[np.uint8]
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
@@ -72,6 +75,11 @@ NO_TIMESTAMP_TYPE = -1
 CREATE_TIME = 0
 LOG_APPEND_TIME = 1
 MAX_SEQUENCE = 2**31 - 1
+
+GROUP_BYTES = 1 << 20
+"""About so many bytes are decompressed at a time."""
+CALL_LIMIT = 1 << 30
+"""Bytes that the compressed batches of one call may become."""
 
 HEADER_DTYPE = np.dtype(
     [
@@ -117,8 +125,6 @@ class BatchHeader:
 
     def pack_into(self, batch: memoryview) -> int:
         """Write the header into the first 61 bytes of a whole batch; size and CRC are computed. Returns the CRC."""
-        import crc32c
-
         self._pack_fields(batch, batch.nbytes)
         crc: int = crc32c.crc32c(batch[CRC_START:])
         _CRC_STRUCT.pack_into(batch, MAGIC_POSITION + 1, crc)
@@ -126,8 +132,6 @@ class BatchHeader:
 
     def pack_header(self, payload: BytesLike) -> tuple[bytes, int]:
         """The 61 bytes that go before `payload`, and their CRC field; size and CRC are computed."""
-        import crc32c
-
         header = bytearray(HEADER_BYTES)
         self._pack_fields(header, HEADER_BYTES + memoryview(payload).nbytes)
         crc: int = crc32c.crc32c(payload, crc32c.crc32c(memoryview(header)[CRC_START:]))
@@ -257,15 +261,46 @@ COLUMNS = tuple(f.name for f in fields(BatchHeaders) if f.name not in ("end", "s
 """The fields of `BatchHeaders` that every row has."""
 
 
-def as_bytes_array(data: BytesLike) -> npt.NDArray[np.uint8]:
+@dataclass(frozen=True)
+class Place:
+    """The place of data, for messages: it begins at byte `file_position` of `file`; `shift` is added to offsets."""
+
+    file: str | None
+    file_position: int
+    shift: int = 0
+
+    def corrupt(
+        self, headers: BatchHeaders, batch: int, message: str, offset: int | None = None, at: int = 0
+    ) -> Corrupt:
+        """The error for `batch`; `at` is a position within it, `offset` a log offset before the shift."""
+        base = int(headers.base_offset[batch]) if offset is None else offset
+        position = int(headers.position[batch]) + at + self.file_position
+        return Corrupt(message, file=self.file, position=position, offset=base + self.shift)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PayloadGroup:
+    """Records of batches `[first, last)`: those of batch `first + i` are `data[start[i] : stop[i]]`.
+
+    `stored`: their bytes as stored; `plain`: `data` is the input itself.
+    """
+
+    data: ByteArray
+    start: Int64Array
+    stop: Int64Array
+    first: int
+    last: int
+    stored: int
+    plain: bool = False
+
+
+def as_bytes_array(data: BytesLike) -> ByteArray:
     """Return the memory as a uint8 array without a copy (read-only if the source is)."""
     view = memoryview(data)
-    if view.nbytes == 0:
-        return np.empty(0, np.uint8)
-    return np.frombuffer(view, np.uint8)
+    return np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
 
 
-def joined(parts: list[bytes]) -> tuple[npt.NDArray[np.uint8], Int64Array, Int64Array]:
+def joined(parts: list[bytes]) -> tuple[ByteArray, Int64Array, Int64Array]:
     """Return parts back to back, and where each of them starts and ends."""
     stop = np.cumsum([len(part) for part in parts], dtype=np.int64)
     start = np.concatenate([np.zeros(1, np.int64), stop[:-1]])

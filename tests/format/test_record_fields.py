@@ -19,9 +19,8 @@ from sparklog.format import payloads as payloads_module
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.compression import compress
 from sparklog.format.decode import decode
-from sparklog.format.payloads import Payloads, payloads
+from sparklog.format.payloads import Payloads, RecordFields, payloads, record_fields
 from sparklog.format.record_batch import BatchHeader, BatchHeaders
-from sparklog.format.record_fields import RecordFields, record_fields
 from tests.format.batch_samples import (
     ALL,
     CODEC_NAMES,
@@ -247,7 +246,7 @@ GUARDED = """
     from sparklog.format.key_hash import HashKey, key_hashes
     from sparklog.format.payloads import Payloads, payloads
     from sparklog.format.batch_scan import scan_headers
-    from sparklog.format.record_fields import record_fields
+    from sparklog.format.payloads import record_fields
     from tests.format.test_damage import damaged, samples
 
     ROOM, PAGE = 1 << 20, mmap.PAGESIZE

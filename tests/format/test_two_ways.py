@@ -27,9 +27,8 @@ from sparklog.format.kernels.kernel_choice import Choice
 from sparklog.format.kernels.kernel_memory import address
 from sparklog.format.kernels.native_kernels import native
 from sparklog.format.key_hash import murmur2, partition_for_key
-from sparklog.format.payloads import payloads
+from sparklog.format.payloads import payloads, record_fields
 from sparklog.format.record_batch import BatchHeaders
-from sparklog.format.record_fields import record_fields
 from tests.format import old_messages
 from tests.format.batch_samples import ALL, CODEC_NAMES
 from tests.format.plain_encoder import with_create_time

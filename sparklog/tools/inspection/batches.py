@@ -45,8 +45,7 @@ import pyarrow as pa
 
 from sparklog.errors import Corrupt
 from sparklog.format import control
-from sparklog.format.batch_checks import MIN_LEGACY_BYTES, crc_message
-from sparklog.format.batch_scan import crc_failures, scan_headers
+from sparklog.format.batch_scan import MIN_LEGACY_BYTES, crc_failures, crc_message, scan_headers
 from sparklog.format.record_batch import CODECS, HEADER_BYTES, LOG_OVERHEAD, BatchHeaders, Int64Array
 from sparklog.tools.inspection.record_facts import RecordFacts
 from sparklog.tools.inspection.runs import PartitionLog, Run, first_open

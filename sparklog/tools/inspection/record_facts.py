@@ -13,9 +13,8 @@ import numpy.typing as npt
 
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format.key_hash import HashKey, key_hashes
-from sparklog.format.payloads import payloads
+from sparklog.format.payloads import RecordFields, payloads, record_fields
 from sparklog.format.record_batch import BatchHeaders, BytesLike, Int64Array
-from sparklog.format.record_fields import RecordFields, record_fields
 
 COLUMNS = (
     "uncompressed_bytes",
