@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparklog.format.kernels.kernel_choice import kernel
-from sparklog.format.kernels.kernel_memory import (
+from sparklog.format.kernels.kernel_language import (
     INT,
     INT64,
     INT64_IN,
     VOID,
     address,
     helper,
+    kernel,
     load_i64,
     prefetch,
     store_i64,

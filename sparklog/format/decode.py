@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,8 @@ import pyarrow as pa
 from sparklog.errors import BadRequest
 from sparklog.format.arrow_input import new_array
 from sparklog.format.batch_scan import MAX_OFFSET, RECORD_MESSAGES, check_crcs, check_headers
-from sparklog.format.kernels.kernel_memory import SLACK
+from sparklog.format.kernels import record_kernels as kernels
+from sparklog.format.kernels.kernel_language import SLACK
 from sparklog.format.payloads import payload_groups
 from sparklog.format.record_batch import (
     HEADER_BYTES,
@@ -36,9 +37,6 @@ from sparklog.format.record_batch import (
     as_bytes_array,
 )
 from sparklog.format.text import java_text
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 DECODABLE = frozenset({"key", "value", "headers", "offset", "timestamp", "timestampType"})
@@ -135,9 +133,6 @@ class _Sink:
         limit: int,
         place: Place,
     ) -> None:
-        from sparklog.format.kernels import decode_kernels
-
-        self.kernels: ModuleType = decode_kernels
         self.headers = headers
         self.place = place
         self.fixed_time = fixed_time
@@ -145,7 +140,7 @@ class _Sink:
         self.first, self.limit = first, limit
         self.wanted = sum(bit for bit, name in ((1, "key"), (2, "value"), (4, "headers")) if name in columns)
         self.emitted = np.zeros(len(headers), np.int64)
-        self.state = np.zeros(decode_kernels.STATE_SIZE, np.int64)
+        self.state = np.zeros(kernels.STATE_SIZE, np.int64)
         self.offset = np.empty(0, np.int64)
         self.timestamp = np.empty(0, np.int64)
         self.key, self.value, self.header_key, self.header_value = _Cells(), _Cells(), _Cells(), _Cells()
@@ -154,7 +149,7 @@ class _Sink:
         self.stored_left = int(headers.size.sum()) - HEADER_BYTES * len(headers)
 
     def add(self, group: PayloadGroup) -> None:
-        kernels, headers, rows = self.kernels, self.headers, slice(group.first, group.last)
+        headers, rows = self.headers, slice(group.first, group.last)
         count = headers.count[rows]
         crowded = count * MIN_RECORD_BYTES > group.stop - group.start
         if crowded.any():
@@ -177,7 +172,7 @@ class _Sink:
         self.stored_left -= group.stored
 
     def _add_headers(self, group: PayloadGroup, positions: Int64Array, before: Int64Array) -> None:
-        kernels, state = self.kernels, self.state
+        state = self.state
         entries = int(state[kernels.HEADER_ROWS])
         key_bytes, value_bytes = int(state[kernels.HEADER_KEY_BYTES]), int(state[kernels.HEADER_VALUE_BYTES])
         if max(entries, key_bytes, value_bytes) >= 2**31:
@@ -192,7 +187,7 @@ class _Sink:
 
     def _room(self, group: PayloadGroup, records: int) -> None:
         """Space for a group: its bytes bound its keys and its values. What comes later is guessed from its ratio."""
-        kernels, state = self.kernels, self.state
+        state = self.state
         nbytes = int((group.stop - group.start).sum())
         more = 0.0 if group.plain or not group.stored else 1.05 * (self.stored_left - group.stored) / group.stored
         guess = records * (1 + more)
@@ -208,7 +203,7 @@ class _Sink:
             self.list_valid = _grown(self.list_valid, rows + records + 7 >> 3, (rows + guess) / 8, fill=0xFF)
 
     def _fail(self, code: int, group: PayloadGroup) -> None:
-        kernels, state = self.kernels, self.state
+        state = self.state
         batch = group.first + int(state[kernels.ERROR_BATCH])
         offset = int(state[kernels.ERROR_OFFSET]) - self.place.shift
         if code == kernels.TOO_LARGE:
@@ -217,7 +212,7 @@ class _Sink:
         raise self.place.corrupt(self.headers, batch, RECORD_MESSAGES[code], offset, at)
 
     def finish(self) -> RecordColumns:
-        kernels, state = self.kernels, self.state
+        state = self.state
         rows = int(state[kernels.ROWS])
         columns = RecordColumns(self.offset[:rows], self.timestamp[:rows])
         if self.wanted & 1:
@@ -229,7 +224,7 @@ class _Sink:
         return columns
 
     def _headers(self, rows: int) -> pa.ListArray:
-        kernels, state = self.kernels, self.state
+        state = self.state
         entries = int(state[kernels.HEADER_ROWS])
         key = self.header_key.array(entries, int(state[kernels.HEADER_KEY_BYTES]), 0)
         nulls = int(state[kernels.HEADER_VALUE_NULLS])

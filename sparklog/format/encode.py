@@ -23,7 +23,9 @@ import numpy.typing as npt
 from sparklog.errors import BadRequest
 from sparklog.format import compression
 from sparklog.format.arrow_input import Column, KernelColumns, new_array
-from sparklog.format.kernels.kernel_memory import SLACK
+from sparklog.format.kernels import encode_kernels as kernels
+from sparklog.format.kernels.hash_kernels import join_crcs
+from sparklog.format.kernels.kernel_language import SLACK
 from sparklog.format.record_batch import (
     CODECS,
     CRC_START,
@@ -219,8 +221,6 @@ class _Rows:
 
         Batches have at most `target` bytes, header included, unless one record is larger.
         """
-        from sparklog.format.kernels import encode_kernels as kernels
-
         lanes = self._measure()
         # Two neighbouring batches of a lane together exceed the target, or they would be one.
         room = lanes[:, kernels.LANE_BYTES]
@@ -241,8 +241,6 @@ class _Rows:
 
     def _measure(self) -> Int64Array:
         """The lane table with what each lane will hold."""
-        from sparklog.format.kernels import encode_kernels as kernels
-
         lanes = np.zeros((int(self.lane_of.max()) + 1 if len(self.lane_of) else 1, kernels.LANE_FIELDS), np.int64)
         lanes[:, kernels.LANE_MIN_TIME] = np.iinfo(np.int64).max
         state = np.zeros(kernels.STATE_SIZE, np.int64)
@@ -304,9 +302,6 @@ class _Rows:
 
 
 def _slice(batches: list[_Batch], lane: Int64Array) -> EncodedSlice:
-    from sparklog.format.kernels import encode_kernels as kernels
-    from sparklog.format.kernels.hash_kernels import join_crcs
-
     sizes = np.array([batch.size for batch in batches], np.int64)
     crcs = np.array([(batch.head_crc, batch.crc) for batch in batches], np.int64).reshape(-1)
     lengths = np.stack((np.full(len(sizes), CRC_START), sizes - CRC_START), axis=1).reshape(-1)

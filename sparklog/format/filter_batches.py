@@ -24,7 +24,6 @@ the max timestamp. Compressed batches are compressed again with the codec's defa
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import crc32c
 import numpy as np
@@ -33,7 +32,9 @@ from sparklog.errors import BadRequest
 from sparklog.format import compression
 from sparklog.format.arrow_input import new_array
 from sparklog.format.batch_scan import MAX_OFFSET, MIN_LEGACY_BYTES
-from sparklog.format.kernels.kernel_memory import SLACK
+from sparklog.format.kernels import record_kernels as kernels
+from sparklog.format.kernels.hash_kernels import change_crcs
+from sparklog.format.kernels.kernel_language import SLACK
 from sparklog.format.payloads import Payloads, RecordFields
 from sparklog.format.record_batch import (
     CODEC_MASK,
@@ -146,8 +147,6 @@ def _with_append_time(windows: ByteArray, headers: BatchHeaders, times: Int64Arr
     rows = rows[headers.is_log_append_time[rows] & (headers.max_timestamp[rows] != times[rows])]
     if not len(rows):
         return headers
-    from sparklog.format.kernels.hash_kernels import change_crcs
-
     position = headers.position[rows]
     behind = headers.size[rows] - (_MAX_TIMESTAMP + 8)
     changed: Int64Array = headers.max_timestamp[rows] ^ times[rows]
@@ -200,8 +199,6 @@ def filter_batches(
 
     Raises `BadRequest` if the arrays do not belong together, or if a batch would have 2 GiB or more.
     """
-    from sparklog.format.kernels import record_kernels as kernels
-
     keep = np.ascontiguousarray(keep, np.bool_)
     batches = {len(headers), len(payloads), len(fields.batch_rows), len(drop), len(empty), len(horizon)}
     records = {len(fields), len(keep), int(fields.batch_rows.sum())}
@@ -230,7 +227,7 @@ def filter_batches(
         kernels.REBUILD,
     )
     plan[:, kernels.FIRST_ROW] = np.cumsum(rows) - rows
-    plan[:, kernels.ROWS] = rows
+    plan[:, kernels.RECORDS] = rows
     stamped = (horizon >= 0) | headers.has_delete_horizon
     old_base = np.where(headers.has_delete_horizon, headers.base_timestamp, totals[:, kernels.FIRST_TIME])
     plan[:, kernels.BASE_TIME] = np.where(horizon >= 0, horizon, old_base)
@@ -241,7 +238,7 @@ def filter_batches(
     if headers.magic is not None:
         headers = _narrowed(headers, fields, keep)
         plan[:, kernels.BASE_DELTA] = headers.base_offset - base_offset
-    return _Writer(source, headers, payloads, fields, keep, plan, totals, stamped, kernels).run()
+    return _Writer(source, headers, payloads, fields, keep, plan, totals, stamped).run()
 
 
 def _narrowed(headers: BatchHeaders, fields: RecordFields, keep: BoolArray) -> BatchHeaders:
@@ -268,10 +265,9 @@ class _Writer:
     plan: Int64Array
     totals: Int64Array
     stamped: BoolArray
-    kernels: Any
 
     def run(self) -> Filtered:
-        kernels, plan = self.kernels, self.plan
+        plan = self.plan
         action = plan[:, kernels.ACTION].copy()
         packed = self._compress(np.flatnonzero((action == kernels.REBUILD) & (self.headers.codec != 0)))
         out = self._write(plan, packed)
@@ -286,7 +282,7 @@ class _Writer:
 
     def _write(self, plan: Int64Array, packed: ByteArray) -> ByteArray:
         """Run the kernel over a plan: all its bytes, with gaps for new headers."""
-        kernels, fields = self.kernels, self.fields
+        fields = self.fields
         action = plan[:, kernels.ACTION]
         room = np.select(
             [action == kernels.NOTHING, action == kernels.COPY], [0, plan[:, kernels.FROM_SIZE]], HEADER_BYTES
@@ -307,7 +303,7 @@ class _Writer:
         """Rebuild and compress these batches, and have the plan copy them, behind room for their headers."""
         if not len(rows):
             return _NO_BYTES
-        kernels, plan = self.kernels, self.plan
+        plan = self.plan
         alone = plan.copy()
         alone[:, kernels.ACTION] = kernels.NOTHING
         alone[rows, kernels.ACTION] = kernels.REBUILD
@@ -324,7 +320,7 @@ class _Writer:
 
     def _headers(self, source: Int64Array, action: Int64Array) -> BatchHeaders:
         """The headers of what was written (with the old CRCs)."""
-        kernels, plan, totals = self.kernels, self.plan[source], self.totals[source]
+        plan, totals = self.plan[source], self.totals[source]
         old = self.headers[source]
         rebuilt, emptied = action == kernels.REBUILD, action == kernels.EMPTY
         attributes = np.where(emptied, old.attributes & _EMPTY_BITS, old.attributes)

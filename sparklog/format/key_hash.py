@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from sparklog.errors import BadRequest
 from sparklog.format.arrow_input import KernelColumns
+from sparklog.format.kernels.hash_kernels import murmur2_cells, siphash_runs
 from sparklog.format.record_batch import ByteArray, Int64Array, as_bytes_array
 
 _WORDS = struct.Struct("<qq")
@@ -47,8 +48,6 @@ def key_hashes(
 
     Zeros where the length is negative (no key). `BadRequest` for a run outside the data.
     """
-    from sparklog.format.kernels.hash_kernels import siphash_runs
-
     if len(key_start) != len(key_length):
         raise BadRequest(f"{len(key_start)} positions of keys are given with {len(key_length)} lengths")
     hashes = np.empty((len(key_start), 2), np.uint64)
@@ -79,9 +78,7 @@ def partition_for_key(array: pa.Array | pa.ChunkedArray, partitions: int) -> npt
 
 
 def _hash(array: pa.Array | pa.ChunkedArray, partitions: int) -> npt.NDArray[np.int32]:
-    from sparklog.format.kernels.hash_kernels import murmur2_cells
-
     out = np.empty(len(array), np.int32)
-    columns = KernelColumns(array)
+    columns = KernelColumns(array)  # keeps the array alive
     murmur2_cells.sized(len(out))(columns.table[0], partitions, out)
     return out

@@ -17,6 +17,7 @@ from sparklog.errors import BadRequest, Corrupt
 from sparklog.format import compression
 from sparklog.format.arrow_input import new_array
 from sparklog.format.batch_scan import RECORD_MESSAGES, check_crcs, check_headers
+from sparklog.format.kernels import record_kernels as kernels
 from sparklog.format.legacy import old_messages
 from sparklog.format.record_batch import (
     CALL_LIMIT,
@@ -174,8 +175,6 @@ def record_fields(
     were scanned in: records that do not fit, whose fields do not end at their length, whose offsets do not increase or
     leave their batch, or behind which the batch goes on.
     """
-    from sparklog.format.kernels import record_kernels as kernels
-
     if len(payloads) != len(headers):
         raise BadRequest(f"payloads of {len(payloads)} batches are given for {len(headers)} headers")
     if bool(((payloads.start < 0) | (payloads.end > len(payloads.data))).any()):

@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from sparklog.format.kernels.encode_kernels import cell
-from sparklog.format.kernels.kernel_choice import kernel
-from sparklog.format.kernels.kernel_memory import (
+from sparklog.format.kernels.kernel_language import (
     BYTES_IN,
     INT,
     INT32,
@@ -30,6 +29,7 @@ from sparklog.format.kernels.kernel_memory import (
     VOID,
     address,
     helper,
+    kernel,
     load_i32,
     load_i64,
     load_u8,
@@ -45,7 +45,7 @@ ONE = 1 << 31
 
 @helper
 def multiply(a: int, b: int) -> int:
-    """Product modulo P."""
+    """The product modulo P."""
     product = 0
     bit = ONE
     while bit:
@@ -105,7 +105,6 @@ MURMUR2_M = 0x5BD1E995
 
 @helper
 def murmur2_bytes(at: int, length: int) -> int:
-    """32-bit murmur2 of a run of bytes, as an unsigned value (int64 arithmetic, masked to 32 bits)."""
     state = (MURMUR2_SEED ^ length) & MURMUR2_MASK
     for _ in range(length >> 2):
         word = (load_u32(at) * MURMUR2_M) & MURMUR2_MASK
@@ -148,7 +147,6 @@ V3 = 0x7465646279746573
 
 @helper
 def rotate(word: int, by: int) -> int:
-    """Rotate left by `by` bits, 1 to 63."""
     return (word << by) | ((word >> (64 - by)) & ((1 << by) - 1))
 
 
