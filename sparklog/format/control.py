@@ -29,7 +29,6 @@ from sparklog.format.record_batch import (
     CONTROL_BIT,
     HEADER_BYTES,
     NO_LEADER_EPOCH,
-    NO_SEQUENCE,
     TRANSACTIONAL_BIT,
     BatchHeader,
     BatchHeaders,
@@ -206,15 +205,8 @@ def end_txn_marker(
     # Attributes, both deltas 0, then zig-zag lengths: all below 64, so one byte each; no headers.
     body = bytes((0, 0, 0, 2 * len(key))) + key + bytes((2 * len(value),)) + value + b"\x00"
     header = BatchHeader(
-        base_offset=offset,
-        last_offset_delta=0,
-        count=1,
-        base_timestamp=timestamp,
-        max_timestamp=timestamp,
-        attributes=TRANSACTIONAL_BIT | CONTROL_BIT,
-        leader_epoch=leader_epoch,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        base_sequence=NO_SEQUENCE,
-    )
+        base_offset=offset, last_offset_delta=0, count=1, base_timestamp=timestamp, max_timestamp=timestamp,
+        attributes=TRANSACTIONAL_BIT | CONTROL_BIT, leader_epoch=leader_epoch, producer_id=producer_id,
+        producer_epoch=producer_epoch
+    )  # fmt: skip
     return header.pack(bytes((2 * len(body),)) + body)

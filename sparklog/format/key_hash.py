@@ -51,14 +51,9 @@ def key_hashes(
     if len(key_start) != len(key_length):
         raise BadRequest(f"{len(key_start)} positions of keys are given with {len(key_length)} lengths")
     hashes = np.empty((len(key_start), 2), np.uint64)
-    wrong = siphash_runs(
-        as_bytes_array(data),
-        np.ascontiguousarray(key_start, np.int64),
-        np.ascontiguousarray(key_length, np.int32),
-        hash_key.low,
-        hash_key.high,
-        hashes.reshape(-1).view(np.int64),
-    )
+    starts, lengths = np.ascontiguousarray(key_start, np.int64), np.ascontiguousarray(key_length, np.int32)
+    words = hashes.reshape(-1).view(np.int64)
+    wrong = siphash_runs(as_bytes_array(data), starts, lengths, hash_key.low, hash_key.high, words)
     if wrong >= 0:
         place = f"{int(key_length[wrong])} bytes at {int(key_start[wrong])}"
         raise BadRequest(f"key {wrong} does not lie in the {len(data)} bytes of data: found {place}")

@@ -186,18 +186,8 @@ def record_fields(
         batch = int(np.argmax(crowded))
         raise place.corrupt(headers, batch, f"{int(count[batch])} records do not fit into the batch")
     n = int(count.sum())
-    fields = RecordFields(
-        batch=new_array(n, np.int32),
-        offset=new_array(n, np.int64),
-        timestamp=new_array(n, np.int64),
-        start=new_array(n, np.int64),
-        end=new_array(n, np.int64),
-        has_key=new_array(n, np.bool_),
-        has_value=new_array(n, np.bool_),
-        key_start=new_array(n, np.int64),
-        key_length=new_array(n, np.int32),
-        batch_rows=count,
-    )
+    kinds = (np.int32, np.int64, np.int64, np.int64, np.int64, np.bool_, np.bool_, np.int64, np.int32)
+    fields = RecordFields(*[*(new_array(n, kind) for kind in kinds), count])
     state = np.zeros(kernels.STATE_SIZE, np.int64)
     code = kernels.find_records.sized(n)(
         payloads.data, np.ascontiguousarray(payloads.start), np.ascontiguousarray(payloads.end), count,

@@ -144,22 +144,10 @@ class BatchHeader:
 
     def _pack_fields(self, to: bytearray | memoryview, size: int) -> None:
         _HEADER_STRUCT.pack_into(
-            to,
-            0,
-            self.base_offset,
-            size - LOG_OVERHEAD,
-            self.leader_epoch,
-            MAGIC,
-            0,
-            self.attributes,
-            self.last_offset_delta,
-            self.base_timestamp,
-            self.max_timestamp,
-            self.producer_id,
-            self.producer_epoch,
-            self.base_sequence,
-            self.count,
-        )
+            to, 0, self.base_offset, size - LOG_OVERHEAD, self.leader_epoch, MAGIC, 0, self.attributes,
+            self.last_offset_delta, self.base_timestamp, self.max_timestamp, self.producer_id, self.producer_epoch,
+            self.base_sequence, self.count
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)

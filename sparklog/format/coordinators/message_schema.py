@@ -275,8 +275,7 @@ class _Reader:
         count = self.uvarint() - 1 if flexible else self.integer("int32")
         if count < 0:
             return _null(field.nullable, field.name)
-        left = len(self.data) - self.position
-        if count > left:
+        if count > (left := len(self.data) - self.position):
             raise Corrupt(f"field {field.name} announces {count} elements, but only {left} bytes are left")
         if isinstance(field.kind, Struct):
             return [self.struct(field.kind, version, flexible) for _ in range(count)]
@@ -303,8 +302,7 @@ class _Reader:
         return java_text(self.take(length))
 
     def integer(self, kind: str) -> int:
-        form = _INTEGERS[kind]
-        value: int = form.unpack(self.take(form.size))[0]
+        value: int = _INTEGERS[kind].unpack(self.take(_INTEGERS[kind].size))[0]
         return value
 
     def take(self, length: int) -> bytes:
@@ -354,52 +352,46 @@ def _write_struct(out: bytearray, message: Struct, version: int, flexible: bool,
 def _write_field(out: bytearray, field: Field, version: int, flexible: bool, value: Value) -> None:
     if not field.array:
         _write_value(out, field, version, flexible, value)
-        return
-    if value is None and field.nullable:
+    elif value is None and field.nullable:
         out += _length(-1, "int32", flexible)
-        return
-    if not isinstance(value, list):
+    elif isinstance(value, list):
+        out += _length(len(value), "int32", flexible)
+        for each in value:
+            if isinstance(field.kind, Struct) and isinstance(each, dict):
+                _write_struct(out, field.kind, version, flexible, each)
+            else:
+                _write_value(out, field, version, flexible, each)
+    else:
         raise BadRequest(f"field {field.name} takes a list, not {value!r}")
-    out += _length(len(value), "int32", flexible)
-    for each in value:
-        if isinstance(field.kind, Struct) and isinstance(each, dict):
-            _write_struct(out, field.kind, version, flexible, each)
-        else:
-            _write_value(out, field, version, flexible, each)
 
 
 def _write_value(out: bytearray, field: Field, version: int, flexible: bool, value: Value) -> None:
     kind = field.kind
-    if isinstance(kind, Struct):
+    if isinstance(kind, Struct) and (isinstance(value, dict) or (value is None and field.nullable)):
         if field.nullable:
-            present = isinstance(value, dict)
+            present = value is not None
             out += bytes((present,)) if field.tag is not None else (b"\x01" if present else b"\xff")
         if isinstance(value, dict):
             _write_struct(out, kind, version, flexible, value)
-            return
-        if value is None and field.nullable:
-            return
     elif kind in _INTEGERS and isinstance(value, int):
         try:
             out += _INTEGERS[kind].pack(value)
         except struct.error:
             raise BadRequest(f"field {field.name} takes an {kind}, not {value}") from None
-        return
     elif kind == "uuid" and isinstance(value, str):
         out += _uuid_bytes(value)
-        return
-    elif kind in ("string", "bytes"):
-        data = value.encode("utf-8", "replace") if isinstance(value, str) and kind == "string" else value
-        if isinstance(data, bytes):
-            if kind == "string" and len(data) > _LONGEST_STRING:
-                raise BadRequest(f"field {field.name} takes at most {_LONGEST_STRING} bytes of text, not {len(data)}")
-            out += _length(len(data), "int16" if kind == "string" else "int32", flexible) + data
-            return
-        if value is None and field.nullable and not field.array:
-            out += _length(-1, "int16" if kind == "string" else "int32", flexible)
-            return
-    name = kind.name if isinstance(kind, Struct) else kind
-    raise BadRequest(f"field {field.name} takes a value of type {name}, not {value!r}")
+    elif kind == "string" and isinstance(value, str):
+        data = value.encode("utf-8", "replace")
+        if len(data) > _LONGEST_STRING:
+            raise BadRequest(f"field {field.name} takes at most {_LONGEST_STRING} bytes of text, not {len(data)}")
+        out += _length(len(data), "int16", flexible) + data
+    elif kind == "bytes" and isinstance(value, bytes):
+        out += _length(len(value), "int32", flexible) + value
+    elif kind in ("string", "bytes") and value is None and field.nullable and not field.array:
+        out += _length(-1, "int16" if kind == "string" else "int32", flexible)
+    else:
+        name = kind.name if isinstance(kind, Struct) else kind
+        raise BadRequest(f"field {field.name} takes a value of type {name}, not {value!r}")
 
 
 def _uuid_bytes(text: str) -> bytes:

@@ -45,6 +45,7 @@ from sparklog.format.record_batch import (
     LOG_OVERHEAD,
     MAGIC,
     MAGIC_POSITION,
+    NO_TIMESTAMP,
     BatchHeaders,
     ByteArray,
     BytesLike,
@@ -85,17 +86,10 @@ def header_at(data: bytes) -> BatchHeaders:
     """The message at the beginning of `data` (its first 26 bytes at least, unless it is shorter), whole or not."""
     magic = data[MAGIC_POSITION]
     values = (int.from_bytes(data[a:b], "big", signed=signed) for a, b, signed in _FIELDS)
-    offset, size, crc, attributes, timestamp = values
-    row = (
-        0,
-        size + LOG_OVERHEAD,
-        offset,
-        crc,
-        attributes & (0x0F if magic else 0x07),
-        timestamp if magic else -1,
-        magic,
-    )
-    return _headers(np.array(row, np.int64).reshape(-1, 1), 0)
+    offset, size, crc, attributes, time = values
+    attributes, time = (attributes & 0x0F, time) if magic else (attributes & 0x07, NO_TIMESTAMP)
+    row = np.array([0, size + LOG_OVERHEAD, offset, crc, attributes, time, magic], np.int64)
+    return _headers(row.reshape(-1, 1), 0)
 
 
 def _headers(columns: Iterable[Int64Array], end: int) -> BatchHeaders:
@@ -104,22 +98,10 @@ def _headers(columns: Iterable[Int64Array], end: int) -> BatchHeaders:
     n = len(position)
     none = np.full(n, NOTHING, np.int64)
     return BatchHeaders(
-        position=position,
-        size=size,
-        base_offset=offset,
-        leader_epoch=none,
-        crc=crc,
-        attributes=attributes,
-        last_offset_delta=np.zeros(n, np.int64),
-        base_timestamp=timestamp,
-        max_timestamp=timestamp,
-        producer_id=none,
-        producer_epoch=none,
-        base_sequence=none,
-        count=np.ones(n, np.int64),
-        end=end,
-        magic=magic.astype(np.int8),
-    )
+        position=position, size=size, base_offset=offset, leader_epoch=none, crc=crc, attributes=attributes,
+        last_offset_delta=np.zeros(n, np.int64), base_timestamp=timestamp, max_timestamp=timestamp, producer_id=none,
+        producer_epoch=none, base_sequence=none, count=np.ones(n, np.int64), end=end, magic=magic.astype(np.int8)
+    )  # fmt: skip
 
 
 def merged(headers: BatchHeaders, groups: Sequence[tuple[int, BatchHeaders]]) -> BatchHeaders:
