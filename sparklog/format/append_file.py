@@ -127,7 +127,6 @@ class Footer:
     footer_length: int
 
     def at(self, position: int) -> WrittenSlice | None:
-        """The slice that begins at this position of the file."""
         return next((each for each in self.slices if each.position == position), None)
 
 
@@ -159,7 +158,6 @@ def build_index(
 
 
 def encode_footer(slices: Sequence[WrittenSlice]) -> bytes:
-    """Return the footer of a file with these slices, given in file order."""
     table = np.zeros(len(slices), SLICE_DTYPE)
     for name in WRITTEN:
         table[name] = [getattr(each, name) for each in slices]

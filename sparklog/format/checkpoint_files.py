@@ -32,8 +32,6 @@ TopicPartition = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class LeaderEpoch:
-    """A leader epoch and the first offset that was written in it."""
-
     epoch: int
     start_offset: int
 

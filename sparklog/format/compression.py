@@ -49,7 +49,6 @@ _local = threading.local()
 
 
 def decompressed_limit(nbytes: int) -> int:
-    """Bytes that a payload of `nbytes` compressed bytes may become."""
     return min(LIMIT_FLOOR + LIMIT_RATIO * nbytes, LIMIT_CEILING)
 
 

@@ -137,7 +137,6 @@ def _read(
     place: Place,
     parse: Callable[[bytes | None, bytes | None], _Parsed],
 ) -> Iterator[tuple[int, _Parsed]]:
-    """Give what `parse` makes of the first record of each of these batches."""
     view = memoryview(data)
     columns = (rows, headers.position[rows], headers.size[rows], headers.codec[rows])
     for row, position, size, codec in zip(*(column.tolist() for column in columns), strict=True):
@@ -200,7 +199,6 @@ def end_txn_marker(
     coordinator_epoch: int,
     leader_epoch: int = NO_LEADER_EPOCH,
 ) -> bytes:
-    """Return a COMMIT or ABORT marker batch (78 bytes), as a transaction coordinator writes it."""
     key, value = _KEY.pack(0, COMMIT if commit else ABORT), _VALUE.pack(0, coordinator_epoch)
     # Attributes, both deltas 0, then zig-zag lengths: all below 64, so one byte each; no headers.
     body = bytes((0, 0, 0, 2 * len(key))) + key + bytes((2 * len(value),)) + value + b"\x00"

@@ -71,7 +71,6 @@ class RecordColumns:
 
     @property
     def timestamp_type(self) -> npt.NDArray[np.int8]:
-        """int8[n]: 0 CreateTime, 1 LogAppendTime, -1 none (format v0)."""
         return np.repeat(self.batch_time_type, self.batch_rows)
 
 

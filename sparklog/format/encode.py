@@ -72,7 +72,6 @@ class EncodeOptions:
 
     @property
     def target(self) -> int:
-        """Bytes of an uncompressed batch, header included."""
         return min(self.batch_bytes, MAX_BATCH_BYTES if self.codec != "none" else self.max_message_bytes)
 
 
@@ -103,7 +102,6 @@ class EncodedSlice:
 
     @cached_property
     def data(self) -> bytes:
-        """All bytes in one piece (a copy)."""
         return b"".join(self.buffers)
 
 
@@ -176,8 +174,6 @@ class _Batch:
 
 
 class _Rows:
-    """The input as the kernels take it."""
-
     def __init__(
         self,
         key: Column,
@@ -240,7 +236,6 @@ class _Rows:
         return out, [_Draft(*row) for row in batches.tolist()], lanes
 
     def _measure(self) -> Int64Array:
-        """The lane table with what each lane will hold."""
         lanes = np.zeros((int(self.lane_of.max()) + 1 if len(self.lane_of) else 1, kernels.LANE_FIELDS), np.int64)
         lanes[:, kernels.LANE_MIN_TIME] = np.iinfo(np.int64).max
         state = np.zeros(kernels.STATE_SIZE, np.int64)
@@ -255,7 +250,6 @@ class _Rows:
         return lanes
 
     def slices(self, options: EncodeOptions) -> dict[int, EncodedSlice]:
-        """Encode all lanes that have rows."""
         if not self.count:
             return {}
         out, drafts, lanes = self.write(options.target)

@@ -319,7 +319,6 @@ class _Writer:
         return as_bytes_array(b"".join(parts))
 
     def _headers(self, source: Int64Array, action: Int64Array) -> BatchHeaders:
-        """The headers of what was written (with the old CRCs)."""
         plan, totals = self.plan[source], self.totals[source]
         old = self.headers[source]
         rebuilt, emptied = action == kernels.REBUILD, action == kernels.EMPTY

@@ -139,7 +139,6 @@ class BatchHeader:
         return bytes(header), crc
 
     def pack(self, payload: BytesLike = b"") -> bytes:
-        """The whole batch with this payload: size and CRC are computed, the other fields taken as they are."""
         return b"".join((self.pack_header(payload)[0], payload))
 
     def _pack_fields(self, to: bytearray | memoryview, size: int) -> None:
@@ -189,7 +188,6 @@ class BatchHeaders:
         return replace(self, **columns, magic=None if self.magic is None else self.magic[rows])
 
     def row(self, index: int) -> BatchHeader:
-        """One header as plain integers."""
         columns = {f.name: int(getattr(self, f.name)[index]) for f in fields(BatchHeader) if f.name != "magic"}
         return BatchHeader(**columns, magic=MAGIC if self.magic is None else int(self.magic[index]))
 
@@ -200,7 +198,6 @@ class BatchHeaders:
 
     @property
     def is_legacy(self) -> BoolArray:
-        """Which rows are messages of format v0 or v1."""
         return np.zeros(len(self), np.bool_) if self.magic is None else self.magic < MAGIC
 
     @property

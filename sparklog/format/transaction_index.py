@@ -53,11 +53,9 @@ class AbortedTransactions:
         return len(self.producer_ids)
 
     def select(self, rows: npt.NDArray[Any]) -> AbortedTransactions:
-        """Return the entries of a mask or an index array."""
         return AbortedTransactions(*(getattr(self, name)[rows] for name in _COLUMNS))
 
     def overlapping(self, start: int, end: int) -> AbortedTransactions:
-        """Return the transactions that can matter to offsets `[start, end)`."""
         return self.select((self.last_offsets >= start) & (self.first_offsets < end))
 
     def covers(self, producer_ids: Int64Array, offsets: Int64Array) -> BoolArray:

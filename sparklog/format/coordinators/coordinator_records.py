@@ -100,8 +100,6 @@ class OffsetValue:
 
 @dataclass(frozen=True, slots=True)
 class GroupKey:
-    """A classic group: type 2."""
-
     group: str
 
 
@@ -234,8 +232,6 @@ def _encode_key(kind: int, fields: Fields) -> bytes:
 
 
 class Status(IntEnum):
-    """State of a transactional id."""
-
     EMPTY = 0
     ONGOING = 1
     PREPARE_COMMIT = 2
@@ -248,8 +244,6 @@ class Status(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TransactionKey:
-    """The key of a transactional id's state."""
-
     transactional_id: str
 
 

@@ -79,7 +79,6 @@ class Field:
         return version >= self.since and (self.until is None or version <= self.until)
 
     def initial(self) -> Value:
-        """Return the field's value where the bytes have none."""
         if self.default is not None or (self.nullable and self.tag is None):
             return self.default
         if self.array:
@@ -102,8 +101,6 @@ class Struct:
 
 @dataclass(frozen=True, slots=True)
 class RecordType:
-    """A type of record of a coordinator's topic: the schemas of its key and value."""
-
     key: Struct
     value: Struct
 
@@ -122,7 +119,6 @@ def record_types(folder: str) -> Mapping[int, RecordType]:
 
 @cache
 def message(folder: str, name: str) -> Struct:
-    """Return the schema of one message by its name."""
     return _message(_parsed(_folder(folder) / f"{name}.json"))
 
 
@@ -202,7 +198,6 @@ def decode_prefix(message: Struct, version: int, data: bytes) -> tuple[Fields, i
 
 
 def encode_versioned(message: Struct, version: int, values: Mapping[str, Value]) -> bytes:
-    """Return int16 version and the message's bytes."""
     return _VERSION.pack(version) + encode(message, version, values)
 
 

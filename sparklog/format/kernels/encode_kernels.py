@@ -115,7 +115,6 @@ def write_varint(at: int, unsigned: int) -> int:
 
 @helper
 def write_bytes(at: int, source: int, length: int, source_end: int) -> int:
-    """Length (-1: null) and bytes of a cell."""
     at = write_varint(at, zigzag(length))
     if length > 0:
         copy(at, source, length, source_end)

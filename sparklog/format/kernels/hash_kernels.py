@@ -45,7 +45,6 @@ ONE = 1 << 31
 
 @helper
 def multiply(a: int, b: int) -> int:
-    """The product modulo P."""
     product = 0
     bit = ONE
     while bit:
@@ -167,7 +166,6 @@ def sip_round(v0: int, v1: int, v2: int, v3: int) -> tuple[int, int, int, int]:
 
 @helper
 def last_word(at: int, length: int, data_end: int) -> int:
-    """The bytes behind the last whole word, below the length in the highest byte."""
     rest = length & 7
     word: int = (length & 0xFF) << 56
     if at + 8 <= data_end:

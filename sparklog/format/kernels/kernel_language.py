@@ -60,7 +60,6 @@ TABLE = Kind("int64", 2)
 
 
 def helper(function: F) -> F:
-    """A function that becomes part of each compiled kernel that uses it."""
     helpers.add(function)
     return function
 
@@ -114,7 +113,6 @@ def prefetch(place: int) -> None:
 
 
 def bit_length(value: int) -> int:
-    """Bits up to the highest one set, of the value as unsigned; 0 for 0."""
     return (value & _INT64 - 1).bit_length()
 
 
@@ -172,7 +170,6 @@ class Kernel:
         return self.load()(*arguments)
 
     def sized(self, records: int) -> Callable[..., Any]:
-        """Return the way to run it over so many records."""
         return self.load() if choice.compiled(records) else self.interpreted
 
     def load(self) -> Callable[..., Any]:

@@ -264,7 +264,6 @@ def find_records(
     offsets: Any, times: Any, starts: Any, ends: Any, has_key: Any, has_value: Any, key_starts: Any, key_lengths: Any,
     state: Any,
 ) -> int:  # fmt: skip
-    """Fill the columns with the records of all batches; the error code, `OK` if none."""
     data_at = address(data)
     batches_at, offsets_at, times_at = address(batches), address(offsets), address(times)
     starts_at, ends_at, has_key_at, has_value_at = address(starts), address(ends), address(has_key), address(has_value)

@@ -238,7 +238,6 @@ def unpacked(entry: memoryview, magic: int, codec: int) -> bytes:
 
 
 def _lz4_with_checksum(frame: memoryview) -> bytes:
-    """The LZ4 frame with the header checksum that its descriptor should have."""
     flags = frame[4] if frame.nbytes > 4 else 0
     at = 6 + (8 if flags & 0x08 else 0)
     if frame.nbytes <= at:
