@@ -39,8 +39,8 @@ from sparklog.errors import BadRequest, Conflict, Corrupt
 from sparklog.format.batch_scan import check_crcs, check_headers
 from sparklog.format.filter_batches import Filtered, filter_batches
 from sparklog.format.key_hash import HashKey, key_hashes
-from sparklog.format.payloads import Payloads, RecordFields, payloads, record_fields
-from sparklog.format.record_batch import NO_PRODUCER_ID, NO_TIMESTAMP, BatchHeaders, Place
+from sparklog.format.payloads import RecordFields, payloads, record_fields
+from sparklog.format.record_batch import NO_PRODUCER_ID, NO_TIMESTAMP, BatchHeaders, Payloads, Place
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.read.fetch import SPAN_BYTES, MissingFile, read_window
 from sparklog.log.read.read_plan import PlannedSlice

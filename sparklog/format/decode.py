@@ -32,7 +32,7 @@ from sparklog.format.record_batch import (
     BoolArray,
     BytesLike,
     Int64Array,
-    PayloadGroup,
+    Payloads,
     Place,
     as_bytes_array,
 )
@@ -147,7 +147,7 @@ class _Sink:
         self.list_valid = np.empty(0, np.uint8)
         self.stored_left = int(headers.size.sum()) - HEADER_BYTES * len(headers)
 
-    def add(self, group: PayloadGroup) -> None:
+    def add(self, group: Payloads) -> None:
         headers, rows = self.headers, slice(group.first, group.last)
         count = headers.count[rows]
         crowded = count * MIN_RECORD_BYTES > group.stop - group.start
@@ -170,7 +170,7 @@ class _Sink:
             self._add_headers(group, positions, before)
         self.stored_left -= group.stored
 
-    def _add_headers(self, group: PayloadGroup, positions: Int64Array, before: Int64Array) -> None:
+    def _add_headers(self, group: Payloads, positions: Int64Array, before: Int64Array) -> None:
         state = self.state
         entries = int(state[kernels.HEADER_ROWS])
         key_bytes, value_bytes = int(state[kernels.HEADER_KEY_BYTES]), int(state[kernels.HEADER_VALUE_BYTES])
@@ -184,7 +184,7 @@ class _Sink:
             self.header_value.valid, before[kernels.HEADER_KEY_BYTES], before[kernels.HEADER_VALUE_BYTES], state
         )  # fmt: skip
 
-    def _room(self, group: PayloadGroup, records: int) -> None:
+    def _room(self, group: Payloads, records: int) -> None:
         """Space for a group: its bytes bound its keys and its values. What comes later is guessed from its ratio."""
         state = self.state
         nbytes = int((group.stop - group.start).sum())
@@ -201,7 +201,7 @@ class _Sink:
             self.list_offsets = _grown(self.list_offsets, rows + records + 1, rows + guess)
             self.list_valid = _grown(self.list_valid, rows + records + 7 >> 3, (rows + guess) / 8, fill=0xFF)
 
-    def _fail(self, code: int, group: PayloadGroup) -> None:
+    def _fail(self, code: int, group: Payloads) -> None:
         state = self.state
         batch = group.first + int(state[kernels.ERROR_BATCH])
         offset = int(state[kernels.ERROR_OFFSET]) - self.place.shift

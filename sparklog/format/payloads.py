@@ -30,29 +30,13 @@ from sparklog.format.record_batch import (
     ByteArray,
     BytesLike,
     Int64Array,
-    PayloadGroup,
+    Payloads,
     Place,
     as_bytes_array,
     joined,
 )
 
 _LEGACY = 2
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Payloads:
-    """Uncompressed records of m batches: those of batch i are `data[start[i] : end[i]]` (uint8; int64[m]).
-
-    A batch without records has none, whatever stands behind its header. `data` may be the input itself: do not write
-    into it.
-    """
-
-    data: ByteArray
-    start: Int64Array
-    end: Int64Array
-
-    def __len__(self) -> int:
-        return len(self.start)
 
 
 def payloads(
@@ -70,7 +54,7 @@ def payloads(
     check_headers(headers, place, len(source))
     if check_crc:
         check_crcs(data, headers, place)
-    groups: list[PayloadGroup] = []
+    groups: list[Payloads] = []
     inflated = 0
     for group in payload_groups(source, headers, place, group_bytes=CALL_LIMIT):
         groups.append(group)
@@ -78,22 +62,22 @@ def payloads(
         if inflated > CALL_LIMIT:
             raise BadRequest(f"the batches hold more than {CALL_LIMIT} bytes: read fewer batches at a time")
     if len(groups) == 1:
-        return Payloads(groups[0].data, groups[0].start, groups[0].stop)
+        return groups[0]
     parts: list[ByteArray] = [source[:0]]
-    start, end = np.zeros(len(headers), np.int64), np.zeros(len(headers), np.int64)
+    start, stop = np.zeros(len(headers), np.int64), np.zeros(len(headers), np.int64)
     filled = 0
     for group in groups:
         low, high = int(group.start.min()), int(group.stop.max())
         rows = slice(group.first, group.last)
-        start[rows], end[rows] = group.start + (filled - low), group.stop + (filled - low)
+        start[rows], stop[rows] = group.start + (filled - low), group.stop + (filled - low)
         parts.append(group.data[low:high])
         filled += high - low
-    return Payloads(np.concatenate(parts), start, end)
+    return Payloads(np.concatenate(parts), start, stop, 0, len(headers), stored=0)
 
 
 def payload_groups(
     data: ByteArray, headers: BatchHeaders, place: Place, *, group_bytes: int = GROUP_BYTES
-) -> Iterator[PayloadGroup]:
+) -> Iterator[Payloads]:
     """Give neighbouring batches of one kind at a time, compressed ones about `group_bytes` at a time.
 
     Payloads of batches without records are not looked at. Raises `Corrupt` and `BadRequest` as `payloads` does.
@@ -113,10 +97,10 @@ def payload_groups(
                 yield replace(group, first=low + group.first, last=low + group.last)
         else:
             stored = int((stop[low:high] - start[low:high]).sum())
-            yield PayloadGroup(data, start[low:high], stop[low:high], low, high, stored, plain=True)
+            yield Payloads(data, start[low:high], stop[low:high], low, high, stored, plain=True)
 
 
-def _decompressed(data: ByteArray, headers: BatchHeaders, place: Place, group_bytes: int) -> Iterator[PayloadGroup]:
+def _decompressed(data: ByteArray, headers: BatchHeaders, place: Place, group_bytes: int) -> Iterator[Payloads]:
     view = data.data
     columns = (headers.position.tolist(), headers.size.tolist(), headers.codec.tolist())
     parts: list[bytes] = []
@@ -135,7 +119,7 @@ def _decompressed(data: ByteArray, headers: BatchHeaders, place: Place, group_by
         stored += payload.nbytes
         if filled >= group_bytes or batch == len(headers) - 1:
             whole, start, stop = joined(parts)
-            yield PayloadGroup(whole, start, stop, first, batch + 1, stored)
+            yield Payloads(whole, start, stop, first, batch + 1, stored)
             parts, filled, stored, first = [], 0, 0, batch + 1
 
 
@@ -177,11 +161,11 @@ def record_fields(
     """
     if len(payloads) != len(headers):
         raise BadRequest(f"payloads of {len(payloads)} batches are given for {len(headers)} headers")
-    if bool(((payloads.start < 0) | (payloads.end > len(payloads.data))).any()):
+    if bool(((payloads.start < 0) | (payloads.stop > len(payloads.data))).any()):
         raise BadRequest(f"payloads lie outside their {len(payloads.data)} bytes of data")
     place = Place(file, file_position)
     count = np.ascontiguousarray(headers.count)
-    crowded = count * MIN_RECORD_BYTES > payloads.end - payloads.start
+    crowded = count * MIN_RECORD_BYTES > payloads.stop - payloads.start
     if crowded.any():
         batch = int(np.argmax(crowded))
         raise place.corrupt(headers, batch, f"{int(count[batch])} records do not fit into the batch")
@@ -190,7 +174,7 @@ def record_fields(
     fields = RecordFields(*[*(new_array(n, kind) for kind in kinds), count])
     state = np.zeros(kernels.STATE_SIZE, np.int64)
     code = kernels.find_records.sized(n)(
-        payloads.data, np.ascontiguousarray(payloads.start), np.ascontiguousarray(payloads.end), count,
+        payloads.data, np.ascontiguousarray(payloads.start), np.ascontiguousarray(payloads.stop), count,
         np.ascontiguousarray(headers.base_offset), np.ascontiguousarray(headers.base_timestamp),
         np.ascontiguousarray(headers.last_offset_delta), fields.batch, fields.offset, fields.timestamp, fields.start,
         fields.end, fields.has_key.view(np.uint8), fields.has_value.view(np.uint8), fields.key_start,

@@ -264,10 +264,11 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PayloadGroup:
-    """Records of batches `[first, last)`: those of batch `first + i` are `data[start[i] : stop[i]]`.
+class Payloads:
+    """Uncompressed records of batches `[first, last)`: those of batch `first + i` are `data[start[i] : stop[i]]`.
 
-    `stored`: their bytes as stored; `plain`: `data` is the input itself.
+    A batch without records has none, whatever stands behind its header. `stored`: their bytes as stored; `plain`:
+    `data` is the input itself. Do not write into it.
     """
 
     data: ByteArray
@@ -277,6 +278,9 @@ class PayloadGroup:
     last: int
     stored: int
     plain: bool = False
+
+    def __len__(self) -> int:
+        return len(self.start)
 
 
 def as_bytes_array(data: BytesLike) -> ByteArray:

@@ -19,8 +19,8 @@ from sparklog.format import payloads as payloads_module
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.compression import compress
 from sparklog.format.decode import decode
-from sparklog.format.payloads import Payloads, RecordFields, payloads, record_fields
-from sparklog.format.record_batch import BatchHeader, BatchHeaders
+from sparklog.format.payloads import RecordFields, payloads, record_fields
+from sparklog.format.record_batch import BatchHeader, BatchHeaders, Payloads
 from tests.format.batch_samples import (
     ALL,
     CODEC_NAMES,
@@ -244,7 +244,8 @@ GUARDED = """
     from sparklog.errors import Corrupt
     from sparklog.format.filter_batches import filter_batches
     from sparklog.format.key_hash import HashKey, key_hashes
-    from sparklog.format.payloads import Payloads, payloads
+    from sparklog.format.payloads import payloads
+from sparklog.format.record_batch import Payloads
     from sparklog.format.batch_scan import scan_headers
     from sparklog.format.payloads import record_fields
     from tests.format.test_damage import damaged, samples
@@ -273,7 +274,7 @@ GUARDED = """
         try:
             plain = payloads(data, headers)
             if (headers.codec != 0).any():
-                plain = Payloads(at_the_end(plain.data), plain.start, plain.end)
+                plain = replace(plain, data=at_the_end(plain.data))
                 data = original
             fields = record_fields(plain, headers)
         except Corrupt:

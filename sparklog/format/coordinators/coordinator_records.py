@@ -125,21 +125,17 @@ class OtherKey:
     fields: Fields
 
 
-@dataclass(frozen=True, slots=True)
-class UnknownKey:
-    """A key of a type that Kafka 4.1 does not know: a later Kafka's, to be passed over as Kafka does."""
+def decode_group_key(key: bytes | None) -> OffsetKey | GroupKey | OtherKey | None:
+    """Return the key of a record of `__consumer_offsets`. `Corrupt` if it is missing or malformed.
 
-    type: int
-
-
-def decode_group_key(key: bytes | None) -> OffsetKey | GroupKey | OtherKey | UnknownKey:
-    """Return the key of a record of `__consumer_offsets`. `Corrupt` if it is missing or malformed."""
+    None for a key of a type that Kafka 4.1 does not know: a later Kafka's, to be passed over as Kafka does.
+    """
     if key is None:
         raise Corrupt("a record of __consumer_offsets has a key, this one has none")
     kind, body = split_version(key, "key")
     types = record_types(GROUPS)
     if kind not in types:
-        return UnknownKey(kind)
+        return None
     fields = decode(types[kind].key, 0, body)
     if kind in (OFFSET_COMMIT_LEGACY, OFFSET_COMMIT):
         return OffsetKey(fields["group"], fields["topic"], fields["partition"])
@@ -243,11 +239,6 @@ class Status(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class TransactionKey:
-    transactional_id: str
-
-
-@dataclass(frozen=True, slots=True)
 class TransactionValue:
     """What is needed of a transactional id's state; times in ms, `start_ms` None: no transaction began.
 
@@ -262,14 +253,18 @@ class TransactionValue:
     start_ms: int | None
 
 
-def decode_transaction_key(key: bytes | None) -> TransactionKey | UnknownKey:
-    """Return the key of a record of `__transaction_state`. `Corrupt` if it is missing or malformed."""
+def decode_transaction_key(key: bytes | None) -> str | None:
+    """Return the transactional id of a key of `__transaction_state`, None for a type that Kafka 4.1 does not know.
+
+    `Corrupt` if the key is missing or malformed.
+    """
     if key is None:
         raise Corrupt("a record of __transaction_state has a key, this one has none")
     kind, body = split_version(key, "key")
     if kind != TRANSACTION_LOG:
-        return UnknownKey(kind)
-    return TransactionKey(decode(record_types(TRANSACTIONS)[kind].key, 0, body)["transactionalId"])
+        return None
+    transactional_id: str = decode(record_types(TRANSACTIONS)[kind].key, 0, body)["transactionalId"]
+    return transactional_id
 
 
 def decode_transaction_value(value: bytes | None) -> TransactionValue | None:

@@ -50,7 +50,7 @@ from sparklog.format.record_batch import (
     ByteArray,
     BytesLike,
     Int64Array,
-    PayloadGroup,
+    Payloads,
     Place,
     as_bytes_array,
     joined,
@@ -266,7 +266,7 @@ def _xxh32_of_few(data: bytes) -> int:
     return state ^ state >> 16
 
 
-def records(source: ByteArray, headers: BatchHeaders, low: int, high: int, place: Place) -> Iterator[PayloadGroup]:
+def records(source: ByteArray, headers: BatchHeaders, low: int, high: int, place: Place) -> Iterator[Payloads]:
     """The records of rows `[low, high)` of formats v0 and v1 as records of v2, about `GROUP_BYTES` at a time.
 
     Deltas count from the row's base offset and base timestamp. Raises `Corrupt` with the place; `BadRequest` if
@@ -281,7 +281,7 @@ def records(source: ByteArray, headers: BatchHeaders, low: int, high: int, place
             yield from _plain(source, headers, first, last, place)
 
 
-def _plain(source: ByteArray, headers: BatchHeaders, low: int, high: int, place: Place) -> Iterator[PayloadGroup]:
+def _plain(source: ByteArray, headers: BatchHeaders, low: int, high: int, place: Place) -> Iterator[Payloads]:
     ends = np.cumsum(headers.size[low:high])
     first = low
     while first < high:
@@ -293,7 +293,7 @@ def _plain(source: ByteArray, headers: BatchHeaders, low: int, high: int, place:
         first = last
 
 
-def _unwrapped(source: ByteArray, headers: BatchHeaders, low: int, high: int, place: Place) -> Iterator[PayloadGroup]:
+def _unwrapped(source: ByteArray, headers: BatchHeaders, low: int, high: int, place: Place) -> Iterator[Payloads]:
     view = source.data
     parts: list[bytes] = []
     shifts: list[int] = []
@@ -327,7 +327,7 @@ def _translated(
     last: int,
     place: Place,
     inner: bool,
-) -> PayloadGroup:
+) -> Payloads:
     from sparklog.format.legacy import legacy_kernels as kernels
 
     rows = slice(first, last)
@@ -347,7 +347,7 @@ def _translated(
         at = 0 if inner else int(state[kernels.ERROR_POSITION] - start[row])
         raise place.corrupt(headers, first + row, _MESSAGES[code], int(state[kernels.ERROR_OFFSET]), at)
     stored = int((headers.size[rows] - HEADER_BYTES).sum())
-    return PayloadGroup(out, out_start, out_stop, first, last, max(stored, 1))
+    return Payloads(out, out_start, out_stop, first, last, max(stored, 1))
 
 
 _MESSAGES = {

@@ -32,7 +32,6 @@ from sparklog.format.coordinators.coordinator_records import (
     OffsetValue,
     OtherKey,
     Status,
-    TransactionKey,
     TransactionValue,
     decode_group_key,
     decode_group_value,
@@ -163,10 +162,10 @@ def kafka_transactions(
     def take(key: bytes, kept: Kept) -> None:
         owner = decode_transaction_key(key)
         value = decode_transaction_value(kept.value)
-        if isinstance(owner, TransactionKey) and value is not None:
+        if owner is not None and value is not None:
             # While an id moves to another producer id, the one before writes the markers.
             for producer in {value.producer_id, value.previous_producer_id} - {-1}:
-                entries[producer] = _entry(owner.transactional_id, value, (kept.partition, kept.offset))
+                entries[producer] = _entry(owner, value, (kept.partition, kept.offset))
 
     _each(path, TRANSACTION_STATE, take, env, policy, on_skipped)
     return entries

@@ -83,7 +83,7 @@ class RecordFacts:
             return
         hashes = key_hashes(body.data, records.key_start, records.key_length, _HASH_KEY)[:, 0]
         columns = self._columns(chosen, records, hashes, append_time)
-        columns["uncompressed_bytes"] = body.end - body.start
+        columns["uncompressed_bytes"] = body.stop - body.start
         for name, values in columns.items():
             facts.columns[name][rows] = values
         keyed = records.has_key & ~chosen.is_control[records.batch]
