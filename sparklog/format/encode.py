@@ -80,7 +80,7 @@ class EncodedSlice:
     """Finished batches, back to back, and the facts that a commit and an index need of them.
 
     `buffers` in order are the bytes. Per batch (int64): `positions` from the slice's start, `sizes`, `last_offsets`
-    from the slice's base, `max_timestamps` in ms. `offsets`: end - base of the slice; `crc`: CRC-32C of all bytes.
+    from the slice's base, `max_timestamps` in ms. `records`: as many as its offsets; `crc`: CRC-32C of all bytes.
     Times are -1 if no record has one.
     """
 
@@ -90,7 +90,6 @@ class EncodedSlice:
     last_offsets: Int64Array
     max_timestamps: Int64Array
     records: int
-    offsets: int
     min_ts: int
     max_ts: int
     crc: int
@@ -123,7 +122,7 @@ def encode(
     `max_message_bytes`.
     """
     rows = _Rows(key, value, headers, timestamp, order)
-    empty = EncodedSlice([], _ALL, _ALL, _ALL, _ALL, 0, 0, NO_TIMESTAMP, NO_TIMESTAMP, 0, False)
+    empty = EncodedSlice([], _ALL, _ALL, _ALL, _ALL, 0, NO_TIMESTAMP, NO_TIMESTAMP, 0, False)
     return rows.slices(options).get(0, empty)
 
 
@@ -299,7 +298,6 @@ def _slice(batches: list[_Batch], lane: Int64Array) -> EncodedSlice:
     sizes = np.array([batch.size for batch in batches], np.int64)
     crcs = np.array([(batch.head_crc, batch.crc) for batch in batches], np.int64).reshape(-1)
     lengths = np.stack((np.full(len(sizes), CRC_START), sizes - CRC_START), axis=1).reshape(-1)
-    rows = int(lane[kernels.LANE_ROWS])
     times = np.array([batch.max_time for batch in batches], np.int64)
     return EncodedSlice(
         buffers=[part for batch in batches for part in batch.parts],
@@ -307,8 +305,7 @@ def _slice(batches: list[_Batch], lane: Int64Array) -> EncodedSlice:
         sizes=sizes,
         last_offsets=np.array([batch.last_offset for batch in batches], np.int64),
         max_timestamps=times,
-        records=rows,
-        offsets=rows,
+        records=int(lane[kernels.LANE_ROWS]),
         min_ts=int(lane[kernels.LANE_MIN_TIME]),
         max_ts=int(times.max()),
         crc=join_crcs.sized(RECORDS_PER_CRC * len(crcs))(crcs, lengths),

@@ -60,19 +60,10 @@ def key_hashes(
     return hashes
 
 
-def murmur2(array: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.int32]:
-    """Return the signed murmur2 of each cell of a binary-like column, int32[n], 0 for null."""
-    return _hash(array, 0)
-
-
 def partition_for_key(array: pa.Array | pa.ChunkedArray, partitions: int) -> npt.NDArray[np.int32]:
     """Return Kafka's partition of each key, int32[n], -1 for a null key."""
     if partitions <= 0:
         raise BadRequest(f"a topic has at least one partition, found {partitions}")
-    return _hash(array, partitions)
-
-
-def _hash(array: pa.Array | pa.ChunkedArray, partitions: int) -> npt.NDArray[np.int32]:
     out = np.empty(len(array), np.int32)
     columns = KernelColumns(array)  # keeps the array alive
     murmur2_cells.sized(len(out))(columns.table[0], partitions, out)

@@ -61,19 +61,14 @@ DELETE_HORIZON_BIT = 0x40
 
 Codec = Literal["none", "gzip", "snappy", "lz4", "zstd"]
 CODECS: tuple[Codec, ...] = ("none", "gzip", "snappy", "lz4", "zstd")
-
 MIN_LEGACY_SIZE_FIELD = (14, 22)
 """The smallest size fields of formats v0 and v1."""
 
 NO_TIMESTAMP = -1
-NO_PRODUCER_ID = -1
-NO_PRODUCER_EPOCH = -1
-NO_SEQUENCE = -1
-NO_LEADER_EPOCH = -1
+NO_PRODUCER_ID = NO_PRODUCER_EPOCH = NO_SEQUENCE = NO_LEADER_EPOCH = -1
 NO_TIMESTAMP_TYPE = -1
 """The timestamp type of records of format v0, which have no time."""
-CREATE_TIME = 0
-LOG_APPEND_TIME = 1
+CREATE_TIME, LOG_APPEND_TIME = 0, 1
 MAX_SEQUENCE = 2**31 - 1
 
 GROUP_BYTES = 1 << 20
