@@ -37,12 +37,8 @@ LZ4_MAX_RATIO = 256
 """Each byte of an LZ4 match length yields at most 255."""
 LZ4_MAGIC = 0x184D2204
 ZSTD_BLOCK = 128 * 1024
-LIMIT_FLOOR = 64 << 20
-LIMIT_RATIO = 256
-LIMIT_CEILING = 256 << 20
-"""A batch may decompress to 64 MiB + 256 x its compressed bytes, at most 256 MiB. Kafka's own default is 1 MiB
-compressed.
-"""
+LIMIT_FLOOR, LIMIT_RATIO, LIMIT_CEILING = 64 << 20, 256, 256 << 20
+"""A batch may become 64 MiB + 256 x its compressed bytes, at most 256 MiB. Kafka's own default is 1 MiB compressed."""
 
 _LEVELS = {"gzip": (-1, 9), "lz4": (1, 17), "zstd": (-131072, 22)}
 _local = threading.local()

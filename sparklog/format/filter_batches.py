@@ -58,9 +58,8 @@ from sparklog.format.record_batch import (
     as_bytes_array,
 )
 
-_LEADER_EPOCH = 12
-_CRC = 17
-_MAX_TIMESTAMP = 35
+_LEADER_EPOCH, _CRC, _MAX_TIMESTAMP = 12, 17, 35
+"""Positions in a header."""
 _MAX_LEADER_EPOCH = 2**31 - 1
 _INT64_MAX = 2**63 - 1
 

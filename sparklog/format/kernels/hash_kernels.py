@@ -137,10 +137,7 @@ def murmur2_cells(column: Any, partitions: int, out: Any) -> None:
         store_i32(out_at + 4 * row, value)
 
 
-V0 = 0x736F6D6570736575
-V1 = 0x646F72616E646F6D
-V2 = 0x6C7967656E657261
-V3 = 0x7465646279746573
+V0, V1, V2, V3 = 0x736F6D6570736575, 0x646F72616E646F6D, 0x6C7967656E657261, 0x7465646279746573
 """The initial state: "somepseudorandomlygeneratedbytes"."""
 
 

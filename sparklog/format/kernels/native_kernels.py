@@ -5,7 +5,7 @@ counts (atomic) wherever an array is passed on inside a branch. Kernels therefor
 and work on integers; these intrinsics compile to one load or store. They check nothing: every kernel compares positions
 with ends before it reads, which is what keeps hostile input harmless.
 
-Importing this module loads numba: only `kernel_choice`, which decides when that is worth it, does.
+Importing this module loads numba: only `kernel_language`, which decides when that is worth it, does.
 """
 
 from __future__ import annotations
