@@ -18,6 +18,7 @@ import ctypes
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any, TypeVar
 
 import numpy as np
@@ -175,10 +176,9 @@ class Kernel:
     def load(self) -> Callable[..., Any]:
         """Return the compiled kernel, at the first use from the cache or, without one, compiled anew."""
         if self._compiled is None:
-            from sparklog.format.kernels.native_kernels import compiled
-
             choice.load()
-            self._compiled = compiled(self.function, self.signature)
+            native: Any = import_module("sparklog.format.kernels.native_kernels")  # by name: it builds on this module
+            self._compiled = native.compiled(self.function, self.signature)
         return self._compiled
 
     def interpreted(self, *arguments: Any) -> Any:
