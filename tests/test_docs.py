@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.format import offset_index, time_index, transaction_index
+from sparklog.format import transaction_index
 from sparklog.format.record_batch import HEADER_BYTES
+from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
 from tests.test_architecture import LAYERS, ROOMS
 
 REPOSITORY = Path(__file__).parents[1]
@@ -191,7 +192,7 @@ def test_the_picture_of_rooms_is_that_of_the_layers() -> None:
 def test_sizes_of_kafkas_files_are_the_codes() -> None:
     text = (DOCS / "reference" / "kafka-format.md").read_text()
     assert f"has a header of {HEADER_BYTES} bytes" in text
-    for suffix, module in ((".index", offset_index), (".timeindex", time_index), (".txnindex", transaction_index)):
+    for suffix, module in ((".index", OffsetIndex), (".timeindex", TimeIndex), (".txnindex", transaction_index)):
         assert f"| `{suffix}` | {module.ENTRY_BYTES} |" in text
 
 

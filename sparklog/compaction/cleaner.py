@@ -36,12 +36,11 @@ from sparklog.compaction.offset_map import Hashes, Int64s, OffsetMap
 from sparklog.compaction.producer_state import BatchJudge, PartitionProducers, Verdicts, aborted_batches
 from sparklog.compaction.segment_writer import SegmentWriter
 from sparklog.errors import BadRequest, Conflict, Corrupt
-from sparklog.format.batch_checks import Place, check_crcs, check_headers
+from sparklog.format.batch_scan import check_crcs, check_headers
 from sparklog.format.filter_batches import Filtered, filter_batches
 from sparklog.format.key_hash import HashKey, key_hashes
-from sparklog.format.payloads import Payloads, payloads
-from sparklog.format.record_batch import NO_PRODUCER_ID, NO_TIMESTAMP, BatchHeaders
-from sparklog.format.record_fields import RecordFields, record_fields
+from sparklog.format.payloads import RecordFields, payloads, record_fields
+from sparklog.format.record_batch import NO_PRODUCER_ID, NO_TIMESTAMP, BatchHeaders, Payloads, Place
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.read.fetch import SPAN_BYTES, MissingFile, read_window
 from sparklog.log.read.read_plan import PlannedSlice

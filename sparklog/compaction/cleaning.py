@@ -34,8 +34,8 @@ from sparklog.compaction.segment_writer import SegmentWriter
 from sparklog.errors import Conflict, NotFound
 from sparklog.format.batch_scan import begins_with_header, single_header
 from sparklog.format.key_hash import HashKey
-from sparklog.format.offset_index import MAX_RELATIVE_OFFSET
 from sparklog.format.record_batch import HEADER_BYTES
+from sparklog.format.segment_indexes import MAX_RELATIVE_OFFSET
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.read.read_plan import PlannedSlice, PlannedSlices, planned_slices
 from sparklog.log.state.commit import COMPACT, Edit

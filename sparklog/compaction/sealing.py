@@ -26,10 +26,9 @@ import numpy.typing as npt
 from sparklog.compaction.producer_state import replay
 from sparklog.compaction.segment_writer import SegmentWriter
 from sparklog.errors import BadRequest, Conflict, Corrupt
-from sparklog.format.batch_checks import Place
 from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.filter_batches import rewrite_headers
-from sparklog.format.record_batch import BatchHeaders, BytesLike
+from sparklog.format.record_batch import BatchHeaders, BytesLike, Place
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.decisions.decision_log import own_whole_ends
 from sparklog.log.journal.env import SYSTEM, Env

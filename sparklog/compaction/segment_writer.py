@@ -1,8 +1,8 @@
 """Writes Kafka segments: `.log` with its `.index`, `.timeindex` and `.txnindex`, byte for byte as Kafka would have.
 
     sealed/<partition>/<read version>-<id>/00000000000000001234.log        batches back to back, offsets as in the log
-                                           00000000000000001234.index      8 bytes an entry: see format/offset_index.py
-                                           00000000000000001234.timeindex  12 bytes: format/time_index.py
+                                           00000000000000001234.index      8 bytes an entry: format/segment_indexes.py
+                                           00000000000000001234.timeindex  12 bytes: format/segment_indexes.py
                                            00000000000000001234.txnindex   34 bytes; only where there are entries
 
 Batches come with final offsets, in order; what they hold is not looked at. Index entries follow the rule for appends
@@ -23,13 +23,12 @@ import numpy as np
 import numpy.typing as npt
 
 from sparklog.errors import BadRequest, SparklogError
-from sparklog.format import offset_index, time_index, transaction_index
+from sparklog.format import transaction_index
 from sparklog.format.append_file import WrittenSlice
-from sparklog.format.batch_checks import MAX_OFFSET
+from sparklog.format.batch_scan import MAX_OFFSET
 from sparklog.format.checksums import SUFFIXES, index_crc
-from sparklog.format.offset_index import MAX_RELATIVE_OFFSET, OffsetIndex
 from sparklog.format.record_batch import NO_TIMESTAMP, BatchHeaders, BytesLike
-from sparklog.format.time_index import TimeIndex
+from sparklog.format.segment_indexes import MAX_RELATIVE_OFFSET, OffsetIndex, TimeIndex
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.journal.names import sealed_path
 from sparklog.log.state.configs import TopicConfigs
@@ -61,8 +60,8 @@ class SegmentWriter:
         self.segment_bytes = configs.segment_bytes
         self._interval = configs.index_interval_bytes
         index_bytes = configs.integer("segment.index.bytes")
-        self._offset_entries = offset_index.max_entries(index_bytes)
-        self._time_entries = time_index.max_entries(index_bytes)
+        self._offset_entries = OffsetIndex.max_entries(index_bytes)
+        self._time_entries = TimeIndex.max_entries(index_bytes)
         self._current: _Segment | None = None
         self._done: list[FileSlices] = []
         self._keys: list[str] = []
@@ -239,7 +238,8 @@ class _Segment:
 
 
 class _Indexes:
-    """Both indexes of a segment, as `offset_index.build` and `time_index.build` have them, built batch by batch."""
+    """Both indexes of one segment, built while its batches are written: `OffsetIndex.build` and `TimeIndex.build`
+    in steps."""
 
     def __init__(self, base: int, interval: int) -> None:
         self._base = base

@@ -44,9 +44,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from crc32c import crc32c
 
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format import transaction_index
+from sparklog.format.record_batch import Int64Array
 from sparklog.format.slice_columns import FOOTER_FIELDS, WRITTEN
 from sparklog.format.transaction_index import AbortedTransactions
 
@@ -72,8 +74,6 @@ INDEX_INTERVAL_BYTES = 256 << 10
 MAX_FOOTER_BYTES = 256 << 20
 """More than any writer makes (a 1 GiB file of 512 KiB batches has 50 KB); a longer one is damage."""
 
-Int64s = npt.NDArray[np.int64]
-
 
 @dataclass(frozen=True, slots=True)
 class SliceIndex:
@@ -82,9 +82,9 @@ class SliceIndex:
     `max_ts[i]` (ms) is the greatest timestamp before entry i, -1 if none.
     """
 
-    position: Int64s
-    offset: Int64s
-    max_ts: Int64s
+    position: Int64Array
+    offset: Int64Array
+    max_ts: Int64Array
 
     def __len__(self) -> int:
         return len(self.position)
@@ -127,16 +127,13 @@ class Footer:
     footer_length: int
 
     def at(self, position: int) -> WrittenSlice | None:
-        """The slice that begins at this position of the file."""
-        starts = [entry.position for entry in self.slices]
-        i = int(np.searchsorted(np.asarray(starts, np.int64), position))
-        return self.slices[i] if i < len(starts) and starts[i] == position else None
+        return next((each for each in self.slices if each.position == position), None)
 
 
 def build_index(
-    position: Int64s,
-    offset: Int64s,
-    max_ts: Int64s,
+    position: Int64Array,
+    offset: Int64Array,
+    max_ts: Int64Array,
     nbytes: int,
     *,
     interval: int = INDEX_INTERVAL_BYTES,
@@ -161,9 +158,6 @@ def build_index(
 
 
 def encode_footer(slices: Sequence[WrittenSlice]) -> bytes:
-    """Return the footer of a file with these slices, given in file order."""
-    from crc32c import crc32c
-
     table = np.zeros(len(slices), SLICE_DTYPE)
     for name in WRITTEN:
         table[name] = [getattr(each, name) for each in slices]
@@ -210,8 +204,6 @@ def decode_footer(data: bytes, *, file_size: int, file: str | None = None) -> Fo
 
     Raises `Corrupt` where bytes are damaged, `BadRequest` for a format version this code does not know.
     """
-    from crc32c import crc32c
-
     at = file_size - len(data)
     if len(data) < HEAD_BYTES + TAIL_BYTES or at < 0:
         raise Corrupt(f"expected an append file's footer, found {len(data)} bytes", file=file, position=max(at, 0))
@@ -256,6 +248,8 @@ def _slices(
         raise Corrupt(f"the footer has {len(index_rows)} index entries, its slices claim another number", file=file)
     if len(aborted) and int(aborted["slice"].max()) >= len(table):
         raise Corrupt(f"the footer names an aborted transaction of a slice beyond its {len(table)}", file=file)
+    producer, first_offset, last_offset = (aborted[name].astype(np.int64) for name in ("producer", "first", "last"))
+    transactions = AbortedTransactions(producer, first_offset, last_offset, np.full(len(aborted), -1, np.int64))
     slices = []
     for i, row in enumerate(table):
         size, entries = int(nbytes[i]), int(row["entries"])
@@ -265,16 +259,11 @@ def _slices(
             WrittenSlice(
                 **{name: int(row[name]) for name in WRITTEN},
                 index=_index(part, size, int(row["offsets"]), file, position) if entries else None,
-                aborted=_aborted(aborted[aborted["slice"] == i]) if len(aborted) else transaction_index.none(),
+                aborted=transactions.select(aborted["slice"] == i) if len(aborted) else transactions,
                 position=position,
             )
         )
     return tuple(slices)
-
-
-def _aborted(rows: npt.NDArray[np.void]) -> AbortedTransactions:
-    producer, first, last = (rows[name].astype(np.int64) for name in ("producer", "first", "last"))
-    return AbortedTransactions(producer, first, last, np.full(len(rows), -1, np.int64))
 
 
 def _index(rows: npt.NDArray[np.void], nbytes: int, offsets: int, file: str | None, at: int) -> SliceIndex:

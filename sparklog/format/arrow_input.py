@@ -6,7 +6,7 @@ cast).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ def new_array(length: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     return np.frombuffer(pa.allocate_buffer(length * kind.itemsize), kind)
 
 
+Column: TypeAlias = "pa.Array | pa.ChunkedArray | None"
 MISSING = (0, 0, 0, 0, 0, 0)
 """Per column: address of offsets (0: missing), 1 for int64 offsets, addresses of data, behind it and of validity (0: no
 nulls), the array's offset in elements."""
@@ -39,12 +40,7 @@ class KernelColumns:
     null or empty is a record without headers.
     """
 
-    def __init__(
-        self,
-        key: pa.Array | pa.ChunkedArray | None,
-        value: pa.Array | pa.ChunkedArray | None = None,
-        headers: pa.Array | pa.ChunkedArray | None = None,
-    ) -> None:
+    def __init__(self, key: Column, value: Column = None, headers: Column = None) -> None:
         self._alive: list[pa.Array] = []
         rows = [self._binary(key, "key"), self._binary(value, "value"), *self._headers(headers)]
         self.table: Int64Array = np.array(rows, np.int64)
@@ -54,7 +50,7 @@ class KernelColumns:
         self._alive.append(single)
         return single
 
-    def _binary(self, array: pa.Array | pa.ChunkedArray | None, name: str) -> tuple[int, ...]:
+    def _binary(self, array: Column, name: str) -> tuple[int, ...]:
         if array is None or pa.types.is_null(array.type) or not len(array):
             return MISSING
         single = self._keep(array)
@@ -67,7 +63,7 @@ class KernelColumns:
             raise BadRequest(f"column {name} must be binary or string, found {kind}: cast it")
         return _row(single, wide, single.buffers()[2])
 
-    def _headers(self, array: pa.Array | pa.ChunkedArray | None) -> list[tuple[int, ...]]:
+    def _headers(self, array: Column) -> list[tuple[int, ...]]:
         if array is None or pa.types.is_null(array.type) or not len(array):
             return [MISSING] * 4
         single = self._keep(array)
@@ -76,17 +72,12 @@ class KernelColumns:
         if not (wide or pa.types.is_list(kind)) or not pa.types.is_struct(kind.value_type):
             raise BadRequest(f"column headers must be array<struct<key string, value binary>>, found {kind}")
         struct = self._keep(single.values)
-        names = [struct.type.field(index).name for index in range(struct.type.num_fields)]
+        names = [field.name for field in struct.type]
         if sorted(names) != ["key", "value"]:
             raise BadRequest(f"headers must have the fields key and value, found {', '.join(names)}")
         key, value = struct.field(names.index("key")), struct.field(names.index("value"))
         valid = (0, 0, 0, 0, _validity(struct), struct.offset)
-        return [
-            _row(single, wide, None),
-            self._binary(key, "headers.key"),
-            self._binary(value, "headers.value"),
-            valid,
-        ]
+        return [_row(single, wide, None), self._binary(key, "headers.key"), self._binary(value, "headers.value"), valid]
 
 
 def _validity(array: pa.Array) -> int:
@@ -94,6 +85,5 @@ def _validity(array: pa.Array) -> int:
 
 
 def _row(array: pa.Array, wide: bool, data: pa.Buffer | None) -> tuple[int, ...]:
-    start = 0 if data is None else data.address
-    end = 0 if data is None else data.address + data.size
+    start, end = (0, 0) if data is None else (data.address, data.address + data.size)
     return (array.buffers()[1].address, int(wide), start, end, _validity(array), array.offset)

@@ -1,4 +1,4 @@
-"""The scan that finds the batches in bytes of a log, whatever their formats, and verifies their checksums.
+"""The scan that finds the batches in bytes of a log, whatever their formats, and checks before records are read.
 
 Batches of format v2 (`sparklog.format.record_batch`) and messages of formats v0 and v1
 (`sparklog.format.legacy.old_messages`) may stand in one file. All code that reads bytes of a log begins here, and gets
@@ -13,11 +13,11 @@ from typing import Any
 
 import crc32c
 import numpy as np
-import numpy.typing as npt
 
 from sparklog.errors import Corrupt
 from sparklog.format.legacy import old_messages
 from sparklog.format.record_batch import (
+    CODECS,
     COLUMNS,
     CRC_START,
     HEADER_BYTES,
@@ -28,14 +28,27 @@ from sparklog.format.record_batch import (
     MIN_LEGACY_SIZE_FIELD,
     MIN_SIZE_FIELD,
     BatchHeaders,
+    BoolArray,
+    ByteArray,
     BytesLike,
     Int64Array,
+    Place,
     as_bytes_array,
 )
 
 MIN_SCAN_BYTES = 18
 """Kafka's file scan stops when fewer bytes than this remain: prefix, leader epoch or crc, magic and one more."""
-_LENGTH_STRUCT = struct.Struct(">i")
+MAX_OFFSET = 2**63 - 2
+"""The greatest offset a record can have. A log that held 2^63-1 would have no end: the next offset is no int64."""
+MIN_LEGACY_BYTES = MIN_SIZE_FIELD + LOG_OVERHEAD
+RECORD_MESSAGES = (
+    "",
+    "a record's length does not fit into its batch",
+    "a record's fields do not end where its length says",
+    "offsets within the batch do not increase, or go beyond its last offset",
+    "the batch goes on behind its last record",
+)
+"""By the error codes of the kernels that read records."""
 
 
 def scan_headers(
@@ -60,9 +73,9 @@ def scan_headers(
     view = memoryview(data).cast("B") if memoryview(data).format != "B" else memoryview(data)
     end = view.nbytes
     positions: list[int] = []
-    unpack = _LENGTH_STRUCT.unpack_from
+    unpack = struct.Struct(">i").unpack_from
     position, stop, reason = start, "end", ""
-    old: list[tuple[int, old_messages.Entries]] = []
+    old: list[tuple[int, BatchHeaders]] = []
     while position < end:
         left = end - position
         if left < MIN_SCAN_BYTES:
@@ -101,12 +114,12 @@ def scan_headers(
     return headers
 
 
-def _headers_at(data: npt.NDArray[np.uint8], position: Int64Array, end: int, stop: str, reason: str) -> BatchHeaders:
+def _headers_at(data: ByteArray, position: Int64Array, end: int, stop: str, reason: str) -> BatchHeaders:
     if len(position):
         rows = np.lib.stride_tricks.sliding_window_view(data, HEADER_BYTES)[position].view(HEADER_DTYPE)[:, 0]
     else:
         rows = np.empty(0, HEADER_DTYPE)
-    names = (name for name in COLUMNS if name not in ("position", "size"))
+    names = [name for name in COLUMNS if name not in ("position", "size")]
     column: dict[str, Any] = {name: rows[name].astype(np.int64) for name in names}
     size = rows["length"].astype(np.int64) + LOG_OVERHEAD
     return BatchHeaders(position=position, size=size, **column, end=end, stop=stop, reason=reason)
@@ -114,9 +127,8 @@ def _headers_at(data: npt.NDArray[np.uint8], position: Int64Array, end: int, sto
 
 def begins_with_header(data: bytes) -> bool:
     """Return True if `data` begins with all bytes of a header, as far as its magic tells. It may still be damaged."""
-    if len(data) <= MAGIC_POSITION or data[MAGIC_POSITION] > MAGIC:
-        return False
-    return len(data) >= least_size(data[MAGIC_POSITION])
+    known = len(data) > MAGIC_POSITION and data[MAGIC_POSITION] <= MAGIC
+    return known and len(data) >= least_size(data[MAGIC_POSITION])
 
 
 def least_size(magic: int) -> int:
@@ -137,21 +149,47 @@ def single_header(data: bytes) -> BatchHeaders:
 def crc_failures(data: BytesLike, headers: BatchHeaders) -> Int64Array:
     """Return the batches whose CRC-32C does not match (CRC-32 in formats v0 and v1), as rows (int64) of `headers`."""
     if headers.magic is not None:
-        return _mixed_crc_failures(data, headers)
-
-    view = memoryview(data)
-    crc = crc32c.crc32c
-    wrong = [
-        index
-        for index, (position, size, expected) in enumerate(
-            zip(headers.position.tolist(), headers.size.tolist(), headers.crc.tolist(), strict=True)
-        )
-        if crc(view[position + CRC_START : position + size]) != expected
-    ]
-    return np.array(wrong, np.int64)
+        old, new = np.flatnonzero(headers.is_legacy), np.flatnonzero(~headers.is_legacy)
+        wrong = old[old_messages.crc_failures(data, headers[old])]
+        return np.sort(np.concatenate((wrong, new[crc_failures(data, replace(headers[new], magic=None))])))
+    view, crc = memoryview(data), crc32c.crc32c
+    columns = zip(headers.position.tolist(), headers.size.tolist(), headers.crc.tolist(), strict=True)
+    failed = [row for row, (at, size, crc32) in enumerate(columns) if crc(view[at + CRC_START : at + size]) != crc32]
+    return np.array(failed, np.int64)
 
 
-def _mixed_crc_failures(data: BytesLike, headers: BatchHeaders) -> Int64Array:
-    old, new = np.flatnonzero(headers.is_legacy), np.flatnonzero(~headers.is_legacy)
-    wrong = old[old_messages.crc_failures(data, headers[old])]
-    return np.sort(np.concatenate((wrong, new[crc_failures(data, replace(headers[new], magic=None))])))
+def beyond_offsets(headers: BatchHeaders, shift: int = 0) -> BoolArray:
+    """Mark batches that, moved by `shift`, hold offsets above `MAX_OFFSET`, without a sum that could overflow."""
+    beyond: BoolArray = headers.base_offset > MAX_OFFSET - shift - np.maximum(headers.last_offset_delta, 0)
+    return beyond
+
+
+def check_headers(headers: BatchHeaders, place: Place, nbytes: int) -> None:
+    """Refuse what no writer writes, before sizes taken from it are used. `nbytes`: of the data. Raises `Corrupt`."""
+    least = HEADER_BYTES if headers.magic is None else np.where(headers.is_legacy, MIN_LEGACY_BYTES, HEADER_BYTES)
+    rules = (
+        (headers.position + headers.size > nbytes, "the batch lies outside the data"),
+        ((headers.position < 0) | (headers.size < least), "the batch has an impossible place or size"),
+        (headers.codec >= len(CODECS), "the batch names an unknown compression codec (5 to 7)"),
+        (headers.count < 0, "the batch has a negative record count"),
+        (headers.last_offset_delta < 0, "the batch has a negative last offset delta"),
+        (headers.count > headers.last_offset_delta + 1, "the batch has more records than offsets"),
+        (headers.base_offset < 0, "the batch has a negative base offset"),
+        (beyond_offsets(headers, max(place.shift, 0)), f"the batch's offsets go beyond {MAX_OFFSET}"),
+    )
+    for broken, message in rules:
+        if broken.any():
+            raise place.corrupt(headers, int(np.argmax(broken)), message)
+
+
+def check_crcs(data: BytesLike, headers: BatchHeaders, place: Place) -> None:
+    """Raises `Corrupt` for the first batch whose CRC-32C (in formats v0 and v1: CRC-32) is wrong."""
+    wrong = crc_failures(data, headers)
+    if len(wrong):
+        raise place.corrupt(headers, int(wrong[0]), crc_message(headers, int(wrong[0])))
+
+
+def crc_message(headers: BatchHeaders, batch: int) -> str:
+    if headers.magic is not None and headers.is_legacy[batch]:
+        return "the message's CRC-32 does not match its bytes"
+    return "the batch's CRC-32C does not match its bytes"

@@ -28,13 +28,10 @@ PARTITION_METADATA_FILE = "partition.metadata"
 VERSION = 0
 
 TopicPartition = tuple[str, int]
-"""A topic's name and the number of one of its partitions."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderEpoch:
-    """A leader epoch and the first offset that was written in it."""
-
     epoch: int
     start_offset: int
 
@@ -65,17 +62,13 @@ def parse_leader_epochs(data: bytes, *, file: str | None = None) -> list[LeaderE
 
 
 def leader_epochs_to_bytes(epochs: Sequence[LeaderEpoch]) -> bytes:
-    """A `leader-epoch-checkpoint`."""
     return _file([f"{entry.epoch} {entry.start_offset}" for entry in epochs])
 
 
 def parse_partition_metadata(data: bytes, *, file: str | None = None) -> str:
     """The topic id (22 characters) of a `partition.metadata`. `Corrupt` if there is none or it is all zeros."""
-    fields: dict[str, str] = {}
-    for line in _text(data, file).splitlines():
-        name, separator, value = line.partition(":")
-        if separator:
-            fields[name.strip()] = value.strip()
+    pairs = (line.split(":", 1) for line in _text(data, file).splitlines() if ":" in line)
+    fields = {name.strip(): value.strip() for name, value in pairs}
     version, topic_id = fields.get("version", ""), fields.get("topic_id", "")
     if not version.isdigit() or not topic_id:
         raise Corrupt("partition.metadata has a version and a topic_id; restore it from another replica", file=file)

@@ -21,14 +21,14 @@ from __future__ import annotations
 
 from functools import cache
 
+from crc32c import crc32c
+
 SUFFIXES = ("index", "timeindex", "txnindex")
 """Suffixes of the index files, in the order of their checksum."""
 
 
 def index_crc(index: bytes, timeindex: bytes, txnindex: bytes) -> int:
     """Return the CRC-32C over the three files, each behind its length; an empty file is the same as none."""
-    from crc32c import crc32c
-
     crc = 0
     for data in (index, timeindex, txnindex):
         crc = crc32c(data, crc32c(len(data).to_bytes(8, "big"), crc))
@@ -57,7 +57,7 @@ def flipped_bit(nbytes: int, actual: int, expected: int) -> tuple[int, int] | No
 
 @cache
 def _tables() -> tuple[tuple[int, ...], tuple[int, ...], dict[int, int]]:
-    """Return the CRC's table by byte, the byte by the table's highest one, and the bit by its change of the CRC."""
+    """The CRC's table by byte, the byte by the table's highest one, and the bit by its change of the CRC."""
     table = []
     for byte in range(256):
         crc = byte

@@ -37,18 +37,14 @@ LZ4_MAX_RATIO = 256
 """Each byte of an LZ4 match length yields at most 255."""
 LZ4_MAGIC = 0x184D2204
 ZSTD_BLOCK = 128 * 1024
-LIMIT_FLOOR = 64 << 20
-LIMIT_RATIO = 256
-LIMIT_CEILING = 256 << 20
-"""A batch may decompress to 64 MiB + 256 x its compressed bytes, at most 256 MiB. Kafka's own default is 1 MiB
-compressed.
-"""
+LIMIT_FLOOR, LIMIT_RATIO, LIMIT_CEILING = 64 << 20, 256, 256 << 20
+"""A batch may become 64 MiB + 256 x its compressed bytes, at most 256 MiB. Kafka's own default is 1 MiB compressed."""
 
+_LEVELS = {"gzip": (-1, 9), "lz4": (1, 17), "zstd": (-131072, 22)}
 _local = threading.local()
 
 
 def decompressed_limit(nbytes: int) -> int:
-    """Bytes that a payload of `nbytes` compressed bytes may become."""
     return min(LIMIT_FLOOR + LIMIT_RATIO * nbytes, LIMIT_CEILING)
 
 
@@ -57,21 +53,19 @@ def compress(codec: str, data: BytesLike, level: int | None = None) -> bytes:
     gzip 6, lz4 fast, zstd 1; snappy has no levels. Raises `BadRequest` for an unknown codec or level."""
     if codec == "none":
         return bytes(data)
-    function = _COMPRESS.get(codec)
-    if function is None:
+    if codec not in _FUNCTIONS:
         raise BadRequest(f"unknown compression codec {codec!r}: use one of {', '.join(CODECS)}")
     check_level(codec, level)
-    return function(data, level)
+    return _FUNCTIONS[codec][0](data, level)
 
 
 def check_level(codec: str, level: int | None) -> None:
-    """Kafka's ranges: gzip 1 to 9 (or -1), lz4 1 to 17, zstd -131072 to 22."""
+    """Raise `BadRequest` for a level outside Kafka's range; there is no gzip 0."""
     if level is None:
         return
-    ranges = {"gzip": (-1, 9), "lz4": (1, 17), "zstd": (-131072, 22)}
-    if codec not in ranges:
+    if codec not in _LEVELS:
         raise BadRequest(f"codec {codec} has no compression levels: leave the level out (found {level})")
-    low, high = ranges[codec]
+    low, high = _LEVELS[codec]
     if not low <= level <= high or (codec == "gzip" and level == 0):
         raise BadRequest(f"compression level {level} is out of range for {codec}: use {low} to {high}")
 
@@ -81,15 +75,13 @@ def decompress(codec: str, data: BytesLike, limit: int | None = None) -> bytes:
     view = memoryview(data)
     if codec == "none":
         return bytes(view)
-    function = _DECOMPRESS.get(codec)
-    if function is None:
+    if codec not in _FUNCTIONS:
         raise BadRequest(f"unknown compression codec {codec!r}: use one of {', '.join(CODECS)}")
-    return function(view, decompressed_limit(view.nbytes) if limit is None else limit)
+    return _FUNCTIONS[codec][1](view, decompressed_limit(view.nbytes) if limit is None else limit)
 
 
 def _too_large(codec: str, limit: int, size: int | None = None) -> Corrupt:
-    size_text = "more" if size is None else f"{size}"
-    return Corrupt(f"{codec} data may decompress to at most {limit} bytes, found {size_text}")
+    return Corrupt(f"{codec} data may decompress to at most {limit} bytes, found {'more' if size is None else size}")
 
 
 def _gzip_compress(data: BytesLike, level: int | None) -> bytes:
@@ -269,15 +261,9 @@ def _zstd_bound(data: memoryview, position: int) -> int:
     raise Corrupt("the zstd frame is cut off")
 
 
-_COMPRESS: dict[str, Callable[[BytesLike, int | None], bytes]] = {
-    "gzip": _gzip_compress,
-    "snappy": _snappy_compress,
-    "lz4": _lz4_compress,
-    "zstd": _zstd_compress,
-}
-_DECOMPRESS: dict[str, Callable[[memoryview, int], bytes]] = {
-    "gzip": _gzip_decompress,
-    "snappy": _snappy_decompress,
-    "lz4": _lz4_decompress,
-    "zstd": _zstd_decompress,
+_FUNCTIONS: dict[str, tuple[Callable[[BytesLike, int | None], bytes], Callable[[memoryview, int], bytes]]] = {
+    "gzip": (_gzip_compress, _gzip_decompress),
+    "snappy": (_snappy_compress, _snappy_decompress),
+    "lz4": (_lz4_compress, _lz4_decompress),
+    "zstd": (_zstd_compress, _zstd_decompress),
 }

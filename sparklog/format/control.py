@@ -15,34 +15,32 @@ has no record left and therefore no type. Plain Python: planners read markers, a
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from sparklog.errors import BadRequest, Corrupt
+from sparklog.errors import Corrupt
 from sparklog.format import compression
 from sparklog.format.record_batch import (
     CODECS,
     CONTROL_BIT,
     HEADER_BYTES,
     NO_LEADER_EPOCH,
-    NO_SEQUENCE,
     TRANSACTIONAL_BIT,
     BatchHeader,
     BatchHeaders,
+    BoolArray,
     BytesLike,
+    Int64Array,
+    Place,
     as_bytes_array,
 )
 
 UNKNOWN = -1
-ABORT = 0
-COMMIT = 1
-LEADER_CHANGE = 2
-SNAPSHOT_HEADER = 3
-SNAPSHOT_FOOTER = 4
-KRAFT_VERSION = 5
-KRAFT_VOTERS = 6
+ABORT, COMMIT, LEADER_CHANGE, SNAPSHOT_HEADER, SNAPSHOT_FOOTER, KRAFT_VERSION, KRAFT_VOTERS = range(7)
 
 MARKER_BYTES = 78
 """A transaction marker as a coordinator writes it: header and 17 bytes of record."""
@@ -50,6 +48,7 @@ _PLAIN_START = bytes.fromhex("20 00 00 00 08 0000")
 """The first bytes of its record: length, attributes, both deltas, length of the key, version; the type follows."""
 _PLAIN_MARKER = len(_PLAIN_START) + 2
 
+_Parsed = TypeVar("_Parsed")
 _KEY = struct.Struct(">hh")
 _VALUE = struct.Struct(">hi")
 
@@ -60,16 +59,6 @@ class ControlRecord:
 
     type: int
     coordinator_epoch: int | None = None
-    version: int = 0
-
-    def key(self) -> bytes:
-        return _KEY.pack(self.version, self.type)
-
-    def value(self) -> bytes:
-        """Return the value of an ABORT or COMMIT. `BadRequest` for another type."""
-        if self.type not in (ABORT, COMMIT) or self.coordinator_epoch is None:
-            raise BadRequest("only ABORT and COMMIT with a coordinator epoch can be written as control records")
-        return _VALUE.pack(0, self.coordinator_epoch)
 
 
 def parse_control_type(key: bytes | None) -> int:
@@ -85,17 +74,15 @@ def parse_control_type(key: bytes | None) -> int:
 def parse_control_record(key: bytes | None, value: bytes | None) -> ControlRecord:
     """Parse key and value of a control record. `Corrupt` if one is too short or has a negative version."""
     kind = parse_control_type(key)
-    version = _KEY.unpack_from(key or b"")[0]
     if kind not in (ABORT, COMMIT):
-        return ControlRecord(kind, None, version)
+        return ControlRecord(kind)
     if value is None or len(value) < _VALUE.size:
-        raise Corrupt(
-            f"expected an end-of-transaction value of at least 6 bytes, found {value.hex() if value else 'none'}"
-        )
+        held = value.hex() if value else "none"
+        raise Corrupt(f"expected an end-of-transaction value of at least 6 bytes, found {held}")
     value_version, epoch = _VALUE.unpack_from(value)
     if value_version < 0:
         raise Corrupt(f"the end-of-transaction value has version {value_version}, expected 0 or more")
-    return ControlRecord(kind, epoch, version)
+    return ControlRecord(kind, epoch)
 
 
 def control_types(
@@ -108,36 +95,28 @@ def control_types(
     """
     types = np.full(len(headers), UNKNOWN, np.int8)
     rows = np.flatnonzero(headers.is_control & (headers.count > 0))
-    view = memoryview(data)
-    codec = headers.codec[rows]
-    plain = (codec == 0) & (headers.size[rows] == MARKER_BYTES)
-    types[rows[plain]], known = _plain_types(view, headers.position[rows[plain]])
+    plain = (headers.codec[rows] == 0) & (headers.size[rows] == MARKER_BYTES)
+    types[rows[plain]], known = _plain_types(memoryview(data), headers.position[rows[plain]])
     plain[np.flatnonzero(plain)[~known]] = False
-    columns = (rows[~plain], headers.position[rows[~plain]], headers.size[rows[~plain]], codec[~plain])
-    for index, position, size, number in zip(*(column.tolist() for column in columns), strict=True):
-        try:
-            payload = view[position + HEADER_BYTES : position + size]
-            types[index] = parse_control_type(_first_key(payload, number))
-        except Corrupt as error:
-            offset = int(headers.base_offset[index])
-            raise Corrupt(error.message, file=file, position=file_position + position, offset=offset) from None
+    place = Place(file, file_position)
+    for row, kind in _read(data, headers, rows[~plain], place, lambda key, value: parse_control_type(key)):
+        types[row] = kind
     return types
 
 
 def coordinator_epochs(
     data: BytesLike, headers: BatchHeaders, *, file: str | None = None, file_position: int = 0
-) -> npt.NDArray[np.int64]:
+) -> Int64Array:
     """Return the coordinator's epoch of each ABORT or COMMIT marker, -1 for all other batches, int64[batches].
 
     `Corrupt`, naming the batch, for a marker that cannot be read; CRCs are not checked.
     """
     epochs = np.full(len(headers), -1, np.int64)
-    view = memoryview(data)
     rows = np.flatnonzero(headers.is_control & (headers.count > 0))
     plain = (headers.codec[rows] == 0) & (headers.size[rows] == MARKER_BYTES)
     if plain.any():
         places = headers.position[rows[plain]]
-        _, known = _plain_types(view, places)
+        _, known = _plain_types(memoryview(data), places)
         windows = np.lib.stride_tricks.sliding_window_view(as_bytes_array(data), MARKER_BYTES - HEADER_BYTES)
         values = windows[places + HEADER_BYTES][:, _PLAIN_MARKER : _PLAIN_MARKER + 1 + _VALUE.size]
         known &= (values[:, 0] == 2 * _VALUE.size) & (values[:, 1] == 0) & (values[:, 2] == 0)
@@ -145,21 +124,30 @@ def coordinator_epochs(
         plain[np.flatnonzero(plain)[~known]] = False
         rows = rows[~plain]
         epochs[rows] = -1
-    columns = (rows, headers.position[rows], headers.size[rows], headers.codec[rows])
-    for index, position, size, number in zip(*(column.tolist() for column in columns), strict=True):
-        try:
-            record = parse_control_record(*_first_record(view[position + HEADER_BYTES : position + size], number))
-        except Corrupt as error:
-            offset = int(headers.base_offset[index])
-            raise Corrupt(error.message, file=file, position=file_position + position, offset=offset) from None
+    for row, record in _read(data, headers, rows, Place(file, file_position), parse_control_record):
         if record.coordinator_epoch is not None:
-            epochs[index] = record.coordinator_epoch
+            epochs[row] = record.coordinator_epoch
     return epochs
 
 
-def _plain_types(
-    data: memoryview, positions: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.bool_]]:
+def _read(
+    data: BytesLike,
+    headers: BatchHeaders,
+    rows: Int64Array,
+    place: Place,
+    parse: Callable[[bytes | None, bytes | None], _Parsed],
+) -> Iterator[tuple[int, _Parsed]]:
+    view = memoryview(data)
+    columns = (rows, headers.position[rows], headers.size[rows], headers.codec[rows])
+    for row, position, size, codec in zip(*(column.tolist() for column in columns), strict=True):
+        try:
+            parsed = parse(*_first_record(view[position + HEADER_BYTES : position + size], codec))
+        except Corrupt as error:
+            raise place.corrupt(headers, row, error.message) from None
+        yield row, parsed
+
+
+def _plain_types(data: memoryview, positions: Int64Array) -> tuple[npt.NDArray[np.int8], BoolArray]:
     """Return the types of batches of `MARKER_BYTES`, and which of them are markers as coordinators write them.
 
     The types of the others are not valid. A log of small transactions is half markers: hence the fast way.
@@ -173,10 +161,6 @@ def _plain_types(
     return kinds, known
 
 
-def _first_key(payload: memoryview, codec: int) -> bytes | None:
-    return _first_record(payload, codec)[0]
-
-
 def _first_record(payload: memoryview, codec: int) -> tuple[bytes | None, bytes | None]:
     if codec:
         if codec >= len(CODECS):
@@ -186,9 +170,7 @@ def _first_record(payload: memoryview, codec: int) -> tuple[bytes | None, bytes 
     _, position = _read_varint(payload, position + 1, most=10)
     _, position = _read_varint(payload, position)
     key, position = _read_bytes(payload, position)
-    if position == len(payload):
-        return key, None
-    return key, _read_bytes(payload, position)[0]
+    return key, None if position == len(payload) else _read_bytes(payload, position)[0]
 
 
 def _read_bytes(payload: memoryview, position: int) -> tuple[bytes | None, int]:
@@ -217,21 +199,12 @@ def end_txn_marker(
     coordinator_epoch: int,
     leader_epoch: int = NO_LEADER_EPOCH,
 ) -> bytes:
-    """Return a COMMIT or ABORT marker batch (78 bytes), as a transaction coordinator writes it."""
-    record = ControlRecord(COMMIT if commit else ABORT, coordinator_epoch)
-    key, value = record.key(), record.value()
+    key, value = _KEY.pack(0, COMMIT if commit else ABORT), _VALUE.pack(0, coordinator_epoch)
     # Attributes, both deltas 0, then zig-zag lengths: all below 64, so one byte each; no headers.
     body = bytes((0, 0, 0, 2 * len(key))) + key + bytes((2 * len(value),)) + value + b"\x00"
     header = BatchHeader(
-        base_offset=offset,
-        last_offset_delta=0,
-        count=1,
-        base_timestamp=timestamp,
-        max_timestamp=timestamp,
-        attributes=TRANSACTIONAL_BIT | CONTROL_BIT,
-        leader_epoch=leader_epoch,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        base_sequence=NO_SEQUENCE,
-    )
+        base_offset=offset, last_offset_delta=0, count=1, base_timestamp=timestamp, max_timestamp=timestamp,
+        attributes=TRANSACTIONAL_BIT | CONTROL_BIT, leader_epoch=leader_epoch, producer_id=producer_id,
+        producer_epoch=producer_epoch
+    )  # fmt: skip
     return header.pack(bytes((2 * len(body),)) + body)

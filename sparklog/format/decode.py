@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +21,10 @@ import pyarrow as pa
 
 from sparklog.errors import BadRequest
 from sparklog.format.arrow_input import new_array
-from sparklog.format.batch_checks import MAX_OFFSET, Place, check_crcs, check_headers, record_message
-from sparklog.format.payloads import PayloadGroup, payload_groups
+from sparklog.format.batch_scan import MAX_OFFSET, RECORD_MESSAGES, check_crcs, check_headers
+from sparklog.format.kernels import record_kernels as kernels
+from sparklog.format.kernels.kernel_language import SLACK
+from sparklog.format.payloads import payload_groups
 from sparklog.format.record_batch import (
     HEADER_BYTES,
     MIN_RECORD_BYTES,
@@ -30,12 +32,11 @@ from sparklog.format.record_batch import (
     BoolArray,
     BytesLike,
     Int64Array,
+    Payloads,
+    Place,
     as_bytes_array,
 )
 from sparklog.format.text import java_text
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 DECODABLE = frozenset({"key", "value", "headers", "offset", "timestamp", "timestampType"})
@@ -70,7 +71,6 @@ class RecordColumns:
 
     @property
     def timestamp_type(self) -> npt.NDArray[np.int8]:
-        """int8[n]: 0 CreateTime, 1 LogAppendTime, -1 none (format v0)."""
         return np.repeat(self.batch_time_type, self.batch_rows)
 
 
@@ -112,16 +112,12 @@ def decode(
     taken = headers if chosen.all() else headers[chosen]
     if check_crc:
         check_crcs(data, taken, place)
-    sink = _Sink(columns, taken, offset_shift, first, limit, _fixed_times(taken, append_time), place)
+    time = taken.max_timestamp if append_time is None else append_time
+    sink = _Sink(columns, taken, np.where(taken.is_log_append_time, time, NOT_FIXED), first, limit, place)
     for group in payload_groups(source, taken, place):
         sink.add(group)
     rows[chosen] = sink.emitted
     return replace(sink.finish(), batch_rows=rows, batch_time_type=headers.timestamp_type)
-
-
-def _fixed_times(headers: BatchHeaders, append_time: int | None) -> Int64Array:
-    time = headers.max_timestamp if append_time is None else append_time
-    return np.where(headers.is_log_append_time, time, NOT_FIXED)
 
 
 class _Sink:
@@ -131,23 +127,19 @@ class _Sink:
         self,
         columns: Collection[str],
         headers: BatchHeaders,
-        shift: int,
+        fixed_time: Int64Array,
         first: int,
         limit: int,
-        fixed_time: Int64Array,
         place: Place,
     ) -> None:
-        from sparklog.format.kernels import decode_kernels
-
-        self.kernels: ModuleType = decode_kernels
         self.headers = headers
         self.place = place
-        self.fixed_time = np.ascontiguousarray(fixed_time)
-        self.base_offset = headers.base_offset + shift
+        self.fixed_time = fixed_time
+        self.base_offset = headers.base_offset + place.shift
         self.first, self.limit = first, limit
         self.wanted = sum(bit for bit, name in ((1, "key"), (2, "value"), (4, "headers")) if name in columns)
         self.emitted = np.zeros(len(headers), np.int64)
-        self.state = np.zeros(decode_kernels.STATE_SIZE, np.int64)
+        self.state = np.zeros(kernels.STATE_SIZE, np.int64)
         self.offset = np.empty(0, np.int64)
         self.timestamp = np.empty(0, np.int64)
         self.key, self.value, self.header_key, self.header_value = _Cells(), _Cells(), _Cells(), _Cells()
@@ -155,9 +147,8 @@ class _Sink:
         self.list_valid = np.empty(0, np.uint8)
         self.stored_left = int(headers.size.sum()) - HEADER_BYTES * len(headers)
 
-    def add(self, group: PayloadGroup) -> None:
-        """Decode one group of batches behind what is there."""
-        kernels, headers, rows = self.kernels, self.headers, slice(group.first, group.last)
+    def add(self, group: Payloads) -> None:
+        headers, rows = self.headers, slice(group.first, group.last)
         count = headers.count[rows]
         crowded = count * MIN_RECORD_BYTES > group.stop - group.start
         if crowded.any():
@@ -171,7 +162,7 @@ class _Sink:
             np.ascontiguousarray(headers.base_timestamp[rows]), self.fixed_time[rows],
             np.ascontiguousarray(headers.last_offset_delta[rows]), self.first, self.limit, self.wanted, self.offset,
             self.timestamp, self.key.offsets, self.key.data, self.key.valid, self.value.offsets, self.value.data,
-            self.value.valid, self.list_offsets, self.list_valid, positions, self.emitted[rows], self.state,
+            self.value.valid, self.list_offsets, self.list_valid, positions, self.emitted[rows], self.state
         )  # fmt: skip
         if code != kernels.OK:
             self._fail(code, group)
@@ -179,8 +170,8 @@ class _Sink:
             self._add_headers(group, positions, before)
         self.stored_left -= group.stored
 
-    def _add_headers(self, group: PayloadGroup, positions: Int64Array, before: Int64Array) -> None:
-        kernels, state = self.kernels, self.state
+    def _add_headers(self, group: Payloads, positions: Int64Array, before: Int64Array) -> None:
+        state = self.state
         entries = int(state[kernels.HEADER_ROWS])
         key_bytes, value_bytes = int(state[kernels.HEADER_KEY_BYTES]), int(state[kernels.HEADER_VALUE_BYTES])
         if max(entries, key_bytes, value_bytes) >= 2**31:
@@ -190,12 +181,12 @@ class _Sink:
         kernels.decode_headers.sized(entries - int(before[kernels.HEADER_ROWS]))(
             group.data, before[kernels.ROWS], state[kernels.ROWS], self.list_offsets, positions,
             self.header_key.offsets, self.header_key.data, self.header_value.offsets, self.header_value.data,
-            self.header_value.valid, before[kernels.HEADER_KEY_BYTES], before[kernels.HEADER_VALUE_BYTES], state,
+            self.header_value.valid, before[kernels.HEADER_KEY_BYTES], before[kernels.HEADER_VALUE_BYTES], state
         )  # fmt: skip
 
-    def _room(self, group: PayloadGroup, records: int) -> None:
+    def _room(self, group: Payloads, records: int) -> None:
         """Space for a group: its bytes bound its keys and its values. What comes later is guessed from its ratio."""
-        kernels, state = self.kernels, self.state
+        state = self.state
         nbytes = int((group.stop - group.start).sum())
         more = 0.0 if group.plain or not group.stored else 1.05 * (self.stored_left - group.stored) / group.stored
         guess = records * (1 + more)
@@ -210,36 +201,33 @@ class _Sink:
             self.list_offsets = _grown(self.list_offsets, rows + records + 1, rows + guess)
             self.list_valid = _grown(self.list_valid, rows + records + 7 >> 3, (rows + guess) / 8, fill=0xFF)
 
-    def _fail(self, code: int, group: PayloadGroup) -> None:
-        kernels, state = self.kernels, self.state
+    def _fail(self, code: int, group: Payloads) -> None:
+        state = self.state
         batch = group.first + int(state[kernels.ERROR_BATCH])
         offset = int(state[kernels.ERROR_OFFSET]) - self.place.shift
         if code == kernels.TOO_LARGE:
             raise BadRequest("the records have 2 GiB or more of keys or values: decode fewer batches at a time")
         at = int(state[kernels.ERROR_POSITION]) - int(self.headers.position[batch]) if group.plain else 0
-        raise self.place.corrupt(self.headers, batch, record_message(code), offset, at)
+        raise self.place.corrupt(self.headers, batch, RECORD_MESSAGES[code], offset, at)
 
     def finish(self) -> RecordColumns:
-        kernels, state = self.kernels, self.state
+        state = self.state
         rows = int(state[kernels.ROWS])
         columns = RecordColumns(self.offset[:rows], self.timestamp[:rows])
         if self.wanted & 1:
-            columns.key = self.key.array(
-                pa.binary(), rows, int(state[kernels.KEY_BYTES]), int(state[kernels.KEY_NULLS])
-            )
+            columns.key = self.key.array(rows, int(state[kernels.KEY_BYTES]), int(state[kernels.KEY_NULLS]))
         if self.wanted & 2:
-            nulls = int(state[kernels.VALUE_NULLS])
-            columns.value = self.value.array(pa.binary(), rows, int(state[kernels.VALUE_BYTES]), nulls)
+            columns.value = self.value.array(rows, int(state[kernels.VALUE_BYTES]), int(state[kernels.VALUE_NULLS]))
         if self.wanted & 4:
             columns.headers = self._headers(rows)
         return columns
 
     def _headers(self, rows: int) -> pa.ListArray:
-        kernels, state = self.kernels, self.state
+        state = self.state
         entries = int(state[kernels.HEADER_ROWS])
-        key = self.header_key.array(pa.binary(), entries, int(state[kernels.HEADER_KEY_BYTES]), 0)
+        key = self.header_key.array(entries, int(state[kernels.HEADER_KEY_BYTES]), 0)
         nulls = int(state[kernels.HEADER_VALUE_NULLS])
-        value = self.header_value.array(pa.binary(), entries, int(state[kernels.HEADER_VALUE_BYTES]), nulls)
+        value = self.header_value.array(entries, int(state[kernels.HEADER_VALUE_BYTES]), nulls)
         struct = pa.StructArray.from_buffers(HEADERS_TYPE.value_type, entries, [None], children=[_text(key), value])
         nulls = int(state[kernels.HEADER_NULLS])
         valid = pa.py_buffer(self.list_valid) if nulls else None
@@ -261,14 +249,12 @@ class _Cells:
         self.data = _grown(self.data, nbytes + SLACK, guess_bytes)
         self.valid = _grown(self.valid, rows + 7 >> 3, guess_rows / 8, fill=0xFF)
 
-    def array(self, kind: pa.DataType, rows: int, nbytes: int, nulls: int) -> pa.Array:
+    def array(self, rows: int, nbytes: int, nulls: int) -> pa.Array:
         valid = pa.py_buffer(self.valid) if nulls else None
         buffers = [valid, pa.py_buffer(self.offsets), pa.py_buffer(self.data).slice(0, nbytes)]
-        return pa.Array.from_buffers(kind, rows, buffers, null_count=nulls)
+        return pa.Array.from_buffers(pa.binary(), rows, buffers, null_count=nulls)
 
 
-SLACK = 64
-"""As the kernels' `copy` needs it."""
 GUESS_LIMIT = 256 << 20
 """A guess from one group's ratio may be far off: no more bytes than this are allocated on its word."""
 

@@ -16,14 +16,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import crc32c
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from sparklog.errors import BadRequest
 from sparklog.format import compression
-from sparklog.format.arrow_input import KernelColumns, new_array
-from sparklog.format.decode import SLACK
+from sparklog.format.arrow_input import Column, KernelColumns, new_array
+from sparklog.format.kernels import encode_kernels as kernels
+from sparklog.format.kernels.hash_kernels import join_crcs
+from sparklog.format.kernels.kernel_language import SLACK
 from sparklog.format.record_batch import (
     CODECS,
     CRC_START,
@@ -31,6 +33,7 @@ from sparklog.format.record_batch import (
     LOG_APPEND_TIME_BIT,
     NO_TIMESTAMP,
     BatchHeader,
+    ByteArray,
     Int64Array,
 )
 
@@ -69,7 +72,6 @@ class EncodeOptions:
 
     @property
     def target(self) -> int:
-        """Bytes of an uncompressed batch, header included."""
         return min(self.batch_bytes, MAX_BATCH_BYTES if self.codec != "none" else self.max_message_bytes)
 
 
@@ -78,7 +80,7 @@ class EncodedSlice:
     """Finished batches, back to back, and the facts that a commit and an index need of them.
 
     `buffers` in order are the bytes. Per batch (int64): `positions` from the slice's start, `sizes`, `last_offsets`
-    from the slice's base, `max_timestamps` in ms. `offsets`: end - base of the slice; `crc`: CRC-32C of all bytes.
+    from the slice's base, `max_timestamps` in ms. `records`: as many as its offsets; `crc`: CRC-32C of all bytes.
     Times are -1 if no record has one.
     """
 
@@ -88,7 +90,6 @@ class EncodedSlice:
     last_offsets: Int64Array
     max_timestamps: Int64Array
     records: int
-    offsets: int
     min_ts: int
     max_ts: int
     crc: int
@@ -100,14 +101,13 @@ class EncodedSlice:
 
     @cached_property
     def data(self) -> bytes:
-        """All bytes in one piece (a copy)."""
         return b"".join(self.buffers)
 
 
 def encode(
-    key: pa.Array | pa.ChunkedArray | None,
-    value: pa.Array | pa.ChunkedArray | None,
-    headers: pa.Array | pa.ChunkedArray | None,
+    key: Column,
+    value: Column,
+    headers: Column,
     timestamp: Int64Array,
     *,
     order: npt.NDArray[Any] | None = None,
@@ -122,13 +122,14 @@ def encode(
     `max_message_bytes`.
     """
     rows = _Rows(key, value, headers, timestamp, order)
-    return rows.slices(options).get(0) or _empty_slice()
+    empty = EncodedSlice([], _ALL, _ALL, _ALL, _ALL, 0, NO_TIMESTAMP, NO_TIMESTAMP, 0, False)
+    return rows.slices(options).get(0, empty)
 
 
 def encode_partitions(
-    key: pa.Array | pa.ChunkedArray | None,
-    value: pa.Array | pa.ChunkedArray | None,
-    headers: pa.Array | pa.ChunkedArray | None,
+    key: Column,
+    value: Column,
+    headers: Column,
     timestamp: Int64Array,
     partition: npt.NDArray[Any],
     *,
@@ -160,15 +161,6 @@ class _Draft:
 
 
 @dataclass(frozen=True, slots=True)
-class _Written:
-    """The kernel's output; `batches` sorted by lane, `lanes` as in `encode_kernels`."""
-
-    out: npt.NDArray[np.uint8]
-    batches: list[_Draft]
-    lanes: Int64Array
-
-
-@dataclass(frozen=True, slots=True)
 class _Batch:
     """One finished batch: `head` are the bytes that its CRC leaves out."""
 
@@ -181,13 +173,11 @@ class _Batch:
 
 
 class _Rows:
-    """The input as the kernels take it."""
-
     def __init__(
         self,
-        key: pa.Array | pa.ChunkedArray | None,
-        value: pa.Array | pa.ChunkedArray | None,
-        headers: pa.Array | pa.ChunkedArray | None,
+        key: Column,
+        value: Column,
+        headers: Column,
         timestamp: Int64Array,
         order: npt.NDArray[Any] | None,
         lane_of: Int64Array = _ALL,
@@ -204,8 +194,8 @@ class _Rows:
         low, high = (int(self.times.min()), int(self.times.max())) if len(self.times) else (0, 0)
         if low < NO_TIMESTAMP:
             raise BadRequest(f"timestamps must not be negative, found {low} ms")
-        # Attributes, header count and, at their longest, both deltas.
-        self.extra = 1 + 5 + 5 + _varint_bytes(high - low)
+        # Attributes, header count and, at their longest, both deltas: of a time up to high - low, zig-zag encoded.
+        self.extra = 1 + 5 + 5 + (2 * (high - low) + 1).bit_length() // 7 + 1
         self.columns = KernelColumns(key, value, headers)
 
     def only(self, lane: int, first: int, count: int) -> _Rows:
@@ -221,10 +211,11 @@ class _Rows:
         part.order, part.lane_of, part.count = np.ascontiguousarray(rows, np.int64), _ALL, count
         return part
 
-    def write(self, target: int) -> _Written:
-        """Run the kernels: batches of at most `target` bytes, header included, unless one record is larger."""
-        from sparklog.format.kernels import encode_kernels as kernels
+    def write(self, target: int) -> tuple[ByteArray, list[_Draft], Int64Array]:
+        """Run the kernels: their output, batches by lane, and the lane table.
 
+        Batches have at most `target` bytes, header included, unless one record is larger.
+        """
         lanes = self._measure()
         # Two neighbouring batches of a lane together exceed the target, or they would be one.
         room = lanes[:, kernels.LANE_BYTES]
@@ -241,12 +232,9 @@ class _Rows:
         batches = batches[: int(state[kernels.BATCHES])]
         if len(lanes) > 1:
             batches = batches[np.argsort(batches[:, kernels.BATCH_LANE], kind="stable")]
-        return _Written(out, [_Draft(*row) for row in batches.tolist()], lanes)
+        return out, [_Draft(*row) for row in batches.tolist()], lanes
 
     def _measure(self) -> Int64Array:
-        """The lane table with what each lane will hold."""
-        from sparklog.format.kernels import encode_kernels as kernels
-
         lanes = np.zeros((int(self.lane_of.max()) + 1 if len(self.lane_of) else 1, kernels.LANE_FIELDS), np.int64)
         lanes[:, kernels.LANE_MIN_TIME] = np.iinfo(np.int64).max
         state = np.zeros(kernels.STATE_SIZE, np.int64)
@@ -261,25 +249,23 @@ class _Rows:
         return lanes
 
     def slices(self, options: EncodeOptions) -> dict[int, EncodedSlice]:
-        """Encode all lanes that have rows."""
         if not self.count:
             return {}
-        written = self.write(options.target)
+        out, drafts, lanes = self.write(options.target)
         done: dict[int, list[_Batch]] = {}
-        for batch, lane in self._finish(written, 0, options):
+        for batch, lane in self._finish(out.data, drafts, 0, options):
             done.setdefault(lane, []).append(batch)
-        return {lane: _slice(batches, written.lanes[lane]) for lane, batches in done.items()}
+        return {lane: _slice(batches, lanes[lane]) for lane, batches in done.items()}
 
-    def _finish(self, written: _Written, offset: int, options: EncodeOptions) -> Iterator[tuple[_Batch, int]]:
+    def _finish(
+        self, out: memoryview, drafts: list[_Draft], offset: int, options: EncodeOptions
+    ) -> Iterator[tuple[_Batch, int]]:
         """Compress, write headers and CRCs, split batches that are still too large. `offset`: of each lane's start."""
-        import crc32c
-
-        view = written.out.data
         lane, first = -1, 0
-        for draft in written.batches:
+        for draft in drafts:
             if draft.lane != lane:
                 lane, first = draft.lane, 0
-            whole = view[draft.at : draft.at + draft.size]
+            whole = out[draft.at : draft.at + draft.size]
             header = BatchHeader(
                 offset + first, draft.rows - 1, draft.rows, draft.base_time, draft.max_time, options.attributes
             )
@@ -302,19 +288,16 @@ class _Rows:
                 )
             else:
                 some = self.only(lane, first, draft.rows)
-                for batch, _ in some._finish(some.write(max(1, draft.size // 2)), offset + first, options):
+                halves, batches, _ = some.write(max(1, draft.size // 2))
+                for batch, _ in some._finish(halves.data, batches, offset + first, options):
                     yield batch, lane
             first += draft.rows
 
 
 def _slice(batches: list[_Batch], lane: Int64Array) -> EncodedSlice:
-    from sparklog.format.kernels import encode_kernels as kernels
-    from sparklog.format.kernels.hash_kernels import join_crcs
-
     sizes = np.array([batch.size for batch in batches], np.int64)
     crcs = np.array([(batch.head_crc, batch.crc) for batch in batches], np.int64).reshape(-1)
     lengths = np.stack((np.full(len(sizes), CRC_START), sizes - CRC_START), axis=1).reshape(-1)
-    rows = int(lane[kernels.LANE_ROWS])
     times = np.array([batch.max_time for batch in batches], np.int64)
     return EncodedSlice(
         buffers=[part for batch in batches for part in batch.parts],
@@ -322,8 +305,7 @@ def _slice(batches: list[_Batch], lane: Int64Array) -> EncodedSlice:
         sizes=sizes,
         last_offsets=np.array([batch.last_offset for batch in batches], np.int64),
         max_timestamps=times,
-        records=rows,
-        offsets=rows,
+        records=int(lane[kernels.LANE_ROWS]),
         min_ts=int(lane[kernels.LANE_MIN_TIME]),
         max_ts=int(times.max()),
         crc=join_crcs.sized(RECORDS_PER_CRC * len(crcs))(crcs, lengths),
@@ -336,12 +318,3 @@ def _indices(given: npt.NDArray[Any], name: str) -> Int64Array:
     if array.dtype.kind not in "iu" and len(array):
         raise BadRequest(f"{name} must be integers, found {array.dtype}")
     return np.ascontiguousarray(array, np.int64)
-
-
-def _empty_slice() -> EncodedSlice:
-    return EncodedSlice([], _ALL, _ALL, _ALL, _ALL, 0, 0, NO_TIMESTAMP, NO_TIMESTAMP, 0, False)
-
-
-def _varint_bytes(value: int) -> int:
-    """Bytes that a difference between -value and value may take, zig-zag encoded."""
-    return (2 * value + 1).bit_length() // 7 + 1

@@ -1,14 +1,10 @@
-"""Final offsets, leader epochs and append times in batches that were written without them, in place.
+"""Batches with other offsets, epochs and append times, in place, or with some of their records taken out.
 
-Base offset and leader epoch lie before what the CRC covers. The append time (max timestamp of a LogAppendTime batch)
-lies within: the CRC is then corrected by the bits that change, without reading the batch, so that a batch whose CRC was
-wrong before has a wrong one after it: damage does not become valid.
+`rewrite_headers`: base offset and leader epoch lie before what the CRC covers. The append time (max timestamp of a
+LogAppendTime batch) lies within: the CRC is then corrected by the bits that change, without reading the batch, so that
+a batch whose CRC was wrong before has a wrong one after it: damage does not become valid.
 
-Values may differ from batch to batch: what comes from a hundred thousand slices is written in one go.
-
-Batches with some of their records taken out, as Kafka's log cleaner writes them (`MemoryRecords.filterTo`).
-
-What becomes of a batch:
+`filter_batches` writes what Kafka's log cleaner writes (`MemoryRecords.filterTo`). What becomes of a batch:
 
 | batch                                      | becomes                                                                |
 |--------------------------------------------|------------------------------------------------------------------------|
@@ -28,16 +24,18 @@ the max timestamp. Compressed batches are compressed again with the codec's defa
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
+import crc32c
 import numpy as np
-import numpy.typing as npt
 
 from sparklog.errors import BadRequest
 from sparklog.format import compression
 from sparklog.format.arrow_input import new_array
-from sparklog.format.batch_checks import MAX_OFFSET, MIN_LEGACY_BYTES
-from sparklog.format.payloads import Payloads
+from sparklog.format.batch_scan import MAX_OFFSET, MIN_LEGACY_BYTES
+from sparklog.format.kernels import record_kernels as kernels
+from sparklog.format.kernels.hash_kernels import change_crcs
+from sparklog.format.kernels.kernel_language import SLACK
+from sparklog.format.payloads import RecordFields
 from sparklog.format.record_batch import (
     CODEC_MASK,
     CODECS,
@@ -53,15 +51,15 @@ from sparklog.format.record_batch import (
     TRANSACTIONAL_BIT,
     BatchHeaders,
     BoolArray,
+    ByteArray,
     BytesLike,
     Int64Array,
+    Payloads,
     as_bytes_array,
 )
-from sparklog.format.record_fields import RecordFields
 
-_LEADER_EPOCH = 12
-_CRC = 17
-_MAX_TIMESTAMP = 35
+_LEADER_EPOCH, _CRC, _MAX_TIMESTAMP = 12, 17, 35
+"""Positions in a header."""
 _MAX_LEADER_EPOCH = 2**31 - 1
 _INT64_MAX = 2**63 - 1
 
@@ -108,7 +106,6 @@ def rewrite_headers(
 
 
 def _column(name: str, given: int | Int64Array | None, n: int, low: int, high: int) -> Int64Array:
-    """One value per batch, each of them in range."""
     if given is None or isinstance(given, int):
         value = -1 if given is None else given
         if not low <= value <= high:
@@ -122,7 +119,7 @@ def _column(name: str, given: int | Int64Array | None, n: int, low: int, high: i
 
 
 def _rows(given: int | Int64Array, values: Int64Array) -> Int64Array:
-    """Which batches get their value: all of them where one was given for all."""
+    """The batches that get their value: all of them where one was given for all."""
     return np.arange(len(values)) if isinstance(given, int) else np.flatnonzero(values >= 0)
 
 
@@ -140,23 +137,16 @@ def _shifted(headers: BatchHeaders, shift: Int64Array) -> Int64Array:
     wrong = (moved < 0) | ((base < 0) & (shift <= 0)) | beyond
     if wrong.any():
         first = int(np.argmax(wrong))
-        by = int(shift[first])
-        low = int(base[first]) + by
+        low = int(base[first]) + (by := int(shift[first]))
         high = low + int(headers.last_offset_delta[first])
         raise BadRequest(f"offsets are 0 to {MAX_OFFSET}, found {low} to {high} after a shift by {by}")
     return moved
 
 
-def _with_append_time(
-    windows: npt.NDArray[np.uint8], headers: BatchHeaders, times: Int64Array, rows: Int64Array
-) -> BatchHeaders:
-    if not len(rows):
-        return headers
+def _with_append_time(windows: ByteArray, headers: BatchHeaders, times: Int64Array, rows: Int64Array) -> BatchHeaders:
     rows = rows[headers.is_log_append_time[rows] & (headers.max_timestamp[rows] != times[rows])]
     if not len(rows):
         return headers
-    from sparklog.format.kernels.hash_kernels import change_crcs
-
     position = headers.position[rows]
     behind = headers.size[rows] - (_MAX_TIMESTAMP + 8)
     changed: Int64Array = headers.max_timestamp[rows] ^ times[rows]
@@ -168,8 +158,6 @@ def _with_append_time(
 
 
 MAX_BATCH_BYTES = 2**31 - 1 + LOG_OVERHEAD
-SLACK = 64
-"""As the kernels' `copy` needs it."""
 _EMPTY_BITS = LOG_APPEND_TIME_BIT | TRANSACTIONAL_BIT | CONTROL_BIT
 _KNOWN_BITS = CODEC_MASK | _EMPTY_BITS | DELETE_HORIZON_BIT
 _NO_BYTES = np.empty(0, np.uint8)
@@ -183,7 +171,7 @@ class Filtered:
     in the headers that were filtered, ascending.
     """
 
-    data: npt.NDArray[np.uint8]
+    data: ByteArray
     headers: BatchHeaders
     min_ts: Int64Array
     source: Int64Array
@@ -211,16 +199,20 @@ def filter_batches(
 
     Raises `BadRequest` if the arrays do not belong together, or if a batch would have 2 GiB or more.
     """
-    from sparklog.format.kernels import record_kernels as kernels
-
     keep = np.ascontiguousarray(keep, np.bool_)
-    _check_shapes(headers, payloads, fields, keep, drop, empty, horizon)
+    batches = {len(headers), len(payloads), len(fields.batch_rows), len(drop), len(empty), len(horizon)}
+    records = {len(fields), len(keep), int(fields.batch_rows.sum())}
+    if len(batches) > 1 or len(records) > 1 or bool((fields.batch_rows != headers.count).any()):
+        raise BadRequest(
+            f"headers, records and decisions do not belong together: found {sorted(batches)} batches "
+            f"and {sorted(records)} records"
+        )
     lasting = headers.is_log_append_time
     totals = np.zeros((len(headers), kernels.SURVEY_FIELDS), np.int64)
     rows = np.ascontiguousarray(fields.batch_rows)
     code = kernels.survey(
         keep.view(np.uint8), rows, fields.timestamp, fields.start, fields.end, lasting.astype(np.int64),
-        np.ascontiguousarray(headers.max_timestamp), len(payloads.data), totals,
+        np.ascontiguousarray(headers.max_timestamp), len(payloads.data), totals
     )  # fmt: skip
     source, base_offset = as_bytes_array(data), headers.base_offset
     least = np.where(headers.is_legacy, MIN_LEGACY_BYTES, HEADER_BYTES)
@@ -235,7 +227,7 @@ def filter_batches(
         kernels.REBUILD,
     )
     plan[:, kernels.FIRST_ROW] = np.cumsum(rows) - rows
-    plan[:, kernels.ROWS] = rows
+    plan[:, kernels.RECORDS] = rows
     stamped = (horizon >= 0) | headers.has_delete_horizon
     old_base = np.where(headers.has_delete_horizon, headers.base_timestamp, totals[:, kernels.FIRST_TIME])
     plan[:, kernels.BASE_TIME] = np.where(horizon >= 0, horizon, old_base)
@@ -261,46 +253,21 @@ def _narrowed(headers: BatchHeaders, fields: RecordFields, keep: BoolArray) -> B
     return replace(headers, base_offset=base, last_offset_delta=last - base)
 
 
-def _check_shapes(
-    headers: BatchHeaders,
-    payloads: Payloads,
-    fields: RecordFields,
-    keep: BoolArray,
-    drop: BoolArray,
-    empty: BoolArray,
-    horizon: Int64Array,
-) -> None:
-    batches = {len(headers), len(payloads), len(fields.batch_rows), len(drop), len(empty), len(horizon)}
-    records = {len(fields), len(keep), int(fields.batch_rows.sum())}
-    if len(batches) > 1 or len(records) > 1 or bool((fields.batch_rows != headers.count).any()):
-        raise BadRequest(
-            f"headers, records and decisions do not belong together: found {sorted(batches)} batches "
-            f"and {sorted(records)} records"
-        )
-
-
+@dataclass(eq=False)
 class _Writer:
     """Writes what the plan says; compressed batches that change take a detour through `compress`."""
 
-    def __init__(
-        self,
-        data: npt.NDArray[np.uint8],
-        headers: BatchHeaders,
-        payloads: Payloads,
-        fields: RecordFields,
-        keep: BoolArray,
-        plan: Int64Array,
-        totals: Int64Array,
-        stamped: BoolArray,
-    ) -> None:
-        from sparklog.format.kernels import record_kernels as kernels
-
-        self.kernels: Any = kernels
-        self.data, self.headers, self.payloads, self.fields, self.keep = data, headers, payloads, fields, keep
-        self.plan, self.totals, self.stamped = plan, totals, stamped
+    data: ByteArray
+    headers: BatchHeaders
+    payloads: Payloads
+    fields: RecordFields
+    keep: BoolArray
+    plan: Int64Array
+    totals: Int64Array
+    stamped: BoolArray
 
     def run(self) -> Filtered:
-        kernels, plan = self.kernels, self.plan
+        plan = self.plan
         action = plan[:, kernels.ACTION].copy()
         packed = self._compress(np.flatnonzero((action == kernels.REBUILD) & (self.headers.codec != 0)))
         out = self._write(plan, packed)
@@ -313,20 +280,18 @@ class _Writer:
         min_ts = np.where(headers.count > 0, self.totals[source, kernels.MIN_TIME], NO_TIMESTAMP)
         return Filtered(out, headers, min_ts, source)
 
-    def _write(self, plan: Int64Array, packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        """Run the kernel over a plan: all its bytes, those of new headers still to be filled in."""
-        kernels, fields = self.kernels, self.fields
+    def _write(self, plan: Int64Array, packed: ByteArray) -> ByteArray:
+        """Run the kernel over a plan: all its bytes, with gaps for new headers."""
+        fields = self.fields
         action = plan[:, kernels.ACTION]
         room = np.select(
-            [action == kernels.NOTHING, action == kernels.COPY],
-            [0, plan[:, kernels.FROM_SIZE]],
-            HEADER_BYTES,
+            [action == kernels.NOTHING, action == kernels.COPY], [0, plan[:, kernels.FROM_SIZE]], HEADER_BYTES
         )
         growth = self.totals[:, kernels.KEPT_BYTES] + kernels.RECORD_GROWTH * self.totals[:, kernels.KEPT]
         out = new_array(int(room.sum() + growth[action == kernels.REBUILD].sum()) + SLACK, np.uint8)
         written = kernels.write_batches(
             plan, self.data, packed, self.payloads.data, fields.timestamp, fields.start, fields.end,
-            self.keep.view(np.uint8), out,
+            self.keep.view(np.uint8), out
         )  # fmt: skip
         if written < 0:
             raise BadRequest("the records do not lie in the payloads, or the batches not in the data")
@@ -334,11 +299,11 @@ class _Writer:
             raise BadRequest("a batch would have 2 GiB or more: no batch can")
         return out[:written]
 
-    def _compress(self, rows: Int64Array) -> npt.NDArray[np.uint8]:
+    def _compress(self, rows: Int64Array) -> ByteArray:
         """Rebuild and compress these batches, and have the plan copy them, behind room for their headers."""
         if not len(rows):
             return _NO_BYTES
-        kernels, plan = self.kernels, self.plan
+        plan = self.plan
         alone = plan.copy()
         alone[:, kernels.ACTION] = kernels.NOTHING
         alone[rows, kernels.ACTION] = kernels.REBUILD
@@ -354,8 +319,7 @@ class _Writer:
         return as_bytes_array(b"".join(parts))
 
     def _headers(self, source: Int64Array, action: Int64Array) -> BatchHeaders:
-        """The headers of what was written (with the old CRCs)."""
-        kernels, plan, totals = self.kernels, self.plan[source], self.totals[source]
+        plan, totals = self.plan[source], self.totals[source]
         old = self.headers[source]
         rebuilt, emptied = action == kernels.REBUILD, action == kernels.EMPTY
         attributes = np.where(emptied, old.attributes & _EMPTY_BITS, old.attributes)
@@ -376,10 +340,8 @@ class _Writer:
             reason="",
         )
 
-    def _seal(self, out: npt.NDArray[np.uint8], headers: BatchHeaders, rows: Int64Array) -> None:
+    def _seal(self, out: ByteArray, headers: BatchHeaders, rows: Int64Array) -> None:
         """Write the headers of these batches with their CRCs, which go into `headers.crc` too."""
-        import crc32c
-
         packed = np.zeros(len(rows), HEADER_DTYPE)
         for name in HEADER_DTYPE.names or ():
             if name not in ("length", "magic", "crc"):

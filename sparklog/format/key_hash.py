@@ -20,7 +20,8 @@ import pyarrow as pa
 
 from sparklog.errors import BadRequest
 from sparklog.format.arrow_input import KernelColumns
-from sparklog.format.record_batch import Int64Array, as_bytes_array
+from sparklog.format.kernels.hash_kernels import murmur2_cells, siphash_runs
+from sparklog.format.record_batch import ByteArray, Int64Array, as_bytes_array
 
 _WORDS = struct.Struct("<qq")
 
@@ -41,47 +42,29 @@ class HashKey:
 
 
 def key_hashes(
-    data: npt.NDArray[np.uint8], key_start: Int64Array, key_length: npt.NDArray[np.int32], hash_key: HashKey
+    data: ByteArray, key_start: Int64Array, key_length: npt.NDArray[np.int32], hash_key: HashKey
 ) -> npt.NDArray[np.uint64]:
     """Return SipHash of the runs `data[key_start : key_start + key_length]`, two words each (uint64[n, 2]).
 
     Zeros where the length is negative (no key). `BadRequest` for a run outside the data.
     """
-    from sparklog.format.kernels.hash_kernels import siphash_runs
-
     if len(key_start) != len(key_length):
         raise BadRequest(f"{len(key_start)} positions of keys are given with {len(key_length)} lengths")
     hashes = np.empty((len(key_start), 2), np.uint64)
-    wrong = siphash_runs(
-        as_bytes_array(data),
-        np.ascontiguousarray(key_start, np.int64),
-        np.ascontiguousarray(key_length, np.int32),
-        hash_key.low,
-        hash_key.high,
-        hashes.reshape(-1).view(np.int64),
-    )
+    starts, lengths = np.ascontiguousarray(key_start, np.int64), np.ascontiguousarray(key_length, np.int32)
+    words = hashes.reshape(-1).view(np.int64)
+    wrong = siphash_runs(as_bytes_array(data), starts, lengths, hash_key.low, hash_key.high, words)
     if wrong >= 0:
         place = f"{int(key_length[wrong])} bytes at {int(key_start[wrong])}"
         raise BadRequest(f"key {wrong} does not lie in the {len(data)} bytes of data: found {place}")
     return hashes
 
 
-def murmur2(array: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.int32]:
-    """Return the signed murmur2 of each cell of a binary-like column, int32[n], 0 for null."""
-    return _hash(array, 0)
-
-
 def partition_for_key(array: pa.Array | pa.ChunkedArray, partitions: int) -> npt.NDArray[np.int32]:
     """Return Kafka's partition of each key, int32[n], -1 for a null key."""
     if partitions <= 0:
         raise BadRequest(f"a topic has at least one partition, found {partitions}")
-    return _hash(array, partitions)
-
-
-def _hash(array: pa.Array | pa.ChunkedArray, partitions: int) -> npt.NDArray[np.int32]:
-    from sparklog.format.kernels.hash_kernels import murmur2_cells
-
     out = np.empty(len(array), np.int32)
-    columns = KernelColumns(array)
+    columns = KernelColumns(array)  # keeps the array alive
     murmur2_cells.sized(len(out))(columns.table[0], partitions, out)
     return out

@@ -1,8 +1,8 @@
-"""Records of batches as uncompressed bytes of format v2, whatever the batches' codec and format.
+"""Records of batches as uncompressed bytes of format v2, whatever the batches' codec and format, and where they lie.
 
-This is the first step of everything that reads records: `decode` makes columns of them, `record_fields` finds where
-they lie, `filter_batches` writes some of them again. Here alone are batches decompressed, and messages of formats v0
-and v1 turned into records of format v2.
+This is the first step of everything that reads records: `decode` makes columns of them, `record_fields` finds them for
+code that keeps or drops records but does not look at their values, `filter_batches` writes some of them again. Here
+alone are batches decompressed, and messages of formats v0 and v1 turned into records of format v2.
 """
 
 from __future__ import annotations
@@ -15,62 +15,32 @@ import numpy.typing as npt
 
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format import compression
-from sparklog.format.batch_checks import Place, check_crcs, check_headers
+from sparklog.format.arrow_input import new_array
+from sparklog.format.batch_scan import RECORD_MESSAGES, check_crcs, check_headers
+from sparklog.format.kernels import record_kernels as kernels
+from sparklog.format.legacy import old_messages
 from sparklog.format.record_batch import (
+    CALL_LIMIT,
     CODECS,
+    GROUP_BYTES,
     HEADER_BYTES,
+    MIN_RECORD_BYTES,
     BatchHeaders,
+    BoolArray,
+    ByteArray,
     BytesLike,
     Int64Array,
+    Payloads,
+    Place,
     as_bytes_array,
     joined,
 )
 
-GROUP_BYTES = 1 << 20
-CALL_LIMIT = 1 << 30
-"""Bytes that the compressed batches of one call may become."""
 _LEGACY = 2
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Payloads:
-    """Uncompressed records of m batches: those of batch i are `data[start[i] : end[i]]` (uint8; int64[m]).
-
-    A batch without records has none, whatever stands behind its header. `data` may be the input itself: do not write
-    into it.
-    """
-
-    data: npt.NDArray[np.uint8]
-    start: Int64Array
-    end: Int64Array
-
-    def __len__(self) -> int:
-        return len(self.start)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PayloadGroup:
-    """Records of batches `[first, last)`: those of batch `first + i` are `data[start[i] : stop[i]]`.
-
-    `stored`: their bytes as stored; `plain`: `data` is the input itself.
-    """
-
-    data: npt.NDArray[np.uint8]
-    start: Int64Array
-    stop: Int64Array
-    first: int
-    last: int
-    stored: int
-    plain: bool = False
-
-
 def payloads(
-    data: BytesLike,
-    headers: BatchHeaders,
-    *,
-    check_crc: bool = True,
-    file: str | None = None,
-    file_position: int = 0,
+    data: BytesLike, headers: BatchHeaders, *, check_crc: bool = True, file: str | None = None, file_position: int = 0
 ) -> Payloads:
     """Return the records of the batches that `headers` (of a scan of `data`, or some rows of one) names.
 
@@ -84,7 +54,7 @@ def payloads(
     check_headers(headers, place, len(source))
     if check_crc:
         check_crcs(data, headers, place)
-    groups: list[PayloadGroup] = []
+    groups: list[Payloads] = []
     inflated = 0
     for group in payload_groups(source, headers, place, group_bytes=CALL_LIMIT):
         groups.append(group)
@@ -92,22 +62,22 @@ def payloads(
         if inflated > CALL_LIMIT:
             raise BadRequest(f"the batches hold more than {CALL_LIMIT} bytes: read fewer batches at a time")
     if len(groups) == 1:
-        return Payloads(groups[0].data, groups[0].start, groups[0].stop)
-    parts: list[npt.NDArray[np.uint8]] = [source[:0]]
-    start, end = np.zeros(len(headers), np.int64), np.zeros(len(headers), np.int64)
+        return groups[0]
+    parts: list[ByteArray] = [source[:0]]
+    start, stop = np.zeros(len(headers), np.int64), np.zeros(len(headers), np.int64)
     filled = 0
     for group in groups:
         low, high = int(group.start.min()), int(group.stop.max())
         rows = slice(group.first, group.last)
-        start[rows], end[rows] = group.start + (filled - low), group.stop + (filled - low)
+        start[rows], stop[rows] = group.start + (filled - low), group.stop + (filled - low)
         parts.append(group.data[low:high])
         filled += high - low
-    return Payloads(np.concatenate(parts), start, end)
+    return Payloads(np.concatenate(parts), start, stop, 0, len(headers), stored=0)
 
 
 def payload_groups(
-    data: npt.NDArray[np.uint8], headers: BatchHeaders, place: Place, *, group_bytes: int = GROUP_BYTES
-) -> Iterator[PayloadGroup]:
+    data: ByteArray, headers: BatchHeaders, place: Place, *, group_bytes: int = GROUP_BYTES
+) -> Iterator[Payloads]:
     """Give neighbouring batches of one kind at a time, compressed ones about `group_bytes` at a time.
 
     Payloads of batches without records are not looked at. Raises `Corrupt` and `BadRequest` as `payloads` does.
@@ -121,28 +91,16 @@ def payload_groups(
         if low == high:
             continue
         if kind[low] == _LEGACY:
-            yield from _translated(data, headers, low, high, place)
+            yield from old_messages.records(data, headers, low, high, place)
         elif kind[low]:
             for group in _decompressed(data, headers[low:high], place, group_bytes):
                 yield replace(group, first=low + group.first, last=low + group.last)
         else:
             stored = int((stop[low:high] - start[low:high]).sum())
-            yield PayloadGroup(data, start[low:high], stop[low:high], low, high, stored, plain=True)
+            yield Payloads(data, start[low:high], stop[low:high], low, high, stored, plain=True)
 
 
-def _translated(
-    data: npt.NDArray[np.uint8], headers: BatchHeaders, low: int, high: int, place: Place
-) -> Iterator[PayloadGroup]:
-    from sparklog.format.legacy import old_messages
-
-    for part in old_messages.records(data, headers, low, high, place):
-        stored = int((headers.size[part.first : part.last] - HEADER_BYTES).sum())
-        yield PayloadGroup(part.data, part.start, part.stop, part.first, part.last, max(stored, 1))
-
-
-def _decompressed(
-    data: npt.NDArray[np.uint8], headers: BatchHeaders, place: Place, group_bytes: int
-) -> Iterator[PayloadGroup]:
+def _decompressed(data: ByteArray, headers: BatchHeaders, place: Place, group_bytes: int) -> Iterator[Payloads]:
     view = data.data
     columns = (headers.position.tolist(), headers.size.tolist(), headers.codec.tolist())
     parts: list[bytes] = []
@@ -161,5 +119,70 @@ def _decompressed(
         stored += payload.nbytes
         if filled >= group_bytes or batch == len(headers) - 1:
             whole, start, stop = joined(parts)
-            yield PayloadGroup(whole, start, stop, first, batch + 1, stored)
+            yield Payloads(whole, start, stop, first, batch + 1, stored)
             parts, filled, stored, first = [], 0, 0, batch + 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordFields:
+    """n records of m batches, in log order, one array per field; each record costs 50 bytes.
+
+    * `batch`: int32[n], row of the record's batch in the headers; `batch_rows`: int64[m], records of each batch
+    * `offset`: int64[n]
+    * `timestamp`: int64[n], ms, as written (base + delta): under LogAppendTime the batch's max timestamp holds instead
+    * `start`, `end`: int64[n], the whole record with its length, in `Payloads.data`
+    * `has_key`, `has_value`: bool[n]
+    * `key_start`: int64[n], in `Payloads.data`; `key_length`: int32[n], -1 without a key
+    """
+
+    batch: npt.NDArray[np.int32]
+    offset: Int64Array
+    timestamp: Int64Array
+    start: Int64Array
+    end: Int64Array
+    has_key: BoolArray
+    has_value: BoolArray
+    key_start: Int64Array
+    key_length: npt.NDArray[np.int32]
+    batch_rows: Int64Array
+
+    def __len__(self) -> int:
+        return len(self.offset)
+
+
+def record_fields(
+    payloads: Payloads, headers: BatchHeaders, *, file: str | None = None, file_position: int = 0
+) -> RecordFields:
+    """Return the records of all batches. `payloads` is of the same `headers`.
+
+    Raises `Corrupt` with the place in `file`, whose byte `file_position` is the first one of the data that the headers
+    were scanned in: records that do not fit, whose fields do not end at their length, whose offsets do not increase or
+    leave their batch, or behind which the batch goes on.
+    """
+    if len(payloads) != len(headers):
+        raise BadRequest(f"payloads of {len(payloads)} batches are given for {len(headers)} headers")
+    if bool(((payloads.start < 0) | (payloads.stop > len(payloads.data))).any()):
+        raise BadRequest(f"payloads lie outside their {len(payloads.data)} bytes of data")
+    place = Place(file, file_position)
+    count = np.ascontiguousarray(headers.count)
+    crowded = count * MIN_RECORD_BYTES > payloads.stop - payloads.start
+    if crowded.any():
+        batch = int(np.argmax(crowded))
+        raise place.corrupt(headers, batch, f"{int(count[batch])} records do not fit into the batch")
+    n = int(count.sum())
+    kinds = (np.int32, np.int64, np.int64, np.int64, np.int64, np.bool_, np.bool_, np.int64, np.int32)
+    fields = RecordFields(*[*(new_array(n, kind) for kind in kinds), count])
+    state = np.zeros(kernels.STATE_SIZE, np.int64)
+    code = kernels.find_records.sized(n)(
+        payloads.data, np.ascontiguousarray(payloads.start), np.ascontiguousarray(payloads.stop), count,
+        np.ascontiguousarray(headers.base_offset), np.ascontiguousarray(headers.base_timestamp),
+        np.ascontiguousarray(headers.last_offset_delta), fields.batch, fields.offset, fields.timestamp, fields.start,
+        fields.end, fields.has_key.view(np.uint8), fields.has_value.view(np.uint8), fields.key_start,
+        fields.key_length, state
+    )  # fmt: skip
+    if code != kernels.OK:
+        batch = int(state[kernels.ERROR_BATCH])
+        plain = int(headers.codec[batch]) == 0
+        at = HEADER_BYTES + int(state[kernels.ERROR_POSITION]) - int(payloads.start[batch]) if plain else 0
+        raise place.corrupt(headers, batch, RECORD_MESSAGES[code], int(state[kernels.ERROR_OFFSET]), at)
+    return fields

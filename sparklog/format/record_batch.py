@@ -20,8 +20,7 @@ A batch is a 61-byte header and its records (plain, or one compressed stream of 
 
 What stands before the CRC field is not covered by it: that is why a log can assign offsets and epochs without touching
 the rest. Messages of formats v0 and v1 (magic 0 and 1) count as batches, too: see
-`sparklog.format.legacy.old_messages`. The scan that finds the batches of all formats is `sparklog.format.batch_scan`.
-Numpy only: planners import this module.
+`sparklog.format.legacy.old_messages`. Numpy only: planners import this module.
 """
 
 from __future__ import annotations
@@ -31,11 +30,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias
 
+import crc32c
 import numpy as np
 import numpy.typing as npt
 
+from sparklog.errors import Corrupt
+
 BytesLike: TypeAlias = Any
 """Anything with a contiguous buffer of bytes: bytes, memoryview, uint8 array, pyarrow.Buffer, mmap."""
+ByteArray: TypeAlias = npt.NDArray[np.uint8]
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
@@ -58,20 +61,20 @@ DELETE_HORIZON_BIT = 0x40
 
 Codec = Literal["none", "gzip", "snappy", "lz4", "zstd"]
 CODECS: tuple[Codec, ...] = ("none", "gzip", "snappy", "lz4", "zstd")
-
 MIN_LEGACY_SIZE_FIELD = (14, 22)
 """The smallest size fields of formats v0 and v1."""
 
 NO_TIMESTAMP = -1
-NO_PRODUCER_ID = -1
-NO_PRODUCER_EPOCH = -1
-NO_SEQUENCE = -1
-NO_LEADER_EPOCH = -1
+NO_PRODUCER_ID = NO_PRODUCER_EPOCH = NO_SEQUENCE = NO_LEADER_EPOCH = -1
 NO_TIMESTAMP_TYPE = -1
 """The timestamp type of records of format v0, which have no time."""
-CREATE_TIME = 0
-LOG_APPEND_TIME = 1
+CREATE_TIME, LOG_APPEND_TIME = 0, 1
 MAX_SEQUENCE = 2**31 - 1
+
+GROUP_BYTES = 1 << 20
+"""About so many bytes are decompressed at a time."""
+CALL_LIMIT = 1 << 30
+"""Bytes that the compressed batches of one call may become."""
 
 HEADER_DTYPE = np.dtype(
     [
@@ -117,8 +120,6 @@ class BatchHeader:
 
     def pack_into(self, batch: memoryview) -> int:
         """Write the header into the first 61 bytes of a whole batch; size and CRC are computed. Returns the CRC."""
-        import crc32c
-
         self._pack_fields(batch, batch.nbytes)
         crc: int = crc32c.crc32c(batch[CRC_START:])
         _CRC_STRUCT.pack_into(batch, MAGIC_POSITION + 1, crc)
@@ -126,8 +127,6 @@ class BatchHeader:
 
     def pack_header(self, payload: BytesLike) -> tuple[bytes, int]:
         """The 61 bytes that go before `payload`, and their CRC field; size and CRC are computed."""
-        import crc32c
-
         header = bytearray(HEADER_BYTES)
         self._pack_fields(header, HEADER_BYTES + memoryview(payload).nbytes)
         crc: int = crc32c.crc32c(payload, crc32c.crc32c(memoryview(header)[CRC_START:]))
@@ -135,27 +134,14 @@ class BatchHeader:
         return bytes(header), crc
 
     def pack(self, payload: BytesLike = b"") -> bytes:
-        """The whole batch with this payload: size and CRC are computed, the other fields taken as they are."""
         return b"".join((self.pack_header(payload)[0], payload))
 
     def _pack_fields(self, to: bytearray | memoryview, size: int) -> None:
         _HEADER_STRUCT.pack_into(
-            to,
-            0,
-            self.base_offset,
-            size - LOG_OVERHEAD,
-            self.leader_epoch,
-            MAGIC,
-            0,
-            self.attributes,
-            self.last_offset_delta,
-            self.base_timestamp,
-            self.max_timestamp,
-            self.producer_id,
-            self.producer_epoch,
-            self.base_sequence,
-            self.count,
-        )
+            to, 0, self.base_offset, size - LOG_OVERHEAD, self.leader_epoch, MAGIC, 0, self.attributes,
+            self.last_offset_delta, self.base_timestamp, self.max_timestamp, self.producer_id, self.producer_epoch,
+            self.base_sequence, self.count
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -197,7 +183,6 @@ class BatchHeaders:
         return replace(self, **columns, magic=None if self.magic is None else self.magic[rows])
 
     def row(self, index: int) -> BatchHeader:
-        """One header as plain integers."""
         columns = {f.name: int(getattr(self, f.name)[index]) for f in fields(BatchHeader) if f.name != "magic"}
         return BatchHeader(**columns, magic=MAGIC if self.magic is None else int(self.magic[index]))
 
@@ -208,7 +193,6 @@ class BatchHeaders:
 
     @property
     def is_legacy(self) -> BoolArray:
-        """Which rows are messages of format v0 or v1."""
         return np.zeros(len(self), np.bool_) if self.magic is None else self.magic < MAGIC
 
     @property
@@ -257,15 +241,50 @@ COLUMNS = tuple(f.name for f in fields(BatchHeaders) if f.name not in ("end", "s
 """The fields of `BatchHeaders` that every row has."""
 
 
-def as_bytes_array(data: BytesLike) -> npt.NDArray[np.uint8]:
+@dataclass(frozen=True)
+class Place:
+    """The place of data, for messages: it begins at byte `file_position` of `file`; `shift` is added to offsets."""
+
+    file: str | None
+    file_position: int
+    shift: int = 0
+
+    def corrupt(
+        self, headers: BatchHeaders, batch: int, message: str, offset: int | None = None, at: int = 0
+    ) -> Corrupt:
+        """The error for `batch`; `at` is a position within it, `offset` a log offset before the shift."""
+        base = int(headers.base_offset[batch]) if offset is None else offset
+        position = int(headers.position[batch]) + at + self.file_position
+        return Corrupt(message, file=self.file, position=position, offset=base + self.shift)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Payloads:
+    """Uncompressed records of batches `[first, last)`: those of batch `first + i` are `data[start[i] : stop[i]]`.
+
+    A batch without records has none, whatever stands behind its header. `stored`: their bytes as stored; `plain`:
+    `data` is the input itself. Do not write into it.
+    """
+
+    data: ByteArray
+    start: Int64Array
+    stop: Int64Array
+    first: int
+    last: int
+    stored: int
+    plain: bool = False
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+def as_bytes_array(data: BytesLike) -> ByteArray:
     """Return the memory as a uint8 array without a copy (read-only if the source is)."""
     view = memoryview(data)
-    if view.nbytes == 0:
-        return np.empty(0, np.uint8)
-    return np.frombuffer(view, np.uint8)
+    return np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
 
 
-def joined(parts: list[bytes]) -> tuple[npt.NDArray[np.uint8], Int64Array, Int64Array]:
+def joined(parts: list[bytes]) -> tuple[ByteArray, Int64Array, Int64Array]:
     """Return parts back to back, and where each of them starts and ends."""
     stop = np.cumsum([len(part) for part in parts], dtype=np.int64)
     start = np.concatenate([np.zeros(1, np.int64), stop[:-1]])

@@ -8,20 +8,10 @@ classes that hold it (tests/format/test_slice_columns.py compares them with the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
 UINT32_MAX = 2**32 - 1
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
-
-
-class SetBy(Enum):
-    """The part of a write that sets a column."""
-
-    FILE = "the file, for all of its slices"
-    WRITER = "the task that writes the slice"
-    COMMIT = "the commit that names the slice; rewrites and imports say it explicitly"
-    TRANSACTION = "the transaction that holds the slice open, and its outcome"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,47 +48,38 @@ class SliceColumn:
     name: str
     type: str
     checkpoint: str
-    set_by: SetBy
     commit: InCommit | None = None
     footer: InFooter | None = None
     planned: bool = True
 
 
-FILE, WRITER, COMMIT, TRANSACTION = SetBy
 SLICE_COLUMNS = (
-    SliceColumn("file", "int32", "file", FILE, planned=False),
-    SliceColumn("file_size", "int64", "fileSize", FILE),
-    SliceColumn("footer_length", "int32", "footerLength", FILE),
-    SliceColumn("read_version", "int64", "readVersion", FILE, planned=False),
-    SliceColumn("position", "int64", "position", COMMIT, InCommit(10, "position", "position", 0, None, True)),
-    SliceColumn("size", "int64", "size", WRITER, InCommit(3, "bytes", "nbytes", 1, None), InFooter(3, ">i8")),
-    SliceColumn("partition", "int32", "partition", WRITER, InCommit(1, "partition", "partition"), InFooter(1, ">i4")),
-    SliceColumn("base", "int64", "base", COMMIT, InCommit(2, "base", "base")),
-    SliceColumn("end", "int64", "end", WRITER, InCommit(4, "offsets", "offsets", 1), InFooter(4, ">i8")),
-    SliceColumn("shift", "int64", "shift", COMMIT, InCommit(11, "shift", "shift", 0, INT64_MAX, True)),
-    SliceColumn("records", "int64", "records", WRITER, InCommit(5, "records", "records"), InFooter(5, ">i8")),
-    SliceColumn("min_ts", "int64", "minTs", WRITER, InCommit(6, "minTs", "min_ts", -1), InFooter(6, ">i8")),
-    SliceColumn("max_ts", "int64", "maxTs", WRITER, InCommit(7, "maxTs", "max_ts", -1), InFooter(7, ">i8")),
-    SliceColumn("crc", "uint32", "crc", WRITER, InCommit(8, "crc", "crc", 0, UINT32_MAX), InFooter(8, ">u4")),
-    SliceColumn("flags", "int32", "flags", WRITER, InCommit(9, "flags", "flags", 0, INT32_MAX), InFooter(2, ">u4")),
+    SliceColumn("file", "int32", "file", planned=False),
+    SliceColumn("file_size", "int64", "fileSize"),
+    SliceColumn("footer_length", "int32", "footerLength"),
+    SliceColumn("read_version", "int64", "readVersion", planned=False),
+    SliceColumn("position", "int64", "position", InCommit(10, "position", "position", 0, None, True)),
+    SliceColumn("size", "int64", "size", InCommit(3, "bytes", "nbytes", 1, None), InFooter(3, ">i8")),
+    SliceColumn("partition", "int32", "partition", InCommit(1, "partition", "partition"), InFooter(1, ">i4")),
+    SliceColumn("base", "int64", "base", InCommit(2, "base", "base")),
+    SliceColumn("end", "int64", "end", InCommit(4, "offsets", "offsets", 1), InFooter(4, ">i8")),
+    SliceColumn("shift", "int64", "shift", InCommit(11, "shift", "shift", 0, INT64_MAX, True)),
+    SliceColumn("records", "int64", "records", InCommit(5, "records", "records"), InFooter(5, ">i8")),
+    SliceColumn("min_ts", "int64", "minTs", InCommit(6, "minTs", "min_ts", -1), InFooter(6, ">i8")),
+    SliceColumn("max_ts", "int64", "maxTs", InCommit(7, "maxTs", "max_ts", -1), InFooter(7, ">i8")),
+    SliceColumn("crc", "uint32", "crc", InCommit(8, "crc", "crc", 0, UINT32_MAX), InFooter(8, ">u4")),
+    SliceColumn("flags", "int32", "flags", InCommit(9, "flags", "flags", 0, INT32_MAX), InFooter(2, ">u4")),
+    SliceColumn("append_time", "int64", "appendTime", InCommit(12, "appendTime", "append_time", -1, INT64_MAX, True)),
     SliceColumn(
-        "append_time", "int64", "appendTime", COMMIT, InCommit(12, "appendTime", "append_time", -1, INT64_MAX, True)
+        "leader_epoch", "int32", "leaderEpoch", InCommit(13, "leaderEpoch", "leader_epoch", -1, INT32_MAX, True)
     ),
     SliceColumn(
-        "leader_epoch", "int32", "leaderEpoch", COMMIT, InCommit(13, "leaderEpoch", "leader_epoch", -1, INT32_MAX, True)
+        "index_crc", "uint32", "indexCrc", InCommit(14, "indexCrc", "index_crc", 0, UINT32_MAX, True), planned=False
     ),
-    SliceColumn(
-        "index_crc",
-        "uint32",
-        "indexCrc",
-        COMMIT,
-        InCommit(14, "indexCrc", "index_crc", 0, UINT32_MAX, True),
-        planned=False,
-    ),
-    SliceColumn("status", "int8", "status", TRANSACTION),
-    SliceColumn("txn", "int32", "txn", TRANSACTION, planned=False),
-    SliceColumn("txn_n", "int64", "txnN", TRANSACTION, planned=False),
-    SliceColumn("prepare_version", "int64", "prepareVersion", TRANSACTION, planned=False),
+    SliceColumn("status", "int8", "status"),
+    SliceColumn("txn", "int32", "txn", planned=False),
+    SliceColumn("txn_n", "int64", "txnN", planned=False),
+    SliceColumn("prepare_version", "int64", "prepareVersion", planned=False),
 )
 COLUMN_TYPES = {column.name: column.type for column in SLICE_COLUMNS}
 """Columns of the slice table, with their numpy types."""

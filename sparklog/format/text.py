@@ -45,8 +45,6 @@ def _replace(error: UnicodeError) -> tuple[str, int]:
 
 
 codecs.register_error(_ERRORS, _replace)
-
-
 _NUMBERS = {"short": ">h", "integer": ">i", "long": ">q", "float": ">f", "double": ">d"}
 KEY_FORMATS = ("string", "hex", "base64", *_NUMBERS)
 
@@ -61,8 +59,7 @@ def parse_key(text: str, kind: str = "string") -> bytes:
         if kind == "base64":
             return base64.b64decode(text.replace("-", "+").replace("_", "/"), validate=True)
         if kind in _NUMBERS:
-            code = _NUMBERS[kind]
-            return struct.pack(code, float(text) if kind in ("float", "double") else int(text))
+            return struct.pack(_NUMBERS[kind], float(text) if kind in ("float", "double") else int(text))
     except (ValueError, OverflowError, struct.error, binascii.Error):
         raise BadRequest(f"expected a key as {kind}, found {text!r}") from None
     raise BadRequest(f"expected a key format of {', '.join(KEY_FORMATS)}, found {kind!r}")

@@ -28,16 +28,13 @@ import numpy as np
 import numpy.typing as npt
 
 from sparklog.errors import Corrupt
-from sparklog.format.offset_index import REMEDY
+from sparklog.format.record_batch import BoolArray, BytesLike, Int64Array
+from sparklog.format.segment_indexes import REMEDY
 
-ENTRY_BYTES = 34
 VERSION = 0
-
-Int64Array = npt.NDArray[np.int64]
-
-_ENTRY = np.dtype(
-    [("version", ">i2"), ("producer", ">i8"), ("first", ">i8"), ("last", ">i8"), ("stable", ">i8")], align=False
-)
+_FIELDS = ("producer", "first", "last", "stable")
+_ENTRY = np.dtype([("version", ">i2"), *((name, ">i8") for name in _FIELDS)])
+ENTRY_BYTES = _ENTRY.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +53,12 @@ class AbortedTransactions:
         return len(self.producer_ids)
 
     def select(self, rows: npt.NDArray[Any]) -> AbortedTransactions:
-        """Return the entries of a mask or an index array."""
         return AbortedTransactions(*(getattr(self, name)[rows] for name in _COLUMNS))
 
     def overlapping(self, start: int, end: int) -> AbortedTransactions:
-        """Return the transactions that can matter to offsets `[start, end)`."""
         return self.select((self.last_offsets >= start) & (self.first_offsets < end))
 
-    def covers(self, producer_ids: Int64Array, offsets: Int64Array) -> npt.NDArray[np.bool_]:
+    def covers(self, producer_ids: Int64Array, offsets: Int64Array) -> BoolArray:
         """Return which transactional data batches are aborted, bool[n], by producer id and offset (int64[n])."""
         covered = np.zeros(len(offsets), np.bool_)
         if not len(offsets) or not len(self):
@@ -85,13 +80,10 @@ class AbortedTransactions:
         return covered
 
     def to_bytes(self) -> bytes:
-        """Return the file's bytes."""
         entries = np.zeros(len(self), _ENTRY)
         entries["version"] = VERSION
-        entries["producer"] = self.producer_ids
-        entries["first"] = self.first_offsets
-        entries["last"] = self.last_offsets
-        entries["stable"] = self.last_stable_offsets
+        for field, name in zip(_FIELDS, _COLUMNS, strict=True):
+            entries[field] = getattr(self, name)
         return entries.tobytes()
 
 
@@ -99,7 +91,6 @@ _COLUMNS = AbortedTransactions.__slots__
 
 
 def none() -> AbortedTransactions:
-    """Return no aborted transactions."""
     empty = np.empty(0, np.int64)
     return AbortedTransactions(empty, empty, empty, empty)
 
@@ -111,7 +102,7 @@ def concatenate(parts: list[AbortedTransactions]) -> AbortedTransactions:
     return AbortedTransactions(*(np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS))
 
 
-def parse(data: bytes | bytearray | memoryview, base: int, *, file: str | None = None) -> AbortedTransactions:
+def parse(data: BytesLike, base: int, *, file: str | None = None) -> AbortedTransactions:
     """Parse a `.txnindex` file of the segment that starts at offset `base`.
 
     `Corrupt` if the length is no multiple of 34, a version is not 0, a marker lies below `base`, entries are out of
@@ -120,12 +111,7 @@ def parse(data: bytes | bytearray | memoryview, base: int, *, file: str | None =
     if len(data) % ENTRY_BYTES:
         raise Corrupt(f"a transaction index has a multiple of 34 bytes, this one has {len(data)}; {REMEDY}", file=file)
     entries = np.frombuffer(data, _ENTRY)
-    index = AbortedTransactions(
-        entries["producer"].astype(np.int64),
-        entries["first"].astype(np.int64),
-        entries["last"].astype(np.int64),
-        entries["stable"].astype(np.int64),
-    )
+    index = AbortedTransactions(*(entries[field].astype(np.int64) for field in _FIELDS))
     wrong = (entries["version"] != VERSION) | (index.last_offsets < base) | (index.first_offsets > index.last_offsets)
     wrong[1:] |= np.diff(index.last_offsets) <= 0
     if wrong.any():

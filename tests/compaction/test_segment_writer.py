@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from sparklog.compaction import segment_writer
 from sparklog.compaction.segment_writer import MAX_SEGMENT_BYTES, SegmentWriter
 from sparklog.errors import BadRequest, Unavailable
-from sparklog.format import offset_index, time_index, transaction_index
+from sparklog.format import transaction_index
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.record_batch import NO_TIMESTAMP, BatchHeader, BatchHeaders
+from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slices import FileSlices, SliceFlag
@@ -383,8 +384,8 @@ def test_steps_give_what_one_build_gives_and_no_index_overflows(
     found = files(place)
     for first, batches in zip(bounds, sizes, strict=True):
         whole = scan_headers(b"".join(batches))
-        built = offset_index.build(first, whole.position, whole.last_offset, interval)
-        times = time_index.build(first, whole.position, whole.last_offset, whole.max_timestamp, interval)
+        built = OffsetIndex.build(first, whole.position, whole.last_offset, interval)
+        times = TimeIndex.build(first, whole.position, whole.last_offset, whole.max_timestamp, interval)
         assert found[f"{first:020}.log"] == b"".join(batches)
         assert found[f"{first:020}.index"] == built.to_bytes()
         assert found[f"{first:020}.timeindex"] == times.to_bytes()
@@ -399,8 +400,8 @@ def fitting(held: list[bytes], more: list[bytes], base: int, interval: int, limi
         there = held + more[:count]
         headers = scan_headers(b"".join(there))
         shape = headers.position, headers.last_offset
-        offsets = len(offset_index.build(base, *shape, interval))
-        times = len(time_index.build(base, *shape, headers.max_timestamp, interval, closed=False))
+        offsets = len(OffsetIndex.build(base, *shape, interval))
+        times = len(TimeIndex.build(base, *shape, headers.max_timestamp, interval, closed=False))
         if there and (offsets >= limit // 8 or times >= limit // 12 - 1):
             break
         count += 1

@@ -12,7 +12,7 @@ from sparklog.errors import BadRequest, Corrupt
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.compression import compress
 from sparklog.format.decode import decode
-from sparklog.format.kernels.decode_kernels import BAD, read_varint, read_varlong
+from sparklog.format.kernels.record_kernels import BAD, read_varint, read_varlong
 from sparklog.format.record_batch import CODECS, BatchHeader
 from tests.format.batch_samples import (
     ALL,

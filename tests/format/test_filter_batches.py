@@ -20,7 +20,7 @@ from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.control import end_txn_marker
 from sparklog.format.decode import HEADERS_TYPE, RecordColumns, decode
 from sparklog.format.filter_batches import Filtered, filter_batches
-from sparklog.format.payloads import payloads
+from sparklog.format.payloads import payloads, record_fields
 from sparklog.format.record_batch import (
     DELETE_HORIZON_BIT,
     LOG_APPEND_TIME_BIT,
@@ -28,7 +28,6 @@ from sparklog.format.record_batch import (
     BatchHeader,
     BatchHeaders,
 )
-from sparklog.format.record_fields import record_fields
 from tests.fixture_data import partitions
 from tests.format.batch_samples import (
     ALL,

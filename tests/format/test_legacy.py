@@ -17,9 +17,8 @@ from sparklog.errors import Corrupt
 from sparklog.format.batch_scan import begins_with_header, crc_failures, scan_headers, single_header
 from sparklog.format.decode import decode
 from sparklog.format.filter_batches import filter_batches
-from sparklog.format.payloads import payloads
+from sparklog.format.payloads import payloads, record_fields
 from sparklog.format.record_batch import CODECS, MAGIC_POSITION, BatchHeader
-from sparklog.format.record_fields import record_fields
 from tests.format.batch_samples import ALL, GOLDEN_BATCH, START_MS, decode_all, rows
 from tests.format.old_messages import LOG_APPEND_TIME, Cell, message, messages, wrapper
 from tests.format.plain_encoder import with_create_time

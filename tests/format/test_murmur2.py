@@ -6,11 +6,15 @@ import base64
 import json
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
 from sparklog.errors import BadRequest
-from sparklog.format.key_hash import murmur2, partition_for_key
+from sparklog.format.arrow_input import KernelColumns
+from sparklog.format.kernels.hash_kernels import murmur2_cells
+from sparklog.format.key_hash import partition_for_key
 
 VECTORS = [
     (b"", 275646681), (b"a", -1563381124), (b"ab", 316155434), (b"abc", 479470107), (b"abcd", -1323649548),
@@ -18,6 +22,13 @@ VECTORS = [
     (b"a-little-bit-longer-string", -1486304829), (b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971),
     (b"\xff\xfe\xfd", 998637092), ((42).to_bytes(8, "big"), 506863552),
 ]  # fmt: skip
+
+
+def murmur2(keys: pa.Array) -> npt.NDArray[np.int32]:
+    out = np.empty(len(keys), np.int32)
+    columns = KernelColumns(keys)
+    murmur2_cells.sized(len(keys))(columns.table[0], 0, out)
+    return out
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])

@@ -19,9 +19,8 @@ from sparklog.format import payloads as payloads_module
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.compression import compress
 from sparklog.format.decode import decode
-from sparklog.format.payloads import Payloads, payloads
-from sparklog.format.record_batch import BatchHeader, BatchHeaders
-from sparklog.format.record_fields import RecordFields, record_fields
+from sparklog.format.payloads import RecordFields, payloads, record_fields
+from sparklog.format.record_batch import BatchHeader, BatchHeaders, Payloads
 from tests.format.batch_samples import (
     ALL,
     CODEC_NAMES,
@@ -245,9 +244,10 @@ GUARDED = """
     from sparklog.errors import Corrupt
     from sparklog.format.filter_batches import filter_batches
     from sparklog.format.key_hash import HashKey, key_hashes
-    from sparklog.format.payloads import Payloads, payloads
+    from sparklog.format.payloads import payloads
+from sparklog.format.record_batch import Payloads
     from sparklog.format.batch_scan import scan_headers
-    from sparklog.format.record_fields import record_fields
+    from sparklog.format.payloads import record_fields
     from tests.format.test_damage import damaged, samples
 
     ROOM, PAGE = 1 << 20, mmap.PAGESIZE
@@ -274,7 +274,7 @@ GUARDED = """
         try:
             plain = payloads(data, headers)
             if (headers.codec != 0).any():
-                plain = Payloads(at_the_end(plain.data), plain.start, plain.end)
+                plain = replace(plain, data=at_the_end(plain.data))
                 data = original
             fields = record_fields(plain, headers)
         except Corrupt:
@@ -292,7 +292,7 @@ GUARDED = """
 @pytest.mark.parametrize("left", [-1, 1 << 60], ids=["compiled", "interpreted"])
 def test_kernels_read_nothing_behind_their_input(left: int) -> None:
     """The input ends where readable memory ends: one byte too far would end the process."""
-    chosen = f"from sparklog.format.kernels.kernel_choice import choice\nchoice.left = {left}\n"
+    chosen = f"from sparklog.format.kernels.kernel_language import choice\nchoice.left = {left}\n"
     command = [sys.executable, "-c", chosen + textwrap.dedent(GUARDED)]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout.strip()) == (0, "survived True"), done.stderr[-2000:]

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparklog.errors import BadRequest, Corrupt
-from sparklog.format import offset_index, time_index, transaction_index
+from sparklog.format import transaction_index
+from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
 from sparklog.format.transaction_index import AbortedTransactions, AbortMarker, agrees, unite
 from tests.fixture_data import expected_dump
 
@@ -45,15 +46,15 @@ MAX_TIMESTAMPS = ints(5001, 6001, 4001, 7001, 7001, 6501)
 
 
 def test_building_gives_the_bytes_of_kafkas_example() -> None:
-    offsets = offset_index.build(1000, POSITIONS, LAST_OFFSETS, 200)
-    times = time_index.build(1000, POSITIONS, LAST_OFFSETS, MAX_TIMESTAMPS, 200)
+    offsets = OffsetIndex.build(1000, POSITIONS, LAST_OFFSETS, 200)
+    times = TimeIndex.build(1000, POSITIONS, LAST_OFFSETS, MAX_TIMESTAMPS, 200)
     assert offsets.to_bytes().hex() == "000000050000010e000000090000021c"
     assert times.to_bytes().hex() == "000000000000177100000003" + "0000000000001b5900000007"
 
 
 def test_bytes_come_back_as_entries() -> None:
-    offsets = offset_index.parse(bytes.fromhex("000000050000010e000000090000021c"), 1000)
-    times = time_index.parse(bytes.fromhex("0000000000001771000000030000000000001b5900000007"), 1000)
+    offsets = OffsetIndex.parse(bytes.fromhex("000000050000010e000000090000021c"), 1000)
+    times = TimeIndex.parse(bytes.fromhex("0000000000001771000000030000000000001b5900000007"), 1000)
     assert list(zip(offsets.offsets, offsets.positions, strict=True)) == [(1005, 270), (1009, 540)]
     assert list(zip(times.timestamps, times.offsets, strict=True)) == [(6001, 1003), (7001, 1007)]
 
@@ -63,34 +64,34 @@ def test_bytes_come_back_as_entries() -> None:
     [(999, (1000, 0)), (1004, (1000, 0)), (1005, (1005, 270)), (1008, (1005, 270)), (5000, (1009, 540))],
 )
 def test_offset_lookup_takes_the_greatest_entry_not_above(target: int, entry: tuple[int, int]) -> None:
-    assert offset_index.build(1000, POSITIONS, LAST_OFFSETS, 200).lookup(target) == entry
+    assert OffsetIndex.build(1000, POSITIONS, LAST_OFFSETS, 200).lookup(target) == entry
 
 
 @pytest.mark.parametrize(
     ("target", "entry"), [(6000, (-1, 1000)), (6001, (6001, 1003)), (7000, (6001, 1003)), (9999, (7001, 1007))]
 )
 def test_time_lookup_takes_the_greatest_entry_not_above(target: int, entry: tuple[int, int]) -> None:
-    assert time_index.build(1000, POSITIONS, LAST_OFFSETS, MAX_TIMESTAMPS, 200).lookup(target) == entry
+    assert TimeIndex.build(1000, POSITIONS, LAST_OFFSETS, MAX_TIMESTAMPS, 200).lookup(target) == entry
 
 
 def test_an_active_segment_has_no_closing_time_entry() -> None:
-    times = time_index.build(1000, POSITIONS[:5], LAST_OFFSETS[:5], ints(1, 2, 3, 4, 9), 400, closed=False)
+    times = TimeIndex.build(1000, POSITIONS[:5], LAST_OFFSETS[:5], ints(1, 2, 3, 4, 9), 400, closed=False)
     assert list(zip(times.timestamps, times.offsets, strict=True)) == [(4, 1007)]
-    closed = time_index.build(1000, POSITIONS[:5], LAST_OFFSETS[:5], ints(1, 2, 3, 4, 9), 400)
+    closed = TimeIndex.build(1000, POSITIONS[:5], LAST_OFFSETS[:5], ints(1, 2, 3, 4, 9), 400)
     assert list(zip(closed.timestamps, closed.offsets, strict=True)) == [(4, 1007), (9, 1009)]
 
 
 def test_records_without_timestamps_leave_the_time_index_empty() -> None:
-    assert time_index.build(0, POSITIONS, LAST_OFFSETS, np.full(6, -1, np.int64), 0).to_bytes() == b""
-    assert time_index.build(0, ints(), ints(), ints(), 0).to_bytes() == b""
-    assert offset_index.build(0, ints(), ints(), 0).to_bytes() == b""
+    assert TimeIndex.build(0, POSITIONS, LAST_OFFSETS, np.full(6, -1, np.int64), 0).to_bytes() == b""
+    assert TimeIndex.build(0, ints(), ints(), ints(), 0).to_bytes() == b""
+    assert OffsetIndex.build(0, ints(), ints(), 0).to_bytes() == b""
 
 
 def test_preallocated_files_end_at_their_zeros() -> None:
-    assert offset_index.parse(bytes.fromhex("000000050000010e") + bytes(1016), 1000).positions.tolist() == [270]
-    assert time_index.parse(bytes.fromhex("000000000000177100000003") + bytes(1008), 1000).timestamps.tolist() == [6001]
-    assert len(time_index.parse(bytes(1020), 0)) == 0
-    assert time_index.parse(bytes(12), 7).offsets.tolist() == [7], "one closing entry: timestamp 0 at the base offset"
+    assert OffsetIndex.parse(bytes.fromhex("000000050000010e") + bytes(1016), 1000).positions.tolist() == [270]
+    assert TimeIndex.parse(bytes.fromhex("000000000000177100000003") + bytes(1008), 1000).timestamps.tolist() == [6001]
+    assert len(TimeIndex.parse(bytes(1020), 0)) == 0
+    assert TimeIndex.parse(bytes(12), 7).offsets.tolist() == [7], "one closing entry: timestamp 0 at the base offset"
 
 
 @pytest.mark.parametrize(
@@ -105,7 +106,7 @@ def test_preallocated_files_end_at_their_zeros() -> None:
 )
 def test_a_wrong_offset_index_is_corrupt(data: bytes) -> None:
     with pytest.raises(Corrupt, match=r"restore it from a backup.*file a.index"):
-        offset_index.parse(data, 0, file="a.index")
+        OffsetIndex.parse(data, 0, file="a.index")
 
 
 @pytest.mark.parametrize(
@@ -119,21 +120,21 @@ def test_a_wrong_offset_index_is_corrupt(data: bytes) -> None:
 )
 def test_a_wrong_time_index_is_corrupt(data: bytes) -> None:
     with pytest.raises(Corrupt, match=r"restore it from a backup.*file a.timeindex"):
-        time_index.parse(data, 0, file="a.timeindex")
+        TimeIndex.parse(data, 0, file="a.timeindex")
 
 
 def test_offsets_beyond_31_bits_are_refused() -> None:
-    edge = offset_index.OffsetIndex(10, ints(10 + 2**31 - 1), ints(100))
-    assert offset_index.parse(edge.to_bytes(), 10).offsets.tolist() == [10 + 2**31 - 1]
+    edge = OffsetIndex(10, ints(10 + 2**31 - 1), ints(100))
+    assert OffsetIndex.parse(edge.to_bytes(), 10).offsets.tolist() == [10 + 2**31 - 1]
     with pytest.raises(BadRequest, match="roll the segment earlier"):
-        offset_index.OffsetIndex(10, ints(10 + 2**31), ints(100)).to_bytes()
+        OffsetIndex(10, ints(10 + 2**31), ints(100)).to_bytes()
     with pytest.raises(BadRequest, match="roll the segment earlier"):
-        time_index.TimeIndex(10, ints(1), ints(9)).to_bytes()
+        TimeIndex(10, ints(1), ints(9)).to_bytes()
 
 
 def test_capacity_follows_segment_index_bytes() -> None:
-    assert offset_index.max_entries(120) == 15
-    assert time_index.max_entries(120) == 9
+    assert OffsetIndex.max_entries(120) == 15
+    assert TimeIndex.max_entries(120) == 9
 
 
 ABORTED = "0000" + "000000000000004d" + "00000000000003e8" + "00000000000003f2" + "00000000000003ed"
@@ -193,8 +194,8 @@ def test_indexes_built_from_kafkas_log_are_kafkas(fixtures: Path, fixture: str, 
         found = batches_of(log.read_bytes())
         base = int(log.stem)
         positions, last, stamps = (ints(*(batch[i] for batch in found)) for i in range(3))
-        offsets = offset_index.build(base, positions, last, interval)
-        times = time_index.build(base, positions, last, stamps, interval)
+        offsets = OffsetIndex.build(base, positions, last, interval)
+        times = TimeIndex.build(base, positions, last, stamps, interval)
         assert offsets.to_bytes() == log.with_suffix(".index").read_bytes(), log.name
         assert times.to_bytes() == log.with_suffix(".timeindex").read_bytes(), log.name
 
@@ -205,9 +206,9 @@ def test_every_index_of_the_sound_fixtures_comes_back_byte_for_byte(fixtures: Pa
         for file in (fixtures / fixture).glob("*/*/*index"):
             data, base = file.read_bytes(), int(file.stem)
             if file.suffix == ".index":
-                again = offset_index.parse(data, base, file=str(file)).to_bytes()
+                again = OffsetIndex.parse(data, base, file=str(file)).to_bytes()
             elif file.suffix == ".timeindex":
-                again = time_index.parse(data, base, file=str(file)).to_bytes()
+                again = TimeIndex.parse(data, base, file=str(file)).to_bytes()
             else:
                 again = transaction_index.parse(data, base, file=str(file)).to_bytes()
             assert again == data, file
@@ -227,10 +228,10 @@ def test_entries_are_those_that_kafkas_dump_shows(fixtures: Path, fixture: str, 
     assert bases
     for base in bases:
         name = f"{base:020}"
-        offsets = offset_index.parse((folder / f"{name}.index").read_bytes(), base)
+        offsets = OffsetIndex.parse((folder / f"{name}.index").read_bytes(), base)
         found = np.column_stack([offsets.offsets, offsets.positions]).tolist()
         assert found == dumped(expected_dump(fixtures / fixture, partition, f"{name}.index"))
-        times = time_index.parse((folder / f"{name}.timeindex").read_bytes(), base)
+        times = TimeIndex.parse((folder / f"{name}.timeindex").read_bytes(), base)
         found = np.column_stack([times.timestamps, times.offsets]).tolist()
         assert found == dumped(expected_dump(fixtures / fixture, partition, f"{name}.timeindex"))
 

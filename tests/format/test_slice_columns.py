@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 from sparklog.format.append_file import SLICE_BYTES, SLICE_DTYPE, WrittenSlice
-from sparklog.format.slice_columns import COMMIT_LISTS, PLANNED, SLICE_COLUMNS, WRITTEN, SetBy
+from sparklog.format.slice_columns import COMMIT_LISTS, PLANNED, SLICE_COLUMNS, WRITTEN
 from sparklog.log.read.read_plan import PlannedSlice
 from sparklog.log.state.slices import FileSlices
 
@@ -24,7 +24,7 @@ def test_data_classes_hold_the_columns() -> None:
 
 
 def test_a_writer_sets_just_the_columns_of_the_footer() -> None:
-    assert {each.name for each in SLICE_COLUMNS if each.set_by is SetBy.WRITER} == set(WRITTEN.values())
+    assert {each.name for each in SLICE_COLUMNS if each.footer} == set(WRITTEN.values())
     assert SLICE_BYTES == 56
     assert SLICE_DTYPE.names == (
         *("partition", "flags", "nbytes", "offsets", "records", "min_ts", "max_ts", "crc", "entries"),

@@ -20,16 +20,14 @@ from sparklog.errors import BadRequest, Corrupt
 from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.decode import decode
 from sparklog.format.encode import EncodeOptions, encode, encode_partitions
-from sparklog.format.kernels import kernel_choice
-from sparklog.format.kernels.decode_kernels import read_varint, read_varlong
+from sparklog.format.kernels import kernel_language
 from sparklog.format.kernels.encode_kernels import cell_size, varint_size, write_varint, zigzag
-from sparklog.format.kernels.kernel_choice import Choice
-from sparklog.format.kernels.kernel_memory import address
+from sparklog.format.kernels.kernel_language import Choice, address
 from sparklog.format.kernels.native_kernels import native
-from sparklog.format.key_hash import murmur2, partition_for_key
-from sparklog.format.payloads import payloads
+from sparklog.format.kernels.record_kernels import read_varint, read_varlong
+from sparklog.format.key_hash import partition_for_key
+from sparklog.format.payloads import payloads, record_fields
 from sparklog.format.record_batch import BatchHeaders
-from sparklog.format.record_fields import record_fields
 from tests.format import old_messages
 from tests.format.batch_samples import ALL, CODEC_NAMES
 from tests.format.plain_encoder import with_create_time
@@ -111,7 +109,7 @@ def written_again(data: bytes, header: BatchHeaders) -> list[object]:
     times = np.maximum(columns.timestamp, -1)
     options = EncodeOptions("none", batch_bytes=300)
     new = encode(columns.key, columns.value, columns.headers, times, options=options)
-    return [new, murmur2(columns.key)]
+    return [new, partition_for_key(columns.key, 7)]
 
 
 @settings(max_examples=120, deadline=None)
@@ -123,7 +121,7 @@ def test_random_records_are_written_and_read_alike(
     first = data.draw(st.integers(0, max(len(records) - 1, 0)))
     some = (key[first:], value[first:].cast(pa.large_binary()), headers[first:], times[first:])
     check(lambda: encode(*some, options=options))
-    check(lambda: murmur2(key))
+    check(lambda: partition_for_key(key, partitions))
     lanes = partition_for_key(key.fill_null(b""), partitions)
     check(lambda: encode_partitions(key, value, headers, times, lanes, options=options))
     with compiled():
@@ -231,7 +229,7 @@ def test_little_is_interpreted_until_it_was_much() -> None:
 PROGRAM = """
 import sys
 import numpy as np, pyarrow as pa
-from sparklog.format.kernels.kernel_choice import LOADING_IS_WORTH
+from sparklog.format.kernels.kernel_language import LOADING_IS_WORTH
 from sparklog.format.encode import EncodeOptions, encode
 def write(rows):
     encode(None, pa.array([b"v"] * rows), None, np.zeros(rows, np.int64), options=EncodeOptions("none"))
@@ -247,10 +245,10 @@ def test_a_process_loads_numba_for_much_alone() -> None:
 
 def test_interpreted_kernels_are_what_the_tests_compare() -> None:
     def work() -> bool:
-        choice = kernel_choice.choice
+        choice = kernel_language.choice
         encode(None, pa.array([b"v"]), None, np.zeros(1, np.int64), options=EncodeOptions(CODEC_NAMES[0]))
         return choice.left > 0
 
     assert both_ways(work) == (True, False)
     with interpreted():
-        assert not kernel_choice.choice.compiled(1)
+        assert not kernel_language.choice.compiled(1)

@@ -13,23 +13,21 @@ import pytest
 
 from sparklog.errors import Corrupt
 from sparklog.format.control import end_txn_marker
-from sparklog.format.coordinators.group_messages import (
+from sparklog.format.coordinators.coordinator_records import (
+    TRANSACTIONS as TRANSACTION_RECORDS,
+)
+from sparklog.format.coordinators.coordinator_records import (
     GroupKey,
     GroupValue,
     OffsetKey,
     OffsetValue,
+    Status,
     encode_group_key,
     encode_group_value,
     encode_offset_key,
     encode_offset_value,
 )
-from sparklog.format.coordinators.transaction_messages import (
-    Status,
-    TransactionKey,
-    TransactionValue,
-    encode_transaction_key,
-    encode_transaction_value,
-)
+from sparklog.format.coordinators.message_schema import Fields, encode_versioned, record_types
 from sparklog.groups.group_state import CommittedOffset
 from sparklog.groups.lag import Groups
 from sparklog.kafka.importing import importing
@@ -245,13 +243,24 @@ def test_a_damaged_log_of_groups(root: Root, place: Path) -> None:
 # ---------------------------------------------------------------- transactions by hand
 
 
-def write_transactions(place: Path, *states: tuple[str, TransactionValue]) -> None:
-    pairs = [(encode_transaction_key(TransactionKey(name)), encode_transaction_value(each)) for name, each in states]
-    write_partition(place, "__transaction_state-0", {0: messages(0, pairs)})
+def write_transactions(place: Path, *states: tuple[str, Fields]) -> None:
+    write_partition(place, "__transaction_state-0", {0: messages(0, [state_record(*each) for each in states])})
 
 
-def transaction(producer: int, status: Status, *partitions: tuple[str, int]) -> TransactionValue:
-    return TransactionValue(producer, 0, 60_000, status, partitions, HOUR_MS, HOUR_MS - 5)
+def state_record(name: str, fields: Fields) -> tuple[bytes, bytes]:
+    schemas = record_types(TRANSACTION_RECORDS)[0]
+    return encode_versioned(schemas.key, 0, {"transactionalId": name}), encode_versioned(schemas.value, 0, fields)
+
+
+def transaction(producer: int, status: Status, *partitions: tuple[str, int]) -> Fields:
+    return {
+        "producerId": producer,
+        "transactionTimeoutMs": 60_000,
+        "transactionStatus": int(status),
+        "transactionPartitions": [{"topic": topic, "partitionIds": [number]} for topic, number in partitions],
+        "transactionLastUpdateTimestampMs": HOUR_MS,
+        "transactionStartTimestampMs": HOUR_MS - 5,
+    }
 
 
 def read(root: Root, topic: str) -> list[bytes]:
@@ -303,11 +312,7 @@ def test_what_is_decided_while_logs_are_copied_does_not_count(
     whole = importing.copy_partition
 
     def copied(*args: Any) -> Any:
-        pairs = {
-            encode_transaction_key(TransactionKey("commits")): encode_transaction_value(
-                transaction(7, Status.PREPARE_COMMIT, ("t", 0), ("u", 0))
-            )
-        }
+        pairs = [state_record("commits", transaction(7, Status.PREPARE_COMMIT, ("t", 0), ("u", 0)))]
         with (decided / "__transaction_state-0" / f"{0:020}.log").open("ab") as log:
             log.write(messages(3, pairs))
         return whole(*args)

@@ -1,7 +1,17 @@
 """Messages of Kafka's protocol: bytes to fields and back, in any version of a schema.
 
-Kafka describes by schemas what it stores in its internal topics (see `message_definitions`). The encoding of one
-version of a message:
+Kafka describes by schemas what it stores in its internal topics. `messages/` has the JSON files of Kafka 4.1.0 that its
+code generator reads, verbatim (JSON with lines of comments):
+
+| folder         | records of                       | files                                                          |
+|----------------|----------------------------------|----------------------------------------------------------------|
+| `groups`       | `__consumer_offsets`             | key and value of every type, and what members of a consumer    |
+|                |                                  | group send each other (`ConsumerProtocol…`)                    |
+| `shares`       | `__share_group_state` (KIP-932)  | key and value of both types                                    |
+| `transactions` | `__transaction_state`            | key and value of the only type                                 |
+| `control`      | control batches of KRaft's log   | values                                                         |
+
+The encoding of one version of a message:
 
 | type           | bytes                                                             | in a flexible version         |
 |----------------|-------------------------------------------------------------------|-------------------------------|
@@ -29,35 +39,32 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import cache
+from importlib import resources
+from typing import Any, TypeAlias
 
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format.text import java_text
 
 Value: TypeAlias = "int | str | bytes | list[Value] | dict[str, Value] | None"
-Fields: TypeAlias = dict[str, Value]
+Fields: TypeAlias = dict[str, Any]
 """A message or struct by Kafka's names of its fields, those that a version lacks at their defaults."""
 
 NO_UUID = "AAAAAAAAAAAAAAAAAAAAAA"
 
-_INTEGERS = {
-    name: struct.Struct(code)
-    for name, code in {"int8": ">b", "int16": ">h", "uint16": ">H", "int32": ">i", "int64": ">q"}.items()
-}
+_CODES = {"int8": ">b", "int16": ">h", "uint16": ">H", "int32": ">i", "int64": ">q"}
+_INTEGERS = {name: struct.Struct(code) for name, code in _CODES.items()}
 _VERSION = _INTEGERS["int16"]
 _LONGEST_STRING = 0x7FFF
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of the versions `since` to `until` (None: all later ones).
-
-    * `kind`: a type of the module's table, or a struct
-    * `tag`: the number of a tagged field; None for all others
-    """
+    """A field of the versions `since` to `until` (None: all later ones), of a type in the table above or a struct."""
 
     name: str
     kind: str | Struct
@@ -72,7 +79,6 @@ class Field:
         return version >= self.since and (self.until is None or version <= self.until)
 
     def initial(self) -> Value:
-        """Return the field's value where the bytes have none."""
         if self.default is not None or (self.nullable and self.tag is None):
             return self.default
         if self.array:
@@ -85,16 +91,76 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Struct:
-    """A message or a part of one, its fields in order.
-
-    * `highest`: the highest version that Kafka 4.1 knows
-    * `flexible`: the first flexible version, None without one
-    """
+    """A message or a part of one. `highest` version that Kafka 4.1 knows; first `flexible` one, None without one."""
 
     name: str
     fields: tuple[Field, ...]
     highest: int = 0
     flexible: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordType:
+    key: Struct
+    value: Struct
+
+
+@cache
+def record_types(folder: str) -> Mapping[int, RecordType]:
+    """Return the types of a folder's records, by the number that a key begins with."""
+    schemas: dict[tuple[int, str], Struct] = {}
+    for file in _folder(folder).iterdir():
+        definition = _parsed(file)
+        if "apiKey" in definition:
+            schemas[definition["apiKey"], definition["type"]] = _message(definition)
+    numbers = sorted({number for number, _ in schemas})
+    return {each: RecordType(schemas[each, "coordinator-key"], schemas[each, "coordinator-value"]) for each in numbers}
+
+
+@cache
+def message(folder: str, name: str) -> Struct:
+    return _message(_parsed(_folder(folder) / f"{name}.json"))
+
+
+def _folder(name: str) -> Any:
+    return resources.files("sparklog.format.coordinators") / "messages" / name
+
+
+def _parsed(file: Any) -> dict[str, Any]:
+    lines = [line for line in file.read_text("utf-8").splitlines() if not line.lstrip().startswith("//")]
+    definition: dict[str, Any] = json.loads("\n".join(lines))
+    return definition
+
+
+def _message(definition: dict[str, Any]) -> Struct:
+    common = {each["name"]: each for each in definition.get("commonStructs", ())}
+    _, highest = _versions(definition["validVersions"])
+    flexible = definition["flexibleVersions"]
+    fields = tuple(_field(each, common) for each in definition["fields"])
+    return Struct(definition["name"], fields, highest or 0, None if flexible == "none" else _versions(flexible)[0])
+
+
+def _field(definition: dict[str, Any], common: dict[str, dict[str, Any]]) -> Field:
+    name, kind, default = definition["name"], definition["type"], definition.get("default")
+    element = kind.removeprefix("[]")
+    fields = definition.get("fields") or common.get(element, {}).get("fields")
+    since, until = _versions(definition.get("versions") or definition["taggedVersions"])
+    return Field(
+        name[0].lower() + name[1:],
+        Struct(element, tuple(_field(each, common) for each in fields)) if fields else element,
+        array=element != kind,
+        since=since,
+        until=until,
+        nullable="nullableVersions" in definition,
+        tag=definition.get("tag"),
+        default=None if default in (None, "null") else str(default) if element == "string" else int(default),
+    )
+
+
+def _versions(text: str) -> tuple[int, int | None]:
+    """The first and the last version of a range: `3`, `0-4`, or `2+`, whose last one is None."""
+    first, dash, last = text.removesuffix("+").partition("-")
+    return int(first), None if text.endswith("+") else int(last if dash else first)
 
 
 def split_version(data: bytes, part: str) -> tuple[int, bytes]:
@@ -132,7 +198,6 @@ def decode_prefix(message: Struct, version: int, data: bytes) -> tuple[Fields, i
 
 
 def encode_versioned(message: Struct, version: int, values: Mapping[str, Value]) -> bytes:
-    """Return int16 version and the message's bytes."""
     return _VERSION.pack(version) + encode(message, version, values)
 
 
@@ -147,9 +212,7 @@ def encode(message: Struct, version: int, values: Mapping[str, Value]) -> bytes:
 
 
 def json_fields(message: Struct, version: int, fields: Mapping[str, Value]) -> Fields:
-    """Return a message as Kafka's tools print it: fields in order, without tagged ones at their default, and with
-    bytes as base64.
-    """
+    """Return a message as Kafka's tools print it: without tagged fields at their default, and with bytes as base64."""
     shown: Fields = {}
     for field in message.fields:
         value = fields[field.name]
@@ -159,25 +222,10 @@ def json_fields(message: Struct, version: int, fields: Mapping[str, Value]) -> F
 
 
 def json_text(value: Value) -> str:
-    """Return JSON as Kafka's tools write it (Jackson): without spaces, only quotes, backslashes and control
-    characters escaped.
-    """
+    """Return JSON as Kafka's tools write it (Jackson): without spaces, only quotes, backslashes and control characters
+    escaped, those like \\u001F with capital letters."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    if "\\u00" in text:
-        text = _upper_escapes(text)
-    return text
-
-
-def _upper_escapes(text: str) -> str:
-    """Escapes like \\u001f with Jackson's capital letters; a backslash in front of one is itself escaped."""
-    out: list[str] = []
-    position = 0
-    while (backslash := text.find("\\", position)) >= 0:
-        length = 6 if text[backslash + 1] == "u" else 2
-        escape = text[backslash : backslash + length]
-        out += (text[position:backslash], escape if length == 2 else "\\u" + escape[2:].upper())
-        position = backslash + length
-    return "".join((*out, text[position:]))
+    return re.sub(r"\\(u....|.)", lambda escape: "\\" + escape[1][0] + escape[1][1:].upper(), text)
 
 
 def _json_value(kind: str | Struct, version: int, value: Value) -> Value:
@@ -185,9 +233,7 @@ def _json_value(kind: str | Struct, version: int, value: Value) -> Value:
         return [_json_value(kind, version, each) for each in value]
     if isinstance(value, bytes):
         return base64.b64encode(value).decode("ascii")
-    if isinstance(kind, Struct) and isinstance(value, dict):
-        return json_fields(kind, version, value)
-    return value
+    return json_fields(kind, version, value) if isinstance(kind, Struct) and isinstance(value, dict) else value
 
 
 def _is_flexible(message: Struct, version: int) -> bool:
@@ -224,13 +270,11 @@ class _Reader:
         count = self.uvarint() - 1 if flexible else self.integer("int32")
         if count < 0:
             return _null(field.nullable, field.name)
-        left = len(self.data) - self.position
-        if count > left:
+        if count > (left := len(self.data) - self.position):
             raise Corrupt(f"field {field.name} announces {count} elements, but only {left} bytes are left")
-        name = f"{field.name} element"
         if isinstance(field.kind, Struct):
             return [self.struct(field.kind, version, flexible) for _ in range(count)]
-        return [self.value(field, name, version, flexible) for _ in range(count)]
+        return [self.value(field, f"{field.name} element", version, flexible) for _ in range(count)]
 
     def value(self, field: Field, name: str, version: int, flexible: bool) -> Value:
         kind = field.kind
@@ -253,8 +297,7 @@ class _Reader:
         return java_text(self.take(length))
 
     def integer(self, kind: str) -> int:
-        form = _INTEGERS[kind]
-        value: int = form.unpack(self.take(form.size))[0]
+        value: int = _INTEGERS[kind].unpack(self.take(_INTEGERS[kind].size))[0]
         return value
 
     def take(self, length: int) -> bytes:
@@ -304,52 +347,46 @@ def _write_struct(out: bytearray, message: Struct, version: int, flexible: bool,
 def _write_field(out: bytearray, field: Field, version: int, flexible: bool, value: Value) -> None:
     if not field.array:
         _write_value(out, field, version, flexible, value)
-        return
-    if value is None and field.nullable:
+    elif value is None and field.nullable:
         out += _length(-1, "int32", flexible)
-        return
-    if not isinstance(value, list):
+    elif isinstance(value, list):
+        out += _length(len(value), "int32", flexible)
+        for each in value:
+            if isinstance(field.kind, Struct) and isinstance(each, dict):
+                _write_struct(out, field.kind, version, flexible, each)
+            else:
+                _write_value(out, field, version, flexible, each)
+    else:
         raise BadRequest(f"field {field.name} takes a list, not {value!r}")
-    out += _length(len(value), "int32", flexible)
-    for each in value:
-        if isinstance(field.kind, Struct) and isinstance(each, dict):
-            _write_struct(out, field.kind, version, flexible, each)
-        else:
-            _write_value(out, field, version, flexible, each)
 
 
 def _write_value(out: bytearray, field: Field, version: int, flexible: bool, value: Value) -> None:
     kind = field.kind
-    if isinstance(kind, Struct):
+    if isinstance(kind, Struct) and (isinstance(value, dict) or (value is None and field.nullable)):
         if field.nullable:
-            present = isinstance(value, dict)
+            present = value is not None
             out += bytes((present,)) if field.tag is not None else (b"\x01" if present else b"\xff")
         if isinstance(value, dict):
             _write_struct(out, kind, version, flexible, value)
-            return
-        if value is None and field.nullable:
-            return
     elif kind in _INTEGERS and isinstance(value, int):
         try:
             out += _INTEGERS[kind].pack(value)
         except struct.error:
             raise BadRequest(f"field {field.name} takes an {kind}, not {value}") from None
-        return
     elif kind == "uuid" and isinstance(value, str):
         out += _uuid_bytes(value)
-        return
-    elif kind in ("string", "bytes"):
-        data = value.encode("utf-8", "replace") if isinstance(value, str) and kind == "string" else value
-        if isinstance(data, bytes):
-            if kind == "string" and len(data) > _LONGEST_STRING:
-                raise BadRequest(f"field {field.name} takes at most {_LONGEST_STRING} bytes of text, not {len(data)}")
-            out += _length(len(data), "int16" if kind == "string" else "int32", flexible) + data
-            return
-        if value is None and field.nullable and not field.array:
-            out += _length(-1, "int16" if kind == "string" else "int32", flexible)
-            return
-    name = kind.name if isinstance(kind, Struct) else kind
-    raise BadRequest(f"field {field.name} takes a value of type {name}, not {value!r}")
+    elif kind == "string" and isinstance(value, str):
+        data = value.encode("utf-8", "replace")
+        if len(data) > _LONGEST_STRING:
+            raise BadRequest(f"field {field.name} takes at most {_LONGEST_STRING} bytes of text, not {len(data)}")
+        out += _length(len(data), "int16", flexible) + data
+    elif kind == "bytes" and isinstance(value, bytes):
+        out += _length(len(value), "int32", flexible) + value
+    elif kind in ("string", "bytes") and value is None and field.nullable and not field.array:
+        out += _length(-1, "int16" if kind == "string" else "int32", flexible)
+    else:
+        name = kind.name if isinstance(kind, Struct) else kind
+        raise BadRequest(f"field {field.name} takes a value of type {name}, not {value!r}")
 
 
 def _uuid_bytes(text: str) -> bytes:
@@ -373,31 +410,3 @@ def _uvarint(value: int) -> bytes:
         value >>= 7
     out.append(value)
     return bytes(out)
-
-
-def text(value: Value) -> str:
-    """Return a field's value that the schema makes text."""
-    assert isinstance(value, str)
-    return value
-
-
-def optional_text(value: Value) -> str | None:
-    """Return a field's value that the schema makes text or null."""
-    return None if value is None else text(value)
-
-
-def number(value: Value) -> int:
-    """Return a field's value that the schema makes an integer."""
-    assert isinstance(value, int)
-    return value
-
-
-def binary(value: Value) -> bytes:
-    """Return a field's value that the schema makes bytes."""
-    assert isinstance(value, bytes)
-    return value
-
-
-def elements(value: Value) -> list[Fields]:
-    """Return a field's value that the schema makes an array of structs; for null an empty list."""
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []

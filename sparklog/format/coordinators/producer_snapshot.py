@@ -25,12 +25,13 @@ import struct
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 
+from crc32c import crc32c
+
 from sparklog.errors import Corrupt
 
 VERSION = 1
 _HEAD = struct.Struct(">hIi")
 ENTRY = struct.Struct(">qhiqiqiq")
-_COVERED_FROM = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,6 @@ class ProducerEntry:
 
 def snapshot_to_bytes(entries: Iterable[ProducerEntry]) -> bytes:
     """A `.snapshot` file; one without producers has 10 bytes."""
-    from crc32c import crc32c
-
     rows = [ENTRY.pack(*astuple(entry)) for entry in sorted(entries, key=lambda each: each.producer_id)]
     covered = struct.pack(">i", len(rows)) + b"".join(rows)
     return struct.pack(">hI", VERSION, crc32c(covered)) + covered
@@ -58,14 +57,12 @@ def snapshot_to_bytes(entries: Iterable[ProducerEntry]) -> bytes:
 
 def parse_snapshot(data: bytes, *, file: str | None = None) -> list[ProducerEntry]:
     """The entries of a `.snapshot`, in file order. `Corrupt` for another version, a wrong checksum or length."""
-    from crc32c import crc32c
-
     if len(data) < _HEAD.size:
         raise Corrupt(f"a producer snapshot has at least {_HEAD.size} bytes, found {len(data)}", file=file)
     version, crc, count = _HEAD.unpack_from(data)
     if version != VERSION:
         raise Corrupt(f"expected a producer snapshot of version {VERSION}, found {version}", file=file)
-    if crc32c(data[_COVERED_FROM:]) != crc:
+    if crc32c(data[6:]) != crc:
         raise Corrupt("the producer snapshot's CRC-32C is wrong: restore it", file=file)
     if count < 0 or len(data) != _HEAD.size + count * ENTRY.size:
         raise Corrupt(f"the producer snapshot announces {count} entries in {len(data)} bytes", file=file)

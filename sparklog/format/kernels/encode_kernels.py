@@ -22,8 +22,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparklog.format.kernels.kernel_choice import kernel
-from sparklog.format.kernels.kernel_memory import (
+from sparklog.format.kernels.kernel_language import (
     BYTES,
     INT,
     INT64,
@@ -33,6 +32,7 @@ from sparklog.format.kernels.kernel_memory import (
     bit_length,
     copy,
     helper,
+    kernel,
     load_i32,
     load_i64,
     load_u8,
@@ -49,36 +49,16 @@ MAX_RECORD = 2**31 - 1 - HEADER_BYTES
 AHEAD = 12
 """Rows to prefetch when rows are gathered: the hardware does not foresee them."""
 
-# Places in the state array.
-BATCHES = 0
-ERROR_ROW = 1
-STATE_SIZE = 2
-
-OK = 0
-NULL_HEADER = 1
-TOO_LARGE = 2
+BATCHES, ERROR_ROW, STATE_SIZE = range(3)
+"""Places in the state array."""
+OK, NULL_HEADER, TOO_LARGE = range(3)
+"""Error codes."""
 
 # Columns of the lane table: first what `measure` adds up, then where each lane stands.
-LANE_ROWS = 0
-LANE_BYTES = 1
-LANE_NULL_KEYS = 2
-LANE_MIN_TIME = 3
-LANE_AT = 4
-LANE_BATCH_START = 5
-LANE_BATCH = 6
-LANE_COUNT = 7
-LANE_BASE = 8
-LANE_MAX_TIME = 9
-LANE_FIELDS = 10
-
-# Columns of the batch table.
-BATCH_LANE = 0
-BATCH_AT = 1
-BATCH_SIZE = 2
-BATCH_ROWS = 3
-BATCH_BASE_TIME = 4
-BATCH_MAX_TIME = 5
-BATCH_FIELDS = 6
+LANE_ROWS, LANE_BYTES, LANE_NULL_KEYS, LANE_MIN_TIME = range(4)
+LANE_AT, LANE_BATCH_START, LANE_BATCH, LANE_COUNT, LANE_BASE, LANE_MAX_TIME, LANE_FIELDS = range(4, 11)
+BATCH_LANE, BATCH_AT, BATCH_SIZE, BATCH_ROWS, BATCH_BASE_TIME, BATCH_MAX_TIME, BATCH_FIELDS = range(7)
+"""Columns of the batch table."""
 
 
 @helper
@@ -95,21 +75,12 @@ def cell(offsets: int, wide: int, data: int, validity: int, index: int) -> tuple
 
 @helper
 def header_cell(columns: Any, which: int, entry: int) -> tuple[int, int]:
-    """Length and address of a header's key or value."""
     return cell(columns[which, 0], columns[which, 1], columns[which, 2], columns[which, 4], columns[which, 5] + entry)
 
 
 @helper
-def column(columns: Any, which: int) -> tuple[int, int, int, int, int, int]:
-    """The fields of one column."""
-    return (
-        columns[which, 0],
-        columns[which, 1],
-        columns[which, 2],
-        columns[which, 3],
-        columns[which, 4],
-        columns[which, 5],
-    )
+def column(table: Any, row: int) -> tuple[int, int, int, int, int, int]:
+    return table[row, 0], table[row, 1], table[row, 2], table[row, 3], table[row, 4], table[row, 5]
 
 
 @helper
@@ -127,7 +98,7 @@ def varint_size(unsigned: int) -> int:
 
 @helper
 def write_varint(at: int, unsigned: int) -> int:
-    """Write zig-zag encoded bits and return the address after them."""
+    """Write zig-zag encoded bits; the address after them."""
     if unsigned < 0x80 and unsigned >= 0:
         store_u8(at, unsigned)
         return at + 1
@@ -144,7 +115,6 @@ def write_varint(at: int, unsigned: int) -> int:
 
 @helper
 def write_bytes(at: int, source: int, length: int, source_end: int) -> int:
-    """Length (-1: null) and bytes of a cell."""
     at = write_varint(at, zigzag(length))
     if length > 0:
         copy(at, source, length, source_end)
@@ -189,7 +159,6 @@ def fail(state: Any, row: int, code: int) -> int:
 
 @helper
 def begin(lanes: Any, batches: Any, lane: int, batch: int, at: int, time: int) -> None:
-    """Note where a lane's new batch begins, and its base time."""
     lanes[lane, LANE_BATCH], lanes[lane, LANE_BATCH_START] = batch, at
     lanes[lane, LANE_BASE], lanes[lane, LANE_MAX_TIME] = time, time
     batches[batch, BATCH_LANE], batches[batch, BATCH_AT], batches[batch, BATCH_BASE_TIME] = lane, at, time
@@ -197,16 +166,13 @@ def begin(lanes: Any, batches: Any, lane: int, batch: int, at: int, time: int) -
 
 @helper
 def close(lanes: Any, batches: Any, lane: int, batch: int) -> None:
-    """Note size, rows and largest time of a lane's current batch."""
     batches[batch, BATCH_SIZE] = lanes[lane, LANE_AT] - lanes[lane, LANE_BATCH_START]
     batches[batch, BATCH_ROWS] = lanes[lane, LANE_COUNT]
     batches[batch, BATCH_MAX_TIME] = lanes[lane, LANE_MAX_TIME]
 
 
 @kernel(INT(INT64_IN, INT64_IN, INT, INT64_IN, TABLE, INT, TABLE, INT64))
-def measure(
-    order: Any, lane_of: Any, rows: int, times: Any, columns: Any, extra: int, lanes: Any, state: Any
-) -> int:  # fmt: skip
+def measure(order: Any, lane_of: Any, rows: int, times: Any, columns: Any, extra: int, lanes: Any, state: Any) -> int:
     """Add up rows, bytes (an upper bound, batch headers left out), null keys and the time range of each lane.
 
     `order`: rows to take, empty: all; `lane_of`: lane of each row taken, empty: all lane 0; `extra`: the most that
@@ -242,12 +208,10 @@ def measure(
     return OK
 
 
-@kernel(
-    INT(
-        INT64_IN, INT64_IN, INT, INT64_IN, TABLE, INT,
-        BYTES, TABLE, TABLE, INT64,
-    )
-)  # fmt: skip
+@kernel(INT(
+    INT64_IN, INT64_IN, INT, INT64_IN, TABLE, INT,
+    BYTES, TABLE, TABLE, INT64
+))  # fmt: skip
 def encode_records(
     order: Any, lane_of: Any, rows: int, times: Any, columns: Any, target: int, out: Any, lanes: Any, batches: Any,
     state: Any,

@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from sparklog.format.kernels.encode_kernels import cell
-from sparklog.format.kernels.kernel_choice import kernel
-from sparklog.format.kernels.kernel_memory import (
+from sparklog.format.kernels.kernel_language import (
     BYTES_IN,
     INT,
     INT32,
@@ -30,6 +29,7 @@ from sparklog.format.kernels.kernel_memory import (
     VOID,
     address,
     helper,
+    kernel,
     load_i32,
     load_i64,
     load_u8,
@@ -45,7 +45,6 @@ ONE = 1 << 31
 
 @helper
 def multiply(a: int, b: int) -> int:
-    """Product modulo P."""
     product = 0
     bit = ONE
     while bit:
@@ -105,7 +104,6 @@ MURMUR2_M = 0x5BD1E995
 
 @helper
 def murmur2_bytes(at: int, length: int) -> int:
-    """32-bit murmur2 of a run of bytes, as an unsigned value (int64 arithmetic, masked to 32 bits)."""
     state = (MURMUR2_SEED ^ length) & MURMUR2_MASK
     for _ in range(length >> 2):
         word = (load_u32(at) * MURMUR2_M) & MURMUR2_MASK
@@ -139,16 +137,12 @@ def murmur2_cells(column: Any, partitions: int, out: Any) -> None:
         store_i32(out_at + 4 * row, value)
 
 
-V0 = 0x736F6D6570736575
-V1 = 0x646F72616E646F6D
-V2 = 0x6C7967656E657261
-V3 = 0x7465646279746573
+V0, V1, V2, V3 = 0x736F6D6570736575, 0x646F72616E646F6D, 0x6C7967656E657261, 0x7465646279746573
 """The initial state: "somepseudorandomlygeneratedbytes"."""
 
 
 @helper
 def rotate(word: int, by: int) -> int:
-    """Rotate left by `by` bits, 1 to 63."""
     return (word << by) | ((word >> (64 - by)) & ((1 << by) - 1))
 
 
@@ -169,7 +163,6 @@ def sip_round(v0: int, v1: int, v2: int, v3: int) -> tuple[int, int, int, int]:
 
 @helper
 def last_word(at: int, length: int, data_end: int) -> int:
-    """The bytes behind the last whole word, below the length in the highest byte."""
     rest = length & 7
     word: int = (length & 0xFF) << 56
     if at + 8 <= data_end:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from sparklog.format.kernels.kernel_choice import Kernel
+from sparklog.format.kernels.kernel_language import Kernel
 
 KERNEL_MODULES = (
     "sparklog.compaction.offset_map",
-    "sparklog.format.kernels.decode_kernels",
+    "sparklog.format.kernels.record_kernels",
     "sparklog.format.kernels.encode_kernels",
     "sparklog.format.kernels.hash_kernels",
     "sparklog.format.legacy.legacy_kernels",
-    "sparklog.format.kernels.record_kernels",
 )
 """Every module of kernels, of packages above this one too: names, so that nothing is imported upwards."""
 
@@ -25,7 +24,6 @@ def warm_up() -> str | None:
         for member in vars(import_module(name)).values():
             if isinstance(member, Kernel):
                 member.load()
-
     return CACHE_DIRECTORY
 
 

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from sparklog.format.kernels.encode_kernels import varint_size, write_bytes, write_varint, zigzag
-from sparklog.format.kernels.kernel_choice import kernel
-from sparklog.format.kernels.kernel_memory import (
+from sparklog.format.kernels.kernel_language import (
     BYTES,
     BYTES_IN,
     INT,
@@ -24,37 +23,21 @@ from sparklog.format.kernels.kernel_memory import (
     address,
     crc32,
     helper,
+    kernel,
     load_u8,
     store_i64,
     store_u8,
     wrap,
 )
 
-# Rows of the table that `find_messages` fills.
-POSITION = 0
-SIZE = 1
-OFFSET = 2
-CRC = 3
-ATTRIBUTES = 4
-TIMESTAMP = 5
-MAGIC = 6
-TABLE_ROWS = 7
-
-# Places in the state array.
+POSITION, SIZE, OFFSET, CRC, ATTRIBUTES, TIMESTAMP, MAGIC, TABLE_ROWS = range(8)
+"""Rows of the table that `find_messages` fills."""
 END = 0
-ERROR_ROW = 0
-ERROR_POSITION = 1
-ERROR_OFFSET = 2
-STATE_SIZE = 3
-
-OK = 0
-SHORT = 1
-FIELDS = 2
-ORDER = 3
-FORMAT = 4
-COMPRESSED = 5
-CHECKSUM = 6
-COUNT = 7
+"""Place in its state array."""
+ERROR_ROW, ERROR_POSITION, ERROR_OFFSET, STATE_SIZE = range(4)
+"""Places in that of `translate`."""
+OK, SHORT, FIELDS, ORDER, FORMAT, COMPRESSED, CHECKSUM, COUNT = range(8)
+"""Its error codes."""
 
 LOG_OVERHEAD = 12
 V0_BYTES = 14
@@ -145,12 +128,10 @@ def fail(state: int, row: int, position: int, offset: int, code: int) -> int:
     return code
 
 
-@kernel(
-    INT(
-        BYTES_IN, INT64_IN, INT64_IN, INT64_IN, INT64_IN, INT64_IN, INT64_IN, INT64_IN, INT, INT64_IN, BYTES,
-        INT64, INT64, INT64,
-    )
-)  # fmt: skip
+@kernel(INT(
+    BYTES_IN, INT64_IN, INT64_IN, INT64_IN, INT64_IN, INT64_IN, INT64_IN, INT64_IN, INT, INT64_IN, BYTES,
+    INT64, INT64, INT64
+))  # fmt: skip
 def translate(
     data: Any, start: Any, stop: Any, count: Any, base_offset: Any, shift: Any, base_time: Any, last_delta: Any,
     inner: int, table: Any, out: Any, out_start: Any, out_stop: Any, state: Any,

@@ -25,36 +25,40 @@ and hands `payloads` their records, written anew as format v2 has them.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format import compression
 from sparklog.format.arrow_input import new_array
+from sparklog.format.kernels.kernel_language import SLACK
 from sparklog.format.record_batch import (
+    CALL_LIMIT,
     CODECS,
     COLUMNS,
+    GROUP_BYTES,
+    HEADER_BYTES,
     LOG_OVERHEAD,
     MAGIC,
     MAGIC_POSITION,
+    NO_TIMESTAMP,
     BatchHeaders,
+    ByteArray,
     BytesLike,
     Int64Array,
+    Payloads,
+    Place,
     as_bytes_array,
     joined,
 )
 
-HEADER_BYTES = (18, 26)
+BEFORE_KEY = (18, 26)
 """Bytes before the key, by magic."""
 CRC_START = MAGIC_POSITION
-GROUP_BYTES = 1 << 20
-CALL_LIMIT = 1 << 30
-"""Bytes that the wrappers of one call may become."""
 LONG_MESSAGE = 2048
 """zlib's own CRC-32 is faster from here on; the kernel needs no call for each message."""
 USUAL_MESSAGE = 100
@@ -65,35 +69,7 @@ NOTHING = -1
 _GZIP, _SNAPPY, _LZ4 = 1, 2, 3
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Entries:
-    """n entries that follow one another, int64[n] each; `end`: the position behind the last one."""
-
-    position: Int64Array
-    size: Int64Array
-    offset: Int64Array
-    crc: Int64Array
-    attributes: Int64Array
-    timestamp: Int64Array
-    magic: Int64Array
-    end: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Records:
-    """Records of rows `[first, last)` in format v2: those of row `first + i` are `data[start[i] : stop[i]]`.
-
-    Deltas count from the row's base offset and base timestamp.
-    """
-
-    data: npt.NDArray[np.uint8]
-    start: Int64Array
-    stop: Int64Array
-    first: int
-    last: int
-
-
-def find(data: BytesLike, start: int) -> Entries:
+def find(data: BytesLike, start: int) -> BatchHeaders:
     """Find the whole entries of formats v0 and v1 from `start` on, up to the first that is none."""
     from sparklog.format.legacy import legacy_kernels as kernels
 
@@ -103,53 +79,32 @@ def find(data: BytesLike, start: int) -> Entries:
     table = new_array(kernels.TABLE_ROWS * ((len(source) - start) // least + 1), np.int64)
     table = table.reshape(kernels.TABLE_ROWS, -1)
     count = kernels.find_messages.sized((len(source) - start) // USUAL_MESSAGE + 1)(source, start, table, state)
-    position, size, offset, crc, attributes, timestamp, magic = table[:, :count]
-    return Entries(position, size, offset, crc, attributes, timestamp, magic, int(state[kernels.END]))
-
-
-def headers_of(entries: Entries) -> BatchHeaders:
-    """A row for each entry, as if none were compressed."""
-    n = len(entries.position)
-    none = np.full(n, NOTHING, np.int64)
-    return BatchHeaders(
-        position=entries.position,
-        size=entries.size,
-        base_offset=entries.offset,
-        leader_epoch=none,
-        crc=entries.crc,
-        attributes=entries.attributes,
-        last_offset_delta=np.zeros(n, np.int64),
-        base_timestamp=entries.timestamp,
-        max_timestamp=entries.timestamp,
-        producer_id=none,
-        producer_epoch=none,
-        base_sequence=none,
-        count=np.ones(n, np.int64),
-        end=entries.end,
-        magic=entries.magic.astype(np.int8),
-    )
+    return _headers(table[:, :count], int(state[kernels.END]))
 
 
 def header_at(data: bytes) -> BatchHeaders:
     """The message at the beginning of `data` (its first 26 bytes at least, unless it is shorter), whole or not."""
     magic = data[MAGIC_POSITION]
-    field = (int.from_bytes(data[a:b], "big", signed=signed) for a, b, signed in _FIELDS)
-    offset, size, crc, attributes, timestamp = (np.array([value], np.int64) for value in field)
-    return headers_of(
-        Entries(
-            position=np.zeros(1, np.int64),
-            size=size + LOG_OVERHEAD,
-            offset=offset,
-            crc=crc,
-            attributes=attributes & (0x0F if magic else 0x07),
-            timestamp=timestamp if magic else np.full(1, NOTHING, np.int64),
-            magic=np.array([magic], np.int64),
-            end=0,
-        )
-    )
+    values = (int.from_bytes(data[a:b], "big", signed=signed) for a, b, signed in _FIELDS)
+    offset, size, crc, attributes, time = values
+    attributes, time = (attributes & 0x0F, time) if magic else (attributes & 0x07, NO_TIMESTAMP)
+    row = np.array([0, size + LOG_OVERHEAD, offset, crc, attributes, time, magic], np.int64)
+    return _headers(row.reshape(-1, 1), 0)
 
 
-def merged(headers: BatchHeaders, groups: Sequence[tuple[int, Entries]]) -> BatchHeaders:
+def _headers(columns: Iterable[Int64Array], end: int) -> BatchHeaders:
+    """A row for each entry, as if none were compressed; `columns` as the kernel fills them."""
+    position, size, offset, crc, attributes, timestamp, magic = columns
+    n = len(position)
+    none = np.full(n, NOTHING, np.int64)
+    return BatchHeaders(
+        position=position, size=size, base_offset=offset, leader_epoch=none, crc=crc, attributes=attributes,
+        last_offset_delta=np.zeros(n, np.int64), base_timestamp=timestamp, max_timestamp=timestamp, producer_id=none,
+        producer_epoch=none, base_sequence=none, count=np.ones(n, np.int64), end=end, magic=magic.astype(np.int8)
+    )  # fmt: skip
+
+
+def merged(headers: BatchHeaders, groups: Sequence[tuple[int, BatchHeaders]]) -> BatchHeaders:
     """Batches of format v2 and runs of entries in log order; each run comes with how many of the batches lie before it.
 
     Wrappers count as one record at least, from behind the row before them on: see `resolved`.
@@ -157,7 +112,7 @@ def merged(headers: BatchHeaders, groups: Sequence[tuple[int, Entries]]) -> Batc
     parts: list[BatchHeaders] = []
     low = 0
     for before, entries in groups:
-        parts += (headers[low:before], headers_of(entries))
+        parts += (headers[low:before], entries)
         low = before
     parts.append(headers[low:])
     magic = [np.full(len(part), MAGIC, np.int8) if part.magic is None else part.magic for part in parts]
@@ -250,25 +205,25 @@ def _opened(view: memoryview, headers: BatchHeaders, row: int) -> _Inner:
         if kind > 1:
             raise Corrupt(f"the compressed message holds a message of format v{kind}")
         raise Corrupt("the compressed message ends within a message")
-    if not len(entries.position):
+    if not len(entries):
         raise Corrupt("the compressed message holds no messages")
     outer = int(headers.base_offset[row] + headers.last_offset_delta[row])
-    first, last = int(entries.offset[0]), int(entries.offset[-1])
+    first, last = int(entries.base_offset[0]), int(entries.base_offset[-1])
     shift = 0 if magic == 0 or outer == 0 else outer - last
     if shift < 0:
         raise Corrupt(f"the compressed message has offset {outer}, less than {last}, that of the last message within")
-    rising = bool((np.diff(entries.offset) > 0).all())
+    rising = bool((np.diff(entries.base_offset) > 0).all())
     end = last + shift if magic == 1 else outer
     if first + shift < 0 or not rising or last + shift > end:
         raise Corrupt("offsets within a compressed message do not increase, or go beyond its own")
-    return _Inner(data, first + shift, end, shift, len(entries.position))
+    return _Inner(data, first + shift, end, shift, len(entries))
 
 
 def unpacked(entry: memoryview, magic: int, codec: int) -> bytes:
     """The entries in a wrapper: its value, decompressed. `Corrupt` if there is none, or it cannot be."""
     if codec not in (_GZIP, _SNAPPY, _LZ4):
         raise Corrupt(f"a message of format v{magic} names codec {codec}: it can have gzip, snappy or lz4 (1 to 3)")
-    at, end = HEADER_BYTES[magic], entry.nbytes
+    at, end = BEFORE_KEY[magic], entry.nbytes
     key_length = int.from_bytes(entry[at : at + 4], "big", signed=True)
     at += 4 + max(key_length, 0)
     length = int.from_bytes(entry[at : at + 4], "big", signed=True) if at + 4 <= end else end
@@ -283,7 +238,6 @@ def unpacked(entry: memoryview, magic: int, codec: int) -> bytes:
 
 
 def _lz4_with_checksum(frame: memoryview) -> bytes:
-    """The LZ4 frame with the header checksum that its descriptor should have."""
     flags = frame[4] if frame.nbytes > 4 else 0
     at = 6 + (8 if flags & 0x08 else 0)
     if frame.nbytes <= at:
@@ -312,10 +266,11 @@ def _xxh32_of_few(data: bytes) -> int:
     return state ^ state >> 16
 
 
-def records(source: npt.NDArray[np.uint8], headers: BatchHeaders, low: int, high: int, place: Any) -> Iterator[Records]:
-    """The records of rows `[low, high)`, which are of formats v0 and v1, about `GROUP_BYTES` at a time.
+def records(source: ByteArray, headers: BatchHeaders, low: int, high: int, place: Place) -> Iterator[Payloads]:
+    """The records of rows `[low, high)` of formats v0 and v1 as records of v2, about `GROUP_BYTES` at a time.
 
-    `place`: a `batch_checks.Place`. Raises `Corrupt` there; `BadRequest` if wrappers become more than `CALL_LIMIT`.
+    Deltas count from the row's base offset and base timestamp. Raises `Corrupt` with the place; `BadRequest` if
+    wrappers become more than `CALL_LIMIT`.
     """
     packed = headers.codec[low:high] != 0
     edges = [low, *(np.flatnonzero(np.diff(packed)) + 1 + low).tolist(), high]
@@ -326,7 +281,7 @@ def records(source: npt.NDArray[np.uint8], headers: BatchHeaders, low: int, high
             yield from _plain(source, headers, first, last, place)
 
 
-def _plain(source: npt.NDArray[np.uint8], headers: BatchHeaders, low: int, high: int, place: Any) -> Iterator[Records]:
+def _plain(source: ByteArray, headers: BatchHeaders, low: int, high: int, place: Place) -> Iterator[Payloads]:
     ends = np.cumsum(headers.size[low:high])
     first = low
     while first < high:
@@ -338,9 +293,7 @@ def _plain(source: npt.NDArray[np.uint8], headers: BatchHeaders, low: int, high:
         first = last
 
 
-def _unwrapped(
-    source: npt.NDArray[np.uint8], headers: BatchHeaders, low: int, high: int, place: Any
-) -> Iterator[Records]:
+def _unwrapped(source: ByteArray, headers: BatchHeaders, low: int, high: int, place: Place) -> Iterator[Payloads]:
     view = source.data
     parts: list[bytes] = []
     shifts: list[int] = []
@@ -365,17 +318,16 @@ def _unwrapped(
 
 
 def _translated(
-    data: npt.NDArray[np.uint8],
+    data: ByteArray,
     start: Int64Array,
     stop: Int64Array,
     shift: Int64Array,
     headers: BatchHeaders,
     first: int,
     last: int,
-    place: Any,
+    place: Place,
     inner: bool,
-) -> Records:
-    from sparklog.format.kernels.kernel_memory import SLACK
+) -> Payloads:
     from sparklog.format.legacy import legacy_kernels as kernels
 
     rows = slice(first, last)
@@ -388,13 +340,14 @@ def _translated(
         data, np.ascontiguousarray(start), np.ascontiguousarray(stop), count,
         np.ascontiguousarray(headers.base_offset[rows]), shift, np.ascontiguousarray(headers.base_timestamp[rows]),
         np.ascontiguousarray(headers.last_offset_delta[rows]), int(inner), kernels.CRC_TABLE, out, out_start, out_stop,
-        state,
+        state
     )  # fmt: skip
     if code != kernels.OK:
         row = int(state[kernels.ERROR_ROW])
         at = 0 if inner else int(state[kernels.ERROR_POSITION] - start[row])
         raise place.corrupt(headers, first + row, _MESSAGES[code], int(state[kernels.ERROR_OFFSET]), at)
-    return Records(out, out_start, out_stop, first, last)
+    stored = int((headers.size[rows] - HEADER_BYTES).sum())
+    return Payloads(out, out_start, out_stop, first, last, max(stored, 1))
 
 
 _MESSAGES = {

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from sparklog.errors import NotFound, did_you_mean
 from sparklog.format.checkpoint_files import TopicPartition
-from sparklog.format.coordinators.group_messages import (
+from sparklog.format.coordinators.coordinator_records import (
     GroupKey,
     GroupValue,
     OffsetKey,

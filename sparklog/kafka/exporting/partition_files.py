@@ -34,8 +34,8 @@ from sparklog.format.batch_scan import crc_failures
 from sparklog.format.checkpoint_files import LeaderEpoch
 from sparklog.format.coordinators.producer_snapshot import snapshot_to_bytes
 from sparklog.format.filter_batches import rewrite_headers
-from sparklog.format.offset_index import MAX_RELATIVE_OFFSET
 from sparklog.format.record_batch import NO_LEADER_EPOCH, BatchHeaders, BytesLike
+from sparklog.format.segment_indexes import MAX_RELATIVE_OFFSET
 from sparklog.kafka.exporting.plan import PartitionPlan
 from sparklog.kafka.importing.segment import Batches, offset_index_of, time_index_of
 from sparklog.kafka.in_place.view import KafkaView

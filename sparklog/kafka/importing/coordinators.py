@@ -32,19 +32,16 @@ import numpy as np
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.format import control
 from sparklog.format.checkpoint_files import TopicPartition
-from sparklog.format.coordinators.group_messages import (
+from sparklog.format.coordinators.coordinator_records import (
     GroupKey,
     OffsetKey,
     OffsetValue,
     OtherKey,
+    Status,
     decode_group_key,
     decode_group_value,
     decode_offset_value,
     decode_other_value,
-)
-from sparklog.format.coordinators.transaction_messages import (
-    Status,
-    TransactionKey,
     decode_transaction_key,
     decode_transaction_value,
 )
@@ -259,10 +256,10 @@ def kafka_transactions(
     def take(key: bytes, kept: Kept) -> None:
         owner = decode_transaction_key(key)
         value = decode_transaction_value(kept.value)
-        if isinstance(owner, TransactionKey) and value is not None:
+        if owner is not None and value is not None:
             begun = value.status in _BEGUN
             entry = CoordinatorEntry(
-                transactional_id=owner.transactional_id,
+                transactional_id=owner,
                 timeout_ms=max(value.timeout_ms, 0),
                 start_ms=value.start_ms if begun and value.start_ms is not None and value.start_ms >= 0 else None,
                 decided=_DECIDED.get(value.status),

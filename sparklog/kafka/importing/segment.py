@@ -32,11 +32,12 @@ import numpy as np
 import numpy.typing as npt
 
 from sparklog.errors import Conflict, Corrupt
-from sparklog.format import offset_index, time_index, transaction_index
+from sparklog.format import transaction_index
 from sparklog.format.append_file import WrittenSlice, build_index, encode_footer
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.control import end_txn_marker
 from sparklog.format.record_batch import NO_PRODUCER_ID
+from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.kafka.in_place.segment_file import SegmentFile, Window, seek
 from sparklog.kafka.in_place.segment_recovery import SKIP, TRUNCATE, Damage, sound_windows
@@ -340,7 +341,7 @@ def offset_index_of(raw: bytes | None, base: int, batches: Batches, interval: in
     `raw` None: the file is missing. `interval`: `index.interval.bytes`.
     """
     try:
-        index = None if raw is None else offset_index.parse(raw, base)
+        index = None if raw is None else OffsetIndex.parse(raw, base)
     except Corrupt:
         index = None
     if index is not None and len(index):
@@ -348,14 +349,14 @@ def offset_index_of(raw: bytes | None, base: int, batches: Batches, interval: in
         named = (batches.position[rows] == index.positions) & (batches.last_offset[rows] == index.offsets)
         index = index if named.all() else None
     if index is None:
-        index = offset_index.build(base, batches.position, batches.last_offset, interval)
+        index = OffsetIndex.build(base, batches.position, batches.last_offset, interval)
     return index.to_bytes()
 
 
 def time_index_of(raw: bytes | None, base: int, batches: Batches, interval: int) -> bytes:
     """Return the bytes of a `.timeindex`; its last entry must be the segment's greatest timestamp."""
     try:
-        index = None if raw is None else time_index.parse(raw, base)
+        index = None if raw is None else TimeIndex.parse(raw, base)
     except Corrupt:
         index = None
     running = np.maximum.accumulate(batches.max_timestamp)
@@ -366,5 +367,5 @@ def time_index_of(raw: bytes | None, base: int, batches: Batches, interval: int)
         named &= batches.max_timestamp[rows] == index.timestamps
         index = index if named.all() and greatest == int(running[-1]) else None
     if index is None:
-        index = time_index.build(base, batches.position, batches.last_offset, batches.max_timestamp, interval)
+        index = TimeIndex.build(base, batches.position, batches.last_offset, batches.max_timestamp, interval)
     return index.to_bytes()

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from sparklog.errors import Corrupt
 from sparklog.format.batch_scan import begins_with_header, least_size, scan_headers, single_header
-from sparklog.format.offset_index import parse as parse_offset_index
 from sparklog.format.record_batch import (
     CRC_START,
     HEADER_BYTES,
@@ -26,6 +25,7 @@ from sparklog.format.record_batch import (
     BatchHeaders,
     BoolArray,
 )
+from sparklog.format.segment_indexes import OffsetIndex
 
 if TYPE_CHECKING:
     from sparklog.format.decode import RecordColumns
@@ -208,7 +208,7 @@ def seek(file: SegmentFile, base: int, offset: int) -> int:
     path = companion(file.path, "index")
     try:
         with open(path, "rb") as source:
-            last, position = parse_offset_index(source.read(), base, file=path).lookup(offset)
+            last, position = OffsetIndex.parse(source.read(), base, file=path).lookup(offset)
     except (FileNotFoundError, Corrupt):
         return 0
     header = file.header_at(position) if position else None

@@ -34,8 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparklog.errors import BadRequest
-from sparklog.format.batch_checks import MAX_OFFSET, beyond_offsets, crc_message
-from sparklog.format.batch_scan import crc_failures
+from sparklog.format.batch_scan import MAX_OFFSET, beyond_offsets, crc_failures, crc_message
 from sparklog.format.record_batch import (
     CODECS,
     CRC_START,

@@ -25,12 +25,10 @@ from typing import TypeVar
 from crc32c import crc32c
 
 from sparklog.errors import Corrupt, NotFound
-from sparklog.format import offset_index, time_index
 from sparklog.format.append_file import INDEX_MIN_BYTES, Footer, SliceIndex, decode_footer
 from sparklog.format.batch_scan import crc_failures, scan_headers
-from sparklog.format.offset_index import OffsetIndex
 from sparklog.format.record_batch import HEADER_BYTES, LOG_OVERHEAD, BatchHeaders
-from sparklog.format.time_index import TimeIndex
+from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
 from sparklog.log.read.read_plan import PlannedSlice, PlannedSlices
 from sparklog.log.state.view import OffsetRange
 from sparklog.storage.store import Store
@@ -54,11 +52,11 @@ class Entrance:
 
 
 def read_offset_index(store: Store, planned: PlannedSlice) -> OffsetIndex | None:
-    return _read_index(store, planned, ".index", offset_index.parse)
+    return _read_index(store, planned, ".index", OffsetIndex.parse)
 
 
 def read_time_index(store: Store, planned: PlannedSlice) -> TimeIndex | None:
-    return _read_index(store, planned, ".timeindex", time_index.parse)
+    return _read_index(store, planned, ".timeindex", TimeIndex.parse)
 
 
 def _read_index(

@@ -16,8 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sparklog.errors import Corrupt
-from sparklog.format.batch_checks import crc_message
-from sparklog.format.batch_scan import crc_failures, scan_headers
+from sparklog.format.batch_scan import crc_failures, crc_message, scan_headers
 from sparklog.format.decode import RecordColumns, decode
 from sparklog.format.record_batch import BatchHeaders
 from sparklog.log.journal.arrow_numpy import fixed_array, repeated_text

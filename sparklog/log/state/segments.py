@@ -23,7 +23,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from sparklog.format.offset_index import MAX_RELATIVE_OFFSET
+from sparklog.format.segment_indexes import MAX_RELATIVE_OFFSET
 from sparklog.log.journal.documents import INT64_MAX
 from sparklog.log.journal.env import MAX_AHEAD_MS
 from sparklog.log.state.configs import TopicConfigs

@@ -241,7 +241,7 @@ class AppendWriter:
             WrittenSlice(
                 partition=partition,
                 nbytes=encoded.nbytes,
-                offsets=encoded.offsets,
+                offsets=encoded.records,
                 records=encoded.records,
                 min_ts=encoded.min_ts,
                 max_ts=encoded.max_ts,

@@ -23,12 +23,10 @@ import pyarrow as pa
 from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.format import control, transaction_index
 from sparklog.format.append_file import TAIL_BYTES, decode_footer, footer_length
-from sparklog.format.batch_checks import MIN_LEGACY_BYTES, crc_message
-from sparklog.format.batch_scan import crc_failures
+from sparklog.format.batch_scan import MIN_LEGACY_BYTES, crc_failures, crc_message
 from sparklog.format.key_hash import HashKey, key_hashes
-from sparklog.format.payloads import payloads
+from sparklog.format.payloads import RecordFields, payloads, record_fields
 from sparklog.format.record_batch import CODECS, HEADER_BYTES, BatchHeaders, BytesLike, Int64Array
-from sparklog.format.record_fields import RecordFields, record_fields
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.kafka.in_place.directory import split_folder_name
 from sparklog.kafka.in_place.partition_state import PartitionState, SegmentState
@@ -245,7 +243,7 @@ class RecordFacts:
         records = record_fields(body, chosen)
         hashes = key_hashes(body.data, records.key_start, records.key_length, _HASH_KEY)[:, 0]
         columns = self._columns(chosen, records, hashes, append_time)
-        columns["uncompressed_bytes"] = body.end - body.start
+        columns["uncompressed_bytes"] = body.stop - body.start
         for name, values in columns.items():
             into[name][rows] = values
         keyed = records.has_key & ~chosen.is_control[records.batch]

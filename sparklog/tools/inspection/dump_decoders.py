@@ -24,16 +24,16 @@ from typing import Any, TypeAlias
 
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format import control
-from sparklog.format.coordinators.group_messages import CONSUMER_PROTOCOL, GROUP_METADATA, GROUPS
-from sparklog.format.coordinators.message_definitions import message, record_types
+from sparklog.format.coordinators.coordinator_records import CONSUMER_PROTOCOL, GROUP_METADATA, GROUPS
 from sparklog.format.coordinators.message_schema import (
     Fields,
     Struct,
     Value,
     decode_prefix,
-    elements,
     json_fields,
     json_text,
+    message,
+    record_types,
     split_version,
 )
 from sparklog.format.text import java_text
@@ -152,7 +152,7 @@ def _fields(schema: Struct, version: int, data: bytes) -> Fields:
 
 def _open_members(data: Fields) -> None:
     """Show subscriptions and assignments of a consumer group's members, as far as they can be read."""
-    for member in elements(data["members"]):
+    for member in data["members"]:
         member["subscription"] = _opened(member["subscription"], "ConsumerProtocolSubscription")
         member["assignment"] = _opened(member["assignment"], "ConsumerProtocolAssignment")
 

@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
-from sparklog.format import offset_index, time_index, transaction_index
+from sparklog.format import transaction_index
 from sparklog.format.coordinators.producer_snapshot import parse_snapshot
 from sparklog.format.decode import decode
 from sparklog.format.record_batch import Int64Array
+from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
 from sparklog.tools.inspection.dump_batches import LogWalk, Window, per_batch
 from sparklog.tools.inspection.dump_source import MAX_INT, Row, Source, plain_text
 
@@ -138,7 +139,7 @@ def index_rows(source: Source, findings: Findings, options: IndexOptions) -> Ite
         yield Row(f"{source.shown} is empty.", {"type": "empty"})
         return
     if options.sanity:
-        yield entries.check(offset_index.ENTRY_BYTES)
+        yield entries.check(OffsetIndex.ENTRY_BYTES)
         return
     entries = entries.used()
     pairs = zip(entries.offsets.tolist(), entries.values.tolist(), strict=True)
@@ -146,7 +147,7 @@ def index_rows(source: Source, findings: Findings, options: IndexOptions) -> Ite
         try:
             log_offset = log.last_offset_at(position, options.max_message_size)
         except Corrupt as error:
-            raise Corrupt(error.message, file=source.shown, position=number * offset_index.ENTRY_BYTES) from None
+            raise Corrupt(error.message, file=source.shown, position=number * OffsetIndex.ENTRY_BYTES) from None
         if log_offset != offset:
             findings.add(OFFSET_MISMATCH, source.absolute, (offset, log_offset))
         if not options.verify:
@@ -161,7 +162,7 @@ def time_index_rows(source: Source, findings: Findings, options: IndexOptions) -
         if len(entries.values) and entries.values[-1] < entries.values[0]:
             first, last = int(entries.values[0]), int(entries.values[-1])
             raise Corrupt(f"expected a last timestamp of {first} or more, found {last}: rebuild it", file=source.shown)
-        yield entries.check(time_index.ENTRY_BYTES)
+        yield entries.check(TimeIndex.ENTRY_BYTES)
         return
     before = -1
     entries = entries.used()

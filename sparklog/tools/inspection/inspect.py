@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
-from sparklog.format import offset_index, time_index
 from sparklog.format.append_file import decode_footer
 from sparklog.format.record_batch import BoolArray, Int64Array
+from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
 from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.state.view import LogView
 from sparklog.log.topic.root import RootView
@@ -220,11 +220,11 @@ def _with_batches(files: pa.Table, batches: pa.Table) -> pa.Table:
 def _segment_indexes(log: PartitionLog, run: Run, row: dict[str, Any]) -> list[pa.Table]:
     tables = []
     if (data := _beside(run, "index")) is not None:
-        offsets = offset_index.parse(data, run.base, file=run.name)
+        offsets = OffsetIndex.parse(data, run.base, file=run.name)
         row["index_entries"] = len(offsets)
         tables.append(_entries(log, run, ".index", offsets.offsets, positions=offsets.positions))
     if (data := _beside(run, "timeindex")) is not None:
-        times = time_index.parse(data, run.base, file=run.name)
+        times = TimeIndex.parse(data, run.base, file=run.name)
         row["time_index_entries"] = len(times)
         tables.append(_entries(log, run, ".timeindex", times.offsets, times=times.timestamps))
     return tables

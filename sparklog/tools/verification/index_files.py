@@ -15,9 +15,10 @@ from typing import NamedTuple
 import numpy as np
 
 from sparklog.errors import Corrupt
-from sparklog.format import offset_index, time_index, transaction_index
+from sparklog.format import transaction_index
 from sparklog.format.control import ABORT, control_types
 from sparklog.format.record_batch import BatchHeaders, BoolArray, BytesLike, Int64Array
+from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
 from sparklog.tools.verification.findings import INDEX, RESTORE, Finding
 
 DELETE_INDEX = "delete the file: the broker's next start writes it anew"
@@ -91,8 +92,8 @@ def _tail(data: bytes, used: int, preallocated: bool, file: str) -> list[Finding
 def _check_offset_index(data: bytes, base: int, batches: Batches, file: str, *, preallocated: bool) -> list[Finding]:
     """Kafka's followers, and brokers before 4.0, name several batches by one entry: the first one's position, the last
     one's offset. Readers find the same batches by them, so such entries are right, too."""
-    entries = offset_index.parse(data, base, file=file)
-    wrong = _tail(data, len(entries) * offset_index.ENTRY_BYTES, preallocated, file)
+    entries = OffsetIndex.parse(data, base, file=file)
+    wrong = _tail(data, len(entries) * OffsetIndex.ENTRY_BYTES, preallocated, file)
     if not len(entries):
         return wrong
     position, _, last, _, _ = batches.columns()
@@ -107,15 +108,15 @@ def _check_offset_index(data: bytes, base: int, batches: Batches, file: str, *, 
     for entry in np.flatnonzero(~named).tolist():
         place, offset = int(entries.positions[entry]), int(entries.offsets[entry])
         message = f"no batch at byte {place} of the segment ends with offset {offset}, as entry {entry} says"
-        wrong.append(Finding(INDEX, file, message, WITHOUT_INDEX, entry * offset_index.ENTRY_BYTES, offset))
+        wrong.append(Finding(INDEX, file, message, WITHOUT_INDEX, entry * OffsetIndex.ENTRY_BYTES, offset))
     return wrong
 
 
 def _check_time_index(data: bytes, base: int, batches: Batches, file: str, *, active: bool) -> list[Finding]:
     """The last entry is the segment's greatest timestamp, unless the segment is active. An entry names the earliest
     batch with its timestamp; but of old messages that were appended together and have one time, it names the last."""
-    entries = time_index.parse(data, base, file=file)
-    size = time_index.ENTRY_BYTES
+    entries = TimeIndex.parse(data, base, file=file)
+    size = TimeIndex.ENTRY_BYTES
     wrong = _tail(data, len(entries) * size, active, file)
     _, _, last, stamp, old = batches.columns()
     if not len(stamp):

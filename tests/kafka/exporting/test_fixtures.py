@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.format import offset_index, time_index, transaction_index
+from sparklog.format import transaction_index
 from sparklog.format.checkpoint_files import (
     CLEANER_OFFSETS_FILE,
     HIGH_WATERMARKS_FILE,
@@ -19,6 +19,7 @@ from sparklog.format.checkpoint_files import (
     parse_offsets,
 )
 from sparklog.format.coordinators.producer_snapshot import ProducerEntry, parse_snapshot
+from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
 from sparklog.kafka.exporting import ExportedTopic, export_topics
 from sparklog.kafka.exporting.exporting import ExportOptions
 from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
@@ -143,8 +144,8 @@ def same_segment(kafkas: Path, copy: Path, *, active: bool) -> None:
 def absolute_indexes(log: Path) -> list[list[int]]:
     """Offsets, positions and times of both indexes, whatever offset names the segment."""
     base = int(log.stem)
-    by_offset = offset_index.parse(log.with_suffix(".index").read_bytes(), base)
-    by_time = time_index.parse(log.with_suffix(".timeindex").read_bytes(), base)
+    by_offset = OffsetIndex.parse(log.with_suffix(".index").read_bytes(), base)
+    by_time = TimeIndex.parse(log.with_suffix(".timeindex").read_bytes(), base)
     return [each.tolist() for each in (by_offset.offsets, by_offset.positions, by_time.timestamps, by_time.offsets)]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
-from sparklog.format.coordinators.group_messages import (
+from sparklog.format.coordinators.coordinator_records import (
     GroupKey,
     GroupValue,
     OffsetKey,
@@ -132,7 +132,7 @@ def test_records_are_those_of_kafkas_coordinator(fixtures: Path) -> None:
             if isinstance(key, GroupKey):
                 state = decode_group_value(record.value)
                 assert state is not None
-                if state.protocol_type == "consumer" and not state.members:
+                if state.protocol_type == "consumer" and state.leader is None:
                     (mine,) = group_records(GroupOffsets(key.group, state.generation, ()), state.state_timestamp or 0)
                     assert mine == (record.key, record.value)
                     states += 1

@@ -11,11 +11,10 @@ import pyarrow as pa
 import pytest
 
 from sparklog.errors import Corrupt
-from sparklog.format import offset_index, time_index
 from sparklog.format.append_file import INDEX_MIN_BYTES
 from sparklog.format.batch_scan import scan_headers
-from sparklog.format.offset_index import OffsetIndex
 from sparklog.format.record_batch import BatchHeaders
+from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
 from sparklog.log.read import fetch
 from sparklog.log.state.view import TimestampOffset
 from sparklog.log.topic.topic import Topic
@@ -49,8 +48,8 @@ class Segment:
 
     def write_indexes(self, interval: int = 4096) -> None:
         h = self.headers
-        self.put(".index", offset_index.build(0, h.position, h.last_offset, interval).to_bytes())
-        times = time_index.build(0, h.position, h.last_offset, h.max_timestamp, interval)
+        self.put(".index", OffsetIndex.build(0, h.position, h.last_offset, interval).to_bytes())
+        times = TimeIndex.build(0, h.position, h.last_offset, h.max_timestamp, interval)
         self.put(".timeindex", times.to_bytes())
 
     def put(self, suffix: str, data: bytes) -> None:
@@ -151,13 +150,13 @@ def test_without_index_files_the_segment_is_read_from_its_start(segment: Segment
 
 
 def shifted(segment: Segment) -> OffsetIndex:
-    index = offset_index.build(0, segment.headers.position, segment.headers.last_offset, 4096)
+    index = OffsetIndex.build(0, segment.headers.position, segment.headers.last_offset, 4096)
     return OffsetIndex(0, index.offsets, index.positions + 13)
 
 
 def of_another(segment: Segment) -> OffsetIndex:
     """The positions hold batches, of other offsets."""
-    index = offset_index.build(0, segment.headers.position, segment.headers.last_offset, 4096)
+    index = OffsetIndex.build(0, segment.headers.position, segment.headers.last_offset, 4096)
     return OffsetIndex(0, index.offsets[:-5], index.positions[5:])
 
 
@@ -199,9 +198,9 @@ def test_a_time_index_that_lies_is_not_believed(segment: Segment) -> None:
     h = segment.headers
     # Times that its batches do not have, and offsets at which no batch ends.
     lies = [
-        time_index.TimeIndex(0, np.array([START_MS + 1, START_MS + 2]), h.last_offset[[50, 120]]),
-        time_index.TimeIndex(0, np.array([START_MS + 1, START_MS + 2]), h.last_offset[[50, 120]] - 1),
-        time_index.TimeIndex(0, np.array([START_MS + 1]), np.array([RECORDS + 500])),
+        TimeIndex(0, np.array([START_MS + 1, START_MS + 2]), h.last_offset[[50, 120]]),
+        TimeIndex(0, np.array([START_MS + 1, START_MS + 2]), h.last_offset[[50, 120]] - 1),
+        TimeIndex(0, np.array([START_MS + 1]), np.array([RECORDS + 500])),
     ]
     for lie in lies:
         segment.put(".timeindex", lie.to_bytes())

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.format import offset_index, time_index
 from sparklog.format.batch_scan import scan_headers
+from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
 from sparklog.log.journal.env import Env
 from sparklog.tools.verification.findings import CHECKPOINT, CONTENT, INDEX, Report, document, summary
 from sparklog.tools.verification.kafka_directory import verify_log_dir
@@ -35,8 +35,8 @@ def single(*offsets: int) -> bytes:
 def write_segment(folder: Path, base: int, data: bytes, state: str = "") -> None:
     """Write a segment with the indexes that Kafka gives it; `state`: the suffix of all its files."""
     headers = scan_headers(data)
-    offsets = offset_index.build(base, headers.position, headers.last_offset, 100)
-    times = time_index.build(base, headers.position, headers.last_offset, headers.max_timestamp, 100)
+    offsets = OffsetIndex.build(base, headers.position, headers.last_offset, 100)
+    times = TimeIndex.build(base, headers.position, headers.last_offset, headers.max_timestamp, 100)
     for suffix, content in zip(NAMES, (data, offsets.to_bytes(), times.to_bytes()), strict=True):
         (folder / f"{base:020}.{suffix}{state}").write_bytes(content)
 
