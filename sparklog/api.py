@@ -12,14 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sparklog.errors import BadRequest
-from sparklog.kafka.in_place.location import (
-    KAFKA_DIRECTORY,
-    KAFKA_PARTITION,
-    NOTHING,
-    open_log,
-    refuse_inside,
-    resolve,
-)
+from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, open_log, refuse_inside, resolve
 from sparklog.kafka.in_place.location import open_view as open_log_view
 from sparklog.kafka.in_place.segment_recovery import CorruptRecords
 from sparklog.log.read.topic_scan import Position, Scan, scan

@@ -19,7 +19,7 @@ import os
 import sys
 from typing import Any, NoReturn
 
-import typer
+from typer import Abort, Exit, Option, Typer
 from typer.core import TyperGroup
 
 from sparklog import __version__
@@ -39,15 +39,7 @@ from sparklog.cli.commands import (
     transactions,
 )
 from sparklog.cli.options import SHORT_HELP
-from sparklog.cli.terminal import (
-    EXIT_ERROR,
-    EXIT_INTERRUPTED,
-    EXIT_OK,
-    UsageError,
-    WarningLines,
-    leave_for_usage,
-    warn,
-)
+from sparklog.cli.terminal import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, UsageError, WarningLines, leave_for_usage, warn
 from sparklog.errors import SparklogError, Unavailable
 
 
@@ -75,9 +67,9 @@ class SparklogGroup(TyperGroup):
             sys.exit(EXIT_ERROR)
         except UsageError as error:
             leave_for_usage(error)
-        except typer.Exit as leave:
+        except Exit as leave:
             sys.exit(leave.exit_code)
-        except (KeyboardInterrupt, typer.Abort):
+        except (KeyboardInterrupt, Abort):
             sys.exit(EXIT_INTERRUPTED)
         sys.exit(code if isinstance(code, int) else EXIT_OK)
 
@@ -89,17 +81,17 @@ class SparklogGroup(TyperGroup):
         except BrokenPipeError:
             # Python would complain again when it flushes stdout at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            raise typer.Exit(EXIT_OK) from None
+            raise Exit(EXIT_OK) from None
         return result
 
 
 def _version(show: bool) -> None:
     if show:
         print("sparklog", __version__)
-        raise typer.Exit
+        raise Exit
 
 
-app = typer.Typer(
+app = Typer(
     cls=SparklogGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -112,9 +104,7 @@ app = typer.Typer(
 
 @app.callback()
 def sparklog(
-    version: bool = typer.Option(
-        False, "--version", callback=_version, is_eager=True, help="Show the version and exit."
-    ),
+    version: bool = Option(False, "--version", callback=_version, is_eager=True, help="Show the version and exit."),
 ) -> None:
     """Topics in Kafka's format as plain files, without brokers. No command here starts Spark, but for
     the jobs (compact, retain, stream, mirror) and doctor --spark.
@@ -123,12 +113,7 @@ def sparklog(
     """
 
 
-for name, commands in (
-    ("topics", topics),
-    ("configs", configs),
-    ("transactions", transactions),
-    ("groups", groups),
-):
+for name, commands in (("topics", topics), ("configs", configs), ("transactions", transactions), ("groups", groups)):
     app.add_typer(commands.app, name=name)
 for module in (produce, consume, storage, health, kafka_logs, backup, report, jobs):
     app.registered_commands += module.app.registered_commands

@@ -261,11 +261,7 @@ def parse_json(data: bytes, first_line: int) -> pa.RecordBatch:
     keys, values, headers, timestamps, partitions = (
         (list(column) for column in zip(*rows, strict=True)) if rows else ([],) * 5
     )
-    columns = {
-        "key": bytes_array(keys),
-        "value": bytes_array(values),
-        "headers": headers_array(headers),
-    }
+    columns = {"key": bytes_array(keys), "value": bytes_array(values), "headers": headers_array(headers)}
     # Left out where nobody names one: a column of nulls would ask for the same thing more slowly.
     if any(timestamp is not None for timestamp in timestamps):
         columns["timestamp"] = _numbers(timestamps)

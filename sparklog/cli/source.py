@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-import typer
+from typer import BadParameter
 
 from sparklog.cli.terminal import warn_and_leave
 from sparklog.errors import SparklogError
@@ -86,10 +86,10 @@ class Source:
                 raise self.failures[0]
             if len(names) != 1:
                 choice = f"one of {', '.join(names)}" if names else "there is none"
-                raise typer.BadParameter(f"which topic? {self.view.location} holds {len(names)}: {choice}")
+                raise BadParameter(f"which topic? {self.view.location} holds {len(names)}: {choice}")
             return names[0]
         if self.topic is not None and name != self.topic:
-            raise typer.BadParameter(f"the folder is topic {self.topic}'s, not {name}'s: give its root instead")
+            raise BadParameter(f"the folder is topic {self.topic}'s, not {name}'s: give its root instead")
         return name
 
     def finish(self) -> None:

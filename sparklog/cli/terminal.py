@@ -18,7 +18,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import typer
+from typer import BadParameter, Exit
 
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.maintenance.output import json_value, table
@@ -30,7 +30,7 @@ EXIT_OK, EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 EVERY_SECONDS = 5.0
 
 # typer may bring its own copy of click: the class is found through the one name that is public in every version.
-UsageError: Any = typer.BadParameter.__mro__[1]
+UsageError: Any = BadParameter.__mro__[1]
 
 _CONTROL = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
 """C0 without tab and newline, DEL, and C1 in UTF-8."""
@@ -66,7 +66,7 @@ def warn_and_leave(failures: Sequence[SparklogError]) -> None:
     for message in dict.fromkeys(f"{error} [{error.code}]" for error in failures):
         warn(message)
     if failures:
-        raise typer.Exit(EXIT_ERROR)
+        raise Exit(EXIT_ERROR)
 
 
 def write(data: bytes) -> None:

@@ -21,7 +21,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from sparklog.cli.options import DryRunOption, JsonOption, PropertiesOption, RootOption, TopicsOption
 from sparklog.compaction.run import CompactOptions, compact_root
@@ -47,11 +47,9 @@ def _options(
     properties: PropertiesOption = None,
     now_ms: NowOption = None,
     seal_only: Annotated[
-        bool, typer.Option("--seal-only", help="Only seal what is closed: neither merge nor compact.")
+        bool, Option("--seal-only", help="Only seal what is closed: neither merge nor compact.")
     ] = False,
-    roll: Annotated[
-        bool, typer.Option("--roll", help="Seal the active segments, too, young and small as they are.")
-    ] = False,
+    roll: Annotated[bool, Option("--roll", help="Seal the active segments, too, young and small as they are.")] = False,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> Compact:

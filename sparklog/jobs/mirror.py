@@ -23,11 +23,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
-import typer
 from py4j.java_gateway import JavaPackage
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
+from typer import Option
 
 import sparklog
 from sparklog.cli.options import Isolation, IsolationOption, comma_separated
@@ -359,26 +359,25 @@ ENDPOINT = "kafka://host:port[,host:port], or a root"
 
 
 def _options(
-    source: Annotated[str, typer.Option("--from", metavar="PLACE", help=f"{ENDPOINT}.")],
-    target: Annotated[str, typer.Option("--to", metavar="PLACE", help=f"{ENDPOINT}: one of each.")],
-    checkpoint: Annotated[str, typer.Option("--checkpoint", help="The query's checkpoint: with it the job goes on.")],
-    topics: Annotated[str | None, typer.Option("--topics", help="Topics, with commas between them.")] = None,
-    pattern: Annotated[str | None, typer.Option("--pattern", help="Regular expression of whole topic names.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes later.")] = False,
+    source: Annotated[str, Option("--from", metavar="PLACE", help=f"{ENDPOINT}.")],
+    target: Annotated[str, Option("--to", metavar="PLACE", help=f"{ENDPOINT}: one of each.")],
+    checkpoint: Annotated[str, Option("--checkpoint", help="The query's checkpoint: with it the job goes on.")],
+    topics: Annotated[str | None, Option("--topics", help="Topics, with commas between them.")] = None,
+    pattern: Annotated[str | None, Option("--pattern", help="Regular expression of whole topic names.")] = None,
+    follow: Annotated[bool, Option("--follow", help="Go on with what comes later.")] = False,
     kafka_option: Annotated[
-        list[str] | None,
-        typer.Option("--kafka-option", metavar="NAME=VALUE", help="Of Kafka's clients; may be repeated."),
+        list[str] | None, Option("--kafka-option", metavar="NAME=VALUE", help="Of Kafka's clients; may be repeated.")
     ] = None,
     kafka_config: Annotated[
         str | None,
-        typer.Option("--kafka-config", metavar="FILE", help="Such options, as the client.properties of Kafka's tools."),
+        Option("--kafka-config", metavar="FILE", help="Such options, as the client.properties of Kafka's tools."),
     ] = None,
     isolation: IsolationOption = Isolation.read_committed,
     max_offsets_per_trigger: Annotated[
-        int, typer.Option("--max-offsets-per-trigger", min=1, help="Records of one micro-batch at most.")
+        int, Option("--max-offsets-per-trigger", min=1, help="Records of one micro-batch at most.")
     ] = MAX_OFFSETS_PER_TRIGGER,
     no_fail_on_data_loss: Annotated[
-        bool, typer.Option("--no-fail-on-data-loss", help="Go on where records are gone that were not moved yet.")
+        bool, Option("--no-fail-on-data-loss", help="Go on where records are gone that were not moved yet.")
     ] = False,
 ) -> Mirror:
     _check_endpoints(source, target)

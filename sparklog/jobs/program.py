@@ -18,6 +18,7 @@ from functools import wraps
 from typing import Annotated, ParamSpec, Protocol, TypeVar
 
 import typer
+from typer import BadParameter, Option, Typer
 
 import sparklog
 from sparklog.cli.options import (
@@ -48,7 +49,7 @@ def parse(name: str, options: Callable[..., T], given: Sequence[str], about: str
 
     `options` declares its parameters as the commands of `sparklog.cli` do; `about`: the job's docstring, for `--help`.
     """
-    app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=SHORT_HELP)
+    app = Typer(add_completion=False, rich_markup_mode=None, context_settings=SHORT_HELP)
     app.command(name, help=(about or "").partition("\n\n")[0])(options)
     command = typer.main.get_command(app)
     try:
@@ -56,7 +57,7 @@ def parse(name: str, options: Callable[..., T], given: Sequence[str], about: str
     except UsageError as error:
         leave_for_usage(error)
     except BadRequest as error:
-        leave_for_usage(typer.BadParameter(str(error)))
+        leave_for_usage(BadParameter(str(error)))
     if isinstance(chosen, int):
         # --help was shown.
         sys.exit(chosen)
@@ -118,7 +119,7 @@ class Maintenance:
 
 NowOption = Annotated[
     int | None,
-    typer.Option("--now-ms", min=0, max=INT64_MAX, metavar="MS", help="Milliseconds to go by in place of the clock."),
+    Option("--now-ms", min=0, max=INT64_MAX, metavar="MS", help="Milliseconds to go by in place of the clock."),
 ]
 
 

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-import typer
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
+from typer import BadParameter, Option
 
 import sparklog
 from sparklog.cli.options import RootOption
@@ -66,31 +66,29 @@ def start(spark: SparkSession, copy: Copy) -> StreamingQuery:
 
 
 def _options(
-    source: Annotated[
-        str, typer.Option("--source", help="Kafka log directory, its partition folder, root or topic folder.")
-    ],
+    source: Annotated[str, Option("--source", help="Kafka log directory, its partition folder, root or topic folder.")],
     root: RootOption,
     checkpoint: Annotated[
-        str, typer.Option("--checkpoint", help="The query's checkpoint: with it nothing is lost or written twice.")
+        str, Option("--checkpoint", help="The query's checkpoint: with it nothing is lost or written twice.")
     ],
-    subscribe: Annotated[str | None, typer.Option("--subscribe", help="Topics, with commas between them.")] = None,
+    subscribe: Annotated[str | None, Option("--subscribe", help="Topics, with commas between them.")] = None,
     subscribe_pattern: Annotated[
-        str | None, typer.Option("--subscribe-pattern", help="Regular expression of topics.")
+        str | None, Option("--subscribe-pattern", help="Regular expression of topics.")
     ] = None,
     topic: Annotated[
-        str | None, typer.Option("--topic", help="One topic for all records; else each keeps its topic.")
+        str | None, Option("--topic", help="One topic for all records; else each keeps its topic.")
     ] = None,
-    num_partitions: Annotated[int, typer.Option("--num-partitions", help="Of topics that do not exist yet.")] = 1,
+    num_partitions: Annotated[int, Option("--num-partitions", help="Of topics that do not exist yet.")] = 1,
     max_offsets_per_trigger: Annotated[
-        int | None, typer.Option("--max-offsets-per-trigger", help="Records of one micro-batch at most.")
+        int | None, Option("--max-offsets-per-trigger", help="Records of one micro-batch at most.")
     ] = None,
     group: Annotated[
-        str | None, typer.Option("--group", help="Consumer group that commits the query's offsets; of a root.")
+        str | None, Option("--group", help="Consumer group that commits the query's offsets; of a root.")
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes later.")] = False,
+    follow: Annotated[bool, Option("--follow", help="Go on with what comes later.")] = False,
 ) -> Copy:
     if subscribe is not None and subscribe_pattern is not None:
-        raise typer.BadParameter("give one of --subscribe and --subscribe-pattern")
+        raise BadParameter("give one of --subscribe and --subscribe-pattern")
     topics = None if subscribe is None else ("subscribe", subscribe)
     if subscribe_pattern is not None:
         topics = ("subscribePattern", subscribe_pattern)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, BadParameter, Option, Typer
 
 from sparklog.cli.options import (
     AsOfOption,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sparklog.tools.backup.pruning import Pruned
     from sparklog.tools.backup.restoring import Restored
 
-app = typer.Typer()
+app = Typer()
 
 DAY_MS = 86_400_000
 
@@ -35,23 +35,20 @@ DAY_MS = 86_400_000
 @app.command("backup", epilog=example("sparklog backup --root /data/log --to /backup/log --keep 14"))
 def backup(
     to: Annotated[
-        str, typer.Option("--to", metavar="PATH", help="Where the backups lie; made if need be.", show_default=False)
+        str, Option("--to", metavar="PATH", help="Where the backups lie; made if need be.", show_default=False)
     ],
     root: Annotated[
-        str | None,
-        typer.Option("--root", "-r", envvar="SPARKLOG_ROOT", metavar="PATH", help="The root to back up."),
+        str | None, Option("--root", "-r", envvar="SPARKLOG_ROOT", metavar="PATH", help="The root to back up.")
     ] = None,
     topic: TopicsOption = None,
-    list_: Annotated[bool, typer.Option("--list", help="Show the backups there are; make none.")] = False,
-    prune: Annotated[
-        bool, typer.Option("--prune", help="Drop old backups by --keep or --keep-days; make none.")
-    ] = False,
+    list_: Annotated[bool, Option("--list", help="Show the backups there are; make none.")] = False,
+    prune: Annotated[bool, Option("--prune", help="Drop old backups by --keep or --keep-days; make none.")] = False,
     keep: Annotated[
-        int | None, typer.Option("--keep", min=1, metavar="N", help="Afterwards drop all but the newest N backups.")
+        int | None, Option("--keep", min=1, metavar="N", help="Afterwards drop all but the newest N backups.")
     ] = None,
     keep_days: Annotated[
         int | None,
-        typer.Option("--keep-days", min=0, metavar="DAYS", help="Afterwards drop backups that are older than this."),
+        Option("--keep-days", min=0, metavar="DAYS", help="Afterwards drop backups that are older than this."),
     ] = None,
     link: LinkOption = False,
     dry_run: DryRunOption = False,
@@ -80,7 +77,7 @@ def backup(
         _show_pruned(drop(target, keep=keep, keep_ms=keep_ms, dry_run=dry_run), dry_run, as_json)
         return
     if root is None:
-        raise typer.BadParameter("which root? give --root or set SPARKLOG_ROOT", param_hint="'--root'")
+        raise BadParameter("which root? give --root or set SPARKLOG_ROOT", param_hint="'--root'")
     topics = comma_separated(topic) or None
     opened = root_to_copy(root)
     if dry_run:
@@ -137,25 +134,24 @@ LATEST = "latest"
     epilog=example("sparklog restore /backup/log --to /data/log-tuesday --as-of 2026-01-27T12:00:00 --topic orders"),
 )
 def restore(
-    source: Annotated[str, typer.Argument(metavar="PATH", help="Where the backups lie; or a root.")],
+    source: Annotated[str, Argument(metavar="PATH", help="Where the backups lie; or a root.")],
     to: Annotated[
-        str,
-        typer.Option("--to", metavar="PATH", help="Where the root is to be; empty or not there.", show_default=False),
+        str, Option("--to", metavar="PATH", help="Where the root is to be; empty or not there.", show_default=False)
     ],
     as_of: Annotated[
         str,
-        typer.Option(
+        Option(
             "--as-of",
             metavar="latest|TIME|VERSION",
             help="Milliseconds or 2026-01-31T12:00:00 (UTC unless it says); a version, of one topic.",
         ),
     ] = LATEST,
     number: Annotated[
-        int | None, typer.Option("--backup", min=1, metavar="N", help="Just as this backup has it (backup --list).")
+        int | None, Option("--backup", min=1, metavar="N", help="Just as this backup has it (backup --list).")
     ] = None,
     topic: TopicsOption = None,
     rename: Annotated[
-        list[str] | None, typer.Option("--rename", metavar="OLD=NEW", help="Another name for a topic; may be repeated.")
+        list[str] | None, Option("--rename", metavar="OLD=NEW", help="Another name for a topic; may be repeated.")
     ] = None,
     link: LinkOption = False,
     dry_run: DryRunOption = False,
@@ -213,8 +209,8 @@ def _show_restored(restored: Restored, to: str, dry_run: bool) -> None:
     "clone", epilog=example("sparklog clone orders orders-tuesday --as-of 2026-01-27T12:00:00 --root /data/log")
 )
 def clone(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to clone; a deleted one with --as-of.")],
-    name: Annotated[str, typer.Argument(metavar="NEW-NAME", help="The topic to create.")],
+    topic: Annotated[str, Argument(metavar="TOPIC", help="The topic to clone; a deleted one with --as-of.")],
+    name: Annotated[str, Argument(metavar="NEW-NAME", help="The topic to create.")],
     root: RootOption,
     as_of: AsOfOption = None,
     dry_run: DryRunOption = False,

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, BadParameter, Option, Typer
 
 from sparklog.cli.options import (
     DryRunOption,
@@ -25,7 +25,7 @@ from sparklog.errors import BadRequest
 if TYPE_CHECKING:
     from sparklog.maintenance.properties import ConfigDoc
 
-app = typer.Typer(
+app = Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Show and change configs of topics, and say what each one means."
 )
 
@@ -37,7 +37,7 @@ _COMMA = re.compile(r",(?=[^\]]*(?:\[|$))")
 def describe(
     root: SourceOption,
     topics: TopicsArgument = None,
-    everything: Annotated[bool, typer.Option("--all", help="Also those that have their default.")] = False,
+    everything: Annotated[bool, Option("--all", help="Also those that have their default.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show the configs that were set on topics: value, where it comes from, default."""
@@ -84,21 +84,21 @@ def _show(names: list[str], rows: list[dict[str, str]], everything: bool) -> Non
     )
 )
 def alter(
-    topic: Annotated[str, typer.Argument(help="Topic.")],
+    topic: Annotated[str, Argument(help="Topic.")],
     root: RootOption,
     add_config: Annotated[
         list[str] | None,
-        typer.Option("--add-config", metavar="NAME=VALUE,...", help="Set; [a,b] is a value with commas. Repeatable."),
+        Option("--add-config", metavar="NAME=VALUE,...", help="Set; [a,b] is a value with commas. Repeatable."),
     ] = None,
     add_config_file: Annotated[
-        Path | None, typer.Option("--add-config-file", help="Set what stands in this file, NAME=VALUE a line.")
+        Path | None, Option("--add-config-file", help="Set what stands in this file, NAME=VALUE a line.")
     ] = None,
     delete_config: Annotated[
-        list[str] | None, typer.Option("--delete-config", metavar="NAME,...", help="Back to the default. Repeatable.")
+        list[str] | None, Option("--delete-config", metavar="NAME,...", help="Back to the default. Repeatable.")
     ] = None,
     dry_run: DryRunOption = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Also what takes files from running jobs, or drops records without a key.")
+        bool, Option("--force", help="Also what takes files from running jobs, or drops records without a key.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -126,8 +126,8 @@ def alter(
 
 @app.command(epilog=example("sparklog configs docs retention.ms"))
 def docs(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Configs; none means all.")] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="docs/reference/configs.md.")] = False,
+    names: Annotated[list[str] | None, Argument(metavar="[NAME]...", help="Configs; none means all.")] = None,
+    markdown: Annotated[bool, Option("--markdown", help="docs/reference/configs.md.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Say what configs mean: those of topics, and the properties of the jobs."""
@@ -164,10 +164,10 @@ def _changes(added: list[str] | None, file: Path | None, deleted: list[str] | No
             changes[name] = value.removeprefix("[").removesuffix("]").strip()
     for name in comma_separated(deleted):
         if name in changes:
-            raise typer.BadParameter(f"{name} is both set and taken back: give it once", param_hint="'--delete-config'")
+            raise BadParameter(f"{name} is both set and taken back: give it once", param_hint="'--delete-config'")
         changes[name] = None
     if not changes:
-        raise typer.BadParameter("nothing to alter: give --add-config, --add-config-file or --delete-config")
+        raise BadParameter("nothing to alter: give --add-config, --add-config-file or --delete-config")
     return changes
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import BadParameter, Exit, Option, Typer
 
 from sparklog.cli.options import (
     CorruptOption,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from sparklog.log.read.topic_scan import Tail
     from sparklog.log.state.view import LogView
 
-app = typer.Typer()
+app = Typer()
 EXIT_DELETED = 3
 
 
@@ -72,7 +72,7 @@ def _start(tail: Tail, from_beginning: bool, offset: str | None, timestamp: str 
     options = {"--from-beginning": from_beginning or None, "--offset": offset, "--from-timestamp": timestamp}
     given = [name for name, value in options.items() if value is not None]
     if len(given) > 1:
-        raise typer.BadParameter(f"one place to start, found {' and '.join(given)}")
+        raise BadParameter(f"one place to start, found {' and '.join(given)}")
     number = _offset(offset, tail.partition)
     since = parse_time(timestamp) if timestamp is not None else None
     tail.open()
@@ -91,9 +91,9 @@ def _offset(text: str | None, partition: int | None) -> int | None:
     if text is None or text in ("earliest", "latest"):
         return None
     if not text.isdecimal():
-        raise typer.BadParameter(f"expected earliest, latest or a number, found {text!r}", param_hint="'--offset'")
+        raise BadParameter(f"expected earliest, latest or a number, found {text!r}", param_hint="'--offset'")
     if partition is None:
-        raise typer.BadParameter("a number needs --partition: each partition has its own", param_hint="'--offset'")
+        raise BadParameter("a number needs --partition: each partition has its own", param_hint="'--offset'")
     return int(text)
 
 
@@ -101,26 +101,26 @@ def _offset(text: str | None, partition: int | None) -> int | None:
 def consume(
     root: SourceOption,
     topic: TopicOfFolder = None,
-    partition: Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Only this partition.")] = None,
-    from_beginning: Annotated[bool, typer.Option("--from-beginning", help="Start at the log start.")] = False,
+    partition: Annotated[int | None, Option("--partition", "-p", min=0, help="Only this partition.")] = None,
+    from_beginning: Annotated[bool, Option("--from-beginning", help="Start at the log start.")] = False,
     offset: Annotated[
         str | None,
-        typer.Option("--offset", "-o", metavar="N|earliest|latest", help="Start here; a number needs --partition."),
+        Option("--offset", "-o", metavar="N|earliest|latest", help="Start here; a number needs --partition."),
     ] = None,
     timestamp: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--from-timestamp",
             "--timestamp",
             metavar="TIME",
             help="Start at the first record not older: milliseconds, or 2026-01-31T12:00:00 (UTC unless it says).",
         ),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more at the end.")] = False,
+    follow: Annotated[bool, Option("--follow", "-f", help="Wait for more at the end.")] = False,
     timeout_ms: Annotated[
-        int | None, typer.Option("--timeout-ms", min=0, help="With --follow: end when nothing came for so long.")
+        int | None, Option("--timeout-ms", min=0, help="With --follow: end when nothing came for so long.")
     ] = None,
-    max_messages: Annotated[int | None, typer.Option("--max-messages", "-n", min=0, help="End after so many.")] = None,
+    max_messages: Annotated[int | None, Option("--max-messages", "-n", min=0, help="End after so many.")] = None,
     isolation: IsolationOption = Isolation.read_committed,
     corrupt_records: CorruptOption = CorruptRecords.fail,
     print_timestamp: PrintTimestamp = False,
@@ -128,13 +128,11 @@ def consume(
     print_offset: PrintOffset = False,
     print_headers: PrintHeaders = False,
     print_key: PrintKey = False,
-    print_value: Annotated[bool, typer.Option("--print-value/--no-print-value", help="The value.")] = True,
-    key_separator: Annotated[
-        str, typer.Option("--key-separator", help="Between columns.", show_default="a tab")
-    ] = "\t",
-    null_literal: Annotated[str, typer.Option("--null-literal", help="Stands for a null key or value.")] = "null",
+    print_value: Annotated[bool, Option("--print-value/--no-print-value", help="The value.")] = True,
+    key_separator: Annotated[str, Option("--key-separator", help="Between columns.", show_default="a tab")] = "\t",
+    null_literal: Annotated[str, Option("--null-literal", help="Stands for a null key or value.")] = "null",
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object per record, all columns; `produce --json` takes it.")
+        bool, Option("--json", help="One JSON object per record, all columns; `produce --json` takes it.")
     ] = False,
 ) -> None:
     """Print the records of a topic: all there are, then end; with --follow go on.
@@ -182,13 +180,13 @@ class KeyFormat(str, Enum):
 @app.command("get", epilog=example("sparklog get orders --key customer-17 --root /data/log --print-offset"))
 def get(
     root: SourceOption,
-    key: Annotated[str, typer.Option("--key", "-k", help="The key.")],
+    key: Annotated[str, Option("--key", "-k", help="The key.")],
     topic: TopicOfFolder = None,
     key_format: Annotated[
-        KeyFormat, typer.Option("--key-format", help="How --key is given; numbers as Kafka's serializers write them.")
+        KeyFormat, Option("--key-format", help="How --key is given; numbers as Kafka's serializers write them.")
     ] = KeyFormat.string,
-    partition: Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Look in this partition.")] = None,
-    all_partitions: Annotated[bool, typer.Option("--all-partitions", help="Look in all of them.")] = False,
+    partition: Annotated[int | None, Option("--partition", "-p", min=0, help="Look in this partition.")] = None,
+    all_partitions: Annotated[bool, Option("--all-partitions", help="Look in all of them.")] = False,
     isolation: IsolationOption = Isolation.read_committed,
     corrupt_records: CorruptOption = CorruptRecords.fail,
     print_timestamp: PrintTimestamp = False,
@@ -196,7 +194,7 @@ def get(
     print_offset: PrintOffset = False,
     print_headers: PrintHeaders = False,
     print_key: PrintKey = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The record as a JSON object, all columns.")] = False,
+    as_json: Annotated[bool, Option("--json", help="The record as a JSON object, all columns.")] = False,
 ) -> None:
     """Print the latest record of a key.
 
@@ -211,7 +209,7 @@ def get(
     from sparklog.log.read.key_lookup import latest_record
 
     if partition is not None and all_partitions:
-        raise typer.BadParameter("--partition and --all-partitions exclude each other")
+        raise BadParameter("--partition and --all-partitions exclude each other")
     key_bytes = parse_key(key, key_format.value)
     source = open_source(root, corrupt_records=corrupt_records.value, on_skipped=warn)
     name = source.one_topic(topic)
@@ -227,7 +225,7 @@ def get(
     if deleted:
         offset, number = (record.column(name)[0].as_py() for name in ("offset", "partition"))
         warn(f"key {key!r} of topic {name} was deleted: offset {offset} of partition {number} is a tombstone")
-        raise typer.Exit(EXIT_DELETED)
+        raise Exit(EXIT_DELETED)
 
 
 LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3
@@ -262,11 +260,9 @@ def _time(text: str) -> int:
 def offsets(
     root: SourceOption,
     topics: TopicsArgument = None,
-    time: Annotated[
-        str, typer.Option("--time", "-t", metavar="-1|-2|-3|MS", help="Which offset, see above.")
-    ] = "latest",
+    time: Annotated[str, Option("--time", "-t", metavar="-1|-2|-3|MS", help="Which offset, see above.")] = "latest",
     isolation: Annotated[
-        Isolation, typer.Option("--isolation-level", help="read_committed: below the first open transaction.")
+        Isolation, Option("--isolation-level", help="read_committed: below the first open transaction.")
     ] = Isolation.read_uncommitted,
     as_json: JsonOption = False,
 ) -> None:

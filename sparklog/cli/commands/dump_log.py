@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, BadParameter, Option, Typer
 
 from sparklog.cli.options import JsonOption, example
 from sparklog.cli.terminal import printable, write
@@ -33,33 +33,31 @@ CHUNK_LINES = 512
 
 
 def dump_log(
-    paths: Annotated[list[str] | None, typer.Argument(metavar="[PATH]...", help="Files or folders.")] = None,
-    files: Annotated[str | None, typer.Option("--files", metavar="A,B", help="The same, separated by commas.")] = None,
+    paths: Annotated[list[str] | None, Argument(metavar="[PATH]...", help="Files or folders.")] = None,
+    files: Annotated[str | None, Option("--files", metavar="A,B", help="The same, separated by commas.")] = None,
     root: Annotated[
         str | None,
-        typer.Option(
-            "--root", "-r", metavar="PATH", help="Paths are topics or objects of this root.", show_default=False
-        ),
+        Option("--root", "-r", metavar="PATH", help="Paths are topics or objects of this root.", show_default=False),
     ] = None,
-    deep_iteration: Annotated[bool, typer.Option("--deep-iteration", help="One line for each record, too.")] = False,
+    deep_iteration: Annotated[bool, Option("--deep-iteration", help="One line for each record, too.")] = False,
     print_data_log: Annotated[
-        bool, typer.Option("--print-data-log", help="And the records' keys and values; so does every decoder.")
+        bool, Option("--print-data-log", help="And the records' keys and values; so does every decoder.")
     ] = False,
     verify_index_only: Annotated[
-        bool, typer.Option("--verify-index-only", help="Of indexes only what does not agree.")
+        bool, Option("--verify-index-only", help="Of indexes only what does not agree.")
     ] = False,
     index_sanity_check: Annotated[
-        bool, typer.Option("--index-sanity-check", help="Of indexes only the check of a broker that starts.")
+        bool, Option("--index-sanity-check", help="Of indexes only the check of a broker that starts.")
     ] = False,
     max_message_size: Annotated[
-        int, typer.Option("--max-message-size", min=0, help="Bytes read where an index points to.")
+        int, Option("--max-message-size", min=0, help="Bytes read where an index points to.")
     ] = 5 * 1024 * 1024,
-    max_bytes: Annotated[
-        int, typer.Option("--max-bytes", min=0, help="Bytes read of each segment.", show_default="all")
-    ] = 2**31 - 1,
+    max_bytes: Annotated[int, Option("--max-bytes", min=0, help="Bytes read of each segment.", show_default="all")] = 2
+    ** 31
+    - 1,
     key_decoder: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--key-decoder-class",
             "--key-decoder",
             metavar="NAME",
@@ -67,20 +65,19 @@ def dump_log(
         ),
     ] = None,
     value_decoder: Annotated[
-        str | None,
-        typer.Option("--value-decoder-class", "--value-decoder", metavar="NAME", help="The same for values."),
+        str | None, Option("--value-decoder-class", "--value-decoder", metavar="NAME", help="The same for values.")
     ] = None,
-    offsets_decoder: Annotated[bool, typer.Option("--offsets-decoder", help="Records of __consumer_offsets.")] = False,
+    offsets_decoder: Annotated[bool, Option("--offsets-decoder", help="Records of __consumer_offsets.")] = False,
     transaction_log_decoder: Annotated[
-        bool, typer.Option("--transaction-log-decoder", help="Records of __transaction_state.")
+        bool, Option("--transaction-log-decoder", help="Records of __transaction_state.")
     ] = False,
     share_group_state_decoder: Annotated[
-        bool, typer.Option("--share-group-state-decoder", help="Records of __share_group_state.")
+        bool, Option("--share-group-state-decoder", help="Records of __share_group_state.")
     ] = False,
-    cluster_metadata_decoder: Annotated[bool, typer.Option("--cluster-metadata-decoder", hidden=True)] = False,
-    remote_log_metadata_decoder: Annotated[bool, typer.Option("--remote-log-metadata-decoder", hidden=True)] = False,
+    cluster_metadata_decoder: Annotated[bool, Option("--cluster-metadata-decoder", hidden=True)] = False,
+    remote_log_metadata_decoder: Annotated[bool, Option("--remote-log-metadata-decoder", hidden=True)] = False,
     skip_record_metadata: Annotated[
-        bool, typer.Option("--skip-record-metadata", help="Only keys and values of records.")
+        bool, Option("--skip-record-metadata", help="Only keys and values of records.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -95,7 +92,7 @@ def dump_log(
         )
     named = [*(paths or []), *(part for part in (files or "").split(",") if part)]
     if not named:
-        raise typer.BadParameter("which file? Name files or folders, or give --files")
+        raise BadParameter("which file? Name files or folders, or give --files")
     given = (offsets_decoder, transaction_log_decoder, share_group_state_decoder, key_decoder, value_decoder)
     contents = print_data_log or any(given)
     deep = deep_iteration or contents
@@ -139,6 +136,6 @@ def _print(lines: Iterable[Line]) -> None:
         flush()
 
 
-def register(app: typer.Typer) -> None:
+def register(app: Typer) -> None:
     """Make the command part of `app`."""
     app.command("dump-log", help=HELP, epilog=EXAMPLES)(dump_log)

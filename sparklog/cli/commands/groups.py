@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Protocol
 
-import typer
+from typer import Argument, BadParameter, Option, Typer
 
 from sparklog.cli.options import DryRunOption, JsonOption, RootOption, SourceOption, example, parse_time
 from sparklog.cli.terminal import print_json, print_table, printable, read_text, warn_and_leave
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from sparklog.groups.lag import Groups, Lag
     from sparklog.groups.reset import NewOffset, Scenario
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, describe, reset and delete consumer groups.")
+app = Typer(no_args_is_help=True, rich_markup_mode=None, help="List, describe, reset and delete consumer groups.")
 
 OFFSETS = ("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG", "SECONDS-BEHIND", "CONSUMER-ID")
 STATES = ("GROUP", "STATE", "GENERATION", "CONSUMER-ID", "SESSION-TIMEOUT-MS", "PENDING")
 
-GroupArguments = Annotated[list[str] | None, typer.Argument(metavar="[GROUP]...", help="Groups.")]
-GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the group.")]
+GroupArguments = Annotated[list[str] | None, Argument(metavar="[GROUP]...", help="Groups.")]
+GroupArgument = Annotated[str, Argument(metavar="GROUP", help="Name of the group.")]
 TopicOption = Annotated[
     list[str] | None,
-    typer.Option("--topic", "-t", metavar="TOPIC[:P,...]", help="A topic, or partitions of it; may be repeated."),
+    Option("--topic", "-t", metavar="TOPIC[:P,...]", help="A topic, or partitions of it; may be repeated."),
 ]
 
 
 @app.command("list", epilog=example("sparklog groups list --root /data/log"))
 def list_(
     root: SourceOption,
-    state: Annotated[bool, typer.Option("--state", help="Also the state of each group.")] = False,
+    state: Annotated[bool, Option("--state", help="Also the state of each group.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """List the groups, one per line. Works on a Kafka log directory, too."""
@@ -57,8 +57,8 @@ def list_(
 def describe(
     root: SourceOption,
     names: GroupArguments = None,
-    all_groups: Annotated[bool, typer.Option("--all-groups", help="Every group there is.")] = False,
-    state: Annotated[bool, typer.Option("--state", help="The groups themselves in place of their offsets.")] = False,
+    all_groups: Annotated[bool, Option("--all-groups", help="Every group there is.")] = False,
+    state: Annotated[bool, Option("--state", help="The groups themselves in place of their offsets.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show how far groups have read, and how far behind they are, in records and in seconds.
@@ -88,30 +88,30 @@ def describe(
 
 
 @app.command(
-    epilog=example("sparklog groups reset billing --topic orders --to-datetime 2026-03-01T08:00 --root /data/log"),
+    epilog=example("sparklog groups reset billing --topic orders --to-datetime 2026-03-01T08:00 --root /data/log")
 )
 def reset(
     group: GroupArgument,
     root: RootOption,
     topic: TopicOption = None,
-    all_topics: Annotated[bool, typer.Option("--all-topics", help="All partitions the group has offsets of.")] = False,
-    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="The log start.")] = False,
-    to_latest: Annotated[bool, typer.Option("--to-latest", help="The log end.")] = False,
-    to_current: Annotated[bool, typer.Option("--to-current", help="Where it is, else the log end.")] = False,
-    to_offset: Annotated[int | None, typer.Option("--to-offset", min=0, metavar="N", help="This offset.")] = None,
-    shift_by: Annotated[int | None, typer.Option("--shift-by", metavar="N", help="N records on; -N: back.")] = None,
+    all_topics: Annotated[bool, Option("--all-topics", help="All partitions the group has offsets of.")] = False,
+    to_earliest: Annotated[bool, Option("--to-earliest", help="The log start.")] = False,
+    to_latest: Annotated[bool, Option("--to-latest", help="The log end.")] = False,
+    to_current: Annotated[bool, Option("--to-current", help="Where it is, else the log end.")] = False,
+    to_offset: Annotated[int | None, Option("--to-offset", min=0, metavar="N", help="This offset.")] = None,
+    shift_by: Annotated[int | None, Option("--shift-by", metavar="N", help="N records on; -N: back.")] = None,
     to_datetime: Annotated[
-        str | None, typer.Option("--to-datetime", metavar="TIME", help="The first record not older (ISO 8601 or ms).")
+        str | None, Option("--to-datetime", metavar="TIME", help="The first record not older (ISO 8601 or ms).")
     ] = None,
     by_duration: Annotated[
-        str | None, typer.Option("--by-duration", metavar="PnDTnHnMnS", help="So long ago, such as PT2H.")
+        str | None, Option("--by-duration", metavar="PnDTnHnMnS", help="So long ago, such as PT2H.")
     ] = None,
     from_file: Annotated[
-        Path | None, typer.Option("--from-file", metavar="CSV", help="Lines of topic,partition,offset.")
+        Path | None, Option("--from-file", metavar="CSV", help="Lines of topic,partition,offset.")
     ] = None,
-    execute: Annotated[bool, typer.Option("--execute", help="Do it.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show it (the default).")] = False,
-    export: Annotated[bool, typer.Option("--export", help="Print the new offsets as lines of a CSV file.")] = False,
+    execute: Annotated[bool, Option("--execute", help="Do it.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Only show it (the default).")] = False,
+    export: Annotated[bool, Option("--export", help="Print the new offsets as lines of a CSV file.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Set a group's offsets by hand, in a partition, a topic or all of its topics.
@@ -127,7 +127,7 @@ def reset(
     from sparklog.groups.reset import plan_reset, with_offsets
 
     if execute and dry_run:
-        raise typer.BadParameter("give one of --execute and --dry-run")
+        raise BadParameter("give one of --execute and --dry-run")
     scenario = _scenario(
         group,
         {"--to-earliest": to_earliest, "--to-latest": to_latest, "--to-current": to_current},
@@ -168,7 +168,7 @@ def delete_offsets(
     """Drop a group's offsets of topics, or of partitions. Refused while it is active."""
     wanted = _topics(topic, False, False)
     if not wanted:
-        raise typer.BadParameter("name at least one --topic")
+        raise BadParameter("name at least one --topic")
     opened = _groups_of_root(root).group(group)
     committed_at = opened.committed()
     gone: dict[str, list[int]] = {}
@@ -247,20 +247,20 @@ def _open_groups(root: str) -> _Groups:
 
 def _chosen(groups: _Groups, names: Sequence[str] | None, all_groups: bool) -> list[str]:
     if bool(names) == all_groups:
-        raise typer.BadParameter("name groups, or give --all-groups")
+        raise BadParameter("name groups, or give --all-groups")
     return groups.names() if all_groups else list(dict.fromkeys(names or []))
 
 
 def _topics(given: Sequence[str] | None, all_topics: bool, from_file: bool) -> dict[str, set[int] | None] | None:
     """Turn `["a", "b:0,1"]` into `{"a": None, "b": {0, 1}}`; None: all topics of the group, or those of the file."""
     if sum((bool(given), all_topics, from_file)) > 1:
-        raise typer.BadParameter("give one of --topic, --all-topics and --from-file")
+        raise BadParameter("give one of --topic, --all-topics and --from-file")
     chosen: dict[str, set[int] | None] = {}
     for text in given or []:
         name, colon, numbers = text.partition(":")
         parts = numbers.split(",")
         if colon and not all(part.strip().isdecimal() for part in parts):
-            raise typer.BadParameter(f"expected TOPIC or TOPIC:0,1, found {text!r}", param_hint="'--topic'")
+            raise BadParameter(f"expected TOPIC or TOPIC:0,1, found {text!r}", param_hint="'--topic'")
         already = chosen.get(name, set())
         chosen[name] = None if not colon or already is None else already | {int(part) for part in parts}
     return chosen or None
@@ -285,7 +285,7 @@ def _scenario(
         scenarios.append(Scenario(To.FILE, offsets=_offsets_of(group, file)))
     if len(scenarios) != 1:
         every = (*flags, *numbers, *texts, "--from-file")
-        raise typer.BadParameter(f"give exactly one of {', '.join(every)}; found {len(scenarios)}")
+        raise BadParameter(f"give exactly one of {', '.join(every)}; found {len(scenarios)}")
     return scenarios[0]
 
 

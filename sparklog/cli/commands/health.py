@@ -5,21 +5,18 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
-import typer
+from typer import Exit, Option, Typer
 
 from sparklog.cli.options import JsonOption, QuickOption, SourceOption, TopicsOption, comma_separated, example
 from sparklog.cli.terminal import print_json, printable
 from sparklog.errors import BadRequest, NotFound
 
-app = typer.Typer()
+app = Typer()
 
 
 @app.command("verify", epilog=example("sparklog verify --root /data/log --topic orders"))
 def verify(
-    root: SourceOption,
-    topic: TopicsOption = None,
-    quick: QuickOption = False,
-    as_json: JsonOption = False,
+    root: SourceOption, topic: TopicsOption = None, quick: QuickOption = False, as_json: JsonOption = False
 ) -> None:
     """Read everything of a root, or of a Kafka log directory, and name every byte that is not what was written.
 
@@ -63,7 +60,7 @@ def verify(
         for line in summary(report).split("\n"):
             print(printable(line))
     if not report.sound:
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def _say(line: str) -> None:
@@ -76,15 +73,12 @@ def _say(line: str) -> None:
 def doctor(
     root: Annotated[
         str | None,
-        typer.Option(
-            "--root", "-r", envvar="SPARKLOG_ROOT", metavar="PATH", help="Also this root.", show_default=False
-        ),
+        Option("--root", "-r", envvar="SPARKLOG_ROOT", metavar="PATH", help="Also this root.", show_default=False),
     ] = None,
     conf_file: Annotated[
-        str | None,
-        typer.Option("--conf-file", metavar="FILE", help="Read this instead of Spark's own spark-defaults.conf."),
+        str | None, Option("--conf-file", metavar="FILE", help="Read this instead of Spark's own spark-defaults.conf.")
     ] = None,
-    spark: Annotated[bool, typer.Option("--spark", help="Start a local Spark session and ask it.")] = False,
+    spark: Annotated[bool, Option("--spark", help="Start a local Spark session and ask it.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check Python, Java, packages, Spark's settings and, with --root, the store and the state of a root.
@@ -105,4 +99,4 @@ def doctor(
             if each.fix:
                 print(f"{'':{width + 6}}  fix: {each.fix}")
     if failed(findings):
-        raise typer.Exit(1)
+        raise Exit(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, BadParameter, Option, Typer
 
 from sparklog.cli.options import (
     AsOfOption,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sparklog.kafka.exporting import ExportedTopic
     from sparklog.kafka.importing.importing import ImportedTopic, ImportReport, OnProgress
 
-app = typer.Typer()
+app = Typer()
 
 
 class OpenTransactions(str, Enum):
@@ -43,7 +43,7 @@ class OpenTransactions(str, Enum):
 
 OpenTransactionsOption = Annotated[
     OpenTransactions,
-    typer.Option(
+    Option(
         "--open-transactions",
         help="Those that Kafka has not ended: keep them until an import brings their end or the topic is written"
         " to, abort them (no import can go on then), or refuse.",
@@ -56,26 +56,25 @@ OpenTransactionsOption = Annotated[
     epilog=example("sparklog import /var/lib/kafka/data --root /data/log --topic orders -c cleanup.policy=compact"),
 )
 def import_(
-    log_dir: Annotated[str, typer.Argument(metavar="PATH", help="The log directory: it holds topic-0, topic-1, ...")],
+    log_dir: Annotated[str, Argument(metavar="PATH", help="The log directory: it holds topic-0, topic-1, ...")],
     root: RootOption,
     topic: TopicsOption = None,
     config: ConfigOption = None,
     corrupt_records: CorruptOption = CorruptRecords.fail,
     open_transactions: OpenTransactionsOption = OpenTransactions.keep,
     copy: Annotated[
-        bool, typer.Option("--copy", help="Copy closed segments also where a hard link to Kafka's file would do.")
+        bool, Option("--copy", help="Copy closed segments also where a hard link to Kafka's file would do.")
     ] = False,
     groups: Annotated[
-        bool, typer.Option("--groups/--no-groups", help="Offsets of consumer groups, from __consumer_offsets.")
+        bool, Option("--groups/--no-groups", help="Offsets of consumer groups, from __consumer_offsets.")
     ] = True,
     transactions: Annotated[
-        bool,
-        typer.Option("--transactions/--no-transactions", help="Whose open transactions are, from __transaction_state."),
+        bool, Option("--transactions/--no-transactions", help="Whose open transactions are, from __transaction_state.")
     ] = True,
     dry_run: DryRunOption = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="No progress on stderr.")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Also a file.delete.delay.ms that takes files from running jobs.")
+        bool, Option("--force", help="Also a file.delete.delay.ms that takes files from running jobs.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -176,57 +175,51 @@ def _meters() -> OnProgress:
 
 TopicIdOption = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--topic-id",
         metavar="[TOPIC=]ID",
         help="Its id in a Kafka cluster. May be repeated. Without: the one it was imported with, else its own.",
     ),
 ]
 GroupsOption = Annotated[
-    list[str] | None,
-    typer.Option("--groups", metavar="NAME,...|all", help="Offsets of these consumer groups go out, too."),
+    list[str] | None, Option("--groups", metavar="NAME,...|all", help="Offsets of these consumer groups go out, too.")
 ]
 OffsetsPartitionsOption = Annotated[
-    int,
-    typer.Option("--offsets-topic-num-partitions", metavar="N", help="Partitions of __consumer_offsets, for --groups."),
+    int, Option("--offsets-topic-num-partitions", metavar="N", help="Partitions of __consumer_offsets, for --groups.")
 ]
 LinkSegmentsOption = Annotated[
-    bool, typer.Option("--link", help="Hard links to sealed segments instead of copies, on the same disk.")
+    bool, Option("--link", help="Hard links to sealed segments instead of copies, on the same disk.")
 ]
 KeepEpochsOption = Annotated[
-    bool,
-    typer.Option("--keep-leader-epochs", help="For the cluster that gave them, and for links. Else they become 0."),
+    bool, Option("--keep-leader-epochs", help="For the cluster that gave them, and for links. Else they become 0.")
 ]
 PartitionsOption = Annotated[
-    str | None, typer.Option("--partitions", "-p", metavar="0,2-4", help="Only these.", show_default="all")
+    str | None, Option("--partitions", "-p", metavar="0,2-4", help="Only these.", show_default="all")
 ]
 StartOption = Annotated[
-    str | None,
-    typer.Option("--start", metavar="N|P:N,...", help="First offset, of all partitions or by partition."),
+    str | None, Option("--start", metavar="N|P:N,...", help="First offset, of all partitions or by partition.")
 ]
 EndOption = Annotated[
-    str | None,
-    typer.Option("--end", metavar="N|P:N,...", help="Offset behind the last; its batch goes out whole."),
+    str | None, Option("--end", metavar="N|P:N,...", help="Offset behind the last; its batch goes out whole.")
 ]
 FromOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--from-timestamp",
         metavar="TIME",
         help="From the first record not older, in each partition: milliseconds, or as for --as-of.",
     ),
 ]
 ToOption = Annotated[
-    str | None,
-    typer.Option("--to-timestamp", metavar="TIME", help="Up to the first record that is not older."),
+    str | None, Option("--to-timestamp", metavar="TIME", help="Up to the first record that is not older.")
 ]
 
 
 @app.command("export", epilog=example("sparklog export orders --root /data/log --to /data/kafka-logs --groups all"))
 def export(
-    topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="Topics.")],
+    topics: Annotated[list[str], Argument(metavar="TOPIC...", help="Topics.")],
     root: RootOption,
-    to: Annotated[str, typer.Option("--to", metavar="PATH", help="Directory to make.", show_default=False)],
+    to: Annotated[str, Option("--to", metavar="PATH", help="Directory to make.", show_default=False)],
     as_of: AsOfOption = None,
     partitions: PartitionsOption = None,
     start: StartOption = None,
@@ -255,13 +248,13 @@ def export(
     version, time_ms = parse_as_of(as_of)
     names = comma_separated(groups)
     if groups and not names:
-        raise typer.BadParameter("expected names of groups, or all", param_hint="'--groups'")
+        raise BadParameter("expected names of groups, or all", param_hint="'--groups'")
     chosen = _partitions(partitions)
     log = open_root(root)
     numbers = chosen
     if numbers is None and any(text is not None and text.isdecimal() for text in (start, end)):
         if len(topics) > 1:
-            raise typer.BadParameter("one offset for all partitions is of one topic: name the partitions")
+            raise BadParameter("one offset for all partitions is of one topic: name the partitions")
         numbers = list(range(log.topic(topics[0]).log.head().partitions))
     options = ExportOptions(
         partitions=chosen,
@@ -320,7 +313,7 @@ def _partitions(text: str | None) -> list[int] | None:
         first, dash, last = part.strip().partition("-")
         valid = first.isdecimal() and (not dash or last.isdecimal())
         if not valid or not int(first) <= int(last or first) < MAX_PARTITIONS:
-            raise typer.BadParameter(f"expected numbers such as 0,2-4, found {text!r}", param_hint="'--partitions'")
+            raise BadParameter(f"expected numbers such as 0,2-4, found {text!r}", param_hint="'--partitions'")
         numbers += range(int(first), int(last or first) + 1)
     return numbers
 
@@ -335,9 +328,7 @@ def _offsets(text: str | None, option: str, partitions: list[int]) -> dict[int, 
     for part in text.split(","):
         partition, _, offset = part.strip().partition(":")
         if not partition.isdecimal() or not offset.isdecimal():
-            raise typer.BadParameter(
-                f"expected an offset, or PARTITION:OFFSET,..., found {text!r}", param_hint=f"'{option}'"
-            )
+            raise BadParameter(f"expected an offset, or PARTITION:OFFSET,..., found {text!r}", param_hint=f"'{option}'")
         offsets[int(partition)] = int(offset)
     return offsets
 
@@ -348,6 +339,6 @@ def _topic_ids(given: list[str], topics: list[str]) -> dict[str, str]:
     for text in given:
         topic, equals, identity = text.rpartition("=")
         if not equals and len(topics) > 1:
-            raise typer.BadParameter(f"{text} is of one topic: name it, TOPIC={text}", param_hint="'--topic-id'")
+            raise BadParameter(f"{text} is of one topic: name it, TOPIC={text}", param_hint="'--topic-id'")
         ids[topic if equals else topics[0]] = identity
     return ids

@@ -12,14 +12,14 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, BadParameter, Option, Typer
 
 from sparklog.cli.options import RootOption, example
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-app = typer.Typer()
+app = Typer()
 
 RUN_BYTES = 16 << 20
 LINGER_S = 1.0
@@ -38,29 +38,26 @@ class Codec(str, Enum):
 
 @app.command("produce", epilog=example("echo 'k1:hello' | sparklog produce orders --root /data/log --key-separator :"))
 def produce(
-    topic: Annotated[str, typer.Argument(help="Topic; must exist.")],
+    topic: Annotated[str, Argument(help="Topic; must exist.")],
     root: RootOption,
     file: Annotated[
-        Path | None, typer.Option("--file", exists=True, dir_okay=False, help="Read this instead of standard input.")
+        Path | None, Option("--file", exists=True, dir_okay=False, help="Read this instead of standard input.")
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help='Each line is {"key": ..., "value": ..., "headers": ..., ...}.')
+        bool, Option("--json", help='Each line is {"key": ..., "value": ..., "headers": ..., ...}.')
     ] = False,
     key_separator: Annotated[
-        str | None, typer.Option("--key-separator", help="A line is key, separator, value. Without it keys are null.")
+        str | None, Option("--key-separator", help="A line is key, separator, value. Without it keys are null.")
     ] = None,
-    headers: Annotated[
-        bool, typer.Option("--headers", help="A line begins with name:value,name:value and a tab.")
-    ] = False,
+    headers: Annotated[bool, Option("--headers", help="A line begins with name:value,name:value and a tab.")] = False,
     null_marker: Annotated[
-        str | None, typer.Option("--null-marker", help="A key or value that is exactly this is null (a tombstone).")
+        str | None, Option("--null-marker", help="A key or value that is exactly this is null (a tombstone).")
     ] = None,
     partition: Annotated[
-        int | None,
-        typer.Option("--partition", "-p", min=0, max=2**31 - 1, help="All to this partition, whatever the key."),
+        int | None, Option("--partition", "-p", min=0, max=2**31 - 1, help="All to this partition, whatever the key.")
     ] = None,
     compression: Annotated[
-        Codec | None, typer.Option("--compression", help="Codec, where the topic leaves it to us. Default: zstd.")
+        Codec | None, Option("--compression", help="Codec, where the topic leaves it to us. Default: zstd.")
     ] = None,
 ) -> None:
     """Append lines to a topic: from standard input, or from a file.
@@ -74,9 +71,9 @@ def produce(
     from sparklog.log.write.append_writer import WriteOptions
 
     if as_json and (key_separator is not None or headers or null_marker is not None):
-        raise typer.BadParameter("--json lines name their parts: leave out --key-separator, --headers, --null-marker")
+        raise BadParameter("--json lines name their parts: leave out --key-separator, --headers, --null-marker")
     if key_separator == "":
-        raise typer.BadParameter("expected at least one character", param_hint="'--key-separator'")
+        raise BadParameter("expected at least one character", param_hint="'--key-separator'")
     parse: Callable[[bytes, int], pa.RecordBatch] = (
         parse_json
         if as_json

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import BadParameter, Option, Typer
 
 from sparklog import __version__
 from sparklog.cli.options import PropertiesOption, SourceOption, TopicsOption, comma_separated, example
 from sparklog.cli.terminal import print_json, write
 
-app = typer.Typer()
+app = Typer()
 
 
 @app.command("report", epilog=example("sparklog report --root /data/log --html report.html"))
 def report(
     root: SourceOption,
-    html: Annotated[str | None, typer.Option("--html", metavar="FILE", help="Write the page here.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON, for scripts.")] = False,
+    html: Annotated[str | None, Option("--html", metavar="FILE", help="Write the page here.")] = None,
+    as_json: Annotated[bool, Option("--json", help="Print the facts as JSON, for scripts.")] = False,
     topic: TopicsOption = None,
     properties: PropertiesOption = None,
     now: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--now", metavar="TIME", help="As of this time instead of now: milliseconds or 2026-01-31T12:00:00 (UTC)."
         ),
     ] = None,
@@ -37,7 +37,7 @@ def report(
     from sparklog.tools.report.gather import gather
 
     if html is None and not as_json:
-        raise typer.BadParameter("say what to make: --html FILE, or --json", param_hint="'--html'")
+        raise BadParameter("say what to make: --html FILE, or --json", param_hint="'--html'")
     source = open_source(root)
     chosen = source.narrowed(comma_separated(topic))
     settings = report_settings(source, properties, now)
@@ -59,7 +59,7 @@ def report(
 def metrics(
     root: SourceOption,
     output: Annotated[
-        str | None, typer.Option("--output", "-o", metavar="FILE", help="Write here; otherwise it is printed.")
+        str | None, Option("--output", "-o", metavar="FILE", help="Write here; otherwise it is printed.")
     ] = None,
     topic: TopicsOption = None,
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import BadParameter, Option, Typer
 
 from sparklog.cli.options import DryRunOption, JsonOption, RootOption, SourceOption, comma_separated, example
 from sparklog.cli.terminal import print_json, print_table, read_text
@@ -13,7 +13,7 @@ from sparklog.cli.terminal import print_json, print_table, read_text
 if TYPE_CHECKING:
     from sparklog.log.state.view import PartitionSize
 
-app = typer.Typer()
+app = Typer()
 
 
 @app.command(
@@ -23,12 +23,12 @@ app = typer.Typer()
 def delete_records(
     root: RootOption,
     offset_json_file: Annotated[
-        Path | None, typer.Option("--offset-json-file", metavar="FILE", help="Offsets of many partitions, see above.")
+        Path | None, Option("--offset-json-file", metavar="FILE", help="Offsets of many partitions, see above.")
     ] = None,
-    topic: Annotated[str | None, typer.Option("--topic", "-t", help="One topic instead of a file.")] = None,
-    partition: Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Its partition.")] = None,
+    topic: Annotated[str | None, Option("--topic", "-t", help="One topic instead of a file.")] = None,
+    partition: Annotated[int | None, Option("--partition", "-p", min=0, help="Its partition.")] = None,
     offset: Annotated[
-        int | None, typer.Option("--offset", "-o", min=-1, help="The first offset that stays; -1: none does.")
+        int | None, Option("--offset", "-o", min=-1, help="The first offset that stays; -1: none does.")
     ] = None,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
@@ -49,7 +49,7 @@ def delete_records(
     elif offset_json_file is None and topic is not None and partition is not None and offset is not None:
         offsets = {(topic, partition): offset}
     else:
-        raise typer.BadParameter("give --offset-json-file, or all three of --topic, --partition and --offset")
+        raise BadParameter("give --offset-json-file, or all three of --topic, --partition and --offset")
     lows = deleting.delete_records(open_root(root), offsets, dry_run=dry_run)
     if as_json:
         print_json({"dryRun": dry_run, "partitions": lows})
@@ -67,7 +67,7 @@ NO_BROKER = -1
 def log_dirs(
     root: SourceOption,
     topic_list: Annotated[
-        list[str] | None, typer.Option("--topic-list", "-t", metavar="TOPIC,...", help="Only these topics.")
+        list[str] | None, Option("--topic-list", "-t", metavar="TOPIC,...", help="Only these topics.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

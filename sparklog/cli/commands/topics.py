@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option, Typer
 
 from sparklog.cli.options import (
     ConfigOption,
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from sparklog.log.state.view import LogView
     from sparklog.log.topic.root import Root
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Create, list, describe, alter and delete topics.")
+app = Typer(no_args_is_help=True, rich_markup_mode=None, help="Create, list, describe, alter and delete topics.")
 
-TopicArgument = Annotated[str, typer.Argument(help="Topic.")]
+TopicArgument = Annotated[str, Argument(help="Topic.")]
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ class TopicRow:
 def create(
     topic: TopicArgument,
     root: RootOption,
-    partitions: Annotated[int, typer.Option("--partitions", "-p", min=1, help="How many.")] = 1,
+    partitions: Annotated[int, Option("--partitions", "-p", min=1, help="How many.")] = 1,
     config: ConfigOption = None,
     if_not_exists: Annotated[
-        bool, typer.Option("--if-not-exists", help="Do nothing and succeed if it is there already.")
+        bool, Option("--if-not-exists", help="Do nothing and succeed if it is there already.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -100,11 +100,7 @@ def list_(root: SourceOption, as_json: JsonOption = False) -> None:
 
 
 @app.command(epilog=example("sparklog topics describe orders --root /data/log"))
-def describe(
-    root: SourceOption,
-    topics: TopicsArgument = None,
-    as_json: JsonOption = False,
-) -> None:
+def describe(root: SourceOption, topics: TopicsArgument = None, as_json: JsonOption = False) -> None:
     """Show id, configs and, for each partition, offsets and size."""
     from sparklog.cli.source import open_source
 
@@ -180,7 +176,7 @@ def show(row: TopicRow) -> None:
 def alter(
     topic: TopicArgument,
     root: RootOption,
-    partitions: Annotated[int, typer.Option("--partitions", "-p", min=1, help="Raise to so many.")],
+    partitions: Annotated[int, Option("--partitions", "-p", min=1, help="Raise to so many.")],
     as_json: JsonOption = False,
 ) -> None:
     """Add partitions. Configs are altered by `sparklog configs alter`, as in Kafka by kafka-configs."""
@@ -200,7 +196,7 @@ def alter(
 def delete(
     topic: TopicArgument,
     root: RootOption,
-    if_exists: Annotated[bool, typer.Option("--if-exists", help="Succeed if there is no such topic.")] = False,
+    if_exists: Annotated[bool, Option("--if-exists", help="Succeed if there is no such topic.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Delete a topic, without asking, as kafka-topics does. Its files go when a vacuum finds them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option, Typer
 
 from sparklog.cli.options import JsonOption, RootOption, example
 from sparklog.cli.source import open_root
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from sparklog.log.state.kafka_source import KafkaOpen
     from sparklog.transactions.listing import KafkaTransaction, TransactionDescription
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, describe and abort transactions.")
+app = Typer(no_args_is_help=True, rich_markup_mode=None, help="List, describe and abort transactions.")
 
-IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Transactional id.")]
+IdArgument = Annotated[str, Argument(metavar="ID", help="Transactional id.")]
 
 
 @app.command("list", epilog=example("sparklog transactions list --root /data/log"))
 def list_(
     root: RootOption,
-    open_only: Annotated[bool, typer.Option("--open", help="Only those that hold back a topic.")] = False,
+    open_only: Annotated[bool, Option("--open", help="Only those that hold back a topic.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """List the transactional ids, and how the newest transaction of each stands."""
@@ -62,7 +62,7 @@ def abort(
     transactional_id: IdArgument,
     root: RootOption,
     number: Annotated[
-        int | None, typer.Option("--n", metavar="N", min=0, help="Only if this is the number of the open one.")
+        int | None, Option("--n", metavar="N", min=0, help="Only if this is the number of the open one.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
