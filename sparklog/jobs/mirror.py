@@ -34,7 +34,7 @@ from sparklog.cli.options import Isolation, IsolationOption, comma_separated
 from sparklog.cli.terminal import read_text
 from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable, did_you_mean
 from sparklog.jobs.program import DONE, parse
-from sparklog.jobs.streaming import known_timestamp, print_end, streaming_job, streaming_session
+from sparklog.jobs.stream import known_timestamp, print_end, streaming_job, streaming_session
 from sparklog.kafka.in_place.directory import is_internal
 from sparklog.kafka.in_place.location import NOTHING, ROOT, open_log, resolve
 from sparklog.log.journal.names import check_topic_name

@@ -8,12 +8,11 @@
 | 130       | interrupted (Ctrl-C): what was committed stays                                       |
 """
 
-from __future__ import annotations
-
+# Without `annotations` of the future: typer could not read the options of a class in the module of its subclass.
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Annotated, ParamSpec, Protocol, TypeVar
 
@@ -45,9 +44,9 @@ T = TypeVar("T")
 
 
 def parse(name: str, options: Callable[..., T], given: Sequence[str], about: str | None) -> T:
-    """Call `options` with a job's command line. Leaves with 2, and one line, where that is wrong.
+    """Make a job's options of its command line. Leaves with 2, and one line, where that is wrong.
 
-    `options` declares its parameters as the commands of `sparklog.cli` do; `about`: the job's docstring, for `--help`.
+    `options` declares them as the commands of `sparklog.cli` do; `about`: the job's docstring, for `--help`.
     """
     app = Typer(add_completion=False, rich_markup_mode=None, context_settings=SHORT_HELP)
     app.command(name, help=(about or "").partition("\n\n")[0])(options)
@@ -96,49 +95,39 @@ def job(
     return decorate
 
 
-@dataclass(frozen=True, slots=True)
-class Maintenance:
-    """Options of a maintenance job: which root and topics, by which settings and which clock.
-
-    * `topics`: names as given, each once; empty: all topics of the root
-    * `now_ms`: the clock that was given, None: the store's
-    * `settings`: of the properties file over Kafka's defaults, without a clock (see `settings_at`)
-    """
-
-    root: str
-    topics: tuple[str, ...]
-    now_ms: int | None
-    dry_run: bool
-    as_json: bool
-    settings: Settings
-
-    def settings_at(self, store_ms: int) -> Settings:
-        """Return the settings with their clock: the one that was given, else the store's."""
-        return replace(self.settings, now_ms=store_ms if self.now_ms is None else self.now_ms)
-
-
 NowOption = Annotated[
     int | None,
     Option("--now-ms", min=0, max=INT64_MAX, metavar="MS", help="Milliseconds to go by in place of the clock."),
 ]
 
 
-def maintenance(
-    root: RootOption,
-    topic: TopicsOption = None,
-    properties: PropertiesOption = None,
-    now_ms: NowOption = None,
-    dry_run: DryRunOption = False,
-    as_json: JsonOption = False,
-) -> Maintenance:
-    """Read the options that `compact` and `retain` share."""
-    settings = Settings(0) if properties is None else settings_of_file(properties)
-    return Maintenance(root, topic_names(topic), now_ms, dry_run, as_json, settings)
+@dataclass
+class Maintenance:
+    """Options that `compact` and `retain` share.
+
+    * `topics`: names as given, each once; empty: all topics of the root
+    * `settings`: of the properties file over Kafka's defaults, without a clock (see `settings_at`)
+    """
+
+    root: RootOption
+    topic: TopicsOption = None
+    properties: PropertiesOption = None
+    now_ms: NowOption = None
+    dry_run: DryRunOption = False
+    as_json: JsonOption = False
+    topics: tuple[str, ...] = field(init=False)
+    settings: Settings = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.settings = Settings(0) if self.properties is None else settings_of_file(self.properties)
+        self.topics = topic_names(self.topic)
+
+    def settings_at(self, store_ms: int) -> Settings:
+        """Return the settings with their clock: the one that was given, else the store's."""
+        return replace(self.settings, now_ms=store_ms if self.now_ms is None else self.now_ms)
 
 
 class TopicReport(Protocol):
-    """Report of a maintenance job on one topic."""
-
     @property
     def failures(self) -> tuple[Failure, ...]: ...
 

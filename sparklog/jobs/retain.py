@@ -18,31 +18,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 
-from sparklog.jobs.program import Maintenance, job, maintenance, parse, run_maintenance
+from sparklog.jobs.program import Maintenance, job, parse, run_maintenance
 from sparklog.maintenance.output import say
 from sparklog.maintenance.spark_runner import SparkIfNeeded
 from sparklog.maintenance.work_items import Runner
-from sparklog.retention.retain import document, progress, retain_root, summary
+from sparklog.retention.retain import RetainReport, document, progress, retain_root, summary
 
 
 def arguments(given: Sequence[str]) -> Maintenance:
-    """Read the command line; leaves with 2 where it is wrong."""
-    return parse("retain", maintenance, given, __doc__)
+    return parse("retain", Maintenance, given, __doc__)
 
 
 @job("retain", after_interrupt="what went is gone, the next run does the rest")
 def run(chosen: Maintenance, runner: Runner | None = None) -> int:
     """Run to the end and return the exit code."""
+
+    def show(report: RetainReport) -> None:
+        say(progress(report))
+
     return run_maintenance(
         "retain",
         chosen,
         lambda root, settings: retain_root(
-            root,
-            settings,
-            topics=chosen.topics,
-            runner=runner,
-            dry_run=chosen.dry_run,
-            on_done=lambda report: say(progress(report)),
+            root, settings, topics=chosen.topics, runner=runner, dry_run=chosen.dry_run, on_done=show
         ),
         summary,
         document,

@@ -12,92 +12,113 @@ Exit codes: 0 done, 1 the query failed (the reason on stderr), 2 wrong usage, 13
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ParamSpec
 
-from pyspark.sql import SparkSession
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, SparkSession
+from pyspark.sql.functions import col, lit, timestamp_millis, when
 from pyspark.sql.streaming import StreamingQuery
 from typer import BadParameter, Option
 
 import sparklog
 from sparklog.cli.options import RootOption
-from sparklog.jobs.program import DONE, parse
-from sparklog.jobs.streaming import known_timestamp, print_end, streaming_job, streaming_session
+from sparklog.jobs.program import DONE, job, parse
 
+P = ParamSpec("P")
 COLUMNS = ("key", "value", "headers", "timestamp")
 
 
-@dataclass(frozen=True)
-class Copy:
-    """Options of the job.
+@contextmanager
+def streaming_session(name: str) -> Iterator[SparkSession]:
+    """Start Spark with the settings that streaming into a root needs, and stop it at the end."""
+    builder = SparkSession.builder.appName(name)
+    builder = builder.config("spark.sql.execution.arrow.maxBytesPerBatch", "2147483647")
+    spark = builder.config("spark.python.unix.domain.socket.enabled", "true").getOrCreate()
+    try:
+        yield spark
+    finally:
+        spark.stop()
 
-    `subscribe`: the option that picks topics (`subscribe`, `subscribePattern`) and its value; None: all of the path.
-    `topic` None keeps the topics' names. `group`: the consumer group of a root that commits the query's offsets.
+
+def streaming_job(name: str) -> Callable[[Callable[P, int]], Callable[P, int]]:
+    """Make a job with a query answer with an exit code: errors, Spark's too, and Ctrl-C become one line on stderr."""
+    again = "the next run with this checkpoint goes on where it was"
+    return job(name, after_interrupt=again, foreign=(PySparkException,), reason=lambda error: reason(str(error)))
+
+
+def reason(text: str) -> str:
+    """Return the line of a Spark error that says why.
+
+    Where a function of `foreachBatch` failed the first line only says so, and the innermost cause is what to know.
     """
+    lines = text.splitlines()
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    return causes[-1] if causes and "FOREACH_BATCH_USER_FUNCTION_ERROR" in lines[0] else lines[0]
 
-    source: str
-    root: str
-    checkpoint: str
-    subscribe: tuple[str, str] | None = None
-    topic: str | None = None
-    partitions: int = 1
-    max_offsets_per_trigger: int | None = None
-    follow: bool = False
-    group: str | None = None
+
+def known_timestamp() -> Column:
+    """Return the timestamp column with nulls for -1, Kafka's "no time": such a record gets the time of its writing."""
+    return when(col("timestamp") >= timestamp_millis(lit(0)), col("timestamp"))
+
+
+def print_end(query: StreamingQuery, target: str) -> None:
+    """Print where a query wrote to, and how far it came."""
+    last = query.lastProgress
+    print(f"written to {target}" + (f", up to micro-batch {last['batchId']}" if last else ": nothing new"))
+
+
+@dataclass
+class Copy:
+    """Options of the job."""
+
+    source: Annotated[str, Option("--source", help="Kafka log directory, its partition folder, root or topic folder.")]
+    root: RootOption
+    checkpoint: Annotated[
+        str, Option("--checkpoint", help="The query's checkpoint: with it nothing is lost or written twice.")
+    ]
+    subscribe: Annotated[str | None, Option("--subscribe", help="Topics, with commas between them.")] = None
+    subscribe_pattern: Annotated[str | None, Option("--subscribe-pattern", help="Regular expression of topics.")] = None
+    topic: Annotated[str | None, Option("--topic", help="One topic for all records; else each keeps its topic.")] = None
+    num_partitions: Annotated[int, Option("--num-partitions", help="Of topics that do not exist yet.")] = 1
+    max_offsets_per_trigger: Annotated[
+        int | None, Option("--max-offsets-per-trigger", help="Records of one micro-batch at most.")
+    ] = None
+    group: Annotated[
+        str | None, Option("--group", help="Consumer group that commits the query's offsets; of a root.")
+    ] = None
+    follow: Annotated[bool, Option("--follow", help="Go on with what comes later.")] = False
+
+    def __post_init__(self) -> None:
+        if self.subscribe is not None and self.subscribe_pattern is not None:
+            raise BadParameter("give one of --subscribe and --subscribe-pattern")
 
 
 def start(spark: SparkSession, copy: Copy) -> StreamingQuery:
     """Start the query."""
+    options = {
+        "subscribe": copy.subscribe,
+        "subscribePattern": copy.subscribe_pattern,
+        "maxOffsetsPerTrigger": copy.max_offsets_per_trigger,
+        "kafka.group.id": copy.group,
+    }
     reader = spark.readStream.format("sparklog").option("startingOffsets", "earliest").option("includeHeaders", True)
-    if copy.subscribe is not None:
-        reader = reader.option(*copy.subscribe)
-    if copy.max_offsets_per_trigger is not None:
-        reader = reader.option("maxOffsetsPerTrigger", copy.max_offsets_per_trigger)
-    if copy.group is not None:
-        reader = reader.option("kafka.group.id", copy.group)
+    for name, value in options.items():
+        if value is not None:
+            reader = reader.option(name, value)
     columns = COLUMNS if copy.topic is not None else (*COLUMNS, "topic")
     records = reader.load(copy.source).select(*columns).withColumn("timestamp", known_timestamp())
     writer = records.writeStream.format("sparklog")
     if copy.topic is not None:
         writer = writer.option("topic", copy.topic)
-    writer = writer.option("num.partitions", copy.partitions).option("checkpointLocation", copy.checkpoint)
+    writer = writer.option("num.partitions", copy.num_partitions).option("checkpointLocation", copy.checkpoint)
     return (writer if copy.follow else writer.trigger(availableNow=True)).start(copy.root)
 
 
-def _options(
-    source: Annotated[str, Option("--source", help="Kafka log directory, its partition folder, root or topic folder.")],
-    root: RootOption,
-    checkpoint: Annotated[
-        str, Option("--checkpoint", help="The query's checkpoint: with it nothing is lost or written twice.")
-    ],
-    subscribe: Annotated[str | None, Option("--subscribe", help="Topics, with commas between them.")] = None,
-    subscribe_pattern: Annotated[
-        str | None, Option("--subscribe-pattern", help="Regular expression of topics.")
-    ] = None,
-    topic: Annotated[
-        str | None, Option("--topic", help="One topic for all records; else each keeps its topic.")
-    ] = None,
-    num_partitions: Annotated[int, Option("--num-partitions", help="Of topics that do not exist yet.")] = 1,
-    max_offsets_per_trigger: Annotated[
-        int | None, Option("--max-offsets-per-trigger", help="Records of one micro-batch at most.")
-    ] = None,
-    group: Annotated[
-        str | None, Option("--group", help="Consumer group that commits the query's offsets; of a root.")
-    ] = None,
-    follow: Annotated[bool, Option("--follow", help="Go on with what comes later.")] = False,
-) -> Copy:
-    if subscribe is not None and subscribe_pattern is not None:
-        raise BadParameter("give one of --subscribe and --subscribe-pattern")
-    topics = None if subscribe is None else ("subscribe", subscribe)
-    if subscribe_pattern is not None:
-        topics = ("subscribePattern", subscribe_pattern)
-    return Copy(source, root, checkpoint, topics, topic, num_partitions, max_offsets_per_trigger, follow, group)
-
-
 def arguments(given: Sequence[str]) -> Copy:
-    """Read the command line; leaves with 2 where it is wrong."""
-    return parse("stream", _options, given, __doc__)
+    return parse("stream", Copy, given, __doc__)
 
 
 @streaming_job("stream")

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sparklog.cli.options import JsonOption, QuickOption, RootOption, TopicsOption, topic_names
 from sparklog.jobs.program import DONE, FAILED, job, parse
@@ -31,25 +31,22 @@ from sparklog.tools.verification.findings import document, summary
 from sparklog.tools.verification.run import verify_root
 
 
-@dataclass(frozen=True)
+@dataclass
 class Verify:
-    """Options of the job. `quick`: check of files only whether they exist and how long they are."""
+    """Options of the job."""
 
-    root: str
-    topics: tuple[str, ...]
-    quick: bool
-    as_json: bool
+    root: RootOption
+    topic: TopicsOption = None
+    quick: QuickOption = False
+    as_json: JsonOption = False
+    topics: tuple[str, ...] = field(init=False)
 
-
-def _options(
-    root: RootOption, topic: TopicsOption = None, quick: QuickOption = False, as_json: JsonOption = False
-) -> Verify:
-    return Verify(root, topic_names(topic), quick, as_json)
+    def __post_init__(self) -> None:
+        self.topics = topic_names(self.topic)
 
 
 def arguments(given: Sequence[str]) -> Verify:
-    """Read the command line; leaves with 2 where it is wrong."""
-    return parse("verify", _options, given, __doc__)
+    return parse("verify", Verify, given, __doc__)
 
 
 @job("verify", after_interrupt="nothing was changed")

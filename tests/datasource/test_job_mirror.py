@@ -12,7 +12,7 @@ import pytest
 import sparklog
 from sparklog.errors import BadRequest, NotFound, SparklogError
 from sparklog.jobs import mirror
-from sparklog.jobs.streaming import reason
+from sparklog.jobs.stream import reason
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
