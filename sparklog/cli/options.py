@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
-from enum import Enum
-from typing import Annotated
+from typing import Annotated, Literal
 
 from typer import Argument, BadParameter, Option
 
@@ -16,20 +15,8 @@ from sparklog.log.journal.names import check_topic_name
 SHORT_HELP = {"help_option_names": ["-h", "--help"]}
 
 
-class Isolation(str, Enum):
-    """Kafka's isolation levels."""
-
-    read_committed = "read_committed"
-    read_uncommitted = "read_uncommitted"
-
-
-class CorruptRecords(str, Enum):
-    """Ways to treat damage in a Kafka directory."""
-
-    fail = "fail"
-    skip = "skip"
-    truncate = "truncate"
-
+Isolation = Literal["read_committed", "read_uncommitted"]
+CorruptRecords = Literal["fail", "skip", "truncate"]
 
 RootOption = Annotated[
     str,

@@ -30,7 +30,7 @@ from pyspark.sql.streaming import StreamingQuery
 from typer import Option
 
 import sparklog
-from sparklog.cli.options import Isolation, IsolationOption, comma_separated
+from sparklog.cli.options import IsolationOption, comma_separated
 from sparklog.cli.terminal import read_text
 from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable, did_you_mean
 from sparklog.jobs.program import DONE, parse
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from sparklog.log.topic.root import Root
 
 SCHEME = "kafka://"
+ENDPOINT = "kafka://host:port[,host:port], or a root"
 CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 MAX_OFFSETS_PER_TRIGGER = 1_000_000
 """Of one micro-batch: the records that a killed job reads again, and writes again into Kafka."""
@@ -58,23 +59,45 @@ SET_OTHERWISE = {"bootstrap.servers": "the kafka:// address", "isolation.level":
 _SERVER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/,\[\]]+):(\d{1,5})")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Mirror:
-    """Options of the job: one of `source` and `target` is a path, the other one `kafka://host:port[,host:port]`.
+    """Options of the job. `topics` or `pattern` selects topics; `options` are those of Kafka's clients."""
 
-    `topics` or `pattern` selects topics; `options` are those of Kafka's clients, under their names.
-    """
+    source: Annotated[str, Option("--from", metavar="PLACE", help=f"{ENDPOINT}.")]
+    target: Annotated[str, Option("--to", metavar="PLACE", help=f"{ENDPOINT}: one of each.")]
+    checkpoint: Annotated[str, Option(help="The query's checkpoint: with it the job goes on.")]
+    topic_list: Annotated[str | None, Option("--topics", help="Topics, with commas between them.")] = None
+    pattern: Annotated[str | None, Option(help="Regular expression of whole topic names.")] = None
+    follow: Annotated[bool, Option("--follow", help="Go on with what comes later.")] = False
+    kafka_option: Annotated[
+        list[str] | None, Option(metavar="NAME=VALUE", help="Of Kafka's clients; may be repeated.")
+    ] = None
+    kafka_config: Annotated[
+        str | None, Option(metavar="FILE", help="Such options, as the client.properties of Kafka's tools.")
+    ] = None
+    isolation: IsolationOption = "read_committed"
+    max_offsets_per_trigger: Annotated[int, Option(min=1, help="Records of one micro-batch at most.")] = (
+        MAX_OFFSETS_PER_TRIGGER
+    )
+    no_fail_on_data_loss: Annotated[
+        bool, Option("--no-fail-on-data-loss", help="Go on where records are gone that were not moved yet.")
+    ] = False
+    topics: tuple[str, ...] = field(init=False)
+    options: Mapping[str, str] = field(init=False)
 
-    source: str
-    target: str
-    checkpoint: str
-    topics: tuple[str, ...] = ()
-    pattern: str | None = None
-    options: Mapping[str, str] = field(default_factory=dict)
-    isolation: str = "read_committed"
-    max_offsets_per_trigger: int = MAX_OFFSETS_PER_TRIGGER
-    fail_on_data_loss: bool = True
-    follow: bool = False
+    def __post_init__(self) -> None:
+        _check_endpoints(self.source, self.target)
+        if (self.topic_list is None) == (self.pattern is None):
+            raise BadRequest("give one of --topics and --pattern")
+        self.topics = comma_separated([self.topic_list] if self.topic_list is not None else None)
+        if self.topic_list is not None and not self.topics:
+            raise BadRequest("--topics names no topic")
+        if self.pattern is not None:
+            try:
+                re.compile(self.pattern)
+            except re.error as error:
+                raise BadRequest(f"--pattern {self.pattern!r} is not a regular expression: {error}") from None
+        self.options = _client_options(self.kafka_config, self.kafka_option or [])
 
     @property
     def into_kafka(self) -> bool:
@@ -271,7 +294,7 @@ def start(spark: SparkSession, mirror: Mirror, partitions: Mapping[str, int]) ->
         startingOffsets="earliest",
         includeHeaders=True,
         maxOffsetsPerTrigger=mirror.max_offsets_per_trigger,
-        failOnDataLoss=mirror.fail_on_data_loss,
+        failOnDataLoss=not mirror.no_fail_on_data_loss,
     )
     reader = reader.option("kafka.isolation.level", mirror.isolation)
     if mirror.into_kafka:
@@ -355,59 +378,8 @@ def run(spark: SparkSession, mirror: Mirror) -> int:
     return DONE
 
 
-ENDPOINT = "kafka://host:port[,host:port], or a root"
-
-
-def _options(
-    source: Annotated[str, Option("--from", metavar="PLACE", help=f"{ENDPOINT}.")],
-    target: Annotated[str, Option("--to", metavar="PLACE", help=f"{ENDPOINT}: one of each.")],
-    checkpoint: Annotated[str, Option("--checkpoint", help="The query's checkpoint: with it the job goes on.")],
-    topics: Annotated[str | None, Option("--topics", help="Topics, with commas between them.")] = None,
-    pattern: Annotated[str | None, Option("--pattern", help="Regular expression of whole topic names.")] = None,
-    follow: Annotated[bool, Option("--follow", help="Go on with what comes later.")] = False,
-    kafka_option: Annotated[
-        list[str] | None, Option("--kafka-option", metavar="NAME=VALUE", help="Of Kafka's clients; may be repeated.")
-    ] = None,
-    kafka_config: Annotated[
-        str | None,
-        Option("--kafka-config", metavar="FILE", help="Such options, as the client.properties of Kafka's tools."),
-    ] = None,
-    isolation: IsolationOption = Isolation.read_committed,
-    max_offsets_per_trigger: Annotated[
-        int, Option("--max-offsets-per-trigger", min=1, help="Records of one micro-batch at most.")
-    ] = MAX_OFFSETS_PER_TRIGGER,
-    no_fail_on_data_loss: Annotated[
-        bool, Option("--no-fail-on-data-loss", help="Go on where records are gone that were not moved yet.")
-    ] = False,
-) -> Mirror:
-    _check_endpoints(source, target)
-    if (topics is None) == (pattern is None):
-        raise BadRequest("give one of --topics and --pattern")
-    names = comma_separated([topics] if topics is not None else None)
-    if topics is not None and not names:
-        raise BadRequest("--topics names no topic")
-    if pattern is not None:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise BadRequest(f"--pattern {pattern!r} is not a regular expression: {error}") from None
-    return Mirror(
-        source,
-        target,
-        checkpoint,
-        names,
-        pattern,
-        _client_options(kafka_config, kafka_option or []),
-        isolation.value,
-        max_offsets_per_trigger,
-        not no_fail_on_data_loss,
-        follow,
-    )
-
-
 def arguments(given: Sequence[str]) -> Mirror:
-    """Read the command line; leaves with 2 where it is wrong."""
-    return parse("mirror", _options, given, __doc__)
+    return parse("mirror", Mirror, given, __doc__)
 
 
 def _check_endpoints(source: str, target: str) -> None:

@@ -74,21 +74,15 @@ def print_end(query: StreamingQuery, target: str) -> None:
 class Copy:
     """Options of the job."""
 
-    source: Annotated[str, Option("--source", help="Kafka log directory, its partition folder, root or topic folder.")]
+    source: Annotated[str, Option(help="Kafka log directory, its partition folder, root or topic folder.")]
     root: RootOption
-    checkpoint: Annotated[
-        str, Option("--checkpoint", help="The query's checkpoint: with it nothing is lost or written twice.")
-    ]
-    subscribe: Annotated[str | None, Option("--subscribe", help="Topics, with commas between them.")] = None
-    subscribe_pattern: Annotated[str | None, Option("--subscribe-pattern", help="Regular expression of topics.")] = None
-    topic: Annotated[str | None, Option("--topic", help="One topic for all records; else each keeps its topic.")] = None
-    num_partitions: Annotated[int, Option("--num-partitions", help="Of topics that do not exist yet.")] = 1
-    max_offsets_per_trigger: Annotated[
-        int | None, Option("--max-offsets-per-trigger", help="Records of one micro-batch at most.")
-    ] = None
-    group: Annotated[
-        str | None, Option("--group", help="Consumer group that commits the query's offsets; of a root.")
-    ] = None
+    checkpoint: Annotated[str, Option(help="The query's checkpoint: with it nothing is lost or written twice.")]
+    subscribe: Annotated[str | None, Option(help="Topics, with commas between them.")] = None
+    subscribe_pattern: Annotated[str | None, Option(help="Regular expression of topics.")] = None
+    topic: Annotated[str | None, Option(help="One topic for all records; else each keeps its topic.")] = None
+    num_partitions: Annotated[int, Option(help="Of topics that do not exist yet.")] = 1
+    max_offsets_per_trigger: Annotated[int | None, Option(help="Records of one micro-batch at most.")] = None
+    group: Annotated[str | None, Option(help="Consumer group that commits the query's offsets; of a root.")] = None
     follow: Annotated[bool, Option("--follow", help="Go on with what comes later.")] = False
 
     def __post_init__(self) -> None:

@@ -34,9 +34,7 @@ DAY_MS = 86_400_000
 
 @app.command("backup", epilog=example("sparklog backup --root /data/log --to /backup/log --keep 14"))
 def backup(
-    to: Annotated[
-        str, Option("--to", metavar="PATH", help="Where the backups lie; made if need be.", show_default=False)
-    ],
+    to: Annotated[str, Option(metavar="PATH", help="Where the backups lie; made if need be.", show_default=False)],
     root: Annotated[
         str | None, Option("--root", "-r", envvar="SPARKLOG_ROOT", metavar="PATH", help="The root to back up.")
     ] = None,
@@ -44,11 +42,10 @@ def backup(
     list_: Annotated[bool, Option("--list", help="Show the backups there are; make none.")] = False,
     prune: Annotated[bool, Option("--prune", help="Drop old backups by --keep or --keep-days; make none.")] = False,
     keep: Annotated[
-        int | None, Option("--keep", min=1, metavar="N", help="Afterwards drop all but the newest N backups.")
+        int | None, Option(min=1, metavar="N", help="Afterwards drop all but the newest N backups.")
     ] = None,
     keep_days: Annotated[
-        int | None,
-        Option("--keep-days", min=0, metavar="DAYS", help="Afterwards drop backups that are older than this."),
+        int | None, Option(min=0, metavar="DAYS", help="Afterwards drop backups that are older than this.")
     ] = None,
     link: LinkOption = False,
     dry_run: DryRunOption = False,
@@ -135,13 +132,10 @@ LATEST = "latest"
 )
 def restore(
     source: Annotated[str, Argument(metavar="PATH", help="Where the backups lie; or a root.")],
-    to: Annotated[
-        str, Option("--to", metavar="PATH", help="Where the root is to be; empty or not there.", show_default=False)
-    ],
+    to: Annotated[str, Option(metavar="PATH", help="Where the root is to be; empty or not there.", show_default=False)],
     as_of: Annotated[
         str,
         Option(
-            "--as-of",
             metavar="latest|TIME|VERSION",
             help="Milliseconds or 2026-01-31T12:00:00 (UTC unless it says); a version, of one topic.",
         ),
@@ -151,7 +145,7 @@ def restore(
     ] = None,
     topic: TopicsOption = None,
     rename: Annotated[
-        list[str] | None, Option("--rename", metavar="OLD=NEW", help="Another name for a topic; may be repeated.")
+        list[str] | None, Option(metavar="OLD=NEW", help="Another name for a topic; may be repeated.")
     ] = None,
     link: LinkOption = False,
     dry_run: DryRunOption = False,

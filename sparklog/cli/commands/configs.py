@@ -87,14 +87,11 @@ def alter(
     topic: Annotated[str, Argument(help="Topic.")],
     root: RootOption,
     add_config: Annotated[
-        list[str] | None,
-        Option("--add-config", metavar="NAME=VALUE,...", help="Set; [a,b] is a value with commas. Repeatable."),
+        list[str] | None, Option(metavar="NAME=VALUE,...", help="Set; [a,b] is a value with commas. Repeatable.")
     ] = None,
-    add_config_file: Annotated[
-        Path | None, Option("--add-config-file", help="Set what stands in this file, NAME=VALUE a line.")
-    ] = None,
+    add_config_file: Annotated[Path | None, Option(help="Set what stands in this file, NAME=VALUE a line.")] = None,
     delete_config: Annotated[
-        list[str] | None, Option("--delete-config", metavar="NAME,...", help="Back to the default. Repeatable.")
+        list[str] | None, Option(metavar="NAME,...", help="Back to the default. Repeatable.")
     ] = None,
     dry_run: DryRunOption = False,
     force: Annotated[

@@ -5,14 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from enum import Enum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import BadParameter, Exit, Option, Typer
 
 from sparklog.cli.options import (
     CorruptOption,
-    CorruptRecords,
     Isolation,
     IsolationOption,
     JsonOption,
@@ -117,20 +115,18 @@ def consume(
         ),
     ] = None,
     follow: Annotated[bool, Option("--follow", "-f", help="Wait for more at the end.")] = False,
-    timeout_ms: Annotated[
-        int | None, Option("--timeout-ms", min=0, help="With --follow: end when nothing came for so long.")
-    ] = None,
+    timeout_ms: Annotated[int | None, Option(min=0, help="With --follow: end when nothing came for so long.")] = None,
     max_messages: Annotated[int | None, Option("--max-messages", "-n", min=0, help="End after so many.")] = None,
-    isolation: IsolationOption = Isolation.read_committed,
-    corrupt_records: CorruptOption = CorruptRecords.fail,
+    isolation: IsolationOption = "read_committed",
+    corrupt_records: CorruptOption = "fail",
     print_timestamp: PrintTimestamp = False,
     print_partition: PrintPartition = False,
     print_offset: PrintOffset = False,
     print_headers: PrintHeaders = False,
     print_key: PrintKey = False,
     print_value: Annotated[bool, Option("--print-value/--no-print-value", help="The value.")] = True,
-    key_separator: Annotated[str, Option("--key-separator", help="Between columns.", show_default="a tab")] = "\t",
-    null_literal: Annotated[str, Option("--null-literal", help="Stands for a null key or value.")] = "null",
+    key_separator: Annotated[str, Option(help="Between columns.", show_default="a tab")] = "\t",
+    null_literal: Annotated[str, Option(help="Stands for a null key or value.")] = "null",
     as_json: Annotated[
         bool, Option("--json", help="One JSON object per record, all columns; `produce --json` takes it.")
     ] = False,
@@ -145,8 +141,8 @@ def consume(
     from sparklog.log.read.topic_scan import Tail
     from sparklog.log.state.view import COLUMNS
 
-    source = open_source(root, follow=follow, corrupt_records=corrupt_records.value, on_skipped=warn)
-    tail = Tail(source.view, source.one_topic(topic), isolation.value, partition, warn=warn)
+    source = open_source(root, follow=follow, corrupt_records=corrupt_records, on_skipped=warn)
+    tail = Tail(source.view, source.one_topic(topic), isolation, partition, warn=warn)
     _start(tail, from_beginning, offset, timestamp, follow)
     layout = Layout(
         timestamp=print_timestamp,
@@ -164,17 +160,7 @@ def consume(
     print(f"Processed a total of {count} messages", file=sys.stderr)
 
 
-class KeyFormat(str, Enum):
-    """Formats of `sparklog.format.text`."""
-
-    string = "string"
-    hex = "hex"
-    base64 = "base64"
-    short = "short"
-    integer = "integer"
-    long = "long"
-    float = "float"
-    double = "double"
+KeyFormat = Literal["string", "hex", "base64", "short", "integer", "long", "float", "double"]
 
 
 @app.command("get", epilog=example("sparklog get orders --key customer-17 --root /data/log --print-offset"))
@@ -183,12 +169,12 @@ def get(
     key: Annotated[str, Option("--key", "-k", help="The key.")],
     topic: TopicOfFolder = None,
     key_format: Annotated[
-        KeyFormat, Option("--key-format", help="How --key is given; numbers as Kafka's serializers write them.")
-    ] = KeyFormat.string,
+        KeyFormat, Option(help="How --key is given; numbers as Kafka's serializers write them.")
+    ] = "string",
     partition: Annotated[int | None, Option("--partition", "-p", min=0, help="Look in this partition.")] = None,
     all_partitions: Annotated[bool, Option("--all-partitions", help="Look in all of them.")] = False,
-    isolation: IsolationOption = Isolation.read_committed,
-    corrupt_records: CorruptOption = CorruptRecords.fail,
+    isolation: IsolationOption = "read_committed",
+    corrupt_records: CorruptOption = "fail",
     print_timestamp: PrintTimestamp = False,
     print_partition: PrintPartition = False,
     print_offset: PrintOffset = False,
@@ -210,12 +196,12 @@ def get(
 
     if partition is not None and all_partitions:
         raise BadParameter("--partition and --all-partitions exclude each other")
-    key_bytes = parse_key(key, key_format.value)
-    source = open_source(root, corrupt_records=corrupt_records.value, on_skipped=warn)
+    key_bytes = parse_key(key, key_format)
+    source = open_source(root, corrupt_records=corrupt_records, on_skipped=warn)
     name = source.one_topic(topic)
     source.view.refresh([name])
     chosen = sorted(source.view.bounds(name)) if all_partitions else None if partition is None else [partition]
-    record = latest_record(source.view, name, key_bytes, partitions=chosen, isolation=isolation.value)
+    record = latest_record(source.view, name, key_bytes, partitions=chosen, isolation=isolation)
     if record is None:
         hint = "; another partitioner may have written it, or partitions were added in Kafka: try --all-partitions"
         raise NotFound(f"no record of topic {name} has the key {key!r}{'' if all_partitions else hint}")
@@ -263,7 +249,7 @@ def offsets(
     time: Annotated[str, Option("--time", "-t", metavar="-1|-2|-3|MS", help="Which offset, see above.")] = "latest",
     isolation: Annotated[
         Isolation, Option("--isolation-level", help="read_committed: below the first open transaction.")
-    ] = Isolation.read_uncommitted,
+    ] = "read_uncommitted",
     as_json: JsonOption = False,
 ) -> None:
     """Print offsets of topics, one topic:partition:offset per line, as kafka-get-offsets does.
@@ -279,7 +265,7 @@ def offsets(
     rows = [
         (name, partition, offset)
         for name in names
-        for partition, offset in offsets_at(source.view, name, wanted, isolation.value).items()
+        for partition, offset in offsets_at(source.view, name, wanted, isolation).items()
     ]
     # Sorted by the text topic-partition, t-10 before t-2: as Kafka's tool does.
     rows.sort(key=lambda row: f"{row[0]}-{row[1]}")

@@ -34,7 +34,7 @@ CHUNK_LINES = 512
 
 def dump_log(
     paths: Annotated[list[str] | None, Argument(metavar="[PATH]...", help="Files or folders.")] = None,
-    files: Annotated[str | None, Option("--files", metavar="A,B", help="The same, separated by commas.")] = None,
+    files: Annotated[str | None, Option(metavar="A,B", help="The same, separated by commas.")] = None,
     root: Annotated[
         str | None,
         Option("--root", "-r", metavar="PATH", help="Paths are topics or objects of this root.", show_default=False),
@@ -49,12 +49,8 @@ def dump_log(
     index_sanity_check: Annotated[
         bool, Option("--index-sanity-check", help="Of indexes only the check of a broker that starts.")
     ] = False,
-    max_message_size: Annotated[
-        int, Option("--max-message-size", min=0, help="Bytes read where an index points to.")
-    ] = 5 * 1024 * 1024,
-    max_bytes: Annotated[int, Option("--max-bytes", min=0, help="Bytes read of each segment.", show_default="all")] = 2
-    ** 31
-    - 1,
+    max_message_size: Annotated[int, Option(min=0, help="Bytes read where an index points to.")] = 5 * 1024 * 1024,
+    max_bytes: Annotated[int, Option(min=0, help="Bytes read of each segment.", show_default="all")] = 2**31 - 1,
     key_decoder: Annotated[
         str | None,
         Option(

@@ -98,17 +98,13 @@ def reset(
     to_earliest: Annotated[bool, Option("--to-earliest", help="The log start.")] = False,
     to_latest: Annotated[bool, Option("--to-latest", help="The log end.")] = False,
     to_current: Annotated[bool, Option("--to-current", help="Where it is, else the log end.")] = False,
-    to_offset: Annotated[int | None, Option("--to-offset", min=0, metavar="N", help="This offset.")] = None,
-    shift_by: Annotated[int | None, Option("--shift-by", metavar="N", help="N records on; -N: back.")] = None,
+    to_offset: Annotated[int | None, Option(min=0, metavar="N", help="This offset.")] = None,
+    shift_by: Annotated[int | None, Option(metavar="N", help="N records on; -N: back.")] = None,
     to_datetime: Annotated[
-        str | None, Option("--to-datetime", metavar="TIME", help="The first record not older (ISO 8601 or ms).")
+        str | None, Option(metavar="TIME", help="The first record not older (ISO 8601 or ms).")
     ] = None,
-    by_duration: Annotated[
-        str | None, Option("--by-duration", metavar="PnDTnHnMnS", help="So long ago, such as PT2H.")
-    ] = None,
-    from_file: Annotated[
-        Path | None, Option("--from-file", metavar="CSV", help="Lines of topic,partition,offset.")
-    ] = None,
+    by_duration: Annotated[str | None, Option(metavar="PnDTnHnMnS", help="So long ago, such as PT2H.")] = None,
+    from_file: Annotated[Path | None, Option(metavar="CSV", help="Lines of topic,partition,offset.")] = None,
     execute: Annotated[bool, Option("--execute", help="Do it.")] = False,
     dry_run: Annotated[bool, Option("--dry-run", help="Only show it (the default).")] = False,
     export: Annotated[bool, Option("--export", help="Print the new offsets as lines of a CSV file.")] = False,

@@ -76,7 +76,7 @@ def doctor(
         Option("--root", "-r", envvar="SPARKLOG_ROOT", metavar="PATH", help="Also this root.", show_default=False),
     ] = None,
     conf_file: Annotated[
-        str | None, Option("--conf-file", metavar="FILE", help="Read this instead of Spark's own spark-defaults.conf.")
+        str | None, Option(metavar="FILE", help="Read this instead of Spark's own spark-defaults.conf.")
     ] = None,
     spark: Annotated[bool, Option("--spark", help="Start a local Spark session and ask it.")] = False,
     as_json: JsonOption = False,

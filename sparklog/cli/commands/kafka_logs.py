@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, BadParameter, Option, Typer
 
@@ -11,7 +10,6 @@ from sparklog.cli.options import (
     AsOfOption,
     ConfigOption,
     CorruptOption,
-    CorruptRecords,
     DryRunOption,
     JsonOption,
     RootOption,
@@ -33,16 +31,8 @@ if TYPE_CHECKING:
 app = Typer()
 
 
-class OpenTransactions(str, Enum):
-    """Ways to treat transactions that Kafka has left open."""
-
-    keep = "keep"
-    abort = "abort"
-    refuse = "refuse"
-
-
 OpenTransactionsOption = Annotated[
-    OpenTransactions,
+    Literal["keep", "abort", "refuse"],
     Option(
         "--open-transactions",
         help="Those that Kafka has not ended: keep them until an import brings their end or the topic is written"
@@ -60,8 +50,8 @@ def import_(
     root: RootOption,
     topic: TopicsOption = None,
     config: ConfigOption = None,
-    corrupt_records: CorruptOption = CorruptRecords.fail,
-    open_transactions: OpenTransactionsOption = OpenTransactions.keep,
+    corrupt_records: CorruptOption = "fail",
+    open_transactions: OpenTransactionsOption = "keep",
     copy: Annotated[
         bool, Option("--copy", help="Copy closed segments also where a hard link to Kafka's file would do.")
     ] = False,
@@ -105,8 +95,8 @@ def import_(
             topics=topics,
             configs=configs,
             force=force,
-            corrupt_records=corrupt_records.value,
-            open_transactions=open_transactions.value,
+            corrupt_records=corrupt_records,
+            open_transactions=open_transactions,
             link=NEVER if copy else AUTO,
             groups=groups,
             transactions=transactions,
@@ -219,7 +209,7 @@ ToOption = Annotated[
 def export(
     topics: Annotated[list[str], Argument(metavar="TOPIC...", help="Topics.")],
     root: RootOption,
-    to: Annotated[str, Option("--to", metavar="PATH", help="Directory to make.", show_default=False)],
+    to: Annotated[str, Option(metavar="PATH", help="Directory to make.", show_default=False)],
     as_of: AsOfOption = None,
     partitions: PartitionsOption = None,
     start: StartOption = None,

@@ -8,9 +8,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, BadParameter, Option, Typer
 
@@ -21,19 +20,10 @@ if TYPE_CHECKING:
 
 app = Typer()
 
+Codec = Literal["none", "gzip", "snappy", "lz4", "zstd"]
 RUN_BYTES = 16 << 20
 LINGER_S = 1.0
 READ_BYTES = 1 << 20
-
-
-class Codec(str, Enum):
-    """Kafka's codecs."""
-
-    none = "none"
-    gzip = "gzip"
-    snappy = "snappy"
-    lz4 = "lz4"
-    zstd = "zstd"
 
 
 @app.command("produce", epilog=example("echo 'k1:hello' | sparklog produce orders --root /data/log --key-separator :"))
@@ -41,24 +31,22 @@ def produce(
     topic: Annotated[str, Argument(help="Topic; must exist.")],
     root: RootOption,
     file: Annotated[
-        Path | None, Option("--file", exists=True, dir_okay=False, help="Read this instead of standard input.")
+        Path | None, Option(exists=True, dir_okay=False, help="Read this instead of standard input.")
     ] = None,
     as_json: Annotated[
         bool, Option("--json", help='Each line is {"key": ..., "value": ..., "headers": ..., ...}.')
     ] = False,
     key_separator: Annotated[
-        str | None, Option("--key-separator", help="A line is key, separator, value. Without it keys are null.")
+        str | None, Option(help="A line is key, separator, value. Without it keys are null.")
     ] = None,
     headers: Annotated[bool, Option("--headers", help="A line begins with name:value,name:value and a tab.")] = False,
     null_marker: Annotated[
-        str | None, Option("--null-marker", help="A key or value that is exactly this is null (a tombstone).")
+        str | None, Option(help="A key or value that is exactly this is null (a tombstone).")
     ] = None,
     partition: Annotated[
         int | None, Option("--partition", "-p", min=0, max=2**31 - 1, help="All to this partition, whatever the key.")
     ] = None,
-    compression: Annotated[
-        Codec | None, Option("--compression", help="Codec, where the topic leaves it to us. Default: zstd.")
-    ] = None,
+    compression: Annotated[Codec | None, Option(help="Codec, where the topic leaves it to us. Default: zstd.")] = None,
 ) -> None:
     """Append lines to a topic: from standard input, or from a file.
 
@@ -83,7 +71,7 @@ def produce(
             null_marker.encode() if null_marker is not None else None,
         ).parse
     )
-    options = WriteOptions(codec=compression.value) if compression else WriteOptions()
+    options = WriteOptions(codec=compression) if compression else WriteOptions()
     target = open_root(root).topic(topic)
     with ExitStack() as stack:
         fd = sys.stdin.fileno() if file is None else stack.enter_context(file.open("rb")).fileno()

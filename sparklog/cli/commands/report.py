@@ -16,15 +16,13 @@ app = Typer()
 @app.command("report", epilog=example("sparklog report --root /data/log --html report.html"))
 def report(
     root: SourceOption,
-    html: Annotated[str | None, Option("--html", metavar="FILE", help="Write the page here.")] = None,
+    html: Annotated[str | None, Option(metavar="FILE", help="Write the page here.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print the facts as JSON, for scripts.")] = False,
     topic: TopicsOption = None,
     properties: PropertiesOption = None,
     now: Annotated[
         str | None,
-        Option(
-            "--now", metavar="TIME", help="As of this time instead of now: milliseconds or 2026-01-31T12:00:00 (UTC)."
-        ),
+        Option(metavar="TIME", help="As of this time instead of now: milliseconds or 2026-01-31T12:00:00 (UTC)."),
     ] = None,
 ) -> None:
     """Write one page about all topics: sizes, offsets, partition skew, commit rates, open transactions, consumer

@@ -23,7 +23,7 @@ app = Typer()
 def delete_records(
     root: RootOption,
     offset_json_file: Annotated[
-        Path | None, Option("--offset-json-file", metavar="FILE", help="Offsets of many partitions, see above.")
+        Path | None, Option(metavar="FILE", help="Offsets of many partitions, see above.")
     ] = None,
     topic: Annotated[str | None, Option("--topic", "-t", help="One topic instead of a file.")] = None,
     partition: Annotated[int | None, Option("--partition", "-p", min=0, help="Its partition.")] = None,
