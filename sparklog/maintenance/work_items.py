@@ -1,9 +1,8 @@
 """Pieces of work: a plan hands them to tasks, and tasks hand back `Done`, to be committed.
 
-A plan is made on the driver from a snapshot alone. Each `Work` carries all that its task needs (store, topic, source
-slices), so that a task opens nothing; it writes files that no commit names yet and answers with `Done`. The runner
-of the plan then commits each `Done` as one rewrite: a piece of work is done whole or not at all, and a task that is run
-twice leaves an orphan, which the vacuum removes.
+A plan is made on the driver from a snapshot alone. A `Work` carries all that its task needs, so that a task opens
+nothing; it writes files that no commit names yet. Each `Done` is committed as one rewrite: a piece of work is done
+whole or not at all, and a task that is run twice leaves an orphan, which the vacuum removes.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ Progress = Callable[[int, int], None]
 
 
 def silent(records: int, nbytes: int) -> None:
-    """Progress that prints nothing."""
+    """Print no progress."""
 
 
 @dataclass(frozen=True)
@@ -92,29 +91,22 @@ class Work(Protocol):
 
     @property
     def op(self) -> str: ...
-
     @property
     def topic(self) -> str: ...
-
     @property
     def topic_id(self) -> str: ...
-
     @property
     def title(self) -> str:
         """For progress and errors: `compact orders-3`."""
-        ...
 
     @property
     def partitions(self) -> tuple[int, ...]: ...
-
     @property
     def nbytes(self) -> int:
         """Bytes to read: larger pieces are begun first."""
-        ...
 
     def run(self, progress: Progress = silent) -> Done:
         """Read, write files, return what was written. Raises `SparklogError`; then no commit names what it wrote."""
-        ...
 
 
 class Runner(Protocol):
@@ -122,7 +114,6 @@ class Runner(Protocol):
 
     def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, Done | SparklogError]]:
         """Run all, begun in the order given, several at once; each with its result as it is finished."""
-        ...
 
 
 class InProcess:
