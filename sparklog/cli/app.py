@@ -47,7 +47,6 @@ class SparklogGroup(TyperGroup):
     """The top group: runs a command and turns what it raises into one line and an exit code."""
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Run the command of `args` (default: `sys.argv`); raises `SystemExit`."""
         kwargs["standalone_mode"] = False
         if isinstance(sys.stdout, io.TextIOWrapper):
             # Names may hold what the terminal's encoding has not.
@@ -115,6 +114,5 @@ def sparklog(
 
 for name, commands in (("topics", topics), ("configs", configs), ("transactions", transactions), ("groups", groups)):
     app.add_typer(commands.app, name=name)
-for module in (produce, consume, storage, health, kafka_logs, backup, report, jobs):
+for module in (produce, consume, storage, health, kafka_logs, backup, report, jobs, dump_log):
     app.registered_commands += module.app.registered_commands
-dump_log.register(app)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from typer import Argument, BadParameter, Option
 
@@ -13,95 +13,66 @@ from sparklog.log.journal.env import EPOCH
 from sparklog.log.journal.names import check_topic_name
 
 SHORT_HELP = {"help_option_names": ["-h", "--help"]}
-
-
 Isolation = Literal["read_committed", "read_uncommitted"]
 CorruptRecords = Literal["fail", "skip", "truncate"]
 
-RootOption = Annotated[
-    str,
-    Option("--root", "-r", envvar="SPARKLOG_ROOT", metavar="PATH", help="Folder of the topics.", show_default=False),
-]
 
+def root_option(text: str) -> Any:
+    """Return `--root` with its help text."""
+    return Option("--root", "-r", envvar="SPARKLOG_ROOT", metavar="PATH", help=text, show_default=False)
+
+
+RootOption = Annotated[str, root_option("Folder of the topics.")]
 SourceOption = Annotated[
-    str,
-    Option(
-        "--root",
-        "-r",
-        envvar="SPARKLOG_ROOT",
-        metavar="PATH",
-        help="A root, one topic's folder, a Kafka log directory or one Kafka partition folder.",
-        show_default=False,
-    ),
+    str, root_option("A root, one topic's folder, a Kafka log directory or one Kafka partition folder.")
 ]
-
 TopicsOption = Annotated[
     list[str] | None,
     Option(
         "--topic", "-t", metavar="NAME", help="Only this topic; several with commas, or repeated.", show_default="all"
     ),
 ]
-
 TopicsArgument = Annotated[list[str] | None, Argument(metavar="[TOPIC]...", help="Topics; none means all.")]
-
 TopicOfFolder = Annotated[
     str | None, Argument(metavar="[TOPIC]", help="Topic; may be left out where the folder holds only one.")
 ]
-
 CorruptOption = Annotated[
     CorruptRecords,
     Option(
-        "--corrupt-records",
-        help="Damage in a Kafka directory: fail, skip it and say so, or end the log there as Kafka's recovery does.",
+        help="Damage in a Kafka directory: fail, skip it and say so, or end the log there as Kafka's recovery does."
     ),
 ]
-
 IsolationOption = Annotated[
     Isolation, Option("--isolation-level", help="Whether to see records of open and aborted transactions.")
-]
-
-# Columns of a record to print, under the names of Kafka's console consumer.
+]  # Columns of a record to print, under the names of Kafka's console consumer.
 PrintTimestamp = Annotated[bool, Option("--print-timestamp", help="CreateTime:<ms>")]
 PrintPartition = Annotated[bool, Option("--print-partition", help="Partition:<n>")]
 PrintOffset = Annotated[bool, Option("--print-offset", help="Offset:<n>")]
 PrintHeaders = Annotated[bool, Option("--print-headers", help="name:value,... or NO_HEADERS")]
 PrintKey = Annotated[bool, Option("--print-key", help="The key.")]
-
 AsOfOption = Annotated[
     str | None,
     Option(
-        "--as-of",
         metavar="VERSION|TIME",
         help="As the topic was: a version, or milliseconds or 2026-01-31T12:00:00 (UTC unless it says).",
         show_default="now",
     ),
 ]
-
 LinkOption = Annotated[
     bool, Option("--link", help="Hard links instead of copies, on the same disk: no protection from damage.")
 ]
-
 ConfigOption = Annotated[
     list[str] | None,
     Option("--config", "-c", metavar="NAME=VALUE", help="A topic config under Kafka's name; may be repeated."),
 ]
-
 PropertiesOption = Annotated[
     str | None,
-    Option(
-        "--properties",
-        metavar="FILE",
-        help="Defaults under Kafka's names, as conf/sparklog.properties.",
-        show_default=False,
-    ),
+    Option(metavar="FILE", help="Defaults under Kafka's names, as conf/sparklog.properties.", show_default=False),
 ]
-
 QuickOption = Annotated[
     bool, Option("--quick", help="Read only the logs; of files check whether they exist and how long they are.")
 ]
-
 DryRunOption = Annotated[bool, Option("--dry-run", help="Change nothing: check, and print what would be done.")]
-
 JsonOption = Annotated[bool, Option("--json", help="Print JSON, for scripts.")]
 
 

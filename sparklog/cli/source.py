@@ -40,7 +40,6 @@ class Source:
         return self.view.topics() if self.root is None else self.root.topics(self.failures)
 
     def chosen(self, names: Sequence[str] | None) -> list[str]:
-        """Return the topics of these names, or all."""
         return [self.one_topic(name) for name in dict.fromkeys(names)] if names else self.topics()
 
     def narrowed(self, names: Sequence[str] | None) -> list[str]:
@@ -104,10 +103,7 @@ def open_source(
     corrupt_records: str = "fail",
     on_skipped: Callable[[object], None] | None = None,
 ) -> Source:
-    """Open a root, a topic folder, a Kafka log directory or one Kafka partition folder for reading.
-
-    `corrupt_records`: the way to treat damage in a Kafka directory; `on_skipped` is called with what is skipped.
-    """
+    """Open for reading what `SourceOption` names; `on_skipped` is called with damage that is skipped."""
     from sparklog.kafka.in_place.location import ROOT, TOPIC, open_log, open_view, resolve
 
     location = resolve(root)
@@ -131,7 +127,7 @@ def open_folder(path: str) -> Store:
 
 
 def root_to_copy(path: str) -> Root:
-    """Open a sparklog root, to be copied. Raises BadRequest for one topic's folder and for Kafka's directories."""
+    """Open a sparklog root; `BadRequest` for one topic's folder and for Kafka's directories."""
     from sparklog.errors import BadRequest
     from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, KAFKA_PARTITION, TOPIC, open_log, resolve
 
@@ -159,7 +155,9 @@ def report_settings(source: Source, properties: str | None = None, now: str | No
 
     settings = Settings(0) if properties is None else settings_of_file(properties)
     if now is not None:
-        return replace(settings, now_ms=parse_time(now, "--now"))
-    if source.root is None:
-        return replace(settings, now_ms=SYSTEM.wall_ms())
-    return replace(settings, now_ms=store_clock_ms(source.root.store, source.root.env, dry_run=True))
+        now_ms = parse_time(now, "--now")
+    elif source.root is None:
+        now_ms = SYSTEM.wall_ms()
+    else:
+        now_ms = store_clock_ms(source.root.store, source.root.env, dry_run=True)
+    return replace(settings, now_ms=now_ms)

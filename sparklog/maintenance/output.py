@@ -14,11 +14,13 @@ import sys
 import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparklog.errors import SparklogError
 from sparklog.log.journal.env import SYSTEM, Env
-from sparklog.maintenance.work_items import Done, Work
+
+if TYPE_CHECKING:
+    from sparklog.maintenance.work_items import Done, Work
 
 
 def say(line: str) -> None:

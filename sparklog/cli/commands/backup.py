@@ -17,6 +17,7 @@ from sparklog.cli.options import (
     example,
     name_and_value,
     parse_as_of,
+    root_option,
 )
 from sparklog.cli.terminal import copy_progress, print_json, print_table, printable, warn_and_leave
 from sparklog.log.journal.env import iso_time
@@ -35,9 +36,7 @@ DAY_MS = 86_400_000
 @app.command("backup", epilog=example("sparklog backup --root /data/log --to /backup/log --keep 14"))
 def backup(
     to: Annotated[str, Option(metavar="PATH", help="Where the backups lie; made if need be.", show_default=False)],
-    root: Annotated[
-        str | None, Option("--root", "-r", envvar="SPARKLOG_ROOT", metavar="PATH", help="The root to back up.")
-    ] = None,
+    root: Annotated[str | None, root_option("The root to back up.")] = None,
     topic: TopicsOption = None,
     list_: Annotated[bool, Option("--list", help="Show the backups there are; make none.")] = False,
     prune: Annotated[bool, Option("--prune", help="Drop old backups by --keep or --keep-days; make none.")] = False,

@@ -42,7 +42,7 @@ def describe(
 ) -> None:
     """Show the configs that were set on topics: value, where it comes from, default."""
     from sparklog.cli.source import open_source
-    from sparklog.log.state.config_table import definition
+    from sparklog.log.state.config_table import CONFIGS
     from sparklog.log.state.description import describe_configs
 
     source = open_source(root)
@@ -50,17 +50,12 @@ def describe(
         raise BadRequest(f"{source.view.location} is a Kafka directory: brokers keep configs elsewhere; give a root")
     log = source.root
     configs_of = source.each(topics, lambda name: (name, describe_configs(log.topic(name).log.head().configs)))
+    defaults = {name: config.default for name, config in CONFIGS.items()}
     rows = [
-        {
-            "topic": name,
-            "name": config.name,
-            "value": config.value,
-            "source": config.source,
-            "default": definition(config.name).default,
-        }
+        {"topic": name, "name": each.name, "value": each.value, "source": each.source, "default": defaults[each.name]}
         for name, configs in configs_of
-        for config in configs
-        if everything or config.source != "default"
+        for each in configs
+        if everything or each.source != "default"
     ]
     if as_json:
         print_json(rows)
@@ -154,7 +149,10 @@ def _changes(added: list[str] | None, file: Path | None, deleted: list[str] | No
     """Return configs to set (name -> value) and to take back (name -> None); usage errors for contradictions."""
     changes: dict[str, str | None] = {}
     if file is not None:
-        changes.update(_from_file(file))
+        from sparklog.maintenance.properties import parse_properties
+
+        text = read_text(file, "--add-config-file")
+        changes.update({entry.name: entry.value for entry in parse_properties(text, str(file))})
     for text in added or []:
         for item in _COMMA.split(text):
             name, value = name_and_value(item, "--add-config", "NAME=VALUE,...")
@@ -166,10 +164,3 @@ def _changes(added: list[str] | None, file: Path | None, deleted: list[str] | No
     if not changes:
         raise BadParameter("nothing to alter: give --add-config, --add-config-file or --delete-config")
     return changes
-
-
-def _from_file(file: Path) -> dict[str, str]:
-    from sparklog.maintenance.properties import parse_properties
-
-    text = read_text(file, "--add-config-file")
-    return {entry.name: entry.value for entry in parse_properties(text, str(file))}

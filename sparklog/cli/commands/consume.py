@@ -41,7 +41,7 @@ EXIT_DELETED = 3
 
 
 def _batches(tail: Tail, columns: tuple[str, ...], follow: bool, timeout_s: float | None) -> Iterator[pa.RecordBatch]:
-    """Read all records up to the end, then, if asked, those that come, until none came for `timeout_s`."""
+    """Read up to the end, then, if asked, what comes, until nothing came for `timeout_s`."""
     yield from tail.poll(columns)
     last_seen = time.monotonic()
     while follow and (timeout_s is None or time.monotonic() - last_seen < timeout_s):
@@ -55,14 +55,10 @@ def _batches(tail: Tail, columns: tuple[str, ...], follow: bool, timeout_s: floa
 
 def _print(batches: Iterator[pa.RecordBatch], formatter: Callable[[pa.RecordBatch], bytes], limit: int | None) -> int:
     count = 0
-    if limit == 0:
-        return 0
-    for batch in batches:
+    while (limit is None or count < limit) and (batch := next(batches, None)) is not None:
         part = batch if limit is None else batch.slice(0, limit - count)
         write(formatter(part))
         count += part.num_rows
-        if limit is not None and count >= limit:
-            break
     return count
 
 
@@ -72,7 +68,7 @@ def _start(tail: Tail, from_beginning: bool, offset: str | None, timestamp: str 
     if len(given) > 1:
         raise BadParameter(f"one place to start, found {' and '.join(given)}")
     number = _offset(offset, tail.partition)
-    since = parse_time(timestamp) if timestamp is not None else None
+    since = None if timestamp is None else parse_time(timestamp)
     tail.open()
     if number is not None:
         tail.start_at_offset(number)
@@ -144,16 +140,8 @@ def consume(
     source = open_source(root, follow=follow, corrupt_records=corrupt_records, on_skipped=warn)
     tail = Tail(source.view, source.one_topic(topic), isolation, partition, warn=warn)
     _start(tail, from_beginning, offset, timestamp, follow)
-    layout = Layout(
-        timestamp=print_timestamp,
-        partition=print_partition,
-        offset=print_offset,
-        headers=print_headers,
-        key=print_key,
-        value=print_value,
-        key_separator=key_separator.encode(),
-        null_literal=null_literal.encode(),
-    )
+    shown = (print_timestamp, print_partition, print_offset, print_headers, print_key, print_value)
+    layout = Layout(*shown, key_separator=key_separator.encode(), null_literal=null_literal.encode())
     columns = COLUMNS if as_json else layout.columns()
     batches = _batches(tail, columns, follow, None if timeout_ms is None else timeout_ms / 1000)
     count = _print(batches, format_json if as_json else layout.format, max_messages)
@@ -215,7 +203,7 @@ def get(
 
 
 LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3
-NAMES = {"latest": LATEST, "earliest": EARLIEST, "max-timestamp": MAX_TIMESTAMP}
+TIMES = {"latest": LATEST, "earliest": EARLIEST, "max-timestamp": MAX_TIMESTAMP, "-1": -1, "-2": -2, "-3": -3}
 
 
 def offsets_at(view: LogView, topic: str, time: int, isolation: str) -> dict[int, int]:
@@ -232,14 +220,6 @@ def offsets_at(view: LogView, topic: str, time: int, isolation: str) -> dict[int
     else:
         answers = view.offsets_for_timestamps(topic, dict.fromkeys(bounds, time), isolation)
     return {partition: answer.offset for partition, answer in answers.items() if answer is not None}
-
-
-def _time(text: str) -> int:
-    if text in NAMES:
-        return NAMES[text]
-    if text in ("-1", "-2", "-3"):
-        return int(text)
-    return parse_time(text, "--time")
 
 
 @app.command("offsets", epilog=example("sparklog offsets orders --root /data/log --time -2"))
@@ -259,14 +239,11 @@ def offsets(
     """
     from sparklog.cli.source import open_source
 
-    wanted = _time(time)
+    wanted = TIMES[time] if time in TIMES else parse_time(time, "--time")
     source = open_source(root)
     names = source.refreshed(topics)
-    rows = [
-        (name, partition, offset)
-        for name in names
-        for partition, offset in offsets_at(source.view, name, wanted, isolation).items()
-    ]
+    answers = {name: offsets_at(source.view, name, wanted, isolation) for name in names}
+    rows = [(name, *answer) for name in names for answer in answers[name].items()]
     # Sorted by the text topic-partition, t-10 before t-2: as Kafka's tool does.
     rows.sort(key=lambda row: f"{row[0]}-{row[1]}")
     if as_json:

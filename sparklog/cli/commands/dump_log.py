@@ -16,28 +16,22 @@ if TYPE_CHECKING:
     from sparklog.tools.inspection.dump import Line
     from sparklog.tools.inspection.dump_decoders import Decoders
 
-HELP = """Print the contents of files, as kafka-dump-log does.
-
-Segments (.log), indexes (.index, .timeindex, .txnindex), producer snapshots (.snapshot), and sparklog's commits,
-decisions and entries (.json), checkpoints (.arrow) and append files (.slices). A folder stands for all its files: a
-partition, a topic, a Kafka log directory. Without options one line per batch or entry. Differences between an index
-and its segment are printed on stderr behind all files.
-"""
-EXAMPLES = "\n".join(
-    (
-        example("sparklog dump-log /data/kafka-logs/orders-0 --print-data-log"),
-        "  sparklog dump-log --files 00000000000000000000.log --deep-iteration",
-    )
-)
+app = Typer()
 CHUNK_LINES = 512
 
 
+@app.command(
+    "dump-log",
+    epilog=example(
+        "sparklog dump-log /data/kafka-logs/orders-0 --print-data-log",
+        "sparklog dump-log --files 00000000000000000000.log --deep-iteration",
+    ),
+)
 def dump_log(
     paths: Annotated[list[str] | None, Argument(metavar="[PATH]...", help="Files or folders.")] = None,
     files: Annotated[str | None, Option(metavar="A,B", help="The same, separated by commas.")] = None,
     root: Annotated[
-        str | None,
-        Option("--root", "-r", metavar="PATH", help="Paths are topics or objects of this root.", show_default=False),
+        str | None, Option("--root", "-r", metavar="PATH", help="Paths are topics or objects of this root.")
     ] = None,
     deep_iteration: Annotated[bool, Option("--deep-iteration", help="One line for each record, too.")] = False,
     print_data_log: Annotated[
@@ -70,19 +64,27 @@ def dump_log(
     share_group_state_decoder: Annotated[
         bool, Option("--share-group-state-decoder", help="Records of __share_group_state.")
     ] = False,
-    cluster_metadata_decoder: Annotated[bool, Option("--cluster-metadata-decoder", hidden=True)] = False,
-    remote_log_metadata_decoder: Annotated[bool, Option("--remote-log-metadata-decoder", hidden=True)] = False,
+    metadata_decoder: Annotated[
+        bool, Option("--cluster-metadata-decoder", "--remote-log-metadata-decoder", hidden=True)
+    ] = False,
     skip_record_metadata: Annotated[
         bool, Option("--skip-record-metadata", help="Only keys and values of records.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
+    """Print the contents of files, as kafka-dump-log does.
+
+    Segments (.log), indexes (.index, .timeindex, .txnindex), producer snapshots (.snapshot), and sparklog's commits,
+    decisions and entries (.json), checkpoints (.arrow) and append files (.slices). A folder stands for all its files: a
+    partition, a topic, a Kafka log directory. Without options one line per batch or entry. Differences between an index
+    and its segment are printed on stderr behind all files.
+    """
     from sparklog.tools.inspection.dump import DumpOptions, dump
     from sparklog.tools.inspection.dump_batches import LogOptions
     from sparklog.tools.inspection.dump_index import IndexOptions
     from sparklog.tools.inspection.dump_source import find
 
-    if cluster_metadata_decoder or remote_log_metadata_decoder:
+    if metadata_decoder:
         raise BadRequest(
             "records of cluster and remote log metadata are not decoded here: see them with kafka-dump-log"
         )
@@ -91,8 +93,9 @@ def dump_log(
         raise BadParameter("which file? Name files or folders, or give --files")
     given = (offsets_decoder, transaction_log_decoder, share_group_state_decoder, key_decoder, value_decoder)
     contents = print_data_log or any(given)
-    deep = deep_iteration or contents
-    log = LogOptions(deep, contents, not skip_record_metadata, max_bytes, _decoders(*given), as_json)
+    log = LogOptions(
+        deep_iteration or contents, contents, not skip_record_metadata, max_bytes, _decoders(*given), as_json
+    )
     index = IndexOptions(index_sanity_check, verify_index_only, max_message_size)
     _print(dump(find(named, root), DumpOptions(log, index)))
 
@@ -111,7 +114,7 @@ def _decoders(offsets: bool, transactions: bool, shares: bool, key: str | None, 
 
 
 def _print(lines: Iterable[Line]) -> None:
-    """Write lines as UTF-8, whatever the terminal's encoding; those for stderr behind the lines before them."""
+    """Write lines as UTF-8, whatever the terminal's encoding; those for stderr in their place."""
     chunk = list[str]()
 
     def flush() -> None:
@@ -130,8 +133,3 @@ def _print(lines: Iterable[Line]) -> None:
                 flush()
     finally:
         flush()
-
-
-def register(app: Typer) -> None:
-    """Make the command part of `app`."""
-    app.command("dump-log", help=HELP, epilog=EXAMPLES)(dump_log)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, BadParameter, Option, Typer
 
 from sparklog.cli.options import DryRunOption, JsonOption, RootOption, SourceOption, example, parse_time
-from sparklog.cli.terminal import print_json, print_table, printable, read_text, warn_and_leave
+from sparklog.cli.terminal import print_json, print_lines, print_table, printable, read_text, warn_and_leave
 from sparklog.errors import BadRequest, NotFound
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sparklog.groups.group import GroupDescription
     from sparklog.groups.lag import Groups, Lag
     from sparklog.groups.reset import NewOffset, Scenario
+    from sparklog.kafka.importing.coordinators import KafkaGroups
 
 app = Typer(no_args_is_help=True, rich_markup_mode=None, help="List, describe, reset and delete consumer groups.")
 
@@ -48,8 +49,7 @@ def list_(
     elif as_json:
         print_json(names)
     else:
-        for name in names:
-            print(printable(name))
+        print_lines(names)
     warn_and_leave(groups.failures)
 
 
@@ -185,9 +185,6 @@ def delete_offsets(
     print_table(("TOPIC", "PARTITION", "STATUS"), rows)
 
 
-# -- arguments
-
-
 def _groups_of_root(root: str) -> Groups:
     from sparklog.cli.source import open_root
     from sparklog.groups import Groups
@@ -202,19 +199,9 @@ def _groups_of_root(root: str) -> Groups:
     return Groups(open_root(root))
 
 
-class _Groups(Protocol):
-    """Groups of a root, or of a Kafka log directory."""
-
-    @property
-    def location(self) -> str: ...
-    @property
-    def failures(self) -> list[SparklogError]: ...
-    def names(self) -> list[str]: ...
-    def descriptions(self, names: Sequence[str], failures: list[SparklogError] | None) -> list[GroupDescription]: ...
-    def lag(self, names: Sequence[str]) -> list[Lag]: ...
-
-
 class _InRoot:
+    """The groups of a root, as `KafkaGroups` has those of a Kafka log directory."""
+
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
         self.location = groups.root.location
@@ -232,7 +219,7 @@ class _InRoot:
         return lag(self._groups.root, names, failures=self.failures)
 
 
-def _open_groups(root: str) -> _Groups:
+def _open_groups(root: str) -> _InRoot | KafkaGroups:
     from sparklog.cli.source import open_source
     from sparklog.kafka.importing.coordinators import KafkaGroups
     from sparklog.kafka.in_place.view import KafkaView
@@ -241,7 +228,7 @@ def _open_groups(root: str) -> _Groups:
     return KafkaGroups(view) if isinstance(view, KafkaView) else _InRoot(_groups_of_root(root))
 
 
-def _chosen(groups: _Groups, names: Sequence[str] | None, all_groups: bool) -> list[str]:
+def _chosen(groups: _InRoot | KafkaGroups, names: Sequence[str] | None, all_groups: bool) -> list[str]:
     if bool(names) == all_groups:
         raise BadParameter("name groups, or give --all-groups")
     return groups.names() if all_groups else list(dict.fromkeys(names or []))
@@ -295,13 +282,9 @@ def _offsets_of(group: str, file: Path) -> dict[TopicPartition, int]:
     return chosen
 
 
-# -- output
-
-
 def _cells(row: Lag) -> tuple[object, ...]:
     seconds = None if row.seconds is None else f"{row.seconds:.1f}"
-    cells = (row.current_offset, row.log_end, row.lag, seconds, row.member)
-    return row.group, row.topic, row.partition, *("-" if cell is None else cell for cell in cells)
+    return row.group, row.topic, row.partition, row.current_offset, row.log_end, row.lag, seconds, row.member
 
 
 def _show_states(described: Sequence[GroupDescription], as_json: bool) -> None:
@@ -309,11 +292,7 @@ def _show_states(described: Sequence[GroupDescription], as_json: bool) -> None:
         print_json(described)
         return
     rows = [
-        (
-            *(item.id, item.state, item.generation, item.instance or "-"),
-            "-" if item.session_timeout_ms is None else item.session_timeout_ms,
-            len(item.pending),
-        )
+        (item.id, item.state, item.generation, item.instance or None, item.session_timeout_ms, len(item.pending))
         for item in described
     ]
     if rows:
@@ -327,6 +306,5 @@ def _show_plan(group: str, plan: Sequence[NewOffset], execute: bool, export: boo
         for item in plan:
             print(f"{item.topic},{item.partition},{item.new}")
     else:
-        old = [("-" if item.old is None else item.old) for item in plan]
-        rows = [(group, item.topic, item.partition, at, item.new) for item, at in zip(plan, old, strict=True)]
+        rows = [(group, item.topic, item.partition, item.old, item.new) for item in plan]
         print_table(("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "NEW-OFFSET"), rows)

@@ -7,7 +7,15 @@ from typing import Annotated
 
 from typer import Exit, Option, Typer
 
-from sparklog.cli.options import JsonOption, QuickOption, SourceOption, TopicsOption, comma_separated, example
+from sparklog.cli.options import (
+    JsonOption,
+    QuickOption,
+    SourceOption,
+    TopicsOption,
+    comma_separated,
+    example,
+    root_option,
+)
 from sparklog.cli.terminal import print_json, printable
 from sparklog.errors import BadRequest, NotFound
 
@@ -57,24 +65,19 @@ def verify(
     if as_json:
         print_json(document(report))
     else:
-        for line in summary(report).split("\n"):
-            print(printable(line))
+        print(*map(printable, summary(report).split("\n")), sep="\n")
     if not report.sound:
         raise Exit(1)
 
 
 def _say(line: str) -> None:
-    """Print progress on a terminal."""
     if sys.stderr.isatty():
         print(f"\r{line[:100]:<100}\r", end="", file=sys.stderr, flush=True)
 
 
 @app.command("doctor", epilog=example("sparklog doctor --root /data/log"))
 def doctor(
-    root: Annotated[
-        str | None,
-        Option("--root", "-r", envvar="SPARKLOG_ROOT", metavar="PATH", help="Also this root.", show_default=False),
-    ] = None,
+    root: Annotated[str | None, root_option("Also this root.")] = None,
     conf_file: Annotated[
         str | None, Option(metavar="FILE", help="Read this instead of Spark's own spark-defaults.conf.")
     ] = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, BadParameter, Option, Typer
@@ -107,8 +108,8 @@ def import_(
     )
     if as_json:
         print_json(_document(report))
-        return
-    _show_import(report, dry_run)
+    else:
+        _show_import(report, dry_run)
 
 
 def _document(report: ImportReport) -> object:
@@ -134,31 +135,19 @@ def _import_row(imported: ImportedTopic, dry_run: bool) -> tuple[object, ...]:
     # Offsets that the log start has passed since count neither as imported before nor as new.
     offsets = sum(max(part.log_end - max(part.since, part.log_start), 0) for part in parts)
     before = sum(max(part.since - part.log_start, 0) for part in parts)
-    return (
-        imported.topic,
-        len(parts),
-        offsets,
-        before,
-        "-" if dry_run else sum(part.records for part in parts),
-        megabytes(sum(part.copied for part in parts)),
-        megabytes(sum(part.linked for part in parts)),
-        sum(part.skipped for part in parts),
-        "-" if dry_run else sum(part.open for part in parts),
-    )
+    records, opened = sum(part.records for part in parts), sum(part.open for part in parts)
+    copied, linked = megabytes(sum(part.copied for part in parts)), megabytes(sum(part.linked for part in parts))
+    counts = (len(parts), offsets, before, None if dry_run else records, copied, linked)
+    return imported.topic, *counts, sum(part.skipped for part in parts), None if dry_run else opened
 
 
 def _meters() -> OnProgress:
-    """Return a progress that prints a line every few seconds, for each partition."""
     from sparklog.maintenance.output import Meter
 
-    meters: dict[tuple[str, int], Meter] = {}
+    meter = lru_cache(1)(Meter)
 
     def watch(topic: str, partition: int, records: int, nbytes: int) -> None:
-        meter = meters.get((topic, partition))
-        if meter is None:
-            meters.clear()
-            meter = meters[topic, partition] = Meter(f"import {topic}-{partition}")
-        meter(records, nbytes)
+        meter(f"import {topic}-{partition}")(records, nbytes)
 
     return watch
 
@@ -166,13 +155,12 @@ def _meters() -> OnProgress:
 TopicIdOption = Annotated[
     list[str] | None,
     Option(
-        "--topic-id",
         metavar="[TOPIC=]ID",
         help="Its id in a Kafka cluster. May be repeated. Without: the one it was imported with, else its own.",
     ),
 ]
 GroupsOption = Annotated[
-    list[str] | None, Option("--groups", metavar="NAME,...|all", help="Offsets of these consumer groups go out, too.")
+    list[str] | None, Option(metavar="NAME,...|all", help="Offsets of these consumer groups go out, too.")
 ]
 OffsetsPartitionsOption = Annotated[
     int, Option("--offsets-topic-num-partitions", metavar="N", help="Partitions of __consumer_offsets, for --groups.")
@@ -187,22 +175,14 @@ PartitionsOption = Annotated[
     str | None, Option("--partitions", "-p", metavar="0,2-4", help="Only these.", show_default="all")
 ]
 StartOption = Annotated[
-    str | None, Option("--start", metavar="N|P:N,...", help="First offset, of all partitions or by partition.")
+    str | None, Option(metavar="N|P:N,...", help="First offset, of all partitions or by partition.")
 ]
-EndOption = Annotated[
-    str | None, Option("--end", metavar="N|P:N,...", help="Offset behind the last; its batch goes out whole.")
-]
+EndOption = Annotated[str | None, Option(metavar="N|P:N,...", help="Offset behind the last; its batch goes out whole.")]
 FromOption = Annotated[
     str | None,
-    Option(
-        "--from-timestamp",
-        metavar="TIME",
-        help="From the first record not older, in each partition: milliseconds, or as for --as-of.",
-    ),
+    Option(metavar="TIME", help="From the first record not older, in each partition: milliseconds, or as for --as-of."),
 ]
-ToOption = Annotated[
-    str | None, Option("--to-timestamp", metavar="TIME", help="Up to the first record that is not older.")
-]
+ToOption = Annotated[str | None, Option(metavar="TIME", help="Up to the first record that is not older.")]
 
 
 @app.command("export", epilog=example("sparklog export orders --root /data/log --to /data/kafka-logs --groups all"))
@@ -239,9 +219,8 @@ def export(
     names = comma_separated(groups)
     if groups and not names:
         raise BadParameter("expected names of groups, or all", param_hint="'--groups'")
-    chosen = _partitions(partitions)
+    numbers = chosen = _partitions(partitions)
     log = open_root(root)
-    numbers = chosen
     if numbers is None and any(text is not None and text.isdecimal() for text in (start, end)):
         if len(topics) > 1:
             raise BadParameter("one offset for all partitions is of one topic: name the partitions")
@@ -269,7 +248,6 @@ def export(
 
 
 def _show_export(topic: ExportedTopic) -> None:
-    """Print the first line as `topics describe` has it, then a table."""
     from sparklog.kafka.exporting.plan import broker_configs
     from sparklog.log.state.configs import TopicConfigs
 
@@ -282,12 +260,9 @@ def _show_export(topic: ExportedTopic) -> None:
         print(f"Groups: {printable(', '.join(topic.groups)) or 'none'}")
     for name, reason in refused.items():
         print(f"Not for a broker: {name}={topic.configs[name]} ({reason})")
-    rows = [
-        (part.partition, part.log_start, part.last_stable, part.log_end, part.segments, part.nbytes, part.linked)
-        for part in topic.partitions
-        # Nearly all partitions of the offsets topic are empty.
-        if topic.version is not None or part.log_end
-    ]
+    # Nearly all partitions of the offsets topic are empty.
+    parts = [part for part in topic.partitions if topic.version is not None or part.log_end]
+    rows = [(p.partition, p.log_start, p.last_stable, p.log_end, p.segments, p.nbytes, p.linked) for p in parts]
     headings = ("PARTITION", "LOG-START", "LAST-STABLE", "LOG-END", "SEGMENTS", "BYTES", "LINKED")
     print_table(headings, rows, right=headings)
 

@@ -62,15 +62,8 @@ def produce(
         raise BadParameter("--json lines name their parts: leave out --key-separator, --headers, --null-marker")
     if key_separator == "":
         raise BadParameter("expected at least one character", param_hint="'--key-separator'")
-    parse: Callable[[bytes, int], pa.RecordBatch] = (
-        parse_json
-        if as_json
-        else LineFormat(
-            key_separator.encode() if key_separator is not None else None,
-            headers,
-            null_marker.encode() if null_marker is not None else None,
-        ).parse
-    )
+    separator, null = (None if text is None else text.encode() for text in (key_separator, null_marker))
+    parse = parse_json if as_json else LineFormat(separator, headers, null).parse
     options = WriteOptions(codec=compression) if compression else WriteOptions()
     target = open_root(root).topic(topic)
     with ExitStack() as stack:
@@ -91,7 +84,6 @@ def produce(
 
 
 def _with_partition(batch: pa.RecordBatch, partition: int | None) -> pa.RecordBatch:
-    """The batch with all its records sent to `partition`, if one is given."""
     if partition is None:
         return batch
     import numpy as np
@@ -136,7 +128,7 @@ def line_runs(fd: int, *, run_bytes: int, linger_s: float, clock: Callable[[], f
 
 
 def _take_lines(held: bytearray) -> bytes:
-    """Take the whole lines out of `held`; what is left has no newline."""
+    """Take the whole lines out of `held`."""
     end = held.rfind(b"\n") + 1
     run = bytes(held[:end])
     del held[:end]
@@ -150,5 +142,5 @@ def _ready(fd: int, wait_s: float) -> bool:
     try:
         return bool(select.select([fd], [], [], wait_s)[0])
     except (OSError, ValueError):
-        # Not something select knows here (Windows pipes): read, and block if it must.
+        # Windows pipes are not known to select: read, and block if it must.
         return True

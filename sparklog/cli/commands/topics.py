@@ -16,11 +16,10 @@ from sparklog.cli.options import (
     example,
     parse_configs,
 )
-from sparklog.cli.terminal import print_json, print_table, printable, warn
+from sparklog.cli.terminal import print_json, print_lines, print_table, printable, warn
 from sparklog.errors import NotFound
 
 if TYPE_CHECKING:
-    from sparklog.cli.source import Source
     from sparklog.log.state.view import LogView
     from sparklog.log.topic.root import Root
 
@@ -31,8 +30,6 @@ TopicArgument = Annotated[str, Argument(help="Topic.")]
 
 @dataclass(frozen=True)
 class PartitionRow:
-    """One line of `describe`: offsets as Kafka counts them, and stored bytes."""
-
     partition: int
     log_start: int
     last_stable: int
@@ -94,8 +91,7 @@ def list_(root: SourceOption, as_json: JsonOption = False) -> None:
     if as_json:
         print_json(names)
     else:
-        for name in names:
-            print(printable(name))
+        print_lines(names)
     source.finish()
 
 
@@ -105,26 +101,22 @@ def describe(root: SourceOption, topics: TopicsArgument = None, as_json: JsonOpt
     from sparklog.cli.source import open_source
 
     source = open_source(root)
-    rows = source.each(topics, lambda name: described(source, name))
+    opened = source.root
+    rows = source.each(topics, lambda name: _kafka(source.view, name) if opened is None else _of_root(opened, name))
     if as_json:
         print_json(rows)
     else:
         for row in rows:
-            show(row)
+            _show(row)
     source.finish()
 
 
-def described(source: Source, name: str) -> TopicRow:
-    """Return the description of one topic, from one snapshot of it."""
-    return _native(source.root, name) if source.root is not None else _kafka(source.view, name)
-
-
-def _native(root: Root, name: str) -> TopicRow:
+def _of_root(root: Root, name: str) -> TopicRow:
     topic = root.topic(name).describe()
     return TopicRow(
-        topic=name,
-        topic_id=topic.topic_id,
-        partition_count=len(topic.partitions),
+        name,
+        topic.topic_id,
+        len(topic.partitions),
         configs={config.name: config.value for config in topic.configs if config.source != "default"},
         partitions=[
             PartitionRow(part.partition, part.log_start, part.last_stable, part.log_end, part.bytes)
@@ -145,21 +137,15 @@ def _kafka(view: LogView, name: str) -> TopicRow:
     view.refresh([name])
     bounds = sorted(view.bounds(name).items())
     stored = view.stored([OffsetRange(name, partition, bound.log_start, bound.log_end) for partition, bound in bounds])
-    return TopicRow(
-        topic=name,
-        topic_id=topic_id,
-        partition_count=len(bounds),
-        configs=None,
-        partitions=[
-            PartitionRow(partition, bound.log_start, bound.last_stable, bound.log_end, held.nbytes)
-            for (partition, bound), held in zip(bounds, stored, strict=True)
-        ],
-        open_transactions=None,
-    )
+    rows = [
+        PartitionRow(partition, bound.log_start, bound.last_stable, bound.log_end, held.nbytes)
+        for (partition, bound), held in zip(bounds, stored, strict=True)
+    ]
+    return TopicRow(name, topic_id, len(bounds), configs=None, partitions=rows, open_transactions=None)
 
 
-def show(row: TopicRow) -> None:
-    """The first line as kafka-topics writes it, then a table."""
+def _show(row: TopicRow) -> None:
+    """Print the first line as kafka-topics writes it, then a table."""
     configs = ",".join(f"{name}={value}" for name, value in sorted((row.configs or {}).items()))
     name, count = printable(row.topic), row.partition_count
     print(f"Topic: {name}\tTopicId: {row.topic_id}\tPartitionCount: {count}\tConfigs: {configs}")
@@ -183,9 +169,8 @@ def alter(
     from sparklog.cli.source import open_root
 
     open_root(root).topic(topic).alter(partitions=partitions)
-    warn(
-        f"keys of topic {printable(topic)} map to other partitions from now on: the order of a key's records ends here"
-    )
+    shown = printable(topic)
+    warn(f"keys of topic {shown} map to other partitions from now on: the order of a key's records ends here")
     if as_json:
         print_json({"topic": topic, "partitions": partitions})
     else:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 app = Typer(no_args_is_help=True, rich_markup_mode=None, help="List, describe and abort transactions.")
 
+OUTCOMES = {None: "pending", True: "committed", False: "aborted"}
+OFFSET = ("topic", "partition", "offset")
 IdArgument = Annotated[str, Argument(metavar="ID", help="Transactional id.")]
 
 
@@ -35,10 +37,13 @@ def list_(
     failures: list[SparklogError] = []
     everything = list_transactions(open_root(root), failures)
     shown = [item for item in everything if item.held or item.kafka or not open_only]
-    rows = [(item.id, _newest(item), item.state, ",".join(_topics(item)) or "-") for item in shown]
     if as_json:
         print_json([_document(item) for item in shown])
-    elif rows:
+    elif shown:
+        rows = []
+        for item in shown:
+            topics = dict.fromkeys([held.topic for held in item.held] + [held.topic for held in item.kafka])
+            rows.append((item.id, _newest(item), item.state, ",".join(topics) or None))
         print_table(("TRANSACTIONAL-ID", "NEWEST", "STATE", "HOLDS-BACK"), rows)
     warn_and_leave(failures)
 
@@ -109,7 +114,7 @@ def _show(standing: TransactionDescription) -> None:
         print(f"{waiting.topic}: {waiting.n} is decided and recorded by the next commit or by `sparklog retain`")
     if standing.pending:
         pending = [
-            (item.group, topic, partition, offset, item.n, _outcome(item.committed), _seconds(item.age_ms))
+            (item.group, topic, partition, offset, item.n, OUTCOMES[item.committed], _seconds(item.age_ms))
             for item in standing.pending
             for topic, partition, offset in item.offsets
         ]
@@ -117,7 +122,6 @@ def _show(standing: TransactionDescription) -> None:
 
 
 def _document(standing: TransactionDescription) -> dict[str, object]:
-    """Return one id for JSON."""
     return {
         "id": standing.id,
         "state": standing.state,
@@ -131,12 +135,7 @@ def _document(standing: TransactionDescription) -> dict[str, object]:
         "unrecorded": json_value(standing.waiting),
         "kafka": _kafka(standing.kafka),
         "pendingOffsets": [
-            {
-                **json_value(item),
-                "offsets": [
-                    dict(zip(("topic", "partition", "offset"), offset, strict=True)) for offset in item.offsets
-                ],
-            }
+            {**json_value(item), "offsets": [dict(zip(OFFSET, offset, strict=True)) for offset in item.offsets]}
             for item in standing.pending
         ],
     }
@@ -148,22 +147,14 @@ def _kafka(held: Sequence[KafkaTransaction]) -> list[dict[str, object]]:
     return [{"topic": each.topic, **KAFKA_OPEN_JSON.to_json(each.open)} for each in held]
 
 
-def _known(held: KafkaOpen) -> tuple[str, str, str]:
+def _known(held: KafkaOpen) -> tuple[str | None, ...]:
     """Return begin, timeout and decision of a transaction, as far as Kafka's coordinator knew them."""
-    since = "-" if held.start_ms is None else iso_time(held.start_ms)
-    return since, "-" if held.timeout_ms is None else _seconds(held.timeout_ms), held.decided or "-"
-
-
-def _topics(standing: TransactionDescription) -> list[str]:
-    return list(dict.fromkeys([held.topic for held in standing.held] + [held.topic for held in standing.kafka]))
+    since = None if held.start_ms is None else iso_time(held.start_ms)
+    return since, None if held.timeout_ms is None else _seconds(held.timeout_ms), held.decided or None
 
 
 def _newest(standing: TransactionDescription) -> str:
     return "-" if standing.outcome is None else f"{standing.newest} {standing.outcome}"
-
-
-def _outcome(committed: bool | None) -> str:
-    return {None: "pending", True: "committed", False: "aborted"}[committed]
 
 
 def _seconds(ms: int) -> str:
