@@ -208,10 +208,9 @@ def verify(
     """
     from sparklog.tools.verification.run import verify_root
 
-    if isinstance(path, Root):
-        return verify_root(path.store, topics=topics, quick=quick, runner=_runner(spark))
-    if isinstance(path, Store):
-        return verify_root(path, topics=topics, quick=quick, runner=_runner(spark))
+    if isinstance(path, (Root, Store)):
+        store = path.store if isinstance(path, Root) else path
+        return verify_root(store, topics=topics, quick=quick, runner=_runner(spark))
     location = resolve(os.fspath(path))
     if location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
         from sparklog.tools.verification.kafka_directory import verify_log_dir
@@ -476,5 +475,4 @@ def _settings(root: Root, properties: PathLike | None, now_ms: int | None, dry_r
     from sparklog.maintenance.work_items import Settings, store_clock_ms
 
     given = Settings(0) if properties is None else settings_of_file(os.fspath(properties))
-    clock = store_clock_ms(root.store, root.env, dry_run=dry_run) if now_ms is None else now_ms
-    return replace(given, now_ms=clock)
+    return replace(given, now_ms=store_clock_ms(root.store, root.env, dry_run=dry_run) if now_ms is None else now_ms)

@@ -18,7 +18,6 @@ CorruptRecords = Literal["fail", "skip", "truncate"]
 
 
 def root_option(text: str) -> Any:
-    """Return `--root` with its help text."""
     return Option("--root", "-r", envvar="SPARKLOG_ROOT", metavar="PATH", help=text, show_default=False)
 
 

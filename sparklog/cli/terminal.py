@@ -43,7 +43,6 @@ def printable(text: object) -> str:
 
 
 def warn(message: object) -> None:
-    """Print a line on stderr."""
     print("sparklog:", printable(" ".join(str(message).split())), file=sys.stderr)
 
 

@@ -32,9 +32,9 @@ if not TYPE_CHECKING:
     __getattr__ = lazy_names(
         __name__,
         {
-            "sparklog.groups.consumer": ("Consumer",),
-            "sparklog.groups.group": ("Group", "GroupDescription", "Membership"),
-            "sparklog.groups.lag": ("Groups",),
-            "sparklog.groups.offsets": ("CommittedOffset", "GroupMetadata", "OffsetAndMetadata"),
+            "sparklog.groups.consumer": "Consumer",
+            "sparklog.groups.group": "Group GroupDescription Membership",
+            "sparklog.groups.lag": "Groups",
+            "sparklog.groups.offsets": "CommittedOffset GroupMetadata OffsetAndMetadata",
         },
     )

@@ -1,15 +1,8 @@
 """Merge small appends, seal them into Kafka segments and, on compacted topics, keep the latest record of each key.
 
-    sparklog compact --root /data/log
-    spark-submit jobs/compact.py --root /data/log --topic orders,clicks --properties conf/sparklog.properties
-    spark-submit jobs/compact.py --root /data/log --dry-run
-
 For every topic and cleanup.policy; docs/guides/compaction.md has schedule and cost. Appends, scans and streams go on
 meanwhile, and two runs at once do no harm. Each piece of work is one Spark task and is committed as it is finished.
 Without work Spark is not started; without pyspark the job works in its own process.
-
-Progress goes to stderr, a table (with --json one JSON document) to stdout; spark-submit joins the two, the document is
-the last line then. Exit codes: see `sparklog.jobs.program`.
 """
 
 from __future__ import annotations
@@ -45,7 +38,6 @@ def arguments(given: Sequence[str]) -> Compact:
 
 @job("compact", after_interrupt="what was committed stays, the next run does the rest")
 def run(runner: Runner, chosen: Compact) -> int:
-    """Run to the end and return the exit code."""
     options = CompactOptions(chosen.topics, chosen.seal_only, chosen.roll, chosen.dry_run)
     return run_maintenance(
         "compact",
@@ -57,6 +49,5 @@ def run(runner: Runner, chosen: Compact) -> int:
 
 
 def main(given: Sequence[str]) -> int:
-    """Run the job with these arguments and return its exit code."""
     with closing(SparkIfNeeded("sparklog compact")) as spark:
         return run(spark, arguments(given))

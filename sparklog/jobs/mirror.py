@@ -5,13 +5,10 @@
     spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0 jobs/mirror.py \
         --from /data/log --to kafka://broker:9092 --pattern 'orders-.*' --checkpoint /data/checkpoints/out --follow
 
-Keys, values, headers and partitions are kept, and the order of each partition; topics that the target lacks are created
-with as many partitions as at the source. Into a root timestamps are kept, too, and run again with the same checkpoint
-nothing is lost or written twice. Into Kafka the connector writes at least once (a micro-batch that was cut off is
-written again) and cannot set timestamps: Kafka stamps records as they come. Without `--follow` the job ends when it has
-written what was there as it began; with it topics that come to match the pattern are taken in as they come.
-
-Exit codes: 0 done, 1 it failed (the reason on stderr), 2 wrong usage, 130 interrupted (Ctrl-C).
+Partitions and their order are kept; topics that the target lacks are created. Into a root timestamps are kept, too, and
+with the same checkpoint nothing is lost or written twice. Into Kafka the connector writes at least once and cannot set
+timestamps. Without `--follow` the job ends when it has written what was there as it began; with it topics that come to
+match the pattern are taken in. Exit codes: see `sparklog.jobs.program`.
 """
 
 from __future__ import annotations
@@ -105,13 +102,7 @@ class Mirror:
 
     @property
     def servers(self) -> str:
-        """Kafka's `bootstrap.servers`."""
         return (self.target if self.into_kafka else self.source).removeprefix(SCHEME)
-
-    @property
-    def metadata_max_age_ms(self) -> int:
-        """Interval at which a pattern is looked up: Kafka's option, with its default."""
-        return int(self.options.get(MAX_AGE, 300_000))
 
 
 class Endpoint(Protocol):
@@ -119,19 +110,13 @@ class Endpoint(Protocol):
 
     location: str
 
-    def names(self) -> list[str]:
-        """Return all topics."""
-        ...
-
+    def names(self) -> list[str]: ...
     def partitions(self, names: Collection[str]) -> dict[str, int]:
         """Return the number of partitions of those of these topics that exist."""
-        ...
 
     def create(self, name: str, partitions: int) -> None: ...
-
     def grow(self, name: str, partitions: int) -> str:
         """Return the command that gives a topic so many partitions."""
-        ...
 
 
 class RootEndpoint:
@@ -164,10 +149,7 @@ class RootEndpoint:
 
 
 def connector(version: str) -> str:
-    """Return the connector's coordinate for a Spark: that of the first release of its line.
-
-    It runs with all of the line, and repositories that lack the newest have it.
-    """
+    """Return the connector's coordinate: that of the first release of a Spark's line, which runs with all of it."""
     return f"{CONNECTOR}:{'.'.join(version.split('.')[:2])}.0"
 
 
@@ -239,11 +221,7 @@ class KafkaEndpoint:
 
 
 def plan(mirror: Mirror, source: Endpoint, target: Endpoint) -> tuple[dict[str, int], list[str]]:
-    """Plan the topics to move, with their numbers of partitions, and those that the target lacks. Changes nothing.
-
-    A pattern is looked up here; `go_on` looks again while the job runs. `NotFound` for a topic that does not exist,
-    `BadRequest` for one that the target has with other partitions, or cannot have.
-    """
+    """Return the topics to move, with their numbers of partitions, and those that the target lacks."""
     if mirror.pattern is not None:
         wanted = [name for name in source.names() if re.fullmatch(mirror.pattern, name) and not is_internal(name)]
         if not wanted:
@@ -260,9 +238,8 @@ def plan(mirror: Mirror, source: Endpoint, target: Endpoint) -> tuple[dict[str, 
     existing = target.partitions(wanted)
     for name, number in existing.items():
         if number != partitions[name]:
-            way = target.grow(name, partitions[name])
-            if number > partitions[name]:
-                way = source.grow(name, number)
+            less = number < partitions[name]
+            way = target.grow(name, partitions[name]) if less else source.grow(name, number)
             raise BadRequest(
                 f"topic '{name}' has {partitions[name]} partitions at {source.location} and {number} at "
                 f"{target.location}, but a mirror keeps partitions: {way}, or choose another target"
@@ -271,22 +248,17 @@ def plan(mirror: Mirror, source: Endpoint, target: Endpoint) -> tuple[dict[str, 
 
 
 def into_root(records: DataFrame) -> DataFrame:
-    """Turn rows of Kafka's connector into rows of the sink."""
     return records.select("topic", "partition", "key", "value", "headers", known_timestamp().alias("timestamp"))
 
 
 def into_kafka(records: DataFrame, partitions: int) -> DataFrame:
-    """Turn rows of sparklog into rows of Kafka's sink: each partition in one task, in its order.
-
-    sparklog reads a large partition in several tasks, which would send to Kafka at the same time.
-    """
+    """Bring each partition, which several tasks may have read, into one task and in its order, to be sent to Kafka."""
     whole = records.repartition(max(1, min(partitions, MAX_TASKS)), "topic", "partition")
     ordered = whole.sortWithinPartitions("topic", "partition", "offset")
     return ordered.select("topic", "partition", "key", "value", "headers")
 
 
 def start(spark: SparkSession, mirror: Mirror, partitions: Mapping[str, int]) -> StreamingQuery:
-    """Start the query over these topics, which the target has."""
     clients = {f"kafka.{name}": value for name, value in mirror.options.items()}
     clients["kafka.bootstrap.servers"] = mirror.servers
     reader = spark.readStream.format("sparklog" if mirror.into_kafka else "kafka").options(
@@ -312,7 +284,6 @@ def start(spark: SparkSession, mirror: Mirror, partitions: Mapping[str, int]) ->
 
 
 def create(target: Endpoint, partitions: Mapping[str, int], missing: Sequence[str]) -> None:
-    """Create the topics that the target lacks, and print a line for each."""
     for name in missing:
         target.create(name, partitions[name])
         say(f"created topic {name} with {partitions[name]} partitions at {target.location}")
@@ -326,12 +297,11 @@ def go_on(
     partitions: Mapping[str, int],
     query: StreamingQuery,
 ) -> StreamingQuery:
-    """Wait for the query, and begin it anew, from the same checkpoint, when topics come that the pattern matches.
+    """Wait for the query, and begin it anew when topics come that the pattern matches.
 
-    The pattern is looked up as often as by Kafka's consumers, every `metadata.max.age.ms`. Topics that cannot be taken
-    in are reported each time, and the others go on.
+    The pattern is looked up as often as by Kafka's consumers. Topics that cannot be taken in are reported each time.
     """
-    seconds = mirror.metadata_max_age_ms / 1000
+    seconds = int(mirror.options.get(MAX_AGE, 300_000)) / 1000
     while not query.awaitTermination(seconds):
         try:
             planned, missing = plan(mirror, source, target)
@@ -350,7 +320,7 @@ def go_on(
 
 
 def stop_between_batches(query: StreamingQuery) -> None:
-    """Stop a query when it has nothing in hand, or after a minute: what is cut off then is done again."""
+    """Stop a query when no batch is at work, or after a minute: what is cut off then is done again."""
     for _ in range(120):
         if not query.status["isTriggerActive"] or query.awaitTermination(0.5):
             break
@@ -359,7 +329,6 @@ def stop_between_batches(query: StreamingQuery) -> None:
 
 @streaming_job("mirror")
 def run(spark: SparkSession, mirror: Mirror) -> int:
-    """Run to the end and return the exit code."""
     sparklog.register(spark)
     root = RootEndpoint(mirror.source if mirror.into_kafka else mirror.target, target=not mirror.into_kafka)
     kafka = KafkaEndpoint(spark, mirror.servers, mirror.options)
@@ -395,7 +364,7 @@ def _check_endpoints(source: str, target: str) -> None:
 
 
 def _client_options(file: str | None, given: Sequence[str]) -> dict[str, str]:
-    """Join options of Kafka's clients: those of the file, then those of the command line. `kafka.` may precede."""
+    """Join options of the file and of the command line, which beats it. `kafka.` may precede."""
     options: dict[str, str] = {}
     if file is not None:
         text = read_text(Path(file), "--kafka-config")
@@ -416,7 +385,6 @@ def _client_options(file: str | None, given: Sequence[str]) -> dict[str, str]:
 
 
 def main(given: Sequence[str]) -> int:
-    """Run the job with these arguments and return its exit code."""
     mirror = arguments(given)
     with streaming_session("sparklog mirror") as spark:
         return run(spark, mirror)

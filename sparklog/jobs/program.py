@@ -1,11 +1,8 @@
-"""Parts that all jobs share: reading options, exit codes, errors and Ctrl-C as one line.
+"""Parts that all jobs share: options, errors and Ctrl-C as one line, exit codes.
 
-| exit code | meaning                                                                              |
-|-----------|--------------------------------------------------------------------------------------|
-| 0         | done, also when there was nothing to do                                              |
-| 1         | some of it failed or could not be done: the reason on stderr, everything else is done |
-| 2         | wrong usage, a properties file with an error included: nothing was begun             |
-| 130       | interrupted (Ctrl-C): what was committed stays                                       |
+0: done, also when there was nothing to do; 1: some of it failed, everything else is done; 2: wrong usage, a properties
+file with an error included, and nothing was begun; 130: interrupted, what was committed stays. Progress goes to stderr,
+the report to stdout; spark-submit joins the two, and with --json the document is the last line.
 """
 
 # Without `annotations` of the future: typer could not read the options of a class in the module of its subclass.
@@ -64,11 +61,7 @@ def parse(name: str, options: Callable[..., T], given: Sequence[str], about: str
 
 
 def job(
-    name: str,
-    *,
-    after_interrupt: str,
-    foreign: tuple[type[Exception], ...] = (),
-    reason: Callable[[Exception], str] = str,
+    name: str, *, after_interrupt: str, foreign: tuple[type[Exception], ...] = (), reason: Callable[[str], str] = str
 ) -> Callable[[Callable[P, int]], Callable[P, int]]:
     """Make a job answer with an exit code: errors and Ctrl-C become one line on stderr.
 
@@ -84,7 +77,7 @@ def job(
                 say(f"sparklog {name}: {error} [{error.code}]")
                 return FAILED
             except foreign as error:
-                say(f"sparklog {name}: {reason(error)}")
+                say(f"sparklog {name}: {reason(str(error))}")
                 return FAILED
             except KeyboardInterrupt:
                 say(f"sparklog {name}: interrupted; {after_interrupt}")

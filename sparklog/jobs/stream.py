@@ -1,13 +1,8 @@
 """Stream the topics of a Kafka directory, or of a sparklog root, into a sparklog root, exactly once.
 
-    spark-submit jobs/stream.py --source /var/lib/kafka/data --subscribe orders,clicks \
-        --root /data/log --checkpoint /data/checkpoints/archive
-
-Run again with the same checkpoint it goes on where it was: nothing is lost, nothing is written twice. Records keep key,
-value, headers and timestamp (else the time of writing). A topic keeps its name unless `--topic` sends
-all records to one. Without `--follow` the job ends when it has written what was there as it began.
-
-Exit codes: 0 done, 1 the query failed (the reason on stderr), 2 wrong usage, 130 interrupted (Ctrl-C).
+Run again with the same checkpoint it goes on where it was. Records keep key, value, headers and timestamp (else the
+time of writing). A topic keeps its name unless `--topic` sends all records to one. Without `--follow` the job ends when
+it has written what was there as it began.
 """
 
 from __future__ import annotations
@@ -46,7 +41,7 @@ def streaming_session(name: str) -> Iterator[SparkSession]:
 def streaming_job(name: str) -> Callable[[Callable[P, int]], Callable[P, int]]:
     """Make a job with a query answer with an exit code: errors, Spark's too, and Ctrl-C become one line on stderr."""
     again = "the next run with this checkpoint goes on where it was"
-    return job(name, after_interrupt=again, foreign=(PySparkException,), reason=lambda error: reason(str(error)))
+    return job(name, after_interrupt=again, foreign=(PySparkException,), reason=reason)
 
 
 def reason(text: str) -> str:
@@ -91,7 +86,6 @@ class Copy:
 
 
 def start(spark: SparkSession, copy: Copy) -> StreamingQuery:
-    """Start the query."""
     options = {
         "subscribe": copy.subscribe,
         "subscribePattern": copy.subscribe_pattern,
@@ -117,7 +111,6 @@ def arguments(given: Sequence[str]) -> Copy:
 
 @streaming_job("stream")
 def run(spark: SparkSession, copy: Copy) -> int:
-    """Run to the end and return the exit code."""
     sparklog.register(spark)
     query = start(spark, copy)
     query.awaitTermination()
@@ -126,7 +119,6 @@ def run(spark: SparkSession, copy: Copy) -> int:
 
 
 def main(given: Sequence[str]) -> int:
-    """Run the job with these arguments and return its exit code."""
     copy = arguments(given)
     with streaming_session("sparklog stream") as spark:
         return run(spark, copy)

@@ -1,16 +1,7 @@
 """Read every byte of a root in Spark tasks and name what is not what was written; nothing is changed.
 
-    spark-submit jobs/verify.py --root /data/log
-    spark-submit jobs/verify.py --root /data/log --topic orders,clicks --json
-    spark-submit jobs/verify.py --root /data/log --quick
-
 The work of `sparklog verify`, for roots that are too large for one process: the driver reads the logs, pieces of about
-256 MB of files go to tasks. Writers and maintenance may go on meanwhile. Spark is started when there are files to read;
-where there is no pyspark the job works in its own process.
-
-Progress goes to stderr, the report (with --json one JSON document) to stdout; spark-submit joins the two, the document
-is the last line then. Exit codes: 0 every byte accounted for; 1 something is damaged, or could not be read (the reason
-on stderr); 2 wrong usage; 130 interrupted (Ctrl-C).
+256 MB of files go to tasks. Without pyspark the job works in its own process.
 """
 
 from __future__ import annotations
@@ -51,7 +42,6 @@ def arguments(given: Sequence[str]) -> Verify:
 
 @job("verify", after_interrupt="nothing was changed")
 def run(runner: Runner, chosen: Verify) -> int:
-    """Run to the end and return the exit code."""
     store = open_store(chosen.root)
     report = verify_root(store, topics=chosen.topics, quick=chosen.quick, runner=runner, say=say)
     say_failures("sparklog verify", (), report.location, report.counts.topics or len(report.findings))
@@ -60,6 +50,5 @@ def run(runner: Runner, chosen: Verify) -> int:
 
 
 def main(given: Sequence[str]) -> int:
-    """Run the job with these arguments and return its exit code."""
     with closing(SparkIfNeeded("sparklog verify")) as spark:
         return run(spark, arguments(given))

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 
 def say(line: str) -> None:
-    """Print a line on stderr; stdout is for the report."""
     print(line, file=sys.stderr, flush=True)
 
 

@@ -21,7 +21,7 @@ if not TYPE_CHECKING:
     __getattr__ = lazy_names(
         __name__,
         {
-            "sparklog.transactions.producer": ("Transaction", "TransactionalProducer", "transactional"),
-            "sparklog.transactions.publishing": ("publish",),
+            "sparklog.transactions.producer": "Transaction TransactionalProducer transactional",
+            "sparklog.transactions.publishing": "publish",
         },
     )

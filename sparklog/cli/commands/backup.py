@@ -19,6 +19,7 @@ from sparklog.cli.options import (
     parse_as_of,
     root_option,
 )
+from sparklog.cli.source import open_folder, open_root, root_to_copy
 from sparklog.cli.terminal import copy_progress, print_json, print_table, printable, warn_and_leave
 from sparklog.log.journal.env import iso_time
 from sparklog.maintenance.output import json_value
@@ -40,9 +41,7 @@ def backup(
     topic: TopicsOption = None,
     list_: Annotated[bool, Option("--list", help="Show the backups there are; make none.")] = False,
     prune: Annotated[bool, Option("--prune", help="Drop old backups by --keep or --keep-days; make none.")] = False,
-    keep: Annotated[
-        int | None, Option(min=1, metavar="N", help="Afterwards drop all but the newest N backups.")
-    ] = None,
+    keep: Annotated[int | None, Option(min=1, metavar="N", help="Afterwards drop all but the newest N.")] = None,
     keep_days: Annotated[
         int | None, Option(min=0, metavar="DAYS", help="Afterwards drop backups that are older than this.")
     ] = None,
@@ -56,7 +55,6 @@ def backup(
     go on meanwhile. Killed at any time, run it again. `sparklog restore` makes a root of it, as of a backup or a
     time between.
     """
-    from sparklog.cli.source import open_folder, root_to_copy
     from sparklog.kafka.in_place.location import refuse_inside
     from sparklog.tools.backup.backing_up import back_up, plan_backup
     from sparklog.tools.backup.manifest import shown_left_out
@@ -143,9 +141,7 @@ def restore(
         int | None, Option("--backup", min=1, metavar="N", help="Just as this backup has it (backup --list).")
     ] = None,
     topic: TopicsOption = None,
-    rename: Annotated[
-        list[str] | None, Option(metavar="OLD=NEW", help="Another name for a topic; may be repeated.")
-    ] = None,
+    rename: Annotated[list[str] | None, Option(metavar="OLD=NEW", help="Another name of a topic; repeatable.")] = None,
     link: LinkOption = False,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
@@ -155,7 +151,6 @@ def restore(
     Every byte is checked on the way. Transactions are whole, consumer groups go on where they were, topic ids stay.
     Killed at any time, run it again with the same words.
     """
-    from sparklog.cli.source import open_folder
     from sparklog.kafka.in_place.location import refuse_inside
     from sparklog.tools.backup.manifest import shown_left_out
     from sparklog.tools.backup.restore_point import Wanted
@@ -215,7 +210,6 @@ def clone(
     other noticing. Offsets and configs are the same, the topic id is new. How far back a version can lie is what
     the vacuum has kept: file.delete.delay.ms, a day.
     """
-    from sparklog.cli.source import open_root
     from sparklog.log.topic.cloning import clone_topic
 
     version, time_ms = parse_as_of(as_of)

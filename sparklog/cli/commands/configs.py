@@ -19,6 +19,7 @@ from sparklog.cli.options import (
     example,
     name_and_value,
 )
+from sparklog.cli.source import open_root, open_source
 from sparklog.cli.terminal import print_json, read_text
 from sparklog.errors import BadRequest
 
@@ -41,7 +42,6 @@ def describe(
     as_json: JsonOption = False,
 ) -> None:
     """Show the configs that were set on topics: value, where it comes from, default."""
-    from sparklog.cli.source import open_source
     from sparklog.log.state.config_table import CONFIGS
     from sparklog.log.state.description import describe_configs
 
@@ -85,9 +85,7 @@ def alter(
         list[str] | None, Option(metavar="NAME=VALUE,...", help="Set; [a,b] is a value with commas. Repeatable.")
     ] = None,
     add_config_file: Annotated[Path | None, Option(help="Set what stands in this file, NAME=VALUE a line.")] = None,
-    delete_config: Annotated[
-        list[str] | None, Option(metavar="NAME,...", help="Back to the default. Repeatable.")
-    ] = None,
+    delete_config: Annotated[list[str] | None, Option(metavar="NAME,...", help="Back to default. Repeatable.")] = None,
     dry_run: DryRunOption = False,
     force: Annotated[
         bool, Option("--force", help="Also what takes files from running jobs, or drops records without a key.")
@@ -95,8 +93,6 @@ def alter(
     as_json: JsonOption = False,
 ) -> None:
     """Set configs of a topic, take them back. All of it happens in one commit, or nothing does."""
-    from sparklog.cli.source import open_root
-
     changes = _changes(add_config, add_config_file, delete_config)
     opened = open_root(root).topic(topic)
     head = opened.log.head()

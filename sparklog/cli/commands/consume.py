@@ -25,6 +25,7 @@ from sparklog.cli.options import (
     example,
     parse_time,
 )
+from sparklog.cli.source import open_source
 from sparklog.cli.terminal import print_json, printable, warn, write
 from sparklog.errors import NotFound
 
@@ -133,7 +134,6 @@ def consume(
     kafka-console-consumer, one partition after the other. Their number is printed on stderr.
     """
     from sparklog.cli.record_text import Layout, format_json
-    from sparklog.cli.source import open_source
     from sparklog.log.read.topic_scan import Tail
     from sparklog.log.state.view import COLUMNS
 
@@ -178,7 +178,6 @@ def get(
     greatest timestamp). Exit code 3: the latest record is a tombstone, the key was deleted; 1: there is none.
     """
     from sparklog.cli.record_text import Layout, format_json
-    from sparklog.cli.source import open_source
     from sparklog.format.text import parse_key
     from sparklog.log.read.key_lookup import latest_record
 
@@ -237,8 +236,6 @@ def offsets(
     --time is -1 or latest (the end, the default), -2 or earliest (the log start), -3 or max-timestamp (the record with
     the largest timestamp), or a time in milliseconds: the first record not older. Partitions without one are left out.
     """
-    from sparklog.cli.source import open_source
-
     wanted = TIMES[time] if time in TIMES else parse_time(time, "--time")
     source = open_source(root)
     names = source.refreshed(topics)

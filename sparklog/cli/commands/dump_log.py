@@ -37,9 +37,7 @@ def dump_log(
     print_data_log: Annotated[
         bool, Option("--print-data-log", help="And the records' keys and values; so does every decoder.")
     ] = False,
-    verify_index_only: Annotated[
-        bool, Option("--verify-index-only", help="Of indexes only what does not agree.")
-    ] = False,
+    verify_index_only: Annotated[bool, Option("--verify-index-only", help="Of indexes only what disagrees.")] = False,
     index_sanity_check: Annotated[
         bool, Option("--index-sanity-check", help="Of indexes only the check of a broker that starts.")
     ] = False,
@@ -67,9 +65,7 @@ def dump_log(
     metadata_decoder: Annotated[
         bool, Option("--cluster-metadata-decoder", "--remote-log-metadata-decoder", hidden=True)
     ] = False,
-    skip_record_metadata: Annotated[
-        bool, Option("--skip-record-metadata", help="Only keys and values of records.")
-    ] = False,
+    skip_record_metadata: Annotated[bool, Option("--skip-record-metadata", help="Only keys and values.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Print the contents of files, as kafka-dump-log does.
@@ -101,7 +97,6 @@ def dump_log(
 
 
 def _decoders(offsets: bool, transactions: bool, shares: bool, key: str | None, value: str | None) -> Decoders:
-    """Return the first that is given, in the order of Kafka's tool."""
     from sparklog.tools.inspection import dump_decoders as decoders
 
     if offsets:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, BadParameter, Option, Typer
 
 from sparklog.cli.options import DryRunOption, JsonOption, RootOption, SourceOption, example, parse_time
+from sparklog.cli.source import open_root, open_source
 from sparklog.cli.terminal import print_json, print_lines, print_table, printable, read_text, warn_and_leave
 from sparklog.errors import BadRequest, NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from sparklog.errors import SparklogError
     from sparklog.format.checkpoint_files import TopicPartition
@@ -100,9 +101,7 @@ def reset(
     to_current: Annotated[bool, Option("--to-current", help="Where it is, else the log end.")] = False,
     to_offset: Annotated[int | None, Option(min=0, metavar="N", help="This offset.")] = None,
     shift_by: Annotated[int | None, Option(metavar="N", help="N records on; -N: back.")] = None,
-    to_datetime: Annotated[
-        str | None, Option(metavar="TIME", help="The first record not older (ISO 8601 or ms).")
-    ] = None,
+    to_datetime: Annotated[str | None, Option(metavar="TIME", help="First record not older (ISO 8601 or ms).")] = None,
     by_duration: Annotated[str | None, Option(metavar="PnDTnHnMnS", help="So long ago, such as PT2H.")] = None,
     from_file: Annotated[Path | None, Option(metavar="CSV", help="Lines of topic,partition,offset.")] = None,
     execute: Annotated[bool, Option("--execute", help="Do it.")] = False,
@@ -126,10 +125,16 @@ def reset(
         raise BadParameter("give one of --execute and --dry-run")
     scenario = _scenario(
         group,
-        {"--to-earliest": to_earliest, "--to-latest": to_latest, "--to-current": to_current},
-        {"--to-offset": to_offset, "--shift-by": shift_by},
-        {"--to-datetime": to_datetime, "--by-duration": by_duration},
-        from_file,
+        {
+            "--to-earliest": to_earliest or None,
+            "--to-latest": to_latest or None,
+            "--to-current": to_current or None,
+            "--to-offset": to_offset,
+            "--shift-by": shift_by,
+            "--to-datetime": to_datetime,
+            "--by-duration": by_duration,
+            "--from-file": from_file,
+        },
     )
     topics = _topics(topic, all_topics, from_file is not None)
     opened = _groups_of_root(root).group(group)
@@ -186,7 +191,6 @@ def delete_offsets(
 
 
 def _groups_of_root(root: str) -> Groups:
-    from sparklog.cli.source import open_root
     from sparklog.groups import Groups
     from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, KAFKA_PARTITION, resolve
 
@@ -220,7 +224,6 @@ class _InRoot:
 
 
 def _open_groups(root: str) -> _InRoot | KafkaGroups:
-    from sparklog.cli.source import open_source
     from sparklog.kafka.importing.coordinators import KafkaGroups
     from sparklog.kafka.in_place.view import KafkaView
 
@@ -249,27 +252,20 @@ def _topics(given: Sequence[str] | None, all_topics: bool, from_file: bool) -> d
     return chosen or None
 
 
-def _scenario(
-    group: str,
-    flags: Mapping[str, bool],
-    numbers: Mapping[str, int | None],
-    texts: Mapping[str, str | None],
-    file: Path | None,
-) -> Scenario:
+def _scenario(group: str, options: dict[str, Any]) -> Scenario:
     from sparklog.groups.reset import Scenario, To, parse_duration
 
-    scenarios = [Scenario(To(name[2:])) for name, given in flags.items() if given]
-    scenarios += [Scenario(To(name[2:]), number) for name, number in numbers.items() if number is not None]
-    for name, text in texts.items():
-        if text is not None:
-            value = parse_time(text, name) if name == "--to-datetime" else parse_duration(text)
-            scenarios.append(Scenario(To(name[2:]), value))
-    if file is not None:
-        scenarios.append(Scenario(To.FILE, offsets=_offsets_of(group, file)))
-    if len(scenarios) != 1:
-        every = (*flags, *numbers, *texts, "--from-file")
-        raise BadParameter(f"give exactly one of {', '.join(every)}; found {len(scenarios)}")
-    return scenarios[0]
+    given = [(name, value) for name, value in options.items() if value is not None]
+    if len(given) != 1:
+        raise BadParameter(f"give exactly one of {', '.join(options)}; found {len(given)}")
+    ((name, value),) = given
+    if name == "--from-file":
+        return Scenario(To.FILE, offsets=_offsets_of(group, value))
+    if name == "--to-datetime":
+        value = parse_time(value, name)
+    elif name == "--by-duration":
+        value = parse_duration(value)
+    return Scenario(To(name[2:]), 0 if value is True else value)
 
 
 def _offsets_of(group: str, file: Path) -> dict[TopicPartition, int]:

@@ -21,6 +21,7 @@ from sparklog.cli.options import (
     parse_configs,
     parse_time,
 )
+from sparklog.cli.source import open_root
 from sparklog.cli.terminal import print_json, print_table, printable, warn
 from sparklog.errors import NotFound
 from sparklog.maintenance.output import json_value, megabytes
@@ -76,7 +77,6 @@ def import_(
     its last import ended. Kafka keeps topic configs elsewhere: give them with --config. Consumer groups keep their
     offsets in these topics.
     """
-    from sparklog.cli.source import open_root
     from sparklog.kafka.importing.importing import AUTO, NEVER, ImportOptions, import_log_dir, unwatched
 
     configs, topics = parse_configs(config), comma_separated(topic) or None
@@ -212,7 +212,6 @@ def export(
     With --groups also what consumer groups have committed for these topics: as the topic __consumer_offsets, and as
     consumer-groups.csv for kafka-consumer-groups --reset-offsets --from-file.
     """
-    from sparklog.cli.source import open_root
     from sparklog.kafka.exporting import ExportOptions, export_topics
 
     version, time_ms = parse_as_of(as_of)

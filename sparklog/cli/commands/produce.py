@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Argument, BadParameter, Option, Typer
 
 from sparklog.cli.options import RootOption, example
+from sparklog.cli.source import open_root
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,19 +31,13 @@ READ_BYTES = 1 << 20
 def produce(
     topic: Annotated[str, Argument(help="Topic; must exist.")],
     root: RootOption,
-    file: Annotated[
-        Path | None, Option(exists=True, dir_okay=False, help="Read this instead of standard input.")
-    ] = None,
+    file: Annotated[Path | None, Option(exists=True, dir_okay=False, help="Read this, not standard input.")] = None,
     as_json: Annotated[
         bool, Option("--json", help='Each line is {"key": ..., "value": ..., "headers": ..., ...}.')
     ] = False,
-    key_separator: Annotated[
-        str | None, Option(help="A line is key, separator, value. Without it keys are null.")
-    ] = None,
+    key_separator: Annotated[str | None, Option(help="A line is key, separator, value; else keys are null.")] = None,
     headers: Annotated[bool, Option("--headers", help="A line begins with name:value,name:value and a tab.")] = False,
-    null_marker: Annotated[
-        str | None, Option(help="A key or value that is exactly this is null (a tombstone).")
-    ] = None,
+    null_marker: Annotated[str | None, Option(help="A key or value that is just this is null (a tombstone).")] = None,
     partition: Annotated[
         int | None, Option("--partition", "-p", min=0, max=2**31 - 1, help="All to this partition, whatever the key.")
     ] = None,
@@ -54,7 +49,6 @@ def produce(
     prints it. Lines are appended in batches, each whole or not at all, at the latest a second after they came.
     """
     from sparklog.cli.record_text import LineFormat, parse_json
-    from sparklog.cli.source import open_root
     from sparklog.errors import SparklogError
     from sparklog.log.write.append_writer import WriteOptions
 
@@ -128,7 +122,6 @@ def line_runs(fd: int, *, run_bytes: int, linger_s: float, clock: Callable[[], f
 
 
 def _take_lines(held: bytearray) -> bytes:
-    """Take the whole lines out of `held`."""
     end = held.rfind(b"\n") + 1
     run = bytes(held[:end])
     del held[:end]

@@ -8,6 +8,7 @@ from typer import BadParameter, Option, Typer
 
 from sparklog import __version__
 from sparklog.cli.options import PropertiesOption, SourceOption, TopicsOption, comma_separated, example
+from sparklog.cli.source import open_source, report_settings
 from sparklog.cli.terminal import print_json, write
 
 app = Typer()
@@ -31,7 +32,6 @@ def report(
     The page is one HTML file that needs no network. Nothing is changed. A Kafka log directory is reported on in
     place, with what its files tell.
     """
-    from sparklog.cli.source import open_source, report_settings
     from sparklog.tools.report.gather import gather
 
     if html is None and not as_json:
@@ -66,7 +66,6 @@ def metrics(
     With --output the file is replaced as a whole: point it into the folder of the node exporter's textfile
     collector and run this from cron. A Kafka log directory is measured in place.
     """
-    from sparklog.cli.source import open_source, report_settings
     from sparklog.tools.report.gather import gather
     from sparklog.tools.report.metrics import exposition, write_whole
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import BadParameter, Option, Typer
 
 from sparklog.cli.options import DryRunOption, JsonOption, RootOption, SourceOption, comma_separated, example
+from sparklog.cli.source import open_root, open_source
 from sparklog.cli.terminal import print_json, print_table, read_text
 
 if TYPE_CHECKING:
@@ -22,9 +23,7 @@ app = Typer()
 )
 def delete_records(
     root: RootOption,
-    offset_json_file: Annotated[
-        Path | None, Option(metavar="FILE", help="Offsets of many partitions, see above.")
-    ] = None,
+    offset_json_file: Annotated[Path | None, Option(metavar="FILE", help="Offsets of partitions, see above.")] = None,
     topic: Annotated[str | None, Option("--topic", "-t", help="One topic instead of a file.")] = None,
     partition: Annotated[int | None, Option("--partition", "-p", min=0, help="Its partition.")] = None,
     offset: Annotated[
@@ -39,7 +38,6 @@ def delete_records(
     Offset -1 stands for the log end: all records. All of it is checked before anything is changed. Readers see the new
     log start at once; files go with a later run of `sparklog retain`.
     """
-    from sparklog.cli.source import open_root
     from sparklog.log.topic import delete_records as deleting
 
     short = (topic, partition, offset)
@@ -77,8 +75,6 @@ def log_dirs(
     segments, SLICES their number. --json prints the document of kafka-log-dirs, with these beside its own
     names; there is no broker, so its number is -1.
     """
-    from sparklog.cli.source import open_source
-
     source = open_source(root)
     sizes = [
         size for name in source.refreshed(comma_separated(topic_list)) for size in source.view.partition_sizes(name)

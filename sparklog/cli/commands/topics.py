@@ -16,6 +16,7 @@ from sparklog.cli.options import (
     example,
     parse_configs,
 )
+from sparklog.cli.source import open_root, open_source
 from sparklog.cli.terminal import print_json, print_lines, print_table, printable, warn
 from sparklog.errors import NotFound
 
@@ -60,14 +61,10 @@ def create(
     root: RootOption,
     partitions: Annotated[int, Option("--partitions", "-p", min=1, help="How many.")] = 1,
     config: ConfigOption = None,
-    if_not_exists: Annotated[
-        bool, Option("--if-not-exists", help="Do nothing and succeed if it is there already.")
-    ] = False,
+    if_not_exists: Annotated[bool, Option("--if-not-exists", help="Succeed if it is there already.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Create a topic. A folder that holds nothing yet becomes a new root."""
-    from sparklog.cli.source import open_root
-
     configs = parse_configs(config)
     log = open_root(root, create=True)
     existed = if_not_exists and _exists(log, topic)
@@ -84,8 +81,6 @@ def create(
 @app.command("list", epilog=example("sparklog topics list --root /data/log"))
 def list_(root: SourceOption, as_json: JsonOption = False) -> None:
     """List the topics, one per line."""
-    from sparklog.cli.source import open_source
-
     source = open_source(root)
     names = source.topics()
     if as_json:
@@ -98,8 +93,6 @@ def list_(root: SourceOption, as_json: JsonOption = False) -> None:
 @app.command(epilog=example("sparklog topics describe orders --root /data/log"))
 def describe(root: SourceOption, topics: TopicsArgument = None, as_json: JsonOption = False) -> None:
     """Show id, configs and, for each partition, offsets and size."""
-    from sparklog.cli.source import open_source
-
     source = open_source(root)
     opened = source.root
     rows = source.each(topics, lambda name: _kafka(source.view, name) if opened is None else _of_root(opened, name))
@@ -166,8 +159,6 @@ def alter(
     as_json: JsonOption = False,
 ) -> None:
     """Add partitions. Configs are altered by `sparklog configs alter`, as in Kafka by kafka-configs."""
-    from sparklog.cli.source import open_root
-
     open_root(root).topic(topic).alter(partitions=partitions)
     shown = printable(topic)
     warn(f"keys of topic {shown} map to other partitions from now on: the order of a key's records ends here")
@@ -185,8 +176,6 @@ def delete(
     as_json: JsonOption = False,
 ) -> None:
     """Delete a topic, without asking, as kafka-topics does. Its files go when a vacuum finds them."""
-    from sparklog.cli.source import open_root
-
     log = open_root(root)
     exists = not if_exists or _exists(log, topic)
     if exists:
