@@ -23,12 +23,12 @@ from sparklog.storage import open_store
 from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
-    from typing import Literal
+    from typing import Any, Literal
 
     from pyspark.sql import SparkSession
 
     from sparklog.kafka.exporting import ExportedTopic
-    from sparklog.kafka.importing.importing import ImportReport
+    from sparklog.kafka.importing.importing import ImportOptions, ImportReport
     from sparklog.maintenance.report import TopicReport
     from sparklog.maintenance.work_items import Runner, Settings
     from sparklog.retention.retain import RetainReport
@@ -383,16 +383,6 @@ def import_kafka(
     """
     from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 
-    log: Root | None
-    if isinstance(root, (Root, Store)):
-        log = _opened(root)
-    else:
-        location = resolve(os.fspath(root))
-        log = None if location.kind == NOTHING else open_log(location)
-        if log is None and not dry_run:
-            # Wrong input makes no new root.
-            import_log_dir(None, log_dir, ImportOptions(topics, configs, groups=False), dry_run=True)
-            log = open_log(location, create=True)
     options = ImportOptions(
         topics,
         configs,
@@ -402,7 +392,23 @@ def import_kafka(
         groups=groups,
         transactions=transactions,
     )
-    return import_log_dir(log, log_dir, options, dry_run=dry_run)
+    if isinstance(root, (Root, Store)):
+        return import_log_dir(_opened(root), log_dir, options, dry_run=dry_run)
+    return import_into(os.fspath(root), log_dir, options, dry_run=dry_run)
+
+
+def import_into(path: str, log_dir: PathLike, options: ImportOptions, *, dry_run: bool, **watch: Any) -> ImportReport:
+    """Import into the root at a path, which is made if there is none; `watch`: see `import_log_dir`."""
+    from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
+
+    location = resolve(path)
+    log = None if location.kind == NOTHING else open_log(location)
+    if log is None and not dry_run:
+        # Wrong input makes no new root.
+        checked = ImportOptions(options.topics, options.configs, force=options.force, groups=False)
+        import_log_dir(None, log_dir, checked, dry_run=True)
+        log = open_log(location, create=True)
+    return import_log_dir(log, log_dir, options, dry_run=dry_run, **watch)
 
 
 def export_kafka(

@@ -1,20 +1,17 @@
 """Records to lines and lines to records, the way Kafka's console tools write them.
 
-Out (`kafka-console-consumer`): the columns that are switched on, in this order, between key separators, then a newline:
+Out (`kafka-console-consumer`): the columns that are switched on, in this order, between key separators:
 
     CreateTime:1700000000000  Partition:0  Offset:5  h1:v1,h2:null | NO_HEADERS  key  value
 
-In (`kafka-console-producer`): `[headers TAB] [key SEPARATOR] value`. Both work on whole Arrow batches; keys and
-values are bytes and pass through as they are, whatever their encoding.
-
-Records as JSON lines: what `consume --json` prints and `produce --json` takes.
+In (`kafka-console-producer`): `[headers TAB] [key SEPARATOR] value`. Keys and values are bytes and pass through as they
+are. As JSON lines, what `consume --json` prints and `produce --json` takes:
 
     {"topic": "orders", "partition": 0, "offset": 5, "timestamp": 1700000000000, "timestampType": "CreateTime",
      "key": "k", "value": "v", "headers": [["name", "v"]]}
 
-Keys, values and header values are bytes: UTF-8 text stands as a string, anything else as `{"base64": "..."}`, so that
-nothing is lost either way. On input only `value` is required; `topic`, `offset` and `timestampType` are ignored: the
-output of one topic is the input of another. `headers` may also be an object, `{"name": "v"}`.
+UTF-8 text stands as a string, any other bytes as `{"base64": "..."}`. On input only `value` is required; `topic`,
+`offset` and `timestampType` are ignored. `headers` may also be an object, `{"name": "v"}`.
 """
 
 from __future__ import annotations

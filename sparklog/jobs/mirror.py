@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 from py4j.java_gateway import JavaPackage
 from py4j.protocol import Py4JJavaError
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 SCHEME = "kafka://"
 ENDPOINT = "kafka://host:port[,host:port], or a root"
 CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13"
-MAX_OFFSETS_PER_TRIGGER = 1_000_000
-"""Of one micro-batch: the records that a killed job reads again, and writes again into Kafka."""
 MAX_TASKS = 200
 PATIENCE = {"request.timeout.ms": "15000", "default.api.timeout.ms": "30000"}
 """Of the admin client, where the user sets neither: without brokers the job fails within half a minute."""
@@ -73,9 +71,7 @@ class Mirror:
         str | None, Option(metavar="FILE", help="Such options, as the client.properties of Kafka's tools.")
     ] = None
     isolation: IsolationOption = "read_committed"
-    max_offsets_per_trigger: Annotated[int, Option(min=1, help="Records of one micro-batch at most.")] = (
-        MAX_OFFSETS_PER_TRIGGER
-    )
+    max_offsets_per_trigger: Annotated[int, Option(min=1, help="Records of one micro-batch at most.")] = 1_000_000
     no_fail_on_data_loss: Annotated[
         bool, Option("--no-fail-on-data-loss", help="Go on where records are gone that were not moved yet.")
     ] = False
@@ -105,20 +101,6 @@ class Mirror:
         return (self.target if self.into_kafka else self.source).removeprefix(SCHEME)
 
 
-class Endpoint(Protocol):
-    """A side of the mirror: `RootEndpoint` or `KafkaEndpoint`."""
-
-    location: str
-
-    def names(self) -> list[str]: ...
-    def partitions(self, names: Collection[str]) -> dict[str, int]:
-        """Return the number of partitions of those of these topics that exist."""
-
-    def create(self, name: str, partitions: int) -> None: ...
-    def grow(self, name: str, partitions: int) -> str:
-        """Return the command that gives a topic so many partitions."""
-
-
 class RootEndpoint:
     """A sparklog root. As a target it may not exist yet: it is made with its first topic."""
 
@@ -134,6 +116,7 @@ class RootEndpoint:
         return [] if self._root is None else self._root.topics()
 
     def partitions(self, names: Collection[str]) -> dict[str, int]:
+        """Return the number of partitions of those of these topics that exist."""
         if self._root is None:
             return {}
         heads = {name: self._root.topic_handle(check_topic_name(name)).log.refresh().head for name in names}
@@ -145,12 +128,8 @@ class RootEndpoint:
         self._root.create_topic(name, partitions=partitions)
 
     def grow(self, name: str, partitions: int) -> str:
+        """Return the command that gives a topic so many partitions."""
         return f"sparklog topics alter {name} --partitions {partitions} --root {self.location}"
-
-
-def connector(version: str) -> str:
-    """Return the connector's coordinate: that of the first release of a Spark's line, which runs with all of it."""
-    return f"{CONNECTOR}:{'.'.join(version.split('.')[:2])}.0"
 
 
 class KafkaEndpoint:
@@ -162,9 +141,11 @@ class KafkaEndpoint:
         self._jvm: Any = spark.sparkContext._jvm
         clients = self._jvm.org.apache.kafka.clients.admin
         if isinstance(clients.AdminClient, JavaPackage):
+            # The first release of a line runs with all of it, and repositories that lack the newest have it.
+            line = ".".join(spark.version.split(".")[:2])
             raise BadRequest(
                 "Spark has no Kafka connector: start this job with spark-submit --packages "
-                f"{connector(spark.version)}, or give the connector's jars with --jars"
+                f"{CONNECTOR}:{line}.0, or give the connector's jars with --jars"
             )
         patience = {} if options.keys() & PATIENCE.keys() else PATIENCE
         properties = self._jvm.java.util.Properties()
@@ -218,6 +199,9 @@ class KafkaEndpoint:
             if kind != unless:
                 text = " ".join(str(cause.getMessage()).split())
                 raise Unavailable(f"{what} {self.location}: {kind}: {text}{hint}") from None
+
+
+Endpoint = RootEndpoint | KafkaEndpoint
 
 
 def plan(mirror: Mirror, source: Endpoint, target: Endpoint) -> tuple[dict[str, int], list[str]]:

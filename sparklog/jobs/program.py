@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
-from typing import Annotated, ParamSpec, Protocol, TypeVar
+from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
 from typer import BadParameter, Option, Typer
@@ -32,7 +32,7 @@ from sparklog.log.journal.documents import INT64_MAX
 from sparklog.log.topic.root import Root
 from sparklog.maintenance.output import say
 from sparklog.maintenance.properties import settings_of_file
-from sparklog.maintenance.report import Failure, say_failures
+from sparklog.maintenance.report import say_failures
 from sparklog.maintenance.work_items import Settings, store_clock_ms
 
 DONE, FAILED, INTERRUPTED = 0, 1, 130
@@ -88,12 +88,6 @@ def job(
     return decorate
 
 
-NowOption = Annotated[
-    int | None,
-    Option("--now-ms", min=0, max=INT64_MAX, metavar="MS", help="Milliseconds to go by in place of the clock."),
-]
-
-
 @dataclass
 class Maintenance:
     """Options that `compact` and `retain` share.
@@ -105,7 +99,9 @@ class Maintenance:
     root: RootOption
     topic: TopicsOption = None
     properties: PropertiesOption = None
-    now_ms: NowOption = None
+    now_ms: Annotated[
+        int | None, Option(min=0, max=INT64_MAX, metavar="MS", help="Milliseconds to go by in place of the clock.")
+    ] = None
     dry_run: DryRunOption = False
     as_json: JsonOption = False
     topics: tuple[str, ...] = field(init=False)
@@ -120,18 +116,10 @@ class Maintenance:
         return replace(self.settings, now_ms=store_ms if self.now_ms is None else self.now_ms)
 
 
-class TopicReport(Protocol):
-    @property
-    def failures(self) -> tuple[Failure, ...]: ...
-
-
-R = TypeVar("R", bound=TopicReport)
-
-
 def run_maintenance(
     name: str,
     chosen: Maintenance,
-    work: Callable[[Root, Settings], Sequence[R]],
+    work: Callable[[Root, Settings], Sequence[Any]],
     summary: Callable[..., str],
     document: Callable[..., Mapping[str, object]],
 ) -> int:

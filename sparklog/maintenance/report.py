@@ -1,7 +1,6 @@
 """Report of a run of maintenance: as data, as a table for people and as JSON for scripts.
 
-Sizes before and after are those of whole partitions. The size after is the one before with the changes of the run's
-pieces, so records appended meanwhile do not count.
+The size of a partition after is the one before with the changes of the run's pieces: appends meanwhile do not count.
 """
 
 from __future__ import annotations

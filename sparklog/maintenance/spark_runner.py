@@ -91,7 +91,7 @@ class SparkIfNeeded:
             from pyspark.errors import PySparkException
             from pyspark.sql import SparkSession
         except ImportError:
-            return InProcess(lambda work: Meter(work.title))
+            return InProcess(Meter)
         running = SparkSession.getActiveSession()
         if running is not None:
             return SparkRunner(running)
@@ -103,7 +103,7 @@ class SparkIfNeeded:
         except PySparkException as error:
             # No Java, most of the time. What is to be done needs none.
             say(f"Spark cannot be started ({_cause(str(error))}): working in this process, one piece after the other")
-            return InProcess(lambda work: Meter(work.title))
+            return InProcess(Meter)
         return SparkRunner(self._started)
 
 
@@ -117,7 +117,8 @@ class _Batch:
         self._env = env
         self._group = f"sparklog-{env.new_id()}"
         self._lock = ForkLock()
-        self._next = self._finished = 0
+        self._waiting = iter(range(len(works)))
+        self._finished = 0
         self._stopped = False
         self._running: dict[int, int] = {}
         self._threads: list[threading.Thread] = []
@@ -167,11 +168,9 @@ class _Batch:
 
     def _take(self) -> int | None:
         with self._lock:
-            if self._stopped or self._next >= len(self._works):
-                return None
-            index = self._next
-            self._next += 1
-            self._running[index] = self._env.boot_ms()
+            index = None if self._stopped else next(self._waiting, None)
+            if index is not None:
+                self._running[index] = self._env.boot_ms()
             return index
 
     def _work(self) -> None:
@@ -189,10 +188,9 @@ class _Batch:
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
-        context = self._context
-        context.setJobGroup(self._group, work.title)
+        self._context.setJobGroup(self._group, work.title)
         try:
-            rows = context.parallelize((0,), 1)
+            rows = self._context.parallelize((0,), 1)
             answer = rows.mapPartitions(partial(_task, work, self._quiet)).collect()[0]
         except (Py4JError, PySparkException) as error:
             return Unavailable(f"the Spark task of '{work.title}' failed: {_cause(str(error))}; run it again")

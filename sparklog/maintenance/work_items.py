@@ -119,13 +119,12 @@ class Runner(Protocol):
 class InProcess:
     """Runs work in this thread, one piece after the other: tests, small roots, no Spark."""
 
-    def __init__(self, progress: Callable[[Work], Progress] | None = None) -> None:
+    def __init__(self, progress: Callable[[str], Progress] = lambda title: silent) -> None:
         self._progress = progress
 
     def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, Done | SparklogError]]:
         for work in works:
-            progress = silent if self._progress is None else self._progress(work)
             try:
-                yield work, work.run(progress)
+                yield work, work.run(self._progress(work.title))
             except SparklogError as error:
                 yield work, error

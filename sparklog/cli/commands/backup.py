@@ -120,9 +120,6 @@ def _show_pruned(pruned: Pruned, dry_run: bool, as_json: bool) -> None:
     print(f"{what} backups: {numbers}; {pruned.objects} objects of {pruned.nbytes} bytes. Kept: {len(pruned.kept)}.")
 
 
-LATEST = "latest"
-
-
 @app.command(
     "restore",
     epilog=example("sparklog restore /backup/log --to /data/log-tuesday --as-of 2026-01-27T12:00:00 --topic orders"),
@@ -136,7 +133,7 @@ def restore(
             metavar="latest|TIME|VERSION",
             help="Milliseconds or 2026-01-31T12:00:00 (UTC unless it says); a version, of one topic.",
         ),
-    ] = LATEST,
+    ] = "latest",
     number: Annotated[
         int | None, Option("--backup", min=1, metavar="N", help="Just as this backup has it (backup --list).")
     ] = None,
@@ -157,7 +154,7 @@ def restore(
     from sparklog.tools.backup.restoring import plan_restore
     from sparklog.tools.backup.restoring import restore as make
 
-    version, time_ms = parse_as_of(None if as_of == LATEST else as_of)
+    version, time_ms = parse_as_of(None if as_of == "latest" else as_of)
     wanted = Wanted(comma_separated(topic) or None, number, version, time_ms)
     names = dict(name_and_value(text, "--rename", "OLD=NEW") for text in rename or ())
     refuse_inside(to)

@@ -69,7 +69,9 @@ def describe(
     whose coordinator's log lies there, in the partitions that lie there; members are not known.
     """
     groups = _open_groups(root)
-    chosen = _chosen(groups, names, all_groups)
+    if bool(names) == all_groups:
+        raise BadParameter("name groups, or give --all-groups")
+    chosen = groups.names() if all_groups else list(dict.fromkeys(names or []))
     described = groups.descriptions(chosen, groups.failures if all_groups else None)
     missing = [item.id for item in described if item.state == "Dead"]
     if missing:
@@ -229,12 +231,6 @@ def _open_groups(root: str) -> _InRoot | KafkaGroups:
 
     view = open_source(root).view
     return KafkaGroups(view) if isinstance(view, KafkaView) else _InRoot(_groups_of_root(root))
-
-
-def _chosen(groups: _InRoot | KafkaGroups, names: Sequence[str] | None, all_groups: bool) -> list[str]:
-    if bool(names) == all_groups:
-        raise BadParameter("name groups, or give --all-groups")
-    return groups.names() if all_groups else list(dict.fromkeys(names or []))
 
 
 def _topics(given: Sequence[str] | None, all_topics: bool, from_file: bool) -> dict[str, set[int] | None] | None:

@@ -23,7 +23,6 @@ from sparklog.cli.options import (
 )
 from sparklog.cli.source import open_root
 from sparklog.cli.terminal import print_json, print_table, printable, warn
-from sparklog.errors import NotFound
 from sparklog.maintenance.output import json_value, megabytes
 
 if TYPE_CHECKING:
@@ -77,35 +76,21 @@ def import_(
     its last import ended. Kafka keeps topic configs elsewhere: give them with --config. Consumer groups keep their
     offsets in these topics.
     """
-    from sparklog.kafka.importing.importing import AUTO, NEVER, ImportOptions, import_log_dir, unwatched
+    from sparklog.api import import_into
+    from sparklog.kafka.importing.importing import AUTO, NEVER, ImportOptions, unwatched
 
-    configs, topics = parse_configs(config), comma_separated(topic) or None
-    try:
-        log = open_root(root)
-    except NotFound:
-        log = None
-    if log is None and not dry_run:
-        # Wrong input makes no new root.
-        options = ImportOptions(topics=topics, configs=configs, force=force, groups=False)
-        import_log_dir(None, log_dir, options, dry_run=True)
-        log = open_root(root, create=True)
-    report = import_log_dir(
-        log,
-        log_dir,
-        ImportOptions(
-            topics=topics,
-            configs=configs,
-            force=force,
-            corrupt_records=corrupt_records,
-            open_transactions=open_transactions,
-            link=NEVER if copy else AUTO,
-            groups=groups,
-            transactions=transactions,
-        ),
-        on_skipped=warn,
-        dry_run=dry_run,
-        on_progress=unwatched if quiet else _meters(),
+    options = ImportOptions(
+        topics=comma_separated(topic) or None,
+        configs=parse_configs(config),
+        force=force,
+        corrupt_records=corrupt_records,
+        open_transactions=open_transactions,
+        link=NEVER if copy else AUTO,
+        groups=groups,
+        transactions=transactions,
     )
+    watch = unwatched if quiet else _meters()
+    report = import_into(root, log_dir, options, on_skipped=warn, dry_run=dry_run, on_progress=watch)
     if as_json:
         print_json(_document(report))
     else:

@@ -15,7 +15,6 @@ from sparklog.maintenance.output import json_value
 
 if TYPE_CHECKING:
     from sparklog.errors import SparklogError
-    from sparklog.log.state.kafka_source import KafkaOpen
     from sparklog.transactions.listing import KafkaTransaction, TransactionDescription
 
 app = Typer(no_args_is_help=True, rich_markup_mode=None, help="List, describe and abort transactions.")
@@ -99,16 +98,18 @@ def _show(standing: TransactionDescription) -> None:
     )
     if standing.held:
         rows = [
-            (held.topic, held.partition, held.n, held.first, held.end, _seconds(held.age_ms), _seconds(held.timeout_ms))
-            for held in standing.held
+            (each.topic, each.partition, each.n, each.first, each.end, _seconds(each.age_ms), _seconds(each.timeout_ms))
+            for each in standing.held
         ]
         print_table(("TOPIC", "PARTITION", "N", "FIRST", "END", "AGE", "TIMEOUT"), rows)
     if standing.kafka:
         print("Kafka's, left open in what was imported:")
-        of_kafka = [
-            (each.topic, each.open.partition, each.open.producer, each.open.first, each.open.end, *_known(each.open))
-            for each in standing.kafka
-        ]
+        of_kafka = []
+        for each in standing.kafka:
+            held = each.open
+            since = None if held.start_ms is None else iso_time(held.start_ms)
+            known = (since, _seconds(held.timeout_ms), held.decided or None)
+            of_kafka.append((each.topic, held.partition, held.producer, held.first, held.end, *known))
         print_table(("TOPIC", "PARTITION", "PRODUCER", "FIRST", "END", "SINCE", "TIMEOUT", "DECIDED"), of_kafka)
     for waiting in standing.waiting:
         print(f"{waiting.topic}: {waiting.n} is decided and recorded by the next commit or by `sparklog retain`")
@@ -147,15 +148,9 @@ def _kafka(held: Sequence[KafkaTransaction]) -> list[dict[str, object]]:
     return [{"topic": each.topic, **KAFKA_OPEN_JSON.to_json(each.open)} for each in held]
 
 
-def _known(held: KafkaOpen) -> tuple[str | None, ...]:
-    """Return begin, timeout and decision of a transaction, as far as Kafka's coordinator knew them."""
-    since = None if held.start_ms is None else iso_time(held.start_ms)
-    return since, None if held.timeout_ms is None else _seconds(held.timeout_ms), held.decided or None
-
-
 def _newest(standing: TransactionDescription) -> str:
     return "-" if standing.outcome is None else f"{standing.newest} {standing.outcome}"
 
 
-def _seconds(ms: int) -> str:
-    return f"{ms / 1000:.1f} s"
+def _seconds(ms: int | None) -> str | None:
+    return None if ms is None else f"{ms / 1000:.1f} s"
