@@ -1,14 +1,8 @@
 """The tree of commands, the exit codes and how errors are shown.
 
-| exit code | meaning                                                                     |
-|-----------|-----------------------------------------------------------------------------|
-| 0         | done; also when the reader of a pipe left first (`sparklog consume ... | head`) |
-| 1         | a sparklog error, as one line on stderr that ends in its code; of a command |
-|           | about all topics (groups, transactional ids) a line for each that cannot be |
-|           | read, the others are shown                                                  |
-| 2         | wrong usage, as one line on stderr                                          |
-| 3         | `sparklog get`: the key was deleted                                         |
-| 130       | interrupted (Ctrl-C)                                                        |
+0: done, also when the reader of a pipe left first; 1: a sparklog error, as one line on stderr that ends in its code (a
+command about all topics, groups or ids goes on, with a line for each that cannot be read); 2: wrong usage, as one line;
+3: `sparklog get`: the key was deleted; 130: interrupted.
 """
 
 from __future__ import annotations

@@ -75,10 +75,7 @@ class Source:
         return name
 
     def one_topic(self, name: str | None) -> str:
-        """Return the topic of this name, or the only one; a usage error lists the choice.
-
-        A name that does not exist is left to the view, whose error names its nearest neighbours.
-        """
+        """Return the topic of this name, which need not exist, or the only one; a usage error lists the choice."""
         if name is None:
             names = self.topics()
             if self.failures:

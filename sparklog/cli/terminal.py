@@ -52,9 +52,9 @@ def leave_for_usage(error: Any) -> NoReturn:
     if context is not None and error.format_message() == context.get_help():
         # A group of commands without one: its help is what was meant, line by line.
         print(context.get_help(), file=sys.stderr)
-        sys.exit(EXIT_USAGE)
-    hint = f" (see '{context.command_path} --help')" if context is not None else ""
-    warn(f"{error.format_message()}{hint}")
+    else:
+        hint = f" (see '{context.command_path} --help')" if context is not None else ""
+        warn(f"{error.format_message()}{hint}")
     sys.exit(EXIT_USAGE)
 
 
@@ -99,10 +99,7 @@ def print_json(value: object, **more: object) -> None:
 
 
 def copy_progress(what: str) -> Progress:
-    """Return the progress of a backup or a restore: every few seconds a line on stderr.
-
-    `what` was done to the files: `backed up 12 of 40 files, 1,204 of 5,120 MB, 138 MB/s`.
-    """
+    """Return a progress that prints `backed up 12 of 40 files, 1,204 of 5,120 MB, 138 MB/s` every few seconds."""
     begun = last = time.monotonic()
 
     def show(files: int, of_files: int, nbytes: int, of_nbytes: int) -> None:

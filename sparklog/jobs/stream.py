@@ -29,8 +29,7 @@ COLUMNS = ("key", "value", "headers", "timestamp")
 @contextmanager
 def streaming_session(name: str) -> Iterator[SparkSession]:
     """Start Spark with the settings that streaming into a root needs, and stop it at the end."""
-    builder = SparkSession.builder.appName(name)
-    builder = builder.config("spark.sql.execution.arrow.maxBytesPerBatch", "2147483647")
+    builder = SparkSession.builder.appName(name).config("spark.sql.execution.arrow.maxBytesPerBatch", "2147483647")
     spark = builder.config("spark.python.unix.domain.socket.enabled", "true").getOrCreate()
     try:
         yield spark
@@ -45,10 +44,7 @@ def streaming_job(name: str) -> Callable[[Callable[P, int]], Callable[P, int]]:
 
 
 def reason(text: str) -> str:
-    """Return the line of a Spark error that says why.
-
-    Where a function of `foreachBatch` failed the first line only says so, and the innermost cause is what to know.
-    """
+    """Return the line of a Spark error that says why: where `foreachBatch` failed, that of the innermost cause."""
     lines = text.splitlines()
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
     return causes[-1] if causes and "FOREACH_BATCH_USER_FUNCTION_ERROR" in lines[0] else lines[0]

@@ -95,11 +95,8 @@ class SparkIfNeeded:
         running = SparkSession.getActiveSession()
         if running is not None:
             return SparkRunner(running)
-        builder = SparkSession.builder.appName(self._name)
-        for name, value in _CONFIGS.items():
-            builder = builder.config(name, value)
         try:
-            self._started = builder.getOrCreate()
+            self._started = SparkSession.builder.appName(self._name).config(map=_CONFIGS).getOrCreate()
         except PySparkException as error:
             # No Java, most of the time. What is to be done needs none.
             say(f"Spark cannot be started ({_cause(str(error))}): working in this process, one piece after the other")

@@ -23,8 +23,7 @@ from sparklog.storage.store import Store
 def store_clock_ms(store: Store, env: Env, *, dry_run: bool) -> int:
     """Return milliseconds since 1970 by the store, by which maintenance tells what is old.
 
-    A local store makes and removes a file for it. Where that is not allowed (a backup mounted read-only) a dry run,
-    which changes nothing, goes by this machine's clock; any other run raises `Unavailable`.
+    Where no file can be made for it (a backup mounted read-only) a dry run goes by this machine's clock.
     """
     return reading_clock_ms(store, env) if dry_run else store.now_ms()
 
@@ -42,9 +41,7 @@ class Settings:
     """Settings of a run of maintenance, beside each topic's configs.
 
     `now_ms`: the clock that decides (ages, delete horizons); commits keep their own. `defaults`: topic config name ->
-    text, for topics that do not set it themselves (from a properties file). The others are broker configs:
-    `log.cleaner.dedupe.buffer.size` (bytes, of each task), `log.cleaner.io.buffer.load.factor`,
-    `producer.id.expiration.ms`, `offsets.retention.minutes`.
+    text, for topics that do not set it themselves. The others are broker configs: see `sparklog.maintenance.properties`.
     """
 
     now_ms: int

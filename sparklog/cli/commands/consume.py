@@ -241,7 +241,7 @@ def offsets(
     names = source.refreshed(topics)
     answers = {name: offsets_at(source.view, name, wanted, isolation) for name in names}
     rows = [(name, *answer) for name in names for answer in answers[name].items()]
-    # Sorted by the text topic-partition, t-10 before t-2: as Kafka's tool does.
+    # By the text topic-partition, t-10 before t-2: as Kafka's tool does.
     rows.sort(key=lambda row: f"{row[0]}-{row[1]}")
     if as_json:
         print_json([{"topic": name, "partition": partition, "offset": offset} for name, partition, offset in rows])

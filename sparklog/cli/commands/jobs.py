@@ -1,7 +1,6 @@
 """`sparklog compact`, `retain`, `stream` and `mirror`: the jobs as commands, and `sparklog conf`: files to run them by.
 
-A job reads its arguments itself, so `sparklog compact` takes what `spark-submit jobs/compact.py` takes. Spark starts
-with the defaults of this machine; where a cluster is meant, spark-submit starts `jobs/compact.py`.
+A job reads its arguments itself. Spark starts with the defaults of this machine; for a cluster use spark-submit.
 """
 
 from __future__ import annotations

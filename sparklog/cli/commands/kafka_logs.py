@@ -32,16 +32,6 @@ if TYPE_CHECKING:
 app = Typer()
 
 
-OpenTransactionsOption = Annotated[
-    Literal["keep", "abort", "refuse"],
-    Option(
-        "--open-transactions",
-        help="Those that Kafka has not ended: keep them until an import brings their end or the topic is written"
-        " to, abort them (no import can go on then), or refuse.",
-    ),
-]
-
-
 @app.command(
     "import",
     epilog=example("sparklog import /var/lib/kafka/data --root /data/log --topic orders -c cleanup.policy=compact"),
@@ -52,7 +42,14 @@ def import_(
     topic: TopicsOption = None,
     config: ConfigOption = None,
     corrupt_records: CorruptOption = "fail",
-    open_transactions: OpenTransactionsOption = "keep",
+    open_transactions: Annotated[
+        Literal["keep", "abort", "refuse"],
+        Option(
+            "--open-transactions",
+            help="Those that Kafka has not ended: keep them until an import brings their end or the topic is written"
+            " to, abort them (no import can go on then), or refuse.",
+        ),
+    ] = "keep",
     copy: Annotated[
         bool, Option("--copy", help="Copy closed segments also where a hard link to Kafka's file would do.")
     ] = False,

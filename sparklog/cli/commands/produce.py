@@ -93,7 +93,6 @@ def _with_partition(batch: pa.RecordBatch, partition: int | None) -> pa.RecordBa
 def line_runs(fd: int, *, run_bytes: int, linger_s: float, clock: Callable[[], float]) -> Iterator[bytes]:
     """Read runs of whole lines from a file descriptor, each at least one line; the last may lack its newline.
 
-    So `sparklog produce < file` appends megabytes at a time, while lines that are typed are appended within a second.
     A run ends when it has `run_bytes` or when `linger_s` have passed on `clock` since its first byte came. An interrupt
     gives the whole lines that are held, then goes on to the caller.
     """

@@ -40,10 +40,8 @@ class PartitionRow:
 
 @dataclass(frozen=True)
 class TopicRow:
-    """One topic as `describe` shows it.
-
-    `configs` are those that were set, `open_transactions` the transactional ids that hold back the last stable offset;
-    both None for Kafka's directories. `kafka_topic_id`: id of the topic that it was imported from, None without one.
+    """A topic as `describe` shows it: the configs that were set, the transactional ids that hold it back (both None for
+    Kafka's directories), and the id of the topic that it was imported from.
     """
 
     topic: str
@@ -68,10 +66,8 @@ def create(
     configs = parse_configs(config)
     log = open_root(root, create=True)
     existed = if_not_exists and _exists(log, topic)
-    if if_not_exists:
-        log.ensure_topic(topic, partitions=partitions, configs=configs)
-    else:
-        log.create_topic(topic, partitions=partitions, configs=configs)
+    make = log.ensure_topic if if_not_exists else log.create_topic
+    make(topic, partitions=partitions, configs=configs)
     if as_json:
         print_json({"topic": topic, "created": not existed})
     else:
