@@ -27,7 +27,6 @@ from sparklog.cli.commands import (
     jobs,
     kafka_logs,
     produce,
-    report,
     storage,
     topics,
     transactions,
@@ -108,5 +107,5 @@ def sparklog(
 
 for name, commands in (("topics", topics), ("configs", configs), ("transactions", transactions), ("groups", groups)):
     app.add_typer(commands.app, name=name)
-for module in (produce, consume, storage, health, kafka_logs, backup, report, jobs, dump_log):
+for module in (produce, consume, storage, health, kafka_logs, backup, jobs, dump_log):
     app.registered_commands += module.app.registered_commands

@@ -41,7 +41,7 @@ class Settings:
     """Settings of a run of maintenance, beside each topic's configs.
 
     `now_ms`: the clock that decides (ages, delete horizons); commits keep their own. `defaults`: topic config name ->
-    text, for topics that do not set it themselves. The others are broker configs: see `sparklog.maintenance.properties`.
+    text, for topics that do not set it. The others are broker configs: see `sparklog.maintenance.properties`.
     """
 
     now_ms: int
