@@ -56,10 +56,9 @@ def scan_kafka(spark: SparkSession) -> DataFrame:
 def stream_into_topic(spark: SparkSession) -> int:
     """Run the job of a team, `jobs/stream.py`, until the topic has all records. Return how many it wrote."""
     checkpoint = str(DEMO / "checkpoints" / "archive")
-    topics = ("subscribe", SOURCE_TOPICS)
-    query = stream.start(
-        spark, stream.Copy(str(KAFKA), str(ROOT), checkpoint, topics, TOPIC, partitions=4, max_offsets_per_trigger=100)
-    )
+    copy = stream.Copy(str(KAFKA), str(ROOT), checkpoint, SOURCE_TOPICS, topic=TOPIC, num_partitions=4)
+    copy.max_offsets_per_trigger = 100
+    query = stream.start(spark, copy)
     query.awaitTermination()
     return sum(progress["numInputRows"] for progress in query.recentProgress)
 

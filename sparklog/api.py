@@ -12,14 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sparklog.errors import BadRequest
-from sparklog.kafka.in_place.location import (
-    KAFKA_DIRECTORY,
-    KAFKA_PARTITION,
-    NOTHING,
-    open_log,
-    refuse_inside,
-    resolve,
-)
+from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, open_log, refuse_inside, resolve
 from sparklog.kafka.in_place.location import open_view as open_log_view
 from sparklog.kafka.in_place.segment_recovery import CorruptRecords
 from sparklog.log.read.topic_scan import Position, Scan, scan
@@ -30,12 +23,12 @@ from sparklog.storage import open_store
 from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
-    from typing import Literal
+    from typing import Any, Literal
 
     from pyspark.sql import SparkSession
 
     from sparklog.kafka.exporting import ExportedTopic
-    from sparklog.kafka.importing.importing import ImportReport
+    from sparklog.kafka.importing.importing import ImportOptions, ImportReport
     from sparklog.maintenance.report import TopicReport
     from sparklog.maintenance.work_items import Runner, Settings
     from sparklog.retention.retain import RetainReport
@@ -215,10 +208,9 @@ def verify(
     """
     from sparklog.tools.verification.run import verify_root
 
-    if isinstance(path, Root):
-        return verify_root(path.store, topics=topics, quick=quick, runner=_runner(spark))
-    if isinstance(path, Store):
-        return verify_root(path, topics=topics, quick=quick, runner=_runner(spark))
+    if isinstance(path, (Root, Store)):
+        store = path.store if isinstance(path, Root) else path
+        return verify_root(store, topics=topics, quick=quick, runner=_runner(spark))
     location = resolve(os.fspath(path))
     if location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
         from sparklog.tools.verification.kafka_directory import verify_log_dir
@@ -391,16 +383,6 @@ def import_kafka(
     """
     from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 
-    log: Root | None
-    if isinstance(root, (Root, Store)):
-        log = _opened(root)
-    else:
-        location = resolve(os.fspath(root))
-        log = None if location.kind == NOTHING else open_log(location)
-        if log is None and not dry_run:
-            # Wrong input makes no new root.
-            import_log_dir(None, log_dir, ImportOptions(topics, configs, groups=False), dry_run=True)
-            log = open_log(location, create=True)
     options = ImportOptions(
         topics,
         configs,
@@ -410,7 +392,23 @@ def import_kafka(
         groups=groups,
         transactions=transactions,
     )
-    return import_log_dir(log, log_dir, options, dry_run=dry_run)
+    if isinstance(root, (Root, Store)):
+        return import_log_dir(_opened(root), log_dir, options, dry_run=dry_run)
+    return import_into(os.fspath(root), log_dir, options, dry_run=dry_run)
+
+
+def import_into(path: str, log_dir: PathLike, options: ImportOptions, *, dry_run: bool, **watch: Any) -> ImportReport:
+    """Import into the root at a path, which is made if there is none; `watch`: see `import_log_dir`."""
+    from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
+
+    location = resolve(path)
+    log = None if location.kind == NOTHING else open_log(location)
+    if log is None and not dry_run:
+        # Wrong input makes no new root.
+        checked = ImportOptions(options.topics, options.configs, force=options.force, groups=False)
+        import_log_dir(None, log_dir, checked, dry_run=True)
+        log = open_log(location, create=True)
+    return import_log_dir(log, log_dir, options, dry_run=dry_run, **watch)
 
 
 def export_kafka(
@@ -483,5 +481,4 @@ def _settings(root: Root, properties: PathLike | None, now_ms: int | None, dry_r
     from sparklog.maintenance.work_items import Settings, store_clock_ms
 
     given = Settings(0) if properties is None else settings_of_file(os.fspath(properties))
-    clock = store_clock_ms(root.store, root.env, dry_run=dry_run) if now_ms is None else now_ms
-    return replace(given, now_ms=clock)
+    return replace(given, now_ms=store_clock_ms(root.store, root.env, dry_run=dry_run) if now_ms is None else now_ms)

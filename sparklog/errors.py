@@ -1,14 +1,5 @@
 """The errors that sparklog raises on purpose, by what the caller should do.
 
-| class       | what the caller does                                                        |
-|-------------|-----------------------------------------------------------------------------|
-| BadRequest  | fix the request: an option, a schema, a config, a name                      |
-| NotFound    | name something that exists: a root, topic, partition, an offset in range    |
-| Conflict    | look again and retry: what the request was based on has changed             |
-| Fenced      | stop: a newer instance of this writer took over, or the root was replaced   |
-| Corrupt     | repair or restore: bytes are not what their checksum or format says         |
-| Unavailable | retry later: the store failed, or the outcome of a write is unknown         |
-
 Each message is one line: what was expected, what was found, what to do. A class inherits the built-in error that plain
 Python callers already catch for the same situation.
 """
@@ -76,10 +67,6 @@ class Unavailable(SparklogError, OSError):
     """The store failed, or the outcome of a write is unknown: retry later."""
 
     code = "SPARKLOG_UNAVAILABLE"
-
-
-def _corrupt(message: str, file: str | None, position: int | None, offset: int | None) -> Corrupt:
-    return Corrupt(message, file=file, position=position, offset=offset)
 
 
 def nearest(word: str, candidates: Iterable[str], limit: int = 3) -> list[str]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib import import_module
 
 
-def lazy_names(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
-    """Return the `__getattr__` of a package; `homes`: module to the names it defines, `name=alias` for another name.
+def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
+    """Return the `__getattr__` of a package; `homes`: module to names in it, `name=alias` for another name.
 
     The package lists the same imports under `TYPE_CHECKING`, and the names in `__all__`.
     """
-    home = {name.rpartition("=")[2]: (module, name.partition("=")[0]) for module in homes for name in homes[module]}
+    pairs = [(module, name) for module, names in homes.items() for name in names.split()]
+    home = {name.rpartition("=")[2]: (module, name.partition("=")[0]) for module, name in pairs}
 
     def load(name: str) -> object:
         if name not in home:

@@ -1,9 +1,6 @@
 """The command line: arguments in, calls out, nothing else. Only the jobs start Spark.
 
-`commands` has a module for each group of commands. They share `app` (the tree of commands, exit codes, one-line
-errors), `options` (names and meanings of options), `source` (folders that are opened), `text` and `json_records`
-(records to lines and back) and `terminal` (output). Heavy imports live inside the commands, so that help and shell
-completion come at once.
+Heavy imports live inside the commands, so that help and shell completion come at once.
 """
 
 from __future__ import annotations

@@ -1,14 +1,8 @@
 """The tree of commands, the exit codes and how errors are shown.
 
-| exit code | meaning                                                                     |
-|-----------|-----------------------------------------------------------------------------|
-| 0         | done; also when the reader of a pipe left first (`sparklog consume ... | head`) |
-| 1         | a sparklog error, as one line on stderr that ends in its code; of a command |
-|           | about all topics (groups, transactional ids) a line for each that cannot be |
-|           | read, the others are shown                                                  |
-| 2         | wrong usage, as one line on stderr                                          |
-| 3         | `sparklog get`: the key was deleted                                         |
-| 130       | interrupted (Ctrl-C)                                                        |
+0: done, also when the reader of a pipe left first; 1: a sparklog error, as one line on stderr that ends in its code (a
+command about all topics, groups or ids goes on, with a line for each that cannot be read); 2: wrong usage, as one line;
+3: `sparklog get`: the key was deleted; 130: interrupted.
 """
 
 from __future__ import annotations
@@ -19,7 +13,7 @@ import os
 import sys
 from typing import Any, NoReturn
 
-import typer
+from typer import Abort, Exit, Option, Typer
 from typer.core import TyperGroup
 
 from sparklog import __version__
@@ -33,21 +27,12 @@ from sparklog.cli.commands import (
     jobs,
     kafka_logs,
     produce,
-    report,
     storage,
     topics,
     transactions,
 )
 from sparklog.cli.options import SHORT_HELP
-from sparklog.cli.terminal import (
-    EXIT_ERROR,
-    EXIT_INTERRUPTED,
-    EXIT_OK,
-    UsageError,
-    WarningLines,
-    leave_for_usage,
-    warn,
-)
+from sparklog.cli.terminal import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, UsageError, WarningLines, leave_for_usage, warn
 from sparklog.errors import SparklogError, Unavailable
 
 
@@ -55,7 +40,6 @@ class SparklogGroup(TyperGroup):
     """The top group: runs a command and turns what it raises into one line and an exit code."""
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Run the command of `args` (default: `sys.argv`); raises `SystemExit`."""
         kwargs["standalone_mode"] = False
         if isinstance(sys.stdout, io.TextIOWrapper):
             # Names may hold what the terminal's encoding has not.
@@ -75,9 +59,9 @@ class SparklogGroup(TyperGroup):
             sys.exit(EXIT_ERROR)
         except UsageError as error:
             leave_for_usage(error)
-        except typer.Exit as leave:
+        except Exit as leave:
             sys.exit(leave.exit_code)
-        except (KeyboardInterrupt, typer.Abort):
+        except (KeyboardInterrupt, Abort):
             sys.exit(EXIT_INTERRUPTED)
         sys.exit(code if isinstance(code, int) else EXIT_OK)
 
@@ -89,17 +73,17 @@ class SparklogGroup(TyperGroup):
         except BrokenPipeError:
             # Python would complain again when it flushes stdout at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            raise typer.Exit(EXIT_OK) from None
+            raise Exit(EXIT_OK) from None
         return result
 
 
 def _version(show: bool) -> None:
     if show:
         print("sparklog", __version__)
-        raise typer.Exit
+        raise Exit
 
 
-app = typer.Typer(
+app = Typer(
     cls=SparklogGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -112,9 +96,7 @@ app = typer.Typer(
 
 @app.callback()
 def sparklog(
-    version: bool = typer.Option(
-        False, "--version", callback=_version, is_eager=True, help="Show the version and exit."
-    ),
+    version: bool = Option(False, "--version", callback=_version, is_eager=True, help="Show the version and exit."),
 ) -> None:
     """Topics in Kafka's format as plain files, without brokers. No command here starts Spark, but for
     the jobs (compact, retain, stream, mirror) and doctor --spark.
@@ -123,13 +105,7 @@ def sparklog(
     """
 
 
-for name, commands in (
-    ("topics", topics),
-    ("configs", configs),
-    ("transactions", transactions),
-    ("groups", groups),
-):
+for name, commands in (("topics", topics), ("configs", configs), ("transactions", transactions), ("groups", groups)):
     app.add_typer(commands.app, name=name)
-for module in (produce, consume, storage, health, kafka_logs, backup, report, jobs):
+for module in (produce, consume, storage, health, kafka_logs, backup, jobs, dump_log):
     app.registered_commands += module.app.registered_commands
-dump_log.register(app)

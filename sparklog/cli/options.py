@@ -5,123 +5,74 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
-from enum import Enum
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
-import typer
+from typer import Argument, BadParameter, Option
 
 from sparklog.log.journal.env import EPOCH
 from sparklog.log.journal.names import check_topic_name
 
 SHORT_HELP = {"help_option_names": ["-h", "--help"]}
+Isolation = Literal["read_committed", "read_uncommitted"]
+CorruptRecords = Literal["fail", "skip", "truncate"]
 
 
-class Isolation(str, Enum):
-    """Kafka's isolation levels."""
-
-    read_committed = "read_committed"
-    read_uncommitted = "read_uncommitted"
+def root_option(text: str) -> Any:
+    return Option("--root", "-r", envvar="SPARKLOG_ROOT", metavar="PATH", help=text, show_default=False)
 
 
-class CorruptRecords(str, Enum):
-    """Ways to treat damage in a Kafka directory."""
-
-    fail = "fail"
-    skip = "skip"
-    truncate = "truncate"
-
-
-RootOption = Annotated[
-    str,
-    typer.Option(
-        "--root", "-r", envvar="SPARKLOG_ROOT", metavar="PATH", help="Folder of the topics.", show_default=False
-    ),
-]
-
+RootOption = Annotated[str, root_option("Folder of the topics.")]
 SourceOption = Annotated[
-    str,
-    typer.Option(
-        "--root",
-        "-r",
-        envvar="SPARKLOG_ROOT",
-        metavar="PATH",
-        help="A root, one topic's folder, a Kafka log directory or one Kafka partition folder.",
-        show_default=False,
-    ),
+    str, root_option("A root, one topic's folder, a Kafka log directory or one Kafka partition folder.")
 ]
-
 TopicsOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--topic",
-        "-t",
-        metavar="NAME",
-        help="Only this topic; several with commas, or repeated.",
-        show_default="all",
+    Option(
+        "--topic", "-t", metavar="NAME", help="Only this topic; several with commas, or repeated.", show_default="all"
     ),
 ]
-
-TopicsArgument = Annotated[list[str] | None, typer.Argument(metavar="[TOPIC]...", help="Topics; none means all.")]
-
+TopicsArgument = Annotated[list[str] | None, Argument(metavar="[TOPIC]...", help="Topics; none means all.")]
 TopicOfFolder = Annotated[
-    str | None, typer.Argument(metavar="[TOPIC]", help="Topic; may be left out where the folder holds only one.")
+    str | None, Argument(metavar="[TOPIC]", help="Topic; may be left out where the folder holds only one.")
 ]
-
 CorruptOption = Annotated[
     CorruptRecords,
-    typer.Option(
-        "--corrupt-records",
-        help="Damage in a Kafka directory: fail, skip it and say so, or end the log there as Kafka's recovery does.",
+    Option(
+        help="Damage in a Kafka directory: fail, skip it and say so, or end the log there as Kafka's recovery does."
     ),
 ]
-
 IsolationOption = Annotated[
-    Isolation, typer.Option("--isolation-level", help="Whether to see records of open and aborted transactions.")
-]
-
-# Columns of a record to print, under the names of Kafka's console consumer.
-PrintTimestamp = Annotated[bool, typer.Option("--print-timestamp", help="CreateTime:<ms>")]
-PrintPartition = Annotated[bool, typer.Option("--print-partition", help="Partition:<n>")]
-PrintOffset = Annotated[bool, typer.Option("--print-offset", help="Offset:<n>")]
-PrintHeaders = Annotated[bool, typer.Option("--print-headers", help="name:value,... or NO_HEADERS")]
-PrintKey = Annotated[bool, typer.Option("--print-key", help="The key.")]
-
+    Isolation, Option("--isolation-level", help="Whether to see records of open and aborted transactions.")
+]  # Columns of a record to print, under the names of Kafka's console consumer.
+PrintTimestamp = Annotated[bool, Option("--print-timestamp", help="CreateTime:<ms>")]
+PrintPartition = Annotated[bool, Option("--print-partition", help="Partition:<n>")]
+PrintOffset = Annotated[bool, Option("--print-offset", help="Offset:<n>")]
+PrintHeaders = Annotated[bool, Option("--print-headers", help="name:value,... or NO_HEADERS")]
+PrintKey = Annotated[bool, Option("--print-key", help="The key.")]
 AsOfOption = Annotated[
     str | None,
-    typer.Option(
-        "--as-of",
+    Option(
         metavar="VERSION|TIME",
         help="As the topic was: a version, or milliseconds or 2026-01-31T12:00:00 (UTC unless it says).",
         show_default="now",
     ),
 ]
-
 LinkOption = Annotated[
-    bool, typer.Option("--link", help="Hard links instead of copies, on the same disk: no protection from damage.")
+    bool, Option("--link", help="Hard links instead of copies, on the same disk: no protection from damage.")
 ]
-
 ConfigOption = Annotated[
     list[str] | None,
-    typer.Option("--config", "-c", metavar="NAME=VALUE", help="A topic config under Kafka's name; may be repeated."),
+    Option("--config", "-c", metavar="NAME=VALUE", help="A topic config under Kafka's name; may be repeated."),
 ]
-
 PropertiesOption = Annotated[
     str | None,
-    typer.Option(
-        "--properties",
-        metavar="FILE",
-        help="Defaults under Kafka's names, as conf/sparklog.properties.",
-        show_default=False,
-    ),
+    Option(metavar="FILE", help="Defaults under Kafka's names, as conf/sparklog.properties.", show_default=False),
 ]
-
 QuickOption = Annotated[
-    bool, typer.Option("--quick", help="Read only the logs; of files check whether they exist and how long they are.")
+    bool, Option("--quick", help="Read only the logs; of files check whether they exist and how long they are.")
 ]
-
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Change nothing: check, and print what would be done.")]
-
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+DryRunOption = Annotated[bool, Option("--dry-run", help="Change nothing: check, and print what would be done.")]
+JsonOption = Annotated[bool, Option("--json", help="Print JSON, for scripts.")]
 
 
 def example(*commands: str) -> str:
@@ -139,7 +90,7 @@ def topic_names(given: Sequence[str] | None) -> tuple[str, ...]:
     """Return the topics of `TopicsOption`; empty: all. Usage errors for what cannot be a topic's name."""
     names = comma_separated(given)
     if given and not names:
-        raise typer.BadParameter("it names no topic; leave it out to mean all topics", param_hint="'--topic'")
+        raise BadParameter("it names no topic; leave it out to mean all topics", param_hint="'--topic'")
     return tuple(check_topic_name(name) for name in names)
 
 
@@ -147,7 +98,7 @@ def name_and_value(text: str, option: str, expected: str = "NAME=VALUE") -> tupl
     """Split `name=value`."""
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
-        raise typer.BadParameter(f"expected {expected}, found {text!r}", param_hint=f"'{option}'")
+        raise BadParameter(f"expected {expected}, found {text!r}", param_hint=f"'{option}'")
     return name.strip(), value.strip()
 
 
@@ -179,14 +130,14 @@ def parse_time(text: str, option: str = "--from-timestamp") -> int:
     try:
         moment = datetime.fromisoformat(_for_python_3_10(text))
     except ValueError:
-        raise typer.BadParameter(
+        raise BadParameter(
             f"expected milliseconds or a time such as 2026-01-31T12:00:00, found {text!r}", param_hint=f"'{option}'"
         ) from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=timezone.utc)
     millis = (moment - EPOCH) // timedelta(milliseconds=1)
     if millis < 0:
-        raise typer.BadParameter(f"expected a time after 1970, found {text!r}", param_hint=f"'{option}'")
+        raise BadParameter(f"expected a time after 1970, found {text!r}", param_hint=f"'{option}'")
     return millis
 
 

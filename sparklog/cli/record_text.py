@@ -1,20 +1,17 @@
 """Records to lines and lines to records, the way Kafka's console tools write them.
 
-Out (`kafka-console-consumer`): the columns that are switched on, in this order, between key separators, then a newline:
+Out (`kafka-console-consumer`): the columns that are switched on, in this order, between key separators:
 
     CreateTime:1700000000000  Partition:0  Offset:5  h1:v1,h2:null | NO_HEADERS  key  value
 
-In (`kafka-console-producer`): `[headers TAB] [key SEPARATOR] value`. Both work on whole Arrow batches; keys and
-values are bytes and pass through as they are, whatever their encoding.
-
-Records as JSON lines: what `consume --json` prints and `produce --json` takes.
+In (`kafka-console-producer`): `[headers TAB] [key SEPARATOR] value`. Keys and values are bytes and pass through as they
+are. As JSON lines, what `consume --json` prints and `produce --json` takes:
 
     {"topic": "orders", "partition": 0, "offset": 5, "timestamp": 1700000000000, "timestampType": "CreateTime",
      "key": "k", "value": "v", "headers": [["name", "v"]]}
 
-Keys, values and header values are bytes: UTF-8 text stands as a string, anything else as `{"base64": "..."}`, so that
-nothing is lost either way. On input only `value` is required; `topic`, `offset` and `timestampType` are ignored: the
-output of one topic is the input of another. `headers` may also be an object, `{"name": "v"}`.
+UTF-8 text stands as a string, any other bytes as `{"base64": "..."}`. On input only `value` is required; `topic`,
+`offset` and `timestampType` are ignored. `headers` may also be an object, `{"name": "v"}`.
 """
 
 from __future__ import annotations
@@ -42,15 +39,11 @@ from sparklog.log.journal.arrow_numpy import (
 )
 from sparklog.log.state.view import COLUMNS, HEADERS_TYPE
 
-HEADERS_DELIMITER = b"\t"
-HEADERS_SEPARATOR = b","
-HEADER_KEY_SEPARATOR = b":"
-NO_HEADERS = b"NO_HEADERS"
+HEADERS_DELIMITER, HEADERS_SEPARATOR, HEADER_KEY_SEPARATOR, NO_HEADERS = b"\t", b",", b":", b"NO_HEADERS"
 SHOWN_CHARACTERS = 60
 
-# What Kafka's formatter prints in front of a time of timestampType 0 and 1, and where there is no time.
-CREATE_TIME, LOG_APPEND_TIME = b"CreateTime:", b"LogAppendTime:"
-NO_TIMESTAMP = b"NO_TIMESTAMP"
+# Kafka's formatter prints these in front of a time of timestampType 0 and 1, and where there is no time.
+CREATE_TIME, LOG_APPEND_TIME, NO_TIMESTAMP = b"CreateTime:", b"LogAppendTime:", b"NO_TIMESTAMP"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +71,11 @@ class Layout:
         parts: list[pa.Array] = []
         if self.timestamp:
             parts.append(_timestamps(batch.column("timestamp"), batch.column("timestampType")))
-        if self.partition:
-            parts.append(_labelled(b"Partition:", batch.column("partition")))
-        if self.offset:
-            parts.append(_labelled(b"Offset:", batch.column("offset")))
+        for name in ("partition", "offset"):
+            if getattr(self, name):
+                text = batch.column(name).cast(pa.string()).cast(pa.binary())
+                label = bytes_scalar(f"{name.capitalize()}:".encode())
+                parts.append(pc.binary_join_element_wise(label, text, bytes_scalar(b"")))
         if self.headers:
             parts.append(self._headers(batch.column("headers")))
         parts += [
@@ -114,11 +108,6 @@ class Layout:
         return pc.if_else(none, bytes_scalar(NO_HEADERS), joined)
 
 
-def _labelled(label: bytes, numbers: pa.Array) -> pa.Array:
-    text = numbers.cast(pa.string()).cast(pa.binary())
-    return pc.binary_join_element_wise(bytes_scalar(label), text, bytes_scalar(b""))
-
-
 def _timestamps(timestamps: pa.Array, kinds: pa.Array) -> pa.Array:
     millis = pc.cast(timestamps, pa.int64()).cast(pa.string()).cast(pa.binary())
     appended = pc.equal(kinds, int_scalar(1, kinds.type))
@@ -129,17 +118,16 @@ def _timestamps(timestamps: pa.Array, kinds: pa.Array) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class LineFormat:
-    """Parts of a line of input beside the value."""
+    """Which parts a line of input has beside the value."""
 
     key_separator: bytes | None = None
     headers: bool = False
     null_marker: bytes | None = None
 
     def parse(self, data: bytes, first_line: int) -> pa.RecordBatch:
-        """Whole lines (the last may lack its newline) -> columns value and, as the format says, key and headers.
+        """Return columns value and, as the format says, key and headers of whole lines; the last may lack its newline.
 
-        `first_line` (from 1) is the number of the first line, for the message of the `BadRequest` that a line without
-        a separator raises.
+        `BadRequest` names a line without a separator; `first_line` (from 1) is the number of the first.
         """
         rest = _lines(data.replace(b"\r\n", b"\n").removesuffix(b"\n"))
         columns: dict[str, pa.Array] = {}
@@ -169,7 +157,10 @@ class LineFormat:
                 name, colon, value = pair.partition(HEADER_KEY_SEPARATOR)
                 if not colon:
                     raise BadRequest(f"line {line}: expected headers as name:value,name:value, found {_shown(pair)}")
-                row.append((_utf8(name, line), None if value == self.null_marker else value))
+                try:
+                    row.append((name.decode(), None if value == self.null_marker else value))
+                except UnicodeDecodeError:
+                    raise BadRequest(f"line {line}: header names must be UTF-8, found {_shown(name)}") from None
             rows.append(row)
         return headers_array(rows)
 
@@ -203,13 +194,6 @@ def _split(texts: pa.Array, separator: bytes, first_line: int, what: str) -> tup
     return pc.list_element(pieces, int_scalar(0)), pc.list_element(pieces, int_scalar(1))
 
 
-def _utf8(name: bytes, line: int) -> str:
-    try:
-        return name.decode()
-    except UnicodeDecodeError:
-        raise BadRequest(f"line {line}: header names must be UTF-8, found {_shown(name)}") from None
-
-
 def _shown(text: bytes) -> str:
     short = text.decode(errors="replace")
     return repr(short if len(short) <= SHOWN_CHARACTERS else short[:SHOWN_CHARACTERS] + "…")
@@ -217,8 +201,7 @@ def _shown(text: bytes) -> str:
 
 TIMESTAMP_TYPES = {0: "CreateTime", 1: "LogAppendTime"}
 NO_TIMESTAMP_TYPE = "NoTimestampType"
-INT32_MAX = 2**31 - 1
-INT64_MAX = 2**63 - 1
+INT32_MAX, INT64_MAX = 2**31 - 1, 2**63 - 1
 
 
 def format_json(batch: pa.RecordBatch) -> bytes:
@@ -229,16 +212,12 @@ def format_json(batch: pa.RecordBatch) -> bytes:
 
 
 def _record(record: dict[str, Any]) -> bytes:
-    headers = record["headers"]
     shown = {
-        "topic": record["topic"],
-        "partition": record["partition"],
-        "offset": record["offset"],
-        "timestamp": record["timestamp"],
+        **{name: record[name] for name in ("topic", "partition", "offset", "timestamp")},
         "timestampType": TIMESTAMP_TYPES.get(record["timestampType"], NO_TIMESTAMP_TYPE),
         "key": _out(record["key"]),
         "value": _out(record["value"]),
-        "headers": [[header["key"], _out(header["value"])] for header in headers or []],
+        "headers": [[header["key"], _out(header["value"])] for header in record["headers"] or []],
     }
     return json.dumps(shown, ensure_ascii=False).encode() + b"\n"
 
@@ -261,11 +240,7 @@ def parse_json(data: bytes, first_line: int) -> pa.RecordBatch:
     keys, values, headers, timestamps, partitions = (
         (list(column) for column in zip(*rows, strict=True)) if rows else ([],) * 5
     )
-    columns = {
-        "key": bytes_array(keys),
-        "value": bytes_array(values),
-        "headers": headers_array(headers),
-    }
+    columns = {"key": bytes_array(keys), "value": bytes_array(values), "headers": headers_array(headers)}
     # Left out where nobody names one: a column of nulls would ask for the same thing more slowly.
     if any(timestamp is not None for timestamp in timestamps):
         columns["timestamp"] = _numbers(timestamps)
@@ -275,7 +250,6 @@ def parse_json(data: bytes, first_line: int) -> pa.RecordBatch:
 
 
 def _numbers(cells: list[int | None]) -> pa.Array:
-    """An int64 array."""
     valid = np.array([cell is not None for cell in cells], np.bool_)
     return fixed_array(np.array([cell or 0 for cell in cells], np.int64), pa.int64(), valid)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-import typer
+from typer import BadParameter
 
 from sparklog.cli.terminal import warn_and_leave
 from sparklog.errors import SparklogError
@@ -40,7 +40,6 @@ class Source:
         return self.view.topics() if self.root is None else self.root.topics(self.failures)
 
     def chosen(self, names: Sequence[str] | None) -> list[str]:
-        """Return the topics of these names, or all."""
         return [self.one_topic(name) for name in dict.fromkeys(names)] if names else self.topics()
 
     def narrowed(self, names: Sequence[str] | None) -> list[str]:
@@ -76,20 +75,17 @@ class Source:
         return name
 
     def one_topic(self, name: str | None) -> str:
-        """Return the topic of this name, or the only one; a usage error lists the choice.
-
-        A name that does not exist is left to the view, whose error names its nearest neighbours.
-        """
+        """Return the topic of this name, which need not exist, or the only one; a usage error lists the choice."""
         if name is None:
             names = self.topics()
             if self.failures:
                 raise self.failures[0]
             if len(names) != 1:
                 choice = f"one of {', '.join(names)}" if names else "there is none"
-                raise typer.BadParameter(f"which topic? {self.view.location} holds {len(names)}: {choice}")
+                raise BadParameter(f"which topic? {self.view.location} holds {len(names)}: {choice}")
             return names[0]
         if self.topic is not None and name != self.topic:
-            raise typer.BadParameter(f"the folder is topic {self.topic}'s, not {name}'s: give its root instead")
+            raise BadParameter(f"the folder is topic {self.topic}'s, not {name}'s: give its root instead")
         return name
 
     def finish(self) -> None:
@@ -104,10 +100,7 @@ def open_source(
     corrupt_records: str = "fail",
     on_skipped: Callable[[object], None] | None = None,
 ) -> Source:
-    """Open a root, a topic folder, a Kafka log directory or one Kafka partition folder for reading.
-
-    `corrupt_records`: the way to treat damage in a Kafka directory; `on_skipped` is called with what is skipped.
-    """
+    """Open for reading what `SourceOption` names; `on_skipped` is called with damage that is skipped."""
     from sparklog.kafka.in_place.location import ROOT, TOPIC, open_log, open_view, resolve
 
     location = resolve(root)
@@ -131,7 +124,7 @@ def open_folder(path: str) -> Store:
 
 
 def root_to_copy(path: str) -> Root:
-    """Open a sparklog root, to be copied. Raises BadRequest for one topic's folder and for Kafka's directories."""
+    """Open a sparklog root; `BadRequest` for one topic's folder and for Kafka's directories."""
     from sparklog.errors import BadRequest
     from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, KAFKA_PARTITION, TOPIC, open_log, resolve
 
@@ -159,7 +152,9 @@ def report_settings(source: Source, properties: str | None = None, now: str | No
 
     settings = Settings(0) if properties is None else settings_of_file(properties)
     if now is not None:
-        return replace(settings, now_ms=parse_time(now, "--now"))
-    if source.root is None:
-        return replace(settings, now_ms=SYSTEM.wall_ms())
-    return replace(settings, now_ms=store_clock_ms(source.root.store, source.root.env, dry_run=True))
+        now_ms = parse_time(now, "--now")
+    elif source.root is None:
+        now_ms = SYSTEM.wall_ms()
+    else:
+        now_ms = store_clock_ms(source.root.store, source.root.env, dry_run=True)
+    return replace(settings, now_ms=now_ms)

@@ -1,10 +1,8 @@
 """Output on a terminal or a pipe: records, tables, JSON, warnings, progress, usage errors.
 
-Names and metadata come from the writers of the data, and must not move the cursor. Group names, transactional ids and
-instances may be any text, a Kafka folder may have any name: they are shown on one line, with escapes for what does not
-print. Records are printed as they are, like Kafka's console tools do; on a terminal without control characters.
-
-`--json` prints one document on one line, its names in camel case, as in Kafka's documents and in sparklog's files.
+Names and metadata come from the writers of the data, and must not move the cursor: they are shown on one line, with
+escapes for what does not print. Records are printed as they are, like Kafka's console tools do; on a terminal without
+control characters. `--json` prints one document on one line, its names in camel case.
 """
 
 from __future__ import annotations
@@ -14,11 +12,11 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import typer
+from typer import BadParameter, Exit
 
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.maintenance.output import json_value, table
@@ -29,8 +27,8 @@ if TYPE_CHECKING:
 EXIT_OK, EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 EVERY_SECONDS = 5.0
 
-# typer may bring its own copy of click: the class is found through the one name that is public in every version.
-UsageError: Any = typer.BadParameter.__mro__[1]
+# typer may bring its own copy of click: this way the class is public in every version.
+UsageError: Any = BadParameter.__mro__[1]
 
 _CONTROL = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
 """C0 without tab and newline, DEL, and C1 in UTF-8."""
@@ -45,7 +43,6 @@ def printable(text: object) -> str:
 
 
 def warn(message: object) -> None:
-    """Print a line on stderr."""
     print("sparklog:", printable(" ".join(str(message).split())), file=sys.stderr)
 
 
@@ -55,9 +52,9 @@ def leave_for_usage(error: Any) -> NoReturn:
     if context is not None and error.format_message() == context.get_help():
         # A group of commands without one: its help is what was meant, line by line.
         print(context.get_help(), file=sys.stderr)
-        sys.exit(EXIT_USAGE)
-    hint = f" (see '{context.command_path} --help')" if context is not None else ""
-    warn(f"{error.format_message()}{hint}")
+    else:
+        hint = f" (see '{context.command_path} --help')" if context is not None else ""
+        warn(f"{error.format_message()}{hint}")
     sys.exit(EXIT_USAGE)
 
 
@@ -66,7 +63,7 @@ def warn_and_leave(failures: Sequence[SparklogError]) -> None:
     for message in dict.fromkeys(f"{error} [{error.code}]" for error in failures):
         warn(message)
     if failures:
-        raise typer.Exit(EXIT_ERROR)
+        raise Exit(EXIT_ERROR)
 
 
 def write(data: bytes) -> None:
@@ -78,17 +75,21 @@ def write(data: bytes) -> None:
 
 
 class WarningLines(logging.Handler):
-    """Warnings of the library as lines of the command line."""
+    """Prints warnings of the library on stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print one line on stderr."""
         warn(record.getMessage())
 
 
+def print_lines(names: Iterable[object]) -> None:
+    for name in names:
+        print(printable(name))
+
+
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, right: Collection[str] = ()) -> None:
-    """Print the rows below their headings; columns named in `right` are aligned to the right."""
+    """Print the rows, `-` for None, below their headings; columns named in `right` are aligned to the right."""
     left = {column for column, heading in enumerate(headings) if heading not in right}
-    print(table(headings, [[printable(cell) for cell in row] for row in rows], left))
+    print(table(headings, [["-" if cell is None else printable(cell) for cell in row] for row in rows], left))
 
 
 def print_json(value: object, **more: object) -> None:
@@ -98,10 +99,7 @@ def print_json(value: object, **more: object) -> None:
 
 
 def copy_progress(what: str) -> Progress:
-    """Return the progress of a backup or a restore: every few seconds a line on stderr.
-
-    `what` was done to the files: `backed up 12 of 40 files, 1,204 of 5,120 MB, 138 MB/s`.
-    """
+    """Return a progress that prints `backed up 12 of 40 files, 1,204 of 5,120 MB, 138 MB/s` every few seconds."""
     begun = last = time.monotonic()
 
     def show(files: int, of_files: int, nbytes: int, of_nbytes: int) -> None:

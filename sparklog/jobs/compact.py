@@ -1,17 +1,8 @@
 """Merge small appends, seal them into Kafka segments and, on compacted topics, keep the latest record of each key.
 
-    sparklog compact --root /data/log
-    spark-submit jobs/compact.py --root /data/log --topic orders,clicks --properties conf/sparklog.properties
-    spark-submit jobs/compact.py --root /data/log --dry-run
-
 For every topic and cleanup.policy; docs/guides/compaction.md has schedule and cost. Appends, scans and streams go on
-meanwhile, and two runs at once do no harm. Each piece of work is one Spark task and is committed as it
-is finished: a run that is killed has done what it has done.
-
-Spark is started when there is something to do; where there is no pyspark the job works in its own process.
-
-Progress goes to stderr, a table (with --json one JSON document) to stdout; spark-submit joins the two, the document is
-the last line then. Exit codes: see `sparklog.jobs.program`.
+meanwhile, and two runs at once do no harm. Each piece of work is one Spark task and is committed as it is finished.
+Without work Spark is not started; without pyspark the job works in its own process.
 """
 
 from __future__ import annotations
@@ -21,70 +12,42 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Annotated
 
-import typer
+from typer import Option
 
-from sparklog.cli.options import DryRunOption, JsonOption, PropertiesOption, RootOption, TopicsOption
 from sparklog.compaction.run import CompactOptions, compact_root
-from sparklog.jobs.program import Maintenance, NowOption, job, maintenance, parse, run_maintenance
+from sparklog.jobs.program import Maintenance, job, parse, run_maintenance
 from sparklog.maintenance.output import say_outcome
 from sparklog.maintenance.report import document, summary
 from sparklog.maintenance.spark_runner import SparkIfNeeded
 from sparklog.maintenance.work_items import Runner
 
 
-@dataclass(frozen=True)
-class Compact:
+@dataclass
+class Compact(Maintenance):
     """Options of the job: the shared ones, and which parts of the work to do."""
 
-    maintenance: Maintenance
-    seal_only: bool = False
-    roll: bool = False
-
-
-def _options(
-    root: RootOption,
-    topic: TopicsOption = None,
-    properties: PropertiesOption = None,
-    now_ms: NowOption = None,
-    seal_only: Annotated[
-        bool, typer.Option("--seal-only", help="Only seal what is closed: neither merge nor compact.")
-    ] = False,
-    roll: Annotated[
-        bool, typer.Option("--roll", help="Seal the active segments, too, young and small as they are.")
-    ] = False,
-    dry_run: DryRunOption = False,
-    as_json: JsonOption = False,
-) -> Compact:
-    return Compact(maintenance(root, topic, properties, now_ms, dry_run, as_json), seal_only, roll)
+    seal_only: Annotated[bool, Option("--seal-only", help="Only seal what is closed: neither merge nor compact.")] = (
+        False
+    )
+    roll: Annotated[bool, Option("--roll", help="Seal the active segments, too, young and small as they are.")] = False
 
 
 def arguments(given: Sequence[str]) -> Compact:
-    """Read the command line; leaves with 2 where it is wrong."""
-    return parse("compact", _options, given, __doc__)
+    return parse("compact", Compact, given, __doc__)
 
 
 @job("compact", after_interrupt="what was committed stays, the next run does the rest")
-def run(runner: Runner, compact: Compact) -> int:
-    """Run to the end and return the exit code."""
-    chosen = compact.maintenance
+def run(runner: Runner, chosen: Compact) -> int:
+    options = CompactOptions(chosen.topics, chosen.seal_only, chosen.roll, chosen.dry_run)
     return run_maintenance(
         "compact",
         chosen,
-        lambda root, settings: compact_root(
-            root,
-            settings,
-            runner,
-            CompactOptions(
-                topics=chosen.topics, seal_only=compact.seal_only, roll=compact.roll, dry_run=chosen.dry_run
-            ),
-            on_done=say_outcome,
-        ),
+        lambda root, settings: compact_root(root, settings, runner, options, say_outcome),
         summary,
         document,
     )
 
 
 def main(given: Sequence[str]) -> int:
-    """Run the job with these arguments and return its exit code."""
     with closing(SparkIfNeeded("sparklog compact")) as spark:
         return run(spark, arguments(given))

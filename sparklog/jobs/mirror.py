@@ -5,13 +5,10 @@
     spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0 jobs/mirror.py \
         --from /data/log --to kafka://broker:9092 --pattern 'orders-.*' --checkpoint /data/checkpoints/out --follow
 
-Keys, values, headers and partitions are kept, and the order of each partition; topics that the target lacks are created
-with as many partitions as at the source. Into a root timestamps are kept, too, and run again with the same checkpoint
-nothing is lost or written twice. Into Kafka the connector writes at least once (a micro-batch that was cut off is
-written again) and cannot set timestamps: Kafka stamps records as they come. Without `--follow` the job ends when it has
-written what was there as it began; with it topics that come to match the pattern are taken in as they come.
-
-Exit codes: 0 done, 1 it failed (the reason on stderr), 2 wrong usage, 130 interrupted (Ctrl-C).
+Partitions and their order are kept; topics that the target lacks are created. Into a root timestamps are kept, too, and
+with the same checkpoint nothing is lost or written twice. Into Kafka the connector writes at least once and cannot set
+timestamps. Without `--follow` the job ends when it has written what was there as it began; with it topics that come to
+match the pattern are taken in. Exit codes: see `sparklog.jobs.program`.
 """
 
 from __future__ import annotations
@@ -21,20 +18,20 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from py4j.java_gateway import JavaPackage
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
+from typer import Option
 
 import sparklog
-from sparklog.cli.options import Isolation, IsolationOption, comma_separated
+from sparklog.cli.options import IsolationOption, comma_separated
 from sparklog.cli.terminal import read_text
 from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable, did_you_mean
 from sparklog.jobs.program import DONE, parse
-from sparklog.jobs.streaming import known_timestamp, print_end, streaming_job, streaming_session
+from sparklog.jobs.stream import known_timestamp, print_end, streaming_job, streaming_session
 from sparklog.kafka.in_place.directory import is_internal
 from sparklog.kafka.in_place.location import NOTHING, ROOT, open_log, resolve
 from sparklog.log.journal.names import check_topic_name
@@ -45,9 +42,8 @@ if TYPE_CHECKING:
     from sparklog.log.topic.root import Root
 
 SCHEME = "kafka://"
+ENDPOINT = "kafka://host:port[,host:port], or a root"
 CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13"
-MAX_OFFSETS_PER_TRIGGER = 1_000_000
-"""Of one micro-batch: the records that a killed job reads again, and writes again into Kafka."""
 MAX_TASKS = 200
 PATIENCE = {"request.timeout.ms": "15000", "default.api.timeout.ms": "30000"}
 """Of the admin client, where the user sets neither: without brokers the job fails within half a minute."""
@@ -58,23 +54,43 @@ SET_OTHERWISE = {"bootstrap.servers": "the kafka:// address", "isolation.level":
 _SERVER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/,\[\]]+):(\d{1,5})")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Mirror:
-    """Options of the job: one of `source` and `target` is a path, the other one `kafka://host:port[,host:port]`.
+    """Options of the job. `topics` or `pattern` selects topics; `options` are those of Kafka's clients."""
 
-    `topics` or `pattern` selects topics; `options` are those of Kafka's clients, under their names.
-    """
+    source: Annotated[str, Option("--from", metavar="PLACE", help=f"{ENDPOINT}.")]
+    target: Annotated[str, Option("--to", metavar="PLACE", help=f"{ENDPOINT}: one of each.")]
+    checkpoint: Annotated[str, Option(help="The query's checkpoint: with it the job goes on.")]
+    topic_list: Annotated[str | None, Option("--topics", help="Topics, with commas between them.")] = None
+    pattern: Annotated[str | None, Option(help="Regular expression of whole topic names.")] = None
+    follow: Annotated[bool, Option("--follow", help="Go on with what comes later.")] = False
+    kafka_option: Annotated[
+        list[str] | None, Option(metavar="NAME=VALUE", help="Of Kafka's clients; may be repeated.")
+    ] = None
+    kafka_config: Annotated[
+        str | None, Option(metavar="FILE", help="Such options, as the client.properties of Kafka's tools.")
+    ] = None
+    isolation: IsolationOption = "read_committed"
+    max_offsets_per_trigger: Annotated[int, Option(min=1, help="Records of one micro-batch at most.")] = 1_000_000
+    no_fail_on_data_loss: Annotated[
+        bool, Option("--no-fail-on-data-loss", help="Go on where records are gone that were not moved yet.")
+    ] = False
+    topics: tuple[str, ...] = field(init=False)
+    options: Mapping[str, str] = field(init=False)
 
-    source: str
-    target: str
-    checkpoint: str
-    topics: tuple[str, ...] = ()
-    pattern: str | None = None
-    options: Mapping[str, str] = field(default_factory=dict)
-    isolation: str = "read_committed"
-    max_offsets_per_trigger: int = MAX_OFFSETS_PER_TRIGGER
-    fail_on_data_loss: bool = True
-    follow: bool = False
+    def __post_init__(self) -> None:
+        _check_endpoints(self.source, self.target)
+        if (self.topic_list is None) == (self.pattern is None):
+            raise BadRequest("give one of --topics and --pattern")
+        self.topics = comma_separated([self.topic_list] if self.topic_list is not None else None)
+        if self.topic_list is not None and not self.topics:
+            raise BadRequest("--topics names no topic")
+        if self.pattern is not None:
+            try:
+                re.compile(self.pattern)
+            except re.error as error:
+                raise BadRequest(f"--pattern {self.pattern!r} is not a regular expression: {error}") from None
+        self.options = _client_options(self.kafka_config, self.kafka_option or [])
 
     @property
     def into_kafka(self) -> bool:
@@ -82,33 +98,7 @@ class Mirror:
 
     @property
     def servers(self) -> str:
-        """Kafka's `bootstrap.servers`."""
         return (self.target if self.into_kafka else self.source).removeprefix(SCHEME)
-
-    @property
-    def metadata_max_age_ms(self) -> int:
-        """Interval at which a pattern is looked up: Kafka's option, with its default."""
-        return int(self.options.get(MAX_AGE, 300_000))
-
-
-class Endpoint(Protocol):
-    """A side of the mirror: `RootEndpoint` or `KafkaEndpoint`."""
-
-    location: str
-
-    def names(self) -> list[str]:
-        """Return all topics."""
-        ...
-
-    def partitions(self, names: Collection[str]) -> dict[str, int]:
-        """Return the number of partitions of those of these topics that exist."""
-        ...
-
-    def create(self, name: str, partitions: int) -> None: ...
-
-    def grow(self, name: str, partitions: int) -> str:
-        """Return the command that gives a topic so many partitions."""
-        ...
 
 
 class RootEndpoint:
@@ -126,6 +116,7 @@ class RootEndpoint:
         return [] if self._root is None else self._root.topics()
 
     def partitions(self, names: Collection[str]) -> dict[str, int]:
+        """Return the number of partitions of those of these topics that exist."""
         if self._root is None:
             return {}
         heads = {name: self._root.topic_handle(check_topic_name(name)).log.refresh().head for name in names}
@@ -137,15 +128,8 @@ class RootEndpoint:
         self._root.create_topic(name, partitions=partitions)
 
     def grow(self, name: str, partitions: int) -> str:
+        """Return the command that gives a topic so many partitions."""
         return f"sparklog topics alter {name} --partitions {partitions} --root {self.location}"
-
-
-def connector(version: str) -> str:
-    """Return the connector's coordinate for a Spark: that of the first release of its line.
-
-    It runs with all of the line, and repositories that lack the newest have it.
-    """
-    return f"{CONNECTOR}:{'.'.join(version.split('.')[:2])}.0"
 
 
 class KafkaEndpoint:
@@ -157,9 +141,11 @@ class KafkaEndpoint:
         self._jvm: Any = spark.sparkContext._jvm
         clients = self._jvm.org.apache.kafka.clients.admin
         if isinstance(clients.AdminClient, JavaPackage):
+            # The first release of a line runs with all of it, and repositories that lack the newest have it.
+            line = ".".join(spark.version.split(".")[:2])
             raise BadRequest(
                 "Spark has no Kafka connector: start this job with spark-submit --packages "
-                f"{connector(spark.version)}, or give the connector's jars with --jars"
+                f"{CONNECTOR}:{line}.0, or give the connector's jars with --jars"
             )
         patience = {} if options.keys() & PATIENCE.keys() else PATIENCE
         properties = self._jvm.java.util.Properties()
@@ -215,12 +201,11 @@ class KafkaEndpoint:
                 raise Unavailable(f"{what} {self.location}: {kind}: {text}{hint}") from None
 
 
-def plan(mirror: Mirror, source: Endpoint, target: Endpoint) -> tuple[dict[str, int], list[str]]:
-    """Plan the topics to move, with their numbers of partitions, and those that the target lacks. Changes nothing.
+Endpoint = RootEndpoint | KafkaEndpoint
 
-    A pattern is looked up here; `go_on` looks again while the job runs. `NotFound` for a topic that does not exist,
-    `BadRequest` for one that the target has with other partitions, or cannot have.
-    """
+
+def plan(mirror: Mirror, source: Endpoint, target: Endpoint) -> tuple[dict[str, int], list[str]]:
+    """Return the topics to move, with their numbers of partitions, and those that the target lacks."""
     if mirror.pattern is not None:
         wanted = [name for name in source.names() if re.fullmatch(mirror.pattern, name) and not is_internal(name)]
         if not wanted:
@@ -237,9 +222,8 @@ def plan(mirror: Mirror, source: Endpoint, target: Endpoint) -> tuple[dict[str, 
     existing = target.partitions(wanted)
     for name, number in existing.items():
         if number != partitions[name]:
-            way = target.grow(name, partitions[name])
-            if number > partitions[name]:
-                way = source.grow(name, number)
+            less = number < partitions[name]
+            way = target.grow(name, partitions[name]) if less else source.grow(name, number)
             raise BadRequest(
                 f"topic '{name}' has {partitions[name]} partitions at {source.location} and {number} at "
                 f"{target.location}, but a mirror keeps partitions: {way}, or choose another target"
@@ -248,22 +232,17 @@ def plan(mirror: Mirror, source: Endpoint, target: Endpoint) -> tuple[dict[str, 
 
 
 def into_root(records: DataFrame) -> DataFrame:
-    """Turn rows of Kafka's connector into rows of the sink."""
     return records.select("topic", "partition", "key", "value", "headers", known_timestamp().alias("timestamp"))
 
 
 def into_kafka(records: DataFrame, partitions: int) -> DataFrame:
-    """Turn rows of sparklog into rows of Kafka's sink: each partition in one task, in its order.
-
-    sparklog reads a large partition in several tasks, which would send to Kafka at the same time.
-    """
+    """Bring each partition, which several tasks may have read, into one task and in its order, to be sent to Kafka."""
     whole = records.repartition(max(1, min(partitions, MAX_TASKS)), "topic", "partition")
     ordered = whole.sortWithinPartitions("topic", "partition", "offset")
     return ordered.select("topic", "partition", "key", "value", "headers")
 
 
 def start(spark: SparkSession, mirror: Mirror, partitions: Mapping[str, int]) -> StreamingQuery:
-    """Start the query over these topics, which the target has."""
     clients = {f"kafka.{name}": value for name, value in mirror.options.items()}
     clients["kafka.bootstrap.servers"] = mirror.servers
     reader = spark.readStream.format("sparklog" if mirror.into_kafka else "kafka").options(
@@ -271,7 +250,7 @@ def start(spark: SparkSession, mirror: Mirror, partitions: Mapping[str, int]) ->
         startingOffsets="earliest",
         includeHeaders=True,
         maxOffsetsPerTrigger=mirror.max_offsets_per_trigger,
-        failOnDataLoss=mirror.fail_on_data_loss,
+        failOnDataLoss=not mirror.no_fail_on_data_loss,
     )
     reader = reader.option("kafka.isolation.level", mirror.isolation)
     if mirror.into_kafka:
@@ -289,7 +268,6 @@ def start(spark: SparkSession, mirror: Mirror, partitions: Mapping[str, int]) ->
 
 
 def create(target: Endpoint, partitions: Mapping[str, int], missing: Sequence[str]) -> None:
-    """Create the topics that the target lacks, and print a line for each."""
     for name in missing:
         target.create(name, partitions[name])
         say(f"created topic {name} with {partitions[name]} partitions at {target.location}")
@@ -303,12 +281,11 @@ def go_on(
     partitions: Mapping[str, int],
     query: StreamingQuery,
 ) -> StreamingQuery:
-    """Wait for the query, and begin it anew, from the same checkpoint, when topics come that the pattern matches.
+    """Wait for the query, and begin it anew when topics come that the pattern matches.
 
-    The pattern is looked up as often as by Kafka's consumers, every `metadata.max.age.ms`. Topics that cannot be taken
-    in are reported each time, and the others go on.
+    The pattern is looked up as often as by Kafka's consumers. Topics that cannot be taken in are reported each time.
     """
-    seconds = mirror.metadata_max_age_ms / 1000
+    seconds = int(mirror.options.get(MAX_AGE, 300_000)) / 1000
     while not query.awaitTermination(seconds):
         try:
             planned, missing = plan(mirror, source, target)
@@ -327,7 +304,7 @@ def go_on(
 
 
 def stop_between_batches(query: StreamingQuery) -> None:
-    """Stop a query when it has nothing in hand, or after a minute: what is cut off then is done again."""
+    """Stop a query when no batch is at work, or after a minute: what is cut off then is done again."""
     for _ in range(120):
         if not query.status["isTriggerActive"] or query.awaitTermination(0.5):
             break
@@ -336,7 +313,6 @@ def stop_between_batches(query: StreamingQuery) -> None:
 
 @streaming_job("mirror")
 def run(spark: SparkSession, mirror: Mirror) -> int:
-    """Run to the end and return the exit code."""
     sparklog.register(spark)
     root = RootEndpoint(mirror.source if mirror.into_kafka else mirror.target, target=not mirror.into_kafka)
     kafka = KafkaEndpoint(spark, mirror.servers, mirror.options)
@@ -355,60 +331,8 @@ def run(spark: SparkSession, mirror: Mirror) -> int:
     return DONE
 
 
-ENDPOINT = "kafka://host:port[,host:port], or a root"
-
-
-def _options(
-    source: Annotated[str, typer.Option("--from", metavar="PLACE", help=f"{ENDPOINT}.")],
-    target: Annotated[str, typer.Option("--to", metavar="PLACE", help=f"{ENDPOINT}: one of each.")],
-    checkpoint: Annotated[str, typer.Option("--checkpoint", help="The query's checkpoint: with it the job goes on.")],
-    topics: Annotated[str | None, typer.Option("--topics", help="Topics, with commas between them.")] = None,
-    pattern: Annotated[str | None, typer.Option("--pattern", help="Regular expression of whole topic names.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes later.")] = False,
-    kafka_option: Annotated[
-        list[str] | None,
-        typer.Option("--kafka-option", metavar="NAME=VALUE", help="Of Kafka's clients; may be repeated."),
-    ] = None,
-    kafka_config: Annotated[
-        str | None,
-        typer.Option("--kafka-config", metavar="FILE", help="Such options, as the client.properties of Kafka's tools."),
-    ] = None,
-    isolation: IsolationOption = Isolation.read_committed,
-    max_offsets_per_trigger: Annotated[
-        int, typer.Option("--max-offsets-per-trigger", min=1, help="Records of one micro-batch at most.")
-    ] = MAX_OFFSETS_PER_TRIGGER,
-    no_fail_on_data_loss: Annotated[
-        bool, typer.Option("--no-fail-on-data-loss", help="Go on where records are gone that were not moved yet.")
-    ] = False,
-) -> Mirror:
-    _check_endpoints(source, target)
-    if (topics is None) == (pattern is None):
-        raise BadRequest("give one of --topics and --pattern")
-    names = comma_separated([topics] if topics is not None else None)
-    if topics is not None and not names:
-        raise BadRequest("--topics names no topic")
-    if pattern is not None:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise BadRequest(f"--pattern {pattern!r} is not a regular expression: {error}") from None
-    return Mirror(
-        source,
-        target,
-        checkpoint,
-        names,
-        pattern,
-        _client_options(kafka_config, kafka_option or []),
-        isolation.value,
-        max_offsets_per_trigger,
-        not no_fail_on_data_loss,
-        follow,
-    )
-
-
 def arguments(given: Sequence[str]) -> Mirror:
-    """Read the command line; leaves with 2 where it is wrong."""
-    return parse("mirror", _options, given, __doc__)
+    return parse("mirror", Mirror, given, __doc__)
 
 
 def _check_endpoints(source: str, target: str) -> None:
@@ -424,7 +348,7 @@ def _check_endpoints(source: str, target: str) -> None:
 
 
 def _client_options(file: str | None, given: Sequence[str]) -> dict[str, str]:
-    """Join options of Kafka's clients: those of the file, then those of the command line. `kafka.` may precede."""
+    """Join options of the file and of the command line, which beats it. `kafka.` may precede."""
     options: dict[str, str] = {}
     if file is not None:
         text = read_text(Path(file), "--kafka-config")
@@ -445,7 +369,6 @@ def _client_options(file: str | None, given: Sequence[str]) -> dict[str, str]:
 
 
 def main(given: Sequence[str]) -> int:
-    """Run the job with these arguments and return its exit code."""
     mirror = arguments(given)
     with streaming_session("sparklog mirror") as spark:
         return run(spark, mirror)

@@ -1,23 +1,20 @@
-"""Parts that all jobs share: reading options, exit codes, errors and Ctrl-C as one line.
+"""Parts that all jobs share: options, errors and Ctrl-C as one line, exit codes.
 
-| exit code | meaning                                                                              |
-|-----------|--------------------------------------------------------------------------------------|
-| 0         | done, also when there was nothing to do                                              |
-| 1         | some of it failed or could not be done: the reason on stderr, everything else is done |
-| 2         | wrong usage, a properties file with an error included: nothing was begun             |
-| 130       | interrupted (Ctrl-C): what was committed stays                                       |
+0: done, also when there was nothing to do; 1: some of it failed, everything else is done; 2: wrong usage, a properties
+file with an error included, and nothing was begun; 130: interrupted, what was committed stays. Progress goes to stderr,
+the report to stdout; spark-submit joins the two, and with --json the document is the last line.
 """
 
-from __future__ import annotations
-
+# Without `annotations` of the future: typer could not read the options of a class in the module of its subclass.
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import wraps
-from typing import Annotated, ParamSpec, Protocol, TypeVar
+from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
+from typer import BadParameter, Option, Typer
 
 import sparklog
 from sparklog.cli.options import (
@@ -35,7 +32,7 @@ from sparklog.log.journal.documents import INT64_MAX
 from sparklog.log.topic.root import Root
 from sparklog.maintenance.output import say
 from sparklog.maintenance.properties import settings_of_file
-from sparklog.maintenance.report import Failure, say_failures
+from sparklog.maintenance.report import say_failures
 from sparklog.maintenance.work_items import Settings, store_clock_ms
 
 DONE, FAILED, INTERRUPTED = 0, 1, 130
@@ -44,11 +41,11 @@ T = TypeVar("T")
 
 
 def parse(name: str, options: Callable[..., T], given: Sequence[str], about: str | None) -> T:
-    """Call `options` with a job's command line. Leaves with 2, and one line, where that is wrong.
+    """Make a job's options of its command line. Leaves with 2, and one line, where that is wrong.
 
-    `options` declares its parameters as the commands of `sparklog.cli` do; `about`: the job's docstring, for `--help`.
+    `options` declares them as the commands of `sparklog.cli` do; `about`: the job's docstring, for `--help`.
     """
-    app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=SHORT_HELP)
+    app = Typer(add_completion=False, rich_markup_mode=None, context_settings=SHORT_HELP)
     app.command(name, help=(about or "").partition("\n\n")[0])(options)
     command = typer.main.get_command(app)
     try:
@@ -56,7 +53,7 @@ def parse(name: str, options: Callable[..., T], given: Sequence[str], about: str
     except UsageError as error:
         leave_for_usage(error)
     except BadRequest as error:
-        leave_for_usage(typer.BadParameter(str(error)))
+        leave_for_usage(BadParameter(str(error)))
     if isinstance(chosen, int):
         # --help was shown.
         sys.exit(chosen)
@@ -64,11 +61,7 @@ def parse(name: str, options: Callable[..., T], given: Sequence[str], about: str
 
 
 def job(
-    name: str,
-    *,
-    after_interrupt: str,
-    foreign: tuple[type[Exception], ...] = (),
-    reason: Callable[[Exception], str] = str,
+    name: str, *, after_interrupt: str, foreign: tuple[type[Exception], ...] = (), reason: Callable[[str], str] = str
 ) -> Callable[[Callable[P, int]], Callable[P, int]]:
     """Make a job answer with an exit code: errors and Ctrl-C become one line on stderr.
 
@@ -84,7 +77,7 @@ def job(
                 say(f"sparklog {name}: {error} [{error.code}]")
                 return FAILED
             except foreign as error:
-                say(f"sparklog {name}: {reason(error)}")
+                say(f"sparklog {name}: {reason(str(error))}")
                 return FAILED
             except KeyboardInterrupt:
                 say(f"sparklog {name}: interrupted; {after_interrupt}")
@@ -95,60 +88,38 @@ def job(
     return decorate
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Maintenance:
-    """Options of a maintenance job: which root and topics, by which settings and which clock.
+    """Options that `compact` and `retain` share.
 
     * `topics`: names as given, each once; empty: all topics of the root
-    * `now_ms`: the clock that was given, None: the store's
     * `settings`: of the properties file over Kafka's defaults, without a clock (see `settings_at`)
     """
 
-    root: str
-    topics: tuple[str, ...]
-    now_ms: int | None
-    dry_run: bool
-    as_json: bool
-    settings: Settings
+    root: RootOption
+    topic: TopicsOption = None
+    properties: PropertiesOption = None
+    now_ms: Annotated[
+        int | None, Option(min=0, max=INT64_MAX, metavar="MS", help="Milliseconds to go by in place of the clock.")
+    ] = None
+    dry_run: DryRunOption = False
+    as_json: JsonOption = False
+    topics: tuple[str, ...] = field(init=False)
+    settings: Settings = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.settings = Settings(0) if self.properties is None else settings_of_file(self.properties)
+        self.topics = topic_names(self.topic)
 
     def settings_at(self, store_ms: int) -> Settings:
         """Return the settings with their clock: the one that was given, else the store's."""
         return replace(self.settings, now_ms=store_ms if self.now_ms is None else self.now_ms)
 
 
-NowOption = Annotated[
-    int | None,
-    typer.Option("--now-ms", min=0, max=INT64_MAX, metavar="MS", help="Milliseconds to go by in place of the clock."),
-]
-
-
-def maintenance(
-    root: RootOption,
-    topic: TopicsOption = None,
-    properties: PropertiesOption = None,
-    now_ms: NowOption = None,
-    dry_run: DryRunOption = False,
-    as_json: JsonOption = False,
-) -> Maintenance:
-    """Read the options that `compact` and `retain` share."""
-    settings = Settings(0) if properties is None else settings_of_file(properties)
-    return Maintenance(root, topic_names(topic), now_ms, dry_run, as_json, settings)
-
-
-class TopicReport(Protocol):
-    """Report of a maintenance job on one topic."""
-
-    @property
-    def failures(self) -> tuple[Failure, ...]: ...
-
-
-R = TypeVar("R", bound=TopicReport)
-
-
 def run_maintenance(
     name: str,
     chosen: Maintenance,
-    work: Callable[[Root, Settings], Sequence[R]],
+    work: Callable[[Root, Settings], Sequence[Any]],
     summary: Callable[..., str],
     document: Callable[..., Mapping[str, object]],
 ) -> int:

@@ -1,16 +1,7 @@
 """Expire records by time, size and log start offset, as Kafka does, then delete the files that nothing names any more.
 
-    sparklog retain --root /data/log
-    spark-submit jobs/retain.py --root /data/log [--topic orders,clicks] [--properties conf/sparklog.properties] \
-        [--dry-run] [--now-ms 1700000000000] [--json]
-
-Record by record nothing is read: the driver looks at the log of each topic alone. Where more than 20,000 files of a
-topic go at once Spark is started, if it is there, and they are spread over tasks; fewer the driver deletes itself.
-Deleted topics lose their files. `--dry-run` says what would go and why, and changes nothing.
-
-Progress goes to stderr, tables (with --json one JSON document) to stdout; spark-submit joins the two, the document is
-the last line then. Exit codes: see `sparklog.jobs.program`; nothing at all is done if a topic that was named does not
-exist.
+The driver looks at the log of each topic alone. Where more than 20,000 files of a topic go at once Spark is started, if
+it is there. Nothing at all is done if a topic that was named does not exist.
 """
 
 from __future__ import annotations
@@ -18,31 +9,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 
-from sparklog.jobs.program import Maintenance, job, maintenance, parse, run_maintenance
+from sparklog.jobs.program import Maintenance, job, parse, run_maintenance
 from sparklog.maintenance.output import say
 from sparklog.maintenance.spark_runner import SparkIfNeeded
 from sparklog.maintenance.work_items import Runner
-from sparklog.retention.retain import document, progress, retain_root, summary
+from sparklog.retention.retain import RetainReport, document, progress, retain_root, summary
 
 
 def arguments(given: Sequence[str]) -> Maintenance:
-    """Read the command line; leaves with 2 where it is wrong."""
-    return parse("retain", maintenance, given, __doc__)
+    return parse("retain", Maintenance, given, __doc__)
 
 
 @job("retain", after_interrupt="what went is gone, the next run does the rest")
 def run(chosen: Maintenance, runner: Runner | None = None) -> int:
-    """Run to the end and return the exit code."""
+    def show(report: RetainReport) -> None:
+        say(progress(report))
+
     return run_maintenance(
         "retain",
         chosen,
         lambda root, settings: retain_root(
-            root,
-            settings,
-            topics=chosen.topics,
-            runner=runner,
-            dry_run=chosen.dry_run,
-            on_done=lambda report: say(progress(report)),
+            root, settings, topics=chosen.topics, runner=runner, dry_run=chosen.dry_run, on_done=show
         ),
         summary,
         document,
@@ -50,6 +37,5 @@ def run(chosen: Maintenance, runner: Runner | None = None) -> int:
 
 
 def main(given: Sequence[str]) -> int:
-    """Run the job with these arguments and return its exit code."""
     with closing(SparkIfNeeded("sparklog retain")) as spark:
         return run(arguments(given), spark)

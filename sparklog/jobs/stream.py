@@ -1,110 +1,111 @@
 """Stream the topics of a Kafka directory, or of a sparklog root, into a sparklog root, exactly once.
 
-    spark-submit jobs/stream.py --source /var/lib/kafka/data --subscribe orders,clicks \
-        --root /data/log --checkpoint /data/checkpoints/archive
-
-Run again with the same checkpoint it goes on where it was: nothing is lost, nothing is written twice. Records keep key,
-value, headers and timestamp (else the time of writing). A topic keeps its name unless `--topic` sends
-all records to one. Without `--follow` the job ends when it has written what was there as it began.
-
-Exit codes: 0 done, 1 the query failed (the reason on stderr), 2 wrong usage, 130 interrupted (Ctrl-C).
+Run again with the same checkpoint it goes on where it was. Records keep key, value, headers and timestamp (else the
+time of writing). A topic keeps its name unless `--topic` sends all records to one. Without `--follow` the job ends when
+it has written what was there as it began.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ParamSpec
 
-import typer
-from pyspark.sql import SparkSession
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, SparkSession
+from pyspark.sql.functions import col, lit, timestamp_millis, when
 from pyspark.sql.streaming import StreamingQuery
+from typer import BadParameter, Option
 
 import sparklog
 from sparklog.cli.options import RootOption
-from sparklog.jobs.program import DONE, parse
-from sparklog.jobs.streaming import known_timestamp, print_end, streaming_job, streaming_session
+from sparklog.jobs.program import DONE, job, parse
 
+P = ParamSpec("P")
 COLUMNS = ("key", "value", "headers", "timestamp")
 
 
-@dataclass(frozen=True)
+@contextmanager
+def streaming_session(name: str) -> Iterator[SparkSession]:
+    """Start Spark with the settings that streaming into a root needs, and stop it at the end."""
+    spark = sparklog.configure(SparkSession.builder.appName(name)).getOrCreate()
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def streaming_job(name: str) -> Callable[[Callable[P, int]], Callable[P, int]]:
+    """Make a job with a query answer with an exit code: errors, Spark's too, and Ctrl-C become one line on stderr."""
+    again = "the next run with this checkpoint goes on where it was"
+    return job(name, after_interrupt=again, foreign=(PySparkException,), reason=reason)
+
+
+def reason(text: str) -> str:
+    """Return the line of a Spark error that says why: where `foreachBatch` failed, that of the innermost cause."""
+    lines = text.splitlines()
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    return causes[-1] if causes and "FOREACH_BATCH_USER_FUNCTION_ERROR" in lines[0] else lines[0]
+
+
+def known_timestamp() -> Column:
+    """Return the timestamp column with nulls for -1, Kafka's "no time": such a record gets the time of its writing."""
+    return when(col("timestamp") >= timestamp_millis(lit(0)), col("timestamp"))
+
+
+def print_end(query: StreamingQuery, target: str) -> None:
+    """Print where a query wrote to, and how far it came."""
+    last = query.lastProgress
+    print(f"written to {target}" + (f", up to micro-batch {last['batchId']}" if last else ": nothing new"))
+
+
+@dataclass
 class Copy:
-    """Options of the job.
+    """Options of the job."""
 
-    `subscribe`: the option that picks topics (`subscribe`, `subscribePattern`) and its value; None: all of the path.
-    `topic` None keeps the topics' names. `group`: the consumer group of a root that commits the query's offsets.
-    """
+    source: Annotated[str, Option(help="Kafka log directory, its partition folder, root or topic folder.")]
+    root: RootOption
+    checkpoint: Annotated[str, Option(help="The query's checkpoint: with it nothing is lost or written twice.")]
+    subscribe: Annotated[str | None, Option(help="Topics, with commas between them.")] = None
+    subscribe_pattern: Annotated[str | None, Option(help="Regular expression of topics.")] = None
+    topic: Annotated[str | None, Option(help="One topic for all records; else each keeps its topic.")] = None
+    num_partitions: Annotated[int, Option(help="Of topics that do not exist yet.")] = 1
+    max_offsets_per_trigger: Annotated[int | None, Option(help="Records of one micro-batch at most.")] = None
+    group: Annotated[str | None, Option(help="Consumer group that commits the query's offsets; of a root.")] = None
+    follow: Annotated[bool, Option("--follow", help="Go on with what comes later.")] = False
 
-    source: str
-    root: str
-    checkpoint: str
-    subscribe: tuple[str, str] | None = None
-    topic: str | None = None
-    partitions: int = 1
-    max_offsets_per_trigger: int | None = None
-    follow: bool = False
-    group: str | None = None
+    def __post_init__(self) -> None:
+        if self.subscribe is not None and self.subscribe_pattern is not None:
+            raise BadParameter("give one of --subscribe and --subscribe-pattern")
 
 
 def start(spark: SparkSession, copy: Copy) -> StreamingQuery:
-    """Start the query."""
+    options = {
+        "subscribe": copy.subscribe,
+        "subscribePattern": copy.subscribe_pattern,
+        "maxOffsetsPerTrigger": copy.max_offsets_per_trigger,
+        "kafka.group.id": copy.group,
+    }
     reader = spark.readStream.format("sparklog").option("startingOffsets", "earliest").option("includeHeaders", True)
-    if copy.subscribe is not None:
-        reader = reader.option(*copy.subscribe)
-    if copy.max_offsets_per_trigger is not None:
-        reader = reader.option("maxOffsetsPerTrigger", copy.max_offsets_per_trigger)
-    if copy.group is not None:
-        reader = reader.option("kafka.group.id", copy.group)
+    for name, value in options.items():
+        if value is not None:
+            reader = reader.option(name, value)
     columns = COLUMNS if copy.topic is not None else (*COLUMNS, "topic")
     records = reader.load(copy.source).select(*columns).withColumn("timestamp", known_timestamp())
     writer = records.writeStream.format("sparklog")
     if copy.topic is not None:
         writer = writer.option("topic", copy.topic)
-    writer = writer.option("num.partitions", copy.partitions).option("checkpointLocation", copy.checkpoint)
+    writer = writer.option("num.partitions", copy.num_partitions).option("checkpointLocation", copy.checkpoint)
     return (writer if copy.follow else writer.trigger(availableNow=True)).start(copy.root)
 
 
-def _options(
-    source: Annotated[
-        str, typer.Option("--source", help="Kafka log directory, its partition folder, root or topic folder.")
-    ],
-    root: RootOption,
-    checkpoint: Annotated[
-        str, typer.Option("--checkpoint", help="The query's checkpoint: with it nothing is lost or written twice.")
-    ],
-    subscribe: Annotated[str | None, typer.Option("--subscribe", help="Topics, with commas between them.")] = None,
-    subscribe_pattern: Annotated[
-        str | None, typer.Option("--subscribe-pattern", help="Regular expression of topics.")
-    ] = None,
-    topic: Annotated[
-        str | None, typer.Option("--topic", help="One topic for all records; else each keeps its topic.")
-    ] = None,
-    num_partitions: Annotated[int, typer.Option("--num-partitions", help="Of topics that do not exist yet.")] = 1,
-    max_offsets_per_trigger: Annotated[
-        int | None, typer.Option("--max-offsets-per-trigger", help="Records of one micro-batch at most.")
-    ] = None,
-    group: Annotated[
-        str | None, typer.Option("--group", help="Consumer group that commits the query's offsets; of a root.")
-    ] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes later.")] = False,
-) -> Copy:
-    if subscribe is not None and subscribe_pattern is not None:
-        raise typer.BadParameter("give one of --subscribe and --subscribe-pattern")
-    topics = None if subscribe is None else ("subscribe", subscribe)
-    if subscribe_pattern is not None:
-        topics = ("subscribePattern", subscribe_pattern)
-    return Copy(source, root, checkpoint, topics, topic, num_partitions, max_offsets_per_trigger, follow, group)
-
-
 def arguments(given: Sequence[str]) -> Copy:
-    """Read the command line; leaves with 2 where it is wrong."""
-    return parse("stream", _options, given, __doc__)
+    return parse("stream", Copy, given, __doc__)
 
 
 @streaming_job("stream")
 def run(spark: SparkSession, copy: Copy) -> int:
-    """Run to the end and return the exit code."""
     sparklog.register(spark)
     query = start(spark, copy)
     query.awaitTermination()
@@ -113,7 +114,6 @@ def run(spark: SparkSession, copy: Copy) -> int:
 
 
 def main(given: Sequence[str]) -> int:
-    """Run the job with these arguments and return its exit code."""
     copy = arguments(given)
     with streaming_session("sparklog stream") as spark:
         return run(spark, copy)

@@ -1,16 +1,7 @@
 """Read every byte of a root in Spark tasks and name what is not what was written; nothing is changed.
 
-    spark-submit jobs/verify.py --root /data/log
-    spark-submit jobs/verify.py --root /data/log --topic orders,clicks --json
-    spark-submit jobs/verify.py --root /data/log --quick
-
 The work of `sparklog verify`, for roots that are too large for one process: the driver reads the logs, pieces of about
-256 MB of files go to tasks. Writers and maintenance may go on meanwhile. Spark is started when there are files to read;
-where there is no pyspark the job works in its own process.
-
-Progress goes to stderr, the report (with --json one JSON document) to stdout; spark-submit joins the two, the document
-is the last line then. Exit codes: 0 every byte accounted for; 1 something is damaged, or could not be read (the reason
-on stderr); 2 wrong usage; 130 interrupted (Ctrl-C).
+256 MB of files go to tasks. Without pyspark the job works in its own process.
 """
 
 from __future__ import annotations
@@ -18,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sparklog.cli.options import JsonOption, QuickOption, RootOption, TopicsOption, topic_names
 from sparklog.jobs.program import DONE, FAILED, job, parse
@@ -31,30 +22,26 @@ from sparklog.tools.verification.findings import document, summary
 from sparklog.tools.verification.run import verify_root
 
 
-@dataclass(frozen=True)
+@dataclass
 class Verify:
-    """Options of the job. `quick`: check of files only whether they exist and how long they are."""
+    """Options of the job."""
 
-    root: str
-    topics: tuple[str, ...]
-    quick: bool
-    as_json: bool
+    root: RootOption
+    topic: TopicsOption = None
+    quick: QuickOption = False
+    as_json: JsonOption = False
+    topics: tuple[str, ...] = field(init=False)
 
-
-def _options(
-    root: RootOption, topic: TopicsOption = None, quick: QuickOption = False, as_json: JsonOption = False
-) -> Verify:
-    return Verify(root, topic_names(topic), quick, as_json)
+    def __post_init__(self) -> None:
+        self.topics = topic_names(self.topic)
 
 
 def arguments(given: Sequence[str]) -> Verify:
-    """Read the command line; leaves with 2 where it is wrong."""
-    return parse("verify", _options, given, __doc__)
+    return parse("verify", Verify, given, __doc__)
 
 
 @job("verify", after_interrupt="nothing was changed")
 def run(runner: Runner, chosen: Verify) -> int:
-    """Run to the end and return the exit code."""
     store = open_store(chosen.root)
     report = verify_root(store, topics=chosen.topics, quick=chosen.quick, runner=runner, say=say)
     say_failures("sparklog verify", (), report.location, report.counts.topics or len(report.findings))
@@ -63,6 +50,5 @@ def run(runner: Runner, chosen: Verify) -> int:
 
 
 def main(given: Sequence[str]) -> int:
-    """Run the job with these arguments and return its exit code."""
     with closing(SparkIfNeeded("sparklog verify")) as spark:
         return run(spark, arguments(given))

@@ -1,6 +1,6 @@
 """Output of commands and jobs: lines on stderr, text tables and JSON documents.
 
-Progress on stderr while a job runs: from each task every few seconds, from the driver for each finished piece.
+Progress while a job runs, from each task every few seconds and from the driver for each finished piece:
 
     compact orders-3: 1,204,224 records, 153.1 MB so far (1.20 M records/s, 152.6 MB/s)
     compact orders-3: done in 4.1 s: 5,000,000 -> 500,000 records, 630.0 -> 63.0 MB (1.22 M records/s, 153.7 MB/s)
@@ -14,20 +14,21 @@ import sys
 import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparklog.errors import SparklogError
 from sparklog.log.journal.env import SYSTEM, Env
-from sparklog.maintenance.work_items import Done, Work
+
+if TYPE_CHECKING:
+    from sparklog.maintenance.work_items import Done, Work
 
 
 def say(line: str) -> None:
-    """Print one line on stderr, at once: stdout is for the report."""
     print(line, file=sys.stderr, flush=True)
 
 
 def megabytes(nbytes: int) -> str:
-    """Return bytes as people compare them with a disk's speed: `153.1 MB`; kilobytes below one tenth of it."""
+    """Return `153.1 MB`; kilobytes below a tenth of one."""
     return f"{nbytes / 1e6:,.1f} MB" if nbytes >= 100_000 or nbytes == 0 else f"{nbytes / 1e3:,.1f} KB"
 
 
@@ -44,17 +45,13 @@ def count(number: int, one: str, many: str = "") -> str:
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
     """Return columns two blanks apart, those in `left` aligned to the left, the others to the right."""
-    lines = [headings, *rows]
-    widths = [max(_width(line[column]) for line in lines) for column in range(len(headings))]
-    return "\n".join(
-        "  ".join(_aligned(text, widths[column], column in left) for column, text in enumerate(line)).rstrip()
-        for line in lines
-    )
-
-
-def _aligned(text: str, width: int, left: bool) -> str:
-    blanks = " " * (width - _width(text))
-    return text + blanks if left else blanks + text
+    columns = []
+    for number, texts in enumerate(zip(headings, *rows, strict=True)):
+        width = max(map(_width, texts))
+        blanks = [" " * (width - _width(text)) for text in texts]
+        pairs = zip(texts, blanks, strict=True)
+        columns.append([text + blank if number in left else blank + text for text, blank in pairs])
+    return "\n".join("  ".join(cells).rstrip() for cells in zip(*columns, strict=True))
 
 
 def _width(text: str) -> int:
@@ -109,17 +106,14 @@ class Meter:
 
 def say_outcome(work: Work, result: Done | SparklogError) -> None:
     """Print on the driver how a piece of work ended: committed, or failed."""
-    say(f"{work.title}: {_outcome(result)}")
-
-
-def _outcome(result: Done | SparklogError) -> str:
     if isinstance(result, SparklogError):
-        return f"failed: {result} [{result.code}]"
-    if not result.reports:
-        return "nothing to do after all"
-    reports = result.reports
-    records, nbytes = sum(item.records_before for item in reports), sum(item.bytes_before for item in reports)
-    records_after, nbytes_after = sum(item.records_after for item in reports), sum(item.bytes_after for item in reports)
-    seconds = sum(item.seconds for item in reports)
-    change = f"{records:,} -> {records_after:,} records, {megabytes(nbytes)} -> {megabytes(nbytes_after)}"
-    return f"done in {seconds:.1f} s: {change} ({rates(records, nbytes, seconds)})"
+        say(f"{work.title}: failed: {result} [{result.code}]")
+    elif not result.reports:
+        say(f"{work.title}: nothing to do after all")
+    else:
+        reports = result.reports
+        records, nbytes = sum(each.records_before for each in reports), sum(each.bytes_before for each in reports)
+        sizes = f"{megabytes(nbytes)} -> {megabytes(sum(each.bytes_after for each in reports))}"
+        change = f"{records:,} -> {sum(each.records_after for each in reports):,} records, {sizes}"
+        seconds = sum(each.seconds for each in reports)
+        say(f"{work.title}: done in {seconds:.1f} s: {change} ({rates(records, nbytes, seconds)})")

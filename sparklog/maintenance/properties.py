@@ -1,35 +1,15 @@
 r"""A properties file with Kafka's broker names: the defaults of topics, and the limits of the cleaner.
 
 The file is Java's: `name=value`, `name: value` or `name value` a line, `#` and `!` begin a comment, a `\` at the end
-of a line joins the next one to it. A value set on a topic beats the file, the file beats Kafka's default.
+of a line joins the next one to it. A value set on a topic beats the file, the file beats Kafka's default. A name that
+is not known is an error: a setting that is quietly ignored is worse than one that is refused.
 
-| broker name                                              | means                                                    |
-|----------------------------------------------------------|----------------------------------------------------------|
-| log.retention.ms, else .minutes, else .hours             | retention.ms; below 0: never; 0 is refused, as by Kafka  |
-| log.retention.bytes                                      | retention.bytes                                          |
-| log.segment.bytes                                        | segment.bytes                                            |
-| log.roll.ms, else .hours                                 | segment.ms                                               |
-| log.roll.jitter.ms, else .hours                          | segment.jitter.ms                                        |
-| log.index.size.max.bytes, log.index.interval.bytes       | segment.index.bytes, index.interval.bytes                |
-| log.segment.delete.delay.ms                              | file.delete.delay.ms                                     |
-| log.cleanup.policy                                       | cleanup.policy                                           |
-| log.cleaner.min.cleanable.ratio                          | min.cleanable.dirty.ratio                                |
-| log.cleaner.delete.retention.ms                          | delete.retention.ms                                      |
-| log.cleaner.min.compaction.lag.ms, max.compaction.lag.ms | min.compaction.lag.ms, max.compaction.lag.ms             |
-| log.cleaner.dedupe.buffer.size                           | bytes of the key map of one task, 24 a key               |
-| log.cleaner.io.buffer.load.factor                        | how full that map may become                             |
-| producer.id.expiration.ms                                | how long an idle producer's last sequence is kept        |
-| offsets.retention.minutes                                | how long offsets of an empty consumer group are kept     |
-
-Any other name is an error: a setting that is quietly ignored is worse than one that is refused.
-
-One list of topic configs and names of a properties file; docs/reference/configs.md is made from it.
-
-The texts are those of the definitions (`sparklog.log.state.configs`, `sparklog.maintenance.properties`).
+docs/reference/configs.md is made from the tables here and in `sparklog.log.state.configs`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -54,11 +34,11 @@ from sparklog.log.state.configs import (
 from sparklog.maintenance.work_items import Settings
 
 T = TypeVar("T")
-MINUTE_MS = 60_000
-HOUR_MS = 3_600_000
-_UNITS = {1: "ms", MINUTE_MS: "minutes", HOUR_MS: "hours"}
+_UNITS = {"ms": 1, "minutes": 60_000, "hours": 3_600_000}
 LEAST_BUFFER_BYTES = 1 << 20
 """Kafka refuses a smaller key map, too: each pass would read everything for a handful of keys."""
+_ENTRY = re.compile(r"((?:\\.?|[^\\=: \t])*)\s*[=:]?\s*(.*)", re.DOTALL)
+"""A name ends at the first `=`, `:` or blank that no backslash precedes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +51,24 @@ class Property:
 
 
 @dataclass(frozen=True, slots=True)
-class _Scaled:
-    """Broker names of one topic config, the first that is set counts: (name, ms of one unit, least value)."""
+class _Ranked:
+    """A topic config with a broker name for each unit; of those that are set the first counts.
+
+    `least` LONG_MIN: a value below 0 means never, and 0 is refused.
+    """
 
     config: str
-    names: tuple[tuple[str, int, int], ...]
-    never: bool = False
+    prefix: str
+    units: tuple[str, ...]
+    least: int
+
+    @property
+    def names(self) -> list[str]:
+        return [f"{self.prefix}.{unit}" for unit in self.units]
+
+    @property
+    def never(self) -> bool:
+        return self.least == LONG_MIN
 
 
 _SAME = {
@@ -92,17 +84,9 @@ _SAME = {
     "log.cleaner.max.compaction.lag.ms": "max.compaction.lag.ms",
 }
 _RANKED = (
-    _Scaled(
-        "retention.ms",
-        (
-            ("log.retention.ms", 1, LONG_MIN),
-            ("log.retention.minutes", MINUTE_MS, LONG_MIN),
-            ("log.retention.hours", HOUR_MS, LONG_MIN),
-        ),
-        never=True,
-    ),
-    _Scaled("segment.ms", (("log.roll.ms", 1, 1), ("log.roll.hours", HOUR_MS, 1))),
-    _Scaled("segment.jitter.ms", (("log.roll.jitter.ms", 1, 0), ("log.roll.jitter.hours", HOUR_MS, 0))),
+    _Ranked("retention.ms", "log.retention", ("ms", "minutes", "hours"), LONG_MIN),
+    _Ranked("segment.ms", "log.roll", ("ms", "hours"), 1),
+    _Ranked("segment.jitter.ms", "log.roll.jitter", ("ms", "hours"), 0),
 )
 TOPIC = "topic"
 MAINTENANCE = "maintenance"
@@ -130,100 +114,61 @@ class ConfigDoc:
 
 @dataclass(frozen=True, slots=True)
 class _Limit:
-    """A limit of a run: `field` of `Settings`, in `unit_value` of its unit. `least` None: a share between 0 and 1."""
+    """A limit of a run: `field` of `Settings`. `least` None: a share between 0 and 1."""
 
     name: str
     field: str
     kind: str
     least: int | None
-    most: int
     unit: str
     job: str
     doc: str
-    unit_value: int = 1
 
     def parse(self, file: str, entry: Property) -> float:
         """Return the value for `Settings`."""
         if self.least is None:
             return _checked(file, entry, partial(_share, self.name))
-        return _number(file, entry, self.least, self.most) * self.unit_value
+        return _number(file, entry, self.least, INT_MAX if self.kind == "int" else LONG_MAX) * _UNITS.get(self.unit, 1)
 
     def config_doc(self) -> ConfigDoc:
         default = getattr(Settings(0), self.field)
-        shown = str(default if self.least is None else default // self.unit_value)
+        shown = str(default if self.least is None else default // _UNITS.get(self.unit, 1))
         valid = f"a whole number of at least {self.least}" if self.least is not None else "a number above 0 and below 1"
         return ConfigDoc(self.name, MAINTENANCE, self.kind, shown, valid, self.unit, (self.job,), self.doc)
 
 
 _LIMITS = (
-    _Limit(
-        "log.cleaner.dedupe.buffer.size",
-        "dedupe_buffer_bytes",
-        "long",
-        LEAST_BUFFER_BYTES,
-        LONG_MAX,
-        "bytes",
-        COMPACT,
-        "Map from key to newest offset, of each task (a broker divides its own by its threads): 24 bytes a key.",
-    ),
-    _Limit(
-        "log.cleaner.io.buffer.load.factor",
-        "dedupe_load_factor",
-        "double",
-        None,
-        1,
-        "",
-        COMPACT,
-        "How full that map may become before a pass ends and another has to follow.",
-    ),
-    _Limit(
-        "producer.id.expiration.ms",
-        "producer_expiration_ms",
-        "int",
-        1,
-        INT_MAX,
-        "ms",
-        COMPACT,
-        "How long the last batch of an idle producer is kept in imported topics, empty if need be.",
-    ),
-    _Limit(
-        "offsets.retention.minutes",
-        "offsets_retention_ms",
-        "int",
-        1,
-        INT_MAX,
-        "minutes",
-        RETAIN,
-        "How long the offsets of a consumer group are kept once it is empty.",
-        MINUTE_MS,
-    ),
-)
+    _Limit("log.cleaner.dedupe.buffer.size", "dedupe_buffer_bytes", "long", LEAST_BUFFER_BYTES, "bytes", COMPACT,
+           "Map from key to newest offset, of each task (a broker divides its own by its threads): 24 bytes a key."),
+    _Limit("log.cleaner.io.buffer.load.factor", "dedupe_load_factor", "double", None, "", COMPACT,
+           "How full that map may become before a pass ends and another has to follow."),
+    _Limit("producer.id.expiration.ms", "producer_expiration_ms", "int", 1, "ms", COMPACT,
+           "How long the last batch of an idle producer is kept in imported topics, empty if need be."),
+    _Limit("offsets.retention.minutes", "offsets_retention_ms", "int", 1, "minutes", RETAIN,
+           "How long the offsets of a consumer group are kept once it is empty."),
+)  # fmt: skip
+NAMES = frozenset({*_SAME, *(name for ranked in _RANKED for name in ranked.names), *(limit.name for limit in _LIMITS)})
+"""Every name that a file may set."""
 
 
 def property_table() -> list[ConfigDoc]:
-    """Return every name that a file may set, in the order of the table above; kinds and defaults as in Kafka."""
+    """Return every name that a file may set; kinds and defaults as in Kafka."""
     docs = []
     for ranked in _RANKED:
         known = definition(ranked.config)
-        first, last = ranked.names[0][0], ranked.names[-1][0]
-        for name, unit_ms, least in ranked.names:
-            valid = "a whole number but 0, below 0: never" if ranked.never else f"a whole number of at least {least}"
-            rank = "" if name == first else f" Counts where {first} is not set."
+        least = "a whole number but 0, below 0: never" if ranked.never else f"a whole number of at least {ranked.least}"
+        for unit, name in zip(ranked.units, ranked.names, strict=True):
+            rank = "" if name == ranked.names[0] else f" Counts where {ranked.names[0]} is not set."
             doc = f"Default of the topic config {ranked.config}.{rank}"
-            kind, default = (
-                "long" if unit_ms == 1 else "int",
-                str(int(known.default) // unit_ms) if name == last else "",
-            )
-            unit = _UNITS[unit_ms]
-            docs.append(
-                ConfigDoc(name, MAINTENANCE, kind, default, valid, unit, _jobs(known), doc, config=ranked.config)
-            )
+            kind = "long" if unit == "ms" else "int"
+            default = str(int(known.default) // _UNITS[unit]) if name == ranked.names[-1] else ""
+            docs.append(ConfigDoc(name, MAINTENANCE, kind, default, least, unit, _jobs(known), doc, ranked.config))
     for name, config in _SAME.items():
         known = definition(config)
         valid = f"a whole number of at least {LEAST_DELETE_DELAY_MS}" if name in _PARSERS else known.valid
         doc = f"Default of the topic config {config}."
         docs.append(
-            ConfigDoc(name, MAINTENANCE, known.kind, known.default, valid, known.unit, _jobs(known), doc, config=config)
+            ConfigDoc(name, MAINTENANCE, known.kind, known.default, valid, known.unit, _jobs(known), doc, config)
         )
     return [*docs, *(limit.config_doc() for limit in _LIMITS)]
 
@@ -232,11 +177,6 @@ def _jobs(config: ConfigDef) -> tuple[str, ...]:
     """Return the jobs that use a default of this file; writers do not read it."""
     return tuple(each for each in config.used_by if each in (COMPACT, RETAIN))
 
-
-NAMES = frozenset(
-    {*_SAME, *(name for ranked in _RANKED for name, _, _ in ranked.names), *(limit.name for limit in _LIMITS)}
-)
-"""Every name that a file may set."""
 
 # Brokers' names that a user may expect to work, and what works instead.
 _ELSEWHERE = {
@@ -259,7 +199,7 @@ def parse_properties(text: str, file: str) -> list[Property]:
     """Return the entries of a properties file, in order. `BadRequest` for a name that is set twice."""
     entries: dict[str, Property] = {}
     for line, logical in _logical_lines(text):
-        name, value = _split(logical)
+        name, value = (re.sub(r"\\(.?)", r"\1", part, flags=re.DOTALL) for part in _ENTRY.findall(logical)[0])
         entry = Property(line, name, value.strip())
         if name in entries:
             raise BadRequest(
@@ -270,10 +210,7 @@ def parse_properties(text: str, file: str) -> list[Property]:
 
 
 def settings_of_file(path: str) -> Settings:
-    """Read a properties file, without a clock; `BadRequest` if it cannot be read or has an error.
-
-    The file lies with the caller, like the command line itself, not in the store.
-    """
+    """Read a properties file, without a clock; `BadRequest` if it cannot be read or has an error."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig", errors="replace")
     except OSError as error:
@@ -282,11 +219,7 @@ def settings_of_file(path: str) -> Settings:
 
 
 def settings_of(text: str, file: str, *, now_ms: int = 0) -> Settings:
-    """Return the settings of a properties file, over Kafka's defaults.
-
-    `file` names it in messages. `BadRequest`, with the line, for an unknown name, a bad value, or values that
-    contradict each other.
-    """
+    """Return the settings of a properties file, over Kafka's defaults. `file` names it in messages."""
     entries = {entry.name: entry for entry in parse_properties(text, file)}
     for entry in entries.values():
         if entry.name not in NAMES:
@@ -310,7 +243,7 @@ def settings_of(text: str, file: str, *, now_ms: int = 0) -> Settings:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Join lines with their continuations and leave comments out; the number is that of the first line."""
+    """Yield lines joined with their continuations, with the number of the first; comments are left out."""
     first, joined = 0, ""
     for number, raw in enumerate(text.splitlines(), 1):
         line = raw.lstrip()
@@ -326,43 +259,19 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
         yield first, joined
 
 
-def _split(line: str) -> tuple[str, str]:
-    """Split a line into name and value: the name ends at the first `=`, `:` or blank that no backslash precedes."""
-    at = 0
-    while at < len(line) and line[at] not in "=: \t":
-        at += 2 if line[at] == "\\" else 1
-    rest = line[at:].lstrip()
-    if rest[:1] in ("=", ":"):
-        rest = rest[1:].lstrip()
-    return _plain(line[:at]), _plain(rest)
-
-
-def _plain(text: str) -> str:
-    """Take out the backslashes that Java takes out. (`\\u` escapes are for letters that no name or value here has.)"""
-    plain, escaped = [], False
-    for character in text:
-        if character == "\\" and not escaped:
-            escaped = True
-            continue
-        plain.append(character)
-        escaped = False
-    return "".join(plain)
-
-
-def _first_set(file: str, ranked: _Scaled, entries: Mapping[str, Property]) -> int | None:
+def _first_set(file: str, ranked: _Ranked, entries: Mapping[str, Property]) -> int | None:
     """Return the value in ms by Kafka's ranking; those of lower rank are checked all the same."""
     values = []
-    for name, unit, least in ranked.names:
+    for unit, name in zip(ranked.units, ranked.names, strict=True):
         if name not in entries:
             continue
-        most = LONG_MAX if unit == 1 else INT_MAX
-        value = _number(file, entries[name], least, most)
+        value = _number(file, entries[name], ranked.least, LONG_MAX if unit == "ms" else INT_MAX)
         if ranked.never and value == 0:
             raise BadRequest(
                 f"{file} line {entries[name].line}: {name} must be at least 1, or -1 for records that never expire; "
                 "found 0"
             )
-        values.append(-1 if ranked.never and value < 0 else value * unit)
+        values.append(-1 if ranked.never and value < 0 else value * _UNITS[unit])
     return values[0] if values else None
 
 
@@ -417,12 +326,10 @@ def _unknown(name: str) -> str:
     """Say why a name is refused, and what to write instead."""
     if name in _ELSEWHERE:
         return f"{name} means nothing to maintenance: {_ELSEWHERE[name]}"
-    for broker, config in _SAME.items():
-        if name == config:
-            return f"'{name}' is a topic config: set it on the topic, or its default here as {broker}"
-    for ranked in _RANKED:
-        if name == ranked.config:
-            return f"'{name}' is a topic config: set it on the topic, or its default here as {ranked.names[0][0]}"
+    brokers = {config: broker for broker, config in _SAME.items()}
+    brokers.update({ranked.config: ranked.names[0] for ranked in _RANKED})
+    if name in brokers:
+        return f"'{name}' is a topic config: set it on the topic, or its default here as {brokers[name]}"
     why = kafka_name(name)
     if why is not None:
         return f"{name} means nothing to maintenance: {why}; leave it out"

@@ -1,7 +1,6 @@
 """Report of a run of maintenance: as data, as a table for people and as JSON for scripts.
 
-Sizes before and after are those of whole partitions. The size after is the one before with the changes of the run's
-pieces, so records appended meanwhile do not count.
+The size of a partition after is the one before with the changes of the run's pieces: appends meanwhile do not count.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sparklog.errors import SparklogError
-from sparklog.maintenance.output import json_value, megabytes, say, table
+from sparklog.maintenance.output import count, json_value, megabytes, say, table
 from sparklog.maintenance.work_items import PieceReport
 
 
@@ -35,11 +34,9 @@ class Failure:
 
     @classmethod
     def of(cls, topic: str, partitions: Sequence[int], title: str, error: SparklogError) -> Failure:
-        """From the error that a task or a commit ended with."""
         return cls(topic, tuple(partitions), title, error.code, str(error))
 
     def line(self) -> str:
-        """For stderr."""
         return f"{self.title}: {self.message} [{self.code}]"
 
 
@@ -98,7 +95,6 @@ class TopicReport:
 
     @property
     def failed(self) -> bool:
-        """True if anything could not be done."""
         return bool(self.failures)
 
     def totals(self) -> list[PartitionTotal]:
@@ -107,9 +103,7 @@ class TopicReport:
         by_partition: dict[int, list[PieceReport]] = {partition: [] for partition in failed}
         for piece in self.pieces:
             by_partition.setdefault(piece.partition, []).append(piece)
-        return [
-            self._total(partition, pieces, partition in failed) for partition, pieces in sorted(by_partition.items())
-        ]
+        return [self._total(each, pieces, each in failed) for each, pieces in sorted(by_partition.items())]
 
     def _total(self, partition: int, pieces: Sequence[PieceReport], failed: bool) -> PartitionTotal:
         before = self.before.get(partition, Size(0, 0))
@@ -130,9 +124,7 @@ class TopicReport:
         )
 
 
-HEADINGS = (
-    *("PARTITION", "DONE", "RECORDS", "AFTER", "BYTES", "AFTER", "TOMBSTONES KEPT", "DROPPED", "DIRTY", "SECONDS"),
-)
+HEADINGS = ["PARTITION", "DONE", "RECORDS", "AFTER", "BYTES", "AFTER", "TOMBSTONES KEPT", "DROPPED", "DIRTY", "SECONDS"]
 
 
 def summary(reports: Sequence[TopicReport], *, dry_run: bool = False) -> str:
@@ -151,13 +143,15 @@ def summary(reports: Sequence[TopicReport], *, dry_run: bool = False) -> str:
 
 def _done(reports: Sequence[TopicReport]) -> str:
     rows = [_row(report.topic, total) for report in reports for total in report.totals()]
-    shown = table(HEADINGS, rows, (0, 1)) if rows else ""
-    idle = _idle(sum(len(report.before) for report in reports) - len(rows), "partition needed", "partitions needed")
-    return "\n".join(filter(None, (shown, idle)))
+    shown = [table(HEADINGS, rows, (0, 1))] if rows else []
+    idle = sum(len(report.before) for report in reports) - len(rows)
+    if idle > 0:
+        shown.append(f"{count(idle, 'partition needed', 'partitions needed')} nothing")
+    return "\n".join(shown)
 
 
 def _row(topic: str, total: PartitionTotal) -> tuple[str, ...]:
-    done = [f"{action} x{count}" if count > 1 else action for action, count in total.actions.items()]
+    done = [f"{action} x{times}" if times > 1 else action for action, times in total.actions.items()]
     cleaned = ("-", "-", "-")
     if total.dirty_ratio is not None:
         cleaned = (f"{total.tombstones_kept:,}", f"{total.tombstones_dropped:,}", f"{total.dirty_ratio:.2f}")
@@ -176,15 +170,11 @@ def _row(topic: str, total: PartitionTotal) -> tuple[str, ...]:
 def _planned(reports: Sequence[TopicReport]) -> str:
     planned = [item for report in reports for item in report.planned]
     rows = [(f"{item.topic}-{item.partition}", item.action, megabytes(item.nbytes), item.why) for item in planned]
-    partitions = {(item.topic, item.partition) for item in planned}
-    shown = table(("PARTITION", "WOULD", "BYTES", "WHY"), rows, (0, 1, 3)) if rows else ""
-    idle = _idle(sum(len(report.before) for report in reports) - len(partitions), "partition needs", "partitions need")
-    return "\n".join(filter(None, (shown, idle)))
-
-
-def _idle(count: int, one: str, many: str) -> str:
-    """Return a line for the partitions that have no row."""
-    return f"{count:,} {one if count == 1 else many} nothing" if count > 0 else ""
+    shown = [table(("PARTITION", "WOULD", "BYTES", "WHY"), rows, (0, 1, 3))] if rows else []
+    idle = sum(len(report.before) for report in reports) - len({(item.topic, item.partition) for item in planned})
+    if idle > 0:
+        shown.append(f"{count(idle, 'partition needs', 'partitions need')} nothing")
+    return "\n".join(shown)
 
 
 def document(reports: Sequence[TopicReport], *, root: str, now_ms: int, dry_run: bool) -> dict[str, object]:

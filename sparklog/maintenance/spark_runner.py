@@ -1,8 +1,7 @@
 """Runs work in Spark tasks: one Spark job of one task per piece, several jobs at once.
 
-One job per piece, not one job of all pieces, so that each result is there, and can be committed, as soon as it is
-finished, and a piece that fails takes nothing else with it. As many jobs run at once as Spark has task slots; they are
-begun in the order given.
+One job per piece, so that each result can be committed as soon as it is finished, and a piece that fails takes nothing
+else with it. As many jobs run at once as Spark has task slots; they are begun in the order given.
 
 A task answers with its error as a value: Spark sees a task that succeeded, tries nothing again that would fail again,
 and the driver has the error itself, not the text of two stack traces. What kills a task (a lost executor, memory, a
@@ -17,7 +16,7 @@ import queue
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from sparklog.errors import SparklogError, Unavailable
 from sparklog.log.journal.env import SYSTEM, Env
@@ -47,18 +46,17 @@ class SparkRunner:
     def __init__(
         self, spark: SparkSession, *, parallelism: int | None = None, quiet: bool = False, env: Env = SYSTEM
     ) -> None:
-        self._context = spark.sparkContext
+        self._context: Any = spark.sparkContext
         self._parallelism = parallelism
         self._quiet = quiet
         self._env = env
 
     def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, Done | SparklogError]]:
-        """Run all; each with its result as it is finished. Closed early, it cancels what still runs."""
+        """Run all. Closed early, it cancels what still runs."""
         if not works:
             return
         batch = _Batch(self._context, works, self._quiet, self._env)
-        slots = self._parallelism or max(1, self._context.defaultParallelism)
-        batch.start(min(slots, len(works)))
+        batch.start(min(self._parallelism or max(1, self._context.defaultParallelism), len(works)))
         try:
             for _ in works:
                 yield batch.next()
@@ -78,11 +76,9 @@ class SparkIfNeeded:
         self._started: SparkSession | None = None
 
     def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, Done | SparklogError]]:
-        """See `Runner`."""
         if not works:
             return iter(())
-        if self._runner is None:
-            self._runner = self._start()
+        self._runner = self._runner or self._start()
         return self._runner.run(works)
 
     def close(self) -> None:
@@ -95,33 +91,31 @@ class SparkIfNeeded:
             from pyspark.errors import PySparkException
             from pyspark.sql import SparkSession
         except ImportError:
-            return InProcess(lambda work: Meter(work.title))
+            return InProcess(Meter)
         running = SparkSession.getActiveSession()
         if running is not None:
             return SparkRunner(running)
-        builder = SparkSession.builder.appName(self._name)
-        for name, value in _CONFIGS.items():
-            builder = builder.config(name, value)
         try:
-            self._started = builder.getOrCreate()
+            self._started = SparkSession.builder.appName(self._name).config(map=_CONFIGS).getOrCreate()
         except PySparkException as error:
             # No Java, most of the time. What is to be done needs none.
             say(f"Spark cannot be started ({_cause(str(error))}): working in this process, one piece after the other")
-            return InProcess(lambda work: Meter(work.title))
+            return InProcess(Meter)
         return SparkRunner(self._started)
 
 
 class _Batch:
     """The pieces of one call of `run`: threads that take them in order, and a queue of answers."""
 
-    def __init__(self, context: object, works: Sequence[Work], quiet: bool, env: Env) -> None:
+    def __init__(self, context: Any, works: Sequence[Work], quiet: bool, env: Env) -> None:
         self._context = context
         self._works = works
         self._quiet = quiet
         self._env = env
         self._group = f"sparklog-{env.new_id()}"
         self._lock = ForkLock()
-        self._next = self._finished = 0
+        self._waiting = iter(range(len(works)))
+        self._finished = 0
         self._stopped = False
         self._running: dict[int, int] = {}
         self._threads: list[threading.Thread] = []
@@ -137,7 +131,7 @@ class _Batch:
             self._threads.append(thread)
 
     def next(self) -> tuple[Work, Done | SparklogError]:
-        """The next piece that is finished; while none is, a line now and then says what runs."""
+        """Return the next piece that is finished; while none is, a line now and then names those that run."""
         while True:
             try:
                 index, answer = self._answers.get(timeout=HEARTBEAT_MS / 1000)
@@ -159,7 +153,7 @@ class _Batch:
                 return
             if self._running:
                 # Again and again: a job that a thread was just about to begin is not there to be cancelled yet.
-                self._context.cancelJobGroup(self._group)  # type: ignore[attr-defined]
+                self._context.cancelJobGroup(self._group)
             alive[0].join(0.2)
 
     def _heartbeat(self) -> str:
@@ -171,11 +165,9 @@ class _Batch:
 
     def _take(self) -> int | None:
         with self._lock:
-            if self._stopped or self._next >= len(self._works):
-                return None
-            index = self._next
-            self._next += 1
-            self._running[index] = self._env.boot_ms()
+            index = None if self._stopped else next(self._waiting, None)
+            if index is not None:
+                self._running[index] = self._env.boot_ms()
             return index
 
     def _work(self) -> None:
@@ -193,18 +185,16 @@ class _Batch:
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
-        context = self._context
-        context.setJobGroup(self._group, work.title)  # type: ignore[attr-defined]
+        self._context.setJobGroup(self._group, work.title)
         try:
-            rows = context.parallelize((0,), 1)  # type: ignore[attr-defined]
+            rows = self._context.parallelize((0,), 1)
             answer = rows.mapPartitions(partial(_task, work, self._quiet)).collect()[0]
         except (Py4JError, PySparkException) as error:
             return Unavailable(f"the Spark task of '{work.title}' failed: {_cause(str(error))}; run it again")
-        return answer  # type: ignore[no-any-return]
+        return cast("Done | SparklogError", answer)
 
 
 def _task(work: Work, quiet: bool, _rows: Iterable[int]) -> Iterator[Done | SparklogError]:
-    """In a Spark task: the one result of a piece."""
     progress: Progress = silent if quiet else Meter(work.title)
     try:
         yield work.run(progress)
@@ -218,12 +208,10 @@ def _task(work: Work, quiet: bool, _rows: Iterable[int]) -> Iterator[Done | Spar
 
 
 def _cause(text: str) -> str:
-    """The line of a Spark failure that says why: the last one above the JVM's stack, in Python's trace its last."""
-    above = []
+    """Return the line of a Spark failure that says why: the last above the JVM's stack, in Python's trace its last."""
+    cause = "no reason given"
     for line in text.splitlines():
         if line.lstrip().startswith("at ") or line.startswith("Driver stacktrace"):
             break
-        if line.strip():
-            above.append(line.strip())
-    cause = above[-1] if above else "no reason given"
+        cause = line.strip() or cause
     return cause if len(cause) <= 500 else cause[:497] + "..."

@@ -1,9 +1,8 @@
 """Pieces of work: a plan hands them to tasks, and tasks hand back `Done`, to be committed.
 
-A plan is made on the driver from a snapshot alone. Each `Work` carries all that its task needs (store, topic, source
-slices), so that a task opens nothing; it writes files that no commit names yet and answers with `Done`. The runner
-of the plan then commits each `Done` as one rewrite: a piece of work is done whole or not at all, and a task that is run
-twice leaves an orphan, which the vacuum removes.
+A plan is made on the driver from a snapshot alone. A `Work` carries all that its task needs, so that a task opens
+nothing; it writes files that no commit names yet. Each `Done` is committed as one rewrite: a piece of work is done
+whole or not at all, and a task that is run twice leaves an orphan, which the vacuum removes.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ from sparklog.storage.store import Store
 def store_clock_ms(store: Store, env: Env, *, dry_run: bool) -> int:
     """Return milliseconds since 1970 by the store, by which maintenance tells what is old.
 
-    A local store makes and removes a file for it. Where that is not allowed (a backup mounted read-only) a dry run,
-    which changes nothing, goes by this machine's clock; any other run raises `Unavailable`.
+    Where no file can be made for it (a backup mounted read-only) a dry run goes by this machine's clock.
     """
     return reading_clock_ms(store, env) if dry_run else store.now_ms()
 
@@ -35,7 +33,7 @@ Progress = Callable[[int, int], None]
 
 
 def silent(records: int, nbytes: int) -> None:
-    """Progress that prints nothing."""
+    """Print no progress."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +41,7 @@ class Settings:
     """Settings of a run of maintenance, beside each topic's configs.
 
     `now_ms`: the clock that decides (ages, delete horizons); commits keep their own. `defaults`: topic config name ->
-    text, for topics that do not set it themselves (from a properties file). The others are broker configs:
-    `log.cleaner.dedupe.buffer.size` (bytes, of each task), `log.cleaner.io.buffer.load.factor`,
-    `producer.id.expiration.ms`, `offsets.retention.minutes`.
+    text, for topics that do not set it. The others are broker configs: see `sparklog.maintenance.properties`.
     """
 
     now_ms: int
@@ -92,29 +88,22 @@ class Work(Protocol):
 
     @property
     def op(self) -> str: ...
-
     @property
     def topic(self) -> str: ...
-
     @property
     def topic_id(self) -> str: ...
-
     @property
     def title(self) -> str:
         """For progress and errors: `compact orders-3`."""
-        ...
 
     @property
     def partitions(self) -> tuple[int, ...]: ...
-
     @property
     def nbytes(self) -> int:
         """Bytes to read: larger pieces are begun first."""
-        ...
 
     def run(self, progress: Progress = silent) -> Done:
         """Read, write files, return what was written. Raises `SparklogError`; then no commit names what it wrote."""
-        ...
 
 
 class Runner(Protocol):
@@ -122,19 +111,17 @@ class Runner(Protocol):
 
     def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, Done | SparklogError]]:
         """Run all, begun in the order given, several at once; each with its result as it is finished."""
-        ...
 
 
 class InProcess:
     """Runs work in this thread, one piece after the other: tests, small roots, no Spark."""
 
-    def __init__(self, progress: Callable[[Work], Progress] | None = None) -> None:
+    def __init__(self, progress: Callable[[str], Progress] = lambda title: silent) -> None:
         self._progress = progress
 
     def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, Done | SparklogError]]:
         for work in works:
-            progress = silent if self._progress is None else self._progress(work)
             try:
-                yield work, work.run(progress)
+                yield work, work.run(self._progress(work.title))
             except SparklogError as error:
                 yield work, error

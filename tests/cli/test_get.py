@@ -7,6 +7,7 @@ import json
 import random
 import struct
 from pathlib import Path
+from typing import get_args
 
 import pyarrow as pa
 import pytest
@@ -163,7 +164,7 @@ def test_the_isolation_level_decides_which_record_is_the_latest(log: Root) -> No
 
 
 def test_keys_are_given_as_text_bytes_or_numbers(sparklog: Sparklog, log: Root) -> None:
-    assert tuple(KeyFormat.__members__) == KEY_FORMATS
+    assert get_args(KeyFormat) == KEY_FORMATS
     number = struct.pack(">q", 7)
     log.topic("t").append(rows((number, b"seven")))
     assert sparklog("get", "t", "-k", "7", "--key-format", "long").out == "seven\n"

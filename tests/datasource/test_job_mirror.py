@@ -12,7 +12,7 @@ import pytest
 import sparklog
 from sparklog.errors import BadRequest, NotFound, SparklogError
 from sparklog.jobs import mirror
-from sparklog.jobs.streaming import reason
+from sparklog.jobs.stream import reason
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,11 +50,8 @@ def test_what_a_command_line_means(tmp_path: Path) -> None:
     found = mirror.arguments(given)
     assert (found.source, found.target, found.servers, found.into_kafka) == (KAFKA, "root", KAFKA[8:], False)
     assert (found.topics, found.pattern, found.follow) == (("orders", "clicks"), None, True)
-    assert (found.isolation, found.max_offsets_per_trigger, found.fail_on_data_loss) == (
-        "read_committed",
-        1_000_000,
-        True,
-    )
+    assert (found.isolation, found.max_offsets_per_trigger) == ("read_committed", 1_000_000)
+    assert not found.no_fail_on_data_loss
     assert found.options == {
         "security.protocol": "SASL_SSL",
         "sasl.mechanism": "SCRAM-SHA-256",

@@ -10,7 +10,7 @@ import pytest
 
 import sparklog
 from sparklog.groups.lag import Groups
-from sparklog.jobs import stream, streaming
+from sparklog.jobs import stream
 from tests.datasource.streams import feed
 from tests.kafka.logs import HOUR_MS, batch, write_partition
 
@@ -119,7 +119,7 @@ def test_an_interrupt_stops_spark_and_is_one_line(
         raise KeyboardInterrupt
 
     fake = FakeSpark()
-    monkeypatch.setattr(streaming, "SparkSession", type("FakeSession", (), {"builder": Builder()}))
+    monkeypatch.setattr(stream, "SparkSession", type("FakeSession", (), {"builder": Builder()}))
     monkeypatch.setattr(stream.sparklog, "register", lambda spark: None)
     monkeypatch.setattr(stream, "start", interrupted)
     assert stream.main(["--source", str(tmp_path), "--root", str(tmp_path / "root"), "--checkpoint", "c"]) == 130

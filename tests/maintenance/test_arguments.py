@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.jobs.program import Maintenance, maintenance, parse
+from sparklog.jobs.program import Maintenance, parse
 
 
 def parsed(*given: str) -> Maintenance:
-    return parse("retain", maintenance, given, "Retain.")
+    return parse("retain", Maintenance, given, "Retain.")
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, BadParameter, Option, Typer
 
 from sparklog.cli.options import (
     AsOfOption,
@@ -17,7 +17,9 @@ from sparklog.cli.options import (
     example,
     name_and_value,
     parse_as_of,
+    root_option,
 )
+from sparklog.cli.source import open_folder, open_root, root_to_copy
 from sparklog.cli.terminal import copy_progress, print_json, print_table, printable, warn_and_leave
 from sparklog.log.journal.env import iso_time
 from sparklog.maintenance.output import json_value
@@ -27,31 +29,21 @@ if TYPE_CHECKING:
     from sparklog.tools.backup.repository import Pruned
     from sparklog.tools.backup.restoring import Restored
 
-app = typer.Typer()
+app = Typer()
 
 DAY_MS = 86_400_000
 
 
 @app.command("backup", epilog=example("sparklog backup --root /data/log --to /backup/log --keep 14"))
 def backup(
-    to: Annotated[
-        str, typer.Option("--to", metavar="PATH", help="Where the backups lie; made if need be.", show_default=False)
-    ],
-    root: Annotated[
-        str | None,
-        typer.Option("--root", "-r", envvar="SPARKLOG_ROOT", metavar="PATH", help="The root to back up."),
-    ] = None,
+    to: Annotated[str, Option(metavar="PATH", help="Where the backups lie; made if need be.", show_default=False)],
+    root: Annotated[str | None, root_option("The root to back up.")] = None,
     topic: TopicsOption = None,
-    list_: Annotated[bool, typer.Option("--list", help="Show the backups there are; make none.")] = False,
-    prune: Annotated[
-        bool, typer.Option("--prune", help="Drop old backups by --keep or --keep-days; make none.")
-    ] = False,
-    keep: Annotated[
-        int | None, typer.Option("--keep", min=1, metavar="N", help="Afterwards drop all but the newest N backups.")
-    ] = None,
+    list_: Annotated[bool, Option("--list", help="Show the backups there are; make none.")] = False,
+    prune: Annotated[bool, Option("--prune", help="Drop old backups by --keep or --keep-days; make none.")] = False,
+    keep: Annotated[int | None, Option(min=1, metavar="N", help="Afterwards drop all but the newest N.")] = None,
     keep_days: Annotated[
-        int | None,
-        typer.Option("--keep-days", min=0, metavar="DAYS", help="Afterwards drop backups that are older than this."),
+        int | None, Option(min=0, metavar="DAYS", help="Afterwards drop backups that are older than this.")
     ] = None,
     link: LinkOption = False,
     dry_run: DryRunOption = False,
@@ -63,7 +55,6 @@ def backup(
     go on meanwhile. Killed at any time, run it again. `sparklog restore` makes a root of it, as of a backup or a
     time between.
     """
-    from sparklog.cli.source import open_folder, root_to_copy
     from sparklog.kafka.in_place.location import refuse_inside
     from sparklog.tools.backup.backing_up import back_up, plan_backup
     from sparklog.tools.backup.manifest import shown_left_out
@@ -80,7 +71,7 @@ def backup(
         _show_pruned(drop(target, keep=keep, keep_ms=keep_ms, dry_run=dry_run), dry_run, as_json)
         return
     if root is None:
-        raise typer.BadParameter("which root? give --root or set SPARKLOG_ROOT", param_hint="'--root'")
+        raise BadParameter("which root? give --root or set SPARKLOG_ROOT", param_hint="'--root'")
     topics = comma_separated(topic) or None
     opened = root_to_copy(root)
     if dry_run:
@@ -129,34 +120,25 @@ def _show_pruned(pruned: Pruned, dry_run: bool, as_json: bool) -> None:
     print(f"{what} backups: {numbers}; {pruned.objects} objects of {pruned.nbytes} bytes. Kept: {len(pruned.kept)}.")
 
 
-LATEST = "latest"
-
-
 @app.command(
     "restore",
     epilog=example("sparklog restore /backup/log --to /data/log-tuesday --as-of 2026-01-27T12:00:00 --topic orders"),
 )
 def restore(
-    source: Annotated[str, typer.Argument(metavar="PATH", help="Where the backups lie; or a root.")],
-    to: Annotated[
-        str,
-        typer.Option("--to", metavar="PATH", help="Where the root is to be; empty or not there.", show_default=False),
-    ],
+    source: Annotated[str, Argument(metavar="PATH", help="Where the backups lie; or a root.")],
+    to: Annotated[str, Option(metavar="PATH", help="Where the root is to be; empty or not there.", show_default=False)],
     as_of: Annotated[
         str,
-        typer.Option(
-            "--as-of",
+        Option(
             metavar="latest|TIME|VERSION",
             help="Milliseconds or 2026-01-31T12:00:00 (UTC unless it says); a version, of one topic.",
         ),
-    ] = LATEST,
+    ] = "latest",
     number: Annotated[
-        int | None, typer.Option("--backup", min=1, metavar="N", help="Just as this backup has it (backup --list).")
+        int | None, Option("--backup", min=1, metavar="N", help="Just as this backup has it (backup --list).")
     ] = None,
     topic: TopicsOption = None,
-    rename: Annotated[
-        list[str] | None, typer.Option("--rename", metavar="OLD=NEW", help="Another name for a topic; may be repeated.")
-    ] = None,
+    rename: Annotated[list[str] | None, Option(metavar="OLD=NEW", help="Another name of a topic; repeatable.")] = None,
     link: LinkOption = False,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
@@ -166,14 +148,13 @@ def restore(
     Every byte is checked on the way. Transactions are whole, consumer groups go on where they were, topic ids stay.
     Killed at any time, run it again with the same words.
     """
-    from sparklog.cli.source import open_folder
     from sparklog.kafka.in_place.location import refuse_inside
     from sparklog.tools.backup.manifest import shown_left_out
     from sparklog.tools.backup.restore_point import Wanted
     from sparklog.tools.backup.restoring import plan_restore
     from sparklog.tools.backup.restoring import restore as make
 
-    version, time_ms = parse_as_of(None if as_of == LATEST else as_of)
+    version, time_ms = parse_as_of(None if as_of == "latest" else as_of)
     wanted = Wanted(comma_separated(topic) or None, number, version, time_ms)
     names = dict(name_and_value(text, "--rename", "OLD=NEW") for text in rename or ())
     refuse_inside(to)
@@ -213,8 +194,8 @@ def _show_restored(restored: Restored, to: str, dry_run: bool) -> None:
     "clone", epilog=example("sparklog clone orders orders-tuesday --as-of 2026-01-27T12:00:00 --root /data/log")
 )
 def clone(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to clone; a deleted one with --as-of.")],
-    name: Annotated[str, typer.Argument(metavar="NEW-NAME", help="The topic to create.")],
+    topic: Annotated[str, Argument(metavar="TOPIC", help="The topic to clone; a deleted one with --as-of.")],
+    name: Annotated[str, Argument(metavar="NEW-NAME", help="The topic to create.")],
     root: RootOption,
     as_of: AsOfOption = None,
     dry_run: DryRunOption = False,
@@ -226,7 +207,6 @@ def clone(
     other noticing. Offsets and configs are the same, the topic id is new. How far back a version can lie is what
     the vacuum has kept: file.delete.delay.ms, a day.
     """
-    from sparklog.cli.source import open_root
     from sparklog.log.topic.cloning import clone_topic
 
     version, time_ms = parse_as_of(as_of)

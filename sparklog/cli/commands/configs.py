@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, BadParameter, Option, Typer
 
 from sparklog.cli.options import (
     DryRunOption,
@@ -19,13 +19,14 @@ from sparklog.cli.options import (
     example,
     name_and_value,
 )
+from sparklog.cli.source import open_root, open_source
 from sparklog.cli.terminal import print_json, read_text
 from sparklog.errors import BadRequest
 
 if TYPE_CHECKING:
     from sparklog.maintenance.properties import ConfigDoc
 
-app = typer.Typer(
+app = Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Show and change configs of topics, and say what each one means."
 )
 
@@ -37,12 +38,11 @@ _COMMA = re.compile(r",(?=[^\]]*(?:\[|$))")
 def describe(
     root: SourceOption,
     topics: TopicsArgument = None,
-    everything: Annotated[bool, typer.Option("--all", help="Also those that have their default.")] = False,
+    everything: Annotated[bool, Option("--all", help="Also those that have their default.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show the configs that were set on topics: value, where it comes from, default."""
-    from sparklog.cli.source import open_source
-    from sparklog.log.state.configs import definition
+    from sparklog.log.state.configs import CONFIGS
     from sparklog.log.state.description import describe_configs
 
     source = open_source(root)
@@ -50,17 +50,12 @@ def describe(
         raise BadRequest(f"{source.view.location} is a Kafka directory: brokers keep configs elsewhere; give a root")
     log = source.root
     configs_of = source.each(topics, lambda name: (name, describe_configs(log.topic(name).log.head().configs)))
+    defaults = {name: config.default for name, config in CONFIGS.items()}
     rows = [
-        {
-            "topic": name,
-            "name": config.name,
-            "value": config.value,
-            "source": config.source,
-            "default": definition(config.name).default,
-        }
+        {"topic": name, "name": each.name, "value": each.value, "source": each.source, "default": defaults[each.name]}
         for name, configs in configs_of
-        for config in configs
-        if everything or config.source != "default"
+        for each in configs
+        if everything or each.source != "default"
     ]
     if as_json:
         print_json(rows)
@@ -84,27 +79,20 @@ def _show(names: list[str], rows: list[dict[str, str]], everything: bool) -> Non
     )
 )
 def alter(
-    topic: Annotated[str, typer.Argument(help="Topic.")],
+    topic: Annotated[str, Argument(help="Topic.")],
     root: RootOption,
     add_config: Annotated[
-        list[str] | None,
-        typer.Option("--add-config", metavar="NAME=VALUE,...", help="Set; [a,b] is a value with commas. Repeatable."),
+        list[str] | None, Option(metavar="NAME=VALUE,...", help="Set; [a,b] is a value with commas. Repeatable.")
     ] = None,
-    add_config_file: Annotated[
-        Path | None, typer.Option("--add-config-file", help="Set what stands in this file, NAME=VALUE a line.")
-    ] = None,
-    delete_config: Annotated[
-        list[str] | None, typer.Option("--delete-config", metavar="NAME,...", help="Back to the default. Repeatable.")
-    ] = None,
+    add_config_file: Annotated[Path | None, Option(help="Set what stands in this file, NAME=VALUE a line.")] = None,
+    delete_config: Annotated[list[str] | None, Option(metavar="NAME,...", help="Back to default. Repeatable.")] = None,
     dry_run: DryRunOption = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Also what takes files from running jobs, or drops records without a key.")
+        bool, Option("--force", help="Also what takes files from running jobs, or drops records without a key.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Set configs of a topic, take them back. All of it happens in one commit, or nothing does."""
-    from sparklog.cli.source import open_root
-
     changes = _changes(add_config, add_config_file, delete_config)
     opened = open_root(root).topic(topic)
     head = opened.log.head()
@@ -126,8 +114,8 @@ def alter(
 
 @app.command(epilog=example("sparklog configs docs retention.ms"))
 def docs(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Configs; none means all.")] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="docs/reference/configs.md.")] = False,
+    names: Annotated[list[str] | None, Argument(metavar="[NAME]...", help="Configs; none means all.")] = None,
+    markdown: Annotated[bool, Option("--markdown", help="docs/reference/configs.md.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Say what configs mean: those of topics, and the properties of the jobs."""
@@ -157,22 +145,18 @@ def _changes(added: list[str] | None, file: Path | None, deleted: list[str] | No
     """Return configs to set (name -> value) and to take back (name -> None); usage errors for contradictions."""
     changes: dict[str, str | None] = {}
     if file is not None:
-        changes.update(_from_file(file))
+        from sparklog.maintenance.properties import parse_properties
+
+        text = read_text(file, "--add-config-file")
+        changes.update({entry.name: entry.value for entry in parse_properties(text, str(file))})
     for text in added or []:
         for item in _COMMA.split(text):
             name, value = name_and_value(item, "--add-config", "NAME=VALUE,...")
             changes[name] = value.removeprefix("[").removesuffix("]").strip()
     for name in comma_separated(deleted):
         if name in changes:
-            raise typer.BadParameter(f"{name} is both set and taken back: give it once", param_hint="'--delete-config'")
+            raise BadParameter(f"{name} is both set and taken back: give it once", param_hint="'--delete-config'")
         changes[name] = None
     if not changes:
-        raise typer.BadParameter("nothing to alter: give --add-config, --add-config-file or --delete-config")
+        raise BadParameter("nothing to alter: give --add-config, --add-config-file or --delete-config")
     return changes
-
-
-def _from_file(file: Path) -> dict[str, str]:
-    from sparklog.maintenance.properties import parse_properties
-
-    text = read_text(file, "--add-config-file")
-    return {entry.name: entry.value for entry in parse_properties(text, str(file))}

@@ -5,14 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from enum import Enum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
+from typer import BadParameter, Exit, Option, Typer
 
 from sparklog.cli.options import (
     CorruptOption,
-    CorruptRecords,
     Isolation,
     IsolationOption,
     JsonOption,
@@ -27,6 +25,7 @@ from sparklog.cli.options import (
     example,
     parse_time,
 )
+from sparklog.cli.source import open_source
 from sparklog.cli.terminal import print_json, printable, warn, write
 from sparklog.errors import NotFound
 
@@ -38,12 +37,12 @@ if TYPE_CHECKING:
     from sparklog.log.read.topic_scan import Tail
     from sparklog.log.state.view import LogView
 
-app = typer.Typer()
+app = Typer()
 EXIT_DELETED = 3
 
 
 def _batches(tail: Tail, columns: tuple[str, ...], follow: bool, timeout_s: float | None) -> Iterator[pa.RecordBatch]:
-    """Read all records up to the end, then, if asked, those that come, until none came for `timeout_s`."""
+    """Read up to the end, then, if asked, what comes, until nothing came for `timeout_s`."""
     yield from tail.poll(columns)
     last_seen = time.monotonic()
     while follow and (timeout_s is None or time.monotonic() - last_seen < timeout_s):
@@ -57,14 +56,10 @@ def _batches(tail: Tail, columns: tuple[str, ...], follow: bool, timeout_s: floa
 
 def _print(batches: Iterator[pa.RecordBatch], formatter: Callable[[pa.RecordBatch], bytes], limit: int | None) -> int:
     count = 0
-    if limit == 0:
-        return 0
-    for batch in batches:
+    while (limit is None or count < limit) and (batch := next(batches, None)) is not None:
         part = batch if limit is None else batch.slice(0, limit - count)
         write(formatter(part))
         count += part.num_rows
-        if limit is not None and count >= limit:
-            break
     return count
 
 
@@ -72,9 +67,9 @@ def _start(tail: Tail, from_beginning: bool, offset: str | None, timestamp: str 
     options = {"--from-beginning": from_beginning or None, "--offset": offset, "--from-timestamp": timestamp}
     given = [name for name, value in options.items() if value is not None]
     if len(given) > 1:
-        raise typer.BadParameter(f"one place to start, found {' and '.join(given)}")
+        raise BadParameter(f"one place to start, found {' and '.join(given)}")
     number = _offset(offset, tail.partition)
-    since = parse_time(timestamp) if timestamp is not None else None
+    since = None if timestamp is None else parse_time(timestamp)
     tail.open()
     if number is not None:
         tail.start_at_offset(number)
@@ -91,9 +86,9 @@ def _offset(text: str | None, partition: int | None) -> int | None:
     if text is None or text in ("earliest", "latest"):
         return None
     if not text.isdecimal():
-        raise typer.BadParameter(f"expected earliest, latest or a number, found {text!r}", param_hint="'--offset'")
+        raise BadParameter(f"expected earliest, latest or a number, found {text!r}", param_hint="'--offset'")
     if partition is None:
-        raise typer.BadParameter("a number needs --partition: each partition has its own", param_hint="'--offset'")
+        raise BadParameter("a number needs --partition: each partition has its own", param_hint="'--offset'")
     return int(text)
 
 
@@ -101,40 +96,36 @@ def _offset(text: str | None, partition: int | None) -> int | None:
 def consume(
     root: SourceOption,
     topic: TopicOfFolder = None,
-    partition: Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Only this partition.")] = None,
-    from_beginning: Annotated[bool, typer.Option("--from-beginning", help="Start at the log start.")] = False,
+    partition: Annotated[int | None, Option("--partition", "-p", min=0, help="Only this partition.")] = None,
+    from_beginning: Annotated[bool, Option("--from-beginning", help="Start at the log start.")] = False,
     offset: Annotated[
         str | None,
-        typer.Option("--offset", "-o", metavar="N|earliest|latest", help="Start here; a number needs --partition."),
+        Option("--offset", "-o", metavar="N|earliest|latest", help="Start here; a number needs --partition."),
     ] = None,
     timestamp: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--from-timestamp",
             "--timestamp",
             metavar="TIME",
             help="Start at the first record not older: milliseconds, or 2026-01-31T12:00:00 (UTC unless it says).",
         ),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more at the end.")] = False,
-    timeout_ms: Annotated[
-        int | None, typer.Option("--timeout-ms", min=0, help="With --follow: end when nothing came for so long.")
-    ] = None,
-    max_messages: Annotated[int | None, typer.Option("--max-messages", "-n", min=0, help="End after so many.")] = None,
-    isolation: IsolationOption = Isolation.read_committed,
-    corrupt_records: CorruptOption = CorruptRecords.fail,
+    follow: Annotated[bool, Option("--follow", "-f", help="Wait for more at the end.")] = False,
+    timeout_ms: Annotated[int | None, Option(min=0, help="With --follow: end when nothing came for so long.")] = None,
+    max_messages: Annotated[int | None, Option("--max-messages", "-n", min=0, help="End after so many.")] = None,
+    isolation: IsolationOption = "read_committed",
+    corrupt_records: CorruptOption = "fail",
     print_timestamp: PrintTimestamp = False,
     print_partition: PrintPartition = False,
     print_offset: PrintOffset = False,
     print_headers: PrintHeaders = False,
     print_key: PrintKey = False,
-    print_value: Annotated[bool, typer.Option("--print-value/--no-print-value", help="The value.")] = True,
-    key_separator: Annotated[
-        str, typer.Option("--key-separator", help="Between columns.", show_default="a tab")
-    ] = "\t",
-    null_literal: Annotated[str, typer.Option("--null-literal", help="Stands for a null key or value.")] = "null",
+    print_value: Annotated[bool, Option("--print-value/--no-print-value", help="The value.")] = True,
+    key_separator: Annotated[str, Option(help="Between columns.", show_default="a tab")] = "\t",
+    null_literal: Annotated[str, Option(help="Stands for a null key or value.")] = "null",
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object per record, all columns; `produce --json` takes it.")
+        bool, Option("--json", help="One JSON object per record, all columns; `produce --json` takes it.")
     ] = False,
 ) -> None:
     """Print the records of a topic: all there are, then end; with --follow go on.
@@ -143,60 +134,41 @@ def consume(
     kafka-console-consumer, one partition after the other. Their number is printed on stderr.
     """
     from sparklog.cli.record_text import Layout, format_json
-    from sparklog.cli.source import open_source
     from sparklog.log.read.topic_scan import Tail
     from sparklog.log.state.view import COLUMNS
 
-    source = open_source(root, follow=follow, corrupt_records=corrupt_records.value, on_skipped=warn)
-    tail = Tail(source.view, source.one_topic(topic), isolation.value, partition, warn=warn)
+    source = open_source(root, follow=follow, corrupt_records=corrupt_records, on_skipped=warn)
+    tail = Tail(source.view, source.one_topic(topic), isolation, partition, warn=warn)
     _start(tail, from_beginning, offset, timestamp, follow)
-    layout = Layout(
-        timestamp=print_timestamp,
-        partition=print_partition,
-        offset=print_offset,
-        headers=print_headers,
-        key=print_key,
-        value=print_value,
-        key_separator=key_separator.encode(),
-        null_literal=null_literal.encode(),
-    )
+    shown = (print_timestamp, print_partition, print_offset, print_headers, print_key, print_value)
+    layout = Layout(*shown, key_separator=key_separator.encode(), null_literal=null_literal.encode())
     columns = COLUMNS if as_json else layout.columns()
     batches = _batches(tail, columns, follow, None if timeout_ms is None else timeout_ms / 1000)
     count = _print(batches, format_json if as_json else layout.format, max_messages)
     print(f"Processed a total of {count} messages", file=sys.stderr)
 
 
-class KeyFormat(str, Enum):
-    """Formats of `sparklog.format.text`."""
-
-    string = "string"
-    hex = "hex"
-    base64 = "base64"
-    short = "short"
-    integer = "integer"
-    long = "long"
-    float = "float"
-    double = "double"
+KeyFormat = Literal["string", "hex", "base64", "short", "integer", "long", "float", "double"]
 
 
 @app.command("get", epilog=example("sparklog get orders --key customer-17 --root /data/log --print-offset"))
 def get(
     root: SourceOption,
-    key: Annotated[str, typer.Option("--key", "-k", help="The key.")],
+    key: Annotated[str, Option("--key", "-k", help="The key.")],
     topic: TopicOfFolder = None,
     key_format: Annotated[
-        KeyFormat, typer.Option("--key-format", help="How --key is given; numbers as Kafka's serializers write them.")
-    ] = KeyFormat.string,
-    partition: Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Look in this partition.")] = None,
-    all_partitions: Annotated[bool, typer.Option("--all-partitions", help="Look in all of them.")] = False,
-    isolation: IsolationOption = Isolation.read_committed,
-    corrupt_records: CorruptOption = CorruptRecords.fail,
+        KeyFormat, Option(help="How --key is given; numbers as Kafka's serializers write them.")
+    ] = "string",
+    partition: Annotated[int | None, Option("--partition", "-p", min=0, help="Look in this partition.")] = None,
+    all_partitions: Annotated[bool, Option("--all-partitions", help="Look in all of them.")] = False,
+    isolation: IsolationOption = "read_committed",
+    corrupt_records: CorruptOption = "fail",
     print_timestamp: PrintTimestamp = False,
     print_partition: PrintPartition = False,
     print_offset: PrintOffset = False,
     print_headers: PrintHeaders = False,
     print_key: PrintKey = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The record as a JSON object, all columns.")] = False,
+    as_json: Annotated[bool, Option("--json", help="The record as a JSON object, all columns.")] = False,
 ) -> None:
     """Print the latest record of a key.
 
@@ -206,18 +178,17 @@ def get(
     greatest timestamp). Exit code 3: the latest record is a tombstone, the key was deleted; 1: there is none.
     """
     from sparklog.cli.record_text import Layout, format_json
-    from sparklog.cli.source import open_source
     from sparklog.format.text import parse_key
     from sparklog.log.read.key_lookup import latest_record
 
     if partition is not None and all_partitions:
-        raise typer.BadParameter("--partition and --all-partitions exclude each other")
-    key_bytes = parse_key(key, key_format.value)
-    source = open_source(root, corrupt_records=corrupt_records.value, on_skipped=warn)
+        raise BadParameter("--partition and --all-partitions exclude each other")
+    key_bytes = parse_key(key, key_format)
+    source = open_source(root, corrupt_records=corrupt_records, on_skipped=warn)
     name = source.one_topic(topic)
     source.view.refresh([name])
     chosen = sorted(source.view.bounds(name)) if all_partitions else None if partition is None else [partition]
-    record = latest_record(source.view, name, key_bytes, partitions=chosen, isolation=isolation.value)
+    record = latest_record(source.view, name, key_bytes, partitions=chosen, isolation=isolation)
     if record is None:
         hint = "; another partitioner may have written it, or partitions were added in Kafka: try --all-partitions"
         raise NotFound(f"no record of topic {name} has the key {key!r}{'' if all_partitions else hint}")
@@ -227,11 +198,11 @@ def get(
     if deleted:
         offset, number = (record.column(name)[0].as_py() for name in ("offset", "partition"))
         warn(f"key {key!r} of topic {name} was deleted: offset {offset} of partition {number} is a tombstone")
-        raise typer.Exit(EXIT_DELETED)
+        raise Exit(EXIT_DELETED)
 
 
 LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3
-NAMES = {"latest": LATEST, "earliest": EARLIEST, "max-timestamp": MAX_TIMESTAMP}
+TIMES = {"latest": LATEST, "earliest": EARLIEST, "max-timestamp": MAX_TIMESTAMP, "-1": -1, "-2": -2, "-3": -3}
 
 
 def offsets_at(view: LogView, topic: str, time: int, isolation: str) -> dict[int, int]:
@@ -250,24 +221,14 @@ def offsets_at(view: LogView, topic: str, time: int, isolation: str) -> dict[int
     return {partition: answer.offset for partition, answer in answers.items() if answer is not None}
 
 
-def _time(text: str) -> int:
-    if text in NAMES:
-        return NAMES[text]
-    if text in ("-1", "-2", "-3"):
-        return int(text)
-    return parse_time(text, "--time")
-
-
 @app.command("offsets", epilog=example("sparklog offsets orders --root /data/log --time -2"))
 def offsets(
     root: SourceOption,
     topics: TopicsArgument = None,
-    time: Annotated[
-        str, typer.Option("--time", "-t", metavar="-1|-2|-3|MS", help="Which offset, see above.")
-    ] = "latest",
+    time: Annotated[str, Option("--time", "-t", metavar="-1|-2|-3|MS", help="Which offset, see above.")] = "latest",
     isolation: Annotated[
-        Isolation, typer.Option("--isolation-level", help="read_committed: below the first open transaction.")
-    ] = Isolation.read_uncommitted,
+        Isolation, Option("--isolation-level", help="read_committed: below the first open transaction.")
+    ] = "read_uncommitted",
     as_json: JsonOption = False,
 ) -> None:
     """Print offsets of topics, one topic:partition:offset per line, as kafka-get-offsets does.
@@ -275,17 +236,12 @@ def offsets(
     --time is -1 or latest (the end, the default), -2 or earliest (the log start), -3 or max-timestamp (the record with
     the largest timestamp), or a time in milliseconds: the first record not older. Partitions without one are left out.
     """
-    from sparklog.cli.source import open_source
-
-    wanted = _time(time)
+    wanted = TIMES[time] if time in TIMES else parse_time(time, "--time")
     source = open_source(root)
     names = source.refreshed(topics)
-    rows = [
-        (name, partition, offset)
-        for name in names
-        for partition, offset in offsets_at(source.view, name, wanted, isolation.value).items()
-    ]
-    # Sorted by the text topic-partition, t-10 before t-2: as Kafka's tool does.
+    answers = {name: offsets_at(source.view, name, wanted, isolation) for name in names}
+    rows = [(name, *answer) for name in names for answer in answers[name].items()]
+    # By the text topic-partition, t-10 before t-2: as Kafka's tool does.
     rows.sort(key=lambda row: f"{row[0]}-{row[1]}")
     if as_json:
         print_json([{"topic": name, "partition": partition, "offset": offset} for name, partition, offset in rows])

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, BadParameter, Option, Typer
 
 from sparklog.cli.options import JsonOption, example
 from sparklog.cli.terminal import printable, write
@@ -16,50 +16,36 @@ if TYPE_CHECKING:
     from sparklog.tools.inspection.dump import Line
     from sparklog.tools.inspection.dump_decoders import Decoders
 
-HELP = """Print the contents of files, as kafka-dump-log does.
-
-Segments (.log), indexes (.index, .timeindex, .txnindex), producer snapshots (.snapshot), and sparklog's commits,
-decisions and entries (.json), checkpoints (.arrow) and append files (.slices). A folder stands for all its files: a
-partition, a topic, a Kafka log directory. Without options one line per batch or entry. Differences between an index
-and its segment are printed on stderr behind all files.
-"""
-EXAMPLES = "\n".join(
-    (
-        example("sparklog dump-log /data/kafka-logs/orders-0 --print-data-log"),
-        "  sparklog dump-log --files 00000000000000000000.log --deep-iteration",
-    )
-)
+app = Typer()
 CHUNK_LINES = 512
 
 
+@app.command(
+    "dump-log",
+    epilog=example(
+        "sparklog dump-log /data/kafka-logs/orders-0 --print-data-log",
+        "sparklog dump-log --files 00000000000000000000.log --deep-iteration",
+    ),
+)
 def dump_log(
-    paths: Annotated[list[str] | None, typer.Argument(metavar="[PATH]...", help="Files or folders.")] = None,
-    files: Annotated[str | None, typer.Option("--files", metavar="A,B", help="The same, separated by commas.")] = None,
+    paths: Annotated[list[str] | None, Argument(metavar="[PATH]...", help="Files or folders.")] = None,
+    files: Annotated[str | None, Option(metavar="A,B", help="The same, separated by commas.")] = None,
     root: Annotated[
-        str | None,
-        typer.Option(
-            "--root", "-r", metavar="PATH", help="Paths are topics or objects of this root.", show_default=False
-        ),
+        str | None, Option("--root", "-r", metavar="PATH", help="Paths are topics or objects of this root.")
     ] = None,
-    deep_iteration: Annotated[bool, typer.Option("--deep-iteration", help="One line for each record, too.")] = False,
+    deep_iteration: Annotated[bool, Option("--deep-iteration", help="One line for each record, too.")] = False,
     print_data_log: Annotated[
-        bool, typer.Option("--print-data-log", help="And the records' keys and values; so does every decoder.")
+        bool, Option("--print-data-log", help="And the records' keys and values; so does every decoder.")
     ] = False,
-    verify_index_only: Annotated[
-        bool, typer.Option("--verify-index-only", help="Of indexes only what does not agree.")
-    ] = False,
+    verify_index_only: Annotated[bool, Option("--verify-index-only", help="Of indexes only what disagrees.")] = False,
     index_sanity_check: Annotated[
-        bool, typer.Option("--index-sanity-check", help="Of indexes only the check of a broker that starts.")
+        bool, Option("--index-sanity-check", help="Of indexes only the check of a broker that starts.")
     ] = False,
-    max_message_size: Annotated[
-        int, typer.Option("--max-message-size", min=0, help="Bytes read where an index points to.")
-    ] = 5 * 1024 * 1024,
-    max_bytes: Annotated[
-        int, typer.Option("--max-bytes", min=0, help="Bytes read of each segment.", show_default="all")
-    ] = 2**31 - 1,
+    max_message_size: Annotated[int, Option(min=0, help="Bytes read where an index points to.")] = 5 * 1024 * 1024,
+    max_bytes: Annotated[int, Option(min=0, help="Bytes read of each segment.", show_default="all")] = 2**31 - 1,
     key_decoder: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--key-decoder-class",
             "--key-decoder",
             metavar="NAME",
@@ -67,45 +53,50 @@ def dump_log(
         ),
     ] = None,
     value_decoder: Annotated[
-        str | None,
-        typer.Option("--value-decoder-class", "--value-decoder", metavar="NAME", help="The same for values."),
+        str | None, Option("--value-decoder-class", "--value-decoder", metavar="NAME", help="The same for values.")
     ] = None,
-    offsets_decoder: Annotated[bool, typer.Option("--offsets-decoder", help="Records of __consumer_offsets.")] = False,
+    offsets_decoder: Annotated[bool, Option("--offsets-decoder", help="Records of __consumer_offsets.")] = False,
     transaction_log_decoder: Annotated[
-        bool, typer.Option("--transaction-log-decoder", help="Records of __transaction_state.")
+        bool, Option("--transaction-log-decoder", help="Records of __transaction_state.")
     ] = False,
     share_group_state_decoder: Annotated[
-        bool, typer.Option("--share-group-state-decoder", help="Records of __share_group_state.")
+        bool, Option("--share-group-state-decoder", help="Records of __share_group_state.")
     ] = False,
-    cluster_metadata_decoder: Annotated[bool, typer.Option("--cluster-metadata-decoder", hidden=True)] = False,
-    remote_log_metadata_decoder: Annotated[bool, typer.Option("--remote-log-metadata-decoder", hidden=True)] = False,
-    skip_record_metadata: Annotated[
-        bool, typer.Option("--skip-record-metadata", help="Only keys and values of records.")
+    metadata_decoder: Annotated[
+        bool, Option("--cluster-metadata-decoder", "--remote-log-metadata-decoder", hidden=True)
     ] = False,
+    skip_record_metadata: Annotated[bool, Option("--skip-record-metadata", help="Only keys and values.")] = False,
     as_json: JsonOption = False,
 ) -> None:
+    """Print the contents of files, as kafka-dump-log does.
+
+    Segments (.log), indexes (.index, .timeindex, .txnindex), producer snapshots (.snapshot), and sparklog's commits,
+    decisions and entries (.json), checkpoints (.arrow) and append files (.slices). A folder stands for all its files: a
+    partition, a topic, a Kafka log directory. Without options one line per batch or entry. Differences between an index
+    and its segment are printed on stderr behind all files.
+    """
     from sparklog.tools.inspection.dump import DumpOptions, dump
     from sparklog.tools.inspection.dump_batches import LogOptions
     from sparklog.tools.inspection.dump_index import IndexOptions
     from sparklog.tools.inspection.dump_source import find
 
-    if cluster_metadata_decoder or remote_log_metadata_decoder:
+    if metadata_decoder:
         raise BadRequest(
             "records of cluster and remote log metadata are not decoded here: see them with kafka-dump-log"
         )
     named = [*(paths or []), *(part for part in (files or "").split(",") if part)]
     if not named:
-        raise typer.BadParameter("which file? Name files or folders, or give --files")
+        raise BadParameter("which file? Name files or folders, or give --files")
     given = (offsets_decoder, transaction_log_decoder, share_group_state_decoder, key_decoder, value_decoder)
     contents = print_data_log or any(given)
-    deep = deep_iteration or contents
-    log = LogOptions(deep, contents, not skip_record_metadata, max_bytes, _decoders(*given), as_json)
+    log = LogOptions(
+        deep_iteration or contents, contents, not skip_record_metadata, max_bytes, _decoders(*given), as_json
+    )
     index = IndexOptions(index_sanity_check, verify_index_only, max_message_size)
     _print(dump(find(named, root), DumpOptions(log, index)))
 
 
 def _decoders(offsets: bool, transactions: bool, shares: bool, key: str | None, value: str | None) -> Decoders:
-    """Return the first that is given, in the order of Kafka's tool."""
     from sparklog.tools.inspection import dump_decoders as decoders
 
     if offsets:
@@ -118,7 +109,7 @@ def _decoders(offsets: bool, transactions: bool, shares: bool, key: str | None, 
 
 
 def _print(lines: Iterable[Line]) -> None:
-    """Write lines as UTF-8, whatever the terminal's encoding; those for stderr behind the lines before them."""
+    """Write lines as UTF-8, whatever the terminal's encoding; those for stderr in their place."""
     chunk = list[str]()
 
     def flush() -> None:
@@ -137,8 +128,3 @@ def _print(lines: Iterable[Line]) -> None:
                 flush()
     finally:
         flush()
-
-
-def register(app: typer.Typer) -> None:
-    """Make the command part of `app`."""
-    app.command("dump-log", help=HELP, epilog=EXAMPLES)(dump_log)

@@ -4,40 +4,42 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, BadParameter, Option, Typer
 
 from sparklog.cli.options import DryRunOption, JsonOption, RootOption, SourceOption, example, parse_time
-from sparklog.cli.terminal import print_json, print_table, printable, read_text, warn_and_leave
+from sparklog.cli.source import open_root, open_source
+from sparklog.cli.terminal import print_json, print_lines, print_table, printable, read_text, warn_and_leave
 from sparklog.errors import BadRequest, NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from sparklog.errors import SparklogError
     from sparklog.format.checkpoint_files import TopicPartition
     from sparklog.groups.group import GroupDescription
     from sparklog.groups.lag import Groups, Lag
     from sparklog.groups.reset import NewOffset, Scenario
+    from sparklog.kafka.importing.coordinators import KafkaGroups
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, describe, reset and delete consumer groups.")
+app = Typer(no_args_is_help=True, rich_markup_mode=None, help="List, describe, reset and delete consumer groups.")
 
 OFFSETS = ("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG", "SECONDS-BEHIND", "CONSUMER-ID")
 STATES = ("GROUP", "STATE", "GENERATION", "CONSUMER-ID", "SESSION-TIMEOUT-MS", "PENDING")
 
-GroupArguments = Annotated[list[str] | None, typer.Argument(metavar="[GROUP]...", help="Groups.")]
-GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the group.")]
+GroupArguments = Annotated[list[str] | None, Argument(metavar="[GROUP]...", help="Groups.")]
+GroupArgument = Annotated[str, Argument(metavar="GROUP", help="Name of the group.")]
 TopicOption = Annotated[
     list[str] | None,
-    typer.Option("--topic", "-t", metavar="TOPIC[:P,...]", help="A topic, or partitions of it; may be repeated."),
+    Option("--topic", "-t", metavar="TOPIC[:P,...]", help="A topic, or partitions of it; may be repeated."),
 ]
 
 
 @app.command("list", epilog=example("sparklog groups list --root /data/log"))
 def list_(
     root: SourceOption,
-    state: Annotated[bool, typer.Option("--state", help="Also the state of each group.")] = False,
+    state: Annotated[bool, Option("--state", help="Also the state of each group.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """List the groups, one per line. Works on a Kafka log directory, too."""
@@ -48,8 +50,7 @@ def list_(
     elif as_json:
         print_json(names)
     else:
-        for name in names:
-            print(printable(name))
+        print_lines(names)
     warn_and_leave(groups.failures)
 
 
@@ -57,8 +58,8 @@ def list_(
 def describe(
     root: SourceOption,
     names: GroupArguments = None,
-    all_groups: Annotated[bool, typer.Option("--all-groups", help="Every group there is.")] = False,
-    state: Annotated[bool, typer.Option("--state", help="The groups themselves in place of their offsets.")] = False,
+    all_groups: Annotated[bool, Option("--all-groups", help="Every group there is.")] = False,
+    state: Annotated[bool, Option("--state", help="The groups themselves in place of their offsets.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show how far groups have read, and how far behind they are, in records and in seconds.
@@ -68,7 +69,9 @@ def describe(
     whose coordinator's log lies there, in the partitions that lie there; members are not known.
     """
     groups = _open_groups(root)
-    chosen = _chosen(groups, names, all_groups)
+    if bool(names) == all_groups:
+        raise BadParameter("name groups, or give --all-groups")
+    chosen = groups.names() if all_groups else list(dict.fromkeys(names or []))
     described = groups.descriptions(chosen, groups.failures if all_groups else None)
     missing = [item.id for item in described if item.state == "Dead"]
     if missing:
@@ -88,30 +91,24 @@ def describe(
 
 
 @app.command(
-    epilog=example("sparklog groups reset billing --topic orders --to-datetime 2026-03-01T08:00 --root /data/log"),
+    epilog=example("sparklog groups reset billing --topic orders --to-datetime 2026-03-01T08:00 --root /data/log")
 )
 def reset(
     group: GroupArgument,
     root: RootOption,
     topic: TopicOption = None,
-    all_topics: Annotated[bool, typer.Option("--all-topics", help="All partitions the group has offsets of.")] = False,
-    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="The log start.")] = False,
-    to_latest: Annotated[bool, typer.Option("--to-latest", help="The log end.")] = False,
-    to_current: Annotated[bool, typer.Option("--to-current", help="Where it is, else the log end.")] = False,
-    to_offset: Annotated[int | None, typer.Option("--to-offset", min=0, metavar="N", help="This offset.")] = None,
-    shift_by: Annotated[int | None, typer.Option("--shift-by", metavar="N", help="N records on; -N: back.")] = None,
-    to_datetime: Annotated[
-        str | None, typer.Option("--to-datetime", metavar="TIME", help="The first record not older (ISO 8601 or ms).")
-    ] = None,
-    by_duration: Annotated[
-        str | None, typer.Option("--by-duration", metavar="PnDTnHnMnS", help="So long ago, such as PT2H.")
-    ] = None,
-    from_file: Annotated[
-        Path | None, typer.Option("--from-file", metavar="CSV", help="Lines of topic,partition,offset.")
-    ] = None,
-    execute: Annotated[bool, typer.Option("--execute", help="Do it.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show it (the default).")] = False,
-    export: Annotated[bool, typer.Option("--export", help="Print the new offsets as lines of a CSV file.")] = False,
+    all_topics: Annotated[bool, Option("--all-topics", help="All partitions the group has offsets of.")] = False,
+    to_earliest: Annotated[bool, Option("--to-earliest", help="The log start.")] = False,
+    to_latest: Annotated[bool, Option("--to-latest", help="The log end.")] = False,
+    to_current: Annotated[bool, Option("--to-current", help="Where it is, else the log end.")] = False,
+    to_offset: Annotated[int | None, Option(min=0, metavar="N", help="This offset.")] = None,
+    shift_by: Annotated[int | None, Option(metavar="N", help="N records on; -N: back.")] = None,
+    to_datetime: Annotated[str | None, Option(metavar="TIME", help="First record not older (ISO 8601 or ms).")] = None,
+    by_duration: Annotated[str | None, Option(metavar="PnDTnHnMnS", help="So long ago, such as PT2H.")] = None,
+    from_file: Annotated[Path | None, Option(metavar="CSV", help="Lines of topic,partition,offset.")] = None,
+    execute: Annotated[bool, Option("--execute", help="Do it.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Only show it (the default).")] = False,
+    export: Annotated[bool, Option("--export", help="Print the new offsets as lines of a CSV file.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Set a group's offsets by hand, in a partition, a topic or all of its topics.
@@ -127,13 +124,19 @@ def reset(
     from sparklog.groups.reset import plan_reset, with_offsets
 
     if execute and dry_run:
-        raise typer.BadParameter("give one of --execute and --dry-run")
+        raise BadParameter("give one of --execute and --dry-run")
     scenario = _scenario(
         group,
-        {"--to-earliest": to_earliest, "--to-latest": to_latest, "--to-current": to_current},
-        {"--to-offset": to_offset, "--shift-by": shift_by},
-        {"--to-datetime": to_datetime, "--by-duration": by_duration},
-        from_file,
+        {
+            "--to-earliest": to_earliest or None,
+            "--to-latest": to_latest or None,
+            "--to-current": to_current or None,
+            "--to-offset": to_offset,
+            "--shift-by": shift_by,
+            "--to-datetime": to_datetime,
+            "--by-duration": by_duration,
+            "--from-file": from_file,
+        },
     )
     topics = _topics(topic, all_topics, from_file is not None)
     opened = _groups_of_root(root).group(group)
@@ -168,7 +171,7 @@ def delete_offsets(
     """Drop a group's offsets of topics, or of partitions. Refused while it is active."""
     wanted = _topics(topic, False, False)
     if not wanted:
-        raise typer.BadParameter("name at least one --topic")
+        raise BadParameter("name at least one --topic")
     opened = _groups_of_root(root).group(group)
     committed_at = opened.committed()
     gone: dict[str, list[int]] = {}
@@ -189,11 +192,7 @@ def delete_offsets(
     print_table(("TOPIC", "PARTITION", "STATUS"), rows)
 
 
-# -- arguments
-
-
 def _groups_of_root(root: str) -> Groups:
-    from sparklog.cli.source import open_root
     from sparklog.groups.lag import Groups
     from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, KAFKA_PARTITION, resolve
 
@@ -206,19 +205,9 @@ def _groups_of_root(root: str) -> Groups:
     return Groups(open_root(root))
 
 
-class _Groups(Protocol):
-    """Groups of a root, or of a Kafka log directory."""
-
-    @property
-    def location(self) -> str: ...
-    @property
-    def failures(self) -> list[SparklogError]: ...
-    def names(self) -> list[str]: ...
-    def descriptions(self, names: Sequence[str], failures: list[SparklogError] | None) -> list[GroupDescription]: ...
-    def lag(self, names: Sequence[str]) -> list[Lag]: ...
-
-
 class _InRoot:
+    """The groups of a root, as `KafkaGroups` has those of a Kafka log directory."""
+
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
         self.location = groups.root.location
@@ -236,8 +225,7 @@ class _InRoot:
         return lag(self._groups.root, names, failures=self.failures)
 
 
-def _open_groups(root: str) -> _Groups:
-    from sparklog.cli.source import open_source
+def _open_groups(root: str) -> _InRoot | KafkaGroups:
     from sparklog.kafka.importing.coordinators import KafkaGroups
     from sparklog.kafka.in_place.view import KafkaView
 
@@ -245,48 +233,35 @@ def _open_groups(root: str) -> _Groups:
     return KafkaGroups(view) if isinstance(view, KafkaView) else _InRoot(_groups_of_root(root))
 
 
-def _chosen(groups: _Groups, names: Sequence[str] | None, all_groups: bool) -> list[str]:
-    if bool(names) == all_groups:
-        raise typer.BadParameter("name groups, or give --all-groups")
-    return groups.names() if all_groups else list(dict.fromkeys(names or []))
-
-
 def _topics(given: Sequence[str] | None, all_topics: bool, from_file: bool) -> dict[str, set[int] | None] | None:
     """Turn `["a", "b:0,1"]` into `{"a": None, "b": {0, 1}}`; None: all topics of the group, or those of the file."""
     if sum((bool(given), all_topics, from_file)) > 1:
-        raise typer.BadParameter("give one of --topic, --all-topics and --from-file")
+        raise BadParameter("give one of --topic, --all-topics and --from-file")
     chosen: dict[str, set[int] | None] = {}
     for text in given or []:
         name, colon, numbers = text.partition(":")
         parts = numbers.split(",")
         if colon and not all(part.strip().isdecimal() for part in parts):
-            raise typer.BadParameter(f"expected TOPIC or TOPIC:0,1, found {text!r}", param_hint="'--topic'")
+            raise BadParameter(f"expected TOPIC or TOPIC:0,1, found {text!r}", param_hint="'--topic'")
         already = chosen.get(name, set())
         chosen[name] = None if not colon or already is None else already | {int(part) for part in parts}
     return chosen or None
 
 
-def _scenario(
-    group: str,
-    flags: Mapping[str, bool],
-    numbers: Mapping[str, int | None],
-    texts: Mapping[str, str | None],
-    file: Path | None,
-) -> Scenario:
+def _scenario(group: str, options: dict[str, Any]) -> Scenario:
     from sparklog.groups.reset import Scenario, To, parse_duration
 
-    scenarios = [Scenario(To(name[2:])) for name, given in flags.items() if given]
-    scenarios += [Scenario(To(name[2:]), number) for name, number in numbers.items() if number is not None]
-    for name, text in texts.items():
-        if text is not None:
-            value = parse_time(text, name) if name == "--to-datetime" else parse_duration(text)
-            scenarios.append(Scenario(To(name[2:]), value))
-    if file is not None:
-        scenarios.append(Scenario(To.FILE, offsets=_offsets_of(group, file)))
-    if len(scenarios) != 1:
-        every = (*flags, *numbers, *texts, "--from-file")
-        raise typer.BadParameter(f"give exactly one of {', '.join(every)}; found {len(scenarios)}")
-    return scenarios[0]
+    given = [(name, value) for name, value in options.items() if value is not None]
+    if len(given) != 1:
+        raise BadParameter(f"give exactly one of {', '.join(options)}; found {len(given)}")
+    ((name, value),) = given
+    if name == "--from-file":
+        return Scenario(To.FILE, offsets=_offsets_of(group, value))
+    if name == "--to-datetime":
+        value = parse_time(value, name)
+    elif name == "--by-duration":
+        value = parse_duration(value)
+    return Scenario(To(name[2:]), 0 if value is True else value)
 
 
 def _offsets_of(group: str, file: Path) -> dict[TopicPartition, int]:
@@ -299,13 +274,9 @@ def _offsets_of(group: str, file: Path) -> dict[TopicPartition, int]:
     return chosen
 
 
-# -- output
-
-
 def _cells(row: Lag) -> tuple[object, ...]:
     seconds = None if row.seconds is None else f"{row.seconds:.1f}"
-    cells = (row.current_offset, row.log_end, row.lag, seconds, row.member)
-    return row.group, row.topic, row.partition, *("-" if cell is None else cell for cell in cells)
+    return row.group, row.topic, row.partition, row.current_offset, row.log_end, row.lag, seconds, row.member
 
 
 def _show_states(described: Sequence[GroupDescription], as_json: bool) -> None:
@@ -313,11 +284,7 @@ def _show_states(described: Sequence[GroupDescription], as_json: bool) -> None:
         print_json(described)
         return
     rows = [
-        (
-            *(item.id, item.state, item.generation, item.instance or "-"),
-            "-" if item.session_timeout_ms is None else item.session_timeout_ms,
-            len(item.pending),
-        )
+        (item.id, item.state, item.generation, item.instance or None, item.session_timeout_ms, len(item.pending))
         for item in described
     ]
     if rows:
@@ -331,6 +298,5 @@ def _show_plan(group: str, plan: Sequence[NewOffset], execute: bool, export: boo
         for item in plan:
             print(f"{item.topic},{item.partition},{item.new}")
     else:
-        old = [("-" if item.old is None else item.old) for item in plan]
-        rows = [(group, item.topic, item.partition, at, item.new) for item, at in zip(plan, old, strict=True)]
+        rows = [(group, item.topic, item.partition, item.old, item.new) for item in plan]
         print_table(("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "NEW-OFFSET"), rows)

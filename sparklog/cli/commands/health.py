@@ -1,25 +1,33 @@
-"""`sparklog verify` and `doctor`: damage of data, and troubles of a machine, a Spark or a root."""
+"""`sparklog verify`, `doctor`, `report` and `metrics`: damage of data, troubles of a machine, figures of a root."""
 
 from __future__ import annotations
 
 import sys
 from typing import Annotated
 
-import typer
+from typer import BadParameter, Exit, Option, Typer
 
-from sparklog.cli.options import JsonOption, QuickOption, SourceOption, TopicsOption, comma_separated, example
-from sparklog.cli.terminal import print_json, printable
+from sparklog import __version__
+from sparklog.cli.options import (
+    JsonOption,
+    PropertiesOption,
+    QuickOption,
+    SourceOption,
+    TopicsOption,
+    comma_separated,
+    example,
+    root_option,
+)
+from sparklog.cli.source import open_source, report_settings
+from sparklog.cli.terminal import print_json, printable, write
 from sparklog.errors import BadRequest, NotFound
 
-app = typer.Typer()
+app = Typer()
 
 
 @app.command("verify", epilog=example("sparklog verify --root /data/log --topic orders"))
 def verify(
-    root: SourceOption,
-    topic: TopicsOption = None,
-    quick: QuickOption = False,
-    as_json: JsonOption = False,
+    root: SourceOption, topic: TopicsOption = None, quick: QuickOption = False, as_json: JsonOption = False
 ) -> None:
     """Read everything of a root, or of a Kafka log directory, and name every byte that is not what was written.
 
@@ -60,31 +68,23 @@ def verify(
     if as_json:
         print_json(document(report))
     else:
-        for line in summary(report).split("\n"):
-            print(printable(line))
+        print(*map(printable, summary(report).split("\n")), sep="\n")
     if not report.sound:
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def _say(line: str) -> None:
-    """Print progress on a terminal."""
     if sys.stderr.isatty():
         print(f"\r{line[:100]:<100}\r", end="", file=sys.stderr, flush=True)
 
 
 @app.command("doctor", epilog=example("sparklog doctor --root /data/log"))
 def doctor(
-    root: Annotated[
-        str | None,
-        typer.Option(
-            "--root", "-r", envvar="SPARKLOG_ROOT", metavar="PATH", help="Also this root.", show_default=False
-        ),
-    ] = None,
+    root: Annotated[str | None, root_option("Also this root.")] = None,
     conf_file: Annotated[
-        str | None,
-        typer.Option("--conf-file", metavar="FILE", help="Read this instead of Spark's own spark-defaults.conf."),
+        str | None, Option(metavar="FILE", help="Read this instead of Spark's own spark-defaults.conf.")
     ] = None,
-    spark: Annotated[bool, typer.Option("--spark", help="Start a local Spark session and ask it.")] = False,
+    spark: Annotated[bool, Option("--spark", help="Start a local Spark session and ask it.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check Python, Java, packages, Spark's settings and, with --root, the store and the state of a root.
@@ -105,4 +105,68 @@ def doctor(
             if each.fix:
                 print(f"{'':{width + 6}}  fix: {each.fix}")
     if failed(findings):
-        raise typer.Exit(1)
+        raise Exit(1)
+
+
+@app.command("report", epilog=example("sparklog report --root /data/log --html report.html"))
+def report(
+    root: SourceOption,
+    html: Annotated[str | None, Option(metavar="FILE", help="Write the page here.")] = None,
+    as_json: Annotated[bool, Option("--json", help="Print the facts as JSON, for scripts.")] = False,
+    topic: TopicsOption = None,
+    properties: PropertiesOption = None,
+    now: Annotated[
+        str | None,
+        Option(metavar="TIME", help="As of this time instead of now: milliseconds or 2026-01-31T12:00:00 (UTC)."),
+    ] = None,
+) -> None:
+    """Write one page about all topics: sizes, offsets, partition skew, commit rates, open transactions, consumer
+    groups, what the next maintenance run would do, and what needs attention.
+
+    The page is one HTML file that needs no network. Nothing is changed. A Kafka log directory is reported on in
+    place, with what its files tell.
+    """
+    from sparklog.tools.report.gather import gather
+
+    if html is None and not as_json:
+        raise BadParameter("say what to make: --html FILE, or --json", param_hint="'--html'")
+    source = open_source(root)
+    chosen = source.narrowed(comma_separated(topic))
+    settings = report_settings(source, properties, now)
+    facts = gather(source.view, settings, topics=chosen, made_by=f"sparklog {__version__}")
+    if html is not None:
+        from sparklog.tools.report.metrics import write_whole
+        from sparklog.tools.report.page import as_html
+
+        write_whole(html, as_html(facts), "--html")
+        if not as_json:
+            print(f"Wrote {html}.")
+    if as_json:
+        print_json(facts)
+
+
+@app.command(
+    "metrics", epilog=example("sparklog metrics --root /data/log --output /var/lib/node_exporter/sparklog.prom")
+)
+def metrics(
+    root: SourceOption,
+    output: Annotated[
+        str | None, Option("--output", "-o", metavar="FILE", help="Write here; otherwise it is printed.")
+    ] = None,
+    topic: TopicsOption = None,
+) -> None:
+    """Print lag of consumer groups, offsets, sizes and open transactions in Prometheus' text format.
+
+    With --output the file is replaced as a whole: point it into the folder of the node exporter's textfile
+    collector and run this from cron. A Kafka log directory is measured in place.
+    """
+    from sparklog.tools.report.gather import gather
+    from sparklog.tools.report.metrics import exposition, write_whole
+
+    source = open_source(root)
+    chosen = source.narrowed(comma_separated(topic))
+    text = exposition(gather(source.view, report_settings(source), topics=chosen, maintenance=False))
+    if output is None:
+        write(text.encode())
+    else:
+        write_whole(output, text, "--output")

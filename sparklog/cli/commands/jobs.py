@@ -1,7 +1,6 @@
 """`sparklog compact`, `retain`, `stream` and `mirror`: the jobs as commands, and `sparklog conf`: files to run them by.
 
-A job reads its arguments itself, so `sparklog compact` takes what `spark-submit jobs/compact.py` takes. Spark starts
-with the defaults of this machine; where a cluster is meant, spark-submit starts `jobs/compact.py`.
+A job reads its arguments itself. Spark starts with the defaults of this machine; for a cluster use spark-submit.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-import typer
+from typer import Argument, Context, Exit, Typer
 
 from sparklog.cli.options import example
 from sparklog.errors import BadRequest, NotFound
 
-app = typer.Typer()
+app = Typer()
 
 HELP = {
     "compact": "Merge small appends, seal them into segments, compact by key (a job; starts Spark if there is work).",
@@ -29,7 +28,7 @@ PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_optio
 PACKAGE = Path(__file__).parents[2]
 
 
-def _job(context: typer.Context) -> None:
+def _job(context: Context) -> None:
     name = context.info_name
     # Spark's workers must be of this environment, not the first python3 on the PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -39,7 +38,7 @@ def _job(context: typer.Context) -> None:
         if error.name not in ("pyspark", "py4j"):
             raise
         raise BadRequest(f"sparklog {name} needs Spark: install sparklog[spark], found no {error.name}") from None
-    raise typer.Exit(job.main(context.args))
+    raise Exit(job.main(context.args))
 
 
 for job_name, text in HELP.items():
@@ -47,9 +46,7 @@ for job_name, text in HELP.items():
 
 
 @app.command(epilog=example("sparklog conf crontab"))
-def conf(
-    name: str | None = typer.Argument(None, help="Which file: without it their names are listed."),
-) -> None:
+def conf(name: str | None = Argument(None, help="Which file: without it their names are listed.")) -> None:
     """Print a file to run the jobs by: a crontab, properties of maintenance, Spark's settings."""
     folder = PACKAGE / "conf"
     if not folder.is_dir():

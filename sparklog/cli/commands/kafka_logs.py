@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import TYPE_CHECKING, Annotated
+from functools import lru_cache
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
+from typer import Argument, BadParameter, Option, Typer
 
 from sparklog.cli.options import (
     AsOfOption,
     ConfigOption,
     CorruptOption,
-    CorruptRecords,
     DryRunOption,
     JsonOption,
     RootOption,
@@ -22,33 +21,15 @@ from sparklog.cli.options import (
     parse_configs,
     parse_time,
 )
+from sparklog.cli.source import open_root
 from sparklog.cli.terminal import print_json, print_table, printable, warn
-from sparklog.errors import NotFound
 from sparklog.maintenance.output import json_value, megabytes
 
 if TYPE_CHECKING:
     from sparklog.kafka.exporting import ExportedTopic
     from sparklog.kafka.importing.importing import ImportedTopic, ImportReport, OnProgress
 
-app = typer.Typer()
-
-
-class OpenTransactions(str, Enum):
-    """Ways to treat transactions that Kafka has left open."""
-
-    keep = "keep"
-    abort = "abort"
-    refuse = "refuse"
-
-
-OpenTransactionsOption = Annotated[
-    OpenTransactions,
-    typer.Option(
-        "--open-transactions",
-        help="Those that Kafka has not ended: keep them until an import brings their end or the topic is written"
-        " to, abort them (no import can go on then), or refuse.",
-    ),
-]
+app = Typer()
 
 
 @app.command(
@@ -56,26 +37,32 @@ OpenTransactionsOption = Annotated[
     epilog=example("sparklog import /var/lib/kafka/data --root /data/log --topic orders -c cleanup.policy=compact"),
 )
 def import_(
-    log_dir: Annotated[str, typer.Argument(metavar="PATH", help="The log directory: it holds topic-0, topic-1, ...")],
+    log_dir: Annotated[str, Argument(metavar="PATH", help="The log directory: it holds topic-0, topic-1, ...")],
     root: RootOption,
     topic: TopicsOption = None,
     config: ConfigOption = None,
-    corrupt_records: CorruptOption = CorruptRecords.fail,
-    open_transactions: OpenTransactionsOption = OpenTransactions.keep,
+    corrupt_records: CorruptOption = "fail",
+    open_transactions: Annotated[
+        Literal["keep", "abort", "refuse"],
+        Option(
+            "--open-transactions",
+            help="Those that Kafka has not ended: keep them until an import brings their end or the topic is written"
+            " to, abort them (no import can go on then), or refuse.",
+        ),
+    ] = "keep",
     copy: Annotated[
-        bool, typer.Option("--copy", help="Copy closed segments also where a hard link to Kafka's file would do.")
+        bool, Option("--copy", help="Copy closed segments also where a hard link to Kafka's file would do.")
     ] = False,
     groups: Annotated[
-        bool, typer.Option("--groups/--no-groups", help="Offsets of consumer groups, from __consumer_offsets.")
+        bool, Option("--groups/--no-groups", help="Offsets of consumer groups, from __consumer_offsets.")
     ] = True,
     transactions: Annotated[
-        bool,
-        typer.Option("--transactions/--no-transactions", help="Whose open transactions are, from __transaction_state."),
+        bool, Option("--transactions/--no-transactions", help="Whose open transactions are, from __transaction_state.")
     ] = True,
     dry_run: DryRunOption = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="No progress on stderr.")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Also a file.delete.delay.ms that takes files from running jobs.")
+        bool, Option("--force", help="Also a file.delete.delay.ms that takes files from running jobs.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -86,40 +73,25 @@ def import_(
     its last import ended. Kafka keeps topic configs elsewhere: give them with --config. Consumer groups keep their
     offsets in these topics.
     """
-    from sparklog.cli.source import open_root
-    from sparklog.kafka.importing.importing import AUTO, NEVER, ImportOptions, import_log_dir, unwatched
+    from sparklog.api import import_into
+    from sparklog.kafka.importing.importing import AUTO, NEVER, ImportOptions, unwatched
 
-    configs, topics = parse_configs(config), comma_separated(topic) or None
-    try:
-        log = open_root(root)
-    except NotFound:
-        log = None
-    if log is None and not dry_run:
-        # Wrong input makes no new root.
-        options = ImportOptions(topics=topics, configs=configs, force=force, groups=False)
-        import_log_dir(None, log_dir, options, dry_run=True)
-        log = open_root(root, create=True)
-    report = import_log_dir(
-        log,
-        log_dir,
-        ImportOptions(
-            topics=topics,
-            configs=configs,
-            force=force,
-            corrupt_records=corrupt_records.value,
-            open_transactions=open_transactions.value,
-            link=NEVER if copy else AUTO,
-            groups=groups,
-            transactions=transactions,
-        ),
-        on_skipped=warn,
-        dry_run=dry_run,
-        on_progress=unwatched if quiet else _meters(),
+    options = ImportOptions(
+        topics=comma_separated(topic) or None,
+        configs=parse_configs(config),
+        force=force,
+        corrupt_records=corrupt_records,
+        open_transactions=open_transactions,
+        link=NEVER if copy else AUTO,
+        groups=groups,
+        transactions=transactions,
     )
+    watch = unwatched if quiet else _meters()
+    report = import_into(root, log_dir, options, on_skipped=warn, dry_run=dry_run, on_progress=watch)
     if as_json:
         print_json(_document(report))
-        return
-    _show_import(report, dry_run)
+    else:
+        _show_import(report, dry_run)
 
 
 def _document(report: ImportReport) -> object:
@@ -145,88 +117,61 @@ def _import_row(imported: ImportedTopic, dry_run: bool) -> tuple[object, ...]:
     # Offsets that the log start has passed since count neither as imported before nor as new.
     offsets = sum(max(part.log_end - max(part.since, part.log_start), 0) for part in parts)
     before = sum(max(part.since - part.log_start, 0) for part in parts)
-    return (
-        imported.topic,
-        len(parts),
-        offsets,
-        before,
-        "-" if dry_run else sum(part.records for part in parts),
-        megabytes(sum(part.copied for part in parts)),
-        megabytes(sum(part.linked for part in parts)),
-        sum(part.skipped for part in parts),
-        "-" if dry_run else sum(part.open for part in parts),
-    )
+    records, opened = sum(part.records for part in parts), sum(part.open for part in parts)
+    copied, linked = megabytes(sum(part.copied for part in parts)), megabytes(sum(part.linked for part in parts))
+    counts = (len(parts), offsets, before, None if dry_run else records, copied, linked)
+    return imported.topic, *counts, sum(part.skipped for part in parts), None if dry_run else opened
 
 
 def _meters() -> OnProgress:
-    """Return a progress that prints a line every few seconds, for each partition."""
     from sparklog.maintenance.output import Meter
 
-    meters: dict[tuple[str, int], Meter] = {}
+    meter = lru_cache(1)(Meter)
 
     def watch(topic: str, partition: int, records: int, nbytes: int) -> None:
-        meter = meters.get((topic, partition))
-        if meter is None:
-            meters.clear()
-            meter = meters[topic, partition] = Meter(f"import {topic}-{partition}")
-        meter(records, nbytes)
+        meter(f"import {topic}-{partition}")(records, nbytes)
 
     return watch
 
 
 TopicIdOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--topic-id",
+    Option(
         metavar="[TOPIC=]ID",
         help="Its id in a Kafka cluster. May be repeated. Without: the one it was imported with, else its own.",
     ),
 ]
 GroupsOption = Annotated[
-    list[str] | None,
-    typer.Option("--groups", metavar="NAME,...|all", help="Offsets of these consumer groups go out, too."),
+    list[str] | None, Option(metavar="NAME,...|all", help="Offsets of these consumer groups go out, too.")
 ]
 OffsetsPartitionsOption = Annotated[
-    int,
-    typer.Option("--offsets-topic-num-partitions", metavar="N", help="Partitions of __consumer_offsets, for --groups."),
+    int, Option("--offsets-topic-num-partitions", metavar="N", help="Partitions of __consumer_offsets, for --groups.")
 ]
 LinkSegmentsOption = Annotated[
-    bool, typer.Option("--link", help="Hard links to sealed segments instead of copies, on the same disk.")
+    bool, Option("--link", help="Hard links to sealed segments instead of copies, on the same disk.")
 ]
 KeepEpochsOption = Annotated[
-    bool,
-    typer.Option("--keep-leader-epochs", help="For the cluster that gave them, and for links. Else they become 0."),
+    bool, Option("--keep-leader-epochs", help="For the cluster that gave them, and for links. Else they become 0.")
 ]
 PartitionsOption = Annotated[
-    str | None, typer.Option("--partitions", "-p", metavar="0,2-4", help="Only these.", show_default="all")
+    str | None, Option("--partitions", "-p", metavar="0,2-4", help="Only these.", show_default="all")
 ]
 StartOption = Annotated[
-    str | None,
-    typer.Option("--start", metavar="N|P:N,...", help="First offset, of all partitions or by partition."),
+    str | None, Option(metavar="N|P:N,...", help="First offset, of all partitions or by partition.")
 ]
-EndOption = Annotated[
-    str | None,
-    typer.Option("--end", metavar="N|P:N,...", help="Offset behind the last; its batch goes out whole."),
-]
+EndOption = Annotated[str | None, Option(metavar="N|P:N,...", help="Offset behind the last; its batch goes out whole.")]
 FromOption = Annotated[
     str | None,
-    typer.Option(
-        "--from-timestamp",
-        metavar="TIME",
-        help="From the first record not older, in each partition: milliseconds, or as for --as-of.",
-    ),
+    Option(metavar="TIME", help="From the first record not older, in each partition: milliseconds, or as for --as-of."),
 ]
-ToOption = Annotated[
-    str | None,
-    typer.Option("--to-timestamp", metavar="TIME", help="Up to the first record that is not older."),
-]
+ToOption = Annotated[str | None, Option(metavar="TIME", help="Up to the first record that is not older.")]
 
 
 @app.command("export", epilog=example("sparklog export orders --root /data/log --to /data/kafka-logs --groups all"))
 def export(
-    topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="Topics.")],
+    topics: Annotated[list[str], Argument(metavar="TOPIC...", help="Topics.")],
     root: RootOption,
-    to: Annotated[str, typer.Option("--to", metavar="PATH", help="Directory to make.", show_default=False)],
+    to: Annotated[str, Option(metavar="PATH", help="Directory to make.", show_default=False)],
     as_of: AsOfOption = None,
     partitions: PartitionsOption = None,
     start: StartOption = None,
@@ -249,19 +194,17 @@ def export(
     With --groups also what consumer groups have committed for these topics: as the topic __consumer_offsets, and as
     consumer-groups.csv for kafka-consumer-groups --reset-offsets --from-file.
     """
-    from sparklog.cli.source import open_root
     from sparklog.kafka.exporting import ExportOptions, export_topics
 
     version, time_ms = parse_as_of(as_of)
     names = comma_separated(groups)
     if groups and not names:
-        raise typer.BadParameter("expected names of groups, or all", param_hint="'--groups'")
-    chosen = _partitions(partitions)
+        raise BadParameter("expected names of groups, or all", param_hint="'--groups'")
+    numbers = chosen = _partitions(partitions)
     log = open_root(root)
-    numbers = chosen
     if numbers is None and any(text is not None and text.isdecimal() for text in (start, end)):
         if len(topics) > 1:
-            raise typer.BadParameter("one offset for all partitions is of one topic: name the partitions")
+            raise BadParameter("one offset for all partitions is of one topic: name the partitions")
         numbers = list(range(log.topic(topics[0]).log.head().partitions))
     options = ExportOptions(
         partitions=chosen,
@@ -286,7 +229,6 @@ def export(
 
 
 def _show_export(topic: ExportedTopic) -> None:
-    """Print the first line as `topics describe` has it, then a table."""
     from sparklog.kafka.exporting.plan import broker_configs
     from sparklog.log.state.configs import TopicConfigs
 
@@ -299,12 +241,9 @@ def _show_export(topic: ExportedTopic) -> None:
         print(f"Groups: {printable(', '.join(topic.groups)) or 'none'}")
     for name, reason in refused.items():
         print(f"Not for a broker: {name}={topic.configs[name]} ({reason})")
-    rows = [
-        (part.partition, part.log_start, part.last_stable, part.log_end, part.segments, part.nbytes, part.linked)
-        for part in topic.partitions
-        # Nearly all partitions of the offsets topic are empty.
-        if topic.version is not None or part.log_end
-    ]
+    # Nearly all partitions of the offsets topic are empty.
+    parts = [part for part in topic.partitions if topic.version is not None or part.log_end]
+    rows = [(p.partition, p.log_start, p.last_stable, p.log_end, p.segments, p.nbytes, p.linked) for p in parts]
     headings = ("PARTITION", "LOG-START", "LAST-STABLE", "LOG-END", "SEGMENTS", "BYTES", "LINKED")
     print_table(headings, rows, right=headings)
 
@@ -320,7 +259,7 @@ def _partitions(text: str | None) -> list[int] | None:
         first, dash, last = part.strip().partition("-")
         valid = first.isdecimal() and (not dash or last.isdecimal())
         if not valid or not int(first) <= int(last or first) < MAX_PARTITIONS:
-            raise typer.BadParameter(f"expected numbers such as 0,2-4, found {text!r}", param_hint="'--partitions'")
+            raise BadParameter(f"expected numbers such as 0,2-4, found {text!r}", param_hint="'--partitions'")
         numbers += range(int(first), int(last or first) + 1)
     return numbers
 
@@ -335,9 +274,7 @@ def _offsets(text: str | None, option: str, partitions: list[int]) -> dict[int, 
     for part in text.split(","):
         partition, _, offset = part.strip().partition(":")
         if not partition.isdecimal() or not offset.isdecimal():
-            raise typer.BadParameter(
-                f"expected an offset, or PARTITION:OFFSET,..., found {text!r}", param_hint=f"'{option}'"
-            )
+            raise BadParameter(f"expected an offset, or PARTITION:OFFSET,..., found {text!r}", param_hint=f"'{option}'")
         offsets[int(partition)] = int(offset)
     return offsets
 
@@ -348,6 +285,6 @@ def _topic_ids(given: list[str], topics: list[str]) -> dict[str, str]:
     for text in given:
         topic, equals, identity = text.rpartition("=")
         if not equals and len(topics) > 1:
-            raise typer.BadParameter(f"{text} is of one topic: name it, TOPIC={text}", param_hint="'--topic-id'")
+            raise BadParameter(f"{text} is of one topic: name it, TOPIC={text}", param_hint="'--topic-id'")
         ids[topic if equals else topics[0]] = identity
     return ids

@@ -8,60 +8,40 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
+from typer import Argument, BadParameter, Option, Typer
 
 from sparklog.cli.options import RootOption, example
+from sparklog.cli.source import open_root
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-app = typer.Typer()
+app = Typer()
 
+Codec = Literal["none", "gzip", "snappy", "lz4", "zstd"]
 RUN_BYTES = 16 << 20
 LINGER_S = 1.0
 READ_BYTES = 1 << 20
 
 
-class Codec(str, Enum):
-    """Kafka's codecs."""
-
-    none = "none"
-    gzip = "gzip"
-    snappy = "snappy"
-    lz4 = "lz4"
-    zstd = "zstd"
-
-
 @app.command("produce", epilog=example("echo 'k1:hello' | sparklog produce orders --root /data/log --key-separator :"))
 def produce(
-    topic: Annotated[str, typer.Argument(help="Topic; must exist.")],
+    topic: Annotated[str, Argument(help="Topic; must exist.")],
     root: RootOption,
-    file: Annotated[
-        Path | None, typer.Option("--file", exists=True, dir_okay=False, help="Read this instead of standard input.")
-    ] = None,
+    file: Annotated[Path | None, Option(exists=True, dir_okay=False, help="Read this, not standard input.")] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help='Each line is {"key": ..., "value": ..., "headers": ..., ...}.')
+        bool, Option("--json", help='Each line is {"key": ..., "value": ..., "headers": ..., ...}.')
     ] = False,
-    key_separator: Annotated[
-        str | None, typer.Option("--key-separator", help="A line is key, separator, value. Without it keys are null.")
-    ] = None,
-    headers: Annotated[
-        bool, typer.Option("--headers", help="A line begins with name:value,name:value and a tab.")
-    ] = False,
-    null_marker: Annotated[
-        str | None, typer.Option("--null-marker", help="A key or value that is exactly this is null (a tombstone).")
-    ] = None,
+    key_separator: Annotated[str | None, Option(help="A line is key, separator, value; else keys are null.")] = None,
+    headers: Annotated[bool, Option("--headers", help="A line begins with name:value,name:value and a tab.")] = False,
+    null_marker: Annotated[str | None, Option(help="A key or value that is just this is null (a tombstone).")] = None,
     partition: Annotated[
-        int | None,
-        typer.Option("--partition", "-p", min=0, max=2**31 - 1, help="All to this partition, whatever the key."),
+        int | None, Option("--partition", "-p", min=0, max=2**31 - 1, help="All to this partition, whatever the key.")
     ] = None,
-    compression: Annotated[
-        Codec | None, typer.Option("--compression", help="Codec, where the topic leaves it to us. Default: zstd.")
-    ] = None,
+    compression: Annotated[Codec | None, Option(help="Codec, where the topic leaves it to us. Default: zstd.")] = None,
 ) -> None:
     """Append lines to a topic: from standard input, or from a file.
 
@@ -69,24 +49,16 @@ def produce(
     prints it. Lines are appended in batches, each whole or not at all, at the latest a second after they came.
     """
     from sparklog.cli.record_text import LineFormat, parse_json
-    from sparklog.cli.source import open_root
     from sparklog.errors import SparklogError
     from sparklog.log.write.append_writer import WriteOptions
 
     if as_json and (key_separator is not None or headers or null_marker is not None):
-        raise typer.BadParameter("--json lines name their parts: leave out --key-separator, --headers, --null-marker")
+        raise BadParameter("--json lines name their parts: leave out --key-separator, --headers, --null-marker")
     if key_separator == "":
-        raise typer.BadParameter("expected at least one character", param_hint="'--key-separator'")
-    parse: Callable[[bytes, int], pa.RecordBatch] = (
-        parse_json
-        if as_json
-        else LineFormat(
-            key_separator.encode() if key_separator is not None else None,
-            headers,
-            null_marker.encode() if null_marker is not None else None,
-        ).parse
-    )
-    options = WriteOptions(codec=compression.value) if compression else WriteOptions()
+        raise BadParameter("expected at least one character", param_hint="'--key-separator'")
+    separator, null = (None if text is None else text.encode() for text in (key_separator, null_marker))
+    parse = parse_json if as_json else LineFormat(separator, headers, null).parse
+    options = WriteOptions(codec=compression) if compression else WriteOptions()
     target = open_root(root).topic(topic)
     with ExitStack() as stack:
         fd = sys.stdin.fileno() if file is None else stack.enter_context(file.open("rb")).fileno()
@@ -106,7 +78,6 @@ def produce(
 
 
 def _with_partition(batch: pa.RecordBatch, partition: int | None) -> pa.RecordBatch:
-    """The batch with all its records sent to `partition`, if one is given."""
     if partition is None:
         return batch
     import numpy as np
@@ -122,7 +93,6 @@ def _with_partition(batch: pa.RecordBatch, partition: int | None) -> pa.RecordBa
 def line_runs(fd: int, *, run_bytes: int, linger_s: float, clock: Callable[[], float]) -> Iterator[bytes]:
     """Read runs of whole lines from a file descriptor, each at least one line; the last may lack its newline.
 
-    So `sparklog produce < file` appends megabytes at a time, while lines that are typed are appended within a second.
     A run ends when it has `run_bytes` or when `linger_s` have passed on `clock` since its first byte came. An interrupt
     gives the whole lines that are held, then goes on to the caller.
     """
@@ -151,7 +121,6 @@ def line_runs(fd: int, *, run_bytes: int, linger_s: float, clock: Callable[[], f
 
 
 def _take_lines(held: bytearray) -> bytes:
-    """Take the whole lines out of `held`; what is left has no newline."""
     end = held.rfind(b"\n") + 1
     run = bytes(held[:end])
     del held[:end]
@@ -165,5 +134,5 @@ def _ready(fd: int, wait_s: float) -> bool:
     try:
         return bool(select.select([fd], [], [], wait_s)[0])
     except (OSError, ValueError):
-        # Not something select knows here (Windows pipes): read, and block if it must.
+        # Windows pipes are not known to select: read, and block if it must.
         return True

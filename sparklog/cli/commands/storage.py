@@ -5,15 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import BadParameter, Option, Typer
 
 from sparklog.cli.options import DryRunOption, JsonOption, RootOption, SourceOption, comma_separated, example
+from sparklog.cli.source import open_root, open_source
 from sparklog.cli.terminal import print_json, print_table, read_text
 
 if TYPE_CHECKING:
     from sparklog.log.state.view import PartitionSize
 
-app = typer.Typer()
+app = Typer()
 
 
 @app.command(
@@ -22,13 +23,11 @@ app = typer.Typer()
 )
 def delete_records(
     root: RootOption,
-    offset_json_file: Annotated[
-        Path | None, typer.Option("--offset-json-file", metavar="FILE", help="Offsets of many partitions, see above.")
-    ] = None,
-    topic: Annotated[str | None, typer.Option("--topic", "-t", help="One topic instead of a file.")] = None,
-    partition: Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Its partition.")] = None,
+    offset_json_file: Annotated[Path | None, Option(metavar="FILE", help="Offsets of partitions, see above.")] = None,
+    topic: Annotated[str | None, Option("--topic", "-t", help="One topic instead of a file.")] = None,
+    partition: Annotated[int | None, Option("--partition", "-p", min=0, help="Its partition.")] = None,
     offset: Annotated[
-        int | None, typer.Option("--offset", "-o", min=-1, help="The first offset that stays; -1: none does.")
+        int | None, Option("--offset", "-o", min=-1, help="The first offset that stays; -1: none does.")
     ] = None,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
@@ -39,7 +38,6 @@ def delete_records(
     Offset -1 stands for the log end: all records. All of it is checked before anything is changed. Readers see the new
     log start at once; files go with a later run of `sparklog retain`.
     """
-    from sparklog.cli.source import open_root
     from sparklog.log.topic import root as roots
 
     short = (topic, partition, offset)
@@ -49,7 +47,7 @@ def delete_records(
     elif offset_json_file is None and topic is not None and partition is not None and offset is not None:
         offsets = {(topic, partition): offset}
     else:
-        raise typer.BadParameter("give --offset-json-file, or all three of --topic, --partition and --offset")
+        raise BadParameter("give --offset-json-file, or all three of --topic, --partition and --offset")
     lows = roots.delete_records(open_root(root), offsets, dry_run=dry_run)
     if as_json:
         print_json({"dryRun": dry_run, "partitions": lows})
@@ -67,7 +65,7 @@ NO_BROKER = -1
 def log_dirs(
     root: SourceOption,
     topic_list: Annotated[
-        list[str] | None, typer.Option("--topic-list", "-t", metavar="TOPIC,...", help="Only these topics.")
+        list[str] | None, Option("--topic-list", "-t", metavar="TOPIC,...", help="Only these topics.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -77,8 +75,6 @@ def log_dirs(
     segments, SLICES their number. --json prints the document of kafka-log-dirs, with these beside its own
     names; there is no broker, so its number is -1.
     """
-    from sparklog.cli.source import open_source
-
     source = open_source(root)
     sizes = [
         size for name in source.refreshed(comma_separated(topic_list)) for size in source.view.partition_sizes(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option, Typer
 
 from sparklog.cli.options import (
     ConfigOption,
@@ -16,23 +16,21 @@ from sparklog.cli.options import (
     example,
     parse_configs,
 )
-from sparklog.cli.terminal import print_json, print_table, printable, warn
+from sparklog.cli.source import open_root, open_source
+from sparklog.cli.terminal import print_json, print_lines, print_table, printable, warn
 from sparklog.errors import NotFound
 
 if TYPE_CHECKING:
-    from sparklog.cli.source import Source
     from sparklog.log.state.view import LogView
     from sparklog.log.topic.root import Root
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Create, list, describe, alter and delete topics.")
+app = Typer(no_args_is_help=True, rich_markup_mode=None, help="Create, list, describe, alter and delete topics.")
 
-TopicArgument = Annotated[str, typer.Argument(help="Topic.")]
+TopicArgument = Annotated[str, Argument(help="Topic.")]
 
 
 @dataclass(frozen=True)
 class PartitionRow:
-    """One line of `describe`: offsets as Kafka counts them, and stored bytes."""
-
     partition: int
     log_start: int
     last_stable: int
@@ -42,10 +40,8 @@ class PartitionRow:
 
 @dataclass(frozen=True)
 class TopicRow:
-    """One topic as `describe` shows it.
-
-    `configs` are those that were set, `open_transactions` the transactional ids that hold back the last stable offset;
-    both None for Kafka's directories. `kafka_topic_id`: id of the topic that it was imported from, None without one.
+    """A topic as `describe` shows it: the configs that were set, the transactional ids that hold it back (both None for
+    Kafka's directories), and the id of the topic that it was imported from.
     """
 
     topic: str
@@ -61,23 +57,17 @@ class TopicRow:
 def create(
     topic: TopicArgument,
     root: RootOption,
-    partitions: Annotated[int, typer.Option("--partitions", "-p", min=1, help="How many.")] = 1,
+    partitions: Annotated[int, Option("--partitions", "-p", min=1, help="How many.")] = 1,
     config: ConfigOption = None,
-    if_not_exists: Annotated[
-        bool, typer.Option("--if-not-exists", help="Do nothing and succeed if it is there already.")
-    ] = False,
+    if_not_exists: Annotated[bool, Option("--if-not-exists", help="Succeed if it is there already.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Create a topic. A folder that holds nothing yet becomes a new root."""
-    from sparklog.cli.source import open_root
-
     configs = parse_configs(config)
     log = open_root(root, create=True)
     existed = if_not_exists and _exists(log, topic)
-    if if_not_exists:
-        log.ensure_topic(topic, partitions=partitions, configs=configs)
-    else:
-        log.create_topic(topic, partitions=partitions, configs=configs)
+    make = log.ensure_topic if if_not_exists else log.create_topic
+    make(topic, partitions=partitions, configs=configs)
     if as_json:
         print_json({"topic": topic, "created": not existed})
     else:
@@ -87,48 +77,35 @@ def create(
 @app.command("list", epilog=example("sparklog topics list --root /data/log"))
 def list_(root: SourceOption, as_json: JsonOption = False) -> None:
     """List the topics, one per line."""
-    from sparklog.cli.source import open_source
-
     source = open_source(root)
     names = source.topics()
     if as_json:
         print_json(names)
     else:
-        for name in names:
-            print(printable(name))
+        print_lines(names)
     source.finish()
 
 
 @app.command(epilog=example("sparklog topics describe orders --root /data/log"))
-def describe(
-    root: SourceOption,
-    topics: TopicsArgument = None,
-    as_json: JsonOption = False,
-) -> None:
+def describe(root: SourceOption, topics: TopicsArgument = None, as_json: JsonOption = False) -> None:
     """Show id, configs and, for each partition, offsets and size."""
-    from sparklog.cli.source import open_source
-
     source = open_source(root)
-    rows = source.each(topics, lambda name: described(source, name))
+    opened = source.root
+    rows = source.each(topics, lambda name: _kafka(source.view, name) if opened is None else _of_root(opened, name))
     if as_json:
         print_json(rows)
     else:
         for row in rows:
-            show(row)
+            _show(row)
     source.finish()
 
 
-def described(source: Source, name: str) -> TopicRow:
-    """Return the description of one topic, from one snapshot of it."""
-    return _native(source.root, name) if source.root is not None else _kafka(source.view, name)
-
-
-def _native(root: Root, name: str) -> TopicRow:
+def _of_root(root: Root, name: str) -> TopicRow:
     topic = root.topic(name).describe()
     return TopicRow(
-        topic=name,
-        topic_id=topic.topic_id,
-        partition_count=len(topic.partitions),
+        name,
+        topic.topic_id,
+        len(topic.partitions),
         configs={config.name: config.value for config in topic.configs if config.source != "default"},
         partitions=[
             PartitionRow(part.partition, part.log_start, part.last_stable, part.log_end, part.bytes)
@@ -149,21 +126,15 @@ def _kafka(view: LogView, name: str) -> TopicRow:
     view.refresh([name])
     bounds = sorted(view.bounds(name).items())
     stored = view.stored([OffsetRange(name, partition, bound.log_start, bound.log_end) for partition, bound in bounds])
-    return TopicRow(
-        topic=name,
-        topic_id=topic_id,
-        partition_count=len(bounds),
-        configs=None,
-        partitions=[
-            PartitionRow(partition, bound.log_start, bound.last_stable, bound.log_end, held.nbytes)
-            for (partition, bound), held in zip(bounds, stored, strict=True)
-        ],
-        open_transactions=None,
-    )
+    rows = [
+        PartitionRow(partition, bound.log_start, bound.last_stable, bound.log_end, held.nbytes)
+        for (partition, bound), held in zip(bounds, stored, strict=True)
+    ]
+    return TopicRow(name, topic_id, len(bounds), configs=None, partitions=rows, open_transactions=None)
 
 
-def show(row: TopicRow) -> None:
-    """The first line as kafka-topics writes it, then a table."""
+def _show(row: TopicRow) -> None:
+    """Print the first line as kafka-topics writes it, then a table."""
     configs = ",".join(f"{name}={value}" for name, value in sorted((row.configs or {}).items()))
     name, count = printable(row.topic), row.partition_count
     print(f"Topic: {name}\tTopicId: {row.topic_id}\tPartitionCount: {count}\tConfigs: {configs}")
@@ -180,16 +151,13 @@ def show(row: TopicRow) -> None:
 def alter(
     topic: TopicArgument,
     root: RootOption,
-    partitions: Annotated[int, typer.Option("--partitions", "-p", min=1, help="Raise to so many.")],
+    partitions: Annotated[int, Option("--partitions", "-p", min=1, help="Raise to so many.")],
     as_json: JsonOption = False,
 ) -> None:
     """Add partitions. Configs are altered by `sparklog configs alter`, as in Kafka by kafka-configs."""
-    from sparklog.cli.source import open_root
-
     open_root(root).topic(topic).alter(partitions=partitions)
-    warn(
-        f"keys of topic {printable(topic)} map to other partitions from now on: the order of a key's records ends here"
-    )
+    shown = printable(topic)
+    warn(f"keys of topic {shown} map to other partitions from now on: the order of a key's records ends here")
     if as_json:
         print_json({"topic": topic, "partitions": partitions})
     else:
@@ -200,12 +168,10 @@ def alter(
 def delete(
     topic: TopicArgument,
     root: RootOption,
-    if_exists: Annotated[bool, typer.Option("--if-exists", help="Succeed if there is no such topic.")] = False,
+    if_exists: Annotated[bool, Option("--if-exists", help="Succeed if there is no such topic.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Delete a topic, without asking, as kafka-topics does. Its files go when a vacuum finds them."""
-    from sparklog.cli.source import open_root
-
     log = open_root(root)
     exists = not if_exists or _exists(log, topic)
     if exists:

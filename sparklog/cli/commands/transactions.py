@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option, Typer
 
 from sparklog.cli.options import JsonOption, RootOption, example
 from sparklog.cli.source import open_root
@@ -15,18 +15,19 @@ from sparklog.maintenance.output import json_value
 
 if TYPE_CHECKING:
     from sparklog.errors import SparklogError
-    from sparklog.log.state.commit import KafkaOpen
     from sparklog.transactions.listing import KafkaTransaction, TransactionDescription
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, describe and abort transactions.")
+app = Typer(no_args_is_help=True, rich_markup_mode=None, help="List, describe and abort transactions.")
 
-IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Transactional id.")]
+OUTCOMES = {None: "pending", True: "committed", False: "aborted"}
+OFFSET = ("topic", "partition", "offset")
+IdArgument = Annotated[str, Argument(metavar="ID", help="Transactional id.")]
 
 
 @app.command("list", epilog=example("sparklog transactions list --root /data/log"))
 def list_(
     root: RootOption,
-    open_only: Annotated[bool, typer.Option("--open", help="Only those that hold back a topic.")] = False,
+    open_only: Annotated[bool, Option("--open", help="Only those that hold back a topic.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """List the transactional ids, and how the newest transaction of each stands."""
@@ -35,10 +36,13 @@ def list_(
     failures: list[SparklogError] = []
     everything = list_transactions(open_root(root), failures)
     shown = [item for item in everything if item.held or item.kafka or not open_only]
-    rows = [(item.id, _newest(item), item.state, ",".join(_topics(item)) or "-") for item in shown]
     if as_json:
         print_json([_document(item) for item in shown])
-    elif rows:
+    elif shown:
+        rows = []
+        for item in shown:
+            topics = dict.fromkeys([held.topic for held in item.held] + [held.topic for held in item.kafka])
+            rows.append((item.id, _newest(item), item.state, ",".join(topics) or None))
         print_table(("TRANSACTIONAL-ID", "NEWEST", "STATE", "HOLDS-BACK"), rows)
     warn_and_leave(failures)
 
@@ -62,7 +66,7 @@ def abort(
     transactional_id: IdArgument,
     root: RootOption,
     number: Annotated[
-        int | None, typer.Option("--n", metavar="N", min=0, help="Only if this is the number of the open one.")
+        int | None, Option("--n", metavar="N", min=0, help="Only if this is the number of the open one.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -94,22 +98,24 @@ def _show(standing: TransactionDescription) -> None:
     )
     if standing.held:
         rows = [
-            (held.topic, held.partition, held.n, held.first, held.end, _seconds(held.age_ms), _seconds(held.timeout_ms))
-            for held in standing.held
+            (each.topic, each.partition, each.n, each.first, each.end, _seconds(each.age_ms), _seconds(each.timeout_ms))
+            for each in standing.held
         ]
         print_table(("TOPIC", "PARTITION", "N", "FIRST", "END", "AGE", "TIMEOUT"), rows)
     if standing.kafka:
         print("Kafka's, left open in what was imported:")
-        of_kafka = [
-            (each.topic, each.open.partition, each.open.producer, each.open.first, each.open.end, *_known(each.open))
-            for each in standing.kafka
-        ]
+        of_kafka = []
+        for each in standing.kafka:
+            held = each.open
+            since = None if held.start_ms is None else iso_time(held.start_ms)
+            known = (since, _seconds(held.timeout_ms), held.decided or None)
+            of_kafka.append((each.topic, held.partition, held.producer, held.first, held.end, *known))
         print_table(("TOPIC", "PARTITION", "PRODUCER", "FIRST", "END", "SINCE", "TIMEOUT", "DECIDED"), of_kafka)
     for waiting in standing.waiting:
         print(f"{waiting.topic}: {waiting.n} is decided and recorded by the next commit or by `sparklog retain`")
     if standing.pending:
         pending = [
-            (item.group, topic, partition, offset, item.n, _outcome(item.committed), _seconds(item.age_ms))
+            (item.group, topic, partition, offset, item.n, OUTCOMES[item.committed], _seconds(item.age_ms))
             for item in standing.pending
             for topic, partition, offset in item.offsets
         ]
@@ -117,7 +123,6 @@ def _show(standing: TransactionDescription) -> None:
 
 
 def _document(standing: TransactionDescription) -> dict[str, object]:
-    """Return one id for JSON."""
     return {
         "id": standing.id,
         "state": standing.state,
@@ -131,12 +136,7 @@ def _document(standing: TransactionDescription) -> dict[str, object]:
         "unrecorded": json_value(standing.waiting),
         "kafka": _kafka(standing.kafka),
         "pendingOffsets": [
-            {
-                **json_value(item),
-                "offsets": [
-                    dict(zip(("topic", "partition", "offset"), offset, strict=True)) for offset in item.offsets
-                ],
-            }
+            {**json_value(item), "offsets": [dict(zip(OFFSET, offset, strict=True)) for offset in item.offsets]}
             for item in standing.pending
         ],
     }
@@ -148,23 +148,9 @@ def _kafka(held: Sequence[KafkaTransaction]) -> list[dict[str, object]]:
     return [{"topic": each.topic, **KAFKA_OPEN_JSON.to_json(each.open)} for each in held]
 
 
-def _known(held: KafkaOpen) -> tuple[str, str, str]:
-    """Return begin, timeout and decision of a transaction, as far as Kafka's coordinator knew them."""
-    since = "-" if held.start_ms is None else iso_time(held.start_ms)
-    return since, "-" if held.timeout_ms is None else _seconds(held.timeout_ms), held.decided or "-"
-
-
-def _topics(standing: TransactionDescription) -> list[str]:
-    return list(dict.fromkeys([held.topic for held in standing.held] + [held.topic for held in standing.kafka]))
-
-
 def _newest(standing: TransactionDescription) -> str:
     return "-" if standing.outcome is None else f"{standing.newest} {standing.outcome}"
 
 
-def _outcome(committed: bool | None) -> str:
-    return {None: "pending", True: "committed", False: "aborted"}[committed]
-
-
-def _seconds(ms: int) -> str:
-    return f"{ms / 1000:.1f} s"
+def _seconds(ms: int | None) -> str | None:
+    return None if ms is None else f"{ms / 1000:.1f} s"
