@@ -25,14 +25,14 @@ import numpy as np
 import numpy.typing as npt
 
 from sparklog.errors import BadRequest
-from sparklog.format.kernels.kernel_language import (
+from sparklog.format.kernels.kernel_choice import kernel
+from sparklog.format.kernels.kernel_memory import (
     INT,
     INT64,
     INT64_IN,
     VOID,
     address,
     helper,
-    kernel,
     load_i64,
     prefetch,
     store_i64,

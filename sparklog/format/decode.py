@@ -23,7 +23,7 @@ from sparklog.errors import BadRequest
 from sparklog.format.arrow_input import new_array
 from sparklog.format.batch_scan import MAX_OFFSET, RECORD_MESSAGES, check_crcs, check_headers
 from sparklog.format.kernels import record_kernels as kernels
-from sparklog.format.kernels.kernel_language import SLACK
+from sparklog.format.kernels.kernel_memory import SLACK
 from sparklog.format.payloads import payload_groups
 from sparklog.format.record_batch import (
     HEADER_BYTES,

@@ -25,7 +25,7 @@ from sparklog.format import compression
 from sparklog.format.arrow_input import Column, KernelColumns, new_array
 from sparklog.format.kernels import encode_kernels as kernels
 from sparklog.format.kernels.hash_kernels import join_crcs
-from sparklog.format.kernels.kernel_language import SLACK
+from sparklog.format.kernels.kernel_memory import SLACK
 from sparklog.format.record_batch import (
     CODECS,
     CRC_START,

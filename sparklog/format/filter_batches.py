@@ -34,7 +34,7 @@ from sparklog.format.arrow_input import new_array
 from sparklog.format.batch_scan import MAX_OFFSET, MIN_LEGACY_BYTES
 from sparklog.format.kernels import record_kernels as kernels
 from sparklog.format.kernels.hash_kernels import change_crcs
-from sparklog.format.kernels.kernel_language import SLACK
+from sparklog.format.kernels.kernel_memory import SLACK
 from sparklog.format.payloads import RecordFields
 from sparklog.format.record_batch import (
     CODEC_MASK,

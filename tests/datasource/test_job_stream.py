@@ -106,6 +106,8 @@ def test_an_interrupt_stops_spark_and_is_one_line(
             self.stopped = True
 
     class Builder:
+        _options: dict[str, object] = {}  # noqa: RUF012
+
         def appName(self, name: str) -> Builder:  # noqa: N802 - Spark's name
             return self
 

@@ -249,7 +249,7 @@ GUARDED = """
 @pytest.mark.parametrize("left", [-1, 1 << 60], ids=["compiled", "interpreted"])
 def test_kernels_read_nothing_behind_their_input(left: int) -> None:
     """The input ends where readable memory ends: one byte too far would end the process."""
-    chosen = f"from sparklog.format.kernels.kernel_language import choice\nchoice.left = {left}\n"
+    chosen = f"from sparklog.format.kernels.kernel_choice import choice\nchoice.left = {left}\n"
     command = [sys.executable, "-c", chosen + textwrap.dedent(GUARDED)]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout.strip()) == (0, "survived"), done.stderr[-2000:]

@@ -64,7 +64,7 @@ def assert_like_decode(data: bytes, headers: BatchHeaders) -> int:
     for batch, (low, high) in enumerate(zip((ends - fields.batch_rows).tolist(), ends.tolist(), strict=True)):
         bounds = [int(plain.start[batch]), *fields.end[low:high].tolist()]
         assert fields.start[low:high].tolist() == bounds[:-1]
-        assert bounds[-1] == int(plain.end[batch])
+        assert bounds[-1] == int(plain.stop[batch])
     return len(fields)
 
 
@@ -87,7 +87,7 @@ def test_plain_batches_are_not_copied() -> None:
     plain = payloads(data, scan_headers(data))
     assert np.shares_memory(plain.data, data)
     assert plain.start.tolist() == [61, 158, 255]
-    assert plain.end.tolist() == [97, 194, 291]
+    assert plain.stop.tolist() == [97, 194, 291]
 
 
 def test_mixed_codecs_in_any_order() -> None:
@@ -114,7 +114,7 @@ def test_emptied_batches_have_no_records_and_are_not_looked_at(attributes: int) 
     headers = scan_headers(data)
     plain, fields = fields_of(data)
     assert fields.batch_rows.tolist() == [3, 0, 2, 0, 3]
-    assert (plain.end - plain.start)[[1, 3]].tolist() == [0, 0]
+    assert (plain.stop - plain.start)[[1, 3]].tolist() == [0, 0]
     assert assert_like_decode(data, headers[np.array([0, 1, 2, 4])]) == 8
 
 
@@ -240,14 +240,13 @@ def test_payloads_belong_to_their_headers() -> None:
 
 GUARDED = """
     import ctypes, mmap, random
+    from dataclasses import replace
     import numpy as np
     from sparklog.errors import Corrupt
     from sparklog.format.filter_batches import filter_batches
     from sparklog.format.key_hash import HashKey, key_hashes
-    from sparklog.format.payloads import payloads
-from sparklog.format.record_batch import Payloads
+    from sparklog.format.payloads import payloads, record_fields
     from sparklog.format.batch_scan import scan_headers
-    from sparklog.format.payloads import record_fields
     from tests.format.test_damage import damaged, samples
 
     ROOM, PAGE = 1 << 20, mmap.PAGESIZE
@@ -292,7 +291,7 @@ from sparklog.format.record_batch import Payloads
 @pytest.mark.parametrize("left", [-1, 1 << 60], ids=["compiled", "interpreted"])
 def test_kernels_read_nothing_behind_their_input(left: int) -> None:
     """The input ends where readable memory ends: one byte too far would end the process."""
-    chosen = f"from sparklog.format.kernels.kernel_language import choice\nchoice.left = {left}\n"
+    chosen = f"from sparklog.format.kernels.kernel_choice import choice\nchoice.left = {left}\n"
     command = [sys.executable, "-c", chosen + textwrap.dedent(GUARDED)]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout.strip()) == (0, "survived True"), done.stderr[-2000:]
@@ -303,7 +302,7 @@ def test_golden_payloads_of_every_codec() -> None:
         data = replace(GOLDEN_HEADER, attributes=CODEC_NAMES.index(codec)).pack(compress(codec, GOLDEN_RECORDS))
         plain = payloads(data, scan_headers(data))
         assert plain.data.tobytes() == GOLDEN_RECORDS
-        assert (plain.start.tolist(), plain.end.tolist()) == ([0], [len(GOLDEN_RECORDS)])
+        assert (plain.start.tolist(), plain.stop.tolist()) == ([0], [len(GOLDEN_RECORDS)])
 
 
 def test_any_negative_length_is_null() -> None:

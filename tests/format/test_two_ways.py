@@ -20,9 +20,10 @@ from sparklog.errors import BadRequest, Corrupt
 from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.decode import decode
 from sparklog.format.encode import EncodeOptions, encode, encode_partitions
-from sparklog.format.kernels import kernel_language
+from sparklog.format.kernels import kernel_choice
 from sparklog.format.kernels.encode_kernels import cell_size, varint_size, write_varint, zigzag
-from sparklog.format.kernels.kernel_language import Choice, address
+from sparklog.format.kernels.kernel_choice import Choice
+from sparklog.format.kernels.kernel_memory import address
 from sparklog.format.kernels.native_kernels import native
 from sparklog.format.kernels.record_kernels import read_varint, read_varlong
 from sparklog.format.key_hash import partition_for_key
@@ -229,7 +230,7 @@ def test_little_is_interpreted_until_it_was_much() -> None:
 PROGRAM = """
 import sys
 import numpy as np, pyarrow as pa
-from sparklog.format.kernels.kernel_language import LOADING_IS_WORTH
+from sparklog.format.kernels.kernel_choice import LOADING_IS_WORTH
 from sparklog.format.encode import EncodeOptions, encode
 def write(rows):
     encode(None, pa.array([b"v"] * rows), None, np.zeros(rows, np.int64), options=EncodeOptions("none"))
@@ -245,10 +246,10 @@ def test_a_process_loads_numba_for_much_alone() -> None:
 
 def test_interpreted_kernels_are_what_the_tests_compare() -> None:
     def work() -> bool:
-        choice = kernel_language.choice
+        choice = kernel_choice.choice
         encode(None, pa.array([b"v"]), None, np.zeros(1, np.int64), options=EncodeOptions(CODEC_NAMES[0]))
         return choice.left > 0
 
     assert both_ways(work) == (True, False)
     with interpreted():
-        assert not kernel_language.choice.compiled(1)
+        assert not kernel_choice.choice.compiled(1)

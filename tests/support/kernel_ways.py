@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import TypeVar
 from unittest import mock
 
-from sparklog.format.kernels import kernel_language
-from sparklog.format.kernels.kernel_language import Choice
+from sparklog.format.kernels import kernel_choice
+from sparklog.format.kernels.kernel_choice import Choice
 
 T = TypeVar("T")
 UNLIMITED = 1 << 62
@@ -17,14 +17,14 @@ UNLIMITED = 1 << 62
 @contextmanager
 def interpreted() -> Iterator[None]:
     """All kernels that are chosen by size run as plain Python."""
-    with mock.patch.object(kernel_language, "choice", Choice(UNLIMITED)):
+    with mock.patch.object(kernel_choice, "choice", Choice(UNLIMITED)):
         yield
 
 
 @contextmanager
 def compiled() -> Iterator[None]:
     """All kernels run compiled."""
-    with mock.patch.object(kernel_language, "choice", Choice(-1)):
+    with mock.patch.object(kernel_choice, "choice", Choice(-1)):
         yield
 
 

@@ -240,7 +240,7 @@ class Status(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TransactionValue:
-    """What is needed of a transactional id's state; times in ms, `start_ms` None: no transaction began.
+    """State of a transactional id, as far as it is needed; times in ms, `start_ms` None: no transaction began.
 
     `partitions`: (topic, partition) in the record's order, None where Kafka has null (an id that began nothing).
     """

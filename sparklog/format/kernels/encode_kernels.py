@@ -22,7 +22,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparklog.format.kernels.kernel_language import (
+from sparklog.format.kernels.kernel_choice import kernel
+from sparklog.format.kernels.kernel_memory import (
     BYTES,
     INT,
     INT64,
@@ -32,7 +33,6 @@ from sparklog.format.kernels.kernel_language import (
     bit_length,
     copy,
     helper,
-    kernel,
     load_i32,
     load_i64,
     load_u8,

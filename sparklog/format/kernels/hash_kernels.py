@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from sparklog.format.kernels.encode_kernels import cell
-from sparklog.format.kernels.kernel_language import (
+from sparklog.format.kernels.kernel_choice import kernel
+from sparklog.format.kernels.kernel_memory import (
     BYTES_IN,
     INT,
     INT32,
@@ -29,7 +30,6 @@ from sparklog.format.kernels.kernel_language import (
     VOID,
     address,
     helper,
-    kernel,
     load_i32,
     load_i64,
     load_u8,

@@ -5,7 +5,7 @@ counts (atomic) wherever an array is passed on inside a branch. Kernels therefor
 and work on integers; these intrinsics compile to one load or store. They check nothing: every kernel compares positions
 with ends before it reads, which is what keeps hostile input harmless.
 
-Importing this module loads numba: only `kernel_language`, which decides when that is worth it, does.
+Importing this module loads numba: only `kernel_choice`, which decides when that is worth it, does.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from sparklog.format.kernels import kernel_language
-from sparklog.format.kernels.kernel_language import Kind, Signature, helpers
+from sparklog.format.kernels import kernel_memory
+from sparklog.format.kernels.kernel_memory import Kind, Signature, helpers
 
 _byte = ir.IntType(8)
 _int64 = ir.IntType(64)
@@ -242,8 +242,8 @@ def compiled(function: Callable[..., Any], signature: Signature) -> Callable[...
 
 
 def native(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a helper's compiled form, or the counterpart of a function of `kernel_language`."""
-    if function.__module__ == kernel_language.__name__:
+    """Return a helper's compiled form, or the counterpart of a function of `kernel_memory`."""
+    if function.__module__ == kernel_memory.__name__:
         return globals()[function.__name__]  # type: ignore[no-any-return]
     if function not in _helpers:
         _helpers[function] = njit(nogil=True, forceinline=True)(_native(function))
@@ -257,7 +257,7 @@ def _native(function: Any) -> Any:
     """Return the function over compiled helpers: the same code in a module where their names stand for these."""
     names = {}
     for name, value in function.__globals__.items():
-        plain = isinstance(value, FunctionType) and (value in helpers or value.__module__ == kernel_language.__name__)
+        plain = isinstance(value, FunctionType) and (value in helpers or value.__module__ == kernel_memory.__name__)
         names[name] = native(value) if plain and name in function.__code__.co_names else value
     return FunctionType(function.__code__, names, function.__name__, function.__defaults__)
 

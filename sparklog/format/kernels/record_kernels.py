@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from sparklog.format.kernels.encode_kernels import HEADER_BYTES, varint_size, write_varint, zigzag
-from sparklog.format.kernels.kernel_language import (
+from sparklog.format.kernels.kernel_choice import kernel
+from sparklog.format.kernels.kernel_memory import (
     BYTES,
     BYTES_IN,
     INT,
@@ -24,7 +25,6 @@ from sparklog.format.kernels.kernel_language import (
     address,
     copy,
     helper,
-    kernel,
     load_i64,
     load_u8,
     store_i32,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from sparklog.format.kernels.kernel_language import Kernel
+from sparklog.format.kernels.kernel_choice import Kernel
 
 KERNEL_MODULES = (
     "sparklog.compaction.offset_map",

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from sparklog.format.kernels.encode_kernels import varint_size, write_bytes, write_varint, zigzag
-from sparklog.format.kernels.kernel_language import (
+from sparklog.format.kernels.kernel_choice import kernel
+from sparklog.format.kernels.kernel_memory import (
     BYTES,
     BYTES_IN,
     INT,
@@ -23,7 +24,6 @@ from sparklog.format.kernels.kernel_language import (
     address,
     crc32,
     helper,
-    kernel,
     load_u8,
     store_i64,
     store_u8,

@@ -35,7 +35,7 @@ import numpy as np
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format import compression
 from sparklog.format.arrow_input import new_array
-from sparklog.format.kernels.kernel_language import SLACK
+from sparklog.format.kernels.kernel_memory import SLACK
 from sparklog.format.record_batch import (
     CALL_LIMIT,
     CODECS,

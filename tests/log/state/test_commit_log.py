@@ -417,23 +417,25 @@ def test_commit_time_goes_on_when_a_clock_is_behind() -> None:
 # -- transactions and other intents
 
 
-def test_every_commit_records_decisions() -> None:
+def test_every_commit_records_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
     world, store, _, _ = setup()
     root = world.root(store)
+    decided: list[Resolved] = []
+    asked: list[int] = []
+
+    def resolve(topic: str, head: object) -> Sequence[Resolved]:
+        asked.append(len(decided))
+        return tuple(decided)
+
+    monkeypatch.setattr(root.decisions, "resolve", resolve)
     topic = root.topic("t")
     publish(topic, 3, txn=Txn("t", 1))
     assert topic.log.head().last_stable().tolist() == [0, 0]
-    asked: list[int] = []
-
-    def resolver(topic: str, head: object) -> Sequence[Resolved]:
-        asked.append(1)
-        return (Resolved("t", 1, (1,)),)
-
-    root.resolver = resolver
+    decided.append(Resolved("t", 1, (1,)))
     publish(topic, 2, name="y")
     publish(topic, 2, name="z")
     assert topic.log.head().last_stable().tolist() == [7, 0]
-    assert asked == [1]
+    assert asked == [1], "it asks only while a transaction is open"
 
 
 def test_an_alter_that_loses_to_the_same_alter() -> None:

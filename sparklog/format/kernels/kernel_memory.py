@@ -1,0 +1,129 @@
+"""The language of the kernels: types of their parameters, and memory by address.
+
+A kernel is a function over integers and arrays that needs nothing but what is here. Interpreted, it calls the functions
+below; compiled, it calls their counterparts in `native_kernels`. What int64 arithmetic would wrap round, `wrap` does
+for Python's integers.
+
+Addresses are not checked: every kernel compares positions with ends before it reads or writes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+SLACK = 64
+"""Bytes a destination must have beyond its last valid byte: `copy` may write up to 31 bytes too many."""
+
+_INT64 = 1 << 64
+_SIGN = 1 << 63
+_memory: Any = memoryview((ctypes.c_ubyte * (_SIGN - 1)).from_address(0)).cast("B")
+"""The memory of this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kernel's parameter or result: an integer, nothing, or an array of a numpy type, contiguous."""
+
+    dtype: str
+    dimensions: int = 0
+    writable: bool = True
+
+    def __call__(self, *parameters: Kind) -> Signature:
+        return Signature(self, parameters)
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    result: Kind
+    parameters: tuple[Kind, ...]
+
+
+VOID = Kind("void")
+INT = Kind("int64")
+BYTES, INT32, INT64 = Kind("uint8", 1), Kind("int32", 1), Kind("int64", 1)
+BYTES_IN, INT32_IN, INT64_IN = (replace(kind, writable=False) for kind in (BYTES, INT32, INT64))
+"""Input arrays: read-only and writable ones go."""
+TABLE = Kind("int64", 2)
+
+
+def helper(function: F) -> F:
+    helpers.add(function)
+    return function
+
+
+helpers: set[Callable[..., Any]] = set()
+
+# What follows is for interpreted kernels; `native_kernels` has its counterparts under the same names. Integers are
+# little-endian; stores take their lowest bytes.
+
+
+def address(array: Any) -> int:
+    place: int = np.asarray(array).__array_interface__["data"][0]
+    return place
+
+
+def load_u8(place: int) -> int:
+    byte: int = _memory[place]
+    return byte
+
+
+def load_u32(place: int) -> int:
+    return int.from_bytes(_memory[place : place + 4], "little")
+
+
+def load_i32(place: int) -> int:
+    return int.from_bytes(_memory[place : place + 4], "little", signed=True)
+
+
+def load_i64(place: int) -> int:
+    return int.from_bytes(_memory[place : place + 8], "little", signed=True)
+
+
+def store_u8(place: int, value: int) -> None:
+    _memory[place] = value & 0xFF
+
+
+def store_i16(place: int, value: int) -> None:
+    _memory[place : place + 2] = (value & 0xFFFF).to_bytes(2, "little")
+
+
+def store_i32(place: int, value: int) -> None:
+    _memory[place : place + 4] = (value & 0xFFFFFFFF).to_bytes(4, "little")
+
+
+def store_i64(place: int, value: int) -> None:
+    _memory[place : place + 8] = (value & _INT64 - 1).to_bytes(8, "little")
+
+
+def prefetch(place: int) -> None:
+    """Ask for a cache line: nothing to do here."""
+
+
+def bit_length(value: int) -> int:
+    return (value & _INT64 - 1).bit_length()
+
+
+def wrap(value: int) -> int:
+    """Return the value that int64 arithmetic has where Python's integers leave its range."""
+    return (value + _SIGN & _INT64 - 1) - _SIGN
+
+
+def copy(to: int, source: int, count: int, source_end: int) -> None:
+    """Copy `count` bytes. Compiled, short runs may write up to 31 bytes more: `to` needs `SLACK` behind.
+
+    Never reads at or beyond `source_end`.
+    """
+    _memory[to : to + count] = _memory[source : source + count]
+
+
+def crc32(at: int, length: int, table: int) -> int:
+    """CRC-32 (zlib's) of `length` bytes; `table` is for the compiled one."""
+    return zlib.crc32(_memory[at : at + length])
