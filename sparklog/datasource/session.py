@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING
 
-from sparklog.datasource.process import warn
+from sparklog.datasource.process import warn_once
 from sparklog.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
 
     options: dict[str, object] = builder._options
     if SparkSession.getActiveSession() is not None:
-        warn("a Spark session runs already and keeps its settings: call sparklog.configure before the first one")
+        warn_once(["a Spark session runs already and keeps its settings: call sparklog.configure before the first one"])
     for name, value in SETTINGS.items():
         if name not in options:
             builder.config(name, value)
