@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 ATTENTION, INFORMATION = "attention", "information"
+HOURS = 72
 
 
 def total(numbers: Iterable[int | None]) -> int | None:
@@ -31,6 +32,9 @@ class PartitionFacts:
     newest_ms: int | None
     slices: int | None
     unsealed: int | None  # slices that are not sealed yet
+    expiring: int | None = None  # records that the next run of retention deletes; None in Kafka's directories
+    next_log_start: int | None = None  # behind that run
+    expires_ms: int | None = None  # when its first segment is older than retention.ms; None: never by time
 
     @property
     def offsets(self) -> int:
@@ -41,20 +45,29 @@ class PartitionFacts:
 @dataclass(frozen=True, slots=True)
 class Activity:
     """Activity of a topic's commit log: its version, when that was committed, commits of the last hour and day that are
-    kept, and the number of commits after its newest checkpoint (None: it has none)."""
+    kept, and the number of commits after its newest checkpoint (None: it has none). `commits_by_hour`: of the last
+    `HOURS` hours by the clock, the current one last."""
 
     version: int
     newest_ms: int
     last_hour: int
     last_day: int
     since_checkpoint: int | None
+    commits_by_hour: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
-    """One topic. `cleanup_policy`, `configs` (those that were set), `activity`: None in Kafka's directories."""
+    """One topic. `cleanup_policy`, `configs` (those that were set), `activity`: None in Kafka's directories.
 
-    COMPUTED: ClassVar = ("bytes", "offsets", "records", "oldest_ms", "newest_ms", "unsealed", "held_back", "skew")
+    `bytes_by_hour`: stored bytes by the times of their records, of the last `HOURS` hours by the clock; of slices that
+    span several hours evenly.
+    """
+
+    COMPUTED: ClassVar = (
+        "bytes", "offsets", "records", "oldest_ms", "newest_ms", "unsealed", "held_back", "skew", "expiring",
+        "expires_ms",
+    )  # fmt: skip
 
     topic: str
     topic_id: str
@@ -63,6 +76,7 @@ class TopicFacts:
     configs: Mapping[str, str] | None
     partitions: tuple[PartitionFacts, ...]
     activity: Activity | None
+    bytes_by_hour: tuple[int, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -89,6 +103,15 @@ class TopicFacts:
         return total(part.unsealed for part in self.partitions) if self.partitions else None
 
     @property
+    def expiring(self) -> int | None:
+        """Records that the next run of retention deletes."""
+        return total(part.expiring for part in self.partitions) if self.partitions else None
+
+    @property
+    def expires_ms(self) -> int | None:
+        return min((part.expires_ms for part in self.partitions if part.expires_ms is not None), default=None)
+
+    @property
     def held_back(self) -> int:
         """Offsets that read_committed readers cannot reach yet."""
         return sum(part.log_end - part.last_stable for part in self.partitions)
@@ -105,7 +128,7 @@ class TopicFacts:
 class GroupPartition:
     """Consumer lag in one partition. `offset`, `lag`: None where none is committed; a negative lag is of committed
     offsets that the log does not have. `seconds_behind`: how long the first record that it has not read has been
-    waiting; None in Kafka's directories."""
+    waiting; None where that record has no time, or cannot be read."""
 
     COMPUTED: ClassVar = ("lost",)
 
@@ -189,6 +212,14 @@ class Removal:
 
 
 @dataclass(frozen=True, slots=True)
+class Disk:
+    """The disk of a root, in bytes."""
+
+    total: int
+    free: int
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """A note: `level` is `attention` or `information`; `topic` is empty where it is about the whole root."""
 
@@ -213,6 +244,7 @@ class Report:
     removals: tuple[Removal, ...] | None
     notes: tuple[Note, ...]
     made_by: str = "sparklog"
+    disk: Disk | None = None
 
     @property
     def bytes(self) -> int:

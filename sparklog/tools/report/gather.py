@@ -1,12 +1,16 @@
-"""Gather a report from a sparklog root, or from a Kafka directory read in place. Nothing is changed, no record read.
+"""Gather a report from a sparklog root, or from a Kafka directory read in place. Nothing is changed.
 
 Costs a listing of each topic's log and data files and the dry runs of maintenance: metadata only. A topic that cannot
-be read is a note, and the rest is reported. `health` judges a report alone, without a root.
+be read is a note, and the rest is reported. Records are read for their times only: the first one that a group has not
+read, and in a Kafka directory the first one of each open transaction.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from sparklog.compaction.run import CompactOptions, compact_root
@@ -20,17 +24,16 @@ from sparklog.log.decisions.decision_log import timeout_of
 from sparklog.log.journal.names import is_topic_name
 from sparklog.log.state.history import History
 from sparklog.log.state.slice_table import Snapshot
-from sparklog.log.state.view import LogView, OffsetRange
+from sparklog.log.state.view import READ_UNCOMMITTED, LogView, OffsetRange
 from sparklog.log.topic.root import Root, RootView
-from sparklog.maintenance.output import count
 from sparklog.maintenance.report import TopicReport
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.expiry import REASONS
-from sparklog.retention.retain import RetainReport, retain_root
+from sparklog.retention.retain import RetainReport, plan_topic, retain_root
 from sparklog.tools.report.facts import (
     ATTENTION,
-    INFORMATION,
     Activity,
+    Disk,
     Doing,
     GroupFacts,
     GroupPartition,
@@ -41,59 +44,9 @@ from sparklog.tools.report.facts import (
     Report,
     TopicFacts,
 )
-
-MANY_UNSEALED = 500  # slices of one partition: after a run of `sparklog compact` there are some 32
-MANY_COMMITS = 1_000  # behind the newest checkpoint; writers make one every 128
-MUCH_SKEW = 3.0  # the largest partition over the mean
-SKEW_BYTES = 64 << 20  # below that skew is chance
-HOUR_MS = 3_600_000
-
-
-def health(report: Report) -> Report:
-    """Return the report with the notes that follow from it, those that need attention first."""
-    notes = [*report.notes, *_root_notes(report)]
-    for topic in report.topics:
-        notes += _topic_notes(report, topic)
-    order = (ATTENTION, INFORMATION)
-    return replace(report, notes=tuple(sorted(notes, key=lambda note: (order.index(note.level), note.topic))))
-
-
-def _root_notes(report: Report) -> Iterator[Note]:
-    by_topic: dict[str, list[str]] = {}
-    for held in report.held_back:
-        if held.overdue:
-            by_topic.setdefault(held.topic, []).append(held.owner)
-    for topic, owners in sorted(by_topic.items()):
-        hold = f"transactions past their timeout hold readers back ({', '.join(dict.fromkeys(owners))})"
-        yield Note(ATTENTION, topic, f"{hold}: the next commit or maintenance run aborts them")
-    for group in report.groups or ():
-        lost = [part for part in group.partitions if part.lost]
-        if lost:
-            first, where = lost[0], count(len(lost), "partition")
-            expired = f"records expired before group {group.group} had read them, in {where}"
-            yield Note(ATTENTION, first.topic, f"{expired} (partition {first.partition}: {first.lost:,} offsets)")
-    gone = sum(removal.bytes for removal in report.removals or ())
-    if gone > max(report.bytes, 1 << 20):
-        yield Note(ATTENTION, "", "unreferenced files take more space than the log itself: run `sparklog retain`")
-
-
-def _topic_notes(report: Report, topic: TopicFacts) -> Iterator[Note]:
-    worst = max((part.unsealed or 0 for part in topic.partitions), default=0)
-    if worst > MANY_UNSEALED:
-        small = f"{worst:,} small slices in one partition"
-        yield Note(ATTENTION, topic.topic, f"{small}: reads get slower; run `sparklog compact`, hourly")
-    if topic.activity is not None:
-        behind = topic.activity.since_checkpoint
-        if behind is None and topic.activity.version >= MANY_COMMITS:
-            yield Note(ATTENTION, topic.topic, "no checkpoint: every start reads the whole log of commits; run verify")
-        elif behind is not None and behind > MANY_COMMITS:
-            yield Note(ATTENTION, topic.topic, f"{behind:,} commits since the last checkpoint: starts get slower")
-    if topic.newest_ms is not None and topic.newest_ms > report.now_ms + HOUR_MS:
-        kept = "retention.ms keeps their segments until that time has passed; look at the producers' clocks"
-        yield Note(ATTENTION, topic.topic, f"records are stamped in the future: {kept}")
-    if topic.skew is not None and topic.skew >= MUCH_SKEW and topic.bytes > SKEW_BYTES:
-        skew = f"the largest partition is {topic.skew:.1f} times the mean"
-        yield Note(INFORMATION, topic.topic, f"{skew}: keys are spread unevenly")
+from sparklog.tools.report.hours import blocks_by_hour, events_by_hour, slices_by_hour
+from sparklog.tools.report.notes import health
+from sparklog.tools.report.units import HOUR_MS
 
 
 def gather(
@@ -116,7 +69,14 @@ def gather(
         report = _kafka(view, settings, tuple(dict.fromkeys(topics)))
     else:
         raise BadRequest(f"expected a sparklog root or a Kafka directory to report on, found {type(view).__name__}")
-    return health(replace(report, made_by=made_by))
+    return health(replace(report, made_by=made_by, disk=_disk(view.location)))
+
+
+def _disk(location: str) -> Disk | None:
+    if not os.path.isdir(location):
+        return None
+    usage = shutil.disk_usage(location)
+    return Disk(usage.total, usage.free)
 
 
 # -- a sparklog root
@@ -158,21 +118,29 @@ def _topic(root: Root, snapshot: Snapshot, settings: Settings) -> TopicFacts:
     policy = ",".join(settings.configs_of(head.configs).cleanup_policy)
     configs = dict(sorted(head.configs.explicit.items()))
     activity = _activity(root, name, snapshot, settings.now_ms)
-    return TopicFacts(name, head.topic_id, is_internal(name), policy, configs, _partitions(snapshot), activity)
+    partitions, bytes_by_hour = _partitions(snapshot, settings), slices_by_hour(snapshot.slices.all(), settings.now_ms)
+    internal = is_internal(name)
+    return TopicFacts(name, head.topic_id, internal, policy, configs, partitions, activity, bytes_by_hour)
 
 
-def _partitions(snapshot: Snapshot) -> tuple[PartitionFacts, ...]:
+def _partitions(snapshot: Snapshot, settings: Settings) -> tuple[PartitionFacts, ...]:
     head, rows = snapshot.head, snapshot.slices.all()
     stable, sealed = head.last_stable(), rows.sealed()
+    configs = settings.configs_of(head.configs)
+    timed_out = configs.is_deleting and configs.retention_ms >= 0
     partitions = []
-    for partition in range(head.partitions):
+    for expiry, segments in plan_topic(snapshot, settings):
+        partition = expiry.partition
         span = rows.partition_rows(partition)
+        log_start = int(head.log_start[partition])
+        gone = int(rows.records[span][rows.end[span] <= expiry.log_start].sum())
+        first_ms = segments[0].max_ts
         oldest, newest = rows.min_ts[span], rows.max_ts[span]
         timed = newest >= 0
         partitions.append(
             PartitionFacts(
                 partition=partition,
-                log_start=int(head.log_start[partition]),
+                log_start=log_start,
                 last_stable=int(stable[partition]),
                 log_end=int(head.log_end[partition]),
                 records=int(rows.records[span].sum()),
@@ -181,6 +149,10 @@ def _partitions(snapshot: Snapshot) -> tuple[PartitionFacts, ...]:
                 newest_ms=int(newest[timed].max()) if timed.any() else None,
                 slices=span.stop - span.start,
                 unsealed=int((~sealed[span]).sum()),
+                # Of the first slice, records may have gone before (delete-records).
+                expiring=min(gone, expiry.log_start - log_start),
+                next_log_start=expiry.log_start,
+                expires_ms=first_ms + configs.retention_ms if timed_out and first_ms >= 0 else None,
             )
         )
     return tuple(partitions)
@@ -197,6 +169,7 @@ def _activity(root: Root, name: str, snapshot: Snapshot, now_ms: int) -> Activit
         last_hour=int((age < HOUR_MS).sum()),
         last_day=int((age < 24 * HOUR_MS).sum()),
         since_checkpoint=None if newest is None else max(0, snapshot.version - newest),
+        commits_by_hour=events_by_hour(modified, now_ms),
     )
 
 
@@ -264,8 +237,9 @@ def _kafka(view: KafkaView, settings: Settings, chosen: tuple[str, ...]) -> Repo
     for name in chosen or view.topics():
         try:
             view.refresh([name])
-            facts.append(_kafka_topic(view, name))
-            held += _kafka_open(view, name)
+            facts.append(_kafka_topic(view, name, settings.now_ms))
+            held += _kafka_open(view, name, settings.now_ms)
+            notes += _kafka_damage(view, name)
         except SparklogError as error:
             if chosen:
                 raise
@@ -274,7 +248,7 @@ def _kafka(view: KafkaView, settings: Settings, chosen: tuple[str, ...]) -> Repo
     return Report(view.location, "kafka", now_ms, tuple(facts), groups, tuple(held), None, None, tuple(notes))
 
 
-def _kafka_topic(view: KafkaView, name: str) -> TopicFacts:
+def _kafka_topic(view: KafkaView, name: str, now_ms: int) -> TopicFacts:
     bounds = sorted(view.bounds(name).items())
     stored = view.stored([OffsetRange(name, partition, bound.log_start, bound.log_end) for partition, bound in bounds])
     firsts = view.offsets_for_timestamps(name, {partition: 0 for partition, _ in bounds})
@@ -297,17 +271,43 @@ def _kafka_topic(view: KafkaView, name: str) -> TopicFacts:
                 unsealed=None,
             )
         )
-    return TopicFacts(name, view.topic_id(name), is_internal(name), None, None, tuple(partitions), None)
+    bytes_by_hour = blocks_by_hour(states.values(), now_ms)
+    return TopicFacts(name, view.topic_id(name), is_internal(name), None, None, tuple(partitions), None, bytes_by_hour)
 
 
-def _kafka_open(view: KafkaView, name: str) -> list[HeldBack]:
-    bounds = view.bounds(name)
-    return [
-        HeldBack(name, partition, f"Kafka's producer {producer}", first, bounds[partition].log_end, None, None)
-        for partition, state in sorted(view.partition_states(name).items())
-        for producer, first in sorted(state.transactions.open.items(), key=lambda item: item[1])
-        if bounds[partition].last_stable < bounds[partition].log_end
-    ]
+def _kafka_open(view: KafkaView, name: str, now_ms: int) -> list[HeldBack]:
+    bounds, opened = view.bounds(name), list[HeldBack]()
+    for partition, state in sorted(view.partition_states(name).items()):
+        bound = bounds[partition]
+        if bound.last_stable == bound.log_end:
+            continue
+        for producer, first in sorted(state.transactions.open.items(), key=lambda item: item[1]):
+            begun = _record_time(view, OffsetRange(name, partition, max(first, bound.log_start), bound.log_end))
+            age = None if begun is None else max(0, now_ms - begun)
+            opened.append(HeldBack(name, partition, f"Kafka's producer {producer}", first, bound.log_end, age, None))
+    return opened
+
+
+def _record_time(view: KafkaView, offsets: OffsetRange) -> int | None:
+    """Return the time of the first record of these offsets; None if it has none or cannot be read."""
+    with suppress(SparklogError):
+        for part in view.plan([offsets], READ_UNCOMMITTED):
+            for batch in part.read(("timestamp",), batch_bytes=1):
+                if batch.num_rows:
+                    time = int(batch.column(0)[0].value)
+                    return time if time >= 0 else None
+    return None
+
+
+def _kafka_damage(view: KafkaView, name: str) -> Iterator[Note]:
+    """Yield a note for each partition with bytes that are no batch. What the broker has begun to write is no damage."""
+    for partition, state in sorted(view.partition_states(name).items()):
+        damaged = [each for each in state.segments if (each.closed and each.stop != "end") or each.stop == "corrupt"]
+        if damaged:
+            first = damaged[0]
+            where = f"partition {partition} is damaged in {os.path.basename(first.name.path)} at byte {first.end:,}"
+            remedy = "`sparklog verify` lists all damage; a replica of the partition, or a backup, has its records"
+            yield Note(ATTENTION, name, f"{where}: {first.reason}; {remedy}")
 
 
 def _kafka_groups(

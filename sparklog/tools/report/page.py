@@ -1,17 +1,26 @@
 """A report as one HTML page that needs nothing else: no network, styles, charts and a few lines of script inside.
 
 Everything that comes from outside (names of topics, groups and transactions, errors) goes through the template's
-escaping. The script sorts and filters tables; the page says the same without it.
+escaping. The script sorts and filters tables; the page says the same without it, and opens a topic's partitions by CSS.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import timedelta
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from sparklog.log.journal.env import EPOCH, LAST_MS
-from sparklog.tools.report.facts import Doing, GroupFacts, GroupPartition, PartitionFacts, Report, TopicFacts, total
+from sparklog.tools.report.facts import (
+    ATTENTION,
+    HOURS,
+    Doing,
+    GroupFacts,
+    GroupPartition,
+    PartitionFacts,
+    Report,
+    TopicFacts,
+    total,
+)
+from sparklog.tools.report.units import HOUR_MS, ago, count, day, duration, size, time
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -36,8 +45,47 @@ def as_html(report: Report) -> str:
         newest_ms=max((topic.newest_ms for topic in report.topics if topic.newest_ms is not None), default=None),
         shown=shown_partitions,
         bars=bars,
+        never_expires=never_expires,
+        count=count,
+        size=size,
+        attention=[note for note in report.notes if note.level == ATTENTION],
+        information=[note for note in report.notes if note.level != ATTENTION],
+        anchors={topic.topic: f"topic-{number}" for number, topic in enumerate(report.topics, 1)},
+        commits=summed(topic.activity.commits_by_hour for topic in report.topics if topic.activity is not None),
+        bytes_by_hour=summed(topic.bytes_by_hour for topic in report.topics),
+        chart=lambda values: chart(values, report.now_ms),
     )
     return text
+
+
+class Chart(NamedTuple):
+    """Bars of one height for each hour, 10 wide and up to 60 high, as an SVG path; `days`: (percent from the left, when
+    the day begins)."""
+
+    path: str
+    total: int
+    most: int
+    most_ms: int
+    days: list[tuple[float, int]]
+
+
+def chart(values: Sequence[int], now_ms: int) -> Chart | None:
+    """Draw numbers of the last hours, the current one last; None without any."""
+    if not any(values):
+        return None
+    most = max(values)
+    first_ms = (now_ms // HOUR_MS + 1 - len(values)) * HOUR_MS
+    heights = [(hour, max(1.0, 60 * number / most)) for hour, number in enumerate(values) if number > 0]
+    path = "".join(f"M{10 * hour + 1} 60v-{height:.1f}h8v{height:.1f}z" for hour, height in heights)
+    times = [(100 * hour / len(values), first_ms + hour * HOUR_MS) for hour in range(len(values))]
+    days = [(percent, ms) for percent, ms in times if ms % (24 * HOUR_MS) == 0]
+    return Chart(path, sum(values), most, first_ms + list(values).index(most) * HOUR_MS, days)
+
+
+def summed(rows: Iterable[Sequence[int]]) -> list[int]:
+    """Return the sum of each hour, of rows that have one."""
+    known = [row for row in rows if len(row) == HOURS]
+    return [sum(column) for column in zip(*known, strict=True)]
 
 
 class PlannedRow(NamedTuple):
@@ -112,50 +160,9 @@ def _environment(report: Report) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = {"count": count, "size": size, "numbers": numbers, "time": time, "duration": duration}
+    filters = {"count": count, "size": size, "numbers": numbers, "time": time, "duration": duration, "day": day}
     environment.filters.update(filters, ago=lambda ms: ago(ms, report.now_ms))
     return environment
-
-
-def count(number: float | None) -> str:
-    """Return `1,234,567`; a dash for an unknown number."""
-    return "–" if number is None else f"{number:,.0f}"
-
-
-def size(nbytes: float | None) -> str:
-    """Return bytes in the unit that suits them, as disks are sold: `1.5 MB` are 1,500,000."""
-    if nbytes is None:
-        return "–"
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= scale:
-            return f"{nbytes / scale:,.1f} {unit}"
-    return f"{nbytes:,.0f} B"
-
-
-def time(ms: int | None) -> str:
-    """Return `2026-01-31 12:00:00`, in UTC."""
-    if ms is None:
-        return "–"
-    if not 0 <= ms <= LAST_MS:
-        return f"{ms:,} ms"
-    return (EPOCH + timedelta(milliseconds=ms)).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def duration(ms: float | None) -> str:
-    """Return `3 h`: one unit, the largest that fits."""
-    if ms is None:
-        return "–"
-    for unit, scale in (("years", 365.25 * 86_400_000), ("days", 86_400_000), ("h", 3_600_000), ("min", 60_000)):
-        if abs(ms) >= 2 * scale:
-            return f"{ms / scale:,.0f} {unit}"
-    return f"{ms / 1000:,.0f} s"
-
-
-def ago(ms: int | None, now_ms: int) -> str:
-    """Return `3 h ago`, `in 3 h`; a dash without a time."""
-    if ms is None:
-        return "–"
-    return f"{duration(now_ms - ms)} ago" if ms <= now_ms else f"in {duration(ms - now_ms)}"
 
 
 def shown_partitions(topic: TopicFacts) -> list[PartitionFacts]:
@@ -164,6 +171,14 @@ def shown_partitions(topic: TopicFacts) -> list[PartitionFacts]:
         return list(topic.partitions)
     largest = sorted(topic.partitions, key=lambda part: -part.bytes)[:MOST_PARTITIONS]
     return sorted(largest, key=lambda part: part.partition)
+
+
+def never_expires(topic: TopicFacts) -> bool:
+    configs = topic.configs or {}
+    kept = all(
+        configs.get(name, default) == "-1" for name, default in (("retention.ms", ""), ("retention.bytes", "-1"))
+    )
+    return kept or "delete" not in (topic.cleanup_policy or "")
 
 
 def bars(topic: TopicFacts) -> list[tuple[int, float, int]]:

@@ -15,11 +15,12 @@ from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.kafka.in_place.segment_recovery import log_skipped
 from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.journal.env import SYSTEM
+from sparklog.log.state.view import READ_UNCOMMITTED, OffsetRange
 from sparklog.log.topic.root import Root, RootView
 from sparklog.maintenance.output import json_value
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.retain import retain_root
-from sparklog.tools.report.facts import Report
+from sparklog.tools.report.facts import HOURS, Report
 from sparklog.tools.report.gather import gather
 from sparklog.tools.report.page import as_html
 from tests.fixture_data import copied
@@ -151,6 +152,41 @@ def test_what_maintenance_would_do_is_what_its_dry_runs_say(world: TopicsWorld) 
     )
 
 
+def test_what_expires_next_is_what_the_job_deletes(world: TopicsWorld) -> None:
+    world.topic("a").alter(configs={"segment.bytes": "1000", "retention.ms": str(40 * DAY_MS)})
+    settings = Settings(START_MS + 40 * DAY_MS + 500_000)
+    before = reported(world, settings).topics[0]
+    assert before.expiring
+    assert any(note.topic == "a" and f"deletes {before.expiring} of 1,000 records" in note.text
+               for note in reported(world, settings).notes)  # fmt: skip
+    retain_root(world.root(), settings, topics=["a"])
+    after = reported(world, settings).topics[0]
+    assert after.records == 1000 - before.expiring
+    assert [part.log_start for part in after.partitions] == [part.next_log_start for part in before.partitions]
+    assert after.expiring == 0
+    assert after.expires_ms is not None
+    # Nothing goes up to that time, and something behind it.
+    assert reported(world, Settings(after.expires_ms)).topics[0].expiring == 0
+    assert reported(world, Settings(after.expires_ms + 1)).topics[0].expiring
+    assert reported(world, settings).topics[1].expires_ms is None
+
+
+def test_commits_and_bytes_are_counted_by_the_hour(world: TopicsWorld) -> None:
+    a = reported(world).topics[0]
+    assert a.activity is not None
+    commits = a.activity.commits_by_hour
+    assert (len(commits), len(a.bytes_by_hour)) == (HOURS, HOURS)
+    # An append every five hours, the last one in the hour before this one; the first beside the creation.
+    assert [HOURS - 1 - hour for hour, number in enumerate(commits) if number] == [*range(0, 50, 5)][::-1]
+    assert sum(commits) == 11
+    # All records are of one hour and its neighbour.
+    assert sum(a.bytes_by_hour) == pytest.approx(a.bytes, abs=2)
+    assert [HOURS - 1 - hour for hour, nbytes in enumerate(a.bytes_by_hour) if nbytes] in ([45], [45, 44])
+    later = reported(world, Settings(START_MS + 4 * DAY_MS)).topics[0]
+    assert later.activity is not None
+    assert not any(later.bytes_by_hour)
+
+
 def test_groups_are_as_far_as_their_lag_says(world: TopicsWorld) -> None:
     groups = Groups(world.root())
     groups.group("<b>readers</b>").join("one").commit({"a": {0: 10, 1: 20}, "b": {0: 5}})
@@ -248,6 +284,38 @@ def test_a_kafka_directory_says_what_its_files_say(fixtures: Path, tmp_path: Pat
         for number, bound in view.bounds(name).items()
         if bound.last_stable < bound.log_end
     }
+
+
+def test_an_open_transaction_of_a_kafka_directory_has_an_age(fixtures: Path) -> None:
+    log_dir = fixtures / "transactions" / "data"
+    view = KafkaView(log_dir)
+    begun = {}
+    for name in view.topics():
+        for number, state in view.partition_states(name).items():
+            for first in state.transactions.open.values():
+                [part] = view.plan([OffsetRange(name, number, first, first + 1)], READ_UNCOMMITTED)
+                begun[name, number, first] = int(next(part.read(("timestamp",))).column(0)[0].value)
+    assert begun
+    now_ms = max(begun.values()) + 27 * HOUR_MS
+    report = gather(KafkaView(log_dir), Settings(now_ms))
+    assert {(each.topic, each.partition, each.first): each.age_ms for each in report.held_back} == {
+        place: now_ms - since for place, since in begun.items()
+    }
+    noted = {note.topic for note in report.notes if "a transaction is open for 27 h" in note.text}
+    assert noted == {topic for topic, _, _ in begun}
+    assert sum(sum(topic.bytes_by_hour) for topic in report.topics) == report.bytes
+
+
+def test_damage_in_a_kafka_directory_is_a_note_unless_it_is_being_written(fixtures: Path, tmp_path: Path) -> None:
+    log_dir = copied(fixtures / "transactions" / "data", tmp_path / "kafka")
+    file = next(log_dir.glob("txn-a-0/*.log"))
+    whole = file.read_bytes()
+    file.write_bytes(whole + whole[:70])
+    assert not [note for note in gather(KafkaView(log_dir), Settings(0)).notes if "damaged" in note.text]
+    file.write_bytes(whole + bytes(8) + b"\0\0\0\1" + b"\x7f" * 100)
+    [note] = [note for note in gather(KafkaView(log_dir), Settings(0)).notes if "damaged" in note.text]
+    assert note.topic == "txn-a"
+    assert f"partition 0 is damaged in {file.name} at byte {len(whole):,}" in note.text
 
 
 def test_groups_of_a_kafka_directory_are_those_of_its_coordinator(fixtures: Path) -> None:

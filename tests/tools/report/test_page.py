@@ -9,6 +9,7 @@ import pytest
 
 from sparklog.tools.report.facts import (
     ATTENTION,
+    HOURS,
     INFORMATION,
     Activity,
     Doing,
@@ -21,8 +22,8 @@ from sparklog.tools.report.facts import (
     Report,
     TopicFacts,
 )
-from sparklog.tools.report.gather import MANY_COMMITS, MANY_UNSEALED, health
-from sparklog.tools.report.page import MOST_PARTITIONS, ago, as_html, by_topic, duration, numbers, size, time
+from sparklog.tools.report.page import MOST_PARTITIONS, as_html, by_topic, chart, numbers
+from sparklog.tools.report.units import ago, day, duration, size, time
 
 NOW_MS = 1_700_000_000_000
 HOSTILE = "</script><script>alert('x')</script><img src=x onerror=\"alert(1)\">&amp;"
@@ -46,13 +47,14 @@ def report(*topics: TopicFacts, **changes: object) -> Report:
 
 @dataclass
 class Page(HTMLParser):
-    """Reads a page strictly: every tag is closed where it was opened. Tables come as rows of cells' texts."""
+    """Reads a page strictly: every tag is closed where it was opened. Tables come as rows of cells' texts, a table in
+    a cell as one of its own; the row around it is left out."""
 
     stack: list[str] = field(default_factory=list)
     tags: list[tuple[str, dict[str, str | None]]] = field(default_factory=list)
     tables: dict[str, list[list[str]]] = field(default_factory=dict)
     texts: list[str] = field(default_factory=list)
-    _table: str = ""
+    _open: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__init__(convert_charrefs=True)
@@ -72,12 +74,12 @@ class Page(HTMLParser):
         if tag not in VOID:
             self.stack.append(tag)
         if tag == "table":
-            self._table = dict(attrs).get("id") or f"table-{len(self.tables)}"
-            self.tables[self._table] = []
+            self._open.append(dict(attrs).get("id") or f"table-{len(self.tables)}")
+            self.tables[self._open[-1]] = []
         elif tag == "tr":
-            self.tables[self._table].append([])
+            self.tables[self._open[-1]].append([])
         elif tag in ("td", "th"):
-            self.tables[self._table][-1].append("")
+            self.tables[self._open[-1]][-1].append("")
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         assert tag == "rect", tag
@@ -85,19 +87,25 @@ class Page(HTMLParser):
     def handle_endtag(self, tag: str) -> None:
         assert self.stack, tag
         assert self.stack.pop() == tag
+        if tag == "table":
+            self._open.pop()
+            if self._open:
+                self.tables[self._open[-1]].pop()
+                self.tables[self._open[-1]].append([])
 
     def handle_data(self, data: str) -> None:
         if "script" not in self.stack and "style" not in self.stack:
             self.texts.append(data)
-        if "td" in self.stack or "th" in self.stack:
-            self.tables[self._table][-1][-1] += data
+        row = self.tables[self._open[-1]][-1] if self._open and self.tables[self._open[-1]] else []
+        if row and ("td" in self.stack or "th" in self.stack):
+            row[-1] += data
 
     @property
     def text(self) -> str:
         return " ".join(" ".join(self.texts).split())
 
     def rows(self, table: str) -> list[list[str]]:
-        return [[" ".join(cell.split()) for cell in row] for row in self.tables[table][1:]]
+        return [[" ".join(cell.split()) for cell in row] for row in self.tables[table][1:] if row]
 
 
 def everything() -> Report:
@@ -170,13 +178,79 @@ def test_a_topics_row_has_its_figures() -> None:
     [row] = page.rows("topic-table")
     assert row[:4] == ["orders", "2", "160", "2.0 MB"]
     assert row[4].endswith("1.5×")
-    assert row[5:] == ["2 h ago", "5 s ago", "delete", "17", "3", "14", "20"]
+    assert row[5:] == ["2 h ago", "5 s ago", "–", "delete", "17", "14", "20"]
     details = next(rows for name, rows in page.tables.items() if rows and rows[0][0] == "Partition" and name)
     assert [cell.strip() for cell in details[1]] == [
-        "0", "10", "90", "100", "80", "1.5 MB", "", "2 h ago", "5 s ago", "12", "7",
+        "0", "10", "90", "100", "80", "1.5 MB", "", "2 h ago", "5 s ago", "–", "12", "7",
     ]  # fmt: skip
     assert "retention.ms=86400000" in page.text
     assert sum(held) == 2_000_000
+
+
+@pytest.mark.parametrize(
+    ("parts", "configs", "policy", "shown"),
+    [
+        ([(101_000, 1), (0, NOW_MS + 9)], {}, "delete", "next run:101,000 records"),
+        ([(1, None), (0, None)], {}, "delete", "next run:1 record"),
+        ([(0, NOW_MS + 7_200_000), (0, NOW_MS + 9_000_000)], {}, "delete", "in 2 h"),
+        ([(0, None), (0, None)], {}, "compact", "never"),
+        ([(0, None), (0, None)], {"retention.ms": "-1"}, "delete", "never"),
+        ([(0, None), (0, None)], {"retention.ms": "-1", "retention.bytes": "9"}, "delete", "–"),
+        ([(0, None), (0, None)], {"retention.ms": "9"}, "delete", "–"),
+    ],
+)
+def test_the_next_expiry_is_a_column(
+    parts: list[tuple[int, int | None]], configs: dict[str, str], policy: str, shown: str
+) -> None:
+    base = topic(configs=configs, cleanup_policy=policy)
+    both = [
+        replace(part, expiring=expiring, expires_ms=due)
+        for part, (expiring, due) in zip(base.partitions, parts, strict=True)
+    ]
+    page = Page.of(as_html(report(replace(base, partitions=tuple(both)))))
+    assert page.rows("topic-table")[0][7] == shown
+
+
+def test_hours_are_bars_with_a_text_that_says_the_same() -> None:
+    commits, nbytes = [0] * HOURS, [0] * HOURS
+    commits[-1], commits[-3], nbytes[0] = 3, 6, 1_500_000
+    base = topic(bytes_by_hour=tuple(nbytes))
+    assert base.activity is not None
+    busy = replace(base, activity=replace(base.activity, commits_by_hour=tuple(commits)))
+    text = as_html(report(busy))
+    page = Page.of(text)
+    assert "9 in all; most, 6, in the hour from 2023-11-14 20:00:00" in page.text
+    assert "1.5 MB in all; most, 1.5 MB, in the hour from 2023-11-11 23:00:00" in page.text
+    drawn = chart(commits, NOW_MS)
+    assert drawn is not None
+    assert drawn.path == "M691 60v-60.0h8v60.0z" + "M711 60v-30.0h8v30.0z"
+    assert [(round(percent), day(ms)) for percent, ms in drawn.days] == [(1, "Nov 12"), (35, "Nov 13"), (68, "Nov 14")]
+    assert text.count("<path") == 2
+    assert "<path" not in as_html(report(topic()))
+    # Of several topics, each one's bars are behind its row.
+    assert as_html(report(busy, replace(busy, topic="other"))).count("<path") == 6
+
+
+def test_partitions_are_behind_the_row_of_their_topic() -> None:
+    names = [chr(97 + number) for number in range(4)]
+    page = Page.of(as_html(report(*(topic(name) for name in names))))
+    opened = [attributes for tag, attributes in page.tags if tag == "details" and attributes.get("class") == "opener"]
+    assert len(opened) == 4
+    assert not any("open" in attributes for attributes in opened)
+    assert "tbody:has(details.opener[open]) tr.more" in as_html(report())
+    few = Page.of(as_html(report(topic())))
+    assert [attributes for tag, attributes in few.tags if tag == "details" and "open" in attributes]
+
+
+def test_notes_lead_to_their_topics_and_commands_stand_out() -> None:
+    notes = (*(Note(ATTENTION, "orders", f"run `sparklog retain {n}` now") for n in range(25)),
+             Note(INFORMATION, "gone", HOSTILE))  # fmt: skip
+    page = Page.of(text := as_html(report(topic(), notes=notes)))
+    assert '<a href="#topic-1"><b>orders</b></a>: run <code>sparklog retain 0</code> now' in text
+    for shown in ("Needs attention", "Glossary", "5 more", "For information: 1", HOSTILE):
+        assert shown in page.text
+    only = Page.of(as_html(report(topic(), notes=notes[-1:])))
+    assert "Nothing needs attention." in only.text
 
 
 def test_groups_transactions_and_maintenance_have_their_rows() -> None:
@@ -251,49 +325,3 @@ def test_units_are_those_a_person_reads() -> None:
     assert time(NOW_MS) == "2023-11-14 22:13:20"
     assert time(2**62) == f"{2**62:,} ms"
     assert time(None) == "–"
-
-
-def texts(found: Report) -> list[tuple[str, str, str]]:
-    return [(note.level, note.topic, note.text) for note in health(found).notes]
-
-
-def test_a_healthy_root_has_no_notes() -> None:
-    assert not texts(report(topic()))
-
-
-def test_each_rule_notes_what_it_is_for() -> None:
-    base = topic()
-    part = base.partitions[0]
-    many = replace(base, partitions=(replace(part, unsealed=MANY_UNSEALED + 1),))
-    assert "run `sparklog compact`" in texts(report(many))[0][2]
-    behind = replace(base, activity=Activity(9000, NOW_MS, 0, 0, MANY_COMMITS + 1))
-    assert "since the last checkpoint" in texts(report(behind))[0][2]
-    never = replace(base, activity=Activity(MANY_COMMITS, NOW_MS, 0, 0, None))
-    assert "no checkpoint" in texts(report(never))[0][2]
-    young = replace(base, activity=Activity(MANY_COMMITS - 1, NOW_MS, 0, 0, None))
-    assert not texts(report(young))
-    ahead = replace(base, partitions=(replace(part, newest_ms=NOW_MS + 86_400_000),))
-    assert "stamped in the future" in texts(report(ahead))[0][2]
-    uneven = topic("uneven", (10**9, 10**8, 10**8, 10**8))
-    assert texts(report(uneven))[0][0] == INFORMATION
-    assert not texts(report(topic("small", (10**6, 10, 10, 10))))
-    held = HeldBack("orders", 0, "job #1", 0, 5, 61_000, 60_000)
-    assert "job #1" in texts(report(base, held_back=(held,)))[0][2]
-    assert not texts(report(base, held_back=(replace(held, age_ms=59_000),)))
-    waste = Removal("gone", "append", "unnamed", 9, 10**9)
-    assert "run `sparklog retain`" in texts(report(base, removals=(waste,)))[0][2]
-
-
-def test_records_that_expired_before_a_group_read_them_are_noted() -> None:
-    part = GroupPartition("orders", 3, 100, 150, 200, 100, 5.0)
-    group = GroupFacts("readers", "Empty", None, (part, replace(part, partition=4, offset=150)))
-    [(level, name, text)] = texts(report(topic(), groups=(group,)))
-    assert (level, name) == (ATTENTION, "orders")
-    assert "before group readers had read them, in 1 partition (partition 3: 50 offsets)" in text
-
-
-def test_attention_comes_first() -> None:
-    uneven = topic("a", (10**9, 10**8, 10**8, 10**8))
-    part = replace(uneven.partitions[0], unsealed=MANY_UNSEALED + 1)
-    found = texts(report(uneven, replace(topic("b"), partitions=(part,))))
-    assert [(level, name) for level, name, _ in found] == [(ATTENTION, "b"), (INFORMATION, "a")]

@@ -2,16 +2,17 @@ for (const head of document.querySelectorAll("table.sortable th")) {
   head.classList.add("sorts");
   head.tabIndex = 0;
   const sort = () => {
-    const body = head.closest("table").tBodies[0], at = head.cellIndex;
+    const table = head.closest("table"), at = head.cellIndex;
+    const body = table.classList.contains("grouped") ? table : table.tBodies[0];
     const down = head.getAttribute("aria-sort") === "ascending" ||
       (!head.hasAttribute("aria-sort") && head.classList.contains("n"));
     for (const other of head.parentNode.cells) other.removeAttribute("aria-sort");
     head.setAttribute("aria-sort", down ? "descending" : "ascending");
     const value = (row) => {
-      const cell = row.cells[at];
+      const cell = (row.rows ? row.rows[0] : row).cells[at];
       return cell && cell.dataset.sort !== undefined ? Number(cell.dataset.sort) : cell ? cell.textContent.trim() : "";
     };
-    const rows = [...body.rows].map((row) => [value(row), row]);
+    const rows = [...(body === table ? table.tBodies : body.rows)].map((row) => [value(row), row]);
     rows.sort(([a], [b]) => (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b))));
     if (down) rows.reverse();
     body.append(...rows.map(([, row]) => row));
@@ -25,21 +26,18 @@ for (const input of document.querySelectorAll("input[data-table]")) {
   input.addEventListener("input", () => {
     const wanted = input.value.trim().toLowerCase();
     let shown = 0;
-    for (const row of document.getElementById(input.dataset.table).tBodies[0].rows) {
+    const table = document.getElementById(input.dataset.table);
+    for (const row of table.classList.contains("grouped") ? table.tBodies : table.tBodies[0].rows) {
       row.hidden = !row.dataset.name.toLowerCase().includes(wanted);
       shown += !row.hidden;
     }
     count.textContent = wanted ? `${shown.toLocaleString("en")} of ${all}` : all;
-    if (input.dataset.table === "topic-table") {
-      for (const part of document.querySelectorAll("#partitions details")) {
-        part.hidden = !part.dataset.name.toLowerCase().includes(wanted);
-      }
-    }
   });
 }
 const opened = () => {
   const target = location.hash && document.getElementById(location.hash.slice(1));
-  if (target && target.tagName === "DETAILS") target.open = true;
+  const opener = target && target.querySelector("details.opener");
+  if (opener) opener.open = true;
 };
 window.addEventListener("hashchange", opened);
 opened();
