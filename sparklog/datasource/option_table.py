@@ -171,9 +171,10 @@ _REFUSED = {
     "versionasof": "a log is read by offsets or times: give endingOffsets, and startingOffsets, of a batch read",
     "timestampasof": "a log is read by offsets or times: give endingTimestamp, and startingTimestamp, of a batch read",
     "startingversion": "a log is read by offsets or times: give startingOffsets or startingTimestamp",
+    "asyncprogresstrackingenabled": "Spark has it for its Kafka sink alone, where batches may be written twice",
     "paths": "load takes one path: give the root with subscribe='a,b', or load each and union them",
 }
-_SPELLED = {name.lower(): name for name in ("versionAsOf", "timestampAsOf", "startingVersion")}
+_SPELLED = {name.lower(): name for name in ("versionAsOf", "timestampAsOf", "startingVersion", "asyncProgressTrackingEnabled")}
 
 # Settings of Kafka's clients that describe brokers, connections and buffering: accepted and without effect, so that a
 # query moves over by changing the format and the path.
