@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from sparklog.datasource.option_table import TOPIC_CONFIG, find_option
 from sparklog.datasource.schema import SPARK_TYPES
 from sparklog.errors import BadRequest
 from sparklog.kafka.in_place.location import ROOT, Location
@@ -64,7 +65,11 @@ def with_both_sides(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def columns_with_options(include_headers: bool, options: Mapping[str, str]) -> StructType:
-    """Return the columns of a new table, which keep its options. Spark's parser of types is not at hand in a worker."""
+    """Return the columns of a new table, which keep its options.
+
+    Those without effect are left out: passwords for brokers would be shown with the schema. The types are made one by
+    one, as Spark's parser of types is not at hand in a worker.
+    """
     from pyspark.sql import types
 
     header = types.StructType().add("key", types.StringType()).add("value", types.BinaryType())
@@ -78,7 +83,8 @@ def columns_with_options(include_headers: bool, options: Mapping[str, str]) -> S
     }
     names = [name for name in COLUMNS if name != "headers" or include_headers]
     schema = types.StructType([types.StructField(name, kinds[SPARK_TYPES[name]]) for name in names])
-    schema.fields[0].metadata = {_METADATA: json.dumps(options, sort_keys=True)}
+    used = {name: options[name] for name in options if name.startswith(TOPIC_CONFIG) or find_option(name) is not None}
+    schema.fields[0].metadata = {_METADATA: json.dumps(used, sort_keys=True)}
     return schema
 
 

@@ -174,7 +174,9 @@ _REFUSED = {
     "asyncprogresstrackingenabled": "Spark has it for its Kafka sink alone, where batches may be written twice",
     "paths": "load takes one path: give the root with subscribe='a,b', or load each and union them",
 }
-_SPELLED = {name.lower(): name for name in ("versionAsOf", "timestampAsOf", "startingVersion", "asyncProgressTrackingEnabled")}
+_SPELLED = {
+    name.lower(): name for name in ("versionAsOf", "timestampAsOf", "startingVersion", "asyncProgressTrackingEnabled")
+}
 
 # Settings of Kafka's clients that describe brokers, connections and buffering: accepted and without effect, so that a
 # query moves over by changing the format and the path.

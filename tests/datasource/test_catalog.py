@@ -69,6 +69,13 @@ def test_the_columns_bring_the_options(root: str, caplog: pytest.LogCaptureFixtu
     assert "no effect" not in caplog.text
 
 
+def test_a_brokers_password_does_not_travel_with_the_columns(root: str) -> None:
+    options = {"path": root, "topic": "orders", "kafka.sasl.jaas.config": "secret", "kafka.bootstrap.servers": "host:1"}
+    schema = SparklogDataSource(created(**options)).schema()
+    assert isinstance(schema, StructType)
+    assert schema.fields[0].metadata == {"sparklog.options": f'{{"path": "{root}", "topic": "orders"}}'}
+
+
 def test_columns_that_were_selected_are_no_table(root: str) -> None:
     schema = SparklogDataSource(created(path=root, topic="orders")).schema()
     assert isinstance(schema, StructType)

@@ -170,7 +170,10 @@ def test_our_own_name_beats_kafkas() -> None:
             "Option 'timestampAsOf' is not supported: a log is read by offsets or times: give end",
         ),
         ({"startingversion": "3"}, "Option 'startingVersion' is not supported: a log is read by offsets or times"),
-        ({"asyncprogresstrackingenabled": "true"}, "Option 'asyncProgressTrackingEnabled' is not supported: Spark has it"),
+        (
+            {"asyncprogresstrackingenabled": "true"},
+            "Option 'asyncProgressTrackingEnabled' is not supported: Spark has it",
+        ),
         ({"paths": '["/a","/b"]'}, "load takes one path: give the root with subscribe='a,b', or load each and union"),
         ({"topic.retention.mss": "1"}, "unknown topic config 'retention.mss'; did you mean 'retention.ms'?"),
         ({"topic.retention.ms": "soon"}, "config retention.ms must be a whole number of at least -1, found 'soon'"),
