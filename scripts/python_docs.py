@@ -20,13 +20,17 @@ FOLDER = "docs/reference"
 OPTIONS_PAGE = "spark-options.md"
 OPTIONS_HEAD = """# Options of the Spark data source
 
-Of `spark.read`, `spark.readStream`, `df.write` and `df.writeStream` with `format("sparklog")`: names, values and
-defaults of Spark's Kafka connector where it has the option. Settings of Kafka's clients (`kafka.*`) that are not here
-are accepted without effect, or refused with the reason. `scripts/python_docs.py` makes this page from the table of
-options. Columns of a write: `value`, and if you like `key`, `headers`, `topic`, `partition`, `timestamp`.
+Of `spark.read`, `spark.readStream`, `df.write` and `df.writeStream` with `format("sparklog")`, and of [tables in
+SQL](../guides/spark-recipes.md#sql). Settings of Kafka's clients (`kafka.*`) that are not here are accepted without
+effect, or refused with the reason. `scripts/python_docs.py` makes this page from the table of options. Columns of a
+write: `value`, and if you like `key`, `headers`, `topic`, `partition`, `timestamp`.
 
-| option | where | type | default | what it does |
-|---|---|---|---|---|
+The last column compares with Spark's Kafka connector: *yes* if name, values and default are the same there, *own* if it
+has no such option, else what differs. Type `timestamp` is milliseconds since 1970, or ISO 8601: `2026-01-31T12:00:00`,
+in UTC unless it ends with an offset such as `+01:00`. JSON by timestamp takes both, too.
+
+| option | where | type | unit | default | what it does | as in Kafka's connector? |
+|---|---|---|---|---|---|---|
 """
 REPOSITORY = Path(__file__).parents[1]
 SECTIONS = ("Args", "Returns", "Raises", "Example")
@@ -207,7 +211,8 @@ def options_page() -> str:
         kind = ", ".join(f"`{choice}`" for choice in each.choices) or each.kind
         default = "" if each.default is None else f"`{str(each.default).lower()}`"
         aliases = f" Also as {', '.join(f'`{name}`' for name in each.aliases)}." if each.aliases else ""
-        lines.append(f"| `{each.name}` | {', '.join(each.uses)} | {kind} | {default} | {each.doc}{aliases} |\n")
+        cells = (f"`{each.name}`", ", ".join(each.uses), kind, each.unit, default, each.doc + aliases, each.kafka)
+        lines.append(f"| {' | '.join(cells)} |\n")
     return OPTIONS_HEAD + "".join(lines)
 
 

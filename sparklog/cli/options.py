@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from datetime import datetime, timedelta, timezone
 from typing import Annotated, Any, Literal
 
 from typer import Argument, BadParameter, Option
 
-from sparklog.log.journal.env import EPOCH
+from sparklog.log.journal.env import parse_iso_time
 from sparklog.log.journal.names import check_topic_name
 
 SHORT_HELP = {"help_option_names": ["-h", "--help"]}
@@ -110,17 +108,6 @@ def parse_configs(given: list[str] | None) -> dict[str, str]:
 INT64_MAX = 2**63 - 1
 VERSIONS = 10**10
 """A number below is a version, from it on a time: 10^10 ms after 1970 is April 1970."""
-_ISO_TIME = re.compile(r"(\d{4}-\d\d-\d\d[T ]\d\d(?::\d\d(?::\d\d)?)?)(?:[.,](\d+))?(?:(Z)|([+-]\d\d)(?::?(\d\d))?)?")
-
-
-def _for_python_3_10(text: str) -> str:
-    """Spell out Z, +01 and +0100, and fractions of other than 3 or 6 digits, which Python 3.10 does not read."""
-    match = _ISO_TIME.fullmatch(text)
-    if match is None:
-        return text
-    moment, fraction, utc, hours, minutes = match.groups()
-    zone = "+00:00" if utc else f"{hours}:{minutes or '00'}" if hours else ""
-    return moment + (f".{fraction[:6]:0<6}" if fraction else "") + zone
 
 
 def parse_time(text: str, option: str = "--from-timestamp") -> int:
@@ -128,14 +115,11 @@ def parse_time(text: str, option: str = "--from-timestamp") -> int:
     if text.isdecimal() and int(text) <= INT64_MAX:
         return int(text)
     try:
-        moment = datetime.fromisoformat(_for_python_3_10(text))
+        millis = parse_iso_time(text)
     except ValueError:
         raise BadParameter(
             f"expected milliseconds or a time such as 2026-01-31T12:00:00, found {text!r}", param_hint=f"'{option}'"
         ) from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=timezone.utc)
-    millis = (moment - EPOCH) // timedelta(milliseconds=1)
     if millis < 0:
         raise BadParameter(f"expected a time after 1970, found {text!r}", param_hint=f"'{option}'")
     return millis

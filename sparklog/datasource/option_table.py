@@ -12,10 +12,10 @@ from sparklog.errors import BadRequest, nearest
 from sparklog.format.record_batch import CODECS
 from sparklog.groups.group import MAX_SESSION_TIMEOUT_MS
 from sparklog.log.decisions.decision_log import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS
-from sparklog.log.state.configs import kafka_name
+from sparklog.log.state.configs import CONFIGS, kafka_name
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED
 
-Kind = Literal["text", "boolean", "number", "choice", "time"]
+Kind = Literal["text", "boolean", "number", "choice", "time", "timestamp"]
 Use = Literal["batch", "stream", "write"]
 Uses = tuple[Use, ...]
 BATCH: Uses = ("batch",)
@@ -27,6 +27,8 @@ EVERYWHERE: Uses = ("batch", "stream", "write")
 DEFAULT_SESSION_TIMEOUT_MS = 300_000
 """As Kafka's `max.poll.interval.ms`: a query shows that it lives whenever Spark plans, which a micro-batch holds up."""
 LOWEST_LEVEL = -(1 << 17)
+TOPIC_CONFIG = "topic."
+"""In front of a topic's config."""
 OFFSETS_JSON = 'JSON like {"topic":{"0":23}}'
 CORRUPT_RECORDS = ("fail", "skip", "truncate")
 """As in `sparklog.kafka.in_place.segment_recovery`, which option parsing does not import."""
@@ -41,6 +43,7 @@ class OptionDef:
     * `default`: None where there is none; `choices` of a choice; `low` and `high`: limits of a number
     * `harmless`: an option of reads that a write has without effect: a setting of Kafka's clients
     * `codec`: of a level that counts when that codec is chosen
+    * `unit` of its value; `kafka`: whether Spark's Kafka connector has it, or what differs
     """
 
     name: str
@@ -55,82 +58,100 @@ class OptionDef:
     aliases: tuple[str, ...] = ()
     harmless: bool = False
     codec: str = ""
+    unit: str = ""
+    kafka: str = "yes"
 
 
 OPTIONS = (
     OptionDef("path", "text", EVERYWHERE,
-              "Of `load`, `save` and `start`: a root, a topic's folder, a Kafka log directory or partition folder."),
+              "Of `load`, `save` and `start`: a root, a topic's folder, a Kafka log directory or partition folder.",
+              kafka="own, for `kafka.bootstrap.servers`"),
     OptionDef("includeHeaders", "boolean", EVERYWHERE, "Reads: add the column `headers`.", "include_headers", False),
     OptionDef("subscribe", "text", READ, "Names of the topics to read, separated by commas."),
-    OptionDef("subscribePattern", "text", READ, "A regular expression that matches whole names of topics."),
+    OptionDef("subscribePattern", "text", READ, "A regular expression that matches whole names of topics.",
+              kafka="Java's expressions there, Python's here"),
     OptionDef("assign", "text", READ, 'Topics and partitions: JSON like {"topic":[0,1]}.'),
-    OptionDef("startingTimestamp", "number", READ,
-              "Start at the first record not older than this time (ms). Of these three the first one given counts."),
-    OptionDef("startingOffsetsByTimestamp", "text", READ, f"The same by partition: {OFFSETS_JSON}."),
+    OptionDef("startingTimestamp", "timestamp", READ,
+              "Start at the first record not older than this time. Of these three the first one given counts.",
+              unit="ms", kafka="no ISO 8601 there"),
+    OptionDef("startingOffsetsByTimestamp", "text", READ, f"The same by partition: {OFFSETS_JSON}.",
+              unit="ms", kafka="no ISO 8601 there"),
     OptionDef("startingOffsets", "text", READ,
-              f"Start there: `earliest` (-2), `latest` (-1), `group`, or {OFFSETS_JSON}."),
+              f"Start there: `earliest` (-2), `latest` (-1), `group`, or {OFFSETS_JSON}.",
+              unit="offset", kafka="no `group` there"),
     OptionDef("startingOffsetsByTimestampStrategy", "choice", READ,
               "`latest` starts at the end where no record is as new as the time given.",
               default="error", choices=("error", "latest")),
-    OptionDef("endingTimestamp", "number", BATCH,
-              "End at the first record not older than this time (ms). Of these three the first one given counts."),
-    OptionDef("endingOffsetsByTimestamp", "text", BATCH, f"The same by partition: {OFFSETS_JSON}."),
-    OptionDef("endingOffsets", "text", BATCH, f"End there: `latest` (-1), or {OFFSETS_JSON}."),
+    OptionDef("endingTimestamp", "timestamp", BATCH,
+              "End at the first record not older than this time. Of these three the first one given counts.",
+              unit="ms", kafka="no ISO 8601 there"),
+    OptionDef("endingOffsetsByTimestamp", "text", BATCH, f"The same by partition: {OFFSETS_JSON}.",
+              unit="ms", kafka="no ISO 8601 there"),
+    OptionDef("endingOffsets", "text", BATCH, f"End there: `latest` (-1), or {OFFSETS_JSON}.", unit="offset"),
     OptionDef("failOnDataLoss", "boolean", READ, "An error if records are gone before they are read; `false`: go on.",
               "fail_on_data_loss", True),
     OptionDef("corruptRecords", "choice", READ, "What damage in a Kafka directory does.",
-              "corrupt_records", CORRUPT_RECORDS[0], CORRUPT_RECORDS),
-    OptionDef("minPartitions", "number", READ, "Split into at least so many tasks.", "min_partitions", low=1),
+              "corrupt_records", CORRUPT_RECORDS[0], CORRUPT_RECORDS, kafka="own"),
+    OptionDef("minPartitions", "number", READ, "Split into at least so many tasks.", "min_partitions", low=1,
+              unit="tasks", kafka="there small partitions share no task"),
     OptionDef("maxRecordsPerPartition", "number", READ, "Records of one task at most.",
-              "max_records_per_partition", low=1),
+              "max_records_per_partition", low=1, unit="records", kafka="offsets there"),
     OptionDef("maxOffsetsPerTrigger", "number", STREAM, "Records of one micro-batch at most.",
-              "max_offsets_per_trigger", low=1),
+              "max_offsets_per_trigger", low=1, unit="records", kafka="gaps count there"),
     OptionDef("minOffsetsPerTrigger", "number", STREAM, "Wait until there are so many records.",
-              "min_offsets_per_trigger", low=1),
-    OptionDef("maxTriggerDelay", "time", STREAM, "But wait no longer than this.", "max_trigger_delay_ms", 900_000),
+              "min_offsets_per_trigger", low=1, unit="records", kafka="gaps count there"),
+    OptionDef("maxTriggerDelay", "time", STREAM, "But wait no longer than this.", "max_trigger_delay_ms", 900_000,
+              unit="ms"),
     OptionDef("maxBytesPerTrigger", "number", STREAM, "About so many stored bytes in one micro-batch.",
-              "max_bytes_per_trigger", low=1),
+              "max_bytes_per_trigger", low=1, unit="bytes", kafka="own"),
     OptionDef("poll.interval.ms", "number", STREAM, "Time between two looks for new records; 10 ms by itself.",
-              "poll_interval_ms"),
+              "poll_interval_ms", unit="ms", kafka="own"),
     OptionDef("metadata.max.age.ms", "number", STREAM, "Time between two looks for new topics.",
-              "metadata_max_age_ms", 300_000, aliases=("kafka.metadata.max.age.ms",), harmless=True),
+              "metadata_max_age_ms", 300_000, aliases=("kafka.metadata.max.age.ms",), harmless=True,
+              unit="ms", kafka="there the client's, with `kafka.`"),
     OptionDef("kafka.isolation.level", "choice", READ, "`read_committed` leaves out what is aborted or open.",
-              "isolation", READ_COMMITTED, (READ_COMMITTED, READ_UNCOMMITTED), harmless=True),
+              "isolation", READ_COMMITTED, (READ_COMMITTED, READ_UNCOMMITTED), harmless=True,
+              kafka="`read_uncommitted` there"),
     OptionDef("kafka.group.id", "text", READ, "The group of `startingOffsets=group`; a stream publishes to it.",
-              "group_id", harmless=True),
+              "group_id", harmless=True, kafka="there it commits nothing"),
     OptionDef("kafka.group.instance.id", "text", STREAM, "A name for the query in its group; random by itself.",
-              "group_instance", harmless=True),
+              "group_instance", harmless=True, kafka="there the client's"),
     OptionDef("kafka.session.timeout.ms", "number", STREAM, "A query that is silent for longer counts as gone.",
-              "session_timeout_ms", DEFAULT_SESSION_TIMEOUT_MS, low=1, high=MAX_SESSION_TIMEOUT_MS, harmless=True),
+              "session_timeout_ms", DEFAULT_SESSION_TIMEOUT_MS, low=1, high=MAX_SESSION_TIMEOUT_MS, harmless=True,
+              unit="ms", kafka="there the client's, 45000"),
     OptionDef("kafka.auto.offset.reset", "choice", READ,
               "With `startingOffsets=group`: for a partition without a committed offset.",
-              "group_reset", choices=("earliest", "latest", "none")),
+              "group_reset", choices=("earliest", "latest", "none"), kafka="refused there"),
     OptionDef("topic", "text", WRITE, "The topic, unless the path or a column `topic` names it.", "topic"),
+    OptionDef("topic.*", "text", WRITE, "A config of a topic that the write creates, as `topic.retention.ms`.",
+              kafka="own"),
     OptionDef("compression.type", "choice", WRITE, "The codec, zstd by itself; the topic's config beats it.",
-              "codec", choices=CODECS, aliases=("kafka.compression.type",)),
+              "codec", choices=CODECS, aliases=("kafka.compression.type",),
+              kafka="with `kafka.`, and `none` by itself, there"),
     OptionDef("compression.level", "number", WRITE, "The level of that codec; the topic's by itself.",
-              "level", low=LOWEST_LEVEL),
+              "level", low=LOWEST_LEVEL, kafka="own"),
     OptionDef("kafka.compression.gzip.level", "number", WRITE, "The level, if the codec is gzip.",
               low=LOWEST_LEVEL, codec="gzip"),
     OptionDef("kafka.compression.lz4.level", "number", WRITE, "The level, if the codec is lz4.",
               low=LOWEST_LEVEL, codec="lz4"),
     OptionDef("kafka.compression.zstd.level", "number", WRITE, "The level, if the codec is zstd.",
-              low=LOWEST_LEVEL, codec="zstd"),
+              low=LOWEST_LEVEL, codec="zstd", kafka="3 by itself there"),
     OptionDef("write.buffer.bytes", "number", WRITE, "Bytes that a task collects before it encodes them.",
-              "buffer_bytes", 64 << 20, low=1, high=1 << 30),
+              "buffer_bytes", 64 << 20, low=1, high=1 << 30, unit="bytes", kafka="own"),
     OptionDef("num.partitions", "number", WRITE, "Partitions of a topic that the write creates.",
-              "partitions", 1, low=1),
+              "partitions", 1, low=1, unit="partitions", kafka="there the broker's"),
     OptionDef("auto.create.topics.enable", "boolean", WRITE, "Create the root and the topic where they are missing.",
-              "auto_create", True, aliases=("kafka.allow.auto.create.topics",)),
+              "auto_create", True, aliases=("kafka.allow.auto.create.topics",), kafka="there the broker's"),
     OptionDef("txnAppId", "text", WRITE, "Name of the application: with `txnVersion`, a repeated batch writes nothing.",
-              "txn_app_id"),
-    OptionDef("txnVersion", "number", WRITE, "A number that grows with each run.", "txn_version"),
+              "txn_app_id", kafka="own, as Delta's"),
+    OptionDef("txnVersion", "number", WRITE, "A number that grows with each run.", "txn_version",
+              kafka="own, as Delta's"),
     OptionDef("replayMismatch", "choice", WRITE, "`accept`: a replayed micro-batch may differ from its first attempt.",
-              "replay_mismatch", "error", ("error", "accept")),
+              "replay_mismatch", "error", ("error", "accept"), kafka="own"),
     OptionDef("transaction.timeout.ms", "number", WRITE,
               "Time after which an open write to several topics is aborted.",
               "transaction_timeout_ms", DEFAULT_TIMEOUT_MS, low=1, high=MAX_TIMEOUT_MS,
-              aliases=("kafka.transaction.timeout.ms",)),
+              aliases=("kafka.transaction.timeout.ms",), unit="ms", kafka="there the producer's"),
 )  # fmt: skip
 
 # Put there by Spark itself; patience of a client that talks to a broker, and names of groups that nothing asks for.
@@ -146,6 +167,15 @@ _REFUSED = {
     "kafka.interceptor.classes": "there is no broker client to intercept",
     "kafka.partitioner.class": "give a partition column; keys are partitioned by murmur2 as Kafka does",
     "kafka.transactional.id": "use txnAppId and txnVersion",
+    # Of Delta and of Spark's file sources.
+    "versionasof": "a log is read by offsets or times: give endingOffsets, and startingOffsets, of a batch read",
+    "timestampasof": "a log is read by offsets or times: give endingTimestamp, and startingTimestamp, of a batch read",
+    "startingversion": "a log is read by offsets or times: give startingOffsets or startingTimestamp",
+    "asyncprogresstrackingenabled": "Spark has it for its Kafka sink alone, where batches may be written twice",
+    "paths": "load takes one path: give the root with subscribe='a,b', or load each and union them",
+}
+_SPELLED = {
+    name.lower(): name for name in ("versionAsOf", "timestampAsOf", "startingVersion", "asyncProgressTrackingEnabled")
 }
 
 # Settings of Kafka's clients that describe brokers, connections and buffering: accepted and without effect, so that a
@@ -179,12 +209,17 @@ def find_option(given: str) -> OptionDef | None:
     if key in _BY_LOWER_CASE:
         return _BY_LOWER_CASE[key]
     if key in _REFUSED:
-        raise BadRequest(f"Option '{key}' is not supported: {_REFUSED[key]}.")
+        raise BadRequest(f"Option '{_SPELLED.get(key, key)}' is not supported: {_REFUSED[key]}.")
     if key in _IGNORED or key.startswith(_KAFKA_IGNORED_PREFIXES):
         return None
     why = kafka_name(key)
     if why:
         raise BadRequest(f"Unknown option '{given}': {why}; remove it")
+    if key.removeprefix("kafka.") in CONFIGS:
+        raise BadRequest(
+            f"Unknown option '{given}': a write that creates a topic takes its configs as "
+            f"'{TOPIC_CONFIG}{key.removeprefix('kafka.')}'; `sparklog configs alter` changes them later"
+        )
     spelled = {name.lower(): name for each in OPTIONS for name in (*each.aliases, each.name)}
     near = nearest(key, {**spelled, **{name: name for name in KAFKA_IGNORED}}, limit=1)
     hint = f"did you mean '{spelled.get(near[0], near[0])}'?" if near else "no option of that name exists; remove it"

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from sparklog.datasource.offsets import EARLIEST, LATEST, parse_json, parse_partition, parse_partition_numbers
-from sparklog.datasource.option_table import OPTIONS, WRITE, OptionDef, find_option
+from sparklog.datasource.option_table import OPTIONS, STREAM, TOPIC_CONFIG, WRITE, OptionDef, find_option
 from sparklog.errors import BadRequest, nearest
+from sparklog.log.journal.env import iso_time, parse_iso_time
 from sparklog.log.journal.names import check_id
-from sparklog.log.state.configs import SECURITY, is_security
+from sparklog.log.state.configs import SECURITY, canonical, is_security
 
 if TYPE_CHECKING:
     from sparklog.format.record_batch import Codec
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 GROUP = "group"
 """`startingOffsets=group`: the committed offsets of the consumer group."""
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+SECONDS = range(978_307_200, 978_307_200_000)
+"""Times of 2001 and later in seconds, which are before 2001 in ms."""
 _BY_NAME = {each.name: each for each in OPTIONS}
 
 
@@ -78,6 +81,8 @@ class SinkOptions:
     level: int | None
     buffer_bytes: int
     partitions: int
+    partitions_given: bool
+    configs: Mapping[str, str]
     auto_create: bool
     txn_app_id: str | None
     txn_version: int | None
@@ -87,25 +92,49 @@ class SinkOptions:
 
 @dataclass(frozen=True)
 class Options:
-    """All options of one `load` or `save`; `given` are names, `warnings` for options that only seem to count."""
+    """All options of one `load` or `save`; `given` are names, `warnings` for options that only seem to count.
+
+    `table`: those of a table in Spark's catalog, which are for reads and writes alike.
+    """
 
     path: str | None
     read: ReadOptions
     write: SinkOptions
     given: frozenset[str]
     warnings: tuple[str, ...] = ()
+    table: bool = False
 
     def check_read(self) -> None:
+        if self.table:
+            return
+        if self.write.configs:
+            raise BadRequest(
+                f"Option '{TOPIC_CONFIG}{min(self.write.configs)}' is for a write that creates a topic: remove it from "
+                "this read; `sparklog configs alter` changes the topic's configs"
+            )
         wrong = sorted(name for name in self.given if _BY_NAME[name].uses == WRITE and not _BY_NAME[name].codec)
         if wrong:
             hint = "; name the topics to read with 'subscribe'" if wrong[0] == "topic" else ""
             raise BadRequest(f"Option '{wrong[0]}' is for writing{hint}: remove it from this read")
 
     def check_write(self) -> None:
+        if self.table:
+            return
         wrong = sorted(n for n in self.given if "write" not in _BY_NAME[n].uses and not _BY_NAME[n].harmless)
         if wrong:
             hint = "; name the topic to write with 'topic'" if wrong[0] in ("subscribe", "assign") else ""
             raise BadRequest(f"Option '{wrong[0]}' is for reading{hint}: remove it from this write")
+
+    def idle(self, use: Literal["batch", "write"]) -> tuple[str, ...]:
+        """Return warnings for the options that have no effect in a batch read, or in a write."""
+        if self.table:
+            return ()
+        given = [_BY_NAME[name] for name in sorted(self.given)]
+        if use == "write":
+            wrong, what = [each for each in given if "write" not in each.uses], "write: it is for reads"
+        else:
+            wrong, what = [each for each in given if each.uses == STREAM], "batch read: it is for streams"
+        return tuple(f"Option '{each.name}' has no effect in a {what}" for each in wrong)
 
     def check_batch_write(self) -> None:
         if self.write.txn_app_id is not None and self.write.txn_version is None:
@@ -140,18 +169,24 @@ def _refuse(bound: Bound, value: int, why: str) -> None:
                 raise BadRequest(f"{bound.option}: {topic}-{partition}: {why}")
 
 
-def parse_options(given: Mapping[str, str]) -> Options:
+def parse_options(given: Mapping[str, str], *, table: bool = False) -> Options:
     """Parse and check all options. Raises BadRequest, one line, for the first thing that is wrong."""
     values: dict[str, str] = {}
+    configs: dict[str, str] = {}
     for name, value in given.items():
+        if name.lower().startswith(TOPIC_CONFIG):
+            config = name.lower().removeprefix(TOPIC_CONFIG)
+            configs[config] = canonical(config, value)
+            continue
         option = find_option(name)
         # The name of ours beats Kafka's name for it.
         if option is not None and (option.name.lower() == name.lower() or option.name not in values):
             values[option.name] = value
     _check_texts(values)
     parsed = {each.field: _parse(values, each) for each in OPTIONS if each.field}
-    read, write = _read_options(values, parsed), _sink_options(values, parsed)
-    return Options(values.get("path"), read, write, frozenset(values), _warnings(given, values))
+    read, write = _read_options(values, parsed), _sink_options(values, parsed, configs)
+    warnings = (*_warnings(given, values), *_seconds(read.start), *_seconds(read.end))
+    return Options(values.get("path"), read, write, frozenset(values), warnings, table)
 
 
 def _check_texts(values: Mapping[str, str]) -> None:
@@ -183,6 +218,18 @@ def _warnings(given: Mapping[str, str], values: Mapping[str, str]) -> tuple[str,
     return tuple(warnings)
 
 
+def _seconds(bound: Bound | None) -> tuple[str, ...]:
+    """Return a warning for a time that looks like seconds."""
+    if bound is None or bound.kind != "timestamp":
+        return ()
+    times = [time for each in (bound.timestamps or {}).values() for time in each.values()]
+    for time in times if bound.timestamp is None else [bound.timestamp]:
+        if time in SECONDS:
+            at = f"{bound.option}: {time} is {iso_time(time)}, as times are milliseconds"
+            return (f"{at}; if these are seconds, give {time}000, or {iso_time(time * 1000)!r}",)
+    return ()
+
+
 def _read_options(values: Mapping[str, str], parsed: Mapping[str, Any]) -> ReadOptions:
     read = ReadOptions(
         subscription=_subscription(values),
@@ -205,14 +252,14 @@ def _read_options(values: Mapping[str, str], parsed: Mapping[str, Any]) -> ReadO
     return read
 
 
-def _sink_options(values: Mapping[str, str], parsed: Mapping[str, Any]) -> SinkOptions:
+def _sink_options(values: Mapping[str, str], parsed: Mapping[str, Any], configs: Mapping[str, str]) -> SinkOptions:
     if parsed["txn_version"] is not None and parsed["txn_app_id"] is None:
         raise BadRequest("txnVersion is given without txnAppId: give both, or neither")
-    given = {name: parsed[name] for name in SinkOptions.__dataclass_fields__}
+    given = {name: parsed[name] for name in SinkOptions.__dataclass_fields__ if name in parsed}
     if given["level"] is None:
         codec = given["codec"] or "zstd"
         given["level"] = next((_parse(values, each) for each in OPTIONS if each.codec == codec), None)
-    return SinkOptions(**given)
+    return SinkOptions(**given, configs=configs, partitions_given="num.partitions" in values)
 
 
 def _subscription(values: Mapping[str, str]) -> Subscription | None:
@@ -261,7 +308,7 @@ def _bound(values: Mapping[str, str], side: str) -> Bound | None:
         return None
     name, text = names[0], values[names[0]].strip()
     if name == f"{side}Timestamp":
-        return Bound("timestamp", name, timestamp=_number(_BY_NAME[name], values[name]))
+        return Bound("timestamp", name, timestamp=_time(name, text))
     if name == f"{side}OffsetsByTimestamp":
         return Bound("timestamp", name, timestamps=_per_partition(name, text, "timestamp", 0))
     words = ("earliest", "latest", GROUP) if side == "starting" else ("earliest", "latest")
@@ -282,12 +329,40 @@ def _per_partition(
     try:
         if words and not text.startswith("{"):
             raise ValueError(f"found {text!r}{_did_you_mean(text, words)}")
-        numbers = parse_partition_numbers(parse_json(text), what, lowest=lowest)
+        document = parse_json(text)
+        if what == "timestamp":
+            document = _with_milliseconds(document)
+        numbers = parse_partition_numbers(document, what, lowest=lowest)
         if not any(numbers.values()):
             raise ValueError("it names no partition")
     except ValueError as error:
         raise BadRequest(f'Option \'{name}\' must be {listed}JSON like {{"topic":{{"0":23}}}}: {error}') from None
     return numbers
+
+
+def _with_milliseconds(document: object) -> object:
+    """Replace the texts in `{"topic": {"0": "2026-01-31T12:00:00"}}` by milliseconds. Raises ValueError."""
+    if isinstance(document, dict):
+        return {key: _with_milliseconds(value) for key, value in document.items()}
+    if not isinstance(document, str):
+        return document
+    try:
+        return parse_iso_time(document.strip())
+    except ValueError:
+        raise ValueError(f"expected {_A_TIME}, found {document!r}") from None
+
+
+_A_TIME = "milliseconds or a time like '2026-01-31T12:00:00' (UTC)"
+
+
+def _time(name: str, given: str) -> int:
+    """Return the milliseconds of a number or of ISO 8601."""
+    try:
+        if re.fullmatch(r"\d{1,19}", given, re.ASCII) and int(given) < 1 << 63:
+            return int(given)
+        return max(0, parse_iso_time(given))
+    except ValueError:
+        raise BadRequest(f"Option '{name}' must be {_A_TIME}; found {given!r}") from None
 
 
 def _did_you_mean(text: str, choices: tuple[str, ...]) -> str:

@@ -94,9 +94,29 @@ def root_at(location: Location, *, create: bool = False) -> Root:
 
 
 def topic_at(root: Root, name: str, options: SinkOptions) -> Topic:
+    """Return the topic of a write, created where it is missing; warn of options that differ from one that exists."""
     if options.auto_create:
-        return root.ensure_topic(name, partitions=options.partitions, configs=None)
-    try:
-        return root.topic(name)
-    except NotFound as error:
-        raise NotFound(f"{error}; auto.create.topics.enable=false keeps this write from creating it") from None
+        topic = root.ensure_topic(name, partitions=options.partitions, configs=options.configs)
+    else:
+        try:
+            topic = root.topic(name)
+        except NotFound as error:
+            raise NotFound(f"{error}; auto.create.topics.enable=false keeps this write from creating it") from None
+    warn_once(_not_as_asked(topic, options))
+    return topic
+
+
+def _not_as_asked(topic: Topic, options: SinkOptions) -> Iterator[str]:
+    head, name = topic.log.current().head, topic.name
+    if options.partitions_given and head.partitions != options.partitions:
+        yield (
+            f"Option 'num.partitions' is {options.partitions}, and the topic {name!r} keeps its {head.partitions}: it "
+            f"counts where a write creates the topic; `sparklog topics alter {name}` adds partitions"
+        )
+    for config, value in options.configs.items():
+        has = head.configs.text(config)
+        if has != value:
+            yield (
+                f"Option 'topic.{config}' is {value}, and the topic {name!r} keeps {has}: it counts where a write "
+                f"creates the topic; use `sparklog configs alter {name} --add-config {config}={value}`"
+            )

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource
 
-from sparklog.datasource.options import ReadOptions, parse_options
+from sparklog.datasource import catalog
+from sparklog.datasource.options import Options, ReadOptions, parse_options
 from sparklog.datasource.process import user_errors, warn_once
 from sparklog.datasource.schema import projection, read_schema
 from sparklog.errors import BadRequest, NotFound, SparklogError
@@ -45,7 +46,8 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
     @user_errors()
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)
-        self._options = parse_options(options)
+        self._created = catalog.of_create(options)
+        self._options = parse_options(options) if self._created is None else _of_table(self._created)
         # Spark makes one for the commits of a streaming query when a run first commits, and keeps it: this orders runs.
         self._made_ms = SYSTEM.wall_ms()
 
@@ -54,24 +56,30 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
         return "sparklog"
 
     @user_errors()
-    def schema(self) -> str:
+    def schema(self) -> str | StructType:
         self._options.check_read()
-        self._location_to_read()
-        return read_schema(self._options.read.include_headers)
+        location = self._location_to_read()
+        headers = self._options.read.include_headers
+        if self._created is None:
+            return read_schema(headers)
+        catalog.check_create(self._options, location)
+        return catalog.columns_with_options(headers, self._created)
 
     @user_errors()
     def reader(self, schema: StructType) -> SparklogBatchReader:
         from sparklog.datasource.reader import SparklogBatchReader
 
+        self._take_options_of(schema)
         self._options.check_read()
         self._options.check_batch_read()
-        warn_once(self._options.warnings)
+        warn_once((*self._options.warnings, *self._options.idle("batch")))
         return SparklogBatchReader(self._location_to_read(), self._options, projection(schema))
 
     def streamReader(self, schema: StructType) -> SparklogStreamReader | FailingStreamReader:  # noqa: N802
         from sparklog.datasource.reader import FailingStreamReader, SparklogStreamReader
 
         try:
+            self._take_options_of(schema)
             self._options.check_read()
             self._options.check_stream_read()
             location = self._location_to_read()
@@ -88,9 +96,10 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
 
         if overwrite:
             raise BadRequest("A log is append-only: write with mode('append'); to start afresh delete the topic")
+        self._take_options_of(schema)
         self._options.check_write()
         self._options.check_batch_write()
-        warn_once(self._options.warnings)
+        warn_once((*self._options.warnings, *self._options.idle("write")))
         return SparklogBatchWriter(plan_write(resolve(self._options.path), self._options, schema))
 
     @user_errors()
@@ -98,19 +107,32 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
         from sparklog.datasource.writer import SparklogStreamWriter, plan_commit, plan_write
 
         # `overwrite` is output mode complete: each micro-batch appends the whole result, as with Kafka's sink.
+        self._take_options_of(schema)
         self._options.check_write()
         self._options.check_stream_write()
         location = resolve(self._options.path)
         if COMMITS in sys.modules:
             return SparklogStreamWriter(plan_commit(location, self._options), self._made_ms)
-        warn_once(self._options.warnings)
+        warn_once((*self._options.warnings, *self._options.idle("write")))
         return SparklogStreamWriter(plan_write(location, self._options, schema))
+
+    def _take_options_of(self, schema: StructType) -> None:
+        """Take the options of a table, which come with its columns. Raises BadRequest where no path is known."""
+        if self._options.path is None:
+            options = catalog.of_columns(schema, self.options)
+            if not options:
+                raise BadRequest(catalog.NO_OPTIONS)
+            self._options = _of_table(options)
 
     def _location_to_read(self) -> Location:
         location = resolve(self._options.path)
         if location.kind == NOTHING:
             raise NotFound(missing(location))
         return location
+
+
+def _of_table(options: Mapping[str, str]) -> Options:
+    return parse_options(catalog.with_both_sides(options), table=True)
 
 
 _COLUMN = "__sparklog_partition"

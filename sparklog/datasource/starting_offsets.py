@@ -22,7 +22,7 @@ from sparklog.datasource.options import GROUP, Bound, ReadOptions
 from sparklog.datasource.process import warn
 from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import BadRequest, NotFound
-from sparklog.log.journal.env import MAX_TRIES, SETTLE_MS
+from sparklog.log.journal.env import MAX_TRIES, SETTLE_MS, iso_time
 from sparklog.log.state.view import Bounds, LogView, OffsetRange
 
 Partitions = Mapping[str, Mapping[int, Bounds]]
@@ -107,7 +107,8 @@ def _by_timestamp(
         answer = answers[partition]
         if answer is None and not no_match_is_latest:
             raise NotFound(
-                f"{bound.option}: {topic}-{partition} has no record at or after {targets[partition]} ms; give an "
+                f"{bound.option}: {topic}-{partition} has no record at or after {targets[partition]} ms "
+                f"({iso_time(targets[partition])}); give an "
                 "earlier time, or startingOffsetsByTimestampStrategy=latest to start at its end"
             )
         result[partition] = limits.end(isolation) if answer is None else answer.offset

@@ -70,7 +70,7 @@ class Copy:
     subscribe: Annotated[str | None, Option(help="Topics, with commas between them.")] = None
     subscribe_pattern: Annotated[str | None, Option(help="Regular expression of topics.")] = None
     topic: Annotated[str | None, Option(help="One topic for all records; else each keeps its topic.")] = None
-    num_partitions: Annotated[int, Option(help="Of topics that do not exist yet.")] = 1
+    num_partitions: Annotated[int | None, Option(help="Of topics that do not exist yet.", show_default="1")] = None
     max_offsets_per_trigger: Annotated[int | None, Option(help="Records of one micro-batch at most.")] = None
     group: Annotated[str | None, Option(help="Consumer group that commits the query's offsets; of a root.")] = None
     follow: Annotated[bool, Option("--follow", help="Go on with what comes later.")] = False
@@ -96,7 +96,9 @@ def start(spark: SparkSession, copy: Copy) -> StreamingQuery:
     writer = records.writeStream.format("sparklog")
     if copy.topic is not None:
         writer = writer.option("topic", copy.topic)
-    writer = writer.option("num.partitions", copy.num_partitions).option("checkpointLocation", copy.checkpoint)
+    if copy.num_partitions is not None:
+        writer = writer.option("num.partitions", copy.num_partitions)
+    writer = writer.option("checkpointLocation", copy.checkpoint)
     return (writer if copy.follow else writer.trigger(availableNow=True)).start(copy.root)
 
 

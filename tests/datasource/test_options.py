@@ -47,12 +47,13 @@ def test_names_are_found_in_any_case() -> None:
 
 
 def test_the_table_fills_every_field_and_says_what_each_option_does() -> None:
-    made = {"subscription", "start", "end", "no_match_is_latest"}
+    made = {"subscription", "start", "end", "no_match_is_latest", "configs", "partitions_given"}
     wanted = [each.name for kind in (ReadOptions, SinkOptions) for each in fields(kind) if each.name not in made]
     assert sorted(option.field for option in OPTIONS if option.field) == sorted(wanted)
     for option in OPTIONS:
         assert option.doc.endswith("."), option.name
         assert bool(option.choices) == (option.kind == "choice")
+        assert option.unit or option.kind not in ("time", "timestamp")
 
 
 def test_settings_of_kafka_clients_are_accepted_without_effect() -> None:
@@ -155,7 +156,32 @@ def test_our_own_name_beats_kafkas() -> None:
         ({"startingoffsets": "{}"}, "names no partition"),
         ({"startingoffsets": '{"a":1}'}, "must map partitions to offsets"),
         ({"startingoffsetsbytimestamp": '{"a":{"0":-1}}'}, "must be a whole number >= 0"),
-        ({"startingtimestamp": "yesterday"}, "must be a whole number >= 0; found 'yesterday'"),
+        (
+            {"startingtimestamp": "yesterday"},
+            "must be milliseconds or a time like '2026-01-31T12:00:00' (UTC); found 'yesterday'",
+        ),
+        ({"endingtimestamp": "-5"}, "must be milliseconds or a time like '2026-01-31T12:00:00' (UTC); found '-5'"),
+        ({"endingtimestamp": str(1 << 63)}, "must be milliseconds or a time like"),
+        ({"startingoffsetsbytimestamp": '{"a":{"0":"soon"}}'}, "expected milliseconds or a time like"),
+        ({"startingoffsets": '{"a":{"0":"2026-01-31T12:00:00"}}'}, "must be a whole number >= -2"),
+        ({"versionasof": "3"}, "Option 'versionAsOf' is not supported: a log is read by offsets or times: give ending"),
+        (
+            {"TimestampAsOf": "3"},
+            "Option 'timestampAsOf' is not supported: a log is read by offsets or times: give end",
+        ),
+        ({"startingversion": "3"}, "Option 'startingVersion' is not supported: a log is read by offsets or times"),
+        (
+            {"asyncprogresstrackingenabled": "true"},
+            "Option 'asyncProgressTrackingEnabled' is not supported: Spark has it",
+        ),
+        ({"paths": '["/a","/b"]'}, "load takes one path: give the root with subscribe='a,b', or load each and union"),
+        ({"topic.retention.mss": "1"}, "unknown topic config 'retention.mss'; did you mean 'retention.ms'?"),
+        ({"topic.retention.ms": "soon"}, "config retention.ms must be a whole number of at least -1, found 'soon'"),
+        (
+            {"retention.ms": "1"},
+            "a write that creates a topic takes its configs as 'topic.retention.ms'; `sparklog conf",
+        ),
+        ({"kafka.retention.ms": "1"}, "a write that creates a topic takes its configs as 'topic.retention.ms'"),
         ({"startingoffsetsbytimestampstrategy": "last"}, "Did you mean 'latest'?"),
         ({"failondataloss": "yes"}, "must be one of 'true', 'false'; found 'yes'"),
         ({"minpartitions": "0"}, "'minPartitions' must be a whole number >= 1; found '0'"),
@@ -185,6 +211,64 @@ def test_what_only_one_side_allows() -> None:
     assert "a stream has no end" in message({"endingtimestamp": "1"}, "check_stream_read")
     assert "name the topics to read with 'subscribe'" in message({"topic": "a"}, "check_read")
     assert "name the topic to write with 'topic'" in message({"subscribe": "a"}, "check_write")
+
+    config = message({"topic.retention.ms": "-1"}, "check_read")
+    assert config.startswith(
+        "Option 'topic.retention.ms' is for a write that creates a topic: remove it from this read"
+    )
+    assert "`sparklog configs alter`" in config
+
+
+@pytest.mark.parametrize(
+    ("use", "given", "warning"),
+    [
+        (
+            "batch",
+            {"maxoffsetspertrigger": "5"},
+            "'maxOffsetsPerTrigger' has no effect in a batch read: it is for streams",
+        ),
+        ("batch", {"minpartitions": "5", "failondataloss": "false"}, None),
+        ("write", {"kafka.isolation.level": "read_committed"}, "'kafka.isolation.level' has no effect in a write"),
+        ("write", {"includeheaders": "true", "topic": "t"}, None),
+    ],
+)
+def test_an_option_without_effect_is_warned_of(use: str, given: dict[str, str], warning: str | None) -> None:
+    warnings = parse_options(given).idle(use)  # type: ignore[arg-type]
+    assert len(warnings) == (warning is not None)
+    assert warning is None or warning in warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [
+        ("2026-01-31T12:00:00", 1769860800000),
+        (" 2026-01-31T12:00:00Z ", 1769860800000),
+        ("2026-01-31T13:00:00+01:00", 1769860800000),
+        ("2026-01-31", 1769817600000),
+        ("1769860800000", 1769860800000),
+        (str((1 << 63) - 1), (1 << 63) - 1),
+    ],
+)
+def test_times_are_milliseconds_or_iso(text: str, ms: int) -> None:
+    for name in ("startingtimestamp", "endingtimestamp"):
+        read = parse_options({name: text}).read
+        assert (read.start or read.end) == Bound("timestamp", name.replace("timestamp", "Timestamp"), timestamp=ms)
+    if not text.strip().isdigit():
+        read = parse_options({"startingoffsetsbytimestamp": f'{{"a":{{"0":"{text}","1":7}}}}'}).read
+        assert read.start is not None
+        assert read.start.timestamps == {"a": {0: ms, 1: 7}}
+
+
+@pytest.mark.parametrize(
+    "given", [{"startingtimestamp": "1700000000"}, {"endingoffsetsbytimestamp": '{"a":{"0":1700000000}}'}]
+)
+def test_seconds_are_warned_of(given: dict[str, str]) -> None:
+    (warning,) = parse_options(given).warnings
+    assert warning.endswith(
+        ": 1700000000 is 1970-01-20T16:13:20.000Z, as times are milliseconds; if these are seconds, give "
+        "1700000000000, or '2023-11-14T22:13:20.000Z'"
+    )
+    assert parse_options({"startingtimestamp": "1700000000000"}).warnings == ()
 
 
 def test_subscriptions() -> None:

@@ -464,6 +464,27 @@ def test_a_wrong_key_is_an_error_before_a_topic_is_made(tmp_path: Path) -> None:
     assert not root.exists()
 
 
+def test_a_topic_is_made_with_its_configs_and_keeps_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = str(tmp_path / "log")
+    configs = {"topic.retention.ms": "-1", "topic.cleanup.policy": "compact,delete"}
+    plan(root, topic="kept", num_partitions="3", **configs)
+    plan(root, topic="kept", num_partitions="3", **configs)
+    found = sparklog.open(root).topic("kept").log.head().configs
+    assert found.explicit == {"cleanup.policy": "compact,delete", "retention.ms": "-1"}
+    assert caplog.messages == []
+    for _ in range(2):
+        plan(root, topic="kept", num_partitions="4", **{"topic.retention.ms": "5"})
+    partitions, config = caplog.messages
+    assert partitions == (
+        "sparklog: Option 'num.partitions' is 4, and the topic 'kept' keeps its 3: it counts where a write creates the "
+        "topic; `sparklog topics alter kept` adds partitions"
+    )
+    assert config == (
+        "sparklog: Option 'topic.retention.ms' is 5, and the topic 'kept' keeps -1: it counts where a write creates "
+        "the topic; use `sparklog configs alter kept --add-config retention.ms=5`"
+    )
+
+
 def test_the_source_checks_options_when_it_is_made() -> None:
     with pytest.raises(Exception, match="Unknown option 'startingoffset'"):
         SparklogDataSource({"startingoffset": "x"})

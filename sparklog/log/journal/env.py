@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import base64
 import random
+import re
 import time
 import uuid
 from collections.abc import Callable
@@ -37,6 +38,27 @@ def iso_time(ms: int) -> str:
     if not 0 <= ms <= LAST_MS:
         return str(ms)
     return (EPOCH + timedelta(milliseconds=ms)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+_ISO_TIME = re.compile(r"(\d{4}-\d\d-\d\d[T ]\d\d(?::\d\d(?::\d\d)?)?)(?:[.,](\d+))?(?:(Z)|([+-]\d\d)(?::?(\d\d))?)?")
+
+
+def parse_iso_time(text: str) -> int:
+    """Return ms since the epoch of ISO 8601, floored; UTC unless it names a zone. Raises ValueError."""
+    moment = datetime.fromisoformat(_for_python_3_10(text))
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=timezone.utc)
+    return (moment - EPOCH) // timedelta(milliseconds=1)
+
+
+def _for_python_3_10(text: str) -> str:
+    """Spell out Z, +01 and +0100, and fractions of other than 3 or 6 digits, which Python 3.10 does not read."""
+    match = _ISO_TIME.fullmatch(text)
+    if match is None:
+        return text
+    moment, fraction, utc, hours, minutes = match.groups()
+    zone = "+00:00" if utc else f"{hours}:{minutes or '00'}" if hours else ""
+    return moment + (f".{fraction[:6]:0<6}" if fraction else "") + zone
 
 
 MAX_AHEAD_MS = 300_000

@@ -1,0 +1,98 @@
+"""Tables of Spark's catalog: options that come at CREATE alone, and travel with the columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql.types import StructType
+
+import sparklog
+from sparklog.datasource import catalog
+from sparklog.datasource.source import SparklogDataSource
+
+
+def created(**options: str) -> dict[str, str]:
+    """What Spark 4.2 sends at CREATE."""
+    twice = {**options, **{f"option.{name}": value for name, value in options.items() if name != "path"}}
+    return {"owner": "root", "provider": "sparklog", **twice}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> str:
+    sparklog.open(str(tmp_path / "log"), create=True).create_topic("orders")
+    return str(tmp_path / "log")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"path": "/log", "subscribe": "t"}, None),
+        (created(path="file:/log", subscribe="t"), {"path": "file:/log", "subscribe": "t"}),
+        (created(startingOffsets="earliest"), {"startingoffsets": "earliest"}),
+        ({**created(), "location": "/log", "comment": "text", "mine": "1", "external": "true"}, {"path": "/log"}),
+        ({**created(path="/log"), "collation": "UTF8", "table_type": "EXTERNAL"}, {"path": "/log"}),
+    ],
+)
+def test_the_catalogs_own_properties_are_left_out(given: dict[str, str], expected: dict[str, str] | None) -> None:
+    assert catalog.of_create(given) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "added"),
+    [
+        ({"subscribe": "t"}, {"topic": "t"}),
+        ({"topic": "t"}, {"subscribe": "t"}),
+        ({"subscribe": "a,b"}, {}),
+        ({"subscribe": "a", "topic": "b"}, {}),
+        ({"topic": "b", "subscribepattern": "a.*"}, {}),
+        ({}, {}),
+    ],
+)
+def test_one_topic_is_read_and_written(given: dict[str, str], added: dict[str, str]) -> None:
+    assert catalog.with_both_sides(given) == {**given, **added}
+
+
+def test_the_columns_bring_the_options(root: str, caplog: pytest.LogCaptureFixture) -> None:
+    """With options of reads and of writes, of batches and of streams: none of them is refused or warned of."""
+    both = {"num.partitions": "1", "maxOffsetsPerTrigger": "5", "topic.retention.ms": "604800000"}
+    schema = SparklogDataSource(created(path=root, subscribe="orders", includeHeaders="true", **both)).schema()
+    assert isinstance(schema, StructType)
+    assert schema.names[-1] == "headers"
+    assert schema == StructType.fromJson(schema.jsonValue())
+    source = SparklogDataSource({"startingoffsets": "earliest"})
+    assert source.reader(schema).partitions() == []
+    assert source._options.read.start is not None
+    with pytest.raises(Exception, match="no topic 'other'"):
+        SparklogDataSource({"subscribe": "other"}).reader(schema).partitions()
+    assert SparklogDataSource({}).writer(schema, False)._plan.topic == "orders"
+    assert "no effect" not in caplog.text
+
+
+def test_a_brokers_password_does_not_travel_with_the_columns(root: str) -> None:
+    options = {"path": root, "topic": "orders", "kafka.sasl.jaas.config": "secret", "kafka.bootstrap.servers": "host:1"}
+    schema = SparklogDataSource(created(**options)).schema()
+    assert isinstance(schema, StructType)
+    assert schema.fields[0].metadata == {"sparklog.options": f'{{"path": "{root}", "topic": "orders"}}'}
+
+
+def test_columns_that_were_selected_are_no_table(root: str) -> None:
+    schema = SparklogDataSource(created(path=root, topic="orders")).schema()
+    assert isinstance(schema, StructType)
+    for columns in (StructType(schema.fields[:2]), StructType().add("value", "string")):
+        with pytest.raises(Exception, match="No path: give it, as in load"):
+            SparklogDataSource({"topic": "t"}).writer(columns, False)
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({}, "is a root: name the table's topics with OPTIONS"),
+        ({"path": "/nowhere"}, "There is no log at /nowhere"),
+        ({"subscribe": "a", "assign": "{}"}, "Give one of"),
+        ({"frobnicate": "1"}, "Unknown option 'frobnicate'"),
+    ],
+)
+def test_a_table_that_could_not_be_read_is_refused(root: str, more: dict[str, str], expected: str) -> None:
+    with pytest.raises(Exception, match=expected):
+        SparklogDataSource(created(**{"path": root, **more})).schema()

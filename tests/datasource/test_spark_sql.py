@@ -1,0 +1,53 @@
+"""Tables of Spark's catalog in SQL."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import sparklog
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.mark.spark
+def test_create_select_insert_and_drop(spark: SparkSession, tmp_path: Path) -> None:
+    root = tmp_path / "log"
+    rows = spark.createDataFrame([("anna", "book")], "key string, value string")
+    rows.write.format("sparklog").option("topic", "orders").mode("append").save(str(root))
+
+    def keys(table: str, more: str = "") -> list[str]:
+        found = spark.sql(f"SELECT CAST(key AS STRING) AS key FROM {table} {more} ORDER BY offset")
+        return [row.key for row in found.collect()]
+
+    insert = "INSERT INTO {} (key, value) VALUES (encode('{}', 'UTF-8'), encode('lamp', 'UTF-8'))"
+    spark.sql(
+        f"CREATE TABLE by_option USING sparklog OPTIONS (path '{root}', subscribe 'orders', 'num.partitions' '1')"
+    )
+    spark.sql(f"CREATE TABLE by_place USING sparklog LOCATION '{root}/orders' COMMENT 'c' TBLPROPERTIES ('mine' = '1')")
+    spark.sql(insert.format("by_option", "ben"))
+    spark.sql(insert.format("by_place", "carl"))
+    assert keys("by_option") == keys("by_place") == ["anna", "ben", "carl"]
+    assert keys("by_place", """WITH ('startingOffsets' = '{"orders":{"0":2}}')""") == ["carl"]
+
+    # Where it does not exist yet, the first INSERT makes the topic, with its configs.
+    spark.sql(f"CREATE TABLE fresh USING sparklog OPTIONS (path '{root}', topic 'fresh', 'topic.retention.ms' '-1')")
+    spark.sql(insert.format("fresh", "dora"))
+    assert keys("fresh") == ["dora"]
+    assert sparklog.open(str(root)).topic("fresh").log.head().configs.explicit == {"retention.ms": "-1"}
+
+    for wrong, expected in {
+        f"CREATE TABLE x USING sparklog OPTIONS (path '{root}')": "is a root: name the table's topics",
+        f"CREATE TABLE x USING sparklog OPTIONS (path '{root}', topic 'x') AS SELECT 'v' AS value": "without AS SELECT",
+        "INSERT OVERWRITE by_place (value) VALUES (X'00')": "append-only",
+        f"SELECT * FROM sparklog.`{root}/orders`": "UNSUPPORTED_DATASOURCE_FOR_DIRECT_QUERY",
+    }.items():
+        with pytest.raises(Exception, match=expected):
+            spark.sql(wrong)
+    for table in ("by_option", "by_place", "fresh"):
+        spark.sql(f"DROP TABLE {table}")
+    assert sparklog.open(str(root)).topic("orders").log.head().version > 0
+    assert not spark.catalog.tableExists("x")
