@@ -108,6 +108,18 @@ def test_reads_begin_where_the_group_stands(world: TopicsWorld, starts: Callable
 
 
 @pytest.mark.parametrize("starts", [batch_starts, stream_starts])
+def test_an_offset_beyond_the_end_is_no_lost_record(world: TopicsWorld, starts: Callable[..., Any]) -> None:
+    before = world.store.snapshot()
+    world.topic("a").append(rows("x", partition=0))
+    group(world).alter({"a": {0: 11, 1: 4}})
+    after = world.store.snapshot()
+    kept = {key: value for key, value in after.items() if "_groups/" in key}
+    world.store.restore({**before, **kept})
+    with pytest.raises(NotFound, match="is at offset 11 of a-0, which has 0 to 10: reset the group, or set kafka.auto"):
+        starts(world)
+
+
+@pytest.mark.parametrize("starts", [batch_starts, stream_starts])
 def test_an_offset_out_of_range(
     world: TopicsWorld, starts: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
