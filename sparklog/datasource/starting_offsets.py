@@ -218,9 +218,7 @@ def start_positions(
             result[topic][partition] = limits.end(read.isolation) if is_latest else limits.log_start
     if read.group_reset == "none" and (missing or outside):
         problems = [f"no offset committed for {describe(missing)}"] if missing else []
-        raise NotFound(
-            f"Group '{read.group_id}' has {'; '.join(problems + outside[:8])}: {RESET_IT}"
-        )
+        raise NotFound(f"Group '{read.group_id}' has {'; '.join(problems + outside[:8])}: {RESET_IT}")
     if read.group_reset is not None:
         for what in outside:
             warn(f"group '{read.group_id}' is at {what}; it begins at the {read.group_reset} offset")

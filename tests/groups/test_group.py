@@ -103,7 +103,9 @@ def test_operators_are_refused_while_the_group_is_active() -> None:
         lambda: group(world).delete(),
         lambda: group(world).delete(dry_run=True),
     ):
-        with pytest.raises(Conflict, match=r"is active \(Stable, member one\): stop its consumer, or wait 1 s if it has"):
+        with pytest.raises(
+            Conflict, match=r"is active \(Stable, member one\): stop its consumer, or wait 1 s if it has"
+        ):
             refused()
     assert offsets(group(world)) == {("a", 0): 5, ("a", 1): 5}
     world.now_ms += 1_000
