@@ -67,7 +67,7 @@ def user_errors() -> Iterator[None]:
 
 
 def unwind_on_termination() -> None:
-    """Let this process unwind, and so `stop` be called, where Spark ends a query: it sends SIGTERM and no word before.
+    """Unwind this process, so that `stop` is called, where Spark ends a query: it sends SIGTERM and no word before.
 
     Only in a process that Spark started for its questions. `end_if_terminated` is what `stop` ends with.
     """

@@ -56,7 +56,7 @@ class Subscriber:
         return subscription is None or topic in subscription.topics
 
     def __str__(self) -> str:
-        """What is read, for messages: the option, or the path."""
+        """Return what is read, for messages: the option, or the path."""
         subscription = self._subscription
         if subscription is None or self._location.kind == TOPIC:
             return self._location.path
