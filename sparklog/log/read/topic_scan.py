@@ -15,8 +15,10 @@ follows a topic of any `LogView`, Kafka's directories too:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
+from operator import index
 from typing import Final, Literal, NoReturn
 
 import pyarrow as pa
@@ -161,9 +163,11 @@ def _offset(position: Position, partition: int, bounds: Bounds, isolation: str, 
         return bounds.log_start
     if position == LATEST:
         return bounds.end(isolation)
-    if isinstance(position, bool) or not isinstance(position, int) or position < 0:
-        raise BadRequest(f"expected {EARLIEST}, {LATEST} or an offset from 0, found {position!r}")
-    return position
+    with suppress(TypeError):
+        # Whole numbers may be numpy's.
+        if not isinstance(position, bool) and (offset := index(position)) >= 0:
+            return offset
+    raise BadRequest(f"expected {EARLIEST}, {LATEST} or an offset from 0, found {position!r}")
 
 
 def record_at(snapshot: Snapshot, partition: int, offset: int, isolation: str = READ_COMMITTED) -> pa.RecordBatch:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -128,6 +129,8 @@ BOUNDS = "is out of range: it has 3 to 10; give an offset of these, earliest or 
         ({"start": 11, "end": 11}, NotFound, f"start=11 of t-0 {BOUNDS}"),
         ({"start": 6, "end": 4}, BadRequest, "expected start <= end for partition 0, found 6 and 4"),
         ({"start": -1}, BadRequest, "expected earliest, latest or an offset from 0, found -1"),
+        ({"start": True}, BadRequest, "expected earliest, latest or an offset from 0, found True"),
+        ({"start": 1.0}, BadRequest, "expected earliest, latest or an offset from 0, found 1.0"),
         ({"end": -2}, BadRequest, "expected earliest, latest or an offset from 0, found -2"),
         ({"partitions": [9]}, NotFound, "expected partitions 0 to 1 of topic t, found 9"),
         ({"partitions": [-1]}, NotFound, "expected partitions 0 to 1 of topic t, found -1"),
@@ -152,7 +155,7 @@ def test_a_scan_from_the_log_end_reads_nothing_also_behind_an_open_transaction(m
     topic = memory.topic(2)
     topic.append(pa.table({"value": [b"a", b"b"], "partition": [0, 1]}))
     transactional(memory.root, "open").begin().append("t", pa.table({"value": [b"c"], "partition": [0]}))
-    for start in (1, {0: 1, 1: 1}, "latest"):
+    for start in (1, np.int64(1), {0: 1, 1: 1}, "latest"):
         assert topic.scan(start=start).to_table().num_rows == 0
     assert topic.scan(start=1, end=1).to_table().num_rows == 0
 
