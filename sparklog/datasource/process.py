@@ -21,9 +21,11 @@ import functools
 import gc
 import logging
 import os
+import signal
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from sparklog.datasource.options import SinkOptions
 from sparklog.errors import NotFound, SparklogError
@@ -64,12 +66,40 @@ def user_errors() -> Iterator[None]:
         raise kind(" ".join(str(error).split())) from None
 
 
+def unwind_on_termination() -> None:
+    """Unwind this process, so that `stop` is called, where Spark ends a query: it sends SIGTERM and no word before.
+
+    Only in a process that Spark started for its questions. `end_if_terminated` is what `stop` ends with.
+    """
+    started_by_spark = any(name.startswith("PYTHON_WORKER_FACTORY_") for name in os.environ)
+    if started_by_spark and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _unwind)
+
+
+_terminated: list[int] = []
+
+
+def _unwind(number: int, _: object) -> NoReturn:
+    _terminated.append(number)
+    signal.signal(number, signal.SIG_IGN)
+    raise SystemExit
+
+
+def end_if_terminated() -> None:
+    """End this process as the signal would have: Spark's own clean-up meets a closed socket, and shows a traceback."""
+    for number in _terminated:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+
 @functools.cache
 def freeze_gc(after: str) -> None:
     """Collect, then exempt all objects alive now from garbage collection; once per process for each kind of work."""
     gc.collect()
     gc.freeze()
 
+
+LET_IT = "let this write create it: auto.create.topics.enable=true, the default"
 
 _roots: dict[str, Root] = {}
 
@@ -86,8 +116,8 @@ def root_at(location: Location, *, create: bool = False) -> Root:
         del _roots[location.root]
     if location.kind == NOTHING and not create:
         raise NotFound(
-            f"There is no sparklog root at {location.root}: create root and topic first, or leave "
-            "auto.create.topics.enable on"
+            f"There is no sparklog root at {location.root}: run `sparklog topics create TOPIC --root {location.root}`, "
+            f"or {LET_IT}"
         )
     _roots[location.root] = open_log(location, create=create)
     return _roots[location.root]
@@ -101,7 +131,7 @@ def topic_at(root: Root, name: str, options: SinkOptions) -> Topic:
         try:
             topic = root.topic(name)
         except NotFound as error:
-            raise NotFound(f"{error}; auto.create.topics.enable=false keeps this write from creating it") from None
+            raise NotFound(f"{error}; or {LET_IT}") from None
     warn_once(_not_as_asked(topic, options))
     return topic
 

@@ -14,7 +14,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from sparklog.datasource.group_progress import GroupProgress
 from sparklog.datasource.options import Options
-from sparklog.datasource.process import freeze_gc, user_errors
+from sparklog.datasource.process import end_if_terminated, freeze_gc, unwind_on_termination, user_errors
 from sparklog.datasource.read_task import ReadTask, log_partitions
 from sparklog.datasource.schema import Projection
 from sparklog.datasource.starting_offsets import batch_ranges
@@ -73,6 +73,7 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._planner = StreamPlanner(self._view, Subscriber(self._view, self._location, read.subscription), read)
             if read.group_id is not None and isinstance(self._view, RootView):
                 self._progress = GroupProgress(self._view.root, read)
+                unwind_on_termination()
             freeze_gc("plan")
         return self._view, self._planner
 
@@ -113,9 +114,10 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._task.read(partition)
 
     def stop(self) -> None:
-        """Leaves the group. Nothing depends on it, for Spark does not call this reliably."""
+        """Leave the group. Nothing depends on it, for Spark does not call this reliably."""
         if self._progress is not None:
             self._progress.finish()
+        end_if_terminated()
 
 
 class FailingStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]

@@ -29,16 +29,22 @@ Partitions = Mapping[str, Mapping[int, Bounds]]
 """Topic -> partition -> bounds: what is read, with the snapshot it is read from."""
 
 
+OTHER_ROOT = ", or the checkpoint is of another root: then give this query a checkpointLocation of its own"
+
+
 class DataLoss:
-    """Report records that are gone: by an error, or with `failOnDataLoss=false` by one warning."""
+    """Report records that are not there to read: by an error, or with `failOnDataLoss=false` by one warning."""
 
     def __init__(self, fail: bool) -> None:
         self.fail = fail
         self._said: set[str] = set()
 
-    def report(self, what: str, otherwise: str) -> None:
+    def report(self, what: str, otherwise: str, *, hint: str = "", remedy: str = "") -> None:
+        """Raise NotFound, or warn. `hint`: what else it may be; `remedy`: what to do where no records are lost."""
+        if self.fail and remedy:
+            raise NotFound(f"{what}: {remedy}")
         if self.fail:
-            raise NotFound(f"{what}. To go on without them set failOnDataLoss=false: reading then {otherwise}")
+            raise NotFound(f"{what}{hint}. To go on without them set failOnDataLoss=false: reading then {otherwise}")
         if what not in self._said:
             self._said.add(what)
             warn(f"{what}; failOnDataLoss=false: reading {otherwise}")
@@ -55,11 +61,12 @@ class DataLoss:
         )
         return stop
 
-    def check_end(self, topic: str, partition: int, end: int, limits: Bounds) -> int:
-        """Return the end of a range: at or before the log end, else data loss."""
+    def check_end(self, topic: str, partition: int, end: int, limits: Bounds, option: str = "") -> int:
+        """Return an offset at or before the log end, else data loss; `option`: which names the offset, if one does."""
         if end > limits.log_end:
-            at = f"Offset {end} of {topic}-{partition}"
-            self.report(f"{at} is out of range: the log ends at {limits.log_end}", "ends there")
+            what = f"Offset {end} of {topic}-{partition} is out of range: the log ends at {limits.log_end}"
+            takes = f"{option} takes {limits.log_start} to {limits.log_end} there" if option else ""
+            self.report(what, "ends there", hint=f"; it was restored from an older copy{OTHER_ROOT}", remedy=takes)
         return min(end, limits.log_end)
 
 
@@ -167,6 +174,8 @@ def _beyond(view: LogView, present: Collection[str], named: StreamOffset, end_of
     return beyond
 
 
+RESET_IT = "reset the group, or set kafka.auto.offset.reset to earliest or latest"
+
 GroupOffsets = dict[tuple[str, str], dict[int, int]]
 """Committed offsets of a group by topic and topic id."""
 
@@ -196,7 +205,11 @@ def start_positions(
                 what = f"offset {at} of {topic}-{partition}, which has {limits.log_start} to {limits.log_end}"
                 outside.append(what)
                 if read.group_reset is None:
-                    loss.report(f"Group '{read.group_id}' is at {what}", "begins at the nearest offset that is there")
+                    loss.report(
+                        f"Group '{read.group_id}' is at {what}",
+                        "begins at the nearest offset that is there",
+                        remedy=RESET_IT if at > limits.log_end else "",
+                    )
                     result[topic][partition] = min(max(at, limits.log_start), limits.log_end)
                     continue
             else:
@@ -206,10 +219,7 @@ def start_positions(
             result[topic][partition] = limits.end(read.isolation) if is_latest else limits.log_start
     if read.group_reset == "none" and (missing or outside):
         problems = [f"no offset committed for {describe(missing)}"] if missing else []
-        raise NotFound(
-            f"Group '{read.group_id}' has {'; '.join(problems + outside[:8])}: reset the group, or set "
-            "kafka.auto.offset.reset to earliest or latest"
-        )
+        raise NotFound(f"Group '{read.group_id}' has {'; '.join(problems + outside[:8])}: {RESET_IT}")
     if read.group_reset is not None:
         for what in outside:
             warn(f"group '{read.group_id}' is at {what}; it begins at the {read.group_reset} offset")
@@ -264,9 +274,9 @@ def batch_ranges(
                     f"{topic}-{partition}: {read.start.option} {start} lies after {end_bound.option} {end}: swap or "
                     "correct them"
                 )
-            end = loss.check_end(topic, partition, end, limits)
+            end = loss.check_end(topic, partition, end, limits, end_bound.option)
             end = min(end, max(start, limits.end(read.isolation)))
-            start = loss.check_end(topic, partition, start, limits)
+            start = loss.check_end(topic, partition, start, limits, "startingOffsets")
             start = loss.check_start(topic, partition, start, end, limits) if start < end else end
             ranges.append(OffsetRange(topic, partition, start, end))
     return ranges

@@ -7,6 +7,7 @@ checkpoint. Hence:
 * The first answer always carries its own start (`$start`), idle or not. Later answers are the start itself while idle.
 * A topic's id stands beside its offsets, so a topic that was deleted and created again is data loss and not silence.
 * Partitions missing in a start begin at their log start.
+* A start that names what the query does not read is another query's, or the subscription has changed.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 
-from sparklog.datasource.offsets import StreamOffset
+from sparklog.datasource.offsets import StreamOffset, describe
 from sparklog.datasource.options import ReadOptions
 from sparklog.datasource.starting_offsets import (
+    OTHER_ROOT,
     Clock,
     DataLoss,
     group_offsets,
@@ -25,7 +27,7 @@ from sparklog.datasource.starting_offsets import (
     wait_until_reached,
 )
 from sparklog.datasource.subscription import Subscriber
-from sparklog.errors import NotFound, Unavailable
+from sparklog.errors import BadRequest, NotFound, Unavailable
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.log.state.view import READ_COMMITTED, Bounds, LogView, OffsetRange, Stored
 
@@ -66,7 +68,7 @@ class StreamPlanner:
             for topic, offsets in positions.items():
                 for partition, offset in offsets.items():
                     limits = partitions[topic][partition]
-                    top = self._loss.check_end(topic, partition, offset, limits)
+                    top = self._loss.check_end(topic, partition, offset, limits, "startingOffsets")
                     offsets[partition] = self._loss.check_start(topic, partition, top, limits.log_end, limits)
             self._initial = StreamOffset(positions, self._ids(positions), initial=True).to_json()
         return self._initial
@@ -86,12 +88,13 @@ class StreamPlanner:
         `limited=False` (Trigger.Once) ignores the rate options and never waits.
         """
         begin_at = StreamOffset.from_json(start)
+        others = self._others(begin_at)
         if limited and self._target is None and self._idle:
             self._wait()
         self._refresh()
         self._reach(begin_at, self._topics)
         self._check_names(begin_at)
-        begin = self._begin(begin_at)
+        begin = self._begin(begin_at, others)
         ends = self._ends() if self._target is None else self._up_to_target(self._target)
         wanted = {
             topic: {p: max(offset, ends.get(topic, {}).get(p, offset)) for p, offset in offsets.items()}
@@ -116,6 +119,7 @@ class StreamPlanner:
         base, stop = StreamOffset.from_json(start), StreamOffset.from_json(end)
         if stop.start is not None:
             base = StreamOffset(stop.start, stop.ids)
+        self._others(stop)
         if not self._covered(stop):
             self._snapshot_taken(self._subscriber.refresh(sorted(stop.positions)))
             self._reach_end(base, stop)
@@ -139,6 +143,22 @@ class StreamPlanner:
         if not self._checked and not self._subscriber.open_ended:
             self._subscriber.require([t for t in self._topics if t not in self._present and t not in start.positions])
         self._checked = True
+
+    def _others(self, known: StreamOffset) -> Offsets:
+        """Return what a checkpoint holds and this query does not read. Raises BadRequest, unless losses are allowed.
+
+        A checkpoint without anything that is read is another query's, which nothing allows.
+        """
+        others = self._subscriber.others(known.positions)
+        if others:
+            what = f"The checkpoint holds offsets of {describe(others)}, which this query does not read"
+            if self._loss.fail or others == known.positions:
+                raise BadRequest(
+                    f"{what} ({self._subscriber}): give this query a checkpointLocation of its own, or subscribe to "
+                    "them again if it is this query's"
+                )
+            self._loss.report(what, "goes on without them")
+        return others
 
     def _snapshot_taken(self, present: list[str]) -> None:
         self._present = sorted(present)
@@ -208,16 +228,20 @@ class StreamPlanner:
                 return False
         return True
 
-    def _begin(self, start: StreamOffset) -> Offsets:
+    def _begin(self, start: StreamOffset, others: Offsets) -> Offsets:
         begin: Offsets = {}
-        for topic in sorted(set(start.positions) - set(self._present)):
-            self._loss.report(f"The topic {topic!r} was deleted while a stream reads it", "leaves it out")
+        for topic in sorted(set(start.positions) - set(self._present) - set(others)):
+            self._loss.report(
+                f"The topic {topic!r} was deleted while a stream reads it",
+                "leaves it out",
+                hint=OTHER_ROOT,
+            )
         for topic in self._present:
             bounds = self._bounds(topic)
             known = start.positions.get(topic, {})
             if topic in start.positions and not self._same_topic(topic, start):
                 known = {}
-            for partition in sorted(set(known) - set(bounds)):
+            for partition in sorted(set(known) - set(bounds) - set(others.get(topic, ()))):
                 self._loss.report(f"Partition {partition} of topic {topic!r} is gone", "leaves it out")
             begin[topic] = {
                 p: self._loss.check_end(topic, p, known[p], limits) if p in known else limits.log_start
@@ -232,6 +256,7 @@ class StreamPlanner:
         self._loss.report(
             f"The topic {topic!r} was deleted and created again while a stream reads it (id {before}, now {now})",
             "goes on from the new topic's start",
+            hint=OTHER_ROOT,
         )
         return False
 
@@ -295,6 +320,8 @@ class StreamPlanner:
         ranges = []
         for partition, end in sorted(stop.positions[topic].items()):
             limits = bounds.get(partition)
+            if limits is None and self._subscriber.others({topic: {partition: end}}):
+                continue
             if limits is None:
                 self._loss.report(f"Partition {partition} of topic {topic!r} is gone", "leaves it out")
                 continue

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from sparklog.datasource.offsets import Positions, describe
 from sparklog.datasource.options import Subscription
 from sparklog.errors import BadRequest, NotFound, nearest
 from sparklog.kafka.in_place.directory import is_internal
@@ -35,6 +36,35 @@ class Subscriber:
         if self._subscription is not None:
             return self._subscription.pattern is not None
         return self._location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION)
+
+    def others(self, positions: Positions) -> dict[str, dict[int, int]]:
+        """Return the part of these positions that is not read, whether its topics exist or not."""
+        chosen = self._subscription.partitions if self._subscription is not None else None
+        others = {}
+        for topic, offsets in positions.items():
+            read = () if not self._names(topic) else offsets if chosen is None else chosen.get(topic, ())
+            if len(left := {p: offset for p, offset in offsets.items() if p not in read}):
+                others[topic] = left
+        return others
+
+    def _names(self, topic: str) -> bool:
+        subscription = self._subscription
+        if self._location.kind == TOPIC:
+            return topic == self._location.topic
+        if subscription is not None and subscription.pattern is not None:
+            return re.fullmatch(subscription.pattern, topic) is not None
+        return subscription is None or topic in subscription.topics
+
+    def __str__(self) -> str:
+        """Return what is read, for messages: the option, or the path."""
+        subscription = self._subscription
+        if subscription is None or self._location.kind == TOPIC:
+            return self._location.path
+        if subscription.pattern is not None:
+            return f"subscribePattern={subscription.pattern}"
+        if subscription.partitions is None:
+            return f"subscribe={','.join(subscription.topics)}"
+        return f"assign: {describe({topic: dict.fromkeys(ps, 0) for topic, ps in subscription.partitions.items()})}"
 
     def topics(self) -> list[str]:
         """Names of the topics to read, sorted; lists the view's topics only where names are not given."""

@@ -111,7 +111,7 @@ class Group:
 
     def description(self, *, state: GroupState | None = None) -> GroupDescription:
         state = self.state() if state is None else state
-        active = self._is_active(state, self._reading_clock_ms)
+        active = self._active_ms(state, self._reading_clock_ms) > 0
         name = DEAD if not state.exists else STABLE if active else EMPTY
         instance = state.instance if active else None
         pending = tuple(
@@ -247,8 +247,13 @@ class Group:
 
     # -- operators
 
-    def alter(self, offsets: Offsets, *, dry_run: bool = False) -> Mapping[TopicPartition, CommittedOffset]:
+    def alter(
+        self, offsets: Offsets, *, dry_run: bool = False, force: bool = False
+    ) -> Mapping[TopicPartition, CommittedOffset]:
         """Set offsets by hand, and fence the member; return those that are (or, with `dry_run`, would be) set.
+
+        Args:
+            force: also of an active group: its consumer stops with `Fenced` at its next commit.
 
         Raises:
             Conflict: the group is active.
@@ -256,7 +261,7 @@ class Group:
             BadRequest: a partition or an offset that cannot be.
         """
         checked = self.checked(offsets)
-        self._act(lambda base: steps.alter(base, checked), dry_run)
+        self._act(lambda base: steps.alter(base, checked), dry_run, force)
         return {(item.topic, item.partition): item for each in checked for item in each.committed()}
 
     def delete_offsets(self, gone: Mapping[str, Collection[int]], *, dry_run: bool = False) -> None:
@@ -283,30 +288,31 @@ class Group:
         if not self.log.refresh().exists:
             raise NotFound(f"group '{self.id}' does not exist in {self.root.location}")
 
-    def _act(self, step: Step[GroupState], dry_run: bool) -> None:
-        if dry_run:
-            self._refuse_active(self.log.refresh(), self._reading_clock_ms)
-            return
-
+    def _act(self, step: Step[GroupState], dry_run: bool, force: bool = False) -> None:
         def guarded(base: GroupState) -> GroupState | None:
-            self._refuse_active(base, self.root.store.now_ms)
+            if not force:
+                self._refuse_active(base, self.root.store.now_ms)
             return step(base)
 
-        self._write(guarded)
+        if not dry_run:
+            self._write(guarded)
+        elif not force:
+            self._refuse_active(self.log.refresh(), self._reading_clock_ms)
 
     def _refuse_active(self, state: GroupState, clock_ms: Callable[[], int]) -> None:
-        if self._is_active(state, clock_ms):
-            timeout = (state.session_timeout_ms or 0) / 1000
+        left_ms = self._active_ms(state, clock_ms)
+        if left_ms > 0:
             raise Conflict(
-                f"group '{self.id}' is active ({STABLE}, member {state.instance}): stop its consumer, or wait until it "
-                f"has been silent for {timeout:g} s"
+                f"group '{self.id}' is active ({STABLE}, member {state.instance}): stop its consumer, or wait "
+                f"{-(-left_ms // 1000)} s if it has stopped already; `sparklog groups reset --force` stops it"
             )
 
-    def _is_active(self, state: GroupState, clock_ms: Callable[[], int]) -> bool:
+    def _active_ms(self, state: GroupState, clock_ms: Callable[[], int]) -> int:
+        """Return how long the group stays active if nothing more is heard of its member; 0: it is not active."""
         if not state.exists or state.active is None or state.session_timeout_ms is None:
-            return False
+            return 0
         written = self.written_ms(state.active)
-        return written is not None and clock_ms() - written < state.session_timeout_ms
+        return 0 if written is None else max(0, written + state.session_timeout_ms - clock_ms())
 
     def checked(
         self, offsets: Offsets, ids: Mapping[str, str] | None = None, *, refresh: bool = True

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import sparklog as library
+from sparklog.errors import Fenced
 from sparklog.groups.group import Membership
 from sparklog.groups.group_state import OffsetAndMetadata
 from sparklog.groups.lag import Groups
@@ -124,6 +125,20 @@ def test_an_active_group_is_left_alone(sparklog: Sparklog, root: Path, member: M
         assert outcome.err.startswith("sparklog: group 'audit' is active (Stable, member two): stop its consumer")
         assert outcome.err.count("\n") == 1
     assert committed(root, "audit") == {("a", 1): 0}
+
+
+def test_a_reset_with_force_warns_and_stops_the_consumer(sparklog: Sparklog, root: Path, member: Membership) -> None:
+    force = ("groups", "reset", "audit", "--to-latest", "--force")
+    planned, warning = sparklog(*force).err.splitlines()
+    assert "its consumer two would stop with SPARKLOG_FENCED" in planned
+    assert warning.startswith("WARN Nothing was changed")
+    assert committed(root, "audit") == {("a", 1): 0}
+    (warned,) = sparklog(*force, "--execute").err.splitlines()
+    assert warned.startswith("WARN Group 'audit' is active: its consumer two stops with SPARKLOG_FENCED at its next")
+    assert committed(root, "audit") == {("a", 1): 1}
+    with pytest.raises(Fenced):
+        member.commit({"a": {1: 0}})
+    assert sparklog(*force, "--execute").err == ""
 
 
 def test_offsets_and_then_the_group_are_deleted(sparklog: Sparklog, root: Path, member: Membership) -> None:

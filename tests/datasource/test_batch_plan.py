@@ -101,8 +101,11 @@ def test_offsets_out_of_range(
     view: MemoryView, options: dict[str, str], expected: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     view.partition("u").log_start = 1
-    with pytest.raises(NotFound, match=expected):
+    with pytest.raises(NotFound, match=expected) as raised:
         ranges(view, subscribe="u", **options)
+    # Only where records are gone is it a way to go on.
+    assert ("failOnDataLoss" in str(raised.value)) is ("gone" in expected)
+    assert ("Offsets takes 1 to 3 there" in str(raised.value)) is ("gone" not in expected)
     with caplog.at_level(logging.WARNING, "sparklog"):
         (found,) = ranges(view, subscribe="u", failOnDataLoss="false", **options)
     assert found in {("u", 0, 3, 3), ("u", 0, 1, 3)}

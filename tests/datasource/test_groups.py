@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +25,7 @@ from sparklog.errors import BadRequest, Conflict, Fenced, NotFound
 from sparklog.groups.group import Group
 from sparklog.groups.lag import Groups
 from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, ROOT, Location
-from sparklog.log.topic.root import Root, RootView
+from sparklog.log.topic.root import Root, RootView, open_root
 from sparklog.testing.faulty_store import Crash, Fault, FaultKind, FaultyStore
 from sparklog.testing.wrapper_stores import CountingStore
 from tests.datasource.memory_view import MemoryView
@@ -105,6 +110,18 @@ def test_reads_begin_where_the_group_stands(world: TopicsWorld, starts: Callable
     group(world).alter({"a": {1: 7}})
     assert starts(world, **{reset: "none"}) == {("a", 0): 4, ("a", 1): 7}
     assert starts(world, kafka_group_id="nobody") == {("a", 0): default, ("a", 1): default}
+
+
+@pytest.mark.parametrize("starts", [batch_starts, stream_starts])
+def test_an_offset_beyond_the_end_is_no_lost_record(world: TopicsWorld, starts: Callable[..., Any]) -> None:
+    before = world.store.snapshot()
+    world.topic("a").append(rows("x", partition=0))
+    group(world).alter({"a": {0: 11, 1: 4}})
+    after = world.store.snapshot()
+    kept = {key: value for key, value in after.items() if "_groups/" in key}
+    world.store.restore({**before, **kept})
+    with pytest.raises(NotFound, match="is at offset 11 of a-0, which has 0 to 10: reset the group, or set kafka"):
+        starts(world)
 
 
 @pytest.mark.parametrize("starts", [batch_starts, stream_starts])
@@ -425,3 +442,35 @@ def test_killed_at_every_step_the_next_run_catches_up() -> None:
         if done:
             return
     raise AssertionError("too many steps")
+
+
+PLANNER = """
+import sys, time
+from pyspark.sql.types import BinaryType, StructField, StructType
+from sparklog.datasource.source import SparklogDataSource
+
+source = SparklogDataSource({"path": sys.argv[1], "kafka.group.id": "g", "startingOffsets": "earliest"})
+reader = source.streamReader(StructType([StructField('value', BinaryType())]))
+try:
+    start = reader.initialOffset()
+    reader.latestOffset(start, reader.getDefaultReadLimit())
+    print("planned", flush=True)
+    time.sleep(600)
+finally:
+    reader.stop()
+"""
+
+
+def test_a_query_that_spark_ends_by_a_signal_leaves_its_group_at_once(tmp_path: Path) -> None:
+    root = open_root(tmp_path / "log", create=True)
+    root.create_topic("in").append(rows("x"))
+    environ = {**os.environ, "PYTHON_WORKER_FACTORY_SECRET": "x"}
+    command = [sys.executable, "-c", PLANNER, str(tmp_path / "log" / "in")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"planned\n"
+        assert Group(root, "g").description().state == "Stable"
+        process.terminate()
+        _, complaint = process.communicate()
+    assert (process.returncode, complaint) == (-signal.SIGTERM, b"")
+    assert Group(root, "g").description().state == "Empty"

@@ -118,7 +118,7 @@ def test_topics_are_created_only_if_allowed(spark: SparkSession, root: str) -> N
         write(keyed(spark, 1), root, topic="t", **off)
     sparklog.open(root, create=True).create_topic("made", partitions=5)
     with pytest.raises(
-        Exception, match=r"'mad' does not exist.*did you mean 'made'.*auto\.create\.topics\.enable=false"
+        Exception, match=r"'mad' does not exist.*did you mean 'made'.*auto\.create\.topics\.enable=true"
     ):
         write(keyed(spark, 1), root, topic="mad", **off)
     write(keyed(spark, 1), root, topic="made", **off, **{"num.partitions": 2})

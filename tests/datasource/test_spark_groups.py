@@ -54,6 +54,8 @@ def test_a_running_query_is_seen_and_not_to_be_reset(spark: SparkSession, root: 
         assert query.exception() is None
     finally:
         query.stop()
+    # Spark ends the process that plans by a signal, and it leaves the group then.
+    assert wait_for(lambda: group(root).description().state == "Empty", 60)
 
 
 def test_lag_is_right_within_one_batch(spark: SparkSession, root: str, tmp_path: Path) -> None:

@@ -233,7 +233,7 @@ def test_a_topic_that_assign_no_longer_names_is_an_error_of_one_line() -> None:
     source = planner(view, assign='{"t":[0],"u":[0]}')
     start = source.initial()
     end = stored(source.latest(start, limited=True))
-    with pytest.raises(NotFound, match="Partition 0 of topic 'u' is gone"):
+    with pytest.raises(BadRequest, match=r"holds offsets of u-0, which this query does not read \(assign: t-0\)"):
         planner(view, assign='{"t":[0]}').ranges(start, end)
     lenient = planner(view, assign='{"t":[0]}', failOnDataLoss="false")
     assert read(lenient.ranges(start, end)) == [("t", 0, 0, 5)]
@@ -299,6 +299,72 @@ def test_a_batch_planned_before_the_topic_was_created_again(caplog: pytest.LogCa
         planner(view).ranges(start, end)
     with caplog.at_level(logging.WARNING, "sparklog"):
         assert planner(view, failOnDataLoss="false").ranges(start, end) == []
+
+
+OWN = "give this query a checkpointLocation of its own"
+ELSEWHERE = f", or the checkpoint is of another root: then {OWN}. To go on without them set failOnDataLoss=false"
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "options", "error", "expected"),
+    [
+        # Another query's: nothing of it is read here, so nothing may be skipped.
+        ({"u": {"0": 5}}, {}, BadRequest, f"offsets of u-0, which this query does not read (subscribe=t): {OWN}"),
+        ({"gone": {"0": 5}}, {}, BadRequest, f"offsets of gone-0, which this query does not read (subscribe=t): {OWN}"),
+        ({"u": {"0": 5}}, {"failOnDataLoss": "false"}, BadRequest, f"(subscribe=t): {OWN}"),
+        ({"u": {"0": 5}}, {"subscribepattern": "t.*"}, BadRequest, f"(subscribePattern=t.*): {OWN}"),
+        ({"u": {"0": 5}}, {"assign": '{"t":[0]}'}, BadRequest, f"(assign: t-0): {OWN}"),
+        # The subscription has changed.
+        ({"t": {"0": 5}, "u": {"0": 5}}, {}, BadRequest, "or subscribe to them again if it is this query's"),
+        ({"t": {"0": 5, "1": 2}}, {"assign": '{"t":[0]}'}, BadRequest, "offsets of t-1, which this query does not"),
+        # Created anew, in this root or in another one.
+        (
+            {"t": {"0": 5}, "$ids": {"t": "id-0"}},
+            {},
+            NotFound,
+            f"again while a stream reads it (id id-0, now id-t){ELSEWHERE}: reading then goes on from the new topic's",
+        ),
+        # Really deleted.
+        (
+            {"t": {"0": 5}, "gone": {"0": 5}},
+            {"subscribe": "t,gone"},
+            NotFound,
+            f"The topic 'gone' was deleted while a stream reads it{ELSEWHERE}: reading then leaves it out",
+        ),
+        (
+            {"t": {"0": 9}},
+            {},
+            NotFound,
+            f"Offset 9 of t-0 is out of range: the log ends at 5; it was restored from an older copy{ELSEWHERE}",
+        ),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit(
+    checkpoint: Document, options: dict[str, str], error: type[Exception], expected: str
+) -> None:
+    view = view_of(t=5, u=5)
+    start = {"$ids": {}} | checkpoint
+    with pytest.raises(error) as raised:
+        planner(view, **options).latest(start, limited=True)
+    assert expected in str(raised.value)
+    assert ("set failOnDataLoss" in str(raised.value)) is (error is NotFound)
+    if error is BadRequest:
+        with pytest.raises(BadRequest):
+            planner(view, **options).ranges({"$ids": {}}, start)
+
+
+def test_with_losses_allowed_a_topic_that_is_no_longer_subscribed_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    view = view_of(t=5, u=5)
+    start = {"t": {"0": 3}, "u": {"0": 3}, "$ids": {"t": "id-t", "u": "id-u"}}
+    source = planner(view, failOnDataLoss="false")
+    with caplog.at_level(logging.WARNING, "sparklog"):
+        end = stored(source.latest(start, limited=True))
+        assert source.latest(end, limited=True) is end
+    assert (end["t"], "u" in end, read(source.ranges(start, end))) == ({"0": 5}, False, [("t", 0, 3, 5)])
+    (record,) = caplog.records
+    assert (
+        "offsets of u-0, which this query does not read; failOnDataLoss=false: reading goes on" in record.getMessage()
+    )
 
 
 def test_a_deleted_topic() -> None:
@@ -378,7 +444,7 @@ def test_starting_offsets_and_timestamps() -> None:
         planner(view, startingoffsets='{"t":{"0":1}}').initial()
     with pytest.raises(BadRequest, match="names partitions that are not read: t-7"):
         planner(view, startingoffsets='{"t":{"0":1,"1":1,"7":1}}').initial()
-    with pytest.raises(NotFound, match="Offset 9 of t-0 is out of range: the log ends at 3"):
+    with pytest.raises(NotFound, match="is out of range: the log ends at 3: startingOffsets takes 0 to 3 there"):
         planner(view, startingoffsets='{"t":{"0":9,"1":1}}').initial()
 
 

@@ -485,6 +485,25 @@ def test_a_topic_is_made_with_its_configs_and_keeps_them(tmp_path: Path, caplog:
     )
 
 
+@pytest.mark.parametrize(
+    ("folder", "expected"),
+    [
+        ("none", "There is no sparklog root at {path}: run `sparklog topics create TOPIC --root {path}`, or {let_it}"),
+        (
+            "log",
+            "topic 'new' does not exist in {path}; create it: sparklog topics create new --root {path}; or {let_it}",
+        ),
+    ],
+)
+def test_a_write_that_may_not_create_shows_what_would(tmp_path: Path, folder: str, expected: str) -> None:
+    sparklog.open(tmp_path / "log", create=True)
+    path = str(tmp_path / folder)
+    let_it = "let this write create it: auto.create.topics.enable=true, the default"
+    with pytest.raises(NotFound) as raised:
+        plan(path, topic="new", auto_create_topics_enable="false")
+    assert str(raised.value) == expected.format(path=path, let_it=let_it)
+
+
 def test_the_source_checks_options_when_it_is_made() -> None:
     with pytest.raises(Exception, match="Unknown option 'startingoffset'"):
         SparklogDataSource({"startingoffset": "x"})

@@ -103,7 +103,9 @@ def test_operators_are_refused_while_the_group_is_active() -> None:
         lambda: group(world).delete(),
         lambda: group(world).delete(dry_run=True),
     ):
-        with pytest.raises(Conflict, match=r"group 'g' is active \(Stable, member one\): stop its consumer, or wait"):
+        with pytest.raises(
+            Conflict, match=r"is active \(Stable, member one\): stop its consumer, or wait 1 s if it has"
+        ):
             refused()
     assert offsets(group(world)) == {("a", 0): 5, ("a", 1): 5}
     world.now_ms += 1_000
@@ -118,6 +120,22 @@ def test_operators_are_refused_while_the_group_is_active() -> None:
     group(world).delete_offsets({"a": {1}}, dry_run=True)
     group(world).delete_offsets({"a": {1}})
     assert offsets(group(world)) == {("a", 0): 0}
+
+
+def test_a_forced_reset_fences_the_active_member_and_empties_the_group() -> None:
+    world = TopicsWorld()
+    member = group(world).join("one", session_timeout_ms=300_000)
+    member.commit({"a": {0: 5}})
+    world.now_ms += 48_500
+    with pytest.raises(Conflict, match="or wait 252 s if it has stopped already; `sparklog groups reset --force`"):
+        group(world).alter({"a": {0: 0}})
+    group(world).alter({"a": {0: 0}}, force=True, dry_run=True)
+    member.heartbeat()
+    group(world).alter({"a": {0: 0}}, force=True)
+    assert (offsets(group(world)), group(world).description().state) == ({("a", 0): 0}, "Empty")
+    with pytest.raises(Fenced, match="it is at generation 2; stop"):
+        member.commit({"a": {0: 6}})
+    group(world).delete()
 
 
 def test_leaving_empties_the_group_at_once() -> None:

@@ -108,14 +108,15 @@ def reset(
     from_file: Annotated[Path | None, Option(metavar="CSV", help="Lines of topic,partition,offset.")] = None,
     execute: Annotated[bool, Option("--execute", help="Do it.")] = False,
     dry_run: Annotated[bool, Option("--dry-run", help="Only show it (the default).")] = False,
+    force: Annotated[bool, Option("--force", help="Also an active group; its consumer is stopped.")] = False,
     export: Annotated[bool, Option("--export", help="Print the new offsets as lines of a CSV file.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Set a group's offsets by hand, in a partition, a topic or all of its topics.
 
     Exactly one of the options --to-earliest ... --from-file says where to. Nothing is changed without --execute: first
-    look at what would be. Refused while the group is active: stop its consumer first. A consumer that was only asleep
-    is fenced by the reset.
+    look at what would be. Refused while the group is active: stop its consumer first, or give --force. A consumer that
+    was only asleep is fenced by the reset: it stops at its next commit.
 
     A file for --from-file has lines topic,partition,offset, as --export prints them: `reset g --to-current --export`
     keeps offsets for later. A restarted Spark query goes on from its checkpoint, whatever the group says; a new one
@@ -141,7 +142,15 @@ def reset(
     topics = _topics(topic, all_topics, from_file is not None)
     opened = _groups_of_root(root).group(group)
     plan = plan_reset(opened, scenario, topics, now_ms=opened.root.env.wall_ms())
-    opened.alter(with_offsets(plan), dry_run=not execute)
+    active = opened.description() if force else None
+    opened.alter(with_offsets(plan), dry_run=not execute, force=force)
+    if active is not None and active.state == "Stable":
+        stops = "stops" if execute else "would stop"
+        print(
+            f"WARN Group '{printable(group)}' is active: its consumer {printable(active.instance or '')} {stops} with "
+            "SPARKLOG_FENCED at its next commit.",
+            file=sys.stderr,
+        )
     for item in plan:
         if item.warning:
             print(f"WARN {printable(item.warning)}", file=sys.stderr)

@@ -175,7 +175,7 @@ def _planned(snapshot: Snapshot, ranges: Sequence[OffsetRange], isolation: str) 
 def check_partition(topic: str, partition: int, bounds: Mapping[int, Bounds]) -> Bounds:
     bound = bounds.get(partition)
     if bound is None:
-        raise NotFound(f"expected partitions 0 to {len(bounds) - 1} of topic {topic}, found {partition}")
+        raise NotFound(f"expected partitions 0 to {len(bounds) - 1} of topic {topic}, found {partition!r}")
     return bound
 
 

@@ -15,8 +15,10 @@ follows a topic of any `LogView`, Kafka's directories too:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
+from operator import index
 from typing import Final, Literal, NoReturn
 
 import pyarrow as pa
@@ -70,7 +72,10 @@ EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 OffsetSpec = int | Literal["earliest", "latest"]
 Position = OffsetSpec | Mapping[int, OffsetSpec]
-"""A start or end of a scan: `earliest`, `latest`, an offset (exclusive as an end), or one of these per partition."""
+"""A start or end of a scan: `earliest`, `latest`, an offset (exclusive as an end), or one of these per partition.
+
+An offset lies between the log start and the log end; at the end, there is nothing to read yet.
+"""
 
 
 @dataclass(frozen=True)
@@ -127,7 +132,12 @@ def scan(
 ) -> Scan:
     check_isolation(isolation)
     check_columns(columns)
+    if batch_bytes < 1:
+        raise BadRequest(f"batch_bytes is at least 1, found {batch_bytes!r}")
     bounds = view.bounds(topic)
+    for given in (start, end):
+        for partition in given if isinstance(given, Mapping) else ():
+            check_partition(topic, partition, bounds)
     chosen = sorted(bounds) if partitions is None else list(dict.fromkeys(partitions))
     ranges = []
     for partition in chosen:
@@ -136,6 +146,12 @@ def scan(
         high = _offset(end, partition, bound, isolation, LATEST)
         if low > high and not (isinstance(start, str) or isinstance(end, str)):
             raise BadRequest(f"expected start <= end for partition {partition}, found {low} and {high}")
+        for name, offset in (("start", low), ("end", high)):
+            if not bound.log_start <= offset <= bound.log_end:
+                raise NotFound(
+                    f"{name}={offset} of {topic}-{partition} is out of range: it has {bound.log_start} to "
+                    f"{bound.log_end}; give an offset of these, {EARLIEST} or {LATEST}"
+                )
         ranges.append(OffsetRange(topic, partition, low, high))
     return Scan(tuple(view.plan(ranges, isolation)), tuple(columns), batch_bytes)
 
@@ -147,9 +163,11 @@ def _offset(position: Position, partition: int, bounds: Bounds, isolation: str, 
         return bounds.log_start
     if position == LATEST:
         return bounds.end(isolation)
-    if isinstance(position, bool) or not isinstance(position, int):
-        raise BadRequest(f"expected {EARLIEST}, {LATEST} or an offset, found {position!r}")
-    return position
+    with suppress(TypeError):
+        # Whole numbers may be numpy's.
+        if not isinstance(position, bool) and (offset := index(position)) >= 0:
+            return offset
+    raise BadRequest(f"expected {EARLIEST}, {LATEST} or an offset from 0, found {position!r}")
 
 
 def record_at(snapshot: Snapshot, partition: int, offset: int, isolation: str = READ_COMMITTED) -> pa.RecordBatch:

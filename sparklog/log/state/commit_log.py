@@ -33,6 +33,11 @@ Resolver = Callable[[str, Head], Sequence[Resolved]]
 """Reads decisions of the open transactions in the head of a topic: what every commit records of them."""
 
 
+def no_topic(name: str, location: str) -> NotFound:
+    create = f"sparklog topics create {name} --root {location}"
+    return NotFound(f"topic '{name}' does not exist in {location}; create it: {create}")
+
+
 @dataclass(frozen=True)
 class LogState:
     """The head of a topic, and its slice table or what it takes to load it: `checkpoint` and the commits since."""
@@ -93,7 +98,7 @@ class CommitLog(Journal[LogState, Commit, Draft]):
         return known
 
     def _not_found(self) -> NotFound:
-        return NotFound(f"topic '{self.topic}' does not exist in {self.store.location}; create it")
+        return no_topic(self.topic, self.store.location)
 
     def _with_table(self, known: Known[LogState]) -> Known[LogState]:
         """Load the slice table; of a newer state if what it takes is gone."""

@@ -24,6 +24,7 @@ from sparklog.log.read.time_lookup import offsets_for_timestamps
 from sparklog.log.read.topic_scan import SnapshotView
 from sparklog.log.state.commit import Commit
 from sparklog.log.state.commit_intents import CreateIntent, DeleteIntent, Intent
+from sparklog.log.state.commit_log import no_topic
 from sparklog.log.state.configs import TopicConfigs, check_delete_delay
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.view import READ_UNCOMMITTED, PartitionSize, TimestampOffset
@@ -90,8 +91,11 @@ class Root:
         self._topics.pop(name, None)
         similar = nearest(name, [other for other in self._folders() if other != name])
         similar = [other for other in similar if self._exists(other)]
-        hint = f"; did you mean {' or '.join(repr(other) for other in similar)}?" if similar else "; create it"
-        raise NotFound(f"topic '{name}' does not exist in {self.location}{hint}")
+        if not similar:
+            raise no_topic(name, self.location)
+        raise NotFound(
+            f"topic '{name}' does not exist in {self.location}; did you mean {' or '.join(map(repr, similar))}?"
+        )
 
     def topic_handle(self, name: str) -> Topic:
         topic = self._topics.get(name)

@@ -7,7 +7,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -21,6 +23,7 @@ from sparklog.log.topic.root import RootView
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import AppendWriter, WriteOptions
 from sparklog.storage.memory import MemoryStore
+from sparklog.transactions.producer import transactional
 from tests.support.counted_root import KINDS, CountedRoot
 from tests.support.records import by_partition, check_schema, random_rows, small
 
@@ -108,12 +111,53 @@ def test_positions_by_word_number_and_partition(memory: CountedRoot) -> None:
         topic.scan(start=3, end=2)
     with pytest.raises(BadRequest, match="'first'"):
         topic.scan(start="first")
-    with pytest.raises(NotFound, match="offsets 0 to 10 of t-0"):
-        topic.scan(partitions=[0], start=0, end=11)
-    with pytest.raises(NotFound, match="partitions 0 to 1"):
-        topic.scan(partitions=[2])
     with pytest.raises(BadRequest, match="isolation"):
         topic.scan(isolation="serializable")
+
+
+BOUNDS = "is out of range: it has 3 to 10; give an offset of these, earliest or latest"
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "expected"),
+    [
+        ({"start": 10**9}, NotFound, f"start=1000000000 of t-0 {BOUNDS}"),
+        ({"start": {0: 11}}, NotFound, f"start=11 of t-0 {BOUNDS}"),
+        ({"start": 2}, NotFound, f"start=2 of t-0 {BOUNDS}"),
+        ({"end": 11}, NotFound, f"end=11 of t-0 {BOUNDS}"),
+        ({"end": 2}, NotFound, f"end=2 of t-0 {BOUNDS}"),
+        ({"start": 11, "end": 11}, NotFound, f"start=11 of t-0 {BOUNDS}"),
+        ({"start": 6, "end": 4}, BadRequest, "expected start <= end for partition 0, found 6 and 4"),
+        ({"start": -1}, BadRequest, "expected earliest, latest or an offset from 0, found -1"),
+        ({"start": True}, BadRequest, "expected earliest, latest or an offset from 0, found True"),
+        ({"start": 1.0}, BadRequest, "expected earliest, latest or an offset from 0, found 1.0"),
+        ({"end": -2}, BadRequest, "expected earliest, latest or an offset from 0, found -2"),
+        ({"partitions": [9]}, NotFound, "expected partitions 0 to 1 of topic t, found 9"),
+        ({"partitions": [-1]}, NotFound, "expected partitions 0 to 1 of topic t, found -1"),
+        ({"partitions": ["0"]}, NotFound, "expected partitions 0 to 1 of topic t, found '0'"),
+        ({"start": {9: 0}}, NotFound, "expected partitions 0 to 1 of topic t, found 9"),
+        ({"end": {9: 0}}, NotFound, "expected partitions 0 to 1 of topic t, found 9"),
+        ({"batch_bytes": 0}, BadRequest, "batch_bytes is at least 1, found 0"),
+    ],
+)
+def test_a_scan_out_of_bounds_is_an_error(
+    memory: CountedRoot, asked: dict[str, Any], error: type[Exception], expected: str
+) -> None:
+    topic = memory.topic(2)
+    topic.append(pa.table({"value": [b"%d" % i for i in range(20)], "partition": [i % 2 for i in range(20)]}))
+    topic.delete_records({0: 3})
+    with pytest.raises(error) as raised:
+        topic.scan(**asked)
+    assert str(raised.value) == expected
+
+
+def test_a_scan_from_the_log_end_reads_nothing_also_behind_an_open_transaction(memory: CountedRoot) -> None:
+    topic = memory.topic(2)
+    topic.append(pa.table({"value": [b"a", b"b"], "partition": [0, 1]}))
+    transactional(memory.root, "open").begin().append("t", pa.table({"value": [b"c"], "partition": [0]}))
+    for start in (1, np.int64(1), {0: 1, 1: 1}, "latest"):
+        assert topic.scan(start=start).to_table().num_rows == 0
+    assert topic.scan(start=1, end=1).to_table().num_rows == 0
 
 
 def test_a_scan_can_be_iterated_again_and_read_as_a_stream(memory: CountedRoot) -> None:
