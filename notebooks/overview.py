@@ -27,6 +27,7 @@ from sparklog.tools.inspection.notebook.parts import (
     about_bytes,
     codec_handles,
     done,
+    key_text,
     numbers,
     timed,
     used_codecs,
@@ -86,7 +87,7 @@ def hottest_keys(inspected: Inspected, most: int = 10) -> Figure | Sentence:
         ax.barh(range(len(top)), values, 0.7, color=INK)
         for row, value in enumerate(values.tolist()):
             ax.annotate(f" {form(value)}", (value, row), va="center", fontsize=9)
-        ax.set_yticks(range(len(top)), [_key_text(key) for key in top["key"].to_pylist()], parse_math=False)
+        ax.set_yticks(range(len(top)), [key_text(key) for key in top["key"].to_pylist()], parse_math=False)
         ax.invert_yaxis()
         ax.grid(axis="y", visible=False)
         ax.margins(x=0.18)
@@ -225,10 +226,3 @@ def _period(span_ms: int) -> str:
     if span_ms > 14 * PERIODS["day"]:
         return "day"
     return "hour" if span_ms >= 4 * HOUR_MS else "minute" if span_ms >= 240_000 else "second"
-
-
-def _key_text(key: bytes) -> str:
-    """Return a key as UTF-8 where it is printable, else in hexadecimal digits; cut off behind 24 characters."""
-    text = key.decode("utf-8", "replace")
-    text = text if text.isprintable() and "\ufffd" not in text else f"0x{key[:24].hex()}"
-    return text if len(text) <= 24 else f"{text[:23]}…"

@@ -122,9 +122,18 @@ def _texts(column: pa.ChunkedArray) -> list[str]:
         return [moment(ms) for ms in column.cast(pa.int64()).to_pylist()]
     if pa.types.is_floating(column.type):
         return ["–" if value is None else f"{value:,.2f}" for value in column.to_pylist()]
+    if pa.types.is_binary(column.type):
+        return ["–" if value is None else key_text(value) for value in column.to_pylist()]
     if pa.types.is_integer(column.type):
         return ["–" if value is None else f"{value:,}" for value in column.to_pylist()]
     return ["–" if value is None else str(value) for value in column.to_pylist()]
+
+
+def key_text(key: bytes) -> str:
+    """Return a key as UTF-8 where it is printable, else in hexadecimal digits; cut off behind 24 characters."""
+    text = key.decode("utf-8", "replace")
+    text = text if text.isprintable() and "\ufffd" not in text else f"0x{key[:24].hex()}"
+    return text if len(text) <= 24 else f"{text[:23]}…"
 
 
 def moment(ms: int | None) -> str:

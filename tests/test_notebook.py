@@ -239,5 +239,7 @@ def test_records_per_hour(hours: tuple[int, ...], period: str | None, title: str
 def test_keys_are_shown_as_text_or_digits(key: bytes, text: str, tmp_path: Path) -> None:
     root = sparklog.open(tmp_path / "root", create=True)
     root.create_topic("orders").append(pa.table({"key": [key] * 2, "value": [b"x"] * 2}))
-    figure = drawn(inspect_topic(RootView(root), "orders"))["hottest_keys"]
+    inspected = inspect_topic(RootView(root), "orders")
+    figure = drawn(inspected)["hottest_keys"]
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [text]
+    assert parts.show(inspected.keys, ["key"]).cells() == [[text]]
