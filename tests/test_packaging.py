@@ -45,7 +45,11 @@ def test_the_wheel_has_every_file() -> None:
     wheel = project()["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert wheel == {
         "packages": ["sparklog", "pyspark_sparklog"],
-        "force-include": {"conf": "sparklog/conf"},
+        "force-include": {
+            "conf": "sparklog/conf",
+            "notebooks": "sparklog/tools/inspection/notebook",
+            "examples/data/kafka-log-dir": "sparklog/tools/inspection/notebook/kafka-log-dir",
+        },
     }, "files are left out or put in by hand"
     data = [file for file in (REPOSITORY / "sparklog" / "tools" / "report" / "templates").iterdir() if file.is_file()]
     assert {"report.html", "parts.html", "report.css", "report.js"} <= {file.name for file in data}

@@ -8,10 +8,12 @@ import sys
 import sysconfig
 from pathlib import Path
 
+import nbformat
 import pyarrow as pa
 import pytest
 
 import sparklog
+from scripts.run_notebook import NOTEBOOK
 from tests.datasource.spark_session import has_java
 from tests.test_architecture import REPOSITORY
 
@@ -67,15 +69,31 @@ def test_message_definitions(installed: Path, tmp_path: Path) -> None:
 
 
 def test_files_to_run_jobs_by(installed: Path, tmp_path: Path) -> None:
-    names = sorted(path.name for path in (REPOSITORY / "conf").iterdir())
+    files = {path.name: path for path in (*(REPOSITORY / "conf").iterdir(), NOTEBOOK)}
+    names = sorted(files)
     assert run(installed, tmp_path, "sparklog", "conf").stdout.split() == names
     for name in names:
-        assert run(installed, tmp_path, "sparklog", "conf", name).stdout == (REPOSITORY / "conf" / name).read_text()
+        assert run(installed, tmp_path, "sparklog", "conf", name).stdout == files[name].read_text()
     wrong = run(installed, tmp_path, "sparklog", "conf", "../pyproject.toml")
     assert (wrong.returncode, wrong.stdout) == (1, "")
     assert wrong.stderr == (
         f"sparklog: expected one of {', '.join(names)}; found '../pyproject.toml' [SPARKLOG_NOT_FOUND]\n"
     )
+
+
+def test_the_notebook_runs_away_from_the_checkout(installed: Path, tmp_path: Path) -> None:
+    root = sparklog.open(tmp_path / "root", create=True)
+    root.create_topic("orders").append(pa.table({"key": [b"anna"] * 3, "value": [b"x"] * 3}))
+    (tmp_path / "log.ipynb").write_text(run(installed, tmp_path, "sparklog", "conf", "dump_segment.ipynb").stdout)
+    notebook = nbformat.read(tmp_path / "log.ipynb", as_version=4)
+    cells = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    assert cells[0].startswith("PATH = None")
+    given = cells[0].replace("PATH = None", f"PATH = {str(tmp_path / 'root' / 'orders')!r}")
+    shown = "print(overview.__file__, [ax.get_title(loc='left') for ax in overview.hottest_keys(found).axes])"
+    for first, title in ((cells[0], "10 of 83 keys"), (given, "1 of 1 keys")):
+        done = run(installed, tmp_path, "python", "-c", "\n".join((first, cells[1], shown)))
+        assert Path(done.stdout.partition(" ")[0]).is_relative_to(installed.parent), done.stderr
+        assert title in done.stdout
 
 
 def test_maintenance(installed: Path, tmp_path: Path) -> None:

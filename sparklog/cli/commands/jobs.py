@@ -14,6 +14,7 @@ from typer import Argument, Context, Exit, Typer
 
 from sparklog.cli.options import example
 from sparklog.errors import BadRequest, NotFound
+from sparklog.tools.inspection.notebook import NOTEBOOK
 
 app = Typer()
 
@@ -47,15 +48,16 @@ for job_name, text in HELP.items():
 
 @app.command(epilog=example("sparklog conf crontab"))
 def conf(name: str | None = Argument(None, help="Which file: without it their names are listed.")) -> None:
-    """Print a file to run the jobs by: a crontab, properties of maintenance, Spark's settings."""
+    """Print a file to start from: a crontab, properties of maintenance, Spark's settings, a notebook about a topic."""
     folder = PACKAGE / "conf"
     if not folder.is_dir():
         # A checkout, not an installed wheel.
         folder = PACKAGE.parent / "conf"
-    names = sorted(file.name for file in folder.iterdir() if file.is_file())
+    files = {file.name: file for file in (*folder.iterdir(), NOTEBOOK) if file.is_file()}
+    names = sorted(files)
     if name is None:
         print("\n".join(names))
-    elif name in names:
-        print((folder / name).read_text(), end="")
+    elif name in files:
+        print(files[name].read_text(), end="")
     else:
         raise NotFound(f"expected one of {', '.join(names)}; found {name!r}")

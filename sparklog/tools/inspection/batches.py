@@ -6,7 +6,7 @@ lack come with the run: the shift of their offsets, their append time, the trans
 
 Checksums are verified. What its producer wrote is shown as it is: nothing is left out by an isolation level. Records
 are looked at by the kernels and by numpy, window by window; of each only a hash of its key is kept, so that keys can be
-counted over a whole partition.
+counted over a whole partition, and of the largest keys their bytes.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from sparklog.log.state.slice_table import ABORTED, COMMITTED, OPEN, Snapshot
 from sparklog.log.state.view import Bounds
 from sparklog.storage import Store, open_store
 from sparklog.tools.inspection.dump_batches import per_batch, scan_windows
+from sparklog.tools.inspection.hot_keys import HotKeys
 
 SEGMENT, SEALED, APPEND = "Kafka segment", "sealed segment", "append file"
 _OUTCOMES = {OPEN: "open", COMMITTED: "committed", ABORTED: "aborted"}
@@ -209,6 +210,7 @@ class RecordFacts:
     newest: int = NO_TIMESTAMP
     hashes: list[npt.NDArray[np.uint64]] = field(default_factory=list)  # of each data record with a key
     batches: list[Int64Array] = field(default_factory=list)  # and the number of its batch in the partition
+    hot: HotKeys = field(default_factory=HotKeys)
 
     def add(
         self, data: BytesLike, headers: BatchHeaders, sound: npt.NDArray[np.bool_], append_time: int
@@ -249,6 +251,7 @@ class RecordFacts:
         keyed = records.has_key & ~chosen.is_control[records.batch]
         self.hashes.append(hashes[keyed])
         self.batches.append(self.seen + rows[records.batch[keyed]])
+        self.hot.add(body, records, hashes, keyed)
 
     def _columns(
         self, headers: BatchHeaders, records: RecordFields, hashes: npt.NDArray[np.uint64], append_time: int
@@ -310,8 +313,8 @@ def _distinct(batch: npt.NDArray[np.int32], hashes: npt.NDArray[np.uint64], batc
     return np.bincount(batch[new], minlength=batches).astype(np.int64)
 
 
-def batch_table(log: PartitionLog) -> tuple[pa.Table, dict[str, str]]:
-    """The batches of a partition in offset order (`SCHEMA`), and by file where and why it holds no whole batches.
+def batch_table(log: PartitionLog) -> tuple[pa.Table, pa.Table, dict[str, str]]:
+    """The batches of a partition in offset order (`SCHEMA`), its keys (`KEYS`), and by file where and why it is broken.
 
     Damage is shown, not raised. `NotFound` or `Unavailable` if a file is gone or cannot be read.
     """
@@ -324,7 +327,7 @@ def batch_table(log: PartitionLog) -> tuple[pa.Table, dict[str, str]]:
                 walk.add(run, position, data, headers)
             else:
                 stops[run.name] = f"no batch at byte {position}: {headers.reason or 'the file was cut off'}"
-    return walk.table(), stops
+    return walk.table(), walk.facts.hot.table(log.topic, log.partition), stops
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Tables of a topic, a partition or a file: its batches, files with their indexes, gaps and transactions.
+"""Tables of a topic, a partition or a file: its batches, files with their indexes, gaps, transactions, keys.
 
 tables = inspect_topic(open_view(resolve("/data/kafka-logs"), tailing=False), "orders")
 tables.batches.group_by("codec").aggregate([("size", "sum")])
@@ -34,6 +34,7 @@ from sparklog.tools.inspection.batches import (
     of_kafka,
     of_root,
 )
+from sparklog.tools.inspection.hot_keys import KEYS
 
 _Fields: TypeAlias = list[tuple[str, pa.DataType]]
 
@@ -272,7 +273,7 @@ def _entries(
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """The contents of some partitions, by partition and offset: `batches.SCHEMA`, and the schemas of this module."""
+    """The contents of some partitions, by partition and offset: `SCHEMA`, `KEYS`, and the schemas of this module."""
 
     batches: pa.Table
     files: pa.Table
@@ -280,6 +281,7 @@ class Inspected:
     transactions: pa.Table
     index: pa.Table
     bounds: pa.Table
+    keys: pa.Table
 
 
 def inspect_topic(view: LogView, topic: str, partitions: Sequence[int] | None = None) -> Inspected:
@@ -310,14 +312,14 @@ def inspect_file(path: str | os.PathLike[str]) -> Inspected:
 def _inspected(logs: Iterable[PartitionLog]) -> Inspected:
     parts: list[list[pa.Table]] = [[schema.empty_table()] for schema in _SCHEMAS]
     for log in logs:
-        table, stops = batch_table(log)
+        table, keys, stops = batch_table(log)
         files, index = file_tables(log, table, stops)
         row = (log.topic, log.partition, log.bounds.log_start, log.bounds.last_stable, log.bounds.log_end)
         bounds = pa.Table.from_pylist([dict(zip(BOUNDS.names, row, strict=True))], BOUNDS)
-        tables = (table, files, gap_table(table), transaction_table(table), index, bounds)
+        tables = (table, files, gap_table(table), transaction_table(table), index, bounds, keys)
         for part, each in zip(parts, tables, strict=True):
             part.append(each)
     return Inspected(*map(pa.concat_tables, parts))
 
 
-_SCHEMAS = (SCHEMA, FILES, GAPS, TRANSACTIONS, INDEX, BOUNDS)
+_SCHEMAS = (SCHEMA, FILES, GAPS, TRANSACTIONS, INDEX, BOUNDS, KEYS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,16 @@ def test_figures_of_records_are_those_of_kafkas_consumer(fixtures: Path, fixture
         assert pc.sum(found["keys_latest"]).as_py() == expected["keys_new"]
         compared += len(records)
     assert compared > 300
+
+
+def test_keys_have_the_records_of_kafkas_consumer(fixtures: Path) -> None:
+    for name in ("codec-zstd-2", "codec-none-2"):
+        topic, partition = split_partition(name)
+        table = inspect_topic(KafkaView(fixtures / "codecs" / "data"), topic, [partition]).keys
+        keyed = [record.key for record in expected_records(fixtures / "codecs", name) if record.key is not None]
+        assert dict(zip(table["key"].to_pylist(), table["records"].to_pylist(), strict=True)) == Counter(keyed)
+        assert table["bytes"].to_pylist() == sorted(table["bytes"].to_pylist(), reverse=True)
+        assert set(table["partition"].to_pylist()) == {partition}
 
 
 def test_keys_within_a_batch_and_bytes_before_compression(fixtures: Path) -> None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
 import sparklog
 from sparklog.compaction.run import CompactOptions, compact_topic
+from sparklog.format.payloads import RecordFields
+from sparklog.format.record_batch import Payloads
 from sparklog.log.topic.root import Root, RootView
 from sparklog.log.write.append_writer import WriteOptions
 from sparklog.maintenance.work_items import InProcess, Settings
+from sparklog.tools.inspection.hot_keys import HotKeys
 from sparklog.tools.inspection.inspect import inspect_file, inspect_topic
 from tests.support.world import START_MS
 
@@ -157,8 +161,38 @@ def test_a_large_slice_is_walked_in_windows_and_its_footer_indexes_it(root: Root
     assert one.bounds["log_end"].to_pylist() == [3000]
 
 
+def test_keys_of_each_partition_by_their_bytes(root: Root) -> None:
+    topic = root.create_topic("orders")
+    for codec in ("none", "zstd"):
+        rows = {"key": [b"small", b"small", b"large", None], "value": [b"", b"", b"x" * 500, b"y" * 900]}
+        topic.append(pa.table(rows), options=WriteOptions(codec=codec))
+    large, small = inspect_topic(RootView(root), "orders").keys.to_pylist()
+    assert (large["topic"], large["partition"], large["key"], large["records"]) == ("orders", 0, b"large", 2)
+    assert 1010 < large["bytes"] < 1040
+    assert (small["key"], small["records"]) == (b"small", 4)
+
+
+def test_of_very_many_keys_the_largest_are_kept() -> None:
+    hot = HotKeys(most=2)
+    for first in range(0, 40, 2):
+        data = np.frombuffer(b"h" + b"%02d" % first, np.uint8)
+        body = Payloads(data, np.zeros(1, np.int64), np.full(1, 3), 0, 1, 3)
+        start, end = np.array([0, 1]), np.array([100, 101 + first])
+        nothing = np.zeros(2, np.int64)
+        keyed, lengths = np.ones(2, np.bool_), np.array([1, 2], np.int32)
+        records = RecordFields(
+            nothing.astype(np.int32), nothing, nothing, nothing, end, keyed, keyed, start, lengths, np.array([2])
+        )
+        hot.add(body, records, np.array([0, first + 1], np.uint64), keyed)
+        assert sum(map(len, hot.parts)) <= 4
+    table = hot.table("orders", 3)
+    assert table["key"].to_pylist() == [b"h", b"38"]
+    assert table["records"].to_pylist() == [20, 1]
+    assert table["bytes"].to_pylist() == [2000, 139]
+
+
 def test_a_topic_without_records_has_empty_tables(root: Root) -> None:
     root.create_topic("empty", partitions=2)
     found = inspect_topic(RootView(root), "empty")
-    assert len(found.batches) == len(found.files) == len(found.gaps) == len(found.transactions) == 0
+    assert len(found.batches) == len(found.files) == len(found.gaps) == len(found.transactions) == len(found.keys) == 0
     assert found.bounds["partition"].to_pylist() == [0, 1]
