@@ -46,6 +46,12 @@ def test_append_files_and_sealed_segments(sparklog: Sparklog, root: Path) -> Non
     assert after["t-0"]["sealedBytes"] == segments
     assert after["t-0"]["size"] == segments + int(str(after["t-0"]["appendBytes"]))
     assert (after["t-0"]["records"], after["t-0"]["slices"], after["t-1"]["appendBytes"]) == (30, 2, 0)
+    # Sealing has left the first append file to the vacuum; a hold keeps it.
+    waiting = f"Besides, {files[0].stat().st_size} bytes in 1 file wait for the vacuum of `sparklog retain`."
+    assert sparklog("log-dirs").lines[-1] == waiting
+    assert '"unreferencedFiles": 1' in sparklog("log-dirs", "--json").out
+    sparklog("clone", "t", "u", "--as-of", 1)
+    assert '"unreferencedFiles": 0, "unreferencedBytes": 0' in sparklog("log-dirs", "--json").out
 
 
 def test_the_table_and_the_topic_list(sparklog: Sparklog, root: Path) -> None:
