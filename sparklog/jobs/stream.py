@@ -30,9 +30,9 @@ COLUMNS = ("key", "value", "headers", "timestamp")
 
 
 @contextmanager
-def streaming_session(name: str) -> Iterator[SparkSession]:
+def streaming_session(name: str, log_level: str = "WARN") -> Iterator[SparkSession]:
     """Start Spark with the settings that streaming into a root needs, and stop it at the end."""
-    spark = quiet_session(sparklog.configure(SparkSession.builder), name)
+    spark = quiet_session(sparklog.configure(SparkSession.builder), name, log_level)
     try:
         yield spark
     finally:
@@ -136,5 +136,6 @@ def run(spark: SparkSession, copy: Copy) -> int:
 @streaming_job("stream")
 def main(given: Sequence[str]) -> int:
     copy = arguments(given)
-    with streaming_session("sparklog stream") as spark:
+    # Spark logs the stack of a query's failure, whose reason is the job's last line.
+    with streaming_session("sparklog stream", "FATAL") as spark:
         return run(spark, copy)

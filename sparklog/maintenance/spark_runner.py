@@ -31,20 +31,17 @@ if TYPE_CHECKING:
 
 HEARTBEAT_MS = 30_000
 STOP_SECONDS = 60
-QUIET = {
-    # spark-submit logs every step of every task, and draws a bar over it: our own lines could not be found in that.
-    "spark.log.level": "WARN",
-    "spark.ui.showConsoleProgress": "false",
-}
 _Answer = tuple[int, "Done | SparklogError | BaseException"]
 
 
-def quiet_session(builder: SparkSession.Builder, name: str) -> SparkSession:
+def quiet_session(builder: SparkSession.Builder, name: str, log_level: str = "WARN") -> SparkSession:
     """Start Spark without its log of each step, and with Python's own Ctrl-C.
 
     Spark's handler would ask the JVM to cancel all jobs, in the middle of a call that waits for the JVM's answer.
     """
-    spark = builder.appName(name).config(map=QUIET).getOrCreate()
+    # spark-submit logs every step of every task, and draws a bar over it: our own lines could not be found in that.
+    quiet = {"spark.log.level": log_level, "spark.ui.showConsoleProgress": "false"}
+    spark = builder.appName(name).config(map=quiet).getOrCreate()
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
     return spark
