@@ -50,6 +50,8 @@ def test_append_files_and_sealed_segments(sparklog: Sparklog, root: Path) -> Non
     waiting = f"Besides, {files[0].stat().st_size} bytes in 1 file wait for the vacuum of `sparklog retain`."
     assert sparklog("log-dirs").lines[-1] == waiting
     assert '"unreferencedFiles": 1' in sparklog("log-dirs", "--json").out
+    (reported,) = json.loads(sparklog("report", "--json").out)["topics"]
+    assert reported["unreferencedBytes"] == files[0].stat().st_size
     sparklog("clone", "t", "u", "--as-of", 1)
     assert '"unreferencedFiles": 0, "unreferencedBytes": 0' in sparklog("log-dirs", "--json").out
 

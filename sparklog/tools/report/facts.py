@@ -77,6 +77,7 @@ class TopicFacts:
     partitions: tuple[PartitionFacts, ...]
     activity: Activity | None
     bytes_by_hour: tuple[int, ...] = ()
+    unreferenced_bytes: int | None = None  # of files that only wait for the vacuum; None: not looked at
 
     @property
     def bytes(self) -> int:
