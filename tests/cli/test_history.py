@@ -72,7 +72,22 @@ def test_commits_that_are_gone_and_what_lies_below_a_gap(sparklog: Sparklog, roo
     assert lines[-1] == "commits before version 3 are no longer kept"
 
 
-def test_a_deleted_topic_and_one_that_never_was(sparklog: Sparklog, root: Path, topic: library.Topic) -> None:
+def test_a_deleted_topic(sparklog: Sparklog, topic: library.Topic) -> None:
     sparklog("topics", "delete", "t")
     assert sparklog("history", "t").lines[1].split()[2] == "delete"
-    assert "topic 'tt' does not exist" in sparklog("history", "tt", code=1).err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("tt",), 1, "topic 'tt' does not exist"),
+        (("a/b",), 1, "a/b"),
+        (("t", "--limit", 0), 2, "--limit"),
+    ],
+)
+def test_wrong_input_is_one_clear_line(
+    sparklog: Sparklog, topic: library.Topic, arguments: tuple[object, ...], code: int, says: str
+) -> None:
+    said = sparklog("history", *arguments, code=code)
+    assert says in said.err
+    assert said.err.count("\n") == 1

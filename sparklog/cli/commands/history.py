@@ -11,6 +11,7 @@ from sparklog.cli.options import JsonOption, RootOption, example
 from sparklog.cli.source import open_root
 from sparklog.cli.terminal import print_json, print_table
 from sparklog.log.journal.env import iso_time
+from sparklog.log.journal.names import check_topic_name
 from sparklog.maintenance.output import size_text
 
 if TYPE_CHECKING:
@@ -69,8 +70,10 @@ def history(
     from sparklog.log.state.history import History
 
     opened = open_root(root)
-    name = opened.topic(topic).name if opened.topic_handle(topic).log.refresh().head.version < 0 else topic
-    log = History(opened.store, name)
+    if opened.topic_handle(check_topic_name(topic)).log.refresh().head.version < 0:
+        # It never was, which is an error that names similar ones.
+        opened.topic(topic)
+    log = History(opened.store, topic)
     kept = log.commits.version.tolist()
     # Below a gap lies what a stalled writer left behind.
     oldest = next((after for at, after in zip(kept[-2::-1], kept[:0:-1], strict=True) if after != at + 1), kept[0])
@@ -78,7 +81,7 @@ def history(
     versions = range(newest, max(oldest, newest + 1 - limit) - 1, -1)
     rows = [Version.of(log.commit(version)) for version in versions]
     if as_json:
-        print_json({"topic": name, "oldestVersion": oldest, "commits": rows})
+        print_json({"topic": topic, "oldestVersion": oldest, "commits": rows})
         return
     headings = ("VERSION", "TIME", "OPERATION", "RECORDS", "BYTES", "WRITER")
     print_table(headings, [each.cells() for each in rows], right=("VERSION", "RECORDS", "BYTES"))
