@@ -252,5 +252,9 @@ class Report:
         return sum(topic.bytes for topic in self.topics)
 
     @property
+    def unreferenced_bytes(self) -> int | None:
+        return total(topic.unreferenced_bytes for topic in self.topics)
+
+    @property
     def partitions(self) -> int:
         return sum(len(topic.partitions) for topic in self.topics)
