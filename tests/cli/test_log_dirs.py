@@ -55,7 +55,7 @@ def test_append_files_and_sealed_segments(sparklog: Sparklog, root: Path) -> Non
     assert reported["unreferencedBytes"] == files[0].stat().st_size
     sparklog("report", "--html", root.parent / "page.html")
     page = (root.parent / "page.html").read_text()
-    assert f"Waiting for the vacuum</dt><dd>{size_text(files[0].stat().st_size)}</dd>" in page
+    assert f"Unreferenced</dt><dd>{size_text(files[0].stat().st_size)}</dd>" in page
     sparklog("clone", "t", "u", "--as-of", 1)
     assert '"unreferencedFiles": 0, "unreferencedBytes": 0' in sparklog("log-dirs", "--json").out
 
