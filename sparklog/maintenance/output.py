@@ -172,7 +172,7 @@ class StatusLine:
         seconds, wait = 0.0, STATUS_SECONDS
         while not self._ended.wait(wait):
             seconds, wait = seconds + wait, 1.0
-            line = f"{self._title}: {self.text} ({seconds:.0f} s)"
+            line = f"{self._title}: {self.text or 'begun'} ({seconds:.0f} s)"
             print(f"\r{line[:79]:<79}\r", end="", file=sys.stderr, flush=True)
         if seconds:
             print(f"\r{'':79}\r", end="", file=sys.stderr, flush=True)

@@ -172,8 +172,9 @@ def status_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_status_is_one_line_that_goes_away(monkeypatch: pytest.MonkeyPatch, status_at_once: None) -> None:
     monkeypatch.setattr(sys, "stderr", err := Terminal())
-    with StatusLine("backup") as status:
-        status.files(12, 40, 1_200_000_000, 5_120_000_000)
+    status = StatusLine("backup")
+    status.files(12, 40, 1_200_000_000, 5_120_000_000)
+    with status:
         while "GB" not in err.getvalue():
             time.sleep(0.01)
     shown = err.getvalue().split("\r")
