@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from sparklog.jobs.compact import main
+try:
+    from sparklog.jobs.compact import main
+except ModuleNotFoundError as missing:
+    install = "pip install 'sparklog[spark]', or start it with the Python of an environment that has it"
+    sys.exit(f"sparklog compact: Python at {sys.executable} has no module {missing.name}: {install}")
+except KeyboardInterrupt:
+    print("sparklog compact: interrupted; nothing was changed", file=sys.stderr)
+    sys.exit(130)
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -2,7 +2,7 @@
 
 0: done, also when the reader of a pipe left first; 1: a sparklog error, as one line on stderr that ends in its code (a
 command about all topics, groups or ids goes on, with a line for each that cannot be read); 2: wrong usage, as one line;
-3: `sparklog get`: the key was deleted; 130: interrupted.
+3: `sparklog get`: the key was deleted; 130: interrupted, with one line that says what stays.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from sparklog.cli.commands import (
     dump_log,
     groups,
     health,
+    history,
     jobs,
     kafka_logs,
     produce,
@@ -34,13 +35,33 @@ from sparklog.cli.commands import (
 from sparklog.cli.options import SHORT_HELP
 from sparklog.cli.terminal import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, UsageError, WarningLines, leave_for_usage, warn
 from sparklog.errors import SparklogError, Unavailable
+from sparklog.maintenance.output import interrupted
+
+READING = (
+    *("configs docs", "conf", "consume", "doctor", "dump-log", "get", "groups list", "groups describe", "history"),
+    *("log-dirs", "metrics", "offsets", "report", "topics list", "topics describe", "verify"),
+    *("configs describe", "transactions list", "transactions describe"),
+)
+AFTER_INTERRUPT = {
+    **dict.fromkeys(READING, "nothing was changed"),
+    "backup": "there is no new backup; run it again: what was copied is not copied again",
+    "export": "nothing was exported",
+    "import": "what was committed stays; run it again to go on",
+    "restore": "run it again with the same words to go on",
+}
+COMMITTED = "what was committed stays"
 
 
 class SparklogGroup(TyperGroup):
     """The top group: runs a command and turns what it raises into one line and an exit code."""
 
+    after_interrupt = COMMITTED
+
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         kwargs["standalone_mode"] = False
+        words = list(args[0] if args else kwargs.get("args") or sys.argv[1:])
+        stays = [AFTER_INTERRUPT.get(" ".join(words[:number])) for number in (1, 2)]
+        self.after_interrupt = next(filter(None, stays), COMMITTED)
         if isinstance(sys.stdout, io.TextIOWrapper):
             # Names may hold what the terminal's encoding has not.
             sys.stdout.reconfigure(errors="backslashreplace")
@@ -62,6 +83,7 @@ class SparklogGroup(TyperGroup):
         except Exit as leave:
             sys.exit(leave.exit_code)
         except (KeyboardInterrupt, Abort):
+            warn("interrupted; nothing was changed")
             sys.exit(EXIT_INTERRUPTED)
         sys.exit(code if isinstance(code, int) else EXIT_OK)
 
@@ -74,6 +96,9 @@ class SparklogGroup(TyperGroup):
             # Python would complain again when it flushes stdout at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             raise Exit(EXIT_OK) from None
+        except KeyboardInterrupt as error:
+            warn(f"{interrupted(error)}; {self.after_interrupt}")
+            raise Exit(EXIT_INTERRUPTED) from None
         return result
 
 
@@ -107,5 +132,5 @@ def sparklog(
 
 for name, commands in (("topics", topics), ("configs", configs), ("transactions", transactions), ("groups", groups)):
     app.add_typer(commands.app, name=name)
-for module in (produce, consume, storage, health, kafka_logs, backup, jobs, dump_log):
+for module in (produce, consume, history, storage, health, kafka_logs, backup, jobs, dump_log):
     app.registered_commands += module.app.registered_commands

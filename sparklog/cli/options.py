@@ -70,6 +70,7 @@ QuickOption = Annotated[
     bool, Option("--quick", help="Read only the logs; of files check whether they exist and how long they are.")
 ]
 DryRunOption = Annotated[bool, Option("--dry-run", help="Change nothing: check, and print what would be done.")]
+QuietOption = Annotated[bool, Option("--quiet", "-q", help="No progress on stderr.")]
 JsonOption = Annotated[bool, Option("--json", help="Print JSON, for scripts.")]
 
 

@@ -11,21 +11,16 @@ import json
 import logging
 import re
 import sys
-import time
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from typer import BadParameter, Exit
 
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.maintenance.output import json_value, table
 
-if TYPE_CHECKING:
-    from sparklog.tools.backup.copying import Progress
-
 EXIT_OK, EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
-EVERY_SECONDS = 5.0
 
 # typer may bring its own copy of click: this way the class is public in every version.
 UsageError: Any = BadParameter.__mro__[1]
@@ -96,22 +91,6 @@ def print_json(value: object, **more: object) -> None:
     """Print data classes, or what JSON has anyway, as one line, with `more` members."""
     shown = json_value(value)
     print(json.dumps({**shown, **more} if more and isinstance(shown, dict) else shown))
-
-
-def copy_progress(what: str) -> Progress:
-    """Return a progress that prints `backed up 12 of 40 files, 1,204 of 5,120 MB, 138 MB/s` every few seconds."""
-    begun = last = time.monotonic()
-
-    def show(files: int, of_files: int, nbytes: int, of_nbytes: int) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last >= EVERY_SECONDS:
-            last = now
-            size = f"{nbytes / 1e6:,.0f} of {of_nbytes / 1e6:,.0f} MB"
-            rate = nbytes / 1e6 / (now - begun)
-            print(f"{what} {files} of {of_files} files, {size}, {rate:,.0f} MB/s", file=sys.stderr)
-
-    return show
 
 
 def read_text(file: Path, option: str) -> str:

@@ -11,6 +11,7 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
@@ -70,7 +71,13 @@ def watch(
         lags.stop()
     """
     lags = QueryLags(spark, tell or _LOG.info, None if metrics_file is None else str(metrics_file))
-    spark.streams.addListener(lags)
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        # Spark Connect waits for events in a thread that would keep the process from ending, but for a daemon.
+        adding = Thread(target=spark.streams.addListener, args=(lags,), daemon=True)
+        adding.start()
+        adding.join()
+    else:
+        spark.streams.addListener(lags)
     return lags
 
 

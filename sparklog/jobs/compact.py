@@ -15,11 +15,12 @@ from typing import Annotated
 from typer import Option
 
 from sparklog.compaction.run import CompactOptions, compact_root
+from sparklog.errors import SparklogError
 from sparklog.jobs.program import Maintenance, job, parse, run_maintenance
-from sparklog.maintenance.output import say_outcome
+from sparklog.maintenance.output import StatusLine, count, say_outcome
 from sparklog.maintenance.report import document, summary
 from sparklog.maintenance.spark_runner import SparkIfNeeded
-from sparklog.maintenance.work_items import Runner
+from sparklog.maintenance.work_items import Done, Runner, Work
 
 
 @dataclass
@@ -36,18 +37,31 @@ def arguments(given: Sequence[str]) -> Compact:
     return parse("compact", Compact, given, __doc__)
 
 
-@job("compact", after_interrupt="what was committed stays, the next run does the rest")
+guarded = job("compact", after_interrupt="what was committed stays, the next run does the rest")
+
+
+@guarded
 def run(runner: Runner, chosen: Compact) -> int:
     options = CompactOptions(chosen.topics, chosen.seal_only, chosen.roll, chosen.dry_run)
-    return run_maintenance(
-        "compact",
-        chosen,
-        lambda root, settings: compact_root(root, settings, runner, options, say_outcome),
-        summary,
-        document,
-    )
+    pieces = 0
+    with StatusLine("compact", quiet=True) as status:
+
+        def ended(work: Work, result: Done | SparklogError) -> None:
+            nonlocal pieces
+            pieces += 1
+            status(f"{count(pieces, 'piece')} of work ended")
+            say_outcome(work, result)
+
+        return run_maintenance(
+            "compact",
+            chosen,
+            lambda root, settings: compact_root(root, settings, runner, options, ended),
+            summary,
+            document,
+        )
 
 
+@guarded
 def main(given: Sequence[str]) -> int:
     with closing(SparkIfNeeded("sparklog compact")) as spark:
         return run(spark, arguments(given))

@@ -31,11 +31,11 @@ from sparklog.cli.options import IsolationOption, comma_separated
 from sparklog.cli.terminal import read_text
 from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable, did_you_mean
 from sparklog.jobs.program import DONE, parse
-from sparklog.jobs.stream import known_timestamp, print_end, streaming_job, streaming_session
+from sparklog.jobs.stream import known_timestamp, print_end, so_far, streaming_job, streaming_session
 from sparklog.kafka.in_place.directory import is_internal
 from sparklog.kafka.in_place.location import NOTHING, ROOT, open_log, resolve
 from sparklog.log.journal.names import check_topic_name
-from sparklog.maintenance.output import say
+from sparklog.maintenance.output import log
 from sparklog.maintenance.properties import parse_properties
 
 if TYPE_CHECKING:
@@ -270,7 +270,7 @@ def start(spark: SparkSession, mirror: Mirror, partitions: Mapping[str, int]) ->
 def create(target: Endpoint, partitions: Mapping[str, int], missing: Sequence[str]) -> None:
     for name in missing:
         target.create(name, partitions[name])
-        say(f"created topic {name} with {partitions[name]} partitions at {target.location}")
+        log(f"created topic {name} with {partitions[name]} partitions at {target.location}")
 
 
 def go_on(
@@ -294,9 +294,9 @@ def go_on(
                 continue
             create(target, planned, missing)
         except SparklogError as error:
-            say(f"sparklog mirror: {error} [{error.code}]; going on with the topics of before")
+            log(f"sparklog mirror: {error} [{error.code}]; going on with the topics of before")
             continue
-        say(f"new: {', '.join(new)}")
+        log(f"new: {', '.join(new)}")
         partitions = {**partitions, **planned}
         stop_between_batches(query)
         query = start(spark, mirror, partitions)
@@ -324,7 +324,8 @@ def run(spark: SparkSession, mirror: Mirror) -> int:
         if mirror.follow and mirror.pattern is not None:
             query = go_on(spark, mirror, source, target, partitions, query)
         else:
-            query.awaitTermination()
+            with so_far(query):
+                query.awaitTermination()
     finally:
         kafka.close()
     print_end(query, mirror.target)
@@ -368,6 +369,7 @@ def _client_options(file: str | None, given: Sequence[str]) -> dict[str, str]:
     return options
 
 
+@streaming_job("mirror")
 def main(given: Sequence[str]) -> int:
     mirror = arguments(given)
     with streaming_session("sparklog mirror") as spark:

@@ -7,6 +7,7 @@ the report to stdout; spark-submit joins the two, and with --json the document i
 
 # Without `annotations` of the future: typer could not read the options of a class in the module of its subclass.
 import json
+import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,7 +31,7 @@ from sparklog.cli.terminal import UsageError, leave_for_usage
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.log.journal.documents import INT64_MAX
 from sparklog.log.topic.root import Root
-from sparklog.maintenance.output import say
+from sparklog.maintenance.output import interrupted, say
 from sparklog.maintenance.properties import settings_of_file
 from sparklog.maintenance.report import say_failures
 from sparklog.maintenance.work_items import Settings, store_clock_ms
@@ -60,6 +61,10 @@ def parse(name: str, options: Callable[..., T], given: Sequence[str], about: str
     return chosen
 
 
+def _no_interrupt(record: logging.LogRecord) -> bool:
+    return record.exc_info is None or record.exc_info[0] is not KeyboardInterrupt
+
+
 def job(
     name: str, *, after_interrupt: str, foreign: tuple[type[Exception], ...] = (), reason: Callable[[str], str] = str
 ) -> Callable[[Callable[P, int]], Callable[P, int]]:
@@ -71,6 +76,8 @@ def job(
     def decorate(run: Callable[P, int]) -> Callable[P, int]:
         @wraps(run)
         def guarded(*args: P.args, **kwargs: P.kwargs) -> int:
+            # Py4J logs the stack of an interrupt, by the root logger.
+            logging.getLogger().addFilter(_no_interrupt)
             try:
                 return run(*args, **kwargs)
             except SparklogError as error:
@@ -79,8 +86,8 @@ def job(
             except foreign as error:
                 say(f"sparklog {name}: {reason(str(error))}")
                 return FAILED
-            except KeyboardInterrupt:
-                say(f"sparklog {name}: interrupted; {after_interrupt}")
+            except KeyboardInterrupt as error:
+                say(f"sparklog {name}: {interrupted(error)}; {after_interrupt}")
                 return INTERRUPTED
 
         return guarded

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import closing
 
 from sparklog.jobs.program import Maintenance, job, parse, run_maintenance
-from sparklog.maintenance.output import say
+from sparklog.maintenance.output import StatusLine, count, log
 from sparklog.maintenance.spark_runner import SparkIfNeeded
 from sparklog.maintenance.work_items import Runner
 from sparklog.retention.retain import RetainReport, document, progress, retain_root, summary
@@ -20,22 +20,37 @@ def arguments(given: Sequence[str]) -> Maintenance:
     return parse("retain", Maintenance, given, __doc__)
 
 
-@job("retain", after_interrupt="what went is gone, the next run does the rest")
+guarded = job("retain", after_interrupt="what went is gone, the next run does the rest")
+
+
+@guarded
 def run(chosen: Maintenance, runner: Runner | None = None) -> int:
-    def show(report: RetainReport) -> None:
-        say(progress(report))
+    busy = idle = 0
+    with StatusLine("retain", quiet=True) as status:
 
-    return run_maintenance(
-        "retain",
-        chosen,
-        lambda root, settings: retain_root(
-            root, settings, topics=chosen.topics, runner=runner, dry_run=chosen.dry_run, on_done=show
-        ),
-        summary,
-        document,
-    )
+        def show(report: RetainReport) -> None:
+            nonlocal busy, idle
+            line = progress(report)
+            busy, idle = (busy, idle + 1) if line is None else (busy + 1, idle)
+            status(f"{count(busy + idle, 'topic')} done")
+            if line is not None:
+                log(line)
+
+        code = run_maintenance(
+            "retain",
+            chosen,
+            lambda root, settings: retain_root(
+                root, settings, topics=chosen.topics, runner=runner, dry_run=chosen.dry_run, on_done=show
+            ),
+            summary,
+            document,
+        )
+    if busy and idle:
+        log(f"retain: {count(idle, 'topic')} had nothing to delete")
+    return code
 
 
+@guarded
 def main(given: Sequence[str]) -> int:
     with closing(SparkIfNeeded("sparklog retain")) as spark:
         return run(arguments(given), spark)

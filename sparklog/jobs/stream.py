@@ -8,10 +8,11 @@ it has written what was there as it began.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Annotated, ParamSpec
 
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, SparkSession
 from pyspark.sql.functions import col, lit, timestamp_millis, when
@@ -21,15 +22,17 @@ from typer import BadParameter, Option
 import sparklog
 from sparklog.cli.options import RootOption
 from sparklog.jobs.program import DONE, job, parse
+from sparklog.maintenance.output import StatusLine
+from sparklog.maintenance.spark_runner import quiet_session
 
 P = ParamSpec("P")
 COLUMNS = ("key", "value", "headers", "timestamp")
 
 
 @contextmanager
-def streaming_session(name: str) -> Iterator[SparkSession]:
+def streaming_session(name: str, log_level: str = "WARN") -> Iterator[SparkSession]:
     """Start Spark with the settings that streaming into a root needs, and stop it at the end."""
-    spark = sparklog.configure(SparkSession.builder.appName(name)).getOrCreate()
+    spark = quiet_session(sparklog.configure(SparkSession.builder), name, log_level)
     try:
         yield spark
     finally:
@@ -58,6 +61,20 @@ def print_end(query: StreamingQuery, target: str) -> None:
     """Print where a query wrote to, and how far it came."""
     last = query.lastProgress
     print(f"written to {target}" + (f", up to micro-batch {last['batchId']}" if last else ": nothing new"))
+
+
+@contextmanager
+def so_far(query: StreamingQuery) -> Iterator[None]:
+    """Give an interrupt the newest micro-batch that a query has done."""
+    with StatusLine("stream", quiet=True) as status:
+        try:
+            yield
+        except KeyboardInterrupt:
+            with suppress(Py4JError, OSError):
+                query.stop()
+                if last := query.lastProgress:
+                    status(f"up to micro-batch {last['batchId']}")
+            raise
 
 
 @dataclass
@@ -110,12 +127,15 @@ def arguments(given: Sequence[str]) -> Copy:
 def run(spark: SparkSession, copy: Copy) -> int:
     sparklog.register(spark)
     query = start(spark, copy)
-    query.awaitTermination()
+    with so_far(query):
+        query.awaitTermination()
     print_end(query, copy.root)
     return DONE
 
 
+@streaming_job("stream")
 def main(given: Sequence[str]) -> int:
     copy = arguments(given)
-    with streaming_session("sparklog stream") as spark:
+    # Spark logs the stack of a query's failure, whose reason is the job's last line.
+    with streaming_session("sparklog stream", "FATAL") as spark:
         return run(spark, copy)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from sparklog.cli.options import JsonOption, QuickOption, RootOption, TopicsOption, topic_names
 from sparklog.jobs.program import DONE, FAILED, job, parse
-from sparklog.maintenance.output import say
+from sparklog.maintenance.output import StatusLine, log
 from sparklog.maintenance.report import say_failures
 from sparklog.maintenance.spark_runner import SparkIfNeeded
 from sparklog.maintenance.work_items import Runner
@@ -40,15 +40,25 @@ def arguments(given: Sequence[str]) -> Verify:
     return parse("verify", Verify, given, __doc__)
 
 
-@job("verify", after_interrupt="nothing was changed")
+guarded = job("verify", after_interrupt="nothing was changed")
+
+
+@guarded
 def run(runner: Runner, chosen: Verify) -> int:
     store = open_store(chosen.root)
-    report = verify_root(store, topics=chosen.topics, quick=chosen.quick, runner=runner, say=say)
+    with StatusLine("verify", quiet=True) as status:
+
+        def show(line: str) -> None:
+            status(line)
+            log(line)
+
+        report = verify_root(store, topics=chosen.topics, quick=chosen.quick, runner=runner, say=show)
     say_failures("sparklog verify", (), report.location, report.counts.topics or len(report.findings))
     print(json.dumps(document(report)) if chosen.as_json else summary(report))
     return DONE if report.sound else FAILED
 
 
+@guarded
 def main(given: Sequence[str]) -> int:
     with closing(SparkIfNeeded("sparklog verify")) as spark:
         return run(spark, arguments(given))

@@ -2,8 +2,8 @@
 
 Progress while a job runs, from each task every few seconds and from the driver for each finished piece:
 
-    compact orders-3: 1,204,224 records, 153.1 MB so far (1.20 M records/s, 152.6 MB/s)
-    compact orders-3: done in 4.1 s: 5,000,000 -> 500,000 records, 630.0 -> 63.0 MB (1.22 M records/s, 153.7 MB/s)
+    2026-01-31T12:00:00.000Z compact orders-3: 1,204,224 records, 153.1 MB so far (1.20 M records/s, 152.6 MB/s)
+    2026-01-31T12:00:03.000Z compact orders-3: done in 4.1 s: 5,000,000 -> 500,000 records, 630.0 MB -> 63.0 MB (...)
 
 Lines of tasks reach the console of a local master; on a cluster they are in the executors' logs.
 """
@@ -11,13 +11,15 @@ Lines of tasks reach the console of a local master; on a cluster they are in the
 from __future__ import annotations
 
 import sys
+import threading
 import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from sparklog.errors import SparklogError
-from sparklog.log.journal.env import SYSTEM, Env
+from sparklog.log.journal.env import SYSTEM, Env, iso_time
 
 if TYPE_CHECKING:
     from sparklog.maintenance.work_items import Done, Work
@@ -27,15 +29,23 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def megabytes(nbytes: int) -> str:
-    """Return `153.1 MB`; kilobytes below a tenth of one."""
-    return f"{nbytes / 1e6:,.1f} MB" if nbytes >= 100_000 or nbytes == 0 else f"{nbytes / 1e3:,.1f} KB"
+def log(line: str, env: Env = SYSTEM) -> None:
+    """Print a line of a job's log on stderr, behind its time (UTC)."""
+    say(f"{iso_time(env.wall_ms())} {line}")
+
+
+def size_text(nbytes: float) -> str:
+    """Return bytes in the unit that suits them, as disks are sold: `1.5 MB` are 1,500,000."""
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= scale:
+            return f"{nbytes / scale:,.1f} {unit}"
+    return f"{nbytes:,.0f} B"
 
 
 def rates(records: int, nbytes: int, seconds: float) -> str:
     """Return `1.20 M records/s, 152.6 MB/s`; no time at all counts as a millisecond."""
     took = max(seconds, 0.001)
-    return f"{records / took / 1e6:,.2f} M records/s, {nbytes / took / 1e6:,.1f} MB/s"
+    return f"{records / took / 1e6:,.2f} M records/s, {size_text(nbytes / took)}/s"
 
 
 def count(number: int, one: str, many: str = "") -> str:
@@ -82,6 +92,8 @@ def _camel_case(name: str) -> str:
 
 
 EVERY_MS = 5_000
+STATUS_SECONDS = 2.0
+"""A command that is done by then shows no status."""
 
 
 class Meter:
@@ -101,19 +113,66 @@ class Meter:
         if now - self._printed >= EVERY_MS:
             self._printed = now
             speed = rates(self.records, self.nbytes, (now - self._begun) / 1000)
-            say(f"{self._title}: {self.records:,} records, {megabytes(self.nbytes)} so far ({speed})")
+            log(f"{self._title}: {self.records:,} records, {size_text(self.nbytes)} so far ({speed})", self._env)
 
 
 def say_outcome(work: Work, result: Done | SparklogError) -> None:
     """Print on the driver how a piece of work ended: committed, or failed."""
     if isinstance(result, SparklogError):
-        say(f"{work.title}: failed: {result} [{result.code}]")
+        log(f"{work.title}: failed: {result} [{result.code}]")
     elif not result.reports:
-        say(f"{work.title}: nothing to do after all")
+        log(f"{work.title}: nothing to do after all")
     else:
         reports = result.reports
         records, nbytes = sum(each.records_before for each in reports), sum(each.bytes_before for each in reports)
-        sizes = f"{megabytes(nbytes)} -> {megabytes(sum(each.bytes_after for each in reports))}"
+        sizes = f"{size_text(nbytes)} -> {size_text(sum(each.bytes_after for each in reports))}"
         change = f"{records:,} -> {sum(each.records_after for each in reports):,} records, {sizes}"
         seconds = sum(each.seconds for each in reports)
-        say(f"{work.title}: done in {seconds:.1f} s: {change} ({rates(records, nbytes, seconds)})")
+        log(f"{work.title}: done in {seconds:.1f} s: {change} ({rates(records, nbytes, seconds)})")
+
+
+def interrupted(error: KeyboardInterrupt) -> str:
+    """Return `interrupted`, and how far the work was where that is known."""
+    return ": ".join(("interrupted", *map(str, error.args)))
+
+
+class StatusLine:
+    """The progress of a command: one line on a terminal once it takes two seconds, nothing elsewhere or if `quiet`.
+
+    An interrupt takes the newest text along, for the line that the command ends with.
+    """
+
+    def __init__(self, title: str, *, quiet: bool = False) -> None:
+        self._title = title
+        self._shown = not quiet and sys.stderr.isatty()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._show, daemon=True)
+        self.text = ""
+
+    def __enter__(self) -> StatusLine:
+        if self._shown:
+            self._thread.start()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._ended.set()
+        if self._shown:
+            self._thread.join()
+        if isinstance(error, KeyboardInterrupt) and self.text:
+            error.args = (self.text,)
+
+    def __call__(self, text: str) -> None:
+        self.text = text
+
+    def files(self, files: int, of_files: int, nbytes: int, of_nbytes: int) -> None:
+        """Show `12 of 40 files, 1.2 GB of 5.1 GB`."""
+        self(f"{files} of {of_files} files, {size_text(nbytes)} of {size_text(of_nbytes)}")
+
+    def _show(self) -> None:
+        seconds, wait = 0.0, STATUS_SECONDS
+        while not self._ended.wait(wait):
+            seconds, wait = seconds + wait, 1.0
+            line = f"{self._title}: {self.text or 'begun'} ({seconds:.0f} s)"
+            print(f"\r{line[:79]:<79}\r", end="", file=sys.stderr, flush=True)
+        if seconds:
+            print(f"\r{'':79}\r", end="", file=sys.stderr, flush=True)

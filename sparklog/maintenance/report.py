@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sparklog.errors import SparklogError
-from sparklog.maintenance.output import count, json_value, megabytes, say, table
+from sparklog.maintenance.output import count, json_value, say, size_text, table
 from sparklog.maintenance.work_items import PieceReport
 
 
@@ -160,8 +160,8 @@ def _row(topic: str, total: PartitionTotal) -> tuple[str, ...]:
         ", ".join([*done, *(["FAILED"] if total.failed else [])]),
         f"{total.records_before:,}",
         f"{total.records_after:,}",
-        megabytes(total.bytes_before),
-        megabytes(total.bytes_after),
+        size_text(total.bytes_before),
+        size_text(total.bytes_after),
         *cleaned,
         f"{total.seconds:.1f}",
     )
@@ -169,7 +169,7 @@ def _row(topic: str, total: PartitionTotal) -> tuple[str, ...]:
 
 def _planned(reports: Sequence[TopicReport]) -> str:
     planned = [item for report in reports for item in report.planned]
-    rows = [(f"{item.topic}-{item.partition}", item.action, megabytes(item.nbytes), item.why) for item in planned]
+    rows = [(f"{item.topic}-{item.partition}", item.action, size_text(item.nbytes), item.why) for item in planned]
     shown = [table(("PARTITION", "WOULD", "BYTES", "WHY"), rows, (0, 1, 3))] if rows else []
     idle = sum(len(report.before) for report in reports) - len({(item.topic, item.partition) for item in planned})
     if idle > 0:

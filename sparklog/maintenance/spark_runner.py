@@ -13,6 +13,7 @@ Needs a session with a SparkContext: `spark-submit`, not Spark Connect. pyspark 
 from __future__ import annotations
 
 import queue
+import signal
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from sparklog.errors import SparklogError, Unavailable
 from sparklog.log.journal.env import SYSTEM, Env
-from sparklog.maintenance.output import Meter, say
+from sparklog.maintenance.output import Meter, log
 from sparklog.maintenance.work_items import Done, InProcess, Progress, Runner, Work, silent
 from sparklog.storage.local_writer import ForkLock
 
@@ -30,14 +31,20 @@ if TYPE_CHECKING:
 
 HEARTBEAT_MS = 30_000
 STOP_SECONDS = 60
-_CONFIGS = {
-    # Over TCP each task waits some 40 ms for nothing; it must be set before the session starts.
-    "spark.python.unix.domain.socket.enabled": "true",
-    # spark-submit logs every step of every task, and draws a bar over it: our own lines could not be found in that.
-    "spark.log.level": "WARN",
-    "spark.ui.showConsoleProgress": "false",
-}
 _Answer = tuple[int, "Done | SparklogError | BaseException"]
+
+
+def quiet_session(builder: SparkSession.Builder, name: str, log_level: str = "WARN") -> SparkSession:
+    """Start Spark without its log of each step, and with Python's own Ctrl-C.
+
+    Spark's handler would ask the JVM to cancel all jobs, in the middle of a call that waits for the JVM's answer.
+    """
+    # spark-submit logs every step of every task, and draws a bar over it: our own lines could not be found in that.
+    quiet = {"spark.log.level": log_level, "spark.ui.showConsoleProgress": "false"}
+    spark = builder.appName(name).config(map=quiet).getOrCreate()
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    return spark
 
 
 class SparkRunner:
@@ -96,10 +103,12 @@ class SparkIfNeeded:
         if running is not None:
             return SparkRunner(running)
         try:
-            self._started = SparkSession.builder.appName(self._name).config(map=_CONFIGS).getOrCreate()
+            # Over TCP each task waits some 40 ms for nothing.
+            builder = SparkSession.builder.config("spark.python.unix.domain.socket.enabled", "true")
+            self._started = quiet_session(builder, self._name)
         except PySparkException as error:
             # No Java, most of the time. What is to be done needs none.
-            say(f"Spark cannot be started ({_cause(str(error))}): working in this process, one piece after the other")
+            log(f"Spark cannot be started ({_cause(str(error))}): working in this process, one piece after the other")
             return InProcess(Meter)
         return SparkRunner(self._started)
 
@@ -138,7 +147,7 @@ class _Batch:
                 break
             except queue.Empty:
                 if not self._quiet:
-                    say(self._heartbeat())
+                    log(self._heartbeat(), self._env)
         self._finished += 1
         if not isinstance(answer, (Done, SparklogError)):
             raise answer

@@ -24,7 +24,7 @@ from sparklog.log.state.segments import RollRule, Segment, segments_of
 from sparklog.log.state.slice_table import Slices, Snapshot
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
-from sparklog.maintenance.output import json_value, megabytes, table
+from sparklog.maintenance.output import json_value, size_text, table
 from sparklog.maintenance.report import Failure
 from sparklog.maintenance.work_items import Runner, Settings, store_clock_ms
 from sparklog.retention.expiry import REASONS, Expiry, plan_expiry
@@ -43,12 +43,15 @@ def summary(reports: Sequence[RetainReport], *, dry_run: bool = False) -> str:
     return "\n".join(lines)
 
 
-def progress(report: RetainReport) -> str:
+def progress(report: RetainReport) -> str | None:
+    """Return a line of the job's log; None for a topic that lost nothing."""
     segments = sum(item.segments_gone for item in report.expired)
     vacuumed = report.vacuum or VacuumReport(report.topic, False, 0, 0)
+    if not segments and not vacuumed.objects and not report.failures:
+        return None
     went = "would go" if vacuumed.dry_run else "went"
     return (
-        f"retain {report.topic}: {segments:,} segments and {vacuumed.objects:,} files ({megabytes(vacuumed.nbytes)}) "
+        f"retain {report.topic}: {segments:,} segments and {vacuumed.objects:,} files ({size_text(vacuumed.nbytes)}) "
         f"{went} in {report.seconds:.1f} s"
     )
 
@@ -59,7 +62,7 @@ def _expired(reports: Sequence[RetainReport], dry_run: bool) -> str:
             f"{report.topic}-{item.partition}",
             REASONS[reason],
             f"{segments:,} of {item.segments:,}",
-            megabytes(nbytes),
+            size_text(nbytes),
             f"{item.log_start_before:,} -> {item.log_start:,}",
         )
         for report in reports
@@ -74,9 +77,9 @@ def _removed(reports: Sequence[RetainReport], dry_run: bool) -> str:
     removed = [(report.topic, item) for report in reports if report.vacuum for item in report.vacuum.removed]
     if not removed:
         return ""
-    rows = [(topic, item.kind, f"{item.objects:,}", megabytes(item.nbytes), item.reason) for topic, item in removed]
+    rows = [(topic, item.kind, f"{item.objects:,}", size_text(item.nbytes), item.reason) for topic, item in removed]
     objects, nbytes = sum(item.objects for _, item in removed), sum(item.nbytes for _, item in removed)
-    rows.append(("all", "", f"{objects:,}", megabytes(nbytes), ""))
+    rows.append(("all", "", f"{objects:,}", size_text(nbytes), ""))
     return table(("TOPIC", "WOULD GO" if dry_run else "GONE", "FILES", "BYTES", "WHY"), rows, (0, 1, 4))
 
 

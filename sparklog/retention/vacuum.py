@@ -233,6 +233,19 @@ def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> 
     return VacuumReport(topic.name, dry_run, head.floor, wanted, removed, only_held, foreign, ended, idle, (), failures)
 
 
+def unreferenced(topic: Topic) -> tuple[int, int]:
+    """Return number and bytes of the data files that neither the newest version nor a hold names."""
+    snapshot = topic.snapshot()
+    files, _ = _data_files(topic.store, topic.name, snapshot.version)
+    kept = plan.own_paths(topic.name, snapshot.slices.paths())
+    held = {hold.version for hold in snapshot.head.holds.values()}
+    if held:
+        history = History(topic.store, topic.name)
+        kept |= plan.own_paths(topic.name, set().union(*(history.at(version).slices.paths() for version in held)))
+    sizes = [file.size for file in files if file.path not in kept]
+    return len(sizes), sum(sizes)
+
+
 def _data_files(store: Store, topic: str, floor: int) -> tuple[list[plan.DataFile], int]:
     """List the data files begun below the floor; count the objects whose names are not sparklog's."""
     files: list[plan.DataFile] = []

@@ -33,7 +33,7 @@ def consumed(sparklog: Sparklog, root: Path, topic: str = "orders") -> list[str]
 
 def test_back_up_list_restore(sparklog: Sparklog, filled: Path, lines_file: LinesFile, tmp_path: Path) -> None:
     place, new = tmp_path / "backups", tmp_path / "new"
-    assert sparklog("backup", "--to", place, "--dry-run").out.startswith("Would copy 1 files of ")
+    assert sparklog("backup", "--to", place, "--dry-run").out.startswith("Would copy 1 files (")
     assert not place.exists()
     assert sparklog("backup", "--to", place).out.startswith("Backup 1: 1 topics, 1 groups, ")
     sparklog("produce", "orders", "-p", 0, "--file", lines_file("c\n"))

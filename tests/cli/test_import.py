@@ -29,8 +29,8 @@ def test_all_topics_then_what_is_new(log_dir: Path, root: Path, sparklog: Sparkl
     assert said.err == ""
     assert [line.split() for line in said.lines] == [
         ["TOPIC", "PARTITIONS", "OFFSETS", "THERE-BEFORE", "RECORDS", "COPIED", "LINKED", "SKIPPED", "OPEN"],
-        ["clicks", "1", "3", "0", "3", "0.1", "KB", "0.0", "MB", "0", "0"],
-        ["orders", "2", "6", "0", "6", "0.2", "KB", "0.0", "MB", "0", "0"],
+        ["clicks", "1", "3", "0", "3", "85", "B", "0", "B", "0", "0"],
+        ["orders", "2", "6", "0", "6", "170", "B", "0", "B", "0", "0"],
     ]
     topic = package.open(root).topic("orders")
     assert topic.log.head().configs.retention_ms == -1

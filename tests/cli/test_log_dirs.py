@@ -11,6 +11,7 @@ import sparklog as library
 from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.kafka.in_place.location import open_view, resolve
+from sparklog.maintenance.output import size_text
 from sparklog.maintenance.work_items import InProcess, Settings
 from tests.cli.conftest import REPOSITORY, Sparklog
 
@@ -46,6 +47,17 @@ def test_append_files_and_sealed_segments(sparklog: Sparklog, root: Path) -> Non
     assert after["t-0"]["sealedBytes"] == segments
     assert after["t-0"]["size"] == segments + int(str(after["t-0"]["appendBytes"]))
     assert (after["t-0"]["records"], after["t-0"]["slices"], after["t-1"]["appendBytes"]) == (30, 2, 0)
+    # Sealing has left the first append file to the vacuum; a hold keeps it.
+    waiting = f"Besides, {files[0].stat().st_size} bytes in 1 file wait for the vacuum of `sparklog retain`."
+    assert sparklog("log-dirs").lines[-1] == waiting
+    assert '"unreferencedFiles": 1' in sparklog("log-dirs", "--json").out
+    (reported,) = json.loads(sparklog("report", "--json").out)["topics"]
+    assert reported["unreferencedBytes"] == files[0].stat().st_size
+    sparklog("report", "--html", root.parent / "page.html")
+    page = (root.parent / "page.html").read_text()
+    assert f"Unreferenced</dt><dd>{size_text(files[0].stat().st_size)}</dd>" in page
+    sparklog("clone", "t", "u", "--as-of", 1)
+    assert '"unreferencedFiles": 0, "unreferencedBytes": 0' in sparklog("log-dirs", "--json").out
 
 
 def test_the_table_and_the_topic_list(sparklog: Sparklog, root: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -376,7 +377,7 @@ def test_under_spark_submit_the_document_is_the_last_line_and_progress_can_be_re
     assert done.returncode == 0, done.stderr
     *progress, document = done.stdout.splitlines()
     assert json.loads(document)["topics"][0]["topic"] == "orders"
-    assert any(line.startswith("compact orders-0: done") for line in progress)
+    assert any(re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]{12}Z compact orders-0: done.*", line) for line in progress)
     assert "Scheduler" not in done.stdout + done.stderr
     assert records(orders) == latest(before)
 
@@ -390,7 +391,21 @@ def test_an_interrupted_run_ends_with_130(
     sparklog.open(tmp_path / "root", create=True)
     monkeypatch.setattr(compact, "compact_root", interrupted)
     assert compact.main(["--root", str(tmp_path / "root")]) == 130
-    assert capsys.readouterr().err.startswith("sparklog compact: interrupted")
+    stays = "what was committed stays, the next run does the rest"
+    assert capsys.readouterr().err == f"sparklog compact: interrupted; {stays}\n"
+
+
+def test_an_interrupted_run_counts_what_it_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Stopped(InProcess):
+        def run(self, works: Sequence) -> object:  # type: ignore[type-arg, override]
+            yield from list(super().run(works))[:1]
+            raise KeyboardInterrupt
+
+    filled(tmp_path, "orders", {})
+    assert job(Stopped(), tmp_path, "--roll", "--seal-only") == 130
+    assert "sparklog compact: interrupted: 1 piece of work ended; what was committed" in capsys.readouterr().err
 
 
 @dataclass(frozen=True)

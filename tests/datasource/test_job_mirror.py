@@ -202,7 +202,7 @@ def test_topics_that_come_while_the_job_runs(
     assert started == [{"o1": 2, "o2": 1}, {"o1": 2, "o2": 1, "o4": 3}]
     assert query.stopped == 2
     assert query.waited.count(7.0) == 5
-    said = capsys.readouterr().err.splitlines()
+    said = [line.split(" ", 1)[1] for line in capsys.readouterr().err.splitlines()]
     assert said[:2] == [f"created topic o2 with 1 partitions at {place.location}", "new: o2"]
     assert said[2].startswith("sparklog mirror: topic 'o3' has 1 partitions at kafka://one:9092,two:9093 and 5 at")
     assert said[2].endswith("going on with the topics of before")

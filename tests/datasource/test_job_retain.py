@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.spark_runner import SparkRunner
 from sparklog.maintenance.work_items import Done, Work
 from sparklog.retention import vacuum
+from sparklog.retention.retain import RetainReport
 from sparklog.retention.vacuum import CHUNK
 from tests.support.world import START_MS
 
@@ -86,6 +88,30 @@ def test_a_dry_run_then_a_run_then_the_files_a_day_later(place: Path, capsys: py
     capsys.readouterr()
     assert retain.run(chosen(place, *clock(later))) == 0
     assert capsys.readouterr().out == "1 topic: nothing went\n"
+
+
+def test_idle_topics_take_no_line_of_the_log(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a", "b"):
+        sparklog.open(place).create_topic(name)
+    assert retain.run(chosen(place, *clock(START_MS + 24 * HOUR_MS))) == 0
+    lines = [line.split(" ", 1) for line in capsys.readouterr().err.splitlines()]
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]{12}Z", moment) for moment, _ in lines)
+    assert [line.partition(": ")[0] for _, line in lines] == ["retain orders", "retain"]
+    assert lines[-1][1] == "retain: 2 topics had nothing to delete"
+
+
+def test_an_interrupt_says_how_many_topics_are_done(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def retain_root(*args: object, on_done: Callable[[object], None], **options: object) -> None:
+        on_done(RetainReport("a"))
+        on_done(RetainReport("b"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(retain, "retain_root", retain_root)
+    assert retain.run(chosen(place)) == 130
+    said = capsys.readouterr().err
+    assert said == "sparklog retain: interrupted: 2 topics done; what went is gone, the next run does the rest\n"
 
 
 def test_json_has_exact_numbers(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

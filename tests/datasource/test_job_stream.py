@@ -96,8 +96,9 @@ def test_wrong_usage_ends_with_2(
     assert "--root" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("when", ["Spark starts", "the query starts", "the query runs"])
 def test_an_interrupt_stops_spark_and_is_one_line(
-    tmp_path: Path, fixtures: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    when: str, tmp_path: Path, fixtures: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class FakeSpark:
         stopped = False
@@ -111,20 +112,34 @@ def test_an_interrupt_stops_spark_and_is_one_line(
         def appName(self, name: str) -> Builder:  # noqa: N802 - Spark's name
             return self
 
-        def config(self, name: str, value: str) -> Builder:
+        def config(self, name: str = "", value: str = "", **more: object) -> Builder:
             return self
 
         def getOrCreate(self) -> FakeSpark:  # noqa: N802 - Spark's name
+            if when == "Spark starts":
+                raise KeyboardInterrupt
             return fake
 
-    def interrupted(spark: object, copy: stream.Copy) -> None:
-        raise KeyboardInterrupt
+    class Query:
+        lastProgress = {"batchId": 7}  # noqa: N815, RUF012
+
+        def stop(self) -> None:
+            pass
+
+        def awaitTermination(self) -> None:  # noqa: N802
+            raise KeyboardInterrupt
+
+    def start(spark: object, copy: stream.Copy) -> Query:
+        if when == "the query starts":
+            raise KeyboardInterrupt
+        return Query()
 
     fake = FakeSpark()
     monkeypatch.setattr(stream, "SparkSession", type("FakeSession", (), {"builder": Builder()}))
     monkeypatch.setattr(stream.sparklog, "register", lambda spark: None)
-    monkeypatch.setattr(stream, "start", interrupted)
+    monkeypatch.setattr(stream, "start", start)
     assert stream.main(["--source", str(tmp_path), "--root", str(tmp_path / "root"), "--checkpoint", "c"]) == 130
-    assert fake.stopped
+    assert fake.stopped == (when != "Spark starts")
+    done = ": up to micro-batch 7" if when == "the query runs" else ""
     said = capsys.readouterr().err
-    assert said == "sparklog stream: interrupted; the next run with this checkpoint goes on where it was\n"
+    assert said == f"sparklog stream: interrupted{done}; the next run with this checkpoint goes on where it was\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from sparklog.datasource.watch import QueryLag, QueryLags, source_lags
+from sparklog.datasource.watch import QueryLag, QueryLags, source_lags, watch
 
 
 def source(end: Any, latest: Any) -> Any:
@@ -93,3 +94,18 @@ def test_a_file_that_cannot_be_written_stops_nothing(tmp_path: Path, caplog: pyt
         lags.onQueryProgress(progress(ORDERS))
     assert "queries.prom cannot be written: No such file or directory; choose another metrics_file" in caplog.text
     assert len(lags()) == 2
+
+
+@pytest.mark.parametrize(("module", "daemon"), [("pyspark.sql.connect.session", True), ("pyspark.sql.session", False)])
+def test_threads_of_spark_connect_do_not_keep_the_process_from_ending(module: str, daemon: bool) -> None:
+    """Spark Connect makes a thread that waits for events: it takes after the thread that adds the listener."""
+    made: list[threading.Thread] = []
+    listeners: list[object] = []
+
+    def add(listener: object) -> None:
+        listeners.append(listener)
+        made.append(threading.Thread())
+
+    session = type("Session", (), {"__module__": module, "streams": SimpleNamespace(addListener=add)})
+    assert [watch(session())] == listeners
+    assert [thread.daemon for thread in made] == [daemon]

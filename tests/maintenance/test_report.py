@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
+from io import StringIO
 
 import pytest
 
 from sparklog.errors import Corrupt
 from sparklog.log.journal.env import SYSTEM
-from sparklog.maintenance.output import Meter, megabytes, say, say_outcome, table
+from sparklog.maintenance import output
+from sparklog.maintenance.output import Meter, StatusLine, interrupted, say, say_outcome, size_text, table
 from sparklog.maintenance.report import Failure, Planned, Size, TopicReport, document, summary
 from sparklog.maintenance.work_items import Done, PieceReport
 
+NOON_MS = 1_769_860_800_000
 SEALED = PieceReport("seal", "orders", 3, 100, 90, 1000, 900, seconds=1.0)
 CLEANED = PieceReport(
     "compact", "orders", 3, 1000, 400, 50_000, 20_000, 7, 2, keyless_dropped=5, dirty_ratio=0.75, seconds=2.0
@@ -50,8 +55,8 @@ def test_the_summary_shows_each_partition_that_was_worked_on() -> None:
     lines = summary([REPORT]).splitlines()
     assert [re.sub(" +", " ", line) for line in lines[:3]] == [
         "PARTITION DONE RECORDS AFTER BYTES AFTER TOMBSTONES KEPT DROPPED DIRTY SECONDS",
-        "orders-1 FAILED 6 6 0.1 KB 0.1 KB - - - 0.0",
-        "orders-3 seal, compact x2 1,500 790 60.0 KB 24.9 KB 6 3 0.75 5.0",
+        "orders-1 FAILED 6 6 60 B 60 B - - - 0.0",
+        "orders-3 seal, compact x2 1,500 790 60.0 kB 24.9 kB 6 3 0.75 5.0",
     ]
     assert lines[3:] == [
         "1 partition needed nothing",
@@ -111,18 +116,19 @@ def test_tables_are_as_wide_as_they_need() -> None:
 
 
 def test_sizes_are_for_people() -> None:
-    assert [megabytes(n) for n in (0, 999, 153_100_000)] == ["0.0 MB", "1.0 KB", "153.1 MB"]
+    sizes = [size_text(n) for n in (0, 999, 1_500, 153_100_000, 7_200_000_000, 3e12)]
+    assert sizes == ["0 B", "999 B", "1.5 kB", "153.1 MB", "7.2 GB", "3.0 TB"]
 
 
 def test_a_meter_adds_up_and_speaks_every_few_seconds(capsys: pytest.CaptureFixture[str]) -> None:
     ticks: Iterator[int] = iter((0, 1000, 5000, 5500, 10_000))
-    meter = Meter("compact t-0", replace(SYSTEM, boot_ms=lambda: next(ticks)))
+    meter = Meter("compact t-0", replace(SYSTEM, boot_ms=lambda: next(ticks), wall_ms=lambda: NOON_MS))
     for _ in range(4):
         meter(2_500_000, 500_000_000)
     assert (meter.records, meter.nbytes) == (10_000_000, 2_000_000_000)
     assert capsys.readouterr().err.splitlines() == [
-        "compact t-0: 5,000,000 records, 1,000.0 MB so far (1.00 M records/s, 200.0 MB/s)",
-        "compact t-0: 10,000,000 records, 2,000.0 MB so far (1.00 M records/s, 200.0 MB/s)",
+        "2026-01-31T12:00:00.000Z compact t-0: 5,000,000 records, 1.0 GB so far (1.00 M records/s, 200.0 MB/s)",
+        "2026-01-31T12:00:00.000Z compact t-0: 10,000,000 records, 2.0 GB so far (1.00 M records/s, 200.0 MB/s)",
     ]
 
 
@@ -136,11 +142,53 @@ def test_the_outcome_of_a_piece_is_printed(capsys: pytest.CaptureFixture[str]) -
     say_outcome(Titled(), Done((), (), ()))  # type: ignore[arg-type]
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err.splitlines() == [
-        "compact orders-3: done in 2.0 s: 1,000 -> 400 records, 50.0 KB -> 20.0 KB (0.00 M records/s, 0.0 MB/s)",
+    assert [re.sub(r"^\d{4}(-\d\d){2}T[\d:.]{12}Z ", "", line) for line in printed.err.splitlines()] == [
+        "compact orders-3: done in 2.0 s: 1,000 -> 400 records, 50.0 kB -> 20.0 kB (0.00 M records/s, 25.0 kB/s)",
         "compact orders-3: failed: bad CRC [SPARKLOG_CORRUPT]",
         "compact orders-3: nothing to do after all",
     ]
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("stream", "quiet"), [(StringIO, False), (Terminal, True)], ids=["no terminal", "quiet"])
+def test_status_is_only_for_a_terminal(
+    stream: type[StringIO], quiet: bool, monkeypatch: pytest.MonkeyPatch, status_at_once: None
+) -> None:
+    monkeypatch.setattr(sys, "stderr", err := stream())
+    with StatusLine("import", quiet=quiet) as status:
+        status("1,000 records")
+        time.sleep(0.05)
+    assert err.getvalue() == ""
+
+
+@pytest.fixture
+def status_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "STATUS_SECONDS", 0.001)
+
+
+def test_status_is_one_line_that_goes_away(monkeypatch: pytest.MonkeyPatch, status_at_once: None) -> None:
+    monkeypatch.setattr(sys, "stderr", err := Terminal())
+    status = StatusLine("backup")
+    status.files(12, 40, 1_200_000_000, 5_120_000_000)
+    with status:
+        while "GB" not in err.getvalue():
+            time.sleep(0.01)
+    shown = err.getvalue().split("\r")
+    assert shown[1].rstrip() == "backup: 12 of 40 files, 1.2 GB of 5.1 GB (0 s)"
+    assert {len(line) for line in shown if line} == {79}
+    assert shown[-2].strip() == ""
+
+
+def test_an_interrupt_takes_the_status_along() -> None:
+    status, stop = StatusLine("import", quiet=True), KeyboardInterrupt()
+    status("1,000 records")
+    status.__exit__(KeyboardInterrupt, stop, None)
+    assert interrupted(stop) == "interrupted: 1,000 records"
+    assert interrupted(KeyboardInterrupt()) == "interrupted"
 
 
 def test_progress_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:

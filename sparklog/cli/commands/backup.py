@@ -11,6 +11,7 @@ from sparklog.cli.options import (
     DryRunOption,
     JsonOption,
     LinkOption,
+    QuietOption,
     RootOption,
     TopicsOption,
     comma_separated,
@@ -20,9 +21,9 @@ from sparklog.cli.options import (
     root_option,
 )
 from sparklog.cli.source import open_folder, open_root, root_to_copy
-from sparklog.cli.terminal import copy_progress, print_json, print_table, printable, warn_and_leave
+from sparklog.cli.terminal import print_json, print_table, printable, warn_and_leave
 from sparklog.log.journal.env import iso_time
-from sparklog.maintenance.output import json_value
+from sparklog.maintenance.output import StatusLine, json_value, size_text
 
 if TYPE_CHECKING:
     from sparklog.tools.backup.manifest import Manifest
@@ -47,6 +48,7 @@ def backup(
     ] = None,
     link: LinkOption = False,
     dry_run: DryRunOption = False,
+    quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Back a root up: all topics, transactions and consumer groups as of one moment, into a folder of their own.
@@ -79,17 +81,18 @@ def backup(
         if as_json:
             print_json(plan)
         else:
-            print(f"Would copy {plan.files} files of {plan.nbytes} bytes of {len(plan.topics)} topics.")
+            print(f"Would copy {plan.files} files ({size_text(plan.nbytes)}) of {len(plan.topics)} topics.")
         warn_and_leave(shown_left_out(plan.left_out))
         return
-    made = back_up(opened, target, topics=topics, link=link, progress=copy_progress("backed up"))
+    with StatusLine("backup", quiet=quiet) as status:
+        made = back_up(opened, target, topics=topics, link=link, progress=status.files)
     pruned = drop(target, keep=keep, keep_ms=keep_ms) if keep is not None or keep_ms is not None else None
     if as_json:
         print_json(made, pruned=json_value(pruned))
     else:
         print(
             f"Backup {made.number}: {sum(not item.deleted for item in made.topics)} topics, {len(made.groups)} groups, "
-            f"{made.objects} objects of {made.nbytes} bytes copied."
+            f"{made.objects} objects ({size_text(made.nbytes)}) copied."
         )
         if pruned is not None:
             _show_pruned(pruned, False, False)
@@ -117,7 +120,9 @@ def _show_pruned(pruned: Pruned, dry_run: bool, as_json: bool) -> None:
         return
     numbers = ", ".join(map(str, pruned.dropped)) or "none"
     what = "Would drop" if dry_run else "Dropped"
-    print(f"{what} backups: {numbers}; {pruned.objects} objects of {pruned.nbytes} bytes. Kept: {len(pruned.kept)}.")
+    print(
+        f"{what} backups: {numbers}; {pruned.objects} objects ({size_text(pruned.nbytes)}). Kept: {len(pruned.kept)}."
+    )
 
 
 @app.command(
@@ -141,6 +146,7 @@ def restore(
     rename: Annotated[list[str] | None, Option(metavar="OLD=NEW", help="Another name of a topic; repeatable.")] = None,
     link: LinkOption = False,
     dry_run: DryRunOption = False,
+    quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Make a new root with what a backup holds, or what a root held: the newest state, or that of an earlier time.
@@ -162,8 +168,8 @@ def restore(
     if dry_run:
         restored = plan_restore(store, wanted, rename=names)
     else:
-        progress = copy_progress("restored")
-        restored = make(store, open_folder(to), wanted, rename=names, link=link, progress=progress)
+        with StatusLine("restore", quiet=quiet) as status:
+            restored = make(store, open_folder(to), wanted, rename=names, link=link, progress=status.files)
     if as_json:
         print_json(restored, dryRun=dry_run)
     else:
@@ -175,7 +181,7 @@ def _show_restored(restored: Restored, to: str, dry_run: bool) -> None:
     origin = "a root" if restored.backup is None else f"backup {restored.backup}"
     print(
         f"{'Would restore' if dry_run else 'Restored'} {len(restored.topics)} topics and {restored.groups} groups from "
-        f"{origin} to {to}: {restored.files} files of {restored.nbytes} bytes."
+        f"{origin} to {to}: {restored.files} files ({size_text(restored.nbytes)})."
     )
     rows = []
     for item in restored.topics:
@@ -199,6 +205,7 @@ def clone(
     root: RootOption,
     as_of: AsOfOption = None,
     dry_run: DryRunOption = False,
+    quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Create a topic that shows another one as it is, or was at a version or time; nothing is copied.
@@ -210,12 +217,14 @@ def clone(
     from sparklog.log.topic.cloning import clone_topic
 
     version, time_ms = parse_as_of(as_of)
-    made = clone_topic(open_root(root), topic, name, version=version, time_ms=time_ms, dry_run=dry_run)
+    with StatusLine("clone", quiet=quiet) as status:
+        status(f"reading the log of {topic}")
+        made = clone_topic(open_root(root), topic, name, version=version, time_ms=time_ms, dry_run=dry_run)
     if as_json:
         print_json(made, dryRun=dry_run)
         return
     offsets = sum(end - start for start, end in zip(made.log_starts, made.log_ends, strict=True))
     print(
         f"{'Would clone' if dry_run else 'Cloned'} topic {topic} at version {made.version} as {name}: "
-        f"{made.partitions} partitions, {offsets} offsets, {made.files} files of {made.nbytes} bytes shared."
+        f"{made.partitions} partitions, {offsets} offsets, {made.files} files ({size_text(made.nbytes)}) shared."
     )

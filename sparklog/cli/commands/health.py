@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 from typer import BadParameter, Exit, Option, Typer
@@ -12,6 +11,7 @@ from sparklog.cli.options import (
     JsonOption,
     PropertiesOption,
     QuickOption,
+    QuietOption,
     SourceOption,
     TopicsOption,
     comma_separated,
@@ -21,13 +21,18 @@ from sparklog.cli.options import (
 from sparklog.cli.source import open_source, report_settings
 from sparklog.cli.terminal import print_json, printable, write
 from sparklog.errors import BadRequest, NotFound
+from sparklog.maintenance.output import StatusLine
 
 app = Typer()
 
 
 @app.command("verify", epilog=example("sparklog verify --root /data/log --topic orders"))
 def verify(
-    root: SourceOption, topic: TopicsOption = None, quick: QuickOption = False, as_json: JsonOption = False
+    root: SourceOption,
+    topic: TopicsOption = None,
+    quick: QuickOption = False,
+    quiet: QuietOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Read everything of a root, or of a Kafka log directory, and name every byte that is not what was written.
 
@@ -54,7 +59,8 @@ def verify(
 
         if quick:
             raise BadRequest("--quick is for sparklog roots: a Kafka directory has no log of its files; leave it out")
-        report = verify_log_dir(location.path, topics=topics, say=_say)
+        with StatusLine("verify", quiet=quiet) as status:
+            report = verify_log_dir(location.path, topics=topics, say=status)
     elif location.kind == NOTHING and not exists(location):
         raise NotFound(missing(location))
     else:
@@ -64,18 +70,14 @@ def verify(
             if any(name != location.topic for name in topics):
                 raise BadRequest(f"the folder is topic {location.topic}'s: give its root to verify others")
             topics = (location.topic,)
-        report = verify_root(open_store(location.root), topics=topics, quick=quick, say=_say)
+        with StatusLine("verify", quiet=quiet) as status:
+            report = verify_root(open_store(location.root), topics=topics, quick=quick, say=status)
     if as_json:
         print_json(document(report))
     else:
         print(*map(printable, summary(report).split("\n")), sep="\n")
     if not report.sound:
         raise Exit(1)
-
-
-def _say(line: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r{line[:100]:<100}\r", end="", file=sys.stderr, flush=True)
 
 
 @app.command("doctor", epilog=example("sparklog doctor --root /data/log"))
@@ -119,6 +121,7 @@ def report(
         str | None,
         Option(metavar="TIME", help="As of this time instead of now: milliseconds or 2026-01-31T12:00:00 (UTC)."),
     ] = None,
+    quiet: QuietOption = False,
 ) -> None:
     """Write one page about all topics: sizes, offsets, partition skew, commit rates, open transactions, consumer
     groups, what the next maintenance run would do, and what needs attention.
@@ -133,7 +136,9 @@ def report(
     source = open_source(root)
     chosen = source.narrowed(comma_separated(topic))
     settings = report_settings(source, properties, now)
-    facts = gather(source.view, settings, topics=chosen, made_by=f"sparklog {__version__}")
+    with StatusLine("report", quiet=quiet) as status:
+        status(f"reading the logs of {source.view.location}")
+        facts = gather(source.view, settings, topics=chosen, made_by=f"sparklog {__version__}")
     if html is not None:
         from sparklog.tools.report.metrics import write_whole
         from sparklog.tools.report.page import as_html

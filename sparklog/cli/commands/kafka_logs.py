@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, BadParameter, Option, Typer
@@ -13,6 +12,7 @@ from sparklog.cli.options import (
     CorruptOption,
     DryRunOption,
     JsonOption,
+    QuietOption,
     RootOption,
     TopicsOption,
     comma_separated,
@@ -23,11 +23,13 @@ from sparklog.cli.options import (
 )
 from sparklog.cli.source import open_root
 from sparklog.cli.terminal import print_json, print_table, printable, warn
-from sparklog.maintenance.output import json_value, megabytes
+from sparklog.maintenance.output import StatusLine, json_value, size_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sparklog.kafka.exporting import ExportedTopic
-    from sparklog.kafka.importing.importing import ImportedTopic, ImportReport, OnProgress
+    from sparklog.kafka.importing.importing import ImportedTopic, ImportReport
 
 app = Typer()
 
@@ -60,7 +62,7 @@ def import_(
         bool, Option("--transactions/--no-transactions", help="Whose open transactions are, from __transaction_state.")
     ] = True,
     dry_run: DryRunOption = False,
-    quiet: Annotated[bool, Option("--quiet", "-q", help="No progress on stderr.")] = False,
+    quiet: QuietOption = False,
     force: Annotated[
         bool, Option("--force", help="Also a file.delete.delay.ms that takes files from running jobs.")
     ] = False,
@@ -74,7 +76,7 @@ def import_(
     offsets in these topics.
     """
     from sparklog.api import import_into
-    from sparklog.kafka.importing.importing import AUTO, NEVER, ImportOptions, unwatched
+    from sparklog.kafka.importing.importing import AUTO, NEVER, ImportOptions
 
     options = ImportOptions(
         topics=comma_separated(topic) or None,
@@ -86,8 +88,13 @@ def import_(
         groups=groups,
         transactions=transactions,
     )
-    watch = unwatched if quiet else _meters()
-    report = import_into(root, log_dir, options, on_skipped=warn, dry_run=dry_run, on_progress=watch)
+    with StatusLine("import", quiet=quiet) as status:
+        copied = _watch(status)
+
+        def watch(topic: str, partition: int, records: int, nbytes: int) -> None:
+            copied(f"{topic}-{partition}", records, nbytes)
+
+        report = import_into(root, log_dir, options, on_skipped=warn, dry_run=dry_run, on_progress=watch)
     if as_json:
         print_json(_document(report))
     else:
@@ -118,18 +125,18 @@ def _import_row(imported: ImportedTopic, dry_run: bool) -> tuple[object, ...]:
     offsets = sum(max(part.log_end - max(part.since, part.log_start), 0) for part in parts)
     before = sum(max(part.since - part.log_start, 0) for part in parts)
     records, opened = sum(part.records for part in parts), sum(part.open for part in parts)
-    copied, linked = megabytes(sum(part.copied for part in parts)), megabytes(sum(part.linked for part in parts))
+    copied, linked = size_text(sum(part.copied for part in parts)), size_text(sum(part.linked for part in parts))
     counts = (len(parts), offsets, before, None if dry_run else records, copied, linked)
     return imported.topic, *counts, sum(part.skipped for part in parts), None if dry_run else opened
 
 
-def _meters() -> OnProgress:
-    from sparklog.maintenance.output import Meter
+def _watch(status: StatusLine) -> Callable[[str, int, int], None]:
+    records = nbytes = 0
 
-    meter = lru_cache(1)(Meter)
-
-    def watch(topic: str, partition: int, records: int, nbytes: int) -> None:
-        meter(f"import {topic}-{partition}")(records, nbytes)
+    def watch(to: str, more_records: int, more_bytes: int) -> None:
+        nonlocal records, nbytes
+        records, nbytes = records + more_records, nbytes + more_bytes
+        status(f"{records:,} records, {size_text(nbytes)} copied, now to {to}")
 
     return watch
 
@@ -183,6 +190,7 @@ def export(
     offsets_partitions: OffsetsPartitionsOption = 50,
     link: LinkSegmentsOption = False,
     keep_leader_epochs: KeepEpochsOption = False,
+    quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write topics as Kafka log directories: segments, indexes, checkpoints, topic ids, leader epochs, configs.
@@ -220,7 +228,9 @@ def export(
         link=link,
         keep_leader_epochs=keep_leader_epochs,
     )
-    exported = export_topics(log, to, topics, options)
+    with StatusLine("export", quiet=quiet) as status:
+        watch = _watch(status)
+        exported = export_topics(log, to, topics, options, lambda records, nbytes: watch(to, records, nbytes))
     if as_json:
         print_json(exported)
         return

@@ -70,6 +70,9 @@ def produce(
                 if batch.num_rows:
                     target.append(batch, options=options)
                     appended += batch.num_rows
+        except KeyboardInterrupt as stopped:
+            stopped.args = (f"appended {appended} records to {topic}",)
+            raise
         except SparklogError as error:
             if appended:
                 error.args = (f"{error} ({appended} records before it were appended)",)

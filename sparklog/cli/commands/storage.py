@@ -10,6 +10,7 @@ from typer import BadParameter, Option, Typer
 from sparklog.cli.options import DryRunOption, JsonOption, RootOption, SourceOption, comma_separated, example
 from sparklog.cli.source import open_root, open_source
 from sparklog.cli.terminal import print_json, print_table, read_text
+from sparklog.maintenance.output import count
 
 if TYPE_CHECKING:
     from sparklog.log.state.view import PartitionSize
@@ -69,24 +70,30 @@ def log_dirs(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how many bytes each partition takes, from metadata alone: no folder is listed.
+    """Show how many bytes each partition takes, and how many lie in files that only wait for the vacuum.
 
     APPEND are bytes in append files (in a Kafka directory: of the active segment), SEALED those in sealed (closed)
     segments, SLICES their number. --json prints the document of kafka-log-dirs, with these beside its own
     names; there is no broker, so its number is -1.
     """
+    from sparklog.retention.vacuum import unreferenced
+
     source = open_source(root)
-    sizes = [
-        size for name in source.refreshed(comma_separated(topic_list)) for size in source.view.partition_sizes(name)
-    ]
+    names = source.refreshed(comma_separated(topic_list))
+    sizes = [size for name in names for size in source.view.partition_sizes(name)]
+    waiting = None if source.root is None else [unreferenced(source.root.topic(name)) for name in names]
+    files, nbytes = map(sum, zip((0, 0), *(waiting or ()), strict=True))
     if as_json:
-        print_json(_document(source.view.location, sizes))
+        more = {} if waiting is None else {"unreferencedFiles": files, "unreferencedBytes": nbytes}
+        print_json(_document(source.view.location, sizes, more))
     else:
         _show(sizes)
+        if files:
+            print(f"Besides, {nbytes} bytes in {count(files, 'file')} wait for the vacuum of `sparklog retain`.")
     source.finish()
 
 
-def _document(location: str, sizes: list[PartitionSize]) -> dict[str, object]:
+def _document(location: str, sizes: list[PartitionSize], more: dict[str, int]) -> dict[str, object]:
     partitions = [
         {
             "partition": f"{size.topic}-{size.partition}",
@@ -100,7 +107,7 @@ def _document(location: str, sizes: list[PartitionSize]) -> dict[str, object]:
         }
         for size in sizes
     ]
-    log_dir = {"logDir": location, "error": None, "partitions": partitions}
+    log_dir = {"logDir": location, "error": None, "partitions": partitions, **more}
     return {"version": 1, "brokers": [{"broker": NO_BROKER, "logDirs": [log_dir]}]}
 
 

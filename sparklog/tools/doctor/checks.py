@@ -26,6 +26,7 @@ from sparklog.log.state.commit_log import CHECKPOINT_COMMITS
 from sparklog.log.state.slices import MERGE_TIER_MASK
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import MANY_UNSEALED, Topic
+from sparklog.maintenance.output import size_text
 from sparklog.maintenance.properties import parse_properties
 from sparklog.storage.local_writer import mount_of
 from sparklog.storage.probe import probe
@@ -410,7 +411,7 @@ def check_disk(machine: Machine, path: str) -> list[Finding]:
     elif kind in _MEMORY:
         system = Finding("file system", WARN, f"{mount} is memory: nothing there outlives a restart", "use a disk")
     free, total = machine.free(path)
-    message = f"{free / 2**30:,.1f} GiB of {total / 2**30:,.1f} GiB are free on {mount}"
+    message = f"{size_text(free)} of {size_text(total)} are free on {mount}"
     fix = "free space: shorten retention.ms, run `sparklog retain`, or enlarge the disk"
     space = Finding("space", OK, message)
     if free < FULL_BYTES:

@@ -77,6 +77,7 @@ class TopicFacts:
     partitions: tuple[PartitionFacts, ...]
     activity: Activity | None
     bytes_by_hour: tuple[int, ...] = ()
+    unreferenced_bytes: int | None = None  # of files that only wait for the vacuum; None: not looked at
 
     @property
     def bytes(self) -> int:
@@ -249,6 +250,10 @@ class Report:
     @property
     def bytes(self) -> int:
         return sum(topic.bytes for topic in self.topics)
+
+    @property
+    def unreferenced_bytes(self) -> int | None:
+        return total(topic.unreferenced_bytes for topic in self.topics)
 
     @property
     def partitions(self) -> int:

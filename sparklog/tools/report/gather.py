@@ -30,6 +30,7 @@ from sparklog.maintenance.report import TopicReport
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.expiry import REASONS
 from sparklog.retention.retain import RetainReport, plan_topic, retain_root
+from sparklog.retention.vacuum import unreferenced
 from sparklog.tools.report.facts import (
     ATTENTION,
     Activity,
@@ -92,7 +93,8 @@ def _root(view: RootView, settings: Settings, chosen: tuple[str, ...], maintenan
         try:
             if root.topic_handle(name).log.refresh().head.exists:
                 snapshot = root.topic(name).read_snapshot()
-                facts.append(_topic(root, snapshot, settings))
+                waiting = unreferenced(root.topic(name))[1] if maintenance else None
+                facts.append(replace(_topic(root, snapshot, settings), unreferenced_bytes=waiting))
                 held += _held_back(root, snapshot, settings.now_ms)
         except SparklogError as error:
             notes.append(Note(ATTENTION, name, f"cannot be read: {error} [{error.code}]"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from sparklog.log.journal.env import EPOCH, LAST_MS
+from sparklog.maintenance.output import size_text
 
 HOUR_MS = 3_600_000
 
@@ -15,13 +16,8 @@ def count(number: float | None) -> str:
 
 
 def size(nbytes: float | None) -> str:
-    """Return bytes in the unit that suits them, as disks are sold: `1.5 MB` are 1,500,000."""
-    if nbytes is None:
-        return "–"
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= scale:
-            return f"{nbytes / scale:,.1f} {unit}"
-    return f"{nbytes:,.0f} B"
+    """Return `1.5 MB`; a dash for an unknown number."""
+    return "–" if nbytes is None else size_text(nbytes)
 
 
 def time(ms: int | None) -> str:

@@ -8,7 +8,7 @@ from dataclasses import astuple, dataclass, replace
 
 from sparklog.errors import Corrupt, SparklogError
 from sparklog.format.checksums import flipped_bit
-from sparklog.maintenance.output import count, json_value, megabytes
+from sparklog.maintenance.output import count, json_value, size_text
 
 ROOT, LOG, CHAIN, CHECKPOINT, STATE = "root", "commit", "chain", "checkpoint", "state"
 MISSING, SIZE, CHECKSUM, FOOTER, INDEX, CONTENT = "missing", "size", "checksum", "footer", "index", "content"
@@ -122,7 +122,7 @@ def _listed(what: str, files: Sequence[Orphan]) -> list[str]:
     if not files:
         return []
     total = sum(each.nbytes for each in files)
-    lines = [f"{count(len(files), 'file')} {what}, {megabytes(total)}:"]
+    lines = [f"{count(len(files), 'file')} {what}, {size_text(total)}:"]
     oldest = sorted(files, key=lambda each: -each.age_ms)
     lines += [f"  {each.file}  {each.nbytes:,} bytes, {_age(each.age_ms)} old: {each.why}" for each in oldest[:SHOWN]]
     if len(files) > SHOWN:
@@ -141,7 +141,7 @@ def _verdict(report: Report) -> str:
     checked = ", ".join(part for part in parts if not part.startswith("0 "))
     speed = f"{report.seconds:.1f} s"
     if counts.nbytes > 10_000_000:
-        speed += f", {megabytes(round(counts.nbytes / max(report.seconds, 0.001)))}/s"
+        speed += f", {size_text(round(counts.nbytes / max(report.seconds, 0.001)))}/s"
     if report.findings:
         files = len({finding.file for finding in report.findings})
         problems = count(len(report.findings), "problem")

@@ -1,0 +1,123 @@
+"""Ctrl-C: one line on stderr that says what stays, exit code 130, in every command and in the files of the jobs."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sparklog as library
+from tests.cli.conftest import REPOSITORY, Sparklog
+from tests.cli.test_every_command import IN_TURN, JOBS, examples
+from tests.support.command_line import commands_of_the_tree, invoke
+
+NOTHING, COMMITTED = "nothing was changed", "what was committed stays"
+STAYS = {
+    **dict.fromkeys(("consume", "history", "log-dirs", "report", "verify", "topics list", "groups describe"), NOTHING),
+    **dict.fromkeys(("produce", "clone", "topics create", "groups reset", "delete-records"), COMMITTED),
+    "backup": "there is no new backup; run it again: what was copied is not copied again",
+    "export": "nothing was exported",
+    "import": "what was committed stays; run it again to go on",
+    "restore": "run it again with the same words to go on",
+}
+
+
+def interrupt(*args: object, **kwargs: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("command", [*IN_TURN, *JOBS])
+def test_every_command_ends_with_one_line_and_130(
+    command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    line = command if command in JOBS else examples(command)[0].rpartition("sparklog ")[2]
+    monkeypatch.chdir(tmp_path)
+    found: Any = commands_of_the_tree()
+    for word in command.split():
+        found = found.commands[word]
+    monkeypatch.setattr(found, "callback", interrupt)
+    result = invoke(shlex.split(line), {"SPARKLOG_ROOT": str(tmp_path)})
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert result.stderr.startswith("sparklog: interrupted; ")
+    assert result.stderr.count("\n") == 1
+    assert result.stderr[len("sparklog: interrupted; ") : -1] == STAYS.get(command, result.stderr[23:-1])
+
+
+def test_it_says_how_far_it_was(
+    sparklog: Sparklog, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sparklog.tools.backup import backing_up
+
+    def back_up(*args: object, progress: Callable[..., None], **options: object) -> None:
+        progress(12, 40, 1_200_000_000, 5_120_000_000)
+        raise KeyboardInterrupt
+
+    library.open(root, create=True).create_topic("t")
+    monkeypatch.setattr(backing_up, "back_up", back_up)
+    said = sparklog("backup", "--to", tmp_path / "backups", code=130)
+    assert said.err == (
+        "sparklog: interrupted: 12 of 40 files, 1.2 GB of 5.1 GB; there is no new backup; run it again: "
+        "what was copied is not copied again\n"
+    )
+
+
+def test_lines_that_were_appended_are_counted(
+    sparklog: Sparklog, root: Path, lines_file: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sparklog.cli.commands import produce
+
+    def runs(fd: int, **options: object) -> Iterator[bytes]:
+        yield b"one\ntwo\n"
+        raise KeyboardInterrupt
+
+    library.open(root, create=True).create_topic("t")
+    monkeypatch.setattr(produce, "line_runs", runs)
+    said = sparklog("produce", "t", "--file", lines_file("x"), code=130)
+    assert said.err == "sparklog: interrupted: appended 2 records to t; what was committed stays\n"
+    assert sparklog("offsets", "t").lines == ["t:0:2"]
+
+
+def test_what_was_imported_is_counted(sparklog: Sparklog, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def import_into(*args: object, on_progress: Callable[..., None], **options: object) -> None:
+        on_progress("t", 0, 1_000, 5_000)
+        on_progress("t", 1, 500, 5_000)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sparklog.api.import_into", import_into)
+    said = sparklog("import", "/nowhere", "--quiet", code=130)
+    assert said.err == (
+        "sparklog: interrupted: 1,500 records, 10.0 kB copied, now to t-1; what was committed stays; run it again to "
+        "go on\n"
+    )
+
+
+JOB_FILES = sorted(path.name for path in (REPOSITORY / "jobs").glob("*.py"))
+FAULTS = {
+    "missing": ("raise ModuleNotFoundError('no', name='pyspark')", 1, "has no module pyspark: pip install"),
+    "interrupted": ("raise KeyboardInterrupt", 130, "interrupted; nothing was changed"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("name", JOB_FILES)
+def test_a_job_whose_imports_fail_is_one_line(name: str, fault: str, tmp_path: Path) -> None:
+    statement, code, says = FAULTS[fault]
+    (tmp_path / "sparklog").mkdir()
+    (tmp_path / "sparklog" / "__init__.py").write_text(statement)
+    done = subprocess.run(
+        [sys.executable, "-S", REPOSITORY / "jobs" / name],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.startswith(f"sparklog {name.removesuffix('.py')}: ")
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
