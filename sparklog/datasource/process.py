@@ -104,10 +104,25 @@ LET_IT = "let this write create it: auto.create.topics.enable=true, the default"
 _roots: dict[str, Root] = {}
 
 
+class _Created(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        warn(record.getMessage())
+
+
+@functools.cache
+def show_created() -> None:
+    """Show roots and topics that a write makes, in this process from now on."""
+    created = logging.getLogger("sparklog.created")
+    created.setLevel(logging.INFO)
+    created.addHandler(_Created())
+
+
 def root_at(location: Location, *, create: bool = False) -> Root:
     """Return the root at a location, kept open. Raises NotFound where there is none, unless `create`."""
     from sparklog.log.journal.names import read_root_id
 
+    if create:
+        show_created()
     kept = _roots.get(location.root)
     if kept is not None:
         with suppress(NotFound):
