@@ -115,11 +115,13 @@ def shown_created() -> Iterator[None]:
     created, handler = logging.getLogger("sparklog.created"), _Created()
     before = created.level
     created.setLevel(logging.INFO)
+    created.propagate = False
     created.addHandler(handler)
     try:
         yield
     finally:
         created.removeHandler(handler)
+        created.propagate = True
         created.setLevel(before)
 
 
