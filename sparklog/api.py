@@ -405,8 +405,9 @@ def import_into(path: str, log_dir: PathLike, options: ImportOptions, *, dry_run
     log = None if location.kind == NOTHING else open_log(location)
     if log is None and not dry_run:
         # Wrong input makes no new root.
-        checked = ImportOptions(options.topics, options.configs, force=options.force, groups=False)
-        import_log_dir(None, log_dir, checked, dry_run=True)
+        policy = options.corrupt_records
+        checked = ImportOptions(options.topics, options.configs, options.force, policy, groups=False)
+        import_log_dir(None, log_dir, checked, dry_run=True, on_skipped=lambda _: None)
         log = open_log(location, create=True)
     return import_log_dir(log, log_dir, options, dry_run=dry_run, **watch)
 

@@ -68,6 +68,8 @@ class SparklogGroup(TyperGroup):
         library = logging.getLogger("sparklog")
         if not library.handlers:
             library.addHandler(WarningLines())
+            # Commands name the topics that they make themselves.
+            logging.getLogger("sparklog.created.root").setLevel(logging.INFO)
         try:
             code = super().main(*args, **kwargs)
         except SparklogError as error:

@@ -104,6 +104,27 @@ LET_IT = "let this write create it: auto.create.topics.enable=true, the default"
 _roots: dict[str, Root] = {}
 
 
+class _Created(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        warn(record.getMessage())
+
+
+@contextmanager
+def shown_created() -> Iterator[None]:
+    """Show roots and topics that are made inside of this, as warnings are."""
+    created, handler = logging.getLogger("sparklog.created"), _Created()
+    before = created.level
+    created.setLevel(logging.INFO)
+    created.propagate = False
+    created.addHandler(handler)
+    try:
+        yield
+    finally:
+        created.removeHandler(handler)
+        created.propagate = True
+        created.setLevel(before)
+
+
 def root_at(location: Location, *, create: bool = False) -> Root:
     """Return the root at a location, kept open. Raises NotFound where there is none, unless `create`."""
     from sparklog.log.journal.names import read_root_id
@@ -119,14 +140,16 @@ def root_at(location: Location, *, create: bool = False) -> Root:
             f"There is no sparklog root at {location.root}: run `sparklog topics create TOPIC --root {location.root}`, "
             f"or {LET_IT}"
         )
-    _roots[location.root] = open_log(location, create=create)
+    with shown_created():
+        _roots[location.root] = open_log(location, create=create)
     return _roots[location.root]
 
 
 def topic_at(root: Root, name: str, options: SinkOptions) -> Topic:
     """Return the topic of a write, created where it is missing; warn of options that differ from one that exists."""
     if options.auto_create:
-        topic = root.ensure_topic(name, partitions=options.partitions, configs=options.configs)
+        with shown_created():
+            topic = root.ensure_topic(name, partitions=options.partitions, configs=options.configs)
     else:
         try:
             topic = root.topic(name)

@@ -69,6 +69,10 @@ class LocalStore(Store):
     def durable(self) -> bool:
         return self._durable
 
+    @property
+    def writable(self) -> bool:
+        return not os.path.isdir(self._path) or os.access(self._path, os.W_OK | os.X_OK)
+
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         if start < 0 or (length is not None and length < 0):
             raise BadRequest(f"cannot read {key} from byte {start} for {length} bytes: neither may be negative")

@@ -173,6 +173,11 @@ class Store(ABC):
         return True
 
     @property
+    def writable(self) -> bool:
+        """False where this process may read and not write: a snapshot, a read-only mount, another user's files."""
+        return True
+
+    @property
     def parallel_reads(self) -> int:
         """Requests worth making at once. More than 1 where each request costs a round trip."""
         return 1

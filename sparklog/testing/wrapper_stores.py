@@ -15,8 +15,8 @@ T = TypeVar("T")
 class WrapperStore(Store):
     """Pass every call on to `inner`; derived classes override a method, or `request`, which all of them go through.
 
-    Of the capabilities only `needs_probe` and `parallel_reads` are those of `inner`: temporary files and links would
-    go past the wrapper.
+    Of the capabilities only `needs_probe`, `writable` and `parallel_reads` are those of `inner`: temporary files and
+    links would go past the wrapper.
     """
 
     def __init__(self, inner: Store) -> None:
@@ -33,6 +33,10 @@ class WrapperStore(Store):
     @property
     def needs_probe(self) -> bool:
         return self.inner.needs_probe
+
+    @property
+    def writable(self) -> bool:
+        return self.inner.writable
 
     @property
     def parallel_reads(self) -> int:

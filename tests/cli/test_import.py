@@ -26,7 +26,7 @@ def log_dir(tmp_path: Path) -> Path:
 
 def test_all_topics_then_what_is_new(log_dir: Path, root: Path, sparklog: Sparklog) -> None:
     said = sparklog("import", log_dir, "-c", "retention.ms=-1", "--quiet")
-    assert said.err == ""
+    assert said.err == f"sparklog: created root {root}\n"
     assert [line.split() for line in said.lines] == [
         ["TOPIC", "PARTITIONS", "OFFSETS", "THERE-BEFORE", "RECORDS", "COPIED", "LINKED", "SKIPPED", "OPEN"],
         ["clicks", "1", "3", "0", "3", "85", "B", "0", "B", "0", "0"],
@@ -57,7 +57,7 @@ def test_chosen_topics_as_json(log_dir: Path, root: Path, sparklog: Sparklog) ->
     found = json.loads(said.out)
     (topic,) = found["topics"]
     (partition,) = topic.pop("partitions")
-    assert topic == {"topic": "clicks", "kafkaTopicId": "", "created": True}
+    assert topic == {"topic": "clicks", "kafkaTopicId": "", "created": True, "kafkaConfigs": None}
     size = segment(log_dir / "clicks-0", 0).stat().st_size
     assert partition == {
         "partition": 0,
@@ -101,7 +101,7 @@ def test_damage_is_one_line_or_skipped(log_dir: Path, root: Path, sparklog: Spar
     file = segment(log_dir / "hurt-0", 0)
     file.write_bytes(file.read_bytes()[:-1] + b"?")
     failed = sparklog("import", log_dir, "--topic", "hurt", code=1)
-    assert len(failed.err.splitlines()) == 1
+    assert [line.split()[1] for line in failed.err.splitlines()] == ["created", "the"]
     assert "SPARKLOG_CORRUPT" in failed.err
     skipped = sparklog("import", log_dir, "--topic", "hurt", "--corrupt-records", "skip")
     assert "hurt" in skipped.err

@@ -18,10 +18,10 @@ from tests.cli.conftest import Sparklog
 LinesFile = Callable[[str], Path]
 
 
-def test_a_topic_is_created_altered_and_deleted(sparklog: Sparklog) -> None:
-    assert sparklog("topics", "create", "orders", "--partitions", 3, "-c", "retention.ms=1000").out == (
-        "Created topic orders.\n"
-    )
+def test_a_topic_is_created_altered_and_deleted(sparklog: Sparklog, root: Path) -> None:
+    created = sparklog("topics", "create", "orders", "--partitions", 3, "-c", "retention.ms=1000")
+    assert created.out == f"Created topic orders with 3 partitions in {root}.\n"
+    assert created.err == f"sparklog: created root {root}\n"
     sparklog("topics", "create", "clicks")
     assert sparklog("topics", "list").lines == ["clicks", "orders"]
     assert json.loads(sparklog("topics", "list", "--json").out) == ["clicks", "orders"]

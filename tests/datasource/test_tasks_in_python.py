@@ -471,7 +471,9 @@ def test_a_topic_is_made_with_its_configs_and_keeps_them(tmp_path: Path, caplog:
     plan(root, topic="kept", num_partitions="3", **configs)
     found = sparklog.open(root).topic("kept").log.head().configs
     assert found.explicit == {"cleanup.policy": "compact,delete", "retention.ms": "-1"}
-    assert caplog.messages == []
+    made = [f"sparklog: created root {root}", f"sparklog: created topic kept with 3 partitions in {root}"]
+    assert caplog.messages == made
+    caplog.clear()
     for _ in range(2):
         plan(root, topic="kept", num_partitions="4", **{"topic.retention.ms": "5"})
     partitions, config = caplog.messages

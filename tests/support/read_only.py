@@ -8,10 +8,14 @@ from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore
 WRITING = ("create", "write", "close", "delete", "now_ms")
 
 
-def read_only(store: Store) -> FaultyStore:
+class ReadOnly(FaultyStore):
+    writable = False  # type: ignore[assignment]
+
+
+def read_only(store: Store) -> ReadOnly:
     """The store as a read-only mount shows it: reading works, anything else is `Unavailable`."""
 
     def refuse(call: Call) -> Fault | None:
         return Fault(FaultKind.ERROR_BEFORE) if call.verb in WRITING else None
 
-    return FaultyStore(store, refuse)
+    return ReadOnly(store, refuse)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sparklog.kafka.exporting import ExportedTopic
-    from sparklog.kafka.importing.importing import ImportedTopic, ImportReport
+    from sparklog.kafka.importing.importing import ImportedTopic, ImportOptions, ImportReport
 
 app = Typer()
 
@@ -72,8 +72,8 @@ def import_(
 
     Without --topic all topics but Kafka's own. The directory of a stopped broker, or a copy or backup of one; it is
     only read. Run it again to complete an import that was killed, or to take what is new since: a topic goes on where
-    its last import ended. Kafka keeps topic configs elsewhere: give them with --config. Consumer groups keep their
-    offsets in these topics.
+    its last import ended. Its configs in Kafka come along where the directory holds __cluster_metadata-0, else give
+    them with --config, which counts in any case. Consumer groups keep their offsets in these topics.
     """
     from sparklog.api import import_into
     from sparklog.kafka.importing.importing import AUTO, NEVER, ImportOptions
@@ -99,6 +99,7 @@ def import_(
         print_json(_document(report))
     else:
         _show_import(report, dry_run)
+    _show_configs(report, options)
 
 
 def _document(report: ImportReport) -> object:
@@ -117,6 +118,28 @@ def _show_import(report: ImportReport, dry_run: bool) -> None:
         notes = {True: "in use here, left alone", False: ""}
         rows = [(each.group, each.offsets, each.left_out, notes[each.in_use]) for each in report.groups]
         print_table(("GROUP", "OFFSETS", "OF-OTHER-TOPICS", ""), rows)
+
+
+def _show_configs(report: ImportReport, options: ImportOptions) -> None:
+    """Say which configs new topics got from Kafka, and which of them are assumed, where records may expire by it."""
+    from sparklog.log.topic.expiring import default_expiry
+
+    assumed = []
+    for topic in report.topics:
+        got = topic.kafka_configs
+        for name, reason in ({} if got is None else got.left_out).items():
+            warn(f"topic {topic.topic}: {name} is not taken from Kafka: {reason}")
+        if got is not None and got.taken:
+            configs = ", ".join(f"{name}={value}" for name, value in got.taken.items())
+            warn(f"topic {topic.topic}: configs from Kafka's metadata log: {configs}")
+        if topic.created and default_expiry(options.topic_configs().over({} if got is None else got.taken)) is not None:
+            assumed.append(topic.topic)
+    if assumed:
+        names = ", ".join(assumed[:3]) + (f" and {len(assumed) - 3} more" if len(assumed) > 3 else "")
+        warn(
+            f"topic{'s' * (len(assumed) > 1)} {names}: Kafka's default is assumed, retention.ms=604800000: records"
+            " expire seven days after their own time, at the next sparklog retain; another with --config retention.ms"
+        )
 
 
 def _import_row(imported: ImportedTopic, dry_run: bool) -> tuple[object, ...]:

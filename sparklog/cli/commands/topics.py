@@ -63,15 +63,23 @@ def create(
     as_json: JsonOption = False,
 ) -> None:
     """Create a topic. A folder that holds nothing yet becomes a new root."""
+    from sparklog.log.topic.expiring import default_expiry
+
     configs = parse_configs(config)
     log = open_root(root, create=True)
     existed = if_not_exists and _exists(log, topic)
     make = log.ensure_topic if if_not_exists else log.create_topic
-    make(topic, partitions=partitions, configs=configs)
+    head = make(topic, partitions=partitions, configs=configs).log.head(refresh=False)
     if as_json:
         print_json({"topic": topic, "created": not existed})
     else:
-        print(f"Topic {topic} is there already." if existed else f"Created topic {topic}.")
+        made = f"{head.partitions} partition{'s' * (head.partitions > 1)}"
+        print(
+            f"Topic {topic} is there already." if existed else f"Created topic {topic} with {made} in {log.location}."
+        )
+    expiry = default_expiry(head.configs)
+    if expiry is not None and not existed:
+        warn(f"topic {topic}: {expiry}")
 
 
 @app.command("list", epilog=example("sparklog topics list --root /data/log"))

@@ -197,6 +197,12 @@ def decode_prefix(message: Struct, version: int, data: bytes) -> tuple[Fields, i
     return reader.struct(message, version, _is_flexible(message, version)), reader.position
 
 
+def uvarints(data: bytes, count: int) -> tuple[tuple[int, ...], bytes]:
+    """Return so many numbers of variable length that bytes begin with, and the bytes behind them."""
+    reader = _Reader(data)
+    return tuple(reader.uvarint() for _ in range(count)), data[reader.position :]
+
+
 def encode_versioned(message: Struct, version: int, values: Mapping[str, Value]) -> bytes:
     return _VERSION.pack(version) + encode(message, version, values)
 

@@ -23,6 +23,7 @@ the coordinators in this directory, rows those of its logs.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -87,14 +88,13 @@ class Kept(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Loading:
+class LogReading(ABC):
+    """A reading of the sound batches of one of Kafka's own partitions, which derived classes `add` up."""
+
     topic: str
     partition: int
     policy: str
     on_skipped: OnSkipped
-    values: dict[bytes, tuple[int, bytes | None]] = field(default_factory=dict)
-    pending: dict[int, dict[bytes, tuple[int, bytes | None]]] = field(default_factory=dict)
-    """By producer id: what its open transaction has written."""
     cut: bool = False
 
     def load(self, names: tuple[SegmentName, ...]) -> None:
@@ -104,11 +104,44 @@ class _Loading:
             try:
                 with SegmentFile(name.path) as file:
                     for window in self._windows(file, name, after):
-                        self._add(window, file)
+                        self.add(window, file)
             except FileNotFoundError:
                 raise Unavailable(f"{name.path} is gone: Kafka's cleaner was at work; try again") from None
 
-    def _add(self, window: Window, file: SegmentFile) -> None:
+    @abstractmethod
+    def add(self, window: Window, file: SegmentFile) -> None:
+        """Take the records of a window."""
+
+    def _windows(self, file: SegmentFile, name: SegmentName, after: SegmentName | None) -> Iterator[Window]:
+        last = after is None
+
+        def decide(damage: Damage) -> bool:
+            if self.policy == SKIP and not (last and damage.stop == "zeros"):
+                return True
+            if last and damage.unwritten:
+                return False
+            if self.policy != TRUNCATE:
+                raise Corrupt(damage.reason, file=file.path, position=damage.position, offset=damage.offset)
+            self.cut = True
+            skipped(damage, file.size, None)
+            return False
+
+        def skipped(damage: Damage, until: int, end: int | None) -> None:
+            size = until - damage.position
+            place = self.topic, self.partition, file.path, damage.position, size, damage.offset
+            self.on_skipped(Skipped(*place, end, damage.reason))
+
+        limit = None if after is None else after.base
+        return sound_windows(file, 0, name.base, decide=decide, resumed=skipped, limit=limit)
+
+
+@dataclass(slots=True)
+class _Loading(LogReading):
+    values: dict[bytes, tuple[int, bytes | None]] = field(default_factory=dict)
+    pending: dict[int, dict[bytes, tuple[int, bytes | None]]] = field(default_factory=dict)
+    """By producer id: what its open transaction has written."""
+
+    def add(self, window: Window, file: SegmentFile) -> None:
         headers = window.headers
         markers = headers.is_control
         records = window.decode(("key", "value"), file.path, ~markers & (headers.count > 0))
@@ -135,28 +168,6 @@ class _Loading:
         for key, item in written.items() if kind == control.COMMIT else ():
             if key not in self.values or self.values[key][0] < item[0]:
                 self.values[key] = item
-
-    def _windows(self, file: SegmentFile, name: SegmentName, after: SegmentName | None) -> Iterator[Window]:
-        last = after is None
-
-        def decide(damage: Damage) -> bool:
-            if self.policy == SKIP and not (last and damage.stop == "zeros"):
-                return True
-            if last and damage.unwritten:
-                return False
-            if self.policy != TRUNCATE:
-                raise Corrupt(damage.reason, file=file.path, position=damage.position, offset=damage.offset)
-            self.cut = True
-            skipped(damage, file.size, None)
-            return False
-
-        def skipped(damage: Damage, until: int, end: int | None) -> None:
-            size = until - damage.position
-            place = self.topic, self.partition, file.path, damage.position, size, damage.offset
-            self.on_skipped(Skipped(*place, end, damage.reason))
-
-        limit = None if after is None else after.base
-        return sound_windows(file, 0, name.base, decide=decide, resumed=skipped, limit=limit)
 
 
 CONSUMER_GROUP_METADATA = 3

@@ -1,8 +1,8 @@
 """Import topics of a Kafka log dir into a root.
 
 Kept are offsets and log starts, batches byte for byte (closed segments whole, with their indexes, as hard links where
-possible), the cleaner's checkpoint, leader epochs (later appends get the next one) and Kafka's topic id. Topic configs
-are not in Kafka's files: the caller gives them.
+possible), the cleaner's checkpoint, leader epochs (later appends get the next one) and Kafka's topic id. A new topic
+gets its configs in Kafka where the log dir has the metadata log, and over them those that the caller gives.
 
 A topic is created first, with the id of Kafka's topic. Then pieces of its partitions are copied, checked and committed,
 each from the end of the one before. So a second import completes one that was killed, and copies no committed piece
@@ -29,16 +29,16 @@ from sparklog.kafka.importing.coordinators import (
 )
 from sparklog.kafka.importing.partition import CoordinatorEntry, Known, PartitionSource, Target, copy_partition
 from sparklog.kafka.importing.plan import TopicPlan, expected_size, plan_import, topic_sources
+from sparklog.kafka.importing.topic_configs import NAMES, TakenConfigs, configs_to_take, read_metadata
 from sparklog.kafka.in_place.segment_recovery import FAIL, OnSkipped, Skipped, check_policy, log_skipped
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.state.commit import KafkaSource
 from sparklog.log.state.commit_intents import CreateIntent, ImportedPartition, ImportIntent
 from sparklog.log.state.configs import TopicConfigs, check_delete_delay
+from sparklog.log.state.slices import FileSlices
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 
-INTERNAL_SEGMENT_BYTES = "internal.segment.bytes"
-"""Kafka's internal override of `segment.bytes`, whose least value is 1 MiB."""
 SLICES_PER_COMMIT = 10_000
 BYTES_PER_COMMIT = 1 << 30
 """A commit is made once this much was copied for it (see also `partition.PIECE_BYTES`)."""
@@ -73,12 +73,16 @@ class PartitionReport:
 
 @dataclass(frozen=True, slots=True)
 class ImportedTopic:
-    """The import of one topic, which it `created` or went on with."""
+    """The import of one topic, which it `created` or went on with.
+
+    `kafka_configs`: what a topic that was created got of its configs in Kafka; None: they are not in the log dir.
+    """
 
     topic: str
     kafka_topic_id: str
     created: bool
     partitions: tuple[PartitionReport, ...]
+    kafka_configs: TakenConfigs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +124,7 @@ class ImportOptions:
         self.topic_configs()
 
     def topic_configs(self) -> TopicConfigs:
-        configs = dict(self.configs or {})
-        if INTERNAL_SEGMENT_BYTES in configs:
-            configs["segment.bytes"] = configs.pop(INTERNAL_SEGMENT_BYTES)
+        configs = {NAMES.get(name, name): value for name, value in (self.configs or {}).items()}
         checked = TopicConfigs.of(configs)
         check_delete_delay(dict(checked.explicit), self.force)
         return checked
@@ -161,13 +163,15 @@ def import_log_dir(
     plans = plan_import(root, topic_sources(log_dir, options.topics), policy, last=last)
     env = SYSTEM if root is None else root.env
     names = [plan.source.name for plan in plans]
+    configs = _kafka_configs(plans, log_dir, options, env, on_skipped)
     groups: dict[str, KafkaGroup] = {}
     if options.groups:
         groups = kafka_groups(log_dir, env=env, now_ms=env.wall_ms(), policy=policy, on_skipped=on_skipped)
     if root is None or dry_run:
         counts = [(group, sum(topic in names for topic, _ in group.offsets)) for group in groups.values()]
         taken = (ImportedGroup(group.id, count, len(group.offsets) - count) for group, count in counts if count)
-        return ImportReport(tuple(_plan_report(plan, env) for plan in plans), tuple(taken))
+        planned = (_plan_report(plan, env, configs.get(plan.source.name)) for plan in plans)
+        return ImportReport(tuple(planned), tuple(taken))
     root.ensure_probed()
 
     def coordinator_entries() -> dict[int, CoordinatorEntry]:
@@ -177,7 +181,7 @@ def import_log_dir(
     topics = tuple(
         _plan_report(plan, env)
         if plan.finished
-        else _TopicImport(root, plan, options, coordinator, on_skipped, on_progress).run()
+        else _TopicImport(root, plan, options, coordinator, on_skipped, on_progress, configs).run()
         for plan in plans
     )
     held = [topic for name in names if (topic := root.topic(name)).log.head(refresh=False).kafka_open]
@@ -194,6 +198,24 @@ def import_log_dir(
     return report
 
 
+def _kafka_configs(
+    plans: Sequence[TopicPlan], log_dir: str, options: ImportOptions, env: Env, on_skipped: OnSkipped
+) -> dict[str, TakenConfigs]:
+    """Read the configs in Kafka of the topics to create, as far as they are known; check them with those given."""
+    sources = [plan.source for plan in plans if not plan.exists]
+    policy = options.corrupt_records
+    metadata = read_metadata(log_dir, env=env, policy=policy, on_skipped=on_skipped) if sources else None
+    if metadata is None:
+        return {}
+    configs: dict[str, TakenConfigs] = {}
+    for source in sources:
+        chosen = configs_to_take(metadata, source.name, source.topic_id, force=options.force)
+        if chosen is not None:
+            configs[source.name] = chosen
+            options.topic_configs().over(chosen.taken)
+    return configs
+
+
 @dataclass(slots=True)
 class _TopicImport:
     """The import of one topic: create it or go on with it, and commit pieces of its partitions as they are copied."""
@@ -204,11 +226,13 @@ class _TopicImport:
     coordinator: Mapping[int, CoordinatorEntry]
     on_skipped: OnSkipped
     on_progress: OnProgress
+    kafka_configs: Mapping[str, TakenConfigs]
     pending: list[ImportedPartition] = field(default_factory=list)
     files: int = 0
     nbytes: int = 0
     written: list[str] = field(default_factory=list)
     attempted: bool = False
+    new: list[FileSlices] = field(default_factory=list)
     created: int = -1
     reports: dict[int, PartitionReport] = field(default_factory=dict)
 
@@ -226,14 +250,18 @@ class _TopicImport:
             with suppress(SparklogError):
                 self._delete_files(topic)
             raise
+        topic.log.warn_of_older(self.new, topic.log.head(refresh=False))
         reports = tuple(self.reports[part.number] for part in source.partitions)
-        return ImportedTopic(source.name, source.topic_id, not self.plan.exists, reports)
+        configs = self.kafka_configs.get(source.name)
+        return ImportedTopic(source.name, source.topic_id, not self.plan.exists, reports, configs)
 
     def _topic(self) -> Topic:
         """Return the topic, created or with new partitions and configs."""
         source, configs = self.plan.source, self.options.topic_configs()
         count = len(source.partitions)
         if not self.plan.exists:
+            if source.name in self.kafka_configs:
+                configs = configs.over(self.kafka_configs[source.name].taken)
             intent = CreateIntent(self.root.env.new_id(), count, configs, kafka_source=KafkaSource(source.topic_id))
             created = self.root.begin_topic(source.name, intent)
             self.created = created.log.head(refresh=False).version
@@ -270,6 +298,7 @@ class _TopicImport:
         for piece in copy_partition(part, target, known):
             last = piece
             self.pending.append(piece)
+            self.new += piece.files
             self.files += len(piece.files)
             self.nbytes += sum(file.size for file in piece.files)
             full = self.files >= SLICES_PER_COMMIT or self.nbytes >= BYTES_PER_COMMIT
@@ -321,11 +350,11 @@ class _TopicImport:
             self.root.store.delete(key)
 
 
-def _plan_report(plan: TopicPlan, env: Env) -> ImportedTopic:
+def _plan_report(plan: TopicPlan, env: Env, configs: TakenConfigs | None = None) -> ImportedTopic:
     source = plan.source
     reports = []
     for part, known in zip(source.partitions, plan.known, strict=True):
         log_start, log_end, nbytes = expected_size(part, known, env)
         log_end = max(log_end, known.end)
         reports.append(PartitionReport(part.number, log_start, log_end, known.end, 0, nbytes, 0, 0, 0))
-    return ImportedTopic(source.name, source.topic_id, not plan.exists, tuple(reports))
+    return ImportedTopic(source.name, source.topic_id, not plan.exists, tuple(reports), configs)

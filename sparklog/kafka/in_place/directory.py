@@ -42,7 +42,8 @@ from sparklog.log.journal.env import SYSTEM, Env
 
 CONSUMER_OFFSETS = "__consumer_offsets"
 TRANSACTION_STATE = "__transaction_state"
-OTHER_INTERNAL_TOPICS = ("__share_group_state", "__cluster_metadata", "__remote_log_metadata")
+CLUSTER_METADATA = "__cluster_metadata"
+OTHER_INTERNAL_TOPICS = ("__share_group_state", CLUSTER_METADATA, "__remote_log_metadata")
 _SEGMENT = re.compile(r"^(\d{20})\.log$")
 _SWAPPED_SEGMENT = re.compile(r"^(\d{20})\.log\.swap$")
 _CLEANED_FILE = re.compile(r"^(\d{20})\..*\.cleaned$")

@@ -113,6 +113,8 @@ def newest_at(commit: Callable[[int], Dated], first: int, last: int, time_ms: in
 
 def reading_clock_ms(store: Store, env: Env) -> int:
     """Return the store's clock, or this machine's where the store cannot be asked: a read-only mount."""
+    if not store.writable:
+        return env.wall_ms()
     try:
         return store.now_ms()
     except Unavailable:

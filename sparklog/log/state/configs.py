@@ -317,6 +317,10 @@ class TopicConfigs:
         configs.check()
         return configs
 
+    def over(self, others: Mapping[str, str]) -> TopicConfigs:
+        """Return others with these set over them; checked as a whole."""
+        return TopicConfigs.of({**others, **self.explicit})
+
     def check(self) -> None:
         if self.min_compaction_lag_ms > self.max_compaction_lag_ms:
             raise BadRequest(

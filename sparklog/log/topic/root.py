@@ -28,6 +28,7 @@ from sparklog.log.state.commit_log import no_topic
 from sparklog.log.state.configs import TopicConfigs, check_delete_delay
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.view import READ_UNCOMMITTED, PartitionSize, TimestampOffset
+from sparklog.log.topic.expiring import CREATED_ROOT, CREATED_TOPIC
 from sparklog.log.topic.topic import Topic, TopicLog
 from sparklog.storage.local_writer import ask_each, read_each
 from sparklog.storage.store import Store
@@ -151,6 +152,8 @@ class Root:
             if created is None or _taken_back(topic, created):
                 raise
             _LOG.warning("%s; another process uses '%s' already, so it stays", clash, name)
+        count = topic.log.head(refresh=False).partitions
+        CREATED_TOPIC.info("created topic %s with %d partition%s in %s", name, count, "s" * (count > 1), self.location)
         return topic
 
     def ensure_topic(self, name: str, *, partitions: int = 1, configs: Mapping[str, object] | None = None) -> Topic:
@@ -232,6 +235,7 @@ def open_root(location: str | os.PathLike[str] | Store, *, create: bool = False,
         if not create:
             raise
         root_id = create_root_id(store, env)
+        CREATED_ROOT.info("created root %s", store.location)
     return Root(store, root_id, env)
 
 

@@ -6,7 +6,7 @@ The command line, Spark, transactions, maintenance, import and export commit int
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -29,6 +29,7 @@ from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.slices import FileSlices, content_of
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, IsolationLevel, TimestampOffset
+from sparklog.log.topic.expiring import count_older, expires_before, warn_of_older
 from sparklog.log.write.append_writer import AppendOutcome, AppendTarget, ArrowData, WriteOptions, appended, write_files
 from sparklog.log.write.kafka_markers import end_kafka_transactions
 from sparklog.storage.store import Store
@@ -118,7 +119,14 @@ class TopicLog(CommitLog):
             if nothing.skipped and writer is not None and writer.mode == "txn":
                 _LOG.warning("%s", nothing.note)
             return AppendOutcome(nothing.version, {}, {}, 0, nothing.skipped, nothing.note)
+        self.warn_of_older(files, outcome.head, now=target.configs.log_append_time)
         return appended(outcome.commit, intent.count)
+
+    def warn_of_older(self, files: Iterable[FileSlices], head: Head, *, now: bool = False) -> None:
+        """Warn of records in new files that the topic's retention deletes; `now`: all got the commit's time."""
+        before_ms = expires_before(head.configs, self.root.env.wall_ms())
+        if before_ms is not None and not now:
+            warn_of_older(self.root.id, self.topic, head.configs, count_older(files, before_ms))
 
     def end_kafka_transactions(
         self, *, producers: Collection[int] | None = None, commit: bool = False

@@ -15,6 +15,7 @@ copied, too, and the files that these versions name as far as they are still the
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -62,6 +63,7 @@ from sparklog.tools.backup.manifest import (
 from sparklog.tools.backup.repository import BACKUP, Mark, Repository, backup_key, begun_key, newest_number, take_number
 
 E = TypeVar("E", bound=Entry)
+_LOG = logging.getLogger("sparklog.backup")
 HOLD_MS = 86_400_000
 CUTS = 5
 RETRIES = 5
@@ -81,7 +83,7 @@ class Plan:
 
 @dataclass
 class Holds:
-    """A run's holds in the source; renewed while it runs."""
+    """A run's holds in the source; renewed while it runs. There are none in a source that cannot be written."""
 
     root: Root
     name: str
@@ -90,18 +92,21 @@ class Holds:
 
     def take(self, heads: Mapping[str, Head]) -> None:
         """`Conflict` if a version is below the upload floor by now."""
-        self.versions = {name: head.version for name, head in heads.items() if head.exists}
-        self._commit()
+        if self.root.store.writable:
+            self.versions = {name: head.version for name, head in heads.items() if head.exists}
+            self._commit()
+        else:
+            warn_of_no_holds(self.root.store)
 
     def take_one(self, name: str, version: int) -> None:
-        """Hold one topic more. `Conflict` if its version is below the upload floor."""
+        """Hold one topic more, in a source that can be written. `Conflict` if its version is below the floor."""
         self.since_ms = self.since_ms or self.root.store.now_ms()
         self._commit_one(name, version)
         self.versions[name] = version
 
     def renew(self) -> None:
         """Renew the leases when half of their time is over."""
-        if self.root.store.now_ms() - self.since_ms > HOLD_MS // 2:
+        if self.versions and self.root.store.now_ms() - self.since_ms > HOLD_MS // 2:
             self._commit()
 
     def _commit(self) -> None:
@@ -121,6 +126,15 @@ class Holds:
             with suppress(SparklogError, OSError):
                 log = self.root.topic_handle(name).log
                 log.commit(MaintainIntent(log.refresh().head.topic_id, holds={self.name: None}))
+
+
+def warn_of_no_holds(store: Store) -> None:
+    """Warn that nothing keeps a vacuum elsewhere from deleting what is read of this store."""
+    _LOG.warning(
+        "%s is read-only for this user: it is copied without leases, so a sparklog retain that runs elsewhere meanwhile"
+        " may take files away; run again if one is missing",
+        store.location,
+    )
 
 
 def plan_backup(root: Root, target: Store, *, topics: Collection[str] | None = None) -> Plan:

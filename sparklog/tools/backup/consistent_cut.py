@@ -34,7 +34,7 @@ from sparklog.groups.group_state import GROUPS, GroupState, Pending, TopicOffset
 from sparklog.log.decisions.decision import DECISIONS, Decisions
 from sparklog.log.decisions.decision_log import DecisionLogs, open_transactions
 from sparklog.log.journal.entry_log import Entry, EntryKind
-from sparklog.log.journal.env import SETTLE_MS
+from sparklog.log.journal.env import SETTLE_MS, reading_clock_ms
 from sparklog.log.journal.names import checkpoint_version, commit_key, is_topic_name
 from sparklog.log.state.commit import Commit, decode_commit
 from sparklog.log.state.slice_table import COMMITTED, SliceTable
@@ -336,7 +336,7 @@ def cut_now(root: Root, chosen: Collection[str] | None = None) -> Cut:
     """
     store = root.store
     damaged = DamagedLogs(store, strict=chosen is None)
-    since_ms = store.now_ms() - SETTLE_MS
+    since_ms = reading_clock_ms(store, root.env) - SETTLE_MS
     before: dict[str, Decisions] = {}
     for name in damaged.ids(DECISIONS):
         state = damaged.read(DECISIONS, name, partial(_before, EntryChain(store, DECISIONS, name), since_ms))

@@ -57,7 +57,7 @@ from sparklog.log.state.slice_table import SliceTable, Snapshot
 from sparklog.log.state.topic_state import EMPTY, Head
 from sparklog.log.topic.root import open_root
 from sparklog.storage.store import Store
-from sparklog.tools.backup.backing_up import Holds, write_checkpoint
+from sparklog.tools.backup.backing_up import Holds, warn_of_no_holds, write_checkpoint
 from sparklog.tools.backup.consistent_cut import Cut
 from sparklog.tools.backup.copying import AT_ONCE, Copied, CopyOptions, DataFile, Progress, copy_all, silent
 from sparklog.tools.backup.manifest import LEFT_OUT_JSON, EntryChain, LeftOut
@@ -389,6 +389,9 @@ class _Run:
     def _hold(self, versions: Mapping[str, int]) -> Holds | None:
         """Hold the versions in a live root against its vacuum; older ones are read as long as they are there."""
         if is_repository(self.source):
+            return None
+        if not self.source.writable:
+            warn_of_no_holds(self.source)
             return None
         env = self.options.env
         root = open_root(self.source, env=env)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Sequence
 
 from sparklog.errors import SparklogError
@@ -55,7 +57,8 @@ def examine_root(root: str, machine: Machine = HERE) -> list[Finding]:
         store = open_store(location.root)
         if location.kind == NOTHING:
             refuse_foreign(store)
-        findings = [*checks.check_disk(machine, location.root), *checks.check_store(store)]
+        tried = checks.check_store(store) if store.writable else [_unwritable(location.root)]
+        findings = [*checks.check_disk(machine, location.root), *tried]
         if location.kind == NOTHING:
             message = f"{location.path} is no root yet: the first topic makes it one"
             fix = f"sparklog topics create <topic> --root {location.path}"
@@ -63,6 +66,15 @@ def examine_root(root: str, machine: Machine = HERE) -> list[Finding]:
         return [*findings, *checks.check_root(open_log(location))]
     except SparklogError as error:
         return [Finding("root", FAIL, str(error), "give another --root")]
+
+
+def _unwritable(path: str) -> Finding:
+    """Say what this user lacks: the store may be fit for a root."""
+    message = f"this user may read {path}, not write: reads, verify and backup work, writers and both jobs do not"
+    fix = f"run as its owner, or sudo chown -R {os.getuid()} {shlex.quote(path)}"
+    if os.statvfs(path).f_flag & os.ST_RDONLY:
+        fix = "mount its file system writable: it is mounted read-only"
+    return Finding("store", FAIL, message, fix)
 
 
 def failed(findings: Sequence[Finding]) -> bool:

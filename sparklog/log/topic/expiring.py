@@ -1,0 +1,59 @@
+"""Words about records that expire: a topic's retention counts by their own time, so old ones go at once.
+
+Only the commits' own numbers are looked at: the times and counts of slices. Nothing here changes what is written.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from sparklog.log.state.configs import TopicConfigs
+from sparklog.log.state.slices import FileSlices
+
+CREATED_ROOT = logging.getLogger("sparklog.created.root")
+CREATED_TOPIC = logging.getLogger("sparklog.created.topic")
+"""Take a line (info) about each root and each topic that this process has made."""
+SEVEN_DAYS = (
+    "its records expire seven days after their own time, at the next sparklog retain (retention.ms=604800000,"
+    " cleanup.policy={policy}): give --config retention.ms=-1 to keep them"
+)
+_LOG = logging.getLogger("sparklog.log")
+_warned: set[tuple[str, str]] = set()
+
+
+def default_expiry(configs: TopicConfigs) -> str | None:
+    """Return what a topic of these configs does with old records; None if nobody set it and nothing expires."""
+    if "retention.ms" in configs.explicit or not configs.is_deleting:
+        return None
+    return SEVEN_DAYS.format(policy=configs.text("cleanup.policy"))
+
+
+def count_older(files: Iterable[FileSlices], before_ms: int) -> tuple[int, bool]:
+    """Count the records that are older than a time (ms), as far as slices tell; False: they are at most so many."""
+    count, exact = 0, True
+    for file in files:
+        for records, first, last in zip(file.records, file.min_ts, file.max_ts, strict=True):
+            if last >= 0 and first < before_ms:
+                count += records
+                exact &= last < before_ms
+    return count, exact
+
+
+def expires_before(configs: TopicConfigs, now_ms: int) -> int | None:
+    """Return the time (ms) before which records of a topic expire, None if they do not by their time."""
+    return now_ms - configs.retention_ms if configs.is_deleting and configs.retention_ms >= 0 else None
+
+
+def warn_of_older(root_id: str, topic: str, configs: TopicConfigs, older: tuple[int, bool]) -> None:
+    """Warn, once per topic in this process, that records were taken in which the next retain deletes."""
+    count, exact = older
+    if not count or (root_id, topic) in _warned:
+        return
+    _warned.add((root_id, topic))
+    how_many = f"{count} records are" if count > 1 else "a record is"
+    _LOG.warning(
+        "topic %s: %s%s older than retention.ms=%d and may go at the next sparklog retain; to keep them: sparklog"
+        " configs alter %s --add-config retention.ms=-1",
+        *(topic, "" if exact else "up to ", how_many, configs.retention_ms, topic),
+    )

@@ -1,0 +1,112 @@
+"""A root that this process may read and not write: backed up, restored from and read all the same."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import sparklog as package
+from sparklog.storage import LocalStore
+from sparklog.tools.backup.backing_up import back_up, plan_backup
+from sparklog.tools.backup.restore_point import Wanted
+from sparklog.tools.backup.restoring import restore
+from sparklog.tools.verification.run import verify_root
+from tests.support.read_only import read_only
+from tests.tools.backup.backup_world import RestoringWorld, contents
+
+NOBODY = 65_534
+WITHOUT_LEASES = "is read-only for this user: it is copied without leases"
+COMMANDS = (
+    ("backup", "--root", "{root}", "--to", "{to}/backup"),
+    ("backup", "--root", "{root}", "--to", "{to}/backup", "--dry-run"),
+    ("restore", "{root}", "--to", "{to}/restored"),
+    ("restore", "{to}/backup", "--to", "{to}/restored-again"),
+    ("verify", "--root", "{root}"),
+    ("report", "--root", "{root}", "--html", "{to}/page.html"),
+    ("metrics", "--root", "{root}"),
+    ("consume", "t", "--root", "{root}", "--max-messages", "1"),
+)
+
+
+@pytest.fixture
+def world() -> RestoringWorld:
+    made = RestoringWorld()
+    for name in ("a", "z"):
+        made.fill(name, 2, {})
+    return made
+
+
+def test_a_backup_without_leases(world: RestoringWorld, caplog: pytest.LogCaptureFixture) -> None:
+    """What was read is whole, one line warns, and the source has no new object."""
+    before = [info.key for info in world.store.list("")]
+    source, target = world.root(read_only(world.store)), world.another("target")
+    assert plan_backup(source, target).files > 0
+    made = back_up(source, target)
+    assert [WITHOUT_LEASES in each.getMessage() for each in caplog.records].count(True) == 1
+    assert [info.key for info in world.store.list("")] == before
+    assert {topic.topic for topic in made.topics} == {"a", "z"}
+    restored = world.another("restored")
+    restore(target, restored, env=world.env())
+    assert contents(world.root(restored)) == contents(world.root())
+
+
+def test_a_restore_from_a_read_only_root(world: RestoringWorld, caplog: pytest.LogCaptureFixture) -> None:
+    restored = world.another("restored")
+    restore(read_only(world.store), restored, Wanted(), env=world.env())
+    assert contents(world.root(restored)) == contents(world.root())
+    assert [WITHOUT_LEASES in each.getMessage() for each in caplog.records].count(True) == 1
+    assert verify_root(read_only(restored), env=world.env()).sound
+
+
+def test_a_root_that_can_be_written_is_held(world: RestoringWorld, caplog: pytest.LogCaptureFixture) -> None:
+    versions = world.root().topic("a").log.head().version
+    back_up(world.root(), world.another("target"))
+    assert world.root().topic("a").log.head().version > versions
+    assert WITHOUT_LEASES not in caplog.text
+
+
+def test_a_folder_that_is_not_there_counts_as_writable(tmp_path: Path) -> None:
+    assert LocalStore(tmp_path).writable
+    assert LocalStore(tmp_path / "new").writable
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root to be another user")
+def test_another_users_root(tmp_path: Path) -> None:
+    """As a user who may read each file and write none."""
+    root, to = tmp_path / "log", tmp_path / "to"
+    topic = package.open(root, create=True).create_topic("t")
+    topic.append(pa.table({"value": ["a", "b"]}))
+    to.mkdir()
+    for path in (root, *root.rglob("*")):
+        os.chown(path, NOBODY, NOBODY)
+    # Root without the right to pass over permissions.
+    powerless = (
+        "setpriv",
+        "--bounding-set",
+        "-dac_override,-dac_read_search,-fowner",
+        sys.executable,
+        "-m",
+        "sparklog",
+    )
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        given = [word.format(root=root, to=to) for word in words]
+        return subprocess.run([*powerless, *given], env=environ, capture_output=True, text=True, check=False)
+
+    for words in COMMANDS:
+        done = run(*words)
+        assert done.returncode == 0, (words, done.stderr)
+        leased = words[0] == "restore" and "backup" in words[1]
+        warned = words[0] in ("backup", "restore") and "--dry-run" not in words and not leased
+        assert done.stderr.count(WITHOUT_LEASES) == int(warned), (words, done.stderr)
+    assert package.open(to / "restored").topic("t").scan().to_table()["value"].to_pylist() == [b"a", b"b"]
+    doctor = run("doctor", "--root", "{root}")
+    assert f"this user may read {root}, not write" in doctor.stdout
+    assert f"run as its owner, or sudo chown -R {os.getuid()} {root}" in doctor.stdout
