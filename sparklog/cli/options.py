@@ -49,8 +49,8 @@ TopicsOption = Annotated[
     ),
 ]
 TopicsArgument = Annotated[list[str] | None, Argument(metavar="[TOPIC]...", help="Topics; none means all.")]
-TopicsLongOption = Annotated[
-    list[str] | None, Option("--topic", metavar="NAME", help="The same; with commas, or repeated.", show_default=False)
+TopicsByOption = Annotated[
+    list[str] | None, Option("--topic", "-t", metavar="NAME", help="The same; with commas, or repeated.")
 ]
 TopicArgument = Annotated[str | None, Argument(metavar="TOPIC", help="Topic, or --topic NAME.")]
 TopicOption = Annotated[

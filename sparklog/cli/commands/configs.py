@@ -17,7 +17,7 @@ from sparklog.cli.options import (
     TopicArgument,
     TopicOption,
     TopicsArgument,
-    TopicsLongOption,
+    TopicsByOption,
     chosen_topics,
     comma_separated,
     example,
@@ -43,7 +43,7 @@ _COMMA = re.compile(r",(?=[^\]]*(?:\[|$))")
 def describe(
     root: SourceOption,
     topics: TopicsArgument = None,
-    topic_option: TopicsLongOption = None,
+    topic_option: TopicsByOption = None,
     everything: Annotated[bool, Option("--all", help="Also those that have their default.")] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -15,7 +15,7 @@ from sparklog.cli.options import (
     TopicArgument,
     TopicOption,
     TopicsArgument,
-    TopicsLongOption,
+    TopicsByOption,
     chosen_topics,
     example,
     parse_configs,
@@ -96,7 +96,7 @@ def list_(root: SourceOption, as_json: JsonOption = False) -> None:
 def describe(
     root: SourceOption,
     topics: TopicsArgument = None,
-    topic_option: TopicsLongOption = None,
+    topic_option: TopicsByOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show id, configs and, for each partition, offsets and size."""
