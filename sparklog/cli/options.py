@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -19,6 +20,24 @@ def root_option(text: str) -> Any:
     return Option("--root", "-r", envvar="SPARKLOG_ROOT", metavar="PATH", help=text, show_default=False)
 
 
+INT32_MAX, INT64_MAX = 2**31 - 1, 2**63 - 1
+
+
+def whole_number(
+    *names: str, text: str, low: int = 0, high: int = INT64_MAX, metavar: str = "N", default: bool | str = True
+) -> Any:
+    """Return an option for a whole number from `low` to `high`; a usage error says so of anything else."""
+    span = f"of at least {low}" if high == INT64_MAX else f"from {low} to {high}"
+
+    def parse(given: object) -> int:
+        number = int(str(given)) if re.fullmatch(r"[+-]?[0-9]{1,19}", str(given)) else None
+        if number is None or not low <= number <= high:
+            raise BadParameter(f"expected a whole number {span}, found {str(given)!r}")
+        return number
+
+    return Option(*names, parser=parse, metavar=metavar, help=text, show_default=default)
+
+
 RootOption = Annotated[str, root_option("Folder of the topics.")]
 SourceOption = Annotated[
     str, root_option("A root, one topic's folder, a Kafka log directory or one Kafka partition folder.")
@@ -30,6 +49,13 @@ TopicsOption = Annotated[
     ),
 ]
 TopicsArgument = Annotated[list[str] | None, Argument(metavar="[TOPIC]...", help="Topics; none means all.")]
+TopicsByOption = Annotated[
+    list[str] | None, Option("--topic", "-t", metavar="NAME", help="The same; with commas, or repeated.")
+]
+TopicArgument = Annotated[str | None, Argument(metavar="TOPIC", help="Topic, or --topic NAME.")]
+TopicOption = Annotated[
+    str | None, Option("--topic", "-t", metavar="NAME", help="The same as TOPIC.", show_default=False)
+]
 TopicOfFolder = Annotated[
     str | None, Argument(metavar="[TOPIC]", help="Topic; may be left out where the folder holds only one.")
 ]
@@ -41,7 +67,8 @@ CorruptOption = Annotated[
 ]
 IsolationOption = Annotated[
     Isolation, Option("--isolation-level", help="Whether to see records of open and aborted transactions.")
-]  # Columns of a record to print, under the names of Kafka's console consumer.
+]
+# Columns of a record to print, under the names of Kafka's console consumer.
 PrintTimestamp = Annotated[bool, Option("--print-timestamp", help="CreateTime:<ms>")]
 PrintPartition = Annotated[bool, Option("--print-partition", help="Partition:<n>")]
 PrintOffset = Annotated[bool, Option("--print-offset", help="Offset:<n>")]
@@ -85,6 +112,45 @@ def comma_separated(given: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in names if name))
 
 
+def chosen(argument: str | None, option: str | None, names: str = "TOPIC --topic") -> str | None:
+    """Return what was given as an argument, or as an option instead; a usage error if they differ."""
+    first, second = names.split()
+    if argument is not None and option not in (None, argument):
+        raise BadParameter(f"expected {first} once, found {argument} and {second} {option}: leave one out")
+    return option if argument is None else argument
+
+
+def required(argument: str | None, option: str | None, names: str = "TOPIC --topic") -> str:
+    """Return what `chosen` does; a usage error if there is none."""
+    given = chosen(argument, option, names)
+    if given is None:
+        raise BadParameter(f"expected {names.split()[0]}, as an argument or with {names.split()[1]}; found none")
+    return given
+
+
+def chosen_topics(arguments: Sequence[str] | None, option: Sequence[str] | None) -> list[str] | None:
+    """Return the topics that were given as arguments, or by --topic instead; None: all."""
+    named = list(topic_names(option))
+    if arguments and named and set(arguments) != set(named):
+        given = f"{' '.join(arguments)} and --topic {','.join(named)}"
+        raise BadParameter(f"expected topics once, found {given}: leave one out")
+    return list(arguments or named) or None
+
+
+_ESCAPE = re.compile(rb"\\(?:([\\tnr])|x([0-9a-fA-F]{2})|(0[0-7]{0,2}))")
+_ESCAPED = {b"t": b"\t", b"n": b"\n", b"r": b"\r", b"\\": b"\\"}
+
+
+def unescaped(text: str) -> bytes:
+    r"""Return a text's bytes, with `\t \n \r \\`, `\x1f` and octal `\0 \033` replaced; other backslashes stay."""
+
+    def replace(match: re.Match[bytes]) -> bytes:
+        letter, hexadecimal, octal = match.groups()
+        return _ESCAPED[letter] if letter else bytes([int(hexadecimal, 16) if hexadecimal else int(octal, 8)])
+
+    return _ESCAPE.sub(replace, text.encode(errors="surrogateescape"))
+
+
 def topic_names(given: Sequence[str] | None) -> tuple[str, ...]:
     """Return the topics of `TopicsOption`; empty: all. Usage errors for what cannot be a topic's name."""
     names = comma_separated(given)
@@ -106,7 +172,6 @@ def parse_configs(given: list[str] | None) -> dict[str, str]:
     return dict(name_and_value(text, "--config") for text in given or ())
 
 
-INT64_MAX = 2**63 - 1
 VERSIONS = 10**10
 """A number below is a version, from it on a time: 10^10 ms after 1970 is April 1970."""
 

@@ -77,7 +77,7 @@ class Layout:
                 label = bytes_scalar(f"{name.capitalize()}:".encode())
                 parts.append(pc.binary_join_element_wise(label, text, bytes_scalar(b"")))
         if self.headers:
-            parts.append(self._headers(batch.column("headers")))
+            parts.append(joined_headers(batch.column("headers"), HEADER_KEY_SEPARATOR, self.null_literal, NO_HEADERS))
         parts += [
             pc.fill_null(batch.column(name).cast(pa.binary()), bytes_scalar(self.null_literal))
             for name in ("key", "value")
@@ -88,24 +88,25 @@ class Layout:
         lines = pc.binary_join_element_wise(*parts, bytes_scalar(self.key_separator))
         return b"\n".join([*lines.to_pylist(), b""])
 
-    def _headers(self, headers: pa.ListArray) -> pa.Array:
-        """Return `h1:v1,h2:null` per record, `NO_HEADERS` where there are none."""
-        flat = headers.flatten()
-        pairs = pc.binary_join_element_wise(
-            flat.field("key").cast(pa.binary()),
-            flat.field("value").cast(pa.binary()),
-            bytes_scalar(HEADER_KEY_SEPARATOR),
-            null_handling="replace",
-            null_replacement=self.null_literal,
-        )
-        counts = np.where(valid_rows(headers), fixed_values(pc.list_value_length(headers), np.int32), 0)
-        ends = np.zeros(len(counts) + 1, np.int32)
-        np.cumsum(counts, out=ends[1:])
-        joined = pc.binary_join(
-            pa.ListArray.from_arrays(fixed_array(ends, pa.int32()), pairs), bytes_scalar(HEADERS_SEPARATOR)
-        )
-        none = pc.equal(fixed_array(counts.astype(np.int64), pa.int64()), int_scalar(0))
-        return pc.if_else(none, bytes_scalar(NO_HEADERS), joined)
+
+def joined_headers(headers: pa.ListArray, separator: bytes, null: bytes, none: bytes) -> pa.Array:
+    """Return `h1:v1,h2:null` per record (`separator` is the colon), and `none` where there are no headers."""
+    flat = headers.flatten()
+    pairs = pc.binary_join_element_wise(
+        flat.field("key").cast(pa.binary()),
+        flat.field("value").cast(pa.binary()),
+        bytes_scalar(separator),
+        null_handling="replace",
+        null_replacement=null,
+    )
+    counts = np.where(valid_rows(headers), fixed_values(pc.list_value_length(headers), np.int32), 0)
+    ends = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=ends[1:])
+    joined = pc.binary_join(
+        pa.ListArray.from_arrays(fixed_array(ends, pa.int32()), pairs), bytes_scalar(HEADERS_SEPARATOR)
+    )
+    empty = pc.equal(fixed_array(counts.astype(np.int64), pa.int64()), int_scalar(0))
+    return pc.if_else(empty, bytes_scalar(none), joined)
 
 
 def _timestamps(timestamps: pa.Array, kinds: pa.Array) -> pa.Array:

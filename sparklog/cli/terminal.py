@@ -41,6 +41,22 @@ def warn(message: object) -> None:
     print("sparklog:", printable(" ".join(str(message).split())), file=sys.stderr)
 
 
+BROKER_OPTIONS = {"--bootstrap-server", "--bootstrap-servers", "--bootstrap-controller", "--broker-list"}
+BROKER_OPTIONS |= {"--brokers", "--broker", "--zookeeper", "-b"}
+
+
+def usage_line(error: Any) -> str:
+    """Return a usage error as a line; to an option that names a broker the answer is where the topics are."""
+    option = getattr(error, "option_name", None)
+    if option in BROKER_OPTIONS:
+        if error.ctx.command_path.endswith(" mirror"):
+            return f"{option}: give the cluster as kafka://HOST:PORT, to --from or to --to"
+        return f"{option}: there is no broker; give --root PATH, a folder of topics, or a Kafka directory to read"
+    if option is not None and (command := option.lstrip("-")) in getattr(error.ctx.command, "commands", ()):
+        return f"{option} is a command here: {error.ctx.command_path} {command}"
+    return str(error.format_message()).replace("Value error, ", "")
+
+
 def leave_for_usage(error: Any) -> NoReturn:
     """Print a usage error on one line and leave with its exit code."""
     context = error.ctx
@@ -49,7 +65,7 @@ def leave_for_usage(error: Any) -> NoReturn:
         print(context.get_help(), file=sys.stderr)
     else:
         hint = f" (see '{context.command_path} --help')" if context is not None else ""
-        warn(f"{error.format_message()}{hint}")
+        warn(f"{usage_line(error)}{hint}")
     sys.exit(EXIT_USAGE)
 
 

@@ -120,7 +120,7 @@ class Consumer:
         self._env = root.env
         self._view = RootView(root)
         self._reset = auto_offset_reset
-        self._limit = max_poll_records
+        self.max_poll_records = max_poll_records
         self._columns = tuple(columns)
         self._view.refresh(self.topics)
         self._ids = {topic: self._view.topic_id(topic) for topic in self.topics}
@@ -188,7 +188,7 @@ class Consumer:
                 # Deleted before they were read: where to go on is for the reset policy to say.
                 _LOG.warning("%s", error)
                 self._stream = None
-        batches, room = [], self._limit
+        batches, room = [], self.max_poll_records
         while self._waiting and (room is None or room > 0):
             batch = self._waiting.popleft()
             if room is not None and batch.num_rows > room:

@@ -13,6 +13,8 @@ from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.transactions.producer import Transaction, transactional
 from tests.cli.conftest import Sparklog
 
+HEADING = "TRANSACTIONAL-ID  NEWEST  STATE  HOLDS-BACK"
+
 
 @pytest.fixture
 def held(root: Path) -> Transaction:
@@ -108,7 +110,7 @@ def test_a_decided_transaction_that_no_topic_has_recorded(sparklog: Sparklog, he
 
 def test_a_root_without_transactions(sparklog: Sparklog) -> None:
     sparklog("topics", "create", "a")
-    assert sparklog("transactions", "list").out == ""
+    assert sparklog("transactions", "list").lines == [HEADING]
     assert json.loads(sparklog("transactions", "list", "--json").out) == []
 
 
@@ -147,7 +149,7 @@ def test_an_operator_ends_kafkas_transactions(sparklog: Sparklog, imported: Path
     assert sparklog("transactions", "abort", "tx-open").out == "Aborted Kafka's transaction of tx-open in txn-b-1.\n"
     found = json.loads(sparklog("transactions", "abort", "producer-4", "--json").out)
     assert (found["n"], [held["topic"] for held in found["kafka"]]) == (None, ["txn-a"])
-    assert sparklog("transactions", "list", "--open").out == ""
+    assert sparklog("transactions", "list", "--open").lines == [HEADING]
     topic = json.loads(sparklog("topics", "describe", "txn-b", "--json").out)[0]
     assert topic["openTransactions"] == []
     assert all(part["lastStable"] == part["logEnd"] for part in topic["partitions"])

@@ -18,7 +18,9 @@ from sparklog.cli.options import (
     example,
     name_and_value,
     parse_as_of,
+    required,
     root_option,
+    whole_number,
 )
 from sparklog.cli.source import open_folder, open_root, root_to_copy
 from sparklog.cli.terminal import print_json, print_table, printable, warn_and_leave
@@ -42,9 +44,10 @@ def backup(
     topic: TopicsOption = None,
     list_: Annotated[bool, Option("--list", help="Show the backups there are; make none.")] = False,
     prune: Annotated[bool, Option("--prune", help="Drop old backups by --keep or --keep-days; make none.")] = False,
-    keep: Annotated[int | None, Option(min=1, metavar="N", help="Afterwards drop all but the newest N.")] = None,
+    keep: Annotated[int | None, whole_number("--keep", low=1, text="Afterwards drop all but the newest N.")] = None,
     keep_days: Annotated[
-        int | None, Option(min=0, metavar="DAYS", help="Afterwards drop backups that are older than this.")
+        int | None,
+        whole_number("--keep-days", metavar="DAYS", text="Afterwards drop backups that are older than this."),
     ] = None,
     link: LinkOption = False,
     dry_run: DryRunOption = False,
@@ -130,8 +133,9 @@ def _show_pruned(pruned: Pruned, dry_run: bool, as_json: bool) -> None:
     epilog=example("sparklog restore /backup/log --to /data/log-tuesday --as-of 2026-01-27T12:00:00 --topic orders"),
 )
 def restore(
-    source: Annotated[str, Argument(metavar="PATH", help="Where the backups lie; or a root.")],
-    to: Annotated[str, Option(metavar="PATH", help="Where the root is to be; empty or not there.", show_default=False)],
+    to: Annotated[str, Option("--to", "--root", "-r", metavar="PATH", help="Where the root is to be; empty or new.")],
+    source: Annotated[str | None, Argument(metavar="PATH", help="Where the backups lie; or a root.")] = None,
+    from_: Annotated[str | None, Option("--from", metavar="PATH", help="The same as PATH.", show_default=False)] = None,
     as_of: Annotated[
         str,
         Option(
@@ -140,7 +144,7 @@ def restore(
         ),
     ] = "latest",
     number: Annotated[
-        int | None, Option("--backup", min=1, metavar="N", help="Just as this backup has it (backup --list).")
+        int | None, whole_number("--backup", low=1, text="Just as this backup has it (backup --list).")
     ] = None,
     topic: TopicsOption = None,
     rename: Annotated[list[str] | None, Option(metavar="OLD=NEW", help="Another name of a topic; repeatable.")] = None,
@@ -164,7 +168,7 @@ def restore(
     wanted = Wanted(comma_separated(topic) or None, number, version, time_ms)
     names = dict(name_and_value(text, "--rename", "OLD=NEW") for text in rename or ())
     refuse_inside(to)
-    store = open_folder(source)
+    store = open_folder(required(source, from_, "PATH --from"))
     if dry_run:
         restored = plan_restore(store, wanted, rename=names)
     else:

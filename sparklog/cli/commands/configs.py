@@ -14,10 +14,15 @@ from sparklog.cli.options import (
     JsonOption,
     RootOption,
     SourceOption,
+    TopicArgument,
+    TopicOption,
     TopicsArgument,
+    TopicsByOption,
+    chosen_topics,
     comma_separated,
     example,
     name_and_value,
+    required,
 )
 from sparklog.cli.source import open_root, open_source
 from sparklog.cli.terminal import print_json, read_text
@@ -38,6 +43,7 @@ _COMMA = re.compile(r",(?=[^\]]*(?:\[|$))")
 def describe(
     root: SourceOption,
     topics: TopicsArgument = None,
+    topic_option: TopicsByOption = None,
     everything: Annotated[bool, Option("--all", help="Also those that have their default.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -49,7 +55,8 @@ def describe(
     if source.root is None:
         raise BadRequest(f"{source.view.location} is a Kafka directory: brokers keep configs elsewhere; give a root")
     log = source.root
-    configs_of = source.each(topics, lambda name: (name, describe_configs(log.topic(name).log.head().configs)))
+    names = chosen_topics(topics, topic_option)
+    configs_of = source.each(names, lambda name: (name, describe_configs(log.topic(name).log.head().configs)))
     defaults = {name: config.default for name, config in CONFIGS.items()}
     rows = [
         {"topic": name, "name": each.name, "value": each.value, "source": each.source, "default": defaults[each.name]}
@@ -79,8 +86,9 @@ def _show(names: list[str], rows: list[dict[str, str]], everything: bool) -> Non
     )
 )
 def alter(
-    topic: Annotated[str, Argument(help="Topic.")],
     root: RootOption,
+    topic: TopicArgument = None,
+    topic_option: TopicOption = None,
     add_config: Annotated[
         list[str] | None, Option(metavar="NAME=VALUE,...", help="Set; [a,b] is a value with commas. Repeatable.")
     ] = None,
@@ -94,6 +102,7 @@ def alter(
 ) -> None:
     """Set configs of a topic, take them back. All of it happens in one commit, or nothing does."""
     changes = _changes(add_config, add_config_file, delete_config)
+    topic = required(topic, topic_option)
     opened = open_root(root).topic(topic)
     head = opened.log.head()
     planned = opened.plan_alter(configs=changes, force=force)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from typer import BadParameter, Exit, Option, Typer
+from typer import Argument, BadParameter, Exit, Option, Typer
 
 from sparklog.cli.options import (
     CorruptOption,
@@ -21,40 +23,77 @@ from sparklog.cli.options import (
     PrintTimestamp,
     SourceOption,
     TopicOfFolder,
+    TopicOption,
     TopicsArgument,
+    TopicsByOption,
+    chosen,
+    chosen_topics,
     example,
     parse_time,
+    unescaped,
+    whole_number,
 )
-from sparklog.cli.source import open_source
+from sparklog.cli.source import Source, open_source
 from sparklog.cli.terminal import print_json, printable, warn, write
-from sparklog.errors import NotFound
+from sparklog.errors import BadRequest, NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import pyarrow as pa
 
+    from sparklog.cli.record_format import RecordFormat
+    from sparklog.cli.record_text import Layout
+    from sparklog.groups.consumer import Consumer
     from sparklog.log.read.topic_scan import Tail
     from sparklog.log.state.view import LogView
 
 app = Typer()
+GROUP_POLL_S = 1.0
 EXIT_DELETED = 3
+Columns = tuple[str, ...]
+Formatter = Callable[["pa.RecordBatch"], bytes]
+TopicArguments = Annotated[
+    list[str] | None, Argument(metavar="[TOPIC]...", help="Topics; may be left out where the folder holds only one.")
+]
+IncludeOption = Annotated[str | None, Option(metavar="PATTERN", help="Topics that the regular expression matches.")]
+PartitionOption = Annotated[int | None, whole_number("--partition", "-p", text="Only this partition.")]
+GroupOption = Annotated[
+    str | None, Option("--group", "-g", metavar="NAME", help="Start at this group's offsets, commit what is printed.")
+]
+OFFSET_HELP = "Start here; N needs --partition, -N is so many before the end."
+StartOption = Annotated[str | None, Option("--offset", "-o", metavar="N|-N|earliest|latest", help=OFFSET_HELP)]
+SINCE_HELP = "Start at the first record not older: milliseconds, or 2026-01-31T12:00:00 (UTC unless it says)."
+SinceOption = Annotated[str | None, Option("--from-timestamp", "--timestamp", metavar="TIME", help=SINCE_HELP)]
+EndOption = Annotated[int | None, whole_number("--to-offset", text="End before this offset; needs --partition.")]
+UntilOption = Annotated[str | None, Option(metavar="TIME", help="End before the first record not older.")]
+TIMEOUT_HELP = "With --follow: end when nothing came for so long."
+TimeoutOption = Annotated[int | None, whole_number("--timeout-ms", metavar="MS", text=TIMEOUT_HELP)]
+LimitOption = Annotated[int | None, whole_number("--max-messages", "-n", text="End after so many.")]
+SeparatorOption = Annotated[str, Option(help=r"Between columns; \0 and \x1f are escapes.", show_default="a tab")]
+NullOption = Annotated[str | None, Option(help="Stands for a null key or value.", show_default="null")]
+FORMAT_HELP = r"Instead of columns, as kcat's -f: %t %p %o %T %h %k %K %s %S, then \n if wanted; null is nothing."
+FormatOption = Annotated[str | None, Option("--format", metavar="TEXT", help=FORMAT_HELP)]
 
 
-def _batches(tail: Tail, columns: tuple[str, ...], follow: bool, timeout_s: float | None) -> Iterator[pa.RecordBatch]:
+def _batches(
+    tails: Sequence[Tail], columns: Columns, follow: bool, timeout_s: float | None
+) -> Iterator[pa.RecordBatch]:
     """Read up to the end, then, if asked, what comes, until nothing came for `timeout_s`."""
-    yield from tail.poll(columns)
+    for tail in tails:
+        yield from tail.poll(columns)
     last_seen = time.monotonic()
     while follow and (timeout_s is None or time.monotonic() - last_seen < timeout_s):
-        tail.refresh()
-        if tail.at_end():
-            time.sleep(max(tail.view.poll_interval_ms, 10) / 1000)
+        for tail in tails:
+            tail.refresh()
+        behind = [tail for tail in tails if not tail.at_end()]
+        if not behind:
+            time.sleep(max(tails[0].view.poll_interval_ms, 10) / 1000)
             continue
-        yield from tail.poll(columns)
+        for tail in behind:
+            yield from tail.poll(columns)
         last_seen = time.monotonic()
 
 
-def _print(batches: Iterator[pa.RecordBatch], formatter: Callable[[pa.RecordBatch], bytes], limit: int | None) -> int:
+def _print(batches: Iterator[pa.RecordBatch], formatter: Formatter, limit: int | None) -> int:
     count = 0
     while (limit is None or count < limit) and (batch := next(batches, None)) is not None:
         part = batch if limit is None else batch.slice(0, limit - count)
@@ -63,57 +102,151 @@ def _print(batches: Iterator[pa.RecordBatch], formatter: Callable[[pa.RecordBatc
     return count
 
 
-def _start(tail: Tail, from_beginning: bool, offset: str | None, timestamp: str | None, follow: bool) -> None:
-    options = {"--from-beginning": from_beginning or None, "--offset": offset, "--from-timestamp": timestamp}
-    given = [name for name, value in options.items() if value is not None]
-    if len(given) > 1:
-        raise BadParameter(f"one place to start, found {' and '.join(given)}")
-    number = _offset(offset, tail.partition)
-    since = None if timestamp is None else parse_time(timestamp)
-    tail.open()
-    if number is not None:
-        tail.start_at_offset(number)
-    elif since is not None:
-        tail.start_at_time(since)
-    elif offset == "latest" or (follow and not from_beginning and offset is None):
-        tail.start_at_end()
-    else:
-        tail.start_at_log_start()
+@dataclass(frozen=True)
+class Places:
+    """Start and end of what is read of each topic, as the options give them; None: not given."""
+
+    from_beginning: bool
+    offset: str | None
+    since: str | None
+    end: int | None
+    until: str | None
+
+    def check(self, partition: int | None, group: str | None, follow: bool) -> None:
+        """Refuse what contradicts itself, before anything is opened."""
+        starts = {"--from-beginning": self.from_beginning, "--offset": self.offset, "--from-timestamp": self.since}
+        ends = {"--to-offset": self.end, "--to-timestamp": self.until}
+        for options, what in ((starts, "start"), (ends, "end")):
+            given = [name for name, value in options.items() if value not in (None, False)]
+            if len(given) > 1:
+                raise BadParameter(f"one place to {what}, found {' and '.join(given)}")
+            if given and follow and what == "end":
+                raise BadParameter(f"{given[0]} is an end, --follow has none: leave one out")
+            if group is not None and given not in ([], ["--from-beginning"]):
+                raise BadParameter(f"its offsets say where: leave out {given[0]}", param_hint="'--group'")
+        if group is not None and partition is not None:
+            raise BadParameter("it reads all partitions: leave out --partition", param_hint="'--group'")
+        text = self.offset or "earliest"
+        if text not in ("earliest", "latest") and not re.fullmatch("-?[0-9]{1,18}", text):
+            raise BadParameter(f"expected earliest, latest or a number, found {text!r}", param_hint="'--offset'")
+        if partition is None and (text.isdecimal() or self.end is not None):
+            option = "'--offset'" if text.isdecimal() else "'--to-offset'"
+            raise BadParameter("a number needs --partition: each partition has its own", param_hint=option)
+
+    def start(self, tail: Tail, follow: bool) -> None:
+        """Open a tail, and put it at its start and its end."""
+        since = None if self.since is None else parse_time(self.since)
+        until = None if self.until is None else parse_time(self.until, "--to-timestamp")
+        tail.open()
+        if until is not None or self.end is not None:
+            tail.start_at_log_start()
+            tail.ends = dict.fromkeys(tail.positions, self.end or 0)
+        if until is not None:
+            answers = tail.view.offsets_for_timestamps(tail.topic, dict.fromkeys(tail.ends, until), tail.isolation)
+            tail.ends = {partition: answer.offset for partition, answer in answers.items() if answer is not None}
+        if since is not None:
+            tail.start_at_time(since)
+        elif self.offset == "latest" or (follow and not self.from_beginning and self.offset is None):
+            tail.start_at_end()
+        elif self.offset in (None, "earliest"):
+            tail.start_at_log_start()
+        elif self.offset.startswith("-"):
+            bounds, back = tail.view.bounds(tail.topic), int(self.offset)
+            tail.start_at_end()
+            tail.positions = {p: max(bounds[p].log_start, end + back) for p, end in tail.positions.items()}
+        else:
+            tail.start_at_offset(int(self.offset))
 
 
-def _offset(text: str | None, partition: int | None) -> int | None:
-    """Return the number in `--offset`, None for earliest, latest and no option."""
-    if text is None or text in ("earliest", "latest"):
-        return None
-    if not text.isdecimal():
-        raise BadParameter(f"expected earliest, latest or a number, found {text!r}", param_hint="'--offset'")
-    if partition is None:
-        raise BadParameter("a number needs --partition: each partition has its own", param_hint="'--offset'")
-    return int(text)
+def _topics(source: Source, names: Sequence[str] | None, include: str | None) -> list[str]:
+    """Return the topics to read: those named, those that match, or the only one."""
+    if include is None:
+        for name in names or ():
+            if "%" in name:
+                raise BadParameter(f"expected a topic, found {name!r}: -f is --follow, a format goes to --format")
+        return source.chosen(names) if names else [source.one_topic(None)]
+    if names:
+        raise BadParameter("give topics or --include, not both")
+    try:
+        pattern = re.compile(include.replace(",", "|"))
+    except re.error as error:
+        raise BadParameter(f"expected a regular expression, found {include!r}: {error}") from None
+    matching = [name for name in source.topics() if pattern.fullmatch(name)]
+    if not matching:
+        raise NotFound(f"no topic of {source.view.location} matches {include!r}: see `sparklog topics list`")
+    return matching
+
+
+def _formatter(layout: Layout, null_literal: str | None, text: str | None, as_json: bool) -> tuple[Columns, Formatter]:
+    """Return the columns to read, and the function that makes bytes of them."""
+    from sparklog.cli.record_format import parse_format
+    from sparklog.cli.record_text import format_json
+    from sparklog.log.state.view import COLUMNS
+
+    if as_json:
+        if text is not None:
+            raise BadParameter("give one of --format and --json")
+        return COLUMNS, format_json
+    shown: Layout | RecordFormat = layout
+    null = None if null_literal is None else unescaped(null_literal)
+    if text is not None:
+        shown = parse_format(text, null or b"")
+    elif null is not None:
+        shown = replace(layout, null_literal=null)
+    return shown.columns(), shown.format
+
+
+def _member(source: Source, group: str, **options: Any) -> Consumer:
+    from sparklog.groups.consumer import consumer
+
+    if source.root is None:
+        raise BadRequest(
+            f"{source.view.location} is a Kafka directory, which is read-only: no group can commit offsets there; "
+            "leave out --group, or import it"
+        )
+    return consumer(source.root, group, **options)
+
+
+def _print_of_group(
+    member: Consumer, formatter: Formatter, limit: int | None, follow: bool, timeout_s: float | None
+) -> int:
+    """Print what the group has not read, and commit what was printed, also at an interrupt."""
+    count, batches = 0, []
+    wait_s = 0.0 if not follow else GROUP_POLL_S if timeout_s is None else min(GROUP_POLL_S, timeout_s)
+    last_seen = time.monotonic()
+    try:
+        while limit is None or count < limit:
+            member.max_poll_records = None if limit is None else limit - count
+            batches = member.poll(wait_s)
+            if not batches and (not follow or (timeout_s is not None and time.monotonic() - last_seen >= timeout_s)):
+                break
+            if batches:
+                count += _print(iter(batches), formatter, None)
+                batches, last_seen = [], time.monotonic()
+    finally:
+        if not batches:
+            # Else they were printed in part: they come again.
+            member.commit()
+        member.close(commit=False)
+    return count
 
 
 @app.command("consume", epilog=example("sparklog consume orders --root /data/log --print-key --max-messages 10"))
 def consume(
     root: SourceOption,
-    topic: TopicOfFolder = None,
-    partition: Annotated[int | None, Option("--partition", "-p", min=0, help="Only this partition.")] = None,
+    topics: TopicArguments = None,
+    topic_option: TopicsByOption = None,
+    include: IncludeOption = None,
+    partition: PartitionOption = None,
+    group: GroupOption = None,
     from_beginning: Annotated[bool, Option("--from-beginning", help="Start at the log start.")] = False,
-    offset: Annotated[
-        str | None,
-        Option("--offset", "-o", metavar="N|earliest|latest", help="Start here; a number needs --partition."),
-    ] = None,
-    timestamp: Annotated[
-        str | None,
-        Option(
-            "--from-timestamp",
-            "--timestamp",
-            metavar="TIME",
-            help="Start at the first record not older: milliseconds, or 2026-01-31T12:00:00 (UTC unless it says).",
-        ),
-    ] = None,
+    offset: StartOption = None,
+    timestamp: SinceOption = None,
+    to_offset: EndOption = None,
+    to_timestamp: UntilOption = None,
     follow: Annotated[bool, Option("--follow", "-f", help="Wait for more at the end.")] = False,
-    timeout_ms: Annotated[int | None, Option(min=0, help="With --follow: end when nothing came for so long.")] = None,
-    max_messages: Annotated[int | None, Option("--max-messages", "-n", min=0, help="End after so many.")] = None,
+    timeout_ms: TimeoutOption = None,
+    max_messages: LimitOption = None,
     isolation: IsolationOption = "read_committed",
     corrupt_records: CorruptOption = "fail",
     print_timestamp: PrintTimestamp = False,
@@ -122,29 +255,39 @@ def consume(
     print_headers: PrintHeaders = False,
     print_key: PrintKey = False,
     print_value: Annotated[bool, Option("--print-value/--no-print-value", help="The value.")] = True,
-    key_separator: Annotated[str, Option(help="Between columns.", show_default="a tab")] = "\t",
-    null_literal: Annotated[str, Option(help="Stands for a null key or value.")] = "null",
+    key_separator: SeparatorOption = "\t",
+    null_literal: NullOption = None,
+    format_: FormatOption = None,
     as_json: Annotated[
         bool, Option("--json", help="One JSON object per record, all columns; `produce --json` takes it.")
     ] = False,
 ) -> None:
-    """Print the records of a topic: all there are, then end; with --follow go on.
+    """Print the records of topics: all there are, then end; with --follow go on.
 
     Without a place to start it begins at the log start, or with --follow at the end. The columns are those of
-    kafka-console-consumer, one partition after the other. Their number is printed on stderr.
+    kafka-console-consumer, one partition after the other. Their number is printed on stderr. With --group it begins
+    so only where the group has committed nothing; a consumer that the group has is fenced.
     """
-    from sparklog.cli.record_text import Layout, format_json
+    from sparklog.cli.record_text import Layout
     from sparklog.log.read.topic_scan import Tail
-    from sparklog.log.state.view import COLUMNS
 
-    source = open_source(root, follow=follow, corrupt_records=corrupt_records, on_skipped=warn)
-    tail = Tail(source.view, source.one_topic(topic), isolation, partition, warn=warn)
-    _start(tail, from_beginning, offset, timestamp, follow)
+    places = Places(from_beginning, offset, timestamp, to_offset, to_timestamp)
+    places.check(partition, group, follow)
     shown = (print_timestamp, print_partition, print_offset, print_headers, print_key, print_value)
-    layout = Layout(*shown, key_separator=key_separator.encode(), null_literal=null_literal.encode())
-    columns = COLUMNS if as_json else layout.columns()
-    batches = _batches(tail, columns, follow, None if timeout_ms is None else timeout_ms / 1000)
-    count = _print(batches, format_json if as_json else layout.format, max_messages)
+    layout = Layout(*shown, key_separator=unescaped(key_separator))
+    columns, formatter = _formatter(layout, null_literal, format_, as_json)
+    timeout_s = None if timeout_ms is None else timeout_ms / 1000
+    source = open_source(root, follow=follow, corrupt_records=corrupt_records, on_skipped=warn)
+    names = _topics(source, chosen_topics(topics, topic_option), include)
+    if group is None:
+        tails = [Tail(source.view, name, isolation, partition, warn=warn) for name in names]
+        for tail in tails:
+            places.start(tail, follow)
+        count = _print(_batches(tails, columns, follow, timeout_s), formatter, max_messages)
+    else:
+        reset = "latest" if follow and not from_beginning else "earliest"
+        options = {"topics": names, "auto_offset_reset": reset, "isolation_level": isolation, "columns": columns}
+        count = _print_of_group(_member(source, group, **options), formatter, max_messages, follow, timeout_s)
     print(f"Processed a total of {count} messages", file=sys.stderr)
 
 
@@ -156,10 +299,11 @@ def get(
     root: SourceOption,
     key: Annotated[str, Option("--key", "-k", help="The key.")],
     topic: TopicOfFolder = None,
+    topic_option: TopicOption = None,
     key_format: Annotated[
         KeyFormat, Option(help="How --key is given; numbers as Kafka's serializers write them.")
     ] = "string",
-    partition: Annotated[int | None, Option("--partition", "-p", min=0, help="Look in this partition.")] = None,
+    partition: Annotated[int | None, whole_number("--partition", "-p", text="Look in this partition.")] = None,
     all_partitions: Annotated[bool, Option("--all-partitions", help="Look in all of them.")] = False,
     isolation: IsolationOption = "read_committed",
     corrupt_records: CorruptOption = "fail",
@@ -185,10 +329,10 @@ def get(
         raise BadParameter("--partition and --all-partitions exclude each other")
     key_bytes = parse_key(key, key_format)
     source = open_source(root, corrupt_records=corrupt_records, on_skipped=warn)
-    name = source.one_topic(topic)
+    name = source.one_topic(chosen(topic, topic_option))
     source.view.refresh([name])
-    chosen = sorted(source.view.bounds(name)) if all_partitions else None if partition is None else [partition]
-    record = latest_record(source.view, name, key_bytes, partitions=chosen, isolation=isolation)
+    partitions = sorted(source.view.bounds(name)) if all_partitions else None if partition is None else [partition]
+    record = latest_record(source.view, name, key_bytes, partitions=partitions, isolation=isolation)
     if record is None:
         hint = "; another partitioner may have written it, or partitions were added in Kafka: try --all-partitions"
         raise NotFound(f"no record of topic {name} has the key {key!r}{'' if all_partitions else hint}")
@@ -225,6 +369,7 @@ def offsets_at(view: LogView, topic: str, time: int, isolation: str) -> dict[int
 def offsets(
     root: SourceOption,
     topics: TopicsArgument = None,
+    topic_option: Annotated[list[str] | None, Option("--topic", metavar="NAME", help="The same.")] = None,
     time: Annotated[str, Option("--time", "-t", metavar="-1|-2|-3|MS", help="Which offset, see above.")] = "latest",
     isolation: Annotated[
         Isolation, Option("--isolation-level", help="read_committed: below the first open transaction.")
@@ -238,7 +383,7 @@ def offsets(
     """
     wanted = TIMES[time] if time in TIMES else parse_time(time, "--time")
     source = open_source(root)
-    names = source.refreshed(topics)
+    names = source.refreshed(chosen_topics(topics, topic_option))
     answers = {name: offsets_at(source.view, name, wanted, isolation) for name in names}
     rows = [(name, *answer) for name in names for answer in answers[name].items()]
     # By the text topic-partition, t-10 before t-2: as Kafka's tool does.

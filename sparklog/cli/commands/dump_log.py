@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, BadParameter, Option, Typer
 
-from sparklog.cli.options import JsonOption, example
+from sparklog.cli.options import JsonOption, example, whole_number
 from sparklog.cli.terminal import printable, write
 from sparklog.errors import BadRequest
 
@@ -41,8 +41,11 @@ def dump_log(
     index_sanity_check: Annotated[
         bool, Option("--index-sanity-check", help="Of indexes only the check of a broker that starts.")
     ] = False,
-    max_message_size: Annotated[int, Option(min=0, help="Bytes read where an index points to.")] = 5 * 1024 * 1024,
-    max_bytes: Annotated[int, Option(min=0, help="Bytes read of each segment.", show_default="all")] = 2**31 - 1,
+    max_message_size: Annotated[
+        int, whole_number("--max-message-size", text="Bytes read where an index points to.")
+    ] = 5 * 1024 * 1024,
+    max_bytes: Annotated[int, whole_number("--max-bytes", text="Bytes read of each segment.", default="all")] = 2**31
+    - 1,
     key_decoder: Annotated[
         str | None,
         Option(

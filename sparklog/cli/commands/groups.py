@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, BadParameter, Option, Typer
 
-from sparklog.cli.options import DryRunOption, JsonOption, RootOption, SourceOption, example, parse_time
+from sparklog.cli.options import (
+    INT64_MAX,
+    DryRunOption,
+    JsonOption,
+    RootOption,
+    SourceOption,
+    example,
+    parse_time,
+    whole_number,
+)
 from sparklog.cli.source import open_root, open_source
 from sparklog.cli.terminal import print_json, print_lines, print_table, printable, read_text, warn_and_leave
 from sparklog.errors import BadRequest, NotFound
@@ -85,8 +94,7 @@ def describe(
         for item in described:
             if item.state == "Empty":
                 print(f"Consumer group '{printable(item.id)}' has no active members.", file=sys.stderr)
-        if rows:
-            print_table(OFFSETS, [_cells(row) for row in rows])
+        print_table(OFFSETS, [_cells(row) for row in rows])
     warn_and_leave(groups.failures)
 
 
@@ -101,8 +109,8 @@ def reset(
     to_earliest: Annotated[bool, Option("--to-earliest", help="The log start.")] = False,
     to_latest: Annotated[bool, Option("--to-latest", help="The log end.")] = False,
     to_current: Annotated[bool, Option("--to-current", help="Where it is, else the log end.")] = False,
-    to_offset: Annotated[int | None, Option(min=0, metavar="N", help="This offset.")] = None,
-    shift_by: Annotated[int | None, Option(metavar="N", help="N records on; -N: back.")] = None,
+    to_offset: Annotated[int | None, whole_number("--to-offset", text="This offset.")] = None,
+    shift_by: Annotated[int | None, whole_number("--shift-by", low=-INT64_MAX, text="N records on; -N: back.")] = None,
     to_datetime: Annotated[str | None, Option(metavar="TIME", help="First record not older (ISO 8601 or ms).")] = None,
     by_duration: Annotated[str | None, Option(metavar="PnDTnHnMnS", help="So long ago, such as PT2H.")] = None,
     from_file: Annotated[Path | None, Option(metavar="CSV", help="Lines of topic,partition,offset.")] = None,
@@ -296,8 +304,7 @@ def _show_states(described: Sequence[GroupDescription], as_json: bool) -> None:
         (item.id, item.state, item.generation, item.instance or None, item.session_timeout_ms, len(item.pending))
         for item in described
     ]
-    if rows:
-        print_table(STATES, rows)
+    print_table(STATES, rows)
 
 
 def _show_plan(group: str, plan: Sequence[NewOffset], execute: bool, export: bool, as_json: bool) -> None:

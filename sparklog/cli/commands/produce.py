@@ -11,9 +11,18 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from typer import Argument, BadParameter, Option, Typer
+from typer import BadParameter, Option, Typer
 
-from sparklog.cli.options import RootOption, example
+from sparklog.cli.options import (
+    INT32_MAX,
+    RootOption,
+    TopicArgument,
+    TopicOption,
+    example,
+    required,
+    unescaped,
+    whole_number,
+)
 from sparklog.cli.source import open_root
 
 if TYPE_CHECKING:
@@ -29,17 +38,20 @@ READ_BYTES = 1 << 20
 
 @app.command("produce", epilog=example("echo 'k1:hello' | sparklog produce orders --root /data/log --key-separator :"))
 def produce(
-    topic: Annotated[str, Argument(help="Topic; must exist.")],
     root: RootOption,
+    topic: TopicArgument = None,
+    topic_option: TopicOption = None,
     file: Annotated[Path | None, Option(exists=True, dir_okay=False, help="Read this, not standard input.")] = None,
     as_json: Annotated[
         bool, Option("--json", help='Each line is {"key": ..., "value": ..., "headers": ..., ...}.')
     ] = False,
-    key_separator: Annotated[str | None, Option(help="A line is key, separator, value; else keys are null.")] = None,
+    key_separator: Annotated[
+        str | None, Option(help=r"A line is key, this (\t: a tab), value; else keys are null.")
+    ] = None,
     headers: Annotated[bool, Option("--headers", help="A line begins with name:value,name:value and a tab.")] = False,
     null_marker: Annotated[str | None, Option(help="A key or value that is just this is null (a tombstone).")] = None,
     partition: Annotated[
-        int | None, Option("--partition", "-p", min=0, max=2**31 - 1, help="All to this partition, whatever the key.")
+        int | None, whole_number("--partition", "-p", high=INT32_MAX, text="All to this partition, whatever the key.")
     ] = None,
     compression: Annotated[Codec | None, Option(help="Codec, where the topic leaves it to us. Default: zstd.")] = None,
 ) -> None:
@@ -56,9 +68,10 @@ def produce(
         raise BadParameter("--json lines name their parts: leave out --key-separator, --headers, --null-marker")
     if key_separator == "":
         raise BadParameter("expected at least one character", param_hint="'--key-separator'")
-    separator, null = (None if text is None else text.encode() for text in (key_separator, null_marker))
+    separator, null = (None if text is None else unescaped(text) for text in (key_separator, null_marker))
     parse = parse_json if as_json else LineFormat(separator, headers, null).parse
     options = WriteOptions(codec=compression) if compression else WriteOptions()
+    topic = required(topic, topic_option)
     target = open_root(root).topic(topic)
     with ExitStack() as stack:
         fd = sys.stdin.fileno() if file is None else stack.enter_context(file.open("rb")).fileno()

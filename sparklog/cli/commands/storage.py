@@ -5,9 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import BadParameter, Option, Typer
+from typer import Argument, BadParameter, Option, Typer
 
-from sparklog.cli.options import DryRunOption, JsonOption, RootOption, SourceOption, comma_separated, example
+from sparklog.cli.options import (
+    DryRunOption,
+    JsonOption,
+    RootOption,
+    SourceOption,
+    TopicOption,
+    TopicsArgument,
+    chosen,
+    chosen_topics,
+    example,
+    whole_number,
+)
 from sparklog.cli.source import open_root, open_source
 from sparklog.cli.terminal import print_json, print_table, read_text
 from sparklog.maintenance.output import count
@@ -24,11 +35,12 @@ app = Typer()
 )
 def delete_records(
     root: RootOption,
+    topic_argument: Annotated[str | None, Argument(metavar="[TOPIC]", help="One topic instead of a file.")] = None,
     offset_json_file: Annotated[Path | None, Option(metavar="FILE", help="Offsets of partitions, see above.")] = None,
-    topic: Annotated[str | None, Option("--topic", "-t", help="One topic instead of a file.")] = None,
-    partition: Annotated[int | None, Option("--partition", "-p", min=0, help="Its partition.")] = None,
+    topic_option: TopicOption = None,
+    partition: Annotated[int | None, whole_number("--partition", "-p", text="Its partition.")] = None,
     offset: Annotated[
-        int | None, Option("--offset", "-o", min=-1, help="The first offset that stays; -1: none does.")
+        int | None, whole_number("--offset", "-o", low=-1, text="The first offset that stays; -1: none does.")
     ] = None,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
@@ -41,6 +53,7 @@ def delete_records(
     """
     from sparklog.log.topic import root as roots
 
+    topic = chosen(topic_argument, topic_option)
     short = (topic, partition, offset)
     if offset_json_file is not None and short == (None, None, None):
         text = read_text(offset_json_file, "--offset-json-file")
@@ -48,7 +61,7 @@ def delete_records(
     elif offset_json_file is None and topic is not None and partition is not None and offset is not None:
         offsets = {(topic, partition): offset}
     else:
-        raise BadParameter("give --offset-json-file, or all three of --topic, --partition and --offset")
+        raise BadParameter("give --offset-json-file, or all three of a topic, --partition and --offset")
     lows = roots.delete_records(open_root(root), offsets, dry_run=dry_run)
     if as_json:
         print_json({"dryRun": dry_run, "partitions": lows})
@@ -65,8 +78,9 @@ NO_BROKER = -1
 @app.command("log-dirs", epilog=example("sparklog log-dirs --topic-list orders,clicks --root /data/log"))
 def log_dirs(
     root: SourceOption,
+    topics: TopicsArgument = None,
     topic_list: Annotated[
-        list[str] | None, Option("--topic-list", "-t", metavar="TOPIC,...", help="Only these topics.")
+        list[str] | None, Option("--topic-list", "--topic", "-t", metavar="TOPIC,...", help="Only these topics.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -79,7 +93,7 @@ def log_dirs(
     from sparklog.retention.vacuum import unreferenced
 
     source = open_source(root)
-    names = source.refreshed(comma_separated(topic_list))
+    names = source.refreshed(chosen_topics(topics, topic_list))
     sizes = [size for name in names for size in source.view.partition_sizes(name)]
     waiting = None if source.root is None else [unreferenced(source.root.topic(name)) for name in names]
     files, nbytes = map(sum, zip((0, 0), *(waiting or ()), strict=True))

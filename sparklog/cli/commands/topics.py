@@ -5,16 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option, Typer
+from typer import Option, Typer
 
 from sparklog.cli.options import (
     ConfigOption,
     JsonOption,
     RootOption,
     SourceOption,
+    TopicArgument,
+    TopicOption,
     TopicsArgument,
+    TopicsByOption,
+    chosen_topics,
     example,
     parse_configs,
+    required,
+    whole_number,
 )
 from sparklog.cli.source import open_root, open_source
 from sparklog.cli.terminal import print_json, print_lines, print_table, printable, warn
@@ -25,8 +31,6 @@ if TYPE_CHECKING:
     from sparklog.log.topic.root import Root
 
 app = Typer(no_args_is_help=True, rich_markup_mode=None, help="Create, list, describe, alter and delete topics.")
-
-TopicArgument = Annotated[str, Argument(help="Topic.")]
 
 
 @dataclass(frozen=True)
@@ -55,9 +59,10 @@ class TopicRow:
 
 @app.command(epilog=example("sparklog topics create orders --root /data/log --partitions 16 -c retention.ms=86400000"))
 def create(
-    topic: TopicArgument,
     root: RootOption,
-    partitions: Annotated[int, Option("--partitions", "-p", min=1, help="How many.")] = 1,
+    topic: TopicArgument = None,
+    topic_option: TopicOption = None,
+    partitions: Annotated[int, whole_number("--partitions", "-p", low=1, text="How many.")] = 1,
     config: ConfigOption = None,
     if_not_exists: Annotated[bool, Option("--if-not-exists", help="Succeed if it is there already.")] = False,
     as_json: JsonOption = False,
@@ -66,6 +71,7 @@ def create(
     from sparklog.log.topic.expiring import default_expiry
 
     configs = parse_configs(config)
+    topic = required(topic, topic_option)
     log = open_root(root, create=True)
     existed = if_not_exists and _exists(log, topic)
     make = log.ensure_topic if if_not_exists else log.create_topic
@@ -95,11 +101,17 @@ def list_(root: SourceOption, as_json: JsonOption = False) -> None:
 
 
 @app.command(epilog=example("sparklog topics describe orders --root /data/log"))
-def describe(root: SourceOption, topics: TopicsArgument = None, as_json: JsonOption = False) -> None:
+def describe(
+    root: SourceOption,
+    topics: TopicsArgument = None,
+    topic_option: TopicsByOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Show id, configs and, for each partition, offsets and size."""
     source = open_source(root)
     opened = source.root
-    rows = source.each(topics, lambda name: _kafka(source.view, name) if opened is None else _of_root(opened, name))
+    names = chosen_topics(topics, topic_option)
+    rows = source.each(names, lambda name: _kafka(source.view, name) if opened is None else _of_root(opened, name))
     if as_json:
         print_json(rows)
     else:
@@ -157,12 +169,14 @@ def _show(row: TopicRow) -> None:
 
 @app.command(epilog=example("sparklog topics alter orders --root /data/log --partitions 32"))
 def alter(
-    topic: TopicArgument,
     root: RootOption,
-    partitions: Annotated[int, Option("--partitions", "-p", min=1, help="Raise to so many.")],
+    partitions: Annotated[int, whole_number("--partitions", "-p", low=1, text="Raise to so many.")],
+    topic: TopicArgument = None,
+    topic_option: TopicOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Add partitions. Configs are altered by `sparklog configs alter`, as in Kafka by kafka-configs."""
+    topic = required(topic, topic_option)
     open_root(root).topic(topic).alter(partitions=partitions)
     shown = printable(topic)
     warn(f"keys of topic {shown} map to other partitions from now on: the order of a key's records ends here")
@@ -174,12 +188,14 @@ def alter(
 
 @app.command(epilog=example("sparklog topics delete orders --root /data/log"))
 def delete(
-    topic: TopicArgument,
     root: RootOption,
+    topic: TopicArgument = None,
+    topic_option: TopicOption = None,
     if_exists: Annotated[bool, Option("--if-exists", help="Succeed if there is no such topic.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Delete a topic, without asking, as kafka-topics does. Its files go when a vacuum finds them."""
+    topic = required(topic, topic_option)
     log = open_root(root)
     exists = not if_exists or _exists(log, topic)
     if exists:

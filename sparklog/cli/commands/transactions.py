@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option, Typer
 
-from sparklog.cli.options import JsonOption, RootOption, example
+from sparklog.cli.options import JsonOption, RootOption, example, whole_number
 from sparklog.cli.source import open_root
 from sparklog.cli.terminal import print_json, print_table, printable, warn_and_leave
 from sparklog.log.journal.env import iso_time
@@ -38,7 +38,7 @@ def list_(
     shown = [item for item in everything if item.held or item.kafka or not open_only]
     if as_json:
         print_json([_document(item) for item in shown])
-    elif shown:
+    else:
         rows = []
         for item in shown:
             topics = dict.fromkeys([held.topic for held in item.held] + [held.topic for held in item.kafka])
@@ -65,9 +65,7 @@ def describe(transactional_id: IdArgument, root: RootOption, as_json: JsonOption
 def abort(
     transactional_id: IdArgument,
     root: RootOption,
-    number: Annotated[
-        int | None, Option("--n", metavar="N", min=0, help="Only if this is the number of the open one.")
-    ] = None,
+    number: Annotated[int | None, whole_number("--n", text="Only if this is the number of the open one.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Abort the open transaction of an id without waiting for its timeout; its owner's commit fails then.

@@ -180,7 +180,7 @@ def record_at(snapshot: Snapshot, partition: int, offset: int, isolation: str = 
 
 @dataclass
 class Tail:
-    """Progress of a reader of one topic: next offset per partition. `poll` reads on from there.
+    """Progress of a reader of one topic: next offset per partition. `poll` reads on from there, up to `ends` if given.
 
     A topic that is deleted and created again is an error, never silence; offsets that retention took away before they
     were read are skipped with a call of `warn`.
@@ -192,6 +192,7 @@ class Tail:
     partition: int | None = None
     warn: Callable[[str], None] = lambda message: None
     positions: dict[int, int] = field(default_factory=dict)
+    ends: dict[int, int] = field(default_factory=dict)
     topic_id: str = ""
 
     def open(self) -> None:
@@ -230,7 +231,7 @@ class Tail:
                     f"offsets {start} to {log_start - 1} of {self.topic}-{partition} are deleted: going on after them"
                 )
                 start = log_start
-            end = max(start, bounds.end(self.isolation))
+            end = max(start, min(bounds.end(self.isolation), self.ends.get(partition, bounds.log_end)))
             for part in self.view.plan([OffsetRange(self.topic, partition, start, end)], self.isolation):
                 yield from part.read(columns)
             self.positions[partition] = end

@@ -260,7 +260,8 @@ def canonical(name: str, value: object) -> str:
     try:
         parsed = known.parse(text)
     except ValueError:
-        raise BadRequest(f"config {name} must be {known.valid}, found '{text}'") from None
+        hint = "; a topic without compression is uncompressed" if (name, text) == ("compression.type", "none") else ""
+        raise BadRequest(f"config {name} must be {known.valid}, found '{text}'{hint}") from None
     if isinstance(parsed, bool):
         return str(parsed).lower()
     if isinstance(parsed, tuple):
