@@ -68,8 +68,10 @@ class SparklogGroup(TyperGroup):
         library = logging.getLogger("sparklog")
         if not library.handlers:
             library.addHandler(WarningLines())
-            # Commands name the topics that they make themselves.
-            logging.getLogger("sparklog.created.root").setLevel(logging.INFO)
+        # Commands name the topics that they make themselves.
+        roots = logging.getLogger("sparklog.created.root")
+        level = roots.level
+        roots.setLevel(logging.INFO)
         try:
             code = super().main(*args, **kwargs)
         except SparklogError as error:
@@ -87,6 +89,8 @@ class SparklogGroup(TyperGroup):
         except (KeyboardInterrupt, Abort):
             warn("interrupted; nothing was changed")
             sys.exit(EXIT_INTERRUPTED)
+        finally:
+            roots.setLevel(level)
         sys.exit(code if isinstance(code, int) else EXIT_OK)
 
     def invoke(self, ctx: Any) -> Any:
