@@ -37,13 +37,23 @@ _Answer = tuple[int, "Done | SparklogError | BaseException"]
 def quiet_session(builder: SparkSession.Builder, name: str, log_level: str = "WARN") -> SparkSession:
     """Start Spark without its log of each step, and with Python's own Ctrl-C.
 
-    Spark's handler would ask the JVM to cancel all jobs, in the middle of a call that waits for the JVM's answer.
+    Spark's handler would ask the JVM to cancel all jobs, in the middle of a call that waits for the JVM's answer. And a
+    Ctrl-C while the JVM starts would leave it behind, and nothing would end it: so it counts once Spark runs.
     """
     # spark-submit logs every step of every task, and draws a bar over it: our own lines could not be found in that.
     quiet = {"spark.log.level": log_level, "spark.ui.showConsoleProgress": "false"}
-    spark = builder.appName(name).config(map=quiet).getOrCreate()
-    if threading.current_thread() is threading.main_thread():
+    builder = builder.appName(name).config(map=quiet)
+    if threading.current_thread() is not threading.main_thread():
+        return builder.getOrCreate()
+    interrupts: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
+    try:
+        spark = builder.getOrCreate()
+    finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if interrupts:
+        spark.stop()
+        raise KeyboardInterrupt
     return spark
 
 
