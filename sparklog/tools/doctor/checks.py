@@ -19,6 +19,7 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import NamedTuple
 
+from sparklog.datasource.session import SETTINGS
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.log.journal.env import MAX_AHEAD_MS, reading_clock_ms
 from sparklog.log.journal.names import is_topic_name
@@ -235,18 +236,13 @@ class _Setting(NamedTuple):
     why: str
 
 
-WORTH_CHANGING = (
-    _Setting(
-        ARROW_BYTES,
-        "2147483647",
-        "with any other value Spark computes the size of all columns anew after each row that a Python sink takes in",
-    ),
-    _Setting(
-        "spark.python.unix.domain.socket.enabled",
-        "true",
-        "over TCP each Python task waits some 40 ms for nothing; static: before the session starts",
-    ),
-)
+_WHY = {
+    ARROW_BYTES: "with any other value Spark computes the size of all columns anew after each row that a Python sink "
+    "takes in",
+    "spark.python.unix.domain.socket.enabled": "over TCP each Python task waits some 40 ms for nothing; static: before "
+    "the session starts",
+}
+WORTH_CHANGING = tuple(_Setting(name, value, _WHY[name]) for name, value in SETTINGS.items())
 
 
 @dataclass(frozen=True, slots=True)
