@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -166,6 +166,14 @@ class Store(ABC):
         """Return the store's clock, ms since the epoch; may cost a request."""
 
     # Capabilities: what a store may do better than these defaults.
+
+    def delete_many(self, keys: Iterable[str]) -> None:
+        """Remove objects, in this order or at once; no error for those that do not exist.
+
+        If it fails, any of them may be gone: whoever needs an order calls this once for each step.
+        """
+        for key in keys:
+            self.delete(key)
 
     @property
     def needs_probe(self) -> bool:
