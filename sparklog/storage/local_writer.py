@@ -53,6 +53,32 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_free_all)
 
 
+class ForkGuard:
+    """Refuse a library in a process that was forked by one which had used it.
+
+    The threads of such a library are gone in the child, where each call would wait for them for ever.
+    """
+
+    def __init__(self, library: str) -> None:
+        self._library = library
+        self._used = False
+        self._lost = False
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forked)
+
+    def use(self) -> None:
+        """Note that the library is used. `Unavailable` where it would hang."""
+        if self._lost:
+            raise Unavailable(
+                f"this process was forked by one that had used {self._library}, which works in no such child: start "
+                "processes with multiprocessing's 'spawn' or 'forkserver' method, or open stores after the fork only"
+            )
+        self._used = True
+
+    def _forked(self) -> None:
+        self._lost = self._used
+
+
 T = TypeVar("T")
 R = TypeVar("R")
 

@@ -54,6 +54,14 @@ def check_key(key: str) -> str:
     raise BadRequest(f"not a key: {_show(key)}; {_reason(key)}")
 
 
+def is_key(key: str) -> bool:
+    """True if the text is a key: listings leave out objects that other programs have named."""
+    try:
+        return check_key(key) == key
+    except BadRequest:
+        return False
+
+
 def check_prefix(prefix: str, *, folder: bool = False) -> str:
     """Return the prefix, the beginning of a key. With `folder`, it must be empty or end in `/`."""
     if folder and prefix and not prefix.endswith("/"):

@@ -25,6 +25,9 @@ BAD_KEYS = [
 class StoreTests:
     """Derive from it, and give a fixture `store`: an empty store."""
 
+    clock_step_ms = 20
+    """How coarse the store's times are. Files are stamped with a clock that ticks every few milliseconds."""
+
     def test_is_a_store(self, store: Store) -> None:
         assert isinstance(store, Store)
         assert store.location
@@ -103,14 +106,20 @@ class StoreTests:
         assert store.create("a/b/c", b"2")
         assert store.get("a/b/c") == b"2"
 
+    def test_delete_many(self, store: Store) -> None:
+        for key in ["a/b", "a/c", "a/d"]:
+            store.create(key, b"x")
+        store.delete_many(["a/b", "a/missing", "a/d"])
+        assert [info.key for info in store.list("")] == ["a/c"]
+        store.delete_many([])
+
     def test_stat(self, store: Store) -> None:
         before = store.now_ms()
         store.create("a/b", b"12345")
         info = store.stat("a/b")
         assert info is not None
         assert (info.key, info.size) == ("a/b", 5)
-        # Files are stamped with a clock that ticks every few milliseconds.
-        assert before - 20 <= info.modified_ms <= store.now_ms() + 20
+        assert before - self.clock_step_ms <= info.modified_ms <= store.now_ms() + self.clock_step_ms
 
     def test_writer(self, store: Store) -> None:
         writer = store.writer("t/append/x.slices")

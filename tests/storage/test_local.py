@@ -370,7 +370,7 @@ def test_locations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("x")
     for location, words in (
         ("", "empty"),
-        ("s3://bucket/x", "no store for s3:"),
+        ("s4://bucket/x", "no store for s4:"),
         ("file://host/x", "names the host 'host'"),
         ("file:x", "not absolute"),
         (str(tmp_path / "file"), "is a file; expected a directory"),

@@ -1,0 +1,185 @@
+"""Locations: paths, `file:` URLs, and URLs of buckets. A location is a text, and the same everywhere.
+
+| location                                      | store                                   | normal form                |
+|-----------------------------------------------|-----------------------------------------|----------------------------|
+| `/data/log`, `file:///data/log`               | a directory                             | `/data/log`                |
+| `s3://bucket/log`, `s3a://bucket/log`         | S3, and servers that speak it           | `s3://bucket/log`          |
+| `gs://bucket/log`                             | Google Cloud Storage                    | `gs://bucket/log`          |
+| `az://container/log?account_name=name`        | Azure Blob Storage                      | as given                   |
+| `abfss://container@name.dfs.core.windows.net/log` | the same, in Hadoop's words         | `az://container/log?...`   |
+| `hdfs://namenode:8020/log`                    | HDFS                                    | as given                   |
+
+A URL may end in settings that are no secret (`sparklog.storage.cloud_settings`). Its path is taken as it stands: a
+store's keys are not escaped.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from urllib.parse import parse_qsl, quote, unquote
+
+from sparklog.errors import BadRequest
+from sparklog.storage.cloud_settings import AZURE, GCS, HDFS, S3, check_settings, is_setting
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):")
+_SCHEMES = {"s3": S3, "s3a": S3, "s3n": S3, "gs": GCS, "az": AZURE, "abfs": AZURE, "abfss": AZURE, "hdfs": HDFS}
+_AZURE_HOST = re.compile(r"([a-z0-9]{3,24})\.(?:dfs|blob)\.([a-z0-9.\-]+)")
+_FORMS = {
+    S3: "s3://bucket/log",
+    GCS: "gs://bucket/log",
+    AZURE: "az://container/log?account_name=name",
+    HDFS: "hdfs://namenode:8020/log",
+}
+_OTHER_SCHEMES = {
+    "dbfs": "give the bucket below it as a URL, such as s3://bucket/log",
+    "http": "give the bucket as s3://bucket/log?endpoint=<server>",
+    "https": "give the bucket as s3://bucket/log?endpoint=<server>, or Azure's as az://container/log",
+    "wasb": "give abfss://container@account.dfs.core.windows.net/log",
+    "wasbs": "give abfss://container@account.dfs.core.windows.net/log",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUrl:
+    """The URL of a place in an object store. `host` is the bucket, container or namenode; `path` has no outer `/`."""
+
+    scheme: str
+    host: str
+    path: str
+    settings: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        query = "&".join(f"{name}={quote(value, safe=':/,.-_')}" for name, value in self.settings)
+        return f"{self.scheme}://{self.host}{'/' if self.path else ''}{self.path}{'?' if query else ''}{query}"
+
+
+def is_url(location: str | os.PathLike[str]) -> bool:
+    """True for a URL of a store that is no local directory, whether or not sparklog knows its scheme."""
+    scheme = _SCHEME.match(os.fspath(location))
+    return (
+        scheme is not None and scheme.group(1).lower() != "file" and os.fspath(location).startswith("//", scheme.end())
+    )
+
+
+def parse_url(location: str) -> StoreUrl:
+    """Return the parts of a URL. `BadRequest` for a scheme without a store, a secret, or a place that is none."""
+    scheme_match = _SCHEME.match(location)
+    given = scheme_match.group(1).lower() if scheme_match else ""
+    if scheme_match is None or given not in _SCHEMES or not location.startswith("//", scheme_match.end()):
+        raise _no_store(location, given)
+    scheme = _SCHEMES[given]
+    rest, _, query = location[scheme_match.end() + 2 :].partition("?")
+    host, _, path = rest.partition("/")
+    settings = dict(parse_qsl(query, keep_blank_values=True))
+    if given in ("abfs", "abfss"):
+        host, settings = _azure(location, host, settings)
+    if "@" in host:
+        raise BadRequest(
+            f"a {scheme}:// URL must not carry a user or keys: give {_FORMS[scheme]}, and the keys in the environment, "
+            "in a credentials file, or by a role of the machine"
+        )
+    path = path.rstrip("/")
+    parts = path.split("/") if path else []
+    if not host or any(part in ("", ".", "..") for part in parts) or re.search(r"[\x00-\x1f#\\]", path):
+        raise BadRequest(f"{_shown(location)} names no place in a store; expected {_FORMS[scheme]}")
+    return StoreUrl(scheme, host, path, tuple(check_settings(scheme, settings, f"a {scheme}:// URL").items()))
+
+
+def normal_location(location: str | os.PathLike[str]) -> str:
+    """Return the normal form of a location: an absolute path, or a URL. `BadRequest` if it is none."""
+    return str(parse_url(os.fspath(location))) if is_url(location) else local_path(location)
+
+
+def with_settings(location: str, options: Mapping[str, str]) -> str:
+    """Return a URL with the settings among these options; options given in both places must agree.
+
+    Raises `BadRequest` for a setting that does not fit, a secret, or settings for a directory.
+    """
+    wanted = {name: value for name, value in options.items() if is_setting(name)}
+    if not wanted:
+        return location
+    if not is_url(location):
+        raise BadRequest(f"{', '.join(sorted(wanted))} are settings of object stores, and {location} is a directory")
+    url = parse_url(location)
+    settings = {**dict(url.settings), **check_settings(url.scheme, wanted, "the options")}
+    return str(replace(url, settings=tuple(sorted(settings.items()))))
+
+
+def join(location: str, name: str) -> str:
+    """Return the location of a folder `name` (one part or several, joined by `/`) below another."""
+    if not is_url(location):
+        return os.path.join(location, name)
+    url = parse_url(location)
+    return str(replace(url, path=f"{url.path}/{name}" if url.path else name))
+
+
+def split(location: str) -> tuple[str, str]:
+    """Return the location above another, and the name of the folder in it: an empty one for a whole bucket or disk."""
+    if not is_url(location):
+        return os.path.split(location)
+    url = parse_url(location)
+    above, _, name = url.path.rpartition("/")
+    return str(replace(url, path=above)), name
+
+
+def local_path(location: str | os.PathLike[str]) -> str:
+    """Return the absolute path that a path or `file:` URL (of Spark and Hadoop: `file:/a`, `file:///a`) names."""
+    text = os.fspath(location)
+    scheme = _SCHEME.match(text)
+    if scheme is None:
+        if not text:
+            raise BadRequest("the location is empty; expected a path such as /data/logs or s3://bucket/logs")
+        return os.path.abspath(text)
+    refuse_scheme(text)
+    path = text[scheme.end() :]
+    if path.startswith("//"):
+        host, slash, rest = path[2:].partition("/")
+        if host not in ("", "localhost"):
+            raise BadRequest(f"{text} names the host {host!r}; expected file:///<path> or a plain path")
+        path = slash + rest
+    if not path.startswith("/"):
+        raise BadRequest(f"{text} is not absolute; expected file:///<path> or a plain path")
+    return os.path.abspath(unquote(path))
+
+
+def refuse_scheme(location: str) -> None:
+    """Raise `BadRequest` for any scheme but `file:`, with or without slashes (`hdfs:/x`, `s3:x`)."""
+    scheme = _SCHEME.match(location)
+    if scheme is None or scheme.group(1).lower() == "file":
+        return
+    name = scheme.group(1).lower()
+    if name in _SCHEMES and location.startswith("//", scheme.end()):
+        raise BadRequest(f"{_shown(location)} is a bucket's URL; expected a directory of this machine")
+    raise _no_store(location, name)
+
+
+def _azure(location: str, host: str, settings: dict[str, str]) -> tuple[str, dict[str, str]]:
+    container, at, server = host.partition("@")
+    match = _AZURE_HOST.fullmatch(server)
+    if not at or not container or match is None or ":" in container:
+        raise BadRequest(
+            f"{_shown(location)} names no container; expected abfss://container@account.dfs.core.windows.net/log"
+        )
+    settings = {"account_name": match[1], **settings}
+    if match[2] != "core.windows.net":
+        settings.setdefault("endpoint", f"https://{match[1]}.blob.{match[2]}")
+    return container, settings
+
+
+def _no_store(location: str, scheme: str) -> BadRequest:
+    shown = _shown(location)
+    if scheme in _SCHEMES:
+        form = _FORMS[_SCHEMES[scheme]]
+        return BadRequest(f"{shown} lacks a slash: expected two behind {scheme}:, such as {form}")
+    remedy = _OTHER_SCHEMES.get(scheme, f"expected a path, or a URL such as {', '.join(_FORMS.values())}")
+    start = len(scheme) + 1
+    plain = "" if location.startswith("/", start) else f"; a folder of that name is ./{location}"
+    return BadRequest(f"no store for {scheme}: locations ({shown}); {remedy}{plain}")
+
+
+def _shown(location: str) -> str:
+    """Return a location for messages, without what may be a secret: its user part and its query."""
+    return re.sub(r":/{0,2}[^/@]*@", "://...@", location.partition("?")[0])

@@ -1,0 +1,158 @@
+"""A bucket as a store: the behaviour suite on a server that speaks S3, and what is particular to buckets."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterator
+from multiprocessing import get_context
+
+import pyarrow as pa
+import pytest
+
+from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable
+from sparklog.storage import Store, open_store
+from sparklog.storage.object_store import PART_BYTES, ObjectStore
+from sparklog.testing.store_tests import StoreTests
+
+
+class TestBucket(StoreTests):
+    clock_step_ms = 1000
+
+    @pytest.fixture
+    def store(self, bucket: str) -> Store:
+        return open_store(bucket)
+
+
+class TestFolderInBucket(StoreTests):
+    clock_step_ms = 1000
+
+    @pytest.fixture
+    def store(self, bucket: str) -> Iterator[Store]:
+        beside = open_store(bucket)
+        # What lies beside the folder must never show.
+        beside.create("data/lo", b"")
+        beside.create("data/log2/x", b"")
+        bucket_url, _, query = bucket.partition("?")
+        yield open_store(f"{bucket_url}/data/log/?{query}")
+        assert beside.get("data/lo") == beside.get("data/log2/x") == b""
+
+
+def test_is_what_its_url_says(bucket: str) -> None:
+    store = open_store(bucket)
+    assert isinstance(store, ObjectStore)
+    assert store.location == bucket
+    assert repr(store) == f"ObjectStore({bucket!r})"
+    assert store.parallel_reads > 1
+    assert store.needs_probe
+    store.create("a", b"x")
+    assert pickle.loads(pickle.dumps(store)).get("a") == b"x"
+
+
+@pytest.mark.parametrize("size", [PART_BYTES, PART_BYTES + 1, 3 * PART_BYTES + 7])
+def test_large_objects_are_whole(bucket: str, size: int) -> None:
+    store = open_store(bucket)
+    data = os.urandom(1 << 20) * (size // (1 << 20) + 1)
+    writer = store.writer("t/append/x.slices")
+    for start in range(0, size, 3_000_000):
+        writer.write(memoryview(data)[start : min(size, start + 3_000_000)])
+    assert store.stat("t/append/x.slices") is None
+    writer.close()
+    assert store.get("t/append/x.slices") == data[:size]
+    assert (
+        store.get("t/append/x.slices", PART_BYTES - 5, 10)
+        == data[PART_BYTES - 5 : PART_BYTES + 5][: size - PART_BYTES + 5]
+    )
+
+
+def test_large_writer_never_overwrites(bucket: str) -> None:
+    store = open_store(bucket)
+    store.create("a", b"first")
+    writer = store.writer("a")
+    writer.write(bytes(2 * PART_BYTES))
+    with pytest.raises(Unavailable, match="exists already"):
+        writer.close()
+    assert store.get("a") == b"first"
+
+
+def test_discarded_large_writer_leaves_nothing(bucket: str) -> None:
+    store = open_store(bucket)
+    writer = store.writer("a")
+    writer.write(bytes(2 * PART_BYTES))
+    writer.discard()
+    assert store.stat("a") is None
+    # The parts already sent would be paid for until somebody removes them.
+    assert b"<Upload>" not in _uploads(bucket)
+
+
+def _uploads(bucket: str) -> bytes:
+    import urllib.request
+
+    name, _, endpoint = bucket.removeprefix("s3://").partition("?endpoint=")
+    with urllib.request.urlopen(f"{endpoint}/{name}?uploads") as answer:
+        return bytes(answer.read())
+
+
+def test_names_that_are_no_keys_are_passed_over(bucket: str) -> None:
+    import obstore
+
+    store = open_store(bucket)
+    assert isinstance(store, ObjectStore)
+    for name in ["a b", "x/~temporary", "x/ü", "x/ok"]:
+        obstore.put(store._client("data"), name, b"x")
+    assert [info.key for info in store.list("")] == ["x/ok"]
+    assert list(store.list_folders("")) == ["x"]
+
+
+def test_missing_bucket_is_no_missing_object(bucket: str) -> None:
+    store = open_store(bucket.replace("s3://", "s3://not-"))
+    for call in (
+        lambda: store.get("a"),
+        lambda: store.create("a", b""),
+        lambda: list(store.list("")),
+        lambda: list(store.list_folders("")),
+        lambda: store.delete("a"),
+    ):
+        with pytest.raises(BadRequest, match="there is no bucket"):
+            call()
+
+
+def test_server_that_is_away_is_one_line(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparklog.storage.object_store._RETRIES", 0)
+    monkeypatch.setattr("sparklog.storage.object_store._CREATE_ATTEMPTS", 1)
+    store = open_store("s3://bucket/log?endpoint=http://127.0.0.1:9")
+    for call in (lambda: store.get("a"), lambda: store.create("a", b"")):
+        with pytest.raises(Unavailable, match="cannot be reached; check the endpoint") as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+
+def _in_child(url: str, answers: object) -> None:
+    try:
+        open_store(url).stat("a")
+        answers.put("an answer")  # type: ignore[attr-defined]
+    except SparklogError as error:
+        answers.put(str(error))  # type: ignore[attr-defined]
+
+
+def test_child_of_a_process_that_used_a_bucket_does_not_hang(bucket: str) -> None:
+    open_store(bucket).create("a", b"x")
+    context = get_context("fork")
+    answers = context.Queue()
+    child = context.Process(target=_in_child, args=(bucket, answers))
+    child.start()
+    assert "forked by one that had used obstore" in answers.get(timeout=20)
+    child.join()
+
+
+def test_root_lives_in_a_bucket(bucket: str) -> None:
+    import sparklog
+
+    root = sparklog.open(sparklog_url := bucket.replace("?", "/data/log?"), create=True)
+    topic = root.ensure_topic("orders", partitions=2)
+    topic.append(pa.table({"key": [b"k"], "value": [b"v"]}))
+    again = sparklog.open(sparklog_url)
+    assert again.id == root.id
+    assert again.topic("orders").scan().to_table().column("value").to_pylist() == [b"v"]
+    with pytest.raises(NotFound):
+        sparklog.open(bucket)

@@ -1,0 +1,64 @@
+"""A server that speaks S3, moto, in this process: started by the first test that needs a bucket, ended with pytest.
+
+moto answers conditional PUTs as S3 does. It keeps everything in memory and checks no signatures.
+"""
+
+from __future__ import annotations
+
+import http.client
+import logging
+import os
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+
+KEY_ID = "AKIAIOSFODNN7EXAMPLE"
+SECRET = "wJalrXUtnFEMI-K7MDENG-bPxRfiCYEXAMPLEKEY"
+
+_numbers = count(1)
+
+
+class MotoServer:
+    """A running server: its `endpoint`, and new buckets in it."""
+
+    def __init__(self) -> None:
+        from moto.server import ThreadedMotoServer
+
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)
+        self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        self._server.start()
+        _, self._port = self._server.get_host_and_port()
+        self.endpoint = f"http://127.0.0.1:{self._port}"
+
+    def new_bucket(self) -> str:
+        """Make an empty bucket and return its URL."""
+        name = f"bucket-{os.getpid()}-{next(_numbers)}"
+        connection = http.client.HTTPConnection("127.0.0.1", self._port)
+        connection.request("PUT", f"/{name}")
+        answer = connection.getresponse()
+        assert answer.status == 200, answer.read()
+        connection.close()
+        return f"s3://{name}?endpoint={self.endpoint}"
+
+    def stop(self) -> None:
+        self._server.stop()
+
+
+@pytest.fixture(scope="session")
+def moto_server() -> Iterator[MotoServer]:
+    pytest.importorskip("moto", reason="moto is not installed: pip install 'moto[server]'")
+    server = MotoServer()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def bucket(moto_server: MotoServer, monkeypatch: pytest.MonkeyPatch) -> str:
+    """URL of a new empty bucket, for this process and those that it starts."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY_ID)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    return moto_server.new_bucket()
