@@ -13,6 +13,7 @@ from sparklog.storage.cloud_settings import AZURE, GCS, S3
 from sparklog.storage.locations import StoreUrl
 
 _STATUS = re.compile(r"status code: (\d{3})|inner: Status \{\s*status: (\d{3})")
+_HTTP = re.compile(r"HttpError \{\s*kind: ([A-Za-z]+)")
 _CODE = re.compile(r"<Code>([A-Za-z]{1,60})</Code>")
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted")
 _RIGHTS = {
@@ -49,6 +50,12 @@ def status_of(error: BaseException) -> int | None:
     return int(match[1] or match[2]) if match else None
 
 
+def network_failure(error: BaseException) -> str:
+    """Return why no answer came (`Timeout`, `Connect`, `Request`, ...), an empty text if one did."""
+    match = _HTTP.search(str(error))
+    return match[1] if match else ""
+
+
 def cloud_error(error: Exception, action: str, key: str, url: StoreUrl) -> SparklogError:
     """Return the error to raise when a request to `action` (read, list, create, delete, open) an object failed.
 
@@ -62,9 +69,7 @@ def cloud_error(error: Exception, action: str, key: str, url: StoreUrl) -> Spark
     code = code_match[1] if code_match else ""
     what = f"{key} in {url}" if key else str(url)
     if code in _NO_BUCKET:
-        return BadRequest(
-            f"cannot {action} {what}: there is no bucket or container {url.host}; create it or check its name"
-        )
+        return BadRequest(f"cannot {action} {what}: there is no bucket {url.host}; create it or check its name")
     if isinstance(error, FileNotFoundError) or status == 404:
         return NotFound(f"no object {what}: it was never written, or has been deleted")
     if any(server in text for server in _METADATA_SERVERS) or "MissingCredentials" in text:
@@ -90,10 +95,10 @@ def cloud_error(error: Exception, action: str, key: str, url: StoreUrl) -> Spark
 def _reason(error: Exception, status: int | None, code: str) -> str:
     if status is not None:
         return f"the store answered {status}{f' ({code})' if code else ''}; try again later"
-    text = str(error).partition("Debug source")[0]
-    if re.search(r"timed? ?out|deadline", text, re.IGNORECASE):
+    failure, text = network_failure(error), str(error)
+    if failure == "Timeout":
         return "no answer came in time; check the network and try again"
-    if "HTTP error" in text:
+    if failure:
         return "the server cannot be reached; check the endpoint, the region and the network"
     if "Failed to parse URL" in text or "Configuration" in text or "builder" in text.lower():
         return "its settings do not fit; check the endpoint and the environment's settings of the store"

@@ -4,7 +4,7 @@
 
 * "Already exists" proves nothing on S3: 409 may mean that nothing landed, and an answer that got lost makes our own
   success look like a loss. So after an answer that leaves the effect open the object is read and compared.
-* A create that timed out is not sent again: `Unavailable`, effect unknown, and the caller looks.
+* A create that timed out is not sent again. If nothing is there yet: `Unavailable`, effect unknown.
 * 429 (Google Cloud Storage and R2 take one write a second and key) means somebody else writes that key: look at it, do
   not wait.
 * 501 means that a server does not know conditional PUTs. The client would take it for an outage and repeat it.
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import os
 import queue
-import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,7 +31,7 @@ import obstore
 from obstore import exceptions
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
-from sparklog.storage.cloud_errors import cloud_error, status_of
+from sparklog.storage.cloud_errors import cloud_error, network_failure, status_of
 from sparklog.storage.cloud_settings import AZURE, GCS, S3, client_config, plain_http
 from sparklog.storage.local_writer import ForkGuard, ForkLock
 from sparklog.storage.locations import StoreUrl, parse_url
@@ -195,7 +194,13 @@ class ObjectStore(Store):
                 existing = self._read_if_there(key)
                 if existing is not None:
                     return unsure and existing == data
-            elif status in (500, 502, 503) or _broke_off(error):
+            elif network_failure(error) == "Timeout":
+                # Not sent again: it may still land, and the caller has a deadline.
+                existing = self._read_if_there(key)
+                if existing is not None:
+                    return existing == data
+                break
+            elif status in (500, 502, 503) or network_failure(error):
                 unsure = True
             else:
                 break
@@ -282,12 +287,6 @@ def _new_client(url: StoreUrl, environ: Mapping[str, str], kind: str) -> Any:
 def _is_taken(error: Exception, status: int | None) -> bool:
     kinds = (exceptions.AlreadyExistsError, exceptions.PreconditionError, exceptions.NotModifiedError)
     return isinstance(error, kinds) or status in (409, 412)
-
-
-def _broke_off(error: Exception) -> bool:
-    """True if a connection broke off, so that the request may or may not have been carried out; not for a timeout."""
-    text = str(error).partition("Debug source")[0]
-    return "HTTP error" in text and re.search(r"timed? ?out|deadline", text) is None
 
 
 def _info(meta: Any) -> ObjectInfo:

@@ -1,0 +1,170 @@
+"""A server that answers as a script says, and else as a bucket that does what it is asked."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, unquote, urlsplit
+
+DROP = 0
+"""Carry the request out, and close the connection without an answer."""
+SILENT = -1
+"""Carry the request out, and answer after longer than a client waits."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A status to answer with. `lands`: the request has its effect all the same."""
+
+    status: int
+    code: str = ""
+    lands: bool = False
+
+
+@dataclass
+class StubBucket:
+    """The objects of the bucket, the answers to give before any other, and the requests that came."""
+
+    objects: dict[str, bytes] = field(default_factory=dict)
+    script: list[tuple[str, Answer]] = field(default_factory=list)
+    """Verbs (PUT, GET, HEAD, DELETE, POST, LIST) and the answers to the next requests of each."""
+    requests: list[tuple[str, str]] = field(default_factory=list)
+    url: str = ""
+    heeds_offset: bool = True
+    reverse: bool = False
+    silence_s: float = 3.0
+
+    def answer_next(self, verb: str, *answers: Answer) -> None:
+        self.script.extend((verb, answer) for answer in answers)
+
+    def take(self, verb: str) -> Answer | None:
+        for number, (wanted, answer) in enumerate(self.script):
+            if wanted == verb:
+                del self.script[number]
+                return answer
+        return None
+
+    def count(self, verb: str) -> int:
+        return sum(made == verb for made, _ in self.requests)
+
+
+@contextmanager
+def stub_bucket(scheme: str = "s3") -> Iterator[StubBucket]:
+    """Serve an empty bucket; `url` is its location."""
+    bucket = StubBucket()
+    server = _Server(bucket)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    bucket.url = f"{scheme}://bucket/log?endpoint=http://127.0.0.1:{server.server_port}"
+    try:
+        yield bucket
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, bucket: StubBucket) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.bucket = bucket
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *args: object) -> None:
+        return
+
+    def do_PUT(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        key = self._key()
+
+        def land() -> int:
+            if self.headers.get("If-None-Match") == "*" and key in self.server.bucket.objects:
+                return 412
+            self.server.bucket.objects[key] = body
+            return 200
+
+        self._answer("PUT", land)
+
+    def do_GET(self) -> None:
+        query = parse_qs(urlsplit(self.path).query)
+        if "list-type" in query:
+            return self._answer("LIST", lambda: 200, self._listing(query))
+        body = self.server.bucket.objects.get(self._key())
+        if body is None:
+            return self._answer("GET", lambda: 404)
+        wanted = self.headers.get("Range")
+        if wanted is None:
+            return self._answer("GET", lambda: 200, body)
+        first, _, last = wanted.removeprefix("bytes=").partition("-")
+        part = body[int(first) : int(last) + 1 if last else None]
+        if not part:
+            return self._answer("GET", lambda: 416)
+        shown = f"bytes {first}-{int(first) + len(part) - 1}/{len(body)}"
+        return self._answer("GET", lambda: 206, part, {"Content-Range": shown})
+
+    def do_HEAD(self) -> None:
+        body = self.server.bucket.objects.get(self._key())
+        self._answer("HEAD", lambda: 404 if body is None else 200, body or b"")
+
+    def do_POST(self) -> None:
+        sent = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
+        keys = [each.partition("</Key>")[0] for each in sent.split("<Key>")[1:]]
+        for key in keys:
+            self.server.bucket.objects.pop(key, None)
+        deleted = "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in keys)
+        self._answer("POST", lambda: 200, f"<DeleteResult>{deleted}</DeleteResult>".encode())
+
+    def do_DELETE(self) -> None:
+        self._answer("DELETE", lambda: 204 if self.server.bucket.objects.pop(self._key(), None) is not None else 404)
+
+    def _key(self) -> str:
+        return unquote(urlsplit(self.path).path).removeprefix("/bucket/")
+
+    def _listing(self, query: dict[str, list[str]]) -> bytes:
+        prefix = query.get("prefix", [""])[0]
+        after = query.get("start-after", [""])[0] if self.server.bucket.heeds_offset else ""
+        keys = sorted(
+            (k for k in self.server.bucket.objects if k.startswith(prefix) and k > after),
+            reverse=self.server.bucket.reverse,
+        )
+        entries = "".join(
+            f"<Contents><Key>{key}</Key><Size>{len(self.server.bucket.objects[key])}</Size><ETag>x</ETag>"
+            "<LastModified>2026-11-01T00:00:00.000Z</LastModified></Contents>"
+            for key in keys
+        )
+        shown = f"<ListBucketResult><IsTruncated>false</IsTruncated>{entries}</ListBucketResult>"
+        return shown.encode()
+
+    def _answer(self, verb: str, land: object, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
+        self.server.bucket.requests.append((verb, self.path))
+        scripted = self.server.bucket.take(verb)
+        if scripted is None:
+            return self._send(land(), body, headers or {})  # type: ignore[operator]
+        if scripted.lands:
+            land()  # type: ignore[operator]
+        if scripted.status == SILENT:
+            time.sleep(self.server.bucket.silence_s)
+        if scripted.status in (DROP, SILENT):
+            self.close_connection = True
+            return None
+        return self._send(scripted.status, f"<Error><Code>{scripted.code}</Code></Error>".encode(), {})
+
+    def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("ETag", '"x"')
+        self.send_header("Last-Modified", formatdate(1_790_000_000, usegmt=True))
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
