@@ -21,6 +21,7 @@ from sparklog.errors import Corrupt, NotFound
 from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.kafka.in_place.directory import SegmentName, never_there, settled_segments
+from sparklog.kafka.in_place.files import FilePath, renew
 from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, Window, seek
 from sparklog.kafka.in_place.segment_recovery import (
     FAIL,
@@ -54,7 +55,7 @@ class KafkaReadPart:
     process that reads, so it must pickle where that is another one.
     """
 
-    folder: str
+    folder: FilePath
     range: OffsetRange
     records: int
     nbytes: int
@@ -125,22 +126,22 @@ class KafkaReadPart:
                 raise self._gone(names, position, after)
             if name.base >= end:
                 return  # Nothing was kept between here and there.
+            passed: list[int] = []
             try:
-                file = SegmentFile(name.path)
+                with SegmentFile(name.path) as file:
+                    for window in self._segment_windows(file, name, position, names, budget, passed):
+                        if not len(window.headers):
+                            return  # The log goes on behind the range: nothing was kept up to its end.
+                        yield file, window
+                        position = max(position, int(window.headers.next_offset[-1]))
             except FileNotFoundError as error:
                 # The cleaner or retention was here: what matters is where the offsets lie now.
                 tries += 1
                 if tries > REPLAN_TRIES:
                     raise never_there(error) from None
+                renew(self.folder)
                 names, after = settled_segments(self.folder), -1
                 continue
-            passed: list[int] = []
-            with file:
-                for window in self._segment_windows(file, name, position, names, budget, passed):
-                    if not len(window.headers):
-                        return  # The log goes on behind the range: nothing was kept up to its end.
-                    yield file, window
-                    position = max(position, int(window.headers.next_offset[-1]))
             position, after = max(position, *passed, 0), name.base
 
     def _segment_windows(
