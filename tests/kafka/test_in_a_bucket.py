@@ -6,7 +6,6 @@ import itertools
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from crc32c import crc32c
@@ -18,7 +17,7 @@ from sparklog.kafka.in_place.files import FilePath, StorePath, join, open_file, 
 from sparklog.kafka.in_place.segment_recovery import FAIL, SKIP, TRUNCATE, Skipped
 from sparklog.log.journal.env import Env
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
-from tests.fixture_data import copied, fixture_tree
+from tests.fixture_data import fixture_tree
 from tests.kafka.buckets import Bucket, counted, put, upload
 from tests.kafka.logs import FIRST, SECOND, append_to, batch, end_of, offsets, read, segment, write_partition
 

@@ -14,6 +14,7 @@ from typing import Protocol, TypeAlias, TypeVar
 from sparklog.kafka.in_place.store_files import StoreFile, StoreFiles, StorePath
 from sparklog.storage import Store, open_store
 from sparklog.storage.local_writer import ask_each
+from sparklog.storage.locations import is_url, normal_location, split
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -70,8 +71,14 @@ class LocalFile:
 
 
 def file_path(path: str | os.PathLike[str] | StorePath) -> FilePath:
-    """Return the place of a Kafka directory or file: an absolute path, or one in a store."""
-    return path if isinstance(path, StorePath) else os.path.abspath(os.fspath(path))
+    """Return the place of a Kafka directory or file, given by a path or URL: an absolute path, or one in a store."""
+    if isinstance(path, StorePath):
+        return path
+    location = os.fspath(path)
+    if not is_url(location):
+        return os.path.abspath(location)
+    above, name = split(normal_location(location))
+    return store_path(open_store(above), name)
 
 
 def open_file(path: FilePath) -> LocalFile | StoreFile:
@@ -146,7 +153,7 @@ def renew(folder: FilePath) -> None:
 
 
 def look_at_each(folder: FilePath, look: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-    """Yield the answer of `look`, which reads files of a folder, for each item, in order; in a bucket several at once."""
+    """Yield the answers of `look`, which reads files of a folder, in order; from a bucket several at once."""
     return map(look, items) if isinstance(folder, str) else ask_each(folder.files.store, look, items)
 
 

@@ -4,9 +4,9 @@ No broker works in a bucket, so nothing is renamed while it is read: one listing
 not waited for. Files have no inodes: one is the same as long as its size and time are. A folder exists by what lies in
 it.
 
-A listing is kept until `renew`, and whatever lies below the folder that it was made of is known without a request: which
-files exist, their sizes and times. A file that is gone, or shorter than it was listed, has been replaced since: reading
-it is a `FileNotFoundError`, and the next look makes a listing of its own.
+A listing is kept until `renew`. It tells without a request which files exist below the folder that was listed, their
+sizes and times. A file that is gone, or shorter than it was listed, has been replaced since: reading it is a
+`FileNotFoundError`, and the next look makes a listing of its own.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from itertools import islice
 
 from sparklog.errors import NotFound
 from sparklog.storage.local_writer import ForkLock
+from sparklog.storage.locations import without_settings
 from sparklog.storage.store import ObjectInfo, Store
 
 RANGE_BYTES = 4 << 20
@@ -148,7 +149,7 @@ class StoreFiles:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.base = store.location.partition("?")[0].rstrip("/")
+        self.base = without_settings(store.location)
         self._lock = ForkLock()
         self._listing: _Listing | None = None
         self._small: dict[str, tuple[ObjectInfo, bytes]] = {}

@@ -1,0 +1,130 @@
+"""Kafka directories by their URL, on a server that speaks S3: told apart, read, imported from and looked into."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sparklog.errors import BadRequest
+from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.in_place import KafkaView, files
+from sparklog.kafka.in_place.location import (
+    KAFKA_DIRECTORY,
+    KAFKA_PARTITION,
+    NOTHING,
+    ROOT,
+    TOPIC,
+    Location,
+    open_view,
+    resolve,
+)
+from sparklog.log.state.view import READ_COMMITTED
+from sparklog.storage import Store, open_store
+from sparklog.storage.locations import join, without_settings
+from sparklog.testing.wrapper_stores import CountingStore
+from sparklog.tools.inspection.inspect import inspect_file, inspect_topic
+from tests.fixture_data import expected_records
+from tests.kafka.logs import FIRST, read, without_epochs, write_partition
+from tests.kafka.test_importing import read as read_topic
+from tests.support.command_line import invoke
+from tests.support.world import World
+
+
+def copied_to(url: str, folder: Path) -> str:
+    store = open_store(url)
+    for file in sorted(folder.rglob("*")):
+        if file.is_file():
+            assert store.create(str(file.relative_to(folder)), file.read_bytes())
+    return url
+
+
+def test_kinds_of_urls_and_their_requests(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_partition(tmp_path / "kafka", "t-0", {0: FIRST})
+    write_partition(tmp_path / "root" / "orders" / "sealed" / "0", "00000000000000000007-Abc", {0: FIRST})
+    (tmp_path / "root" / "_root.json").write_text("{}")
+    copied_to(bucket, tmp_path)
+    stores: list[CountingStore] = []
+
+    def opened(location: str) -> Store:
+        stores.append(CountingStore(open_store(location)))
+        return stores[-1]
+
+    monkeypatch.setattr(files, "open_store", opened)
+    root = join(bucket, "root")
+    for name, expected, requests in (
+        ("root", Location(ROOT, root, root), {"stat": 1}),
+        ("root/orders", Location(TOPIC, join(root, "orders"), root, "orders"), {"stat": 2}),
+        ("root/new", Location(TOPIC, join(root, "new"), root, "new"), {"stat": 2}),
+        ("kafka", KAFKA_DIRECTORY, {"stat": 2, "list": 1}),
+        ("kafka/t-0", KAFKA_PARTITION, {"stat": 2, "list": 1}),
+        ("root/orders/sealed/0/00000000000000000007-Abc", NOTHING, {"stat": 2, "list": 1}),
+        ("", NOTHING, {"stat": 1, "list": 1, "list_folders": 1}),
+        ("nothing", NOTHING, {"stat": 2, "list": 1, "list_folders": 1}),
+    ):
+        url = join(bucket, name) if name else bucket
+        stores.clear()
+        if isinstance(expected, str):
+            expected = Location(expected, url, url)
+        assert resolve(url) == expected
+        assert sum((store.counts for store in stores), stores[0].counts.__class__()) == requests, name
+
+
+def test_a_path_with_one_slash_names_the_right_one() -> None:
+    with pytest.raises(BadRequest, match="lacks a slash: expected two behind s3:"):
+        resolve("s3:/bucket/kafka")
+
+
+def test_a_directory_by_its_url(bucket: str, fixtures: Path) -> None:
+    data = fixtures / "transactions/data"
+    url = copied_to(join(bucket, "backup/kafka"), data)
+    for place, topic in ((url, "txn-a"), (join(url, "txn-b-1"), "txn-b")):
+        view = open_view(resolve(place), tailing=False)
+        assert isinstance(view, KafkaView)
+        assert view.location == without_settings(place)
+        number = max(view.bounds(topic))
+        # Parts go through pickle, as on their way to a task.
+        expected = without_epochs(expected_records(fixtures / "transactions", f"{topic}-{number}", READ_COMMITTED))
+        assert read(view, topic, number, READ_COMMITTED) == expected
+    root = World().root()
+    import_log_dir(root, url)
+    other = World().root()
+    import_log_dir(other, data)
+    assert read_topic(root.topic("txn-b")) == read_topic(other.topic("txn-b"))
+    segment = "txn-b-0/00000000000000000000.log"
+    mine, others = inspect_file(join(url, segment)), inspect_file(data / segment)
+    assert mine.batches == others.batches
+    assert mine.batches.num_rows
+    assert inspect_topic(KafkaView(url), "txn-b", [1]).gaps == inspect_topic(KafkaView(data), "txn-b", [1]).gaps
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        lambda place: ["consume", "--topic", "txn-a", "--from-beginning", "--max-messages", "20", "--root", place],
+        lambda place: ["topics", "describe", "--root", place],
+        lambda place: ["log-dirs", "--root", place],
+        lambda place: ["groups", "list", "--root", place],
+        lambda place: ["groups", "describe", "g-classic", "--root", place, "--json"],
+        lambda place: ["verify", "--root", place, "--topic", "txn-b"],
+        lambda place: ["dump-log", f"{place}/txn-b-1"],
+        lambda place: ["dump-log", f"{place}/txn-b-0/00000000000000000000.log", "--print-data-log"],
+        lambda place: ["dump-log", "--root", place, "txn-b-1/leader-epoch-checkpoint"],
+    ],
+)
+def test_commands_print_what_they_print_of_a_disk(
+    bucket: str, fixtures: Path, command: Callable[[str], list[str]]
+) -> None:
+    data = fixtures / "transactions/data"
+    url, _, settings = copied_to(join(bucket, "kafka"), data).partition("?")
+    answers = []
+    for place in (str(data), f"{url}?{settings}"):
+        arguments = command(place.partition("?")[0])
+        arguments = [f"{each}?{settings}" if each.startswith("s3://") else each for each in arguments]
+        result = invoke(arguments)
+        assert result.exit_code == 0, result.output
+        lines = [line for line in result.output.splitlines() if "secondsBehind" not in line and "every byte" not in line]
+        answers.append([line.replace(place.partition("?")[0], "") for line in lines])
+    assert answers[0] == answers[1]
+    assert answers[0] or command("")[0] == "verify"
