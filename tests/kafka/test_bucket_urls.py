@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
 from pathlib import Path
 
 import pytest
@@ -99,32 +99,30 @@ def test_a_directory_by_its_url(bucket: str, fixtures: Path) -> None:
     assert inspect_topic(KafkaView(url), "txn-b", [1]).gaps == inspect_topic(KafkaView(data), "txn-b", [1]).gaps
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        lambda place: ["consume", "--topic", "txn-a", "--from-beginning", "--max-messages", "20", "--root", place],
-        lambda place: ["topics", "describe", "--root", place],
-        lambda place: ["log-dirs", "--root", place],
-        lambda place: ["groups", "list", "--root", place],
-        lambda place: ["groups", "describe", "g-classic", "--root", place, "--json"],
-        lambda place: ["verify", "--root", place, "--topic", "txn-b"],
-        lambda place: ["dump-log", f"{place}/txn-b-1"],
-        lambda place: ["dump-log", f"{place}/txn-b-0/00000000000000000000.log", "--print-data-log"],
-        lambda place: ["dump-log", "--root", place, "txn-b-1/leader-epoch-checkpoint"],
-    ],
+COMMANDS = (
+    ("consume", "--topic", "txn-a", "--from-beginning", "--max-messages", "20", "--root", ""),
+    ("topics", "describe", "--root", ""),
+    ("log-dirs", "--root", ""),
+    ("groups", "list", "--root", ""),
+    ("groups", "describe", "g-classic", "--root", "", "--json"),
+    ("verify", "--root", "", "--topic", "txn-b", "--json"),
+    ("dump-log", "/txn-b-1"),
+    ("dump-log", "/txn-b-0/00000000000000000000.log", "--print-data-log"),
+    ("dump-log", "--root", "", "txn-b-1/leader-epoch-checkpoint"),
 )
-def test_commands_print_what_they_print_of_a_disk(
-    bucket: str, fixtures: Path, command: Callable[[str], list[str]]
-) -> None:
+
+
+def test_commands_print_what_they_print_of_a_disk(bucket: str, fixtures: Path) -> None:
+    """In the commands a folder is what lies behind the directory's own name, and that empty."""
     data = fixtures / "transactions/data"
-    url, _, settings = copied_to(join(bucket, "kafka"), data).partition("?")
-    answers = []
-    for place in (str(data), f"{url}?{settings}"):
-        arguments = command(place.partition("?")[0])
-        arguments = [f"{each}?{settings}" if each.startswith("s3://") else each for each in arguments]
-        result = invoke(arguments)
-        assert result.exit_code == 0, result.output
-        lines = [line for line in result.output.splitlines() if "secondsBehind" not in line and "every byte" not in line]
-        answers.append([line.replace(place.partition("?")[0], "") for line in lines])
-    assert answers[0] == answers[1]
-    assert answers[0] or command("")[0] == "verify"
+    copied_to(join(bucket, "kafka"), data)
+    url, _, settings = bucket.partition("?")
+    for command in COMMANDS:
+        answers = []
+        for base, query in ((str(data), ""), (f"{url}/kafka", f"?{settings}")):
+            at_base = [f"{base}{each}{query}" if not each or each[0] == "/" else each for each in command]
+            result = invoke(at_base)
+            assert result.exit_code == 0, result.output
+            answers.append(re.sub(r'"seconds": [\d.]+', "", result.output.replace(base, "")))
+        assert answers[0] == answers[1], command
+        assert answers[0]
