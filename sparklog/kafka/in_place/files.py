@@ -15,6 +15,7 @@ from sparklog.kafka.in_place.store_files import StoreFile, StoreFiles, StorePath
 from sparklog.storage import Store, open_store
 from sparklog.storage.local_writer import ask_each
 from sparklog.storage.locations import is_url, normal_location, split
+from sparklog.storage.store import is_part
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -78,7 +79,8 @@ def file_path(path: str | os.PathLike[str] | StorePath) -> FilePath:
     if not is_url(location):
         return os.path.abspath(location)
     above, name = split(normal_location(location))
-    return store_path(open_store(above), name)
+    # A name that no key can have is no partition's, so nothing above it matters.
+    return store_path(open_store(above), name) if is_part(name) else store_path(open_store(location), "")
 
 
 def open_file(path: FilePath) -> LocalFile | StoreFile:

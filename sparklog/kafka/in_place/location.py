@@ -76,7 +76,12 @@ def _resolve_url(url: str) -> Location:
 
     def is_root(folder: FilePath) -> bool:
         store, key = as_object(join(folder, ROOT_KEY))
-        return store.stat(key) is not None
+        try:
+            # Not `stat`: only the answer to a read says that there is no such bucket.
+            store.get(key)
+        except NotFound:
+            return False
+        return True
 
     if is_root(place):
         return Location(ROOT, url, url)

@@ -230,7 +230,10 @@ def _limit(names: Sequence[SegmentName], name: SegmentName, file: SegmentFile) -
     None, too, if the file is not the listed one: the cleaner may have merged others into it since.
     """
     later = [other.base for other in names if other.base > name.base]
-    return later[0] if later and file.inode == name.inode else None
+    same = file.inode == name.inode
+    if not isinstance(file.place, str):
+        same = (file.size, file.modified) == (name.size, name.modified)
+    return later[0] if later and same else None
 
 
 def _first_position(file: SegmentFile, name: SegmentName, offset: int, limit: int | None, *, skipping: bool) -> int:

@@ -258,7 +258,7 @@ class KafkaView:
         return parts
 
     def _renew(self) -> None:
-        """Let a bucket be listed anew, unless that was done a moment ago, to open it."""
+        """List a bucket anew, unless that was done a moment ago, to open it."""
         opened_ms, self._opened_ms = self._opened_ms, None
         if opened_ms is None or self._env.boot_ms() - opened_ms > FRESH_MS:
             renew(self.place)
