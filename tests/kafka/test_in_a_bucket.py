@@ -184,6 +184,19 @@ def test_files_that_are_replaced_after_the_plan_are_read_from_where_they_lie_now
         view.refresh(["t"])
 
 
+def test_a_file_that_became_shorter_is_read_from_where_its_offsets_lie_now(tmp_path: Path) -> None:
+    bucket = Bucket("shorter")
+    write_partition(tmp_path, "t-0", {0: FIRST + SECOND, 6: batch(6, [b"g"])})
+    view = KafkaView(upload(tmp_path, bucket))
+    assert end_of(view) == 7
+    (part,) = view.plan([OffsetRange("t", 0, 0, 7)], READ_UNCOMMITTED)
+    bucket.now += 60_000
+    put(bucket, "kafka/t-0/00000000000000000000.log", SECOND)
+    assert [row for each in part.read(["offset"]) for row in each.column(0).to_pylist()] == [3, 4, 5, 6]
+    assert end_of(view) == 7
+    assert offsets(read(view, "t")) == [3, 4, 5, 6]
+
+
 def test_a_swap_that_was_copied_is_not_waited_for(tmp_path: Path, env: Env, waits: list[float]) -> None:
     """The copy of a directory whose broker was at work reads as Kafka's next start-up would leave it."""
     folder = write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND, 6: batch(6, [b"g"])})
@@ -206,6 +219,8 @@ def test_a_swap_that_was_copied_is_not_waited_for(tmp_path: Path, env: Env, wait
         (["t-0/below/00000000000000000000.log", "t/00000000000000000000.log"], None, 2),
         (["orders/_log/00000000000000000000.json"], None, 1),
         ([], None, 1),
+        # As a console of Amazon's makes a folder.
+        (["t-0", "t-0/00000000000000000000.log"], "log-dir", 1),
         ([f"a/{number:05}" for number in range(1500)] + ["t-0/00000000000000000000.log"], "log-dir", 2),
         ([f"2026-01-{number}/x" for number in range(1500)], None, 11),
     ],
