@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
-from sparklog.errors import NotFound, SparklogError
+from sparklog.errors import Corrupt, NotFound, SparklogError
 from sparklog.kafka.in_place import KafkaView, kafka_layout, store_files
 from sparklog.kafka.in_place.directory import bucket_layout, split_folder_name
 from sparklog.kafka.in_place.files import FilePath, StorePath, join, open_file, store_path
@@ -195,6 +195,27 @@ def test_a_file_that_became_shorter_is_read_from_where_its_offsets_lie_now(tmp_p
     assert [row for each in part.read(["offset"]) for row in each.column(0).to_pylist()] == [3, 4, 5, 6]
     assert end_of(view) == 7
     assert offsets(read(view, "t")) == [3, 4, 5, 6]
+
+
+def test_a_file_that_another_replaces_while_it_is_read_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_files, "RANGE_BYTES", len(FIRST))
+    bucket = Bucket("within")
+    write_partition(tmp_path, "t-0", {0: FIRST + SECOND})
+    view = KafkaView(upload(tmp_path, bucket))
+    assert end_of(view) == 6
+    (part,) = view.plan([OffsetRange("t", 0, 0, 6)], READ_UNCOMMITTED)
+    content = bytearray(FIRST + SECOND)
+    content[-1] ^= 1
+    bucket.replace("kafka/t-0/00000000000000000000.log", bytes(content))
+    with pytest.raises(Corrupt, match="CRC-32C"):
+        list(part.read(["offset"]))
+    # As long as before, with its batches at other positions.
+    bucket.now += 60_000
+    put(bucket, "kafka/t-0/00000000000000000000.log", SECOND + batch(6, [b"g" * 200]))
+    rows = [row for each in part.read(["offset"]) for row in each.column(0).to_pylist()]
+    assert rows == [3, 4, 5]
 
 
 def test_a_swap_that_was_copied_is_not_waited_for(tmp_path: Path, env: Env, waits: list[float]) -> None:

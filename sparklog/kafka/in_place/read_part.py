@@ -134,10 +134,13 @@ class KafkaReadPart:
                             return  # The log goes on behind the range: nothing was kept up to its end.
                         yield file, window
                         position = max(position, int(window.headers.next_offset[-1]))
-            except FileNotFoundError as error:
+            except (FileNotFoundError, Corrupt) as error:
                 # The cleaner or retention was here: what matters is where the offsets lie now.
                 tries += 1
-                if tries > REPLAN_TRIES:
+                if isinstance(error, Corrupt):
+                    if tries > REPLAN_TRIES or not file.replaced():
+                        raise
+                elif tries > REPLAN_TRIES:
                     raise never_there(error) from None
                 renew(self.folder)
                 names, after = settled_segments(self.folder), -1

@@ -26,6 +26,7 @@ from sparklog.format.record_batch import (
 )
 from sparklog.format.segment_indexes import OffsetIndex
 from sparklog.kafka.in_place.files import DELETED, FilePath, exists, file_bytes, join, name_of, open_file, parent
+from sparklog.kafka.in_place.store_files import StoreFile
 
 if TYPE_CHECKING:
     from sparklog.format.decode import RecordColumns
@@ -77,6 +78,10 @@ class SegmentFile:
     def read(self, position: int, length: int) -> bytes:
         """Bytes from `position`; fewer than `length` only at the end of the file."""
         return self._file.read(position, length)
+
+    def replaced(self) -> bool:
+        """True if another file lies in a bucket under this name by now, so that what was read may be of both."""
+        return isinstance(self._file, StoreFile) and self._file.replaced()
 
     def header_at(self, position: int) -> BatchHeader | None:
         """The header of a batch that claims to start at `position` and to end inside the file, or None."""

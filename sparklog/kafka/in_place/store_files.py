@@ -222,6 +222,11 @@ class StoreFile:
             position += len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def replaced(self) -> bool:
+        """True if the file has another size or time by now, or is gone. A request."""
+        info = self.path.files.store.stat(self.path.key)
+        return info is None or StoreStat.of(info) != StoreStat(self.size, self.modified)
+
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
