@@ -93,6 +93,11 @@ def normal_location(location: str | os.PathLike[str]) -> str:
     return str(parse_url(os.fspath(location))) if is_url(location) else local_path(location)
 
 
+def without_settings(location: str) -> str:
+    """Return a location for messages: a URL as far as its settings."""
+    return location.partition("?")[0] if is_url(location) else location
+
+
 def with_settings(location: str, options: Mapping[str, str]) -> str:
     """Return a URL with the settings among these options; options given in both places must agree.
 

@@ -61,6 +61,7 @@ from sparklog.maintenance.work_items import Progress, silent
 from sparklog.storage import local_path
 from sparklog.storage.local import LocalStore
 from sparklog.storage.local_writer import store_error, sync_folder
+from sparklog.storage.locations import is_url, without_settings
 
 PARTITIONS_AT_ONCE = 128
 """Each may have a file open."""
@@ -153,6 +154,11 @@ def export_topics(
     if not topics or len(set(topics)) < len(topics):
         raise BadRequest(f"expected one or more different topics to export, found {', '.join(topics) or 'none'}")
     topic_ids = _topic_ids(options.topic_id, topics, options.groups is not None)
+    if is_url(path):
+        raise BadRequest(
+            f"{without_settings(os.fspath(path))} is a bucket, and an export goes to a disk, where it appears whole: "
+            "give a path and copy that, as with `aws s3 sync`"
+        )
     directory = _checked_directory(root, local_path(path))
     offsets: list[GroupOffsets] | None = None
     if options.groups is not None:

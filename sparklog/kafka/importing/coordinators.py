@@ -54,9 +54,9 @@ from sparklog.kafka.in_place.directory import (
     CONSUMER_OFFSETS,
     TRANSACTION_STATE,
     SegmentName,
-    kafka_layout,
     settled_segments,
 )
+from sparklog.kafka.in_place.files import FilePath
 from sparklog.kafka.in_place.segment_file import SegmentFile, Window
 from sparklog.kafka.in_place.segment_recovery import (
     FAIL,
@@ -200,7 +200,7 @@ class ImportedGroup:
 
 
 def kafka_groups(
-    path: str, *, env: Env, now_ms: int, policy: str = FAIL, on_skipped: OnSkipped
+    path: FilePath, *, env: Env, now_ms: int, policy: str = FAIL, on_skipped: OnSkipped
 ) -> dict[str, KafkaGroup]:
     """Read the groups of the log dir at `path`, by id, without offsets that have expired by `now_ms` (ms)."""
     groups: dict[str, KafkaGroup] = {}
@@ -259,7 +259,7 @@ def import_groups(
 
 
 def kafka_transactions(
-    path: str, *, env: Env, policy: str = FAIL, on_skipped: OnSkipped
+    path: FilePath, *, env: Env, policy: str = FAIL, on_skipped: OnSkipped
 ) -> dict[int, CoordinatorEntry]:
     """Read the entries of the transaction coordinators in the log dir at `path`, by producer id."""
     entries: dict[int, CoordinatorEntry] = {}
@@ -322,7 +322,7 @@ def note_decisions(topic: Topic, before: Mapping[int, CoordinatorEntry], after: 
 
 
 def _each(
-    path: str, topic: str, take: Callable[[bytes, Kept], None], env: Env, policy: str, on_skipped: OnSkipped
+    path: FilePath, topic: str, take: Callable[[bytes, Kept], None], env: Env, policy: str, on_skipped: OnSkipped
 ) -> None:
     """Call `take` with the newest record of each key in the partitions of `topic` in the log dir at `path`.
 
@@ -347,7 +347,7 @@ def _each(
                     offset=kept.offset,
                 ) from None
             why = f"its key or value cannot be read: {error.message}"
-            on_skipped(Skipped(topic, kept.partition, path, None, 0, kept.offset, kept.offset + 1, why))
+            on_skipped(Skipped(topic, kept.partition, str(path), None, 0, kept.offset, kept.offset + 1, why))
 
 
 UNKNOWN = "Unknown"
@@ -355,7 +355,7 @@ UNKNOWN = "Unknown"
 
 
 def has_groups(view: KafkaView) -> bool:
-    return kafka_layout(view.location) == "log-dir" and CONSUMER_OFFSETS in view.topics()
+    return view.layout == "log-dir" and CONSUMER_OFFSETS in view.topics()
 
 
 class KafkaGroups:
@@ -370,7 +370,7 @@ class KafkaGroups:
         self.now_ms = SYSTEM.wall_ms() if now_ms is None else now_ms
         self.failures: list[SparklogError] = []
         self._view = view
-        if kafka_layout(view.location) != "log-dir":
+        if view.layout != "log-dir":
             raise BadRequest(
                 f"{view.location} is one partition: groups are in {CONSUMER_OFFSETS} of the whole log directory; give "
                 "that"
@@ -380,7 +380,7 @@ class KafkaGroups:
                 f"{view.location} holds no partition of {CONSUMER_OFFSETS}, where Kafka keeps consumer groups: give "
                 "the log directory of a broker that does"
             )
-        self._groups = kafka_groups(view.location, env=SYSTEM, now_ms=self.now_ms, on_skipped=log_skipped)
+        self._groups = kafka_groups(view.place, env=SYSTEM, now_ms=self.now_ms, on_skipped=log_skipped)
 
     def names(self) -> list[str]:
         return sorted(self._groups)

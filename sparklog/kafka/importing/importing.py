@@ -30,6 +30,7 @@ from sparklog.kafka.importing.coordinators import (
 from sparklog.kafka.importing.partition import CoordinatorEntry, Known, PartitionSource, Target, copy_partition
 from sparklog.kafka.importing.plan import TopicPlan, expected_size, plan_import, topic_sources
 from sparklog.kafka.importing.topic_configs import NAMES, TakenConfigs, configs_to_take, read_metadata
+from sparklog.kafka.in_place.files import FilePath, file_path, renew
 from sparklog.kafka.in_place.segment_recovery import FAIL, OnSkipped, Skipped, check_policy, log_skipped
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.state.commit import KafkaSource
@@ -136,7 +137,7 @@ def unwatched(topic: str, partition: int, records: int, nbytes: int) -> None:
 
 def import_log_dir(
     root: Root | None,
-    path: str | os.PathLike[str],
+    path: FilePath | os.PathLike[str],
     options: ImportOptions = ImportOptions(),
     *,
     dry_run: bool = False,
@@ -156,7 +157,7 @@ def import_log_dir(
     on from there.
     """
     options.check()
-    log_dir = os.path.abspath(os.fspath(path))
+    log_dir = file_path(path)
     policy, last = options.corrupt_records, options.open_transactions == ABORT
     if root is None and not dry_run:
         raise BadRequest("expected a root to import into, found none: only a dry run can do without")
@@ -186,6 +187,7 @@ def import_log_dir(
     )
     held = [topic for name in names if (topic := root.topic(name)).log.head(refresh=False).kafka_open]
     if held and coordinator:
+        renew(log_dir)
         after = coordinator_entries()
         for topic in held:
             note_decisions(topic, coordinator, after)
@@ -199,7 +201,7 @@ def import_log_dir(
 
 
 def _kafka_configs(
-    plans: Sequence[TopicPlan], log_dir: str, options: ImportOptions, env: Env, on_skipped: OnSkipped
+    plans: Sequence[TopicPlan], log_dir: FilePath, options: ImportOptions, env: Env, on_skipped: OnSkipped
 ) -> dict[str, TakenConfigs]:
     """Read the configs in Kafka of the topics to create, as far as they are known; check them with those given."""
     sources = [plan.source for plan in plans if not plan.exists]

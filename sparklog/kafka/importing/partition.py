@@ -34,7 +34,8 @@ from sparklog.kafka.importing.segment import (
     offset_index_of,
     time_index_of,
 )
-from sparklog.kafka.in_place.directory import SegmentName, file_bytes, leader_epochs, settled_segments
+from sparklog.kafka.in_place.directory import SegmentName, leader_epochs, settled_segments
+from sparklog.kafka.in_place.files import FilePath, file_bytes
 from sparklog.kafka.in_place.segment_file import SegmentFile, companion
 from sparklog.kafka.in_place.segment_recovery import SKIP, TRUNCATE, OnSkipped, Skipped
 from sparklog.kafka.in_place.transaction_state import TransactionEvents, TransactionState
@@ -54,7 +55,7 @@ class PartitionSource:
     """A partition folder, and its entries in the log dir's checkpoints (None: no entry)."""
 
     number: int
-    folder: str
+    folder: FilePath
     log_start: int | None
     cleaned_through: int | None
     high_watermark: int | None = None
@@ -251,7 +252,7 @@ class _Copies:
 
     def leave_out(self, name: SegmentName, damage: LeftOut) -> None:
         target = self._target
-        target.on_skipped(Skipped(target.topic, self._partition, name.path, *damage))
+        target.on_skipped(Skipped(target.topic, self._partition, str(name.path), *damage))
 
     def _copy(self, name: SegmentName, after: SegmentName | None) -> CopiedSegment:
         target = self._target
@@ -283,7 +284,8 @@ class _Copies:
         try:
             with SegmentFile(name.path) as file:
                 key = target.begin(copy.path)
-                linked = self._may_link(copy) and target.store.link(file.path, file.inode, key)
+                local = isinstance(file.place, str)
+                linked = local and self._may_link(copy) and target.store.link(file.path, file.inode, key)
                 writer = _Linked(target.store, key) if linked else target.store.writer(key)
                 copied = copy_segment(file, writer, copy, lambda events: self._aborted(name, events), target.progress)
         except FileNotFoundError:

@@ -16,7 +16,6 @@ Defaults of the brokers (`log.retention.ms` in their properties file) are not in
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from sparklog.format.coordinators.message_schema import Field, Struct, decode, u
 from sparklog.kafka.importing.coordinators import LogReading
 from sparklog.kafka.in_place import directory
 from sparklog.kafka.in_place.directory import CLUSTER_METADATA, SegmentName, settled_segments
+from sparklog.kafka.in_place.files import FilePath, join, names_in, stat_of
 from sparklog.kafka.in_place.segment_file import SegmentFile, Window
 from sparklog.kafka.in_place.segment_recovery import FAIL, OnSkipped, Skipped
 from sparklog.log.journal.env import Env
@@ -112,17 +112,17 @@ class MetadataLog(LogReading):
         self.on_skipped(Skipped(self.topic, self.partition, path, None, 0, offset, offset + 1, why))
 
 
-def read_metadata(path: str, *, env: Env, policy: str, on_skipped: OnSkipped) -> MetadataLog | None:
+def read_metadata(path: FilePath, *, env: Env, policy: str, on_skipped: OnSkipped) -> MetadataLog | None:
     """Read the metadata log in the log dir at `path`; None if it has none. Damage: as in `segment_recovery`."""
     folder = directory.partition_folders(path).get((CLUSTER_METADATA, 0))
     if folder is None:
         return None
     metadata = MetadataLog(CLUSTER_METADATA, 0, policy, on_skipped)
-    snapshots = sorted(filter(_SNAPSHOT.fullmatch, os.listdir(folder)))
+    snapshots = sorted(filter(_SNAPSHOT.fullmatch, names_in(folder)))
     segments = settled_segments(folder, env=env)
     if snapshots:
-        file = os.path.join(folder, snapshots[-1])
-        metadata.load((SegmentName(0, file, os.stat(file).st_ino),))
+        file = join(folder, snapshots[-1])
+        metadata.load((SegmentName(0, file, stat_of(file).st_ino),))
         metadata.since = int(snapshots[-1].partition("-")[0])
     metadata.load(segments)
     return metadata

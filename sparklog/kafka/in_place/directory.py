@@ -31,12 +31,23 @@ import re
 from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from sparklog.errors import Corrupt, NotFound, Unavailable
 from sparklog.format import checkpoint_files
 from sparklog.format.checkpoint_files import LeaderEpoch, TopicPartition
+from sparklog.kafka.in_place.files import (
+    Entry,
+    FilePath,
+    file_bytes,
+    is_folder,
+    join,
+    name_of,
+    parent,
+    real_path,
+    scan,
+    stat_of,
+)
 from sparklog.kafka.in_place.segment_file import CLEANED, SWAP, BatchWalk, SegmentFile, seek
 from sparklog.log.journal.env import SYSTEM, Env
 
@@ -48,6 +59,7 @@ _SEGMENT = re.compile(r"^(\d{20})\.log$")
 _SWAPPED_SEGMENT = re.compile(r"^(\d{20})\.log\.swap$")
 _CLEANED_FILE = re.compile(r"^(\d{20})\..*\.cleaned$")
 _PARTITION = re.compile(r"^([a-zA-Z0-9._-]{1,249})-(\d{1,10})$")
+_LAST_SEGMENT = "9" * 20 + ".log"
 SETTLE_TRIES = 20
 SETTLE_PAUSE_SECONDS = 0.05
 ABANDONED_MS = 10_000
@@ -62,7 +74,7 @@ class SegmentName:
     """
 
     base: int
-    path: str
+    path: FilePath
     inode: int
     size: int = field(default=0, compare=False)
     modified: int = field(default=0, compare=False)
@@ -97,21 +109,53 @@ def is_internal(topic: str) -> bool:
     return topic in (CONSUMER_OFFSETS, TRANSACTION_STATE, *OTHER_INTERNAL_TOPICS)
 
 
-def kafka_layout(path: str | os.PathLike[str]) -> Literal["log-dir", "partition"] | None:
+Layout: TypeAlias = Literal["log-dir", "partition"]
+
+
+def kafka_layout(path: FilePath | os.PathLike[str]) -> Layout | None:
     """Return the kind of a folder: a partition (with 20-digit `.log` files), a log dir (with such folders), None."""
-    folder = os.fspath(path)
-    if not os.path.isdir(folder):
+    folder = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not is_folder(folder):
         return None
     if _holds_segments(folder):
         return "partition"
     return "log-dir" if partition_folders(folder) else None
 
 
-def partition_folders(log_dir: str, known: Container[str] = ()) -> dict[TopicPartition, str]:
+_LAYOUT_KEYS = 1000
+_LAYOUT_TRIES = 10
+
+
+def bucket_layout(folder: FilePath) -> Layout | None:
+    """Return `kafka_layout` of a folder in a bucket of any size: one request as a rule, at most a dozen.
+
+    The first keys of a listing tell a Kafka directory. Where other things come first, the folders that are named like
+    partitions tell it: all but a few hold a segment, even in half a copy.
+    """
+    if isinstance(folder, str):
+        return kafka_layout(folder)
+    layout: Layout | None = None
+    for key in folder.first_keys(_LAYOUT_KEYS):
+        above, _, name = key.rpartition("/")
+        if layout is not None and key > _LAST_SEGMENT:
+            break
+        if _SEGMENT.match(name) or _SWAPPED_SEGMENT.match(name):
+            if not above:
+                return "partition"
+            layout = "log-dir" if _PARTITION.match(above) else layout
+    if layout is not None:
+        return layout
+    partitions = [name for name in folder.folders() if _PARTITION.match(name)]
+    tries = partitions[:_LAYOUT_TRIES]
+    holds = any(_SEGMENT.match(key) for name in tries for key in folder.child(name).first_keys(_LAYOUT_KEYS))
+    return "log-dir" if holds else None
+
+
+def partition_folders(log_dir: FilePath, known: Container[FilePath] = ()) -> dict[TopicPartition, FilePath]:
     """List the partition folders of a log dir: (topic, partition) -> folder. `known` ones are not opened again."""
-    folders: dict[TopicPartition, str] = {}
+    folders: dict[TopicPartition, FilePath] = {}
     try:
-        with os.scandir(log_dir) as entries:
+        with scan(log_dir) as entries:
             for entry in entries:
                 match = _PARTITION.match(entry.name)
                 if match and (entry.path in known or _holds_segments(entry.path)):
@@ -121,9 +165,9 @@ def partition_folders(log_dir: str, known: Container[str] = ()) -> dict[TopicPar
     return folders
 
 
-def split_folder_name(folder: str) -> TopicPartition:
+def split_folder_name(folder: FilePath) -> TopicPartition:
     """Topic and partition of a partition folder; a folder of another name is partition 0 of a topic of that name."""
-    name = Path(folder).resolve().name
+    name = name_of(real_path(folder))
     match = _PARTITION.match(name)
     return (match[1], int(match[2])) if match else (name, 0)
 
@@ -138,7 +182,7 @@ class _Listing:
     lowest_cleaned: int | None
 
 
-def settled_segments(folder: str, *, env: Env = SYSTEM) -> tuple[SegmentName, ...]:
+def settled_segments(folder: FilePath, *, env: Env = SYSTEM) -> tuple[SegmentName, ...]:
     """The segments of a partition folder in offset order, from a listing that counts (see above).
 
     `NotFound` if the folder is gone, `Unavailable` if it never holds still.
@@ -156,13 +200,13 @@ def settled_segments(folder: str, *, env: Env = SYSTEM) -> tuple[SegmentName, ..
     raise Unavailable(f"{folder} keeps changing: expected two listings in a row that agree; try again")
 
 
-def settled_now(folder: str) -> tuple[SegmentName, ...] | None:
+def settled_now(folder: FilePath) -> tuple[SegmentName, ...] | None:
     """As `settled_segments`, without waiting: None if no listing counts at this moment."""
     listing = _agreed(folder)
     return None if listing is None or listing.swapping else listing.segments
 
 
-def gone_folder(folder: str) -> NotFound:
+def gone_folder(folder: FilePath) -> NotFound:
     return NotFound(f"there is no folder {folder} any more: was the topic deleted?")
 
 
@@ -172,26 +216,28 @@ def never_there(error: FileNotFoundError) -> Unavailable:
     return Unavailable(f"expected to open {path}, which its folder lists, found it gone each time: try again")
 
 
-def _agreed(folder: str) -> _Listing | None:
+def _agreed(folder: FilePath) -> _Listing | None:
     before = _listing(folder)
     return before if before == _listing(folder) else None
 
 
-def _abandoned(folder: str, env: Env) -> bool:
+def _abandoned(folder: FilePath, env: Env) -> bool:
+    if not isinstance(folder, str):
+        return True  # No broker works in a bucket.
     try:
-        changed_ms = os.stat(folder).st_mtime_ns // 1_000_000
+        changed_ms = stat_of(folder).st_mtime_ns // 1_000_000
     except FileNotFoundError:
         return False
     return env.wall_ms() - changed_ms > ABANDONED_MS
 
 
-def _listing(folder: str) -> _Listing:
+def _listing(folder: FilePath) -> _Listing:
     segments: list[SegmentName] = []
     swaps: list[SegmentName] = []
     cleaned: list[int] = []
     swapping = False
     try:
-        with os.scandir(folder) as entries:
+        with scan(folder) as entries:
             for entry in entries:
                 swapping |= entry.name.endswith(SWAP)
                 if match := _SEGMENT.match(entry.name):
@@ -205,7 +251,7 @@ def _listing(folder: str) -> _Listing:
     return _Listing(tuple(sorted(segments)), tuple(sorted(swaps)), swapping, min(cleaned, default=None))
 
 
-def _segment(base: int, entry: os.DirEntry[str]) -> SegmentName:
+def _segment(base: int, entry: Entry) -> SegmentName:
     # Not the directory entry's inode: on overlay file systems it can differ from the file's.
     try:
         stat = entry.stat()
@@ -214,33 +260,33 @@ def _segment(base: int, entry: os.DirEntry[str]) -> SegmentName:
     return SegmentName(base, entry.path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
 
-def _holds_segments(folder: str) -> bool:
+def _holds_segments(folder: FilePath) -> bool:
     try:
-        with os.scandir(folder) as entries:
+        with scan(folder) as entries:
             return any(_SEGMENT.match(entry.name) or _SWAPPED_SEGMENT.match(entry.name) for entry in entries)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return False
 
 
-def offset_checkpoint(log_dir: str, name: str) -> dict[TopicPartition, int]:
+def offset_checkpoint(log_dir: FilePath, name: str) -> dict[TopicPartition, int]:
     """Read a `*-offset-checkpoint`, which Kafka replaces by rename, never half; empty if there is none."""
-    file = os.path.join(log_dir, name)
+    file = join(log_dir, name)
     data = file_bytes(file)
-    return {} if data is None else checkpoint_files.parse_offsets(data, file=file)
+    return {} if data is None else checkpoint_files.parse_offsets(data, file=str(file))
 
 
-def topic_id(folder: str, topic: str) -> str:
+def topic_id(folder: FilePath, topic: str) -> str:
     """The topic's id by `partition.metadata` in one of its partition folders.
 
     Where that file is missing or damaged (brokers before 2.8 wrote none) it is derived from the folder's place and so
     stays the same as long as the folder does, but does not tell a re-created topic from its predecessor.
     """
-    place = f"{Path(folder).resolve().parent}\n{topic}".encode()
+    place = f"{parent(real_path(folder))}\n{topic}".encode()
     derived = base64.urlsafe_b64encode(hashlib.sha256(place).digest()[:16]).decode().rstrip("=")
     return kafka_topic_id(folder) or derived
 
 
-def kafka_topic_id(folder: str) -> str:
+def kafka_topic_id(folder: FilePath) -> str:
     """The topic's id by `partition.metadata`, empty where that is missing or damaged."""
     try:
         return checkpoint_files.parse_partition_metadata(partition_metadata(folder))
@@ -248,23 +294,15 @@ def kafka_topic_id(folder: str) -> str:
         return ""
 
 
-def file_bytes(path: str) -> bytes | None:
-    try:
-        with open(path, "rb") as source:
-            return source.read()
-    except FileNotFoundError:
-        return None
-
-
-def leader_epochs(folder: str) -> tuple[LeaderEpoch, ...]:
+def leader_epochs(folder: FilePath) -> tuple[LeaderEpoch, ...]:
     """The entries of `leader-epoch-checkpoint`; none where there is no such file or it is damaged."""
-    data = file_bytes(os.path.join(folder, checkpoint_files.LEADER_EPOCHS_FILE))
+    data = file_bytes(join(folder, checkpoint_files.LEADER_EPOCHS_FILE))
     try:
         return () if data is None else tuple(checkpoint_files.parse_leader_epochs(data))
     except Corrupt:
         return ()
 
 
-def partition_metadata(folder: str) -> bytes:
+def partition_metadata(folder: FilePath) -> bytes:
     """The bytes of `partition.metadata`, empty if there is none."""
-    return file_bytes(os.path.join(folder, checkpoint_files.PARTITION_METADATA_FILE)) or b""
+    return file_bytes(join(folder, checkpoint_files.PARTITION_METADATA_FILE)) or b""

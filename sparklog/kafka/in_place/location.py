@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 from sparklog.errors import BadRequest, NotFound
 from sparklog.log.journal.names import PLACE_KEY, ROOT_KEY, is_topic_name
 from sparklog.storage import local_path
+from sparklog.storage.locations import is_url, normal_location, split
 
 if TYPE_CHECKING:
+    from sparklog.kafka.in_place.files import FilePath
     from sparklog.log.state.view import LogView
     from sparklog.log.topic.root import Root
 
@@ -45,6 +47,8 @@ def resolve(path: str | None) -> Location:
     """Look at a path. Raises BadRequest if none is given or it is a file."""
     if not path:
         raise BadRequest("No path: give the root, topic folder or Kafka log directory, as in load('/data/log')")
+    if is_url(path):
+        return _resolve_url(normal_location(path))
     location = absolute(path)
     if os.path.exists(location) and not os.path.isdir(location):
         raise BadRequest(f"The path {location} is a file: give the root, topic folder or Kafka log directory")
@@ -60,6 +64,33 @@ def resolve(path: str | None) -> Location:
         if layout is not None and not _SEALED_RUN.fullmatch(name):
             return Location(KAFKA_PARTITION if layout == "partition" else KAFKA_DIRECTORY, location, location)
     return Location(NOTHING, location, location)
+
+
+def _resolve_url(url: str) -> Location:
+    """Look at a URL: one request for a root, two for a topic, three or a few more for all else."""
+    from sparklog.kafka.in_place.directory import bucket_layout
+    from sparklog.kafka.in_place.files import as_object, file_path, join, parent
+
+    place = file_path(url)
+    above, name = split(url)
+
+    def is_root(folder: FilePath) -> bool:
+        store, key = as_object(join(folder, ROOT_KEY))
+        try:
+            # Not `stat`: only the answer to a read says that there is no such bucket.
+            store.get(key)
+        except NotFound:
+            return False
+        return True
+
+    if is_root(place):
+        return Location(ROOT, url, url)
+    if name and is_topic_name(name) and is_root(parent(place)):
+        return Location(TOPIC, url, above, name)
+    layout = bucket_layout(place)
+    if layout is not None and not _SEALED_RUN.fullmatch(name):
+        return Location(KAFKA_PARTITION if layout == "partition" else KAFKA_DIRECTORY, url, url)
+    return Location(NOTHING, url, url)
 
 
 def absolute(path: str) -> str:

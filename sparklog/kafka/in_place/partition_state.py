@@ -20,13 +20,13 @@ from sparklog.format.record_batch import HEADER_BYTES
 from sparklog.format.transaction_index import AbortedTransactions, concatenate
 from sparklog.kafka.in_place.directory import (
     SegmentName,
-    file_bytes,
     gone_folder,
     never_there,
     partition_metadata,
     settled_now,
     settled_segments,
 )
+from sparklog.kafka.in_place.files import FilePath, file_bytes, renew
 from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, Window, companion
 from sparklog.kafka.in_place.segment_recovery import (
     FAIL,
@@ -98,6 +98,8 @@ class SegmentState:
         """
         if file.inode != self.name.inode or file.size < self.end:
             return False
+        if not isinstance(file.place, str) and (file.size, file.modified) == (self.size, self.modified):
+            return True  # In a bucket no file changes without another time: this spares a request.
         header = self.last_header
         return not header or file.read(self.last_position, len(header)) == header
 
@@ -232,7 +234,7 @@ class PartitionState:
     `policy`: what damage does (see `segment_recovery`); `cut`: what it left out behind the log's end.
     """
 
-    def __init__(self, folder: str, topic: str, partition: int, env: Env = SYSTEM, policy: str = FAIL) -> None:
+    def __init__(self, folder: FilePath, topic: str, partition: int, env: Env = SYSTEM, policy: str = FAIL) -> None:
         self.folder = folder
         self.policy = policy
         self.cut: list[Skipped] = []
@@ -268,6 +270,7 @@ class PartitionState:
                 self._scan()
             except FileNotFoundError as error:
                 # A segment went between the listing and its opening: look again, and trust nothing half done.
+                renew(self.folder)
                 self._changed_at, self._replay, gone = -1, True, True
                 if not tries_left:
                     raise never_there(error) from None
@@ -280,22 +283,18 @@ class PartitionState:
         A tail goes on in the segments it knows while the folder changes; a first look has to wait, and so has one that
         missed a segment.
         """
-        try:
-            stat = os.stat(self.folder)
-        except FileNotFoundError:
-            raise gone_folder(self.folder) from None
-        changed_at, identity = stat.st_mtime_ns, (stat.st_dev, stat.st_ino)
+        changed_at, identity = self._folder_state()
         if identity != self._identity:
             self.segments, self._identity, self._replay = [], identity, True
-        quiet = self._listed_at - changed_at // 1_000_000 > RACY_MS
+        quiet = changed_at is not None and self._listed_at - changed_at // 1_000_000 > RACY_MS
         if self.segments and quiet and changed_at == self._changed_at:
             return
         now = self._env.wall_ms()
-        wait |= not self.segments
+        wait |= not self.segments or changed_at is None
         names = settled_segments(self.folder, env=self._env) if wait else settled_now(self.folder)
         if names is None:
             return
-        self._changed_at, self._listed_at = changed_at, now
+        self._changed_at, self._listed_at = -1 if changed_at is None else changed_at, now
         metadata = partition_metadata(self.folder)
         if metadata != self._metadata:
             self.segments, self._metadata, self._replay = [], metadata, True
@@ -311,6 +310,16 @@ class PartitionState:
         if old != list(names) and old and (not kept or kept != old[-len(kept) :] or kept != list(names[: len(kept)])):
             self._replay = True
 
+    def _folder_state(self) -> tuple[int | None, tuple[int, int]]:
+        """Return when the folder last changed (ns; None: it cannot be known, look into it), and which folder it is."""
+        if not isinstance(self.folder, str):
+            return None, (0, 0)
+        try:
+            stat = os.stat(self.folder)
+        except FileNotFoundError:
+            raise gone_folder(self.folder) from None
+        return stat.st_mtime_ns, (stat.st_dev, stat.st_ino)
+
     def _scan(self) -> None:
         self.cut = []
         for position, state in enumerate(self.segments):
@@ -322,7 +331,7 @@ class PartitionState:
         if self.policy == SKIP and self.segments and self.segments[-1].stray >= 0:
             state = self.segments[-1]
             reason = f"expected a batch at offset {state.next_offset} or above; found one below"
-            self._leave_out(state.name.path, state.stray, state.size - state.stray, state.next_offset, reason)
+            self._leave_out(str(state.name.path), state.stray, state.size - state.stray, state.next_offset, reason)
         if self._replay:
             self._indexed.clear()
             self.transactions = TransactionState()
@@ -353,10 +362,10 @@ class PartitionState:
             return False
         later = self.segments[position + 1 :]
         if later or state.stop != "zeros":
-            self._leave_out(state.name.path, state.end, state.size - state.end, state.next_offset, state.reason)
+            self._leave_out(str(state.name.path), state.end, state.size - state.end, state.next_offset, state.reason)
         for each in later:
             behind = "it lies behind damage, where the log was cut"
-            self._leave_out(each.name.path, 0, each.name.size, state.next_offset, behind)
+            self._leave_out(str(each.name.path), 0, each.name.size, state.next_offset, behind)
         if later:
             del self.segments[position + 1 :]
             self._changed_at = -1
@@ -397,7 +406,7 @@ class PartitionState:
             return []
         indexed = [self._transaction_index(state.name) for state in self.segments]
         return [
-            Unknown(producer, first, last, [s.name.path for s in self.segments if s.name.base <= last][-1])
+            Unknown(producer, first, last, [str(s.name.path) for s in self.segments if s.name.base <= last][-1])
             for producer, first, last in entries
             if not any(((index.producer_ids == producer) & (index.first_offsets <= first)).any() for index in indexed)
         ]

@@ -21,6 +21,7 @@ from sparklog.errors import Corrupt, NotFound
 from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.kafka.in_place.directory import SegmentName, never_there, settled_segments
+from sparklog.kafka.in_place.files import FilePath, renew
 from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, Window, seek
 from sparklog.kafka.in_place.segment_recovery import (
     FAIL,
@@ -54,7 +55,7 @@ class KafkaReadPart:
     process that reads, so it must pickle where that is another one.
     """
 
-    folder: str
+    folder: FilePath
     range: OffsetRange
     records: int
     nbytes: int
@@ -125,22 +126,25 @@ class KafkaReadPart:
                 raise self._gone(names, position, after)
             if name.base >= end:
                 return  # Nothing was kept between here and there.
+            passed: list[int] = []
             try:
-                file = SegmentFile(name.path)
-            except FileNotFoundError as error:
+                with SegmentFile(name.path) as file:
+                    for window in self._segment_windows(file, name, position, names, budget, passed):
+                        if not len(window.headers):
+                            return  # The log goes on behind the range: nothing was kept up to its end.
+                        yield file, window
+                        position = max(position, int(window.headers.next_offset[-1]))
+            except (FileNotFoundError, Corrupt) as error:
                 # The cleaner or retention was here: what matters is where the offsets lie now.
                 tries += 1
-                if tries > REPLAN_TRIES:
+                if isinstance(error, Corrupt):
+                    if tries > REPLAN_TRIES or not file.replaced():
+                        raise
+                elif tries > REPLAN_TRIES:
                     raise never_there(error) from None
+                renew(self.folder)
                 names, after = settled_segments(self.folder), -1
                 continue
-            passed: list[int] = []
-            with file:
-                for window in self._segment_windows(file, name, position, names, budget, passed):
-                    if not len(window.headers):
-                        return  # The log goes on behind the range: nothing was kept up to its end.
-                    yield file, window
-                    position = max(position, int(window.headers.next_offset[-1]))
             position, after = max(position, *passed, 0), name.base
 
     def _segment_windows(
@@ -229,7 +233,10 @@ def _limit(names: Sequence[SegmentName], name: SegmentName, file: SegmentFile) -
     None, too, if the file is not the listed one: the cleaner may have merged others into it since.
     """
     later = [other.base for other in names if other.base > name.base]
-    return later[0] if later and file.inode == name.inode else None
+    same = file.inode == name.inode
+    if not isinstance(file.place, str):
+        same = (file.size, file.modified) == (name.size, name.modified)
+    return later[0] if later and same else None
 
 
 def _first_position(file: SegmentFile, name: SegmentName, offset: int, limit: int | None, *, skipping: bool) -> int:

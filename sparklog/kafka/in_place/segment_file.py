@@ -3,12 +3,11 @@
 Plain positioned reads, no memory map: a broker cuts a preallocated file to its length when it rolls, and touching a
 mapped page behind the new end would kill the process. What the file held when it was opened counts; what is appended
 later is for the next look. A file that is gone was replaced or has expired: for `file.delete.delay.ms` it is still
-there as `.deleted`, with the same records.
+there as `.deleted`, with the same records. In a bucket neither happens (`sparklog.kafka.in_place.store_files`).
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -26,25 +25,28 @@ from sparklog.format.record_batch import (
     BoolArray,
 )
 from sparklog.format.segment_indexes import OffsetIndex
+from sparklog.kafka.in_place.files import DELETED, FilePath, exists, file_bytes, join, name_of, open_file, parent
+from sparklog.kafka.in_place.store_files import StoreFile
 
 if TYPE_CHECKING:
     from sparklog.format.decode import RecordColumns
 
 SWAP = ".swap"
-DELETED = ".deleted"
 CLEANED = ".cleaned"
 
 
-def companion(log: str, suffix: str) -> str:
+def companion(log: FilePath, suffix: str) -> FilePath:
     """The file beside a `.log` (`.log.swap`, `.log.deleted`) with another extension, as `index`.
 
     A swap renames the files of a segment one by one, the `.log` first, so the others may still be named `.swap`.
     """
+    folder, name = parent(log), name_of(log)
     for state in (SWAP, DELETED):
-        if log.endswith(state):
-            return f"{log.removesuffix(state).removesuffix('.log')}.{suffix}{state}"
-    plain = f"{log.removesuffix('.log')}.{suffix}"
-    return plain if os.path.exists(plain) or not os.path.exists(plain + SWAP) else plain + SWAP
+        if name.endswith(state):
+            return join(folder, f"{name.removesuffix(state).removesuffix('.log')}.{suffix}{state}")
+    plain = f"{name.removesuffix('.log')}.{suffix}"
+    swapped = join(folder, plain + SWAP)
+    return join(folder, plain) if exists(join(folder, plain)) or not exists(swapped) else swapped
 
 
 HEADER_WINDOW_BYTES = 256 * 1024
@@ -56,18 +58,14 @@ _CRC_PIECE_BYTES = 1024 * 1024
 
 
 class SegmentFile:
-    """An open `.log` file: `size` is what it had when it was opened."""
+    """An open `.log` file: `size` is what it had when it was opened, `path` its name for messages."""
 
-    def __init__(self, path: str) -> None:
-        """Open `path`, or its `.deleted` namesake. `FileNotFoundError` if there is neither."""
-        self.path = path
-        try:
-            self._descriptor = os.open(path, os.O_RDONLY)
-        except FileNotFoundError:
-            self.path = path + DELETED
-            self._descriptor = os.open(self.path, os.O_RDONLY)
-        stat = os.fstat(self._descriptor)
-        self.size, self.modified, self.inode = stat.st_size, stat.st_mtime_ns, stat.st_ino
+    def __init__(self, path: FilePath) -> None:
+        """Open `path`, or on a disk its `.deleted` namesake. `FileNotFoundError` if there is neither."""
+        self._file = open_file(path)
+        self.place: FilePath = self._file.path
+        self.path = str(self.place)
+        self.size, self.modified, self.inode = self._file.size, self._file.modified, self._file.inode
 
     def __enter__(self) -> SegmentFile:
         return self
@@ -75,17 +73,15 @@ class SegmentFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        os.close(self._descriptor)
+        self._file.close()
 
     def read(self, position: int, length: int) -> bytes:
         """Bytes from `position`; fewer than `length` only at the end of the file."""
-        data = os.pread(self._descriptor, length, position)
-        while 0 < len(data) < length:
-            more = os.pread(self._descriptor, length - len(data), position + len(data))
-            if not more:
-                break
-            data += more
-        return data
+        return self._file.read(position, length)
+
+    def replaced(self) -> bool:
+        """True if another file lies in a bucket under this name by now, so that what was read may be of both."""
+        return isinstance(self._file, StoreFile) and self._file.replaced()
 
     def header_at(self, position: int) -> BatchHeader | None:
         """The header of a batch that claims to start at `position` and to end inside the file, or None."""
@@ -205,11 +201,13 @@ def seek(file: SegmentFile, base: int, offset: int) -> int:
     An index has no checksum and may belong to another file of the same name, so its entry counts only if a batch starts
     there, ends with the entry's offset and matches its checksum.
     """
-    path = companion(file.path, "index")
+    if offset <= base and not isinstance(file.place, str):
+        return 0  # It spares a request.
+    path = companion(file.place, "index")
+    data = file_bytes(path)
     try:
-        with open(path, "rb") as source:
-            last, position = OffsetIndex.parse(source.read(), base, file=path).lookup(offset)
-    except (FileNotFoundError, Corrupt):
+        last, position = (-1, 0) if data is None else OffsetIndex.parse(data, base, file=str(path)).lookup(offset)
+    except Corrupt:
         return 0
     header = file.header_at(position) if position else None
     if header is None or header.base_offset + header.last_offset_delta != last or header.base_offset < base:

@@ -26,6 +26,7 @@ import numpy as np
 from sparklog.errors import BadRequest, Corrupt, NotFound, nearest
 from sparklog.format.checkpoint_files import HIGH_WATERMARKS_FILE, LOG_STARTS_FILE, TopicPartition
 from sparklog.kafka.in_place import directory
+from sparklog.kafka.in_place.files import FilePath, file_path, look_at_each, parent, real_path, renew
 from sparklog.kafka.in_place.partition_state import PartitionState, SegmentState
 from sparklog.kafka.in_place.read_part import KafkaReadPart
 from sparklog.kafka.in_place.segment_file import HEADER_WINDOW_BYTES, BatchWalk, SegmentFile, Window
@@ -111,6 +112,12 @@ def _in_window(
     return None
 
 
+LOCAL_POLL_MS = 10
+BUCKET_POLL_MS = 1000
+"""A copy in a bucket grows when somebody copies again; a look at it costs a request for each 1,000 files."""
+FRESH_MS = 1000
+
+
 @dataclass(slots=True)
 class _Partition:
     state: PartitionState
@@ -118,20 +125,19 @@ class _Partition:
 
 
 class KafkaView:
-    """Implements `sparklog.log.state.view.LogView` over local files."""
-
-    poll_interval_ms = 10
+    """Implements `sparklog.log.state.view.LogView` over files on a disk or in a bucket."""
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: FilePath | os.PathLike[str],
         *,
         tailing: bool = False,
         corrupt_records: str = FAIL,
         on_skipped: OnSkipped = log_skipped,
         env: Env = SYSTEM,
     ) -> None:
-        """`path` is a log dir or one partition folder; `tailing`: what is read must never be taken back (see above).
+        """`path` is a log dir or one partition folder, on a disk or by its URL; `tailing`: what is read must never be
+        taken back (see above).
 
         `corrupt_records` says what damage does: `fail`, `skip` or `truncate`; `on_skipped` is called with what was left
         out, where it is planned or read. `NotFound` if `path` is neither a Kafka log dir nor a partition folder.
@@ -139,20 +145,27 @@ class KafkaView:
         self._corrupt_records = check_policy(corrupt_records)
         self._on_skipped = on_skipped
         self._said: set[Skipped] = set()
-        self.location = os.path.abspath(os.fspath(path))
+        self.place = file_path(path)
+        self.location = str(self.place)
         self._tailing = tailing
         self._env = env
-        layout = directory.kafka_layout(self.location)
-        if layout is None:
+        self._opened_ms: int | None = env.boot_ms()
+        self.layout = directory.kafka_layout(self.place)
+        if self.layout is None:
             raise NotFound(
                 f"{self.location} is no Kafka directory: expected folders like orders-0 with files like"
                 " 00000000000000000000.log, or one such folder"
             )
-        self._single = directory.split_folder_name(self.location) if layout == "partition" else None
-        self._log_dir = os.path.dirname(os.path.realpath(self.location)) if self._single else self.location
+        self._single = directory.split_folder_name(self.place) if self.layout == "partition" else None
+        self._log_dir = parent(real_path(self.place)) if self._single else self.place
         self._partitions: dict[str, dict[int, _Partition]] = {}
 
+    @property
+    def poll_interval_ms(self) -> int:
+        return LOCAL_POLL_MS if isinstance(self.place, str) else BUCKET_POLL_MS
+
     def topics(self) -> list[str]:
+        self._renew()
         return sorted({topic for topic, _ in self._folders()})
 
     def topic_id(self, topic: str) -> str:
@@ -164,15 +177,23 @@ class KafkaView:
 
         The headers of all batches are walked at first, later only those of what was appended.
         """
+        self._renew()
         starts = self._checkpoint(LOG_STARTS_FILE)
         watermarks = self._checkpoint(HIGH_WATERMARKS_FILE) if self._tailing else {}
         folders = self._folders()
-        for topic in topics:
-            before = self._partitions.get(topic, {})
+        wanted = {topic: sorted(self._of_topic(folders, topic).items()) for topic in topics}
+
+        def look(part: tuple[str, int, FilePath]) -> _Partition:
+            topic, number, folder = part
+            known, key = self._partitions.get(topic, {}).get(number), (topic, number)
+            return self._refreshed(known, folder, key, starts.get(key), watermarks.get(key))
+
+        parts = [(topic, *each) for topic, folders_of_topic in wanted.items() for each in folders_of_topic]
+        looks = look_at_each(self.place, look, parts)
+        for topic in wanted:
             after: dict[int, _Partition] = {}
-            for number, folder in sorted(self._of_topic(folders, topic).items()):
-                key = (topic, number)
-                partition = self._refreshed(before.get(number), folder, key, starts.get(key), watermarks.get(key))
+            for number, _ in wanted[topic]:
+                partition = next(looks)
                 for skipped in partition.state.cut:
                     self._say(skipped)
                 if partition.state.segments:
@@ -236,13 +257,19 @@ class KafkaView:
             parts.append(KafkaReadPart(folder, part, stored.records, stored.nbytes, aborted, policy, self._on_skipped))
         return parts
 
+    def _renew(self) -> None:
+        """List a bucket anew, unless that was done a moment ago, to open it."""
+        opened_ms, self._opened_ms = self._opened_ms, None
+        if opened_ms is None or self._env.boot_ms() - opened_ms > FRESH_MS:
+            renew(self.place)
+
     def _say(self, skipped: Skipped) -> None:
         if skipped not in self._said:
             self._said.add(skipped)
             self._on_skipped(skipped)
 
     def _refreshed(
-        self, known: _Partition | None, folder: str, key: TopicPartition, start: int | None, watermark: int | None
+        self, known: _Partition | None, folder: FilePath, key: TopicPartition, start: int | None, watermark: int | None
     ) -> _Partition:
         state = known.state if known is not None else PartitionState(folder, *key, self._env, self._corrupt_records)
         state.refresh()
@@ -261,13 +288,13 @@ class KafkaView:
                 return {}
             raise
 
-    def _folders(self) -> dict[TopicPartition, str]:
+    def _folders(self) -> dict[TopicPartition, FilePath]:
         if self._single:
-            return {self._single: self.location}
+            return {self._single: self.place}
         known = {part.state.folder for topic in self._partitions.values() for part in topic.values()}
-        return directory.partition_folders(self.location, known)
+        return directory.partition_folders(self.place, known)
 
-    def _of_topic(self, folders: Mapping[TopicPartition, str], topic: str) -> dict[int, str]:
+    def _of_topic(self, folders: Mapping[TopicPartition, FilePath], topic: str) -> dict[int, FilePath]:
         mine = {number: folder for (name, number), folder in folders.items() if name == topic}
         if not mine:
             names = sorted({name for name, _ in folders})

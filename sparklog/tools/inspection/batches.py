@@ -29,12 +29,13 @@ from sparklog.format.payloads import RecordFields, payloads, record_fields
 from sparklog.format.record_batch import CODECS, HEADER_BYTES, BatchHeaders, BytesLike, Int64Array
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.kafka.in_place.directory import split_folder_name
+from sparklog.kafka.in_place.files import FilePath, as_object, file_path, is_file, name_of, parent
 from sparklog.kafka.in_place.partition_state import PartitionState, SegmentState
 from sparklog.log.journal.names import file_key, is_sealed
 from sparklog.log.read.aborted import aborted_ranges
 from sparklog.log.state.slice_table import ABORTED, COMMITTED, OPEN, Snapshot
 from sparklog.log.state.view import Bounds
-from sparklog.storage import Store, open_store
+from sparklog.storage import Store
 from sparklog.tools.inspection.dump_batches import per_batch, scan_windows
 from sparklog.tools.inspection.hot_keys import HotKeys
 
@@ -76,15 +77,14 @@ class PartitionLog:
 
 def of_kafka(topic: str, partition: int, state: PartitionState, bounds: Bounds) -> PartitionLog:
     """Return a partition folder of Kafka's, up to the end of its log."""
-    store = open_store(state.folder)
-    runs = tuple(_segment(store, segment) for segment in state.segments)
+    runs = tuple(_segment(segment) for segment in state.segments)
     aborted = state.aborted(state.first_base, max(state.log_end, state.first_base))
     return PartitionLog(topic, partition, bounds, runs, aborted, tuple(state.transactions.open.items()))
 
 
-def _segment(store: Store, state: SegmentState) -> Run:
-    name = os.path.basename(state.name.path)
-    return Run(store, name, name, SEGMENT, 0, state.end, state.name.base, file_size=state.size)
+def _segment(state: SegmentState) -> Run:
+    store, key = as_object(state.name.path)
+    return Run(store, key, name_of(state.name.path), SEGMENT, 0, state.end, state.name.base, file_size=state.size)
 
 
 def of_root(snapshot: Snapshot, partition: int, bounds: Bounds) -> PartitionLog:
@@ -107,18 +107,18 @@ def of_root(snapshot: Snapshot, partition: int, bounds: Bounds) -> PartitionLog:
     return PartitionLog(topic, partition, bounds, tuple(runs), aborted or transaction_index.none(), open_)
 
 
-def of_file(path: str | os.PathLike[str]) -> list[PartitionLog]:
+def of_file(path: FilePath | os.PathLike[str]) -> list[PartitionLog]:
     """Return the partitions in one file: a `.log` of Kafka's or a sealed one, or an append file of any number of them.
 
     A segment's transactions are judged by all of its folder. Offsets in an append file count from 0 within each slice:
     only a commit gives their place in the log. `NotFound` if there is no such file, `BadRequest` for any other file.
     """
-    location = os.path.abspath(os.fspath(path))
-    folder, name = os.path.split(location)
-    if not os.path.isfile(location):
+    location = file_path(path)
+    folder, name = parent(location), name_of(location)
+    if not is_file(location):
         raise NotFound(f"there is no file {location}: give a .log or .slices file, a topic or a log directory")
     if name.endswith(".slices"):
-        return _append_file(open_store(folder), name)
+        return _append_file(*as_object(location))
     stem, _, suffix = name.partition(".")
     if not (len(stem) == 20 and stem.isdigit() and suffix == "log"):
         raise BadRequest(f"expected a segment such as 00000000000000000000.log or a .slices file, found {location}")
@@ -130,7 +130,7 @@ def of_file(path: str | os.PathLike[str]) -> list[PartitionLog]:
         raise NotFound(f"{location} is no segment of its folder's log: a cleaner that died left it behind")
     end = segment.next_offset
     whole = of_kafka(topic, partition, state, Bounds(int(stem), end, end, end))
-    return [replace(whole, runs=(_segment(open_store(folder), segment),))]
+    return [replace(whole, runs=(_segment(segment),))]
 
 
 def _append_file(store: Store, name: str) -> list[PartitionLog]:

@@ -9,7 +9,9 @@ from typing import Any
 
 from sparklog.errors import BadRequest, NotFound
 from sparklog.format import checkpoint_files
+from sparklog.kafka.in_place.files import as_object, file_path
 from sparklog.storage import Store, open_store
+from sparklog.storage.locations import is_url, without_settings
 
 MAX_INT = 2**31 - 1
 SEGMENT_SUFFIXES = ("log", "index", "timeindex", "txnindex")
@@ -95,7 +97,10 @@ def find(paths: Sequence[str], root: str | None = None) -> list[Source]:
     for path in paths:
         if root is not None:
             store, key = open_store(root), path.strip("/")
-            shown = f"{root.rstrip('/')}/{key}"
+            shown = f"{without_settings(root).rstrip('/')}/{key}"
+        elif is_url(path):
+            place = file_path(path)
+            (store, key), shown = as_object(place), str(place)
         elif os.path.isdir(path):
             store, key, shown = open_store(path), "", path.rstrip("/") or "/"
         else:
@@ -134,7 +139,7 @@ def _sources(store: Store, key: str, shown: str) -> list[Source]:
 
 
 def _source(store: Store, key: str, shown: str) -> Source:
-    return Source(store, key, shown, f"{store.location.rstrip('/')}/{key}")
+    return Source(store, key, shown, f"{without_settings(store.location).rstrip('/')}/{key}")
 
 
 def _rank(key: str) -> tuple[str, str, int, str]:

@@ -20,6 +20,7 @@ from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.format.append_file import decode_footer
 from sparklog.format.record_batch import BoolArray, Int64Array
 from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
+from sparklog.kafka.in_place.files import FilePath
 from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.state.view import LogView
 from sparklog.log.topic.root import RootView
@@ -304,7 +305,7 @@ def inspect_topic(view: LogView, topic: str, partitions: Sequence[int] | None = 
     raise BadRequest(f"expected a sparklog root or a Kafka directory to look into, found {type(view).__name__}")
 
 
-def inspect_file(path: str | os.PathLike[str]) -> Inspected:
+def inspect_file(path: FilePath | os.PathLike[str]) -> Inspected:
     """Inspect one `.log` or `.slices` file: see `runs.of_file`."""
     return _inspected(of_file(path))
 

@@ -17,8 +17,20 @@ from contextlib import suppress
 from sparklog.errors import Corrupt, NotFound, did_you_mean
 from sparklog.format import checkpoint_files
 from sparklog.format.checkpoint_files import CLEANER_OFFSETS_FILE, LOG_STARTS_FILE, TopicPartition
-from sparklog.kafka.in_place.directory import file_bytes, kafka_layout, partition_folders, split_folder_name
-from sparklog.kafka.in_place.segment_file import CLEANED, DELETED, SWAP
+from sparklog.kafka.in_place.directory import kafka_layout, partition_folders, split_folder_name
+from sparklog.kafka.in_place.files import (
+    DELETED,
+    FilePath,
+    file_bytes,
+    file_path,
+    is_folder,
+    join,
+    name_of,
+    names_in,
+    relative,
+    stat_of,
+)
+from sparklog.kafka.in_place.segment_file import CLEANED, SWAP
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.tools.verification.findings import CHECKPOINT, Counts, Finding, Orphan, Report
 from sparklog.tools.verification.kafka_partition import COMPARE, REPLICA, KafkaPartition, read_partition
@@ -36,10 +48,10 @@ LEFT_FOLDERS = ("-delete", "-future", "-stray")
 
 
 def verify_log_dir(
-    path: str | os.PathLike[str], *, topics: Sequence[str] = (), say: Say = lambda line: None, env: Env = SYSTEM
+    path: FilePath | os.PathLike[str], *, topics: Sequence[str] = (), say: Say = lambda line: None, env: Env = SYSTEM
 ) -> Report:
     """Read a Kafka log directory or partition folder whole. `NotFound` if it is neither, or lacks a topic named."""
-    folder = os.path.abspath(os.fspath(path))
+    folder = file_path(path)
     layout = kafka_layout(folder)
     if layout is None:
         message = f"{folder} is no Kafka directory: it has no folders like orders-0 with .log files; check the path"
@@ -56,7 +68,7 @@ def verify_log_dir(
     for key in sorted(folders):
         if topics and key[0] not in topics:
             continue
-        say(f"reading {os.path.basename(folders[key])}")
+        say(f"reading {name_of(folders[key])}")
         log_start = offsets.get(LOG_STARTS_FILE, {}).get(key)
         cleaned = offsets.get(CLEANER_OFFSETS_FILE, {}).get(key, 0) if layout == "log-dir" else None
         read[key] = part = read_partition(folders[key], folder, log_start=log_start, cleaned=cleaned, env=env)
@@ -69,17 +81,17 @@ def verify_log_dir(
     counts += Counts(topics=len({topic for topic, _ in read}))
     seconds = (env.boot_ms() - begun) / 1000
     unique = tuple(dict.fromkeys(findings))
-    return Report(folder, unique, orphans, foreign, counts, seconds=seconds, notes=tuple(notes))
+    return Report(str(folder), unique, orphans, foreign, counts, seconds=seconds, notes=tuple(notes))
 
 
 def _checkpoints(
-    folder: str, names: Sequence[str]
+    folder: FilePath, names: Sequence[str]
 ) -> tuple[list[Finding], Counts, dict[str, dict[TopicPartition, int]]]:
     findings: list[Finding] = []
     counts = Counts()
     offsets: dict[str, dict[TopicPartition, int]] = {}
     for name in names:
-        data = file_bytes(os.path.join(folder, name))
+        data = file_bytes(join(folder, name))
         if data is None:
             continue
         counts += Counts(files=1, nbytes=len(data))
@@ -108,7 +120,7 @@ def _check_bounds(key: TopicPartition, part: KafkaPartition, offsets: dict[str, 
             part.notes.append(Finding(CHECKPOINT, name, message, COMPARE, offset=offset))
 
 
-def _ids(read: dict[TopicPartition, KafkaPartition], root: str) -> list[Finding]:
+def _ids(read: dict[TopicPartition, KafkaPartition], root: FilePath) -> list[Finding]:
     wrong = []
     for topic in sorted({name for name, _ in read}):
         ids = {key: part.topic_id for key, part in read.items() if key[0] == topic and part.topic_id is not None}
@@ -116,37 +128,36 @@ def _ids(read: dict[TopicPartition, KafkaPartition], root: str) -> list[Finding]
         if len(usual) > 1:
             for key, topic_id in ids.items():
                 if topic_id != usual[0][0] or usual[0][1] == usual[1][1]:
-                    path = os.path.join(read[key].folder, checkpoint_files.PARTITION_METADATA_FILE)
-                    file = os.path.relpath(path, root)
+                    file = relative(join(read[key].folder, checkpoint_files.PARTITION_METADATA_FILE), root)
                     message = f"topic '{topic}' has id {topic_id} here and {usual[0][0]} in another partition"
                     wrong.append(Finding(CHECKPOINT, file, message, REPLICA))
     return wrong
 
 
 def _others(
-    folder: str, layout: str, read: dict[TopicPartition, KafkaPartition], now_ms: int
+    folder: FilePath, layout: str, read: dict[TopicPartition, KafkaPartition], now_ms: int
 ) -> tuple[tuple[Orphan, ...], tuple[Orphan, ...]]:
     """Return the other files: Kafka's left-overs, and files that it does not know."""
     orphans: list[Orphan] = []
     foreign: list[Orphan] = []
 
-    def note(path: str, why: str | None) -> None:
+    def note(path: FilePath, why: str | None) -> None:
         with suppress(FileNotFoundError):
-            stat = os.stat(path)
+            stat = stat_of(path)
             age = max(0, now_ms - stat.st_mtime_ns // 1_000_000)
-            orphan = Orphan(os.path.relpath(path, folder), stat.st_size, age, why or "Kafka gives no such name")
+            orphan = Orphan(relative(path, folder), stat.st_size, age, why or "Kafka gives no such name")
             (orphans if why else foreign).append(orphan)
 
     for part in read.values():
         swapping = any(".log" + SWAP in name for name in part.names)
-        for name in sorted(set(os.listdir(part.folder)) - part.names):
+        for name in sorted(set(names_in(part.folder)) - part.names):
             left = name.endswith(LEFT) or (swapping and SEGMENT_FILE.match(name) is not None)
-            note(os.path.join(part.folder, name), "the broker removes or finishes it" if left else None)
+            note(join(part.folder, name), "the broker removes or finishes it" if left else None)
     if layout == "log-dir":
-        partitions = {os.path.basename(part.folder) for part in read.values()}
-        for name in sorted(set(os.listdir(folder)) - KNOWN - partitions):
-            path = os.path.join(folder, name)
-            if not os.path.isdir(path):
+        partitions = {name_of(part.folder) for part in read.values()}
+        for name in sorted(set(names_in(folder)) - KNOWN - partitions):
+            path = join(folder, name)
+            if not is_folder(path):
                 note(path, None)
             elif name.endswith(LEFT_FOLDERS):
                 note(path, "a partition folder that the broker removes or moves")

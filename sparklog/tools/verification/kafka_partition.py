@@ -14,7 +14,6 @@ be as old as their compression.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -31,7 +30,8 @@ from sparklog.format.control import ABORT
 from sparklog.format.coordinators.producer_snapshot import parse_snapshot
 from sparklog.format.decode import RecordColumns
 from sparklog.format.record_batch import CRC_START, MAGIC, NO_LEADER_EPOCH
-from sparklog.kafka.in_place.directory import SegmentName, file_bytes, settled_segments
+from sparklog.kafka.in_place.directory import SegmentName, settled_segments
+from sparklog.kafka.in_place.files import FilePath, exists, file_bytes, join, name_of, names_in, relative, stat_of
 from sparklog.kafka.in_place.segment_file import SWAP, SegmentFile, Window, companion
 from sparklog.kafka.in_place.segment_recovery import Damage, sound_windows
 from sparklog.kafka.in_place.transaction_state import TransactionEvents, TransactionState
@@ -123,7 +123,7 @@ T = TypeVar("T")
 class KafkaPartition:
     """Result of reading one folder; `notes`: what may be damage or Kafka's doing; `names`: of its known files."""
 
-    folder: str
+    folder: FilePath
     findings: list[Finding] = field(default_factory=list)
     notes: list[Finding] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
@@ -144,11 +144,13 @@ class _Segment:
     damaged: bool = False
     end: int = 0
 
-    def index_path(self, suffix: str) -> str:
+    def index_path(self, suffix: str) -> FilePath:
         return companion(self.name.path, suffix)
 
 
-def read_partition(folder: str, root: str, *, log_start: int | None, cleaned: int | None, env: Env) -> KafkaPartition:
+def read_partition(
+    folder: FilePath, root: FilePath, *, log_start: int | None, cleaned: int | None, env: Env
+) -> KafkaPartition:
     """Read a partition folder whole; files are named relative to `root`.
 
     `log_start`, `cleaned`: offsets in the log dir's checkpoints. None: no log start; unknown what was cleaned.
@@ -160,8 +162,8 @@ def read_partition(folder: str, root: str, *, log_start: int | None, cleaned: in
 class _Reader:
     """Reads one folder. `cleaned`: a cleaner has been below it, as far as is known; `old`: formats v0, v1 were read."""
 
-    folder: str
-    root: str
+    folder: FilePath
+    root: FilePath
     cleaned: int
     cleaner_known: bool
     env: Env
@@ -186,17 +188,17 @@ class _Reader:
         self.result.counts += Counts(slices=len(segments))
         return self.result
 
-    def _place(self, path: str) -> str:
-        return os.path.relpath(path, self.root)
+    def _place(self, path: FilePath) -> str:
+        return relative(path, self.root)
 
-    def _report(self, kind: str, path: str, message: str, remedy: str = REPLICA, **place: int | None) -> None:
+    def _report(self, kind: str, path: FilePath, message: str, remedy: str = REPLICA, **place: int | None) -> None:
         self.result.findings.append(Finding(kind, self._place(path), message, remedy, **place))
 
-    def _data(self, path: str) -> bytes | None:
+    def _data(self, path: FilePath) -> bytes | None:
         data = file_bytes(path)
         if data is None:
             return None
-        self.result.names.add(os.path.basename(path))
+        self.result.names.add(name_of(path))
         self.result.counts += Counts(files=1, nbytes=len(data))
         return data
 
@@ -205,8 +207,8 @@ class _Reader:
     def _segment(self, segment: _Segment, expected: int, before: Gaps) -> int:
         """Read one segment and its indexes; return the offset behind it. `before`: gaps of the segment before."""
         path = segment.name.path
-        self.result.names.add(os.path.basename(path))
-        if path.endswith(SWAP):
+        self.result.names.add(name_of(path))
+        if name_of(path).endswith(SWAP):
             # A cleaner wrote it and died before it gave it its name. A pass goes from the log's start on: it has been
             # everywhere up to the next segment.
             self.cleaned = max(self.cleaned, segment.name.base if segment.limit is None else segment.limit)
@@ -218,7 +220,7 @@ class _Reader:
                 break
             # A broker may be writing: what is half there now is whole a moment later.
             self.env.sleep(PAUSE_SECONDS)
-            now = os.stat(path)
+            now = stat_of(path)
             if (now.st_size, now.st_mtime_ns) == (size, changed) or look == LOOKS - 1:
                 break
             del self.result.findings[findings:]
@@ -240,14 +242,14 @@ class _Reader:
                     return False
                 segment.damaged = True
                 remedy = CUT_OFF if segment.last and damage.unwritten else REPLICA
-                kind, place = CHECKSUM if damage.wrong_crc else CONTENT, self._place(file.path)
+                kind, place = CHECKSUM if damage.wrong_crc else CONTENT, self._place(file.place)
                 finding = Finding(kind, place, damage.reason, remedy, damage.position, damage.offset)
                 self.result.findings.append(self._at_flipped_bit(file, damage, finding))
                 return True
 
             for window in sound_windows(file, 0, expected, decide=decide, limit=segment.limit):
                 if len(window.headers):
-                    self._take(segment, window, file.path)
+                    self._take(segment, window, file.place)
             return file.size, file.modified
 
     def _at_flipped_bit(self, file: SegmentFile, damage: Damage, finding: Finding) -> Finding:
@@ -259,7 +261,7 @@ class _Reader:
         body = file.read(start, header.size - CRC_START)
         return finding.at_flipped_bit(start, len(body), crc32c(body), header.crc) or finding
 
-    def _take(self, segment: _Segment, window: Window, path: str) -> None:
+    def _take(self, segment: _Segment, window: Window, path: FilePath) -> None:
         headers, place = window.headers, self._place(path)
         holds = ~headers.is_control & (headers.count > 0)
         records = None
@@ -304,7 +306,7 @@ class _Reader:
     # -- what lies beside
 
     def _epochs(self, segments: Sequence[_Segment], log_start: int) -> None:
-        path = os.path.join(self.folder, checkpoint_files.LEADER_EPOCHS_FILE)
+        path = join(self.folder, checkpoint_files.LEADER_EPOCHS_FILE)
         data, epochs = self._parsed(path, checkpoint_files.parse_leader_epochs)
         if epochs is None:
             return
@@ -314,7 +316,7 @@ class _Reader:
             for segment in segments:
                 self._epochs_of(segment, epochs, log_start, path)
 
-    def _epochs_of(self, segment: _Segment, epochs: Sequence[LeaderEpoch], log_start: int, path: str) -> None:
+    def _epochs_of(self, segment: _Segment, epochs: Sequence[LeaderEpoch], log_start: int, path: FilePath) -> None:
         starts = np.array([each.start_offset for each in epochs], np.int64)
         numbers = np.array([-1, *(each.epoch for each in epochs)], np.int64)
         for base, epoch, position in segment.epochs:
@@ -325,7 +327,7 @@ class _Reader:
             if len(wrong):
                 row = int(wrong[0])
                 in_batch, in_file, offset = int(epoch[row]), int(stored[row]), int(base[row])
-                message = f"the batch's leader epoch is {in_batch}, {os.path.basename(path)} says {in_file}"
+                message = f"the batch's leader epoch is {in_batch}, {name_of(path)} says {in_file}"
                 message += ": one of the two is damaged"
                 self._report(CONTENT, segment.name.path, message, position=int(position[row]), offset=offset)
                 self._report(CHECKPOINT, path, f"it says epoch {in_file} for offset {offset}, the batch {in_batch}")
@@ -349,7 +351,7 @@ class _Reader:
                     markers[offset] = (first, offset + 1 if stable is None else stable)
             self._aborted(path, markers, segment, segments[0].name.base)
 
-    def _aborted(self, path: str, markers: dict[int, tuple[int, int]], segment: _Segment, oldest: int) -> None:
+    def _aborted(self, path: FilePath, markers: dict[int, tuple[int, int]], segment: _Segment, oldest: int) -> None:
         try:
             entries = transaction_index.parse(file_bytes(path) or b"", segment.name.base)
         except Corrupt:
@@ -368,12 +370,12 @@ class _Reader:
             place = entry * transaction_index.ENTRY_BYTES
             self._report(INDEX, path, message, DELETE_INDEX, position=place, offset=last)
         missing = sorted(set(markers) - set(stored)) if not segment.last else []
-        if missing and os.path.exists(path):
+        if missing and exists(path):
             message = f"it lacks the transaction that an ABORT marker ends at offset {missing[0]}"
             self._report(INDEX, path, message, DELETE_INDEX)
 
     def _metadata(self) -> None:
-        path = os.path.join(self.folder, checkpoint_files.PARTITION_METADATA_FILE)
+        path = join(self.folder, checkpoint_files.PARTITION_METADATA_FILE)
         data, topic_id = self._parsed(path, checkpoint_files.parse_partition_metadata)
         if topic_id is None:
             return
@@ -382,12 +384,12 @@ class _Reader:
             self._report(CHECKPOINT, path, "it is not written as Kafka writes it", position=_odd_byte(data))
 
     def _snapshots(self) -> None:
-        for name in sorted(os.listdir(self.folder)):
+        for name in sorted(names_in(self.folder)):
             if name.endswith(".snapshot"):
                 remedy = "delete it while the broker is stopped: it builds a new one from the log"
-                self._parsed(os.path.join(self.folder, name), parse_snapshot, remedy)
+                self._parsed(join(self.folder, name), parse_snapshot, remedy)
 
-    def _parsed(self, path: str, parse: Callable[..., T], remedy: str = REPLICA) -> tuple[bytes, T | None]:
+    def _parsed(self, path: FilePath, parse: Callable[..., T], remedy: str = REPLICA) -> tuple[bytes, T | None]:
         """Return the bytes of a small file and their meaning: None if it is missing, or damaged, which is a finding."""
         data = self._data(path)
         if data is None:

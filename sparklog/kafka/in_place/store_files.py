@@ -1,0 +1,263 @@
+"""The files of a Kafka directory in a bucket, or another store of objects: listed as a whole, read in ranges.
+
+No broker works in a bucket, so nothing is renamed while it is read: one listing counts, and a `.swap` that it shows is
+not waited for. Files have no inodes: one is the same as long as its size and time are. A folder exists by what lies in
+it.
+
+A listing is kept until `renew`. It tells without a request which files exist below the folder that was listed, their
+sizes and times. A file that is gone, or shorter than it was listed, has been replaced since: reading it is a
+`FileNotFoundError`, and the next look makes a listing of its own.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from itertools import islice
+
+from sparklog.errors import NotFound
+from sparklog.storage.local_writer import ForkLock
+from sparklog.storage.locations import without_settings
+from sparklog.storage.store import ObjectInfo, Store
+
+RANGE_BYTES = 4 << 20
+"""Bytes of a request for a part of a file."""
+RANGES_AHEAD = 2
+"""Ranges requested before they are asked for, once two in a row were, by a store that has `parallel_reads`."""
+_RANGES_KEPT = RANGES_AHEAD + 2
+_SMALL_BYTES = 64 * 1024
+"""A file up to this size is read again only if its size or time has changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStat:
+    """Size and time of a file, under the names of `os.stat_result`."""
+
+    st_size: int
+    st_mtime_ns: int
+    st_ino: int = 0
+
+    @classmethod
+    def of(cls, info: ObjectInfo) -> StoreStat:
+        return cls(info.size, info.modified_ms * 1_000_000)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreEntry:
+    """A file or folder in a listing, as `os.DirEntry` is one."""
+
+    name: str
+    path: StorePath
+    info: ObjectInfo | None
+
+    def stat(self) -> StoreStat:
+        return StoreStat(0, 0) if self.info is None else StoreStat.of(self.info)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StorePath:
+    """A file or folder in a store of objects, by its key: an empty one is the whole store. Picklable as its store is.
+
+    `str` gives its URL, for messages: without settings.
+    """
+
+    key: str
+    files: StoreFiles = field(compare=False, repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.files.base}/{self.key}" if self.key else self.files.base
+
+    @property
+    def name(self) -> str:
+        return str(self).rpartition("/")[2]
+
+    @property
+    def parent(self) -> StorePath:
+        return StorePath(self.key.rpartition("/")[0], self.files)
+
+    def child(self, name: str) -> StorePath:
+        return StorePath(f"{self.key}/{name}" if self.key else name, self.files)
+
+    def scan(self) -> AbstractContextManager[Iterator[StoreEntry]]:
+        """List a folder, as `os.scandir`. `FileNotFoundError` if nothing lies in it."""
+        names = self.files.names(self.key)
+        if not names:
+            raise self._gone()
+        entries = [StoreEntry(name, path := self.child(name), self.files.info(path.key)) for name in sorted(names)]
+        return nullcontext(iter(entries))
+
+    def stat(self) -> StoreStat:
+        info = self.files.info(self.key)
+        if info is None:
+            raise self._gone()
+        return StoreStat.of(info)
+
+    def is_folder(self) -> bool:
+        return bool(self.files.names(self.key))
+
+    def exists(self) -> bool:
+        return self.files.info(self.key) is not None
+
+    def first_keys(self, most: int) -> Iterator[str]:
+        """Yield the names of the first files below a folder, from a listing of its own: `orders-0/x`."""
+        prefix = f"{self.key}/" if self.key else ""
+        return (info.key.removeprefix(prefix) for info in islice(self.files.store.list(prefix), most))
+
+    def folders(self) -> Iterator[str]:
+        """Yield the names of the folders in a folder, from a listing of its own."""
+        return self.files.store.list_folders(f"{self.key}/" if self.key else "")
+
+    def data(self) -> bytes | None:
+        """Read a file whole; None if there is none."""
+        return self.files.data(self.key)
+
+    def open(self) -> StoreFile:
+        return StoreFile(self, self.stat())
+
+    def _gone(self) -> FileNotFoundError:
+        return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self))
+
+
+class _Listing:
+    """The files below a folder, and by folder the names of what lies directly in it."""
+
+    def __init__(self, store: Store, folder: str) -> None:
+        self.folder = folder
+        self.files: dict[str, ObjectInfo] = {}
+        self.names: dict[str, set[str]] = {}
+        for info in store.list(f"{folder}/" if folder else ""):
+            self.files[info.key] = info
+            key = info.key
+            while key != folder:
+                above, _, name = key.rpartition("/")
+                siblings = self.names.setdefault(above, set())
+                if name in siblings:
+                    break
+                siblings.add(name)
+                key = above
+
+    def covers(self, folder: str) -> bool:
+        return not self.folder or folder == self.folder or folder.startswith(f"{self.folder}/")
+
+
+class StoreFiles:
+    """The files of a store, and the newest listing of a part of them. Safe to use from threads."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.base = without_settings(store.location)
+        self._lock = ForkLock()
+        self._listing: _Listing | None = None
+        self._small: dict[str, tuple[ObjectInfo, bytes]] = {}
+
+    def __reduce__(self) -> tuple[type[StoreFiles], tuple[Store]]:
+        return StoreFiles, (self.store,)
+
+    def renew(self, folder: str) -> None:
+        """Make a new listing of a folder."""
+        self.forget()
+        self.names(folder)
+
+    def forget(self) -> None:
+        """Forget the listing: the next look makes another one."""
+        self._listing = None
+
+    def names(self, folder: str) -> set[str]:
+        """Return the names of what lies in a folder; none if there is no such folder."""
+        with self._lock:
+            listing = self._listing
+            if listing is None or not listing.covers(folder):
+                listing = self._listing = _Listing(self.store, folder)
+        return listing.names.get(folder, set())
+
+    def info(self, key: str) -> ObjectInfo | None:
+        """Return size and time of a file; None if there is none. A request if its folder has not been listed."""
+        listing = self._listing
+        if listing is not None and listing.covers(key.rpartition("/")[0]):
+            return listing.files.get(key)
+        return self.store.stat(key) if key else None
+
+    def data(self, key: str) -> bytes | None:
+        listing = self._listing
+        listed = listing is not None and listing.covers(key.rpartition("/")[0])
+        info = self.info(key) if listed else None
+        if listed and info is None:
+            return None
+        before = self._small.get(key)
+        if before is not None and before[0] == info:
+            return before[1]
+        try:
+            data = self.store.get(key)
+        except NotFound:
+            return None
+        if info is not None and len(data) == info.size <= _SMALL_BYTES:
+            self._small[key] = info, data
+        return data
+
+
+class StoreFile:
+    """A file that is open for reading: of the size that it was listed with."""
+
+    inode = 0
+
+    def __init__(self, path: StorePath, stat: StoreStat) -> None:
+        self.path = path
+        self.size, self.modified = stat.st_size, stat.st_mtime_ns
+        self._held: dict[int, bytes | Future[bytes]] = {}
+        self._last = -1
+        self._pool: ThreadPoolExecutor | None = None
+
+    def read(self, position: int, length: int) -> bytes:
+        """Return bytes from `position`; fewer than `length` only at the end of the file."""
+        parts: list[bytes] = []
+        end = min(position + length, self.size)
+        while position < end:
+            start = position % RANGE_BYTES
+            part = self._range(position // RANGE_BYTES)[start : start + end - position]
+            parts.append(part)
+            position += len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def replaced(self) -> bool:
+        """True if the file has another size or time by now, or is gone. A request."""
+        info = self.path.files.store.stat(self.path.key)
+        return info is None or StoreStat.of(info) != StoreStat(self.size, self.modified)
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _range(self, number: int) -> bytes:
+        held = self._held.pop(number, None)
+        data = held.result() if isinstance(held, Future) else self._fetch(number) if held is None else held
+        self._held[number] = data
+        if number == self._last + 1 and self._last >= 0:
+            self._read_ahead(number + 1)
+        self._last = number
+        while len(self._held) > _RANGES_KEPT:
+            del self._held[next(iter(self._held))]
+        return data
+
+    def _read_ahead(self, first: int) -> None:
+        if self.path.files.store.parallel_reads <= 1:
+            return
+        for number in range(first, min(first + RANGES_AHEAD, -(-self.size // RANGE_BYTES))):
+            if number not in self._held:
+                self._pool = self._pool or ThreadPoolExecutor(RANGES_AHEAD, thread_name_prefix="sparklog-read")
+                self._held[number] = self._pool.submit(self._fetch, number)
+
+    def _fetch(self, number: int) -> bytes:
+        start = number * RANGE_BYTES
+        length = min(RANGE_BYTES, self.size - start)
+        try:
+            data = self.path.files.store.get(self.path.key, start, length)
+        except NotFound:
+            data = b""
+        if len(data) < length:
+            self.path.files.forget()
+            raise self.path._gone()
+        return data
