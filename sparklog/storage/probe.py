@@ -149,7 +149,9 @@ def _race(trial: Trial, pool: ThreadPoolExecutor, number: int, size: int) -> byt
     answers = list(pool.map(create, bodies))
     winners = [body for body, answer in zip(bodies, answers, strict=True) if answer is True]
     if len(winners) > 1:
-        trial.broken(f"of {THREADS} threads that created one object at once {len(winners)} were told they had; must be 1")
+        trial.broken(
+            f"of {THREADS} threads that created one object at once {len(winners)} were told they had; must be 1"
+        )
     failures = [answer for answer in answers if isinstance(answer, Unavailable)]
     if len(failures) == THREADS:
         raise failures[0]

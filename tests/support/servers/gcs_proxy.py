@@ -9,14 +9,16 @@ from __future__ import annotations
 import http.client
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 CONDITION = "x-goog-if-generation-match"
 DROPPED = {"host", "authorization", "connection", CONDITION}
+SIGNED = "AWS4-HMAC-SHA256 Credential=key/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
+"""moto checks no signature, but answers private objects to nobody without one."""
 
 
 class Proxy(BaseHTTPRequestHandler):
-    """One request: the condition "no generation exists" (0) becomes `If-None-Match: *`; tokens of Google go away."""
+    """One request: "no generation exists" (0) becomes `If-None-Match: *`, and a token of Google S3's signature."""
 
     protocol_version = "HTTP/1.1"
     target = ""
@@ -24,10 +26,13 @@ class Proxy(BaseHTTPRequestHandler):
     def pass_on(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         headers = {name: value for name, value in self.headers.items() if name.lower() not in DROPPED}
+        headers["Authorization"] = SIGNED
         if self.headers.get(CONDITION) == "0":
             headers["If-None-Match"] = "*"
         connection = http.client.HTTPConnection(self.target, timeout=60)
-        connection.request(self.command, self.path, body, headers)
+        path, query, settings = self.path.partition("?")
+        # Google's client escapes `-` and `.`, also in the bucket's name, which moto takes as it comes.
+        connection.request(self.command, quote(unquote(path)) + query + settings, body, headers)
         answer = connection.getresponse()
         data = answer.read()
         self.send_response(answer.status)
