@@ -7,10 +7,11 @@ import shlex
 
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.log.journal.env import MAX_AHEAD_MS
+from sparklog.log.journal.names import ROOT_KEY
 from sparklog.log.journal.verdict import forget, probe_anew
 from sparklog.storage import open_store
 from sparklog.storage.local import LocalStore
-from sparklog.storage.probe import DELETE, THREADS, Outcome, examine
+from sparklog.storage.probe import DELETE, THREADS, Outcome, examine, probe
 from sparklog.storage.store import Store
 from sparklog.tools.doctor.checks import FAIL, OK, WARN, Finding
 
@@ -18,9 +19,9 @@ WORTH_A_WORD_MS = 10_000
 
 
 def check_store(store: Store) -> list[Finding]:
-    """Exclusive create, read-back, hard links, a directory's fsync, and the clock; renew the verdict in the root."""
+    """Exclusive create, read-back, hard links, a directory's fsync, and the clock. Renews the verdict of a root."""
     try:
-        report = probe_anew(store)
+        report = probe(store) if store.stat(ROOT_KEY) is None else probe_anew(store)
     except SparklogError as error:
         fix = "use a local disk, or a mounted file system with hard links and fsync, as --root"
         if not isinstance(store, LocalStore):
