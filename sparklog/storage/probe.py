@@ -134,7 +134,7 @@ def _exclusive(trial: Trial) -> None:
 
 
 def _race(trial: Trial, pool: ThreadPoolExecutor, number: int, size: int) -> bytes:
-    """Let the threads of a pool create one object at once; return what it holds."""
+    """Create one object from all threads of a pool at once; return what it holds."""
     key = trial.key(f"{number}-race")
     bodies = [f"probe {thread} {os.urandom(12).hex()} ".encode().ljust(size, b".") for thread in range(THREADS)]
     start = threading.Barrier(THREADS)
