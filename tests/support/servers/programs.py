@@ -69,7 +69,7 @@ def folder() -> Path:
     """The folder of the programs, which need not exist."""
     named = os.environ.get(FOLDER_VARIABLE)
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(named) if named else Path(cache) / "sparklog-tests" / "servers"
+    return Path(named).absolute() if named else Path(cache) / "sparklog-tests" / "servers"
 
 
 def find(program: Program) -> str:

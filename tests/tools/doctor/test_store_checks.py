@@ -1,4 +1,4 @@
-"""`sparklog doctor --store`: each promise of any store in one line, with the right that is missing, and nothing left."""
+"""`sparklog doctor --store`: a line for each promise of a store, with the right that is missing, and nothing left."""
 
 from __future__ import annotations
 
