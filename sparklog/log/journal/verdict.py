@@ -13,6 +13,7 @@ A verdict does not expire. Who replaces the server behind an endpoint runs `spar
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ VERDICT_JSON = StoredDocument(
     Member("sparklog", TEXT),
 )
 
+_VERDICT = re.compile(rf"{PROBE_FOLDER}/verdict-[0-9a-f]{{16}}\.json")
 _probed: set[tuple[str, str]] = set()
 """Places that this process trusts."""
 _lock = ForkLock()
@@ -82,6 +84,10 @@ def forget(store: Store) -> None:
     if _keeps_verdicts(store):
         with suppress(SparklogError):
             store.delete(_key(store))
+
+
+def is_verdict(key: str) -> bool:
+    return _VERDICT.fullmatch(key) is not None
 
 
 def _keeps_verdicts(store: Store) -> bool:
