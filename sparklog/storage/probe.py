@@ -46,7 +46,7 @@ class ProbeReport:
 
 
 class Trial:
-    """Objects of one probe, in a folder of its own; `races` of them are raced for."""
+    """One probe: its objects, in a folder of its own, and what it measured. As a context it removes them in the end."""
 
     def __init__(self, store: Store, wall_ms: Clock) -> None:
         self.store = store
@@ -57,6 +57,19 @@ class Trial:
         """Bytes of the first object."""
         self.clock_ahead_ms = 0
         self.probed_ms = 0
+        self._began = time.perf_counter()
+
+    def __enter__(self) -> Trial:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with suppress(SparklogError):  # a leftover of the probe does no harm
+            self.store.delete_many(self.keys)
+
+    def report(self) -> ProbeReport:
+        took_ms = (time.perf_counter() - self._began) * 1e3
+        rounds = self.store.probe_rounds
+        return ProbeReport(self.store.location, rounds, self.clock_ahead_ms, self.probed_ms, took_ms)
 
     def key(self, name: str) -> str:
         self.keys.append(self.folder + name)
@@ -86,41 +99,26 @@ class Outcome:
 
 def probe(store: Store, wall_ms: Clock = _wall_ms) -> ProbeReport:
     """Test all promises but that of deleting; `BadRequest` names the one that is broken."""
-    began = time.perf_counter()
-    trial = Trial(store, wall_ms)
-    try:
+    with Trial(store, wall_ms) as trial:
         for promise in PROMISES:
             promise.test(trial)
-    finally:
-        _clean(trial)
-    took_ms = (time.perf_counter() - began) * 1e3
-    return ProbeReport(store.location, store.probe_rounds, trial.clock_ahead_ms, trial.probed_ms, took_ms)
+        return trial.report()
 
 
 def examine(store: Store, wall_ms: Clock = _wall_ms) -> tuple[ProbeReport, list[Outcome]]:
     """Test all promises and say how each came out. Without `create` the others cannot be tested."""
-    began = time.perf_counter()
-    trial = Trial(store, wall_ms)
     outcomes: list[Outcome] = []
-    try:
+    with Trial(store, wall_ms) as trial:
         for promise in (*PROMISES, DELETE):
+            error = None
             try:
                 promise.test(trial)
-                outcomes.append(Outcome(promise, None))
-            except SparklogError as error:
-                outcomes.append(Outcome(promise, error))
-                if promise is CREATE:
-                    break
-    finally:
-        _clean(trial)
-    took_ms = (time.perf_counter() - began) * 1e3
-    report = ProbeReport(store.location, store.probe_rounds, trial.clock_ahead_ms, trial.probed_ms, took_ms)
-    return report, outcomes
-
-
-def _clean(trial: Trial) -> None:
-    with suppress(SparklogError):  # a leftover of the probe does no harm
-        trial.store.delete_many(trial.keys)
+            except SparklogError as failure:
+                error = failure
+            outcomes.append(Outcome(promise, error))
+            if error is not None and promise is CREATE:
+                break
+        return trial.report(), outcomes
 
 
 def _exclusive(trial: Trial) -> None:

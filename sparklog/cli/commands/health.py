@@ -96,7 +96,7 @@ def doctor(
 
     Each line is ok, warn or fail, what was found and, below it, the command or setting that puts it right. Runs
     without pyspark, without Java and without a root. Exit code 1 only if something fails. --root and --store write a
-    few small objects below _probe to see whether the store keeps its promises, and remove them. --store says of each
+    few objects below _probe to see whether the store keeps its promises, and remove them. --store says of each
     promise whether it is kept, of any path or URL.
     """
     from sparklog.tools.doctor.examine import examine, failed

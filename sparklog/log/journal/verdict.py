@@ -18,7 +18,7 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 
-from sparklog.errors import SparklogError
+from sparklog.errors import BadRequest, SparklogError
 from sparklog.log.journal.documents import TEXT, Member, StoredDocument, whole
 from sparklog.storage.local_writer import ForkLock
 from sparklog.storage.probe import PROBE_FOLDER, THREADS, ProbeReport, probe
@@ -67,10 +67,10 @@ def ensure_probed(store: Store) -> None:
 
 
 def probe_anew(store: Store) -> ProbeReport:
-    """Probe a store whatever the verdict; renew that, or take it back where the store fails."""
+    """Probe a store whatever the verdict; renew that, or take it back where a promise is broken."""
     try:
         report = probe(store)
-    except SparklogError:
+    except BadRequest:
         forget(store)
         raise
     forget(store)

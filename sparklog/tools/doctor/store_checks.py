@@ -41,10 +41,13 @@ def examine_store(location: str) -> list[Finding]:
     except SparklogError as error:
         return [Finding("store", FAIL, str(error), "give another --store")]
     findings = [_finding(store, each, report.clock_ahead_ms) for each in outcomes]
-    failed = [each.promise.name for each in outcomes if each.error is not None and each.promise is not DELETE]
-    if failed:
+    failed = [each for each in outcomes if each.error is not None and each.promise is not DELETE]
+    broken = any(isinstance(each.error, BadRequest) for each in failed)
+    if broken:
         forget(store)
-        message = f"{report.location} cannot hold a root: {', '.join(failed)}"
+    if failed:
+        problem = "cannot hold a root" if broken else "could not be tested"
+        message = f"{report.location} {problem}: {', '.join(each.promise.name for each in failed)}"
         return [*findings, Finding("store", FAIL, message, "mend what fails above, or use another store")]
     races = f"{report.rounds} race{'s' if report.rounds > 1 else ''} of {THREADS} threads"
     message = f"{report.location} can hold a root: {races}, {report.took_ms:.0f} ms"

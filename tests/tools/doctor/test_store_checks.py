@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.errors import BadRequest, Unavailable
+from sparklog.errors import BadRequest, SparklogError, Unavailable
 from sparklog.log.journal.env import SYSTEM
 from sparklog.log.journal.names import create_root_id
 from sparklog.log.journal.verdict import forget
@@ -80,6 +80,7 @@ def test_a_denied_verb_is_one_line_that_names_the_right(
     assert "sparklog doctor --store" in findings[check]["fix"]
     assert findings[check]["status"] == status
     assert findings["store"]["status"] == (OK if status == WARN else FAIL)
+    assert ("could not be tested" if status == FAIL else "can hold a root") in findings["store"]["found"]
     assert result.exit_code == int(status == FAIL)
 
 
@@ -105,6 +106,7 @@ def test_a_store_that_lets_two_win(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(store_checks, "open_store", Careless)
     first, last = examine_store(str(tmp_path))
     assert (first.check, first.status, last.check, last.status) == ("create", FAIL, "store", FAIL)
+    assert last.found == f"{tmp_path} cannot hold a root: create"
     assert "8 threads that created one object at once 8 were told they had" in first.found
     assert "docs/reference/stores.md" in first.fix
     assert list(tmp_path.iterdir()) == []
@@ -130,9 +132,11 @@ def test_the_verdict_of_a_root_is_renewed_or_taken_back(bucket: str, monkeypatch
     assert keys(store) == [verdict]
     assert len(store.get(verdict)) == len(before)
 
-    def down(key: str, data: bytes) -> bool:
-        raise (Unavailable if "race" not in key else BadRequest)("no longer")
+    for error, left in ((Unavailable, [verdict]), (BadRequest, [])):
 
-    monkeypatch.setattr(store, "create", down)
-    assert check_store(store)[0].status == FAIL
-    assert keys(store) == []
+        def down(key: str, data: bytes, error: type[SparklogError] = error) -> bool:
+            raise error("no longer")
+
+        monkeypatch.setattr(store, "create", down)
+        assert check_store(store)[0].status == FAIL
+        assert keys(store) == left
