@@ -14,7 +14,8 @@ from sparklog.storage.locations import StoreUrl
 
 _STATUS = re.compile(r"status code: (\d{3})|inner: Status \{\s*status: (\d{3})")
 _HTTP = re.compile(r"HttpError \{\s*kind: ([A-Za-z]+)")
-_CODE = re.compile(r"<Code>([A-Za-z]{1,60})</Code>")
+# The second form: of one key in the answer to a bulk delete, which has the status 200.
+_CODE = re.compile(r"<Code>([A-Za-z]{1,60})</Code>|\(code: ([A-Za-z]{1,60})\)")
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted")
 _RIGHTS = {
     S3: {
@@ -66,7 +67,7 @@ def cloud_error(error: Exception, action: str, key: str, url: StoreUrl) -> Spark
         return error
     text = str(error)
     status, code_match = status_of(error), _CODE.search(text)
-    code = code_match[1] if code_match else ""
+    code = (code_match[1] or code_match[2]) if code_match else ""
     what = f"{key} in {url}" if key else str(url)
     if code in _NO_BUCKET:
         return BadRequest(f"cannot {action} {what}: there is no bucket {url.host}; create it or check its name")
@@ -78,7 +79,7 @@ def cloud_error(error: Exception, action: str, key: str, url: StoreUrl) -> Spark
         return Unavailable(
             f"cannot {action} {what}: the credentials are refused ({code or 401}); check {_KEYS[url.scheme]}"
         )
-    if status == 403:
+    if status == 403 or code == "AccessDenied":
         right = _RIGHTS[url.scheme].get(action, "access")
         return Unavailable(f"cannot {action} {what}: access is denied ({code or 403}); it needs {right}")
     if status in (301, 307, 308) or code in ("AuthorizationHeaderMalformed", "PermanentRedirect"):

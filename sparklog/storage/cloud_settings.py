@@ -137,10 +137,21 @@ def client_config(scheme: str, settings: Mapping[str, str], environ: Mapping[str
     return config
 
 
+_ENDPOINTS = {
+    S3: ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    GCS: ("GOOGLE_BASE_URL",),
+    AZURE: ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
+
+
+def endpoint_of_environment(scheme: str, environ: Mapping[str, str]) -> str:
+    """Return the server that the environment names; empty if it names none."""
+    return next((environ[name] for name in _ENDPOINTS.get(scheme, ()) if environ.get(name)), "")
+
+
 def plain_http(scheme: str, settings: Mapping[str, str], environ: Mapping[str, str]) -> bool:
     """True if the client may speak HTTP without TLS: asked for, or the endpoint is written so."""
-    names = {S3: ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"), AZURE: ("AZURE_STORAGE_ENDPOINT",)}
-    endpoint = settings.get("endpoint") or next((environ[n] for n in names.get(scheme, ()) if environ.get(n)), "")
+    endpoint = settings.get("endpoint") or endpoint_of_environment(scheme, environ)
     return settings.get("allow_http") == "true" or endpoint.startswith("http://")
 
 

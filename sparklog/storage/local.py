@@ -70,6 +70,10 @@ class LocalStore(Store):
         return self._durable
 
     @property
+    def probe_rounds(self) -> int:
+        return 1  # link() is exclusive or missing
+
+    @property
     def writable(self) -> bool:
         return not os.path.isdir(self._path) or os.access(self._path, os.W_OK | os.X_OK)
 

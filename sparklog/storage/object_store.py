@@ -32,7 +32,7 @@ from obstore import exceptions
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.storage.cloud_errors import cloud_error, network_failure, status_of
-from sparklog.storage.cloud_settings import AZURE, GCS, S3, client_config, plain_http
+from sparklog.storage.cloud_settings import AZURE, GCS, S3, client_config, endpoint_of_environment, plain_http
 from sparklog.storage.local_writer import ForkGuard, ForkLock
 from sparklog.storage.locations import StoreUrl, parse_url
 from sparklog.storage.store import (
@@ -83,6 +83,15 @@ class ObjectStore(Store):
     @property
     def location(self) -> str:
         return str(self._url)
+
+    @property
+    def server(self) -> str:
+        named, parts = dict(self._url.settings), []
+        if "endpoint" not in named:
+            parts.append(endpoint_of_environment(self._url.scheme, os.environ))
+        if self._url.scheme == AZURE and "account_name" not in named:
+            parts.append(os.environ.get("AZURE_STORAGE_ACCOUNT_NAME", ""))
+        return " ".join(filter(None, parts))
 
     @property
     def parallel_reads(self) -> int:
@@ -236,7 +245,8 @@ class ObjectStore(Store):
         key = f"_probe/clock-{os.urandom(12).hex()}"
         self._create(key, b"")
         info = self.stat(key)
-        self.delete(key)
+        with suppress(Unavailable):  # writers may lack the right to delete
+            self.delete(key)
         if info is None:
             raise Unavailable(f"{key} was written to {self.location} and is not there: try again later")
         return info.modified_ms

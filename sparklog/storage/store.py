@@ -189,6 +189,16 @@ class Store(ABC):
         return True
 
     @property
+    def probe_rounds(self) -> int:
+        """Races that a probe runs. 1 where the system decides: then each process probes, else the verdict is kept."""
+        return 12
+
+    @property
+    def server(self) -> str:
+        """Endpoint of the requests, where `location` does not name it. A verdict holds for both."""
+        return ""
+
+    @property
     def writable(self) -> bool:
         """False where this process may read and not write: a snapshot, a read-only mount, another user's files."""
         return True

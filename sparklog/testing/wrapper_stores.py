@@ -15,7 +15,7 @@ T = TypeVar("T")
 class WrapperStore(Store):
     """Pass every call on to `inner`; derived classes override a method, or `request`, which all of them go through.
 
-    Of the capabilities only `needs_probe`, `writable` and `parallel_reads` are those of `inner`: temporary files and
+    Of the capabilities only those of probes, `writable` and `parallel_reads` are those of `inner`: temporary files and
     links would go past the wrapper.
     """
 
@@ -33,6 +33,14 @@ class WrapperStore(Store):
     @property
     def needs_probe(self) -> bool:
         return self.inner.needs_probe
+
+    @property
+    def probe_rounds(self) -> int:
+        return self.inner.probe_rounds
+
+    @property
+    def server(self) -> str:
+        return self.inner.server
 
     @property
     def writable(self) -> bool:

@@ -49,6 +49,29 @@ def test_is_what_its_url_says(bucket: str) -> None:
     assert pickle.loads(pickle.dumps(store)).get("a") == b"x"
 
 
+@pytest.mark.parametrize(
+    ("url", "environ", "server"),
+    [
+        ("s3://b/log", {}, ""),
+        ("s3://b/log", {"AWS_ENDPOINT_URL": "http://one", "AWS_ENDPOINT": "http://two"}, "http://one"),
+        ("s3://b/log", {"AWS_ENDPOINT_URL": "http://one", "AWS_ENDPOINT_URL_S3": "http://s3"}, "http://s3"),
+        ("s3://b/log?endpoint=http://other", {"AWS_ENDPOINT_URL": "http://one"}, ""),
+        ("gs://b/log", {"GOOGLE_BASE_URL": "http://one", "AWS_ENDPOINT_URL": "http://two"}, "http://one"),
+        ("az://b/log", {"AZURE_STORAGE_ACCOUNT_NAME": "team"}, "team"),
+        ("az://b/log?account_name=other", {"AZURE_STORAGE_ACCOUNT_NAME": "team"}, ""),
+        ("az://b", {"AZURE_STORAGE_ACCOUNT_NAME": "team", "AZURE_STORAGE_ENDPOINT": "http://one"}, "http://one team"),
+    ],
+)
+def test_server_is_what_the_environment_adds(
+    monkeypatch: pytest.MonkeyPatch, url: str, environ: dict[str, str], server: str
+) -> None:
+    for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_", "GOOGLE_"))]:
+        monkeypatch.delenv(name)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert open_store(url).server == server
+
+
 @pytest.mark.parametrize("size", [PART_BYTES, PART_BYTES + 1, 3 * PART_BYTES + 7])
 def test_large_objects_are_whole(bucket: str, size: int) -> None:
     store = open_store(bucket)

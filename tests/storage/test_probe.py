@@ -6,7 +6,8 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,8 +18,8 @@ from sparklog.storage import LocalStore
 from sparklog.storage import probe as probe_module
 from sparklog.storage.local_writer import ForkLock
 from sparklog.storage.memory import MemoryStore
-from sparklog.storage.probe import ensure_probed, probe
-from sparklog.storage.store import Store
+from sparklog.storage.probe import LARGE_BYTES, examine, probe
+from sparklog.storage.store import ObjectInfo
 from sparklog.testing.wrapper_stores import CountingStore
 
 
@@ -51,6 +52,65 @@ class Twice(MemoryStore):
         return True
 
 
+class SometimesRacy(MemoryStore):
+    """Looks first, writes then: in most races nobody comes in between, with large bodies somebody does."""
+
+    def create(self, key: str, data: bytes) -> bool:
+        created = super().create(key, data)
+        return created or (len(data) >= LARGE_BYTES and key.endswith("-race"))
+
+
+class LosesAnswers(MemoryStore):
+    """The winner's first answer is lost: the client asks again, and is told that the object exists."""
+
+    def create(self, key: str, data: bytes) -> bool:
+        super().create(key, data)
+        return False
+
+
+class FailsSometimes(MemoryStore):
+    """Half of the requests of a race time out, some with effect."""
+
+    def __init__(self) -> None:
+        super().__init__(clock)
+        self.number = count()
+
+    def create(self, key: str, data: bytes) -> bool:
+        number = next(self.number) if data.startswith(b"probe") else 0
+        created = super().create(key, data) if number % 4 != 1 else False
+        if number % 2:
+            raise Unavailable("timed out")
+        return created
+
+
+class CreatesNothing(MemoryStore):
+    def create(self, key: str, data: bytes) -> bool:
+        return False
+
+
+class Forgets(MemoryStore):
+    def create(self, key: str, data: bytes) -> bool:
+        return data.startswith(b"probe 0")
+
+
+class WrongRanges(MemoryStore):
+    """Takes a range for one counted from the end."""
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        whole = super().get(key)
+        return whole if length is None else whole[-length:]
+
+
+class Unordered(MemoryStore):
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        return iter(list(super().list(prefix, after))[::-1])
+
+
+class IgnoresAfter(MemoryStore):
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        return super().list(prefix)
+
+
 class NoCase(MemoryStore):
     def create(self, key: str, data: bytes) -> bool:
         return super().create(key.lower(), data)
@@ -70,13 +130,68 @@ class WrongBytes(MemoryStore):
         (Racy(), r"8 threads .* must be 1"),
         (Twice(clock), r"8 threads .* must be 1"),
         (NoCase(clock), "differ only in case"),
+        (SometimesRacy(clock), r"8 threads .* must be 1"),
         (WrongBytes(clock), "other bytes than its only creator wrote"),
+        (Forgets(clock), "is not there although its creator was told so"),
+        (WrongRanges(clock), "a read of 7 bytes from byte 3 gives others"),
+        (Unordered(clock), "keys out of order"),
+        (IgnoresAfter(clock), "others than those asked for"),
     ],
 )
 def test_broken_promises_are_refused(store: MemoryStore, words: str) -> None:
     with pytest.raises(BadRequest, match=words):
         probe(store)
     assert list(store.list("")) == [] or isinstance(store, NoCase)
+
+
+@pytest.mark.parametrize("store", [LosesAnswers(clock), FailsSometimes()])
+def test_answers_that_are_lost_break_no_promise(store: MemoryStore) -> None:
+    assert probe(store).rounds == 12
+    assert list(store.list("")) == []
+
+
+def test_a_store_in_which_nothing_lands_is_to_be_tried_again() -> None:
+    with pytest.raises(Unavailable, match="nobody could create"):
+        probe(CreatesNothing(clock))
+
+
+def test_rounds_are_the_stores(tmp_path: Path) -> None:
+    local, far = CountingStore(LocalStore(tmp_path, durable=False)), CountingStore(MemoryStore(clock))
+    for store, races in ((local, 1), (far, 12)):
+        assert probe(store).rounds == races
+        # Eight threads and one that comes late; two names that differ in case.
+        assert store.counts["create"] == races * 9 + 2
+
+
+class Denies(MemoryStore):
+    """Refuses one verb, as a bucket's policy does."""
+
+    def __init__(self, verb: str) -> None:
+        super().__init__(clock)
+
+        def refuse(*args: object) -> NoReturn:
+            raise Unavailable(f"access is denied; it needs the right to {verb}")
+
+        setattr(self, verb, refuse)
+
+
+@pytest.mark.parametrize(
+    ("verb", "broken"),
+    [
+        ("create", {"create"}),
+        ("get", {"create"}),
+        ("list", {"list"}),
+        ("now_ms", {"clock"}),
+        ("delete", {"delete"}),
+        ("none", set()),
+    ],
+)
+def test_each_promise_has_an_outcome(verb: str, broken: set[str]) -> None:
+    _, outcomes = examine(Denies(verb))
+    assert {each.promise.name for each in outcomes if each.error is not None} == broken
+    assert all(f"the right to {verb}" in str(each.error) for each in outcomes if each.error is not None)
+    names = ["create", "read", "names", "list", "clock", "delete"]
+    assert [each.promise.name for each in outcomes] == (names[:1] if "create" in broken else names)
 
 
 def test_a_good_store_passes_and_is_left_clean(tmp_path: Path) -> None:
@@ -93,37 +208,6 @@ def test_clock_difference() -> None:
     assert probe(store, lambda: 1_000_000).clock_ahead_ms == 0
 
 
-def test_once_per_process_and_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe_module, "_probed", {})
-    store = CountingStore(LocalStore(tmp_path, durable=False))
-    first = ensure_probed(store)
-    made = store.counts["create"]
-    assert made >= 8
-    assert ensure_probed(store) is first
-    assert ensure_probed(LocalStore(tmp_path, durable=False)) is first
-    assert store.counts["create"] == made
-    assert ensure_probed(MemoryStore(clock)) is None
-    assert ensure_probed(CountingStore(MemoryStore(clock))) is None
-
-
-def test_a_failed_probe_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Down(MemoryStore):
-        needs_probe = True
-        down = True
-
-        def create(self, key: str, data: bytes) -> bool:
-            if self.down:
-                raise Unavailable("down")
-            return super().create(key, data)
-
-    monkeypatch.setattr(probe_module, "_probed", {})
-    store = Down(clock, "down")
-    with pytest.raises(Unavailable):
-        ensure_probed(store)
-    store.down = False
-    assert ensure_probed(store) is not None
-
-
 def in_child(action: Callable[[], object]) -> NoReturn:
     """Run `action` in a forked child, which never comes back to pytest; one that hangs is killed."""
     code = 1
@@ -134,33 +218,6 @@ def in_child(action: Callable[[], object]) -> NoReturn:
         code = 0
     finally:
         os._exit(code)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_a_child_that_is_forked_during_a_probe_probes_for_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(probe_module, "_probed", {})
-    parent, probing, forked = os.getpid(), threading.Event(), threading.Event()
-    real = probe_module._case
-
-    def held(store: Store, keys: Sequence[str]) -> None:
-        if os.getpid() == parent:
-            probing.set()
-            assert forked.wait(30)
-        real(store, keys)
-
-    monkeypatch.setattr(probe_module, "_case", held)
-    store = LocalStore(tmp_path, durable=False)
-    thread = threading.Thread(target=ensure_probed, args=(store,))
-    thread.start()
-    assert probing.wait(30)
-    child = os.fork()
-    if child == 0:
-        in_child(lambda: ensure_probed(store))
-    forked.set()
-    thread.join()
-    assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")

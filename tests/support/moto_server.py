@@ -61,4 +61,6 @@ def bucket(moto_server: MotoServer, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY_ID)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    # Twelve races and 16 MiB take half a second here, and most tests are not about them.
+    monkeypatch.setattr("sparklog.storage.object_store.ObjectStore.probe_rounds", 2, raising=False)
     return moto_server.new_bucket()

@@ -35,6 +35,8 @@ class StubBucket:
     """Verbs (PUT, GET, HEAD, DELETE, POST, LIST) and the answers to the next requests of each."""
     requests: list[tuple[str, str]] = field(default_factory=list)
     url: str = ""
+    denied: frozenset[str] = frozenset()
+    """Verbs that a policy denies."""
     heeds_offset: bool = True
     reverse: bool = False
     silence_s: float = 3.0
@@ -118,10 +120,14 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         sent = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
         keys = [each.partition("</Key>")[0] for each in sent.split("<Key>")[1:]]
+        if "DELETE" in self.server.bucket.denied:
+            refused = "<Code>AccessDenied</Code><Message>Access Denied</Message>"
+            errors = "".join(f"<Error><Key>{key}</Key>{refused}</Error>" for key in keys)
+            return self._answer("POST", lambda: 200, f"<DeleteResult>{errors}</DeleteResult>".encode())
         for key in keys:
             self.server.bucket.objects.pop(key, None)
         deleted = "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in keys)
-        self._answer("POST", lambda: 200, f"<DeleteResult>{deleted}</DeleteResult>".encode())
+        return self._answer("POST", lambda: 200, f"<DeleteResult>{deleted}</DeleteResult>".encode())
 
     def do_DELETE(self) -> None:
         self._answer("DELETE", lambda: 204 if self.server.bucket.objects.pop(self._key(), None) is not None else 404)
@@ -146,7 +152,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, verb: str, land: object, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
         self.server.bucket.requests.append((verb, self.path))
-        scripted = self.server.bucket.take(verb)
+        denied = Answer(403, "AccessDenied") if verb in self.server.bucket.denied else None
+        scripted = denied or self.server.bucket.take(verb)
         if scripted is None:
             return self._send(land(), body, headers or {})  # type: ignore[operator]
         if scripted.lands:

@@ -87,17 +87,24 @@ def doctor(
         str | None, Option(metavar="FILE", help="Read this instead of Spark's own spark-defaults.conf.")
     ] = None,
     spark: Annotated[bool, Option("--spark", help="Start a local Spark session and ask it.")] = False,
+    store: Annotated[
+        str | None, Option(metavar="LOCATION", help="Only test whether this path or bucket can hold a root.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check Python, Java, packages, Spark's settings and, with --root, the store and the state of a root.
 
     Each line is ok, warn or fail, what was found and, below it, the command or setting that puts it right. Runs
-    without pyspark, without Java and without a root. Exit code 1 only if something fails. --root writes a few small
-    objects below _probe to see whether the store keeps its promises, and removes them.
+    without pyspark, without Java and without a root. Exit code 1 only if something fails. --root and --store write a
+    few objects below _probe to see whether the store keeps its promises, and remove them. --store says of each
+    promise whether it is kept, of any path or URL.
     """
     from sparklog.tools.doctor.examine import examine, failed
+    from sparklog.tools.doctor.store_checks import examine_store
 
-    findings = examine(root, conf_file=conf_file, start_spark=spark)
+    if store is not None and (conf_file is not None or spark):
+        raise BadParameter("tests the store alone: leave out --conf-file and --spark", param_hint="'--store'")
+    findings = examine(root, conf_file=conf_file, start_spark=spark) if store is None else examine_store(store)
     if as_json:
         print_json(findings)
     else:

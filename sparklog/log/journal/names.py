@@ -245,7 +245,7 @@ def create_root_id(store: Store, env: Env) -> str:
 
     `BadRequest` if backups, an unfinished restore or foreign files lie here.
     """
-    from sparklog.storage.probe import ensure_probed
+    from sparklog.log.journal.verdict import ensure_probed
 
     if store.stat(PLACE_KEY) is not None:
         raise BadRequest(f"backups lie in {store.location}, which can be no root; restore them into another folder")

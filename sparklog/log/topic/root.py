@@ -60,7 +60,7 @@ class Root:
     def ensure_probed(self) -> None:
         """Check once in each process that commits that the store keeps its promises."""
         if not self._probed:
-            from sparklog.storage.probe import ensure_probed
+            from sparklog.log.journal.verdict import ensure_probed
 
             ensure_probed(self.store)
             self._probed = True

@@ -153,7 +153,7 @@ class Repository:
 
         `BadRequest` if it is a root itself, holds something else, or the backups of another root.
         """
-        from sparklog.storage.probe import ensure_probed
+        from sparklog.log.journal.verdict import ensure_probed
 
         if not is_repository(store):
             if store.stat(ROOT_KEY) is not None:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from sparklog.datasource.session import SETTINGS
 from sparklog.errors import BadRequest, SparklogError
-from sparklog.log.journal.env import MAX_AHEAD_MS, reading_clock_ms
+from sparklog.log.journal.env import reading_clock_ms
 from sparklog.log.journal.names import is_topic_name
 from sparklog.log.state.commit_log import CHECKPOINT_COMMITS
 from sparklog.log.state.slices import MERGE_TIER_MASK
@@ -30,8 +30,6 @@ from sparklog.log.topic.topic import MANY_UNSEALED, Topic
 from sparklog.maintenance.output import size_text
 from sparklog.maintenance.properties import parse_properties
 from sparklog.storage.local_writer import mount_of
-from sparklog.storage.probe import probe
-from sparklog.storage.store import Store
 from sparklog.transactions.listing import owner_of
 
 OK, WARN, FAIL = "ok", "warn", "fail"
@@ -364,35 +362,11 @@ def ask_spark() -> tuple[SparkSettings, list[Finding]]:
     return settings, [finding]
 
 
-WORTH_A_WORD_MS = 10_000
 FULL_BYTES = 64 << 20
 NEARLY_FULL_BYTES = 1 << 30
 NEARLY_FULL_SHARE = 0.05
 _NETWORK = re.compile(r"nfs\d?|cifs|smb\w*|9p|afs|ceph|glusterfs|lustre|fuse\..+")
 _MEMORY = ("tmpfs", "ramfs")
-
-
-def check_store(store: Store) -> list[Finding]:
-    """Exclusive create, read-back, hard links, a directory's fsync, and the clock, by a real probe: it writes a few
-    small objects below `_probe` and removes them."""
-    try:
-        report = probe(store)
-    except SparklogError as error:
-        fix = "use a local disk, or a mounted file system with hard links and fsync, as --root"
-        return [Finding("store", FAIL, str(error), fix)]
-    message = f"{report.location} creates exclusively (8 threads, one winner), durably, and tells case apart"
-    return [Finding("store", OK, f"{message}; {report.took_ms:.0f} ms"), _clock(report.clock_ahead_ms)]
-
-
-def _clock(ahead_ms: int) -> Finding:
-    fix = "sudo timedatectl set-ntp true"
-    side = "ahead of" if ahead_ms > 0 else "behind"
-    message = f"this machine's clock is {abs(ahead_ms) / 1000:.1f} s {side} the store's"
-    if ahead_ms > MAX_AHEAD_MS:
-        return Finding("clock", FAIL, f"{message}; beyond {MAX_AHEAD_MS // 1000} s nothing is committed", fix)
-    if abs(ahead_ms) > WORTH_A_WORD_MS:
-        return Finding("clock", WARN, message, fix)
-    return Finding("clock", OK, message if ahead_ms else "this machine's clock is the store's")
 
 
 def check_disk(machine: Machine, path: str) -> list[Finding]:

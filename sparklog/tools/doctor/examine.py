@@ -19,6 +19,7 @@ from sparklog.log.journal.names import refuse_foreign
 from sparklog.storage import open_store
 from sparklog.tools.doctor import checks
 from sparklog.tools.doctor.checks import FAIL, HERE, OK, WARN, Finding, Machine
+from sparklog.tools.doctor.store_checks import check_store
 
 
 def examine(
@@ -57,7 +58,7 @@ def examine_root(root: str, machine: Machine = HERE) -> list[Finding]:
         store = open_store(location.root)
         if location.kind == NOTHING:
             refuse_foreign(store)
-        tried = checks.check_store(store) if store.writable else [_unwritable(location.root)]
+        tried = check_store(store) if store.writable else [_unwritable(location.root)]
         findings = [*checks.check_disk(machine, location.root), *tried]
         if location.kind == NOTHING:
             message = f"{location.path} is no root yet: the first topic makes it one"

@@ -35,9 +35,11 @@ from sparklog.log.journal.names import (
     is_topic_name,
     transactions_prefix,
 )
+from sparklog.log.journal.verdict import is_verdict
 from sparklog.log.state.history import History
 from sparklog.maintenance.work_items import InProcess, Runner
 from sparklog.retention.vacuum_plan import data_file
+from sparklog.storage.probe import PROBE_FOLDER
 from sparklog.storage.store import ObjectInfo, Store, key_kind
 from sparklog.tools.verification.data_file import Verified, VerifyWork, missing_indexes, pieces
 from sparklog.tools.verification.entry_chain import EntryChain, read_chain, read_object
@@ -171,7 +173,7 @@ def sorted_out(
     def orphan(info: ObjectInfo, why: str) -> Orphan:
         return Orphan(info.key, info.size, max(0, now_ms - info.modified_ms), why)
 
-    unnamed = [(info, _why(info, topics)) for info in listing if info.key not in named]
+    unnamed = [(info, _why(info, topics)) for info in listing if info.key not in named and not is_verdict(info.key)]
     orphans = [orphan(info, why) for info, why in unnamed if why is not None]
     orphans += [orphan(info, "temporary file: being written, or left") for info in store.temporary_files("")]
     foreign = [orphan(info, "sparklog gives no such name") for info, why in unnamed if why is None]
@@ -181,6 +183,8 @@ def sorted_out(
 def _why(info: ObjectInfo, topics: Mapping[str, TopicLog]) -> str | None:
     """Say what an unreferenced file may be; None if it is not sparklog's."""
     owner, _, below = info.key.partition("/")
+    if owner == PROBE_FOLDER:
+        return "of a probe that is at work, or died"
     if owner in (TRANSACTIONS_FOLDER, GROUPS_FOLDER):
         return "written just now" if key_kind(info.key) in ("commit", "checkpoint") and LOG_FOLDER in below else None
     if not below or not is_topic_name(owner):

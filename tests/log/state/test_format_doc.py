@@ -22,6 +22,7 @@ from sparklog.log.journal.documents import FORMAT, KNOWN_READ_FEATURES, KNOWN_WR
 from sparklog.log.journal.entry_log import CHECKPOINT_ENTRIES
 from sparklog.log.journal.journal import CHECKPOINT_BYTES
 from sparklog.log.journal.names import ROOT_JSON
+from sparklog.log.journal.verdict import VERDICT_JSON
 from sparklog.log.state.checkpoint import CHECKPOINT_JSON, COLUMN_NAMES, TABLE_REF_JSON
 from sparklog.log.state.commit import (
     COMMIT_JSON,
@@ -74,6 +75,7 @@ def names(table: str) -> list[str]:
     ("table", "expected"),
     [
         ("`_root.json`: member", ROOT_JSON),
+        ("`_probe/verdict-<hash>.json`: member", VERDICT_JSON),
         ("Commits: member", COMMIT_JSON),
         ("A file in `files`: member", FILE_JSON),
         ("The other objects: in `writer`", WRITER_JSON),

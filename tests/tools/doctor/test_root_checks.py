@@ -17,8 +17,9 @@ from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.storage import LocalStore
 from sparklog.tools.doctor import FAIL, OK, WARN, Finding, checks, examine
-from sparklog.tools.doctor.checks import check_disk, check_root, check_store
+from sparklog.tools.doctor.checks import check_disk, check_root
 from sparklog.tools.doctor.examine import examine_root, failed
+from sparklog.tools.doctor.store_checks import check_store
 from sparklog.transactions.producer import transactional
 from tests.support.command_line import invoke
 from tests.support.read_only import read_only

@@ -162,10 +162,11 @@ def test_orphans_and_foreign_files_are_no_damage(whole: WholeRoot) -> None:
         "plain/_log/checkpoints/00000000000000000003-abc.arrow",
         "old/append/00000000000000000001-abc.slices",
         "gone/append/00000000000000000001-abc.slices",
+        "_probe/0123456789abcdef01234567/3-race",
     )
     foreign = ("plain/append/notes.txt", "readme.txt", "_other/x", "plain/_log/x.tmp")
     with undone(whole):
-        for key in (*orphans, *foreign):
+        for key in (*orphans, *foreign, "_probe/verdict-0123456789abcdef.json"):
             whole.store.create(key, b"12345")
         whole.now_ms += 5000
         report = verified(whole)

@@ -1,0 +1,108 @@
+"""Programs that stand for object stores in tests: versions, what fetches each, and where it is looked for.
+
+Looked for in the folder that `SPARKLOG_TEST_SERVERS` names, else in a folder of the user's cache, then on the PATH.
+`python -m tests.support.servers.programs` fetches them into that folder: a minute, two for versitygw.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER_VARIABLE = "SPARKLOG_TEST_SERVERS"
+FETCH = "python -m tests.support.servers.programs"
+
+
+class Missing(Exception):  # noqa: N818
+    """A program cannot be run here: a reason to skip, with what to do about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """`file`: its path below the folder; `name`: on the PATH; `runs_in`: what must be on the PATH to start it."""
+
+    name: str
+    version: str
+    file: str
+    fetched_by: Callable[[Path], tuple[list[str], dict[str, str]]]
+    runs_in: str = ""
+
+
+def _npm(package: str) -> Callable[[Path], tuple[list[str], dict[str, str]]]:
+    name = package.partition("@")[0]
+    return lambda folder: (["npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder / name), package], {})
+
+
+def _go(module: str) -> Callable[[Path], tuple[list[str], dict[str, str]]]:
+    return lambda folder: (["go", "install", module], {"GOBIN": str(folder)})
+
+
+def _maven(artifact: str) -> Callable[[Path], tuple[list[str], dict[str, str]]]:
+    return lambda folder: (
+        ["mvn", "-q", "-B", "dependency:copy", f"-Dartifact={artifact}", f"-DoutputDirectory={folder}"],
+        {},
+    )
+
+
+VERSITYGW = Program("versitygw", "1.8.0", "versitygw", _go("github.com/versity/versitygw/cmd/versitygw@v1.8.0"))
+AZURITE = Program("azurite-blob", "3.37.0", "azurite/node_modules/.bin/azurite-blob", _npm("azurite@3.37.0"), "node")
+S3RVER = Program("s3rver", "3.7.1", "s3rver/node_modules/.bin/s3rver", _npm("s3rver@3.7.1"), "node")
+S3MOCK_4, S3MOCK_5 = (
+    Program(
+        f"s3mock-{version}-exec.jar",
+        version,
+        f"s3mock-{version}-exec.jar",
+        _maven(f"com.adobe.testing:s3mock:{version}:jar:exec"),
+        "java",
+    )
+    for version in ("4.9.1", "5.2.0")
+)
+PROGRAMS = (AZURITE, S3RVER, S3MOCK_4, S3MOCK_5, VERSITYGW)
+
+
+def folder() -> Path:
+    """The folder of the programs, which need not exist."""
+    named = os.environ.get(FOLDER_VARIABLE)
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(named).absolute() if named else Path(cache) / "sparklog-tests" / "servers"
+
+
+def find(program: Program) -> str:
+    """Return the path of a program. `Missing` says how to get it."""
+    if program.runs_in and shutil.which(program.runs_in) is None:
+        raise Missing(f"{program.name} needs {program.runs_in} on the PATH")
+    path = folder() / program.file
+    named = str(path) if path.exists() else shutil.which(program.name)
+    if named is None:
+        raise Missing(f"no {program.name} in {folder()} or on the PATH: {FETCH} {program.name}")
+    return named
+
+
+def fetch(program: Program) -> str:
+    """Fetch a program with the client of its registry, unless it is there. Return a line about it."""
+    target = folder()
+    if (target / program.file).exists():
+        return f"{program.name} {program.version} is in {target}"
+    command, more = program.fetched_by(target)
+    if shutil.which(command[0]) is None:
+        return f"{program.name} is left out: {command[0]} is not on the PATH"
+    target.mkdir(parents=True, exist_ok=True)
+    answer = subprocess.run(command, env={**os.environ, **more}, capture_output=True, text=True, check=False)
+    if answer.returncode or not (target / program.file).exists():
+        return f"{program.name} failed: {' '.join(command)}: {answer.stderr.strip()[-300:]}"
+    return f"{program.name} {program.version} fetched into {target}"
+
+
+def main(names: Sequence[str]) -> None:
+    for program in PROGRAMS:
+        if not names or program.name in names:
+            print(fetch(program), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
