@@ -18,11 +18,12 @@ import pytest
 import sparklog
 from sparklog.errors import Fenced, SparklogError, Unavailable
 from sparklog.jobs import compact, retain
-from sparklog.log.topic.root import Root
+from sparklog.log.topic.root import Root, open_root
 from sparklog.maintenance import leases
 from sparklog.maintenance.leases import LEASE_MS, LEASES, Lease
 from sparklog.maintenance.work_items import Done, InProcess, Settings, Work
 from sparklog.retention.retain import retain_root
+from sparklog.storage.object_store import ObjectStore
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore, Seeded
 from sparklog.tools.verification.run import verify_root
 from tests.support import seeds
@@ -95,6 +96,18 @@ def test_a_run_that_slept_goes_on_where_no_other_came() -> None:
     world.now_ms += HOUR_MS
     lease.renew()
     assert taken(world).waits
+
+
+def test_a_root_in_a_bucket(bucket: str) -> None:
+    root = open_root(ObjectStore(bucket), create=True)
+    first, second = Lease(root, "compact"), Lease(open_root(ObjectStore(bucket)), "compact")
+    first.take()
+    first.renew()
+    second.take()
+    assert (first.waits, second.waits) == (False, True)
+    first.release()
+    second.take()
+    assert not second.waits
 
 
 def test_jobs_and_roots_do_not_wait_for_one_another() -> None:

@@ -72,7 +72,7 @@ def test_the_crontab_runs_both_jobs_with_options_they_take() -> None:
 
 def job_of(words: Sequence[str]) -> str:
     """Parse the arguments behind `spark_job.py` as the job does that comes first; the job."""
-    at = next(index for index, word in enumerate(words) if word.endswith("/spark_job.py"))
+    at = next(index for index, word in enumerate(words) if word.endswith("spark_job.py"))
     name = words[at + 1]
     import_module(f"sparklog.jobs.{name}").arguments(list(words[at + 2 :]))
     return name
@@ -142,6 +142,12 @@ def test_a_job_for_spark_submit(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_the_commands_of_the_guide_are_taken_too() -> None:
     fences = re.findall(r"^```sh\n(.*?)^```$", GUIDES, re.MULTILINE | re.DOTALL)
     assert {check(line) for text in fences for line in commands(text)} == set(JOBS)
+
+
+def test_the_guide_starts_jobs_by_the_file_for_spark_submit() -> None:
+    fences = re.findall(r"^```sh\n(.*?)^```$", GUIDES, re.MULTILINE | re.DOTALL)
+    lines = [line for text in fences for line in text.splitlines() if re.search(r"\bspark_job\.py [a-z]", line)]
+    assert {job_of(shlex.split(line)) for line in lines} == {"compact", "retain", "verify"}
 
 
 def test_every_option_of_the_jobs_is_in_the_guide(capsys: pytest.CaptureFixture[str]) -> None:
