@@ -1,8 +1,9 @@
 """Merge small appends, seal them into Kafka segments and, on compacted topics, keep the latest record of each key.
 
 For every topic and cleanup.policy; docs/guides/compaction.md has schedule and cost. Appends, scans and streams go on
-meanwhile, and two runs at once do no harm. Each piece of work is one Spark task and is committed as it is finished.
-Without work Spark is not started; without pyspark the job works in its own process.
+meanwhile, and two runs at once do no harm: the second leaves to the first what that one works on. Each piece of work is
+one Spark task and is committed as it is finished. Without work Spark is not started; without pyspark the job works in
+its own process.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from typer import Option
 from sparklog.compaction.run import CompactOptions, compact_root
 from sparklog.errors import SparklogError
 from sparklog.jobs.program import Maintenance, job, parse, run_maintenance
+from sparklog.log.topic.root import Root
+from sparklog.maintenance.leases import Lease
 from sparklog.maintenance.output import StatusLine, count, say_outcome
-from sparklog.maintenance.report import document, summary
+from sparklog.maintenance.report import TopicReport, document, summary
 from sparklog.maintenance.spark_runner import SparkIfNeeded
-from sparklog.maintenance.work_items import Done, Runner, Work
+from sparklog.maintenance.work_items import Done, Runner, Settings, Work
 
 
 @dataclass
@@ -42,23 +45,21 @@ guarded = job("compact", after_interrupt="what was committed stays, the next run
 
 @guarded
 def run(runner: Runner, chosen: Compact) -> int:
-    options = CompactOptions(chosen.topics, chosen.seal_only, chosen.roll, chosen.dry_run)
     pieces = 0
     with StatusLine("compact", quiet=True) as status:
 
-        def ended(work: Work, result: Done | SparklogError) -> None:
-            nonlocal pieces
-            pieces += 1
-            status(f"{count(pieces, 'piece')} of work ended")
-            say_outcome(work, result)
+        def compact(root: Root, settings: Settings, lease: Lease) -> list[TopicReport]:
+            def ended(work: Work, result: Done | SparklogError) -> None:
+                nonlocal pieces
+                pieces += 1
+                status(f"{count(pieces, 'piece')} of work ended")
+                say_outcome(work, result)
+                lease.check()
 
-        return run_maintenance(
-            "compact",
-            chosen,
-            lambda root, settings: compact_root(root, settings, runner, options, ended),
-            summary,
-            document,
-        )
+            options = CompactOptions(lease.topics, chosen.seal_only, chosen.roll, chosen.dry_run)
+            return compact_root(root, settings, runner, options, ended)
+
+        return run_maintenance("compact", chosen, compact, summary, document)
 
 
 @guarded

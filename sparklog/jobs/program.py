@@ -31,6 +31,7 @@ from sparklog.cli.terminal import UsageError, leave_for_usage
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.log.journal.documents import INT64_MAX
 from sparklog.log.topic.root import Root
+from sparklog.maintenance.leases import Lease, leased
 from sparklog.maintenance.output import interrupted, say
 from sparklog.maintenance.properties import settings_of_file
 from sparklog.maintenance.report import say_failures
@@ -110,6 +111,9 @@ class Maintenance:
         int | None, Option(min=0, max=INT64_MAX, metavar="MS", help="Milliseconds to go by in place of the clock.")
     ] = None
     dry_run: DryRunOption = False
+    lease: Annotated[
+        bool, Option("--lease/--no-lease", help="Leave topics alone that another run of this job works on.")
+    ] = True
     as_json: JsonOption = False
     topics: tuple[str, ...] = field(init=False)
     settings: Settings = field(init=False)
@@ -126,16 +130,20 @@ class Maintenance:
 def run_maintenance(
     name: str,
     chosen: Maintenance,
-    work: Callable[[Root, Settings], Sequence[Any]],
+    work: Callable[[Root, Settings, Lease], Sequence[Any]],
     summary: Callable[..., str],
     document: Callable[..., Mapping[str, object]],
 ) -> int:
-    """Do a job's work on a root, then print failures on stderr and the report on stdout. Returns the exit code."""
+    """Do a job's work on a root, then print failures on stderr and the report on stdout. Returns the exit code.
+
+    `work` takes its topics from the lease, and asks it after each piece whether to go on.
+    """
     root = sparklog.open(chosen.root)
     settings = chosen.settings_at(store_clock_ms(root.store, root.env, dry_run=chosen.dry_run))
-    reports = work(root, settings)
+    with leased(root, name, chosen.topics, wanted=chosen.lease and not chosen.dry_run) as lease:
+        reports = [] if lease.waits else work(root, settings, lease)
     failures = [failure for report in reports for failure in report.failures]
-    failed = say_failures(f"sparklog {name}", failures, root.location, len(reports))
+    failed = not lease.waits and say_failures(f"sparklog {name}", failures, root.location, len(reports))
     if chosen.as_json:
         print(json.dumps(document(reports, root=root.location, now_ms=settings.now_ms, dry_run=chosen.dry_run)))
     elif reports and (text := summary(reports, dry_run=chosen.dry_run)):

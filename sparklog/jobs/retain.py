@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from contextlib import closing
 
 from sparklog.jobs.program import Maintenance, job, parse, run_maintenance
+from sparklog.log.topic.root import Root
+from sparklog.maintenance.leases import Lease
 from sparklog.maintenance.output import StatusLine, count, log
 from sparklog.maintenance.spark_runner import SparkIfNeeded
-from sparklog.maintenance.work_items import Runner
+from sparklog.maintenance.work_items import Runner, Settings
 from sparklog.retention.retain import RetainReport, document, progress, retain_root, summary
 
 
@@ -28,23 +30,19 @@ def run(chosen: Maintenance, runner: Runner | None = None) -> int:
     busy = idle = 0
     with StatusLine("retain", quiet=True) as status:
 
-        def show(report: RetainReport) -> None:
-            nonlocal busy, idle
-            line = progress(report)
-            busy, idle = (busy, idle + 1) if line is None else (busy + 1, idle)
-            status(f"{count(busy + idle, 'topic')} done")
-            if line is not None:
-                log(line)
+        def retain(root: Root, settings: Settings, lease: Lease) -> list[RetainReport]:
+            def show(report: RetainReport) -> None:
+                nonlocal busy, idle
+                line = progress(report)
+                busy, idle = (busy, idle + 1) if line is None else (busy + 1, idle)
+                status(f"{count(busy + idle, 'topic')} done")
+                if line is not None:
+                    log(line)
+                lease.check()
 
-        code = run_maintenance(
-            "retain",
-            chosen,
-            lambda root, settings: retain_root(
-                root, settings, topics=chosen.topics, runner=runner, dry_run=chosen.dry_run, on_done=show
-            ),
-            summary,
-            document,
-        )
+            return retain_root(root, settings, topics=lease.topics, runner=runner, dry_run=chosen.dry_run, on_done=show)
+
+        code = run_maintenance("retain", chosen, retain, summary, document)
     if busy and idle:
         log(f"retain: {count(idle, 'topic')} had nothing to delete")
     return code

@@ -1,7 +1,8 @@
 """Runs work in Spark tasks: one Spark job of one task per piece, several jobs at once.
 
 One job per piece, so that each result can be committed as soon as it is finished, and a piece that fails takes nothing
-else with it. As many jobs run at once as Spark has task slots; they are begun in the order given.
+else with it. They are begun in the order given: on one machine as many at once as it has task slots, on a cluster more.
+What waits there is what Spark asks for executors by, and those come after the first jobs were begun.
 
 A task answers with its error as a value: Spark sees a task that succeeded, tries nothing again that would fail again,
 and the driver has the error itself, not the text of two stack traces. What kills a task (a lost executor, memory, a
@@ -13,6 +14,7 @@ Needs a session with a SparkContext: `spark-submit`, not Spark Connect. pyspark 
 from __future__ import annotations
 
 import queue
+import re
 import signal
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,6 +33,10 @@ if TYPE_CHECKING:
 
 HEARTBEAT_MS = 30_000
 STOP_SECONDS = 60
+CLUSTER_JOBS = 64
+"""So many wait for executors that are still to come, each with a thread of the driver."""
+NAMED = 8
+"""Pieces that a line names while they run."""
 _Answer = tuple[int, "Done | SparklogError | BaseException"]
 
 
@@ -58,7 +64,7 @@ def quiet_session(builder: SparkSession.Builder, name: str, log_level: str = "WA
 
 
 class SparkRunner:
-    """A `Runner` over a Spark session. `parallelism` None: as many jobs at once as Spark's default parallelism."""
+    """A `Runner` over a Spark session. `parallelism`: how many jobs at once; None: see `_at_once`."""
 
     def __init__(
         self, spark: SparkSession, *, parallelism: int | None = None, quiet: bool = False, env: Env = SYSTEM
@@ -73,12 +79,19 @@ class SparkRunner:
         if not works:
             return
         batch = _Batch(self._context, works, self._quiet, self._env)
-        batch.start(min(self._parallelism or max(1, self._context.defaultParallelism), len(works)))
+        batch.start(min(self._parallelism or _at_once(self._context), len(works)))
         try:
             for _ in works:
                 yield batch.next()
         finally:
             batch.stop()
+
+
+def _at_once(context: Any) -> int:
+    """Return how many jobs to begin at once: as many as there are slots, and on a cluster at least `CLUSTER_JOBS`."""
+    slots: int = max(1, context.defaultParallelism)
+    on_one_machine = re.fullmatch(r"local(\[.*\])?", context.master)
+    return slots if on_one_machine else max(slots, CLUSTER_JOBS)
 
 
 class SparkIfNeeded:
@@ -179,7 +192,8 @@ class _Batch:
         with self._lock:
             running = sorted(self._running.items())
         now = self._env.boot_ms()
-        names = [f"{self._works[index].title} ({(now - begun) // 1000} s)" for index, begun in running]
+        names = [f"{self._works[index].title} ({(now - begun) // 1000} s)" for index, begun in running[:NAMED]]
+        names += [f"{len(running) - NAMED} more"] if len(running) > NAMED else []
         return f"{self._finished} of {len(self._works)} pieces finished, running: {', '.join(names)}"
 
     def _take(self) -> int | None:

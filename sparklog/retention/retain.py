@@ -16,7 +16,13 @@ from dataclasses import dataclass, replace
 
 from sparklog.errors import Conflict, NotFound, SparklogError
 from sparklog.groups.collecting import collect_groups, kept_entries_ms
-from sparklog.log.journal.names import GROUPS_FOLDER, TRANSACTIONS_FOLDER, file_key, is_topic_name
+from sparklog.log.journal.names import (
+    GROUPS_FOLDER,
+    MAINTENANCE_FOLDER,
+    TRANSACTIONS_FOLDER,
+    file_key,
+    is_topic_name,
+)
 from sparklog.log.state.commit import RETAIN
 from sparklog.log.state.commit_intents import LogStartIntent
 from sparklog.log.state.configs import LEAST_DELETE_DELAY_MS
@@ -24,6 +30,7 @@ from sparklog.log.state.segments import RollRule, Segment, segments_of
 from sparklog.log.state.slice_table import Slices, Snapshot
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
+from sparklog.maintenance.leases import collect_leases
 from sparklog.maintenance.output import json_value, size_text, table
 from sparklog.maintenance.report import Failure
 from sparklog.maintenance.work_items import Runner, Settings, store_clock_ms
@@ -155,7 +162,7 @@ def _vacuum(vacuumed: VacuumReport) -> dict[str, object]:
 ROOT_FILES = "(root)"
 """Stands for a topic in the report of files in the root itself."""
 OLD_DECISION = "older than 7 days, and a checkpoint has what is left of it"
-OLD_OFFSETS = "replaced more than {hours:,} hours ago, and a checkpoint has what is left of it"
+OLD_ENTRY = "replaced more than {hours:,} hours ago, and a checkpoint has what is left of it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,7 +353,7 @@ def retain_root(
 
 
 def _retain_root_files(root: Root, settings: Settings, keep_ms: int, dry_run: bool) -> list[RetainReport]:
-    """Delete what belongs to no topic: temporary files, expired offsets of groups, old decisions."""
+    """Delete what belongs to no topic: temporary files, expired offsets of groups, old decisions and leases."""
     try:
         store_ms = store_clock_ms(root.store, root.env, dry_run=dry_run)
         limit_ms = store_ms - 24 * LEAST_DELETE_DELAY_MS
@@ -354,7 +361,7 @@ def _retain_root_files(root: Root, settings: Settings, keep_ms: int, dry_run: bo
         failures: list[SparklogError] = []
         expired_groups: tuple[str, ...] = ()
         # Groups before transactions: a decision is forgotten once the groups have recorded it.
-        for name in ("", GROUPS_FOLDER, TRANSACTIONS_FOLDER):
+        for name in ("", GROUPS_FOLDER, TRANSACTIONS_FOLDER, MAINTENANCE_FOLDER):
             folder = f"{name}/" if name else ""
             if name and not any(True for _ in root.store.list_folders(folder)):
                 continue
@@ -365,7 +372,7 @@ def _retain_root_files(root: Root, settings: Settings, keep_ms: int, dry_run: bo
                 groups = collect_groups(
                     root, retention_ms=settings.offsets_retention_ms, keep_ms=keep_ms, now_ms=store_ms, dry_run=dry_run
                 )
-                reason = OLD_OFFSETS.format(hours=keep_ms // 3_600_000)
+                reason = OLD_ENTRY.format(hours=keep_ms // 3_600_000)
                 removed.append(Removed("group entry", reason, groups.objects, groups.nbytes))
                 failures += groups.failures
                 expired_groups = groups.expired
@@ -373,6 +380,10 @@ def _retain_root_files(root: Root, settings: Settings, keep_ms: int, dry_run: bo
                 decisions = collect(root, now_ms=store_ms, dry_run=dry_run)
                 removed.append(Removed("decision", OLD_DECISION, decisions.objects, decisions.nbytes))
                 failures += decisions.failures
+            elif name == MAINTENANCE_FOLDER:
+                objects, nbytes, damaged = collect_leases(root, keep_ms=keep_ms, now_ms=store_ms, dry_run=dry_run)
+                removed.append(Removed("lease", OLD_ENTRY.format(hours=keep_ms // 3_600_000), objects, nbytes))
+                failures += damaged
     except SparklogError as error:
         return [RetainReport(ROOT_FILES, failures=(Failure.of(ROOT_FILES, (), f"vacuum {root.location}", error),))]
     removed = [item for item in removed if item.objects]

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
+from sparklog.cli.commands.jobs import HELP
 from sparklog.compaction.offset_map import slots_of
 from sparklog.jobs import compact, mirror, retain, verify
 from sparklog.log.topic.topic import MANY_UNSEALED
+from sparklog.maintenance.leases import LEASE_MS
 from sparklog.maintenance.work_items import Settings
 
 REPOSITORY = Path(__file__).parents[2]
-CRONTAB = REPOSITORY / "conf" / "crontab"
+CONF = REPOSITORY / "conf"
+CRONTAB = CONF / "crontab"
 GUIDES = "\n".join(page.read_text() for page in sorted((REPOSITORY / "docs" / "guides").glob("*.md")))
 JOBS: dict[str, Callable[[list[str]], object]] = {
     "jobs/compact.py": compact.arguments,
@@ -56,14 +65,89 @@ def test_the_crontab_runs_both_jobs_with_options_they_take() -> None:
         assert match is not None, line
         assert re.fullmatch(r"[\d*/, -]+", match.group(1)), line
         assert "%" not in match.group(2), "cron takes % for the end of the line"
-        assert "flock -n -E 0 " in line, "a run that is still at work is no failure to be mailed"
+        assert "flock" not in line, "a lock of one host: the lease in the root is for all"
         ran.add(check(match.group(2)))
     assert ran == MAINTENANCE
+
+
+def job_of(words: Sequence[str]) -> str:
+    """Parse the arguments behind `spark_job.py` as the job does that comes first; the job."""
+    at = next(index for index, word in enumerate(words) if word.endswith("spark_job.py"))
+    name = words[at + 1]
+    import_module(f"sparklog.jobs.{name}").arguments(list(words[at + 2 :]))
+    return name
+
+
+def test_the_cron_jobs_of_kubernetes_run_both_jobs() -> None:
+    yaml = pytest.importorskip("yaml", reason="needs PyYAML")
+    ran = set()
+    for document in yaml.safe_load_all((CONF / "kubernetes-cronjob.yaml").read_text()):
+        assert (document["apiVersion"], document["kind"]) == ("batch/v1", "CronJob")
+        job = document["spec"]["jobTemplate"]["spec"]
+        assert job["backoffLimit"] == 0, "a pod at once would find the lease of the one that died"
+        (container,) = job["template"]["spec"]["containers"]
+        named = {each["name"] for each in container["env"]}
+        assert "SPARKLOG_ROOT" in named
+        assert set(re.findall(r"\$\((\w+)\)", " ".join(container["command"]))) <= named
+        ran.add(job_of(container["command"]))
+    assert ran == {"compact", "retain"}
+
+
+class Operator:
+    """As much of Airflow's operators as the DAG needs."""
+
+    made: ClassVar[list[Operator]] = []
+
+    def __init__(self, task_id: str, bash_command: str) -> None:
+        self.command = shlex.split(bash_command)
+        self.before: list[Operator] = []
+        self.made.append(self)
+
+    def __rshift__(self, other: Operator) -> Operator:
+        other.before.append(self)
+        return other
+
+
+def test_the_dag_of_airflow_runs_both_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Operator, "made", [])
+    given: dict[str, Any] = {}
+
+    @contextmanager
+    def dag(name: str, **options: Any) -> Iterator[None]:
+        given.update(options)
+        yield
+
+    for name, module in {
+        "airflow": SimpleNamespace(DAG=dag),
+        "airflow.providers.standard.operators.bash": SimpleNamespace(BashOperator=Operator),
+    }.items():
+        monkeypatch.setitem(sys.modules, name, module)  # type: ignore[arg-type]
+    exec(compile((CONF / "airflow_dag.py").read_text(), "airflow_dag.py", "exec"), {})
+    assert [job_of(each.command) for each in Operator.made] == ["compact", "retain"]
+    assert Operator.made[1].before == Operator.made[:1]
+    retry = given["default_args"]["retry_delay"]
+    assert retry.total_seconds() * 1000 > LEASE_MS, "sooner it would find the lease of the run that died"
+
+
+def test_a_job_for_spark_submit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = runpy.run_path(str(CONF / "spark_job.py"))
+    assert job["main"](["compact", "--root", str(tmp_path / "none")]) == 1
+    assert "sparklog compact: " in capsys.readouterr().err
+    for given in ([], ["compakt"]):
+        assert job["main"](given) == 2
+        assert "expected one of compact, retain, verify, stream, mirror" in capsys.readouterr().err
+    assert set(job["JOBS"]) == {*HELP, "verify"}
 
 
 def test_the_commands_of_the_guide_are_taken_too() -> None:
     fences = re.findall(r"^```sh\n(.*?)^```$", GUIDES, re.MULTILINE | re.DOTALL)
     assert {check(line) for text in fences for line in commands(text)} == set(JOBS)
+
+
+def test_the_guide_starts_jobs_by_the_file_for_spark_submit() -> None:
+    fences = re.findall(r"^```sh\n(.*?)^```$", GUIDES, re.MULTILINE | re.DOTALL)
+    lines = [line for text in fences for line in text.splitlines() if re.search(r"\bspark_job\.py [a-z]", line)]
+    assert {job_of(shlex.split(line)) for line in lines} == {"compact", "retain", "verify"}
 
 
 def test_every_option_of_the_jobs_is_in_the_guide(capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,7 +48,7 @@ for job_name, text in HELP.items():
 
 @app.command(epilog=example("sparklog conf crontab"))
 def conf(name: str | None = Argument(None, help="Which file: without it their names are listed.")) -> None:
-    """Print a file to start from: a crontab, properties of maintenance, Spark's settings, a notebook about a topic."""
+    """Print a file to start from: schedules for cron, Kubernetes and Airflow, a job for spark-submit, settings."""
     folder = PACKAGE / "conf"
     if not folder.is_dir():
         # A checkout, not an installed wheel.

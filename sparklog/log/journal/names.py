@@ -7,6 +7,7 @@
     <topic>/sealed/<partition>/00000000000000000042-<id>/        one sealing run of one partition, Kafka's files inside
     _transactions/<id>/_log/00000000000000000042.json            entry 42 of the decisions of a transactional id
     _groups/<id>/_log/00000000000000000042.json                  entry 42 of the offsets of a consumer group
+    _maintenance/<job>/_log/00000000000000000042.json            entry 42 of the leases of a job
 
 Paths in commits are relative to the topic's folder; a path that begins with `/` is relative to the root (a clone
 names files of the topic it was cloned from). Versions have 20 digits, so that names sort like numbers.
@@ -45,6 +46,7 @@ APPEND_FOLDER = "append"
 SEALED_FOLDER = "sealed"
 TRANSACTIONS_FOLDER = "_transactions"
 GROUPS_FOLDER = "_groups"
+MAINTENANCE_FOLDER = "_maintenance"
 VERSION_DIGITS = 20
 MAX_ID = 1024
 MAX_ID_FOLDER = 200

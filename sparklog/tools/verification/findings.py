@@ -12,7 +12,7 @@ from sparklog.maintenance.output import count, json_value, size_text
 
 ROOT, LOG, CHAIN, CHECKPOINT, STATE = "root", "commit", "chain", "checkpoint", "state"
 MISSING, SIZE, CHECKSUM, FOOTER, INDEX, CONTENT = "missing", "size", "checksum", "footer", "index", "content"
-DECISION, GROUP, TRANSACTION = "decision", "group", "transaction"
+DECISION, GROUP, LEASE, TRANSACTION = "decision", "group", "lease", "transaction"
 """Kinds of findings."""
 RESTORE = "restore the file from a backup"
 _ADVICE = re.compile(r"[;:] (?:restore|delete)\b.*\Z")

@@ -23,6 +23,7 @@ from sparklog.log.journal.env import SYSTEM, Env, reading_clock_ms
 from sparklog.log.journal.names import (
     GROUPS_FOLDER,
     LOG_FOLDER,
+    MAINTENANCE_FOLDER,
     PLACE_KEY,
     ROOT_JSON,
     ROOT_KEY,
@@ -37,6 +38,7 @@ from sparklog.log.journal.names import (
 )
 from sparklog.log.journal.verdict import is_verdict
 from sparklog.log.state.history import History
+from sparklog.maintenance.leases import LEASES
 from sparklog.maintenance.work_items import InProcess, Runner
 from sparklog.retention.vacuum_plan import data_file
 from sparklog.storage.probe import PROBE_FOLDER
@@ -46,6 +48,7 @@ from sparklog.tools.verification.entry_chain import EntryChain, read_chain, read
 from sparklog.tools.verification.findings import (
     DECISION,
     GROUP,
+    LEASE,
     MISSING,
     ROOT,
     SIZE,
@@ -185,7 +188,7 @@ def _why(info: ObjectInfo, topics: Mapping[str, TopicLog]) -> str | None:
     owner, _, below = info.key.partition("/")
     if owner == PROBE_FOLDER:
         return "of a probe that is at work, or died"
-    if owner in (TRANSACTIONS_FOLDER, GROUPS_FOLDER):
+    if owner in (TRANSACTIONS_FOLDER, GROUPS_FOLDER, MAINTENANCE_FOLDER):
         return "written just now" if key_kind(info.key) in ("commit", "checkpoint") and LOG_FOLDER in below else None
     if not below or not is_topic_name(owner):
         return None
@@ -320,7 +323,7 @@ class _Verification:
 
     def _entries(self) -> None:
         kinds: tuple[tuple[EntryKind[Any], str, dict[str, Any]], ...] = (
-            *((DECISIONS, DECISION, self.states), (GROUPS, GROUP, self.groups)),
+            *((DECISIONS, DECISION, self.states), (GROUPS, GROUP, self.groups), (LEASES, LEASE, {})),
         )
         for kind, label, states in kinds:
             for folder in self.store.list_folders(f"{kind.folder}/"):

@@ -42,6 +42,7 @@ from sparklog.log.state.registry import ENTRY_JSON
 from sparklog.log.state.slice_table import STATUS_NAMES
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.topic_state import HEAD_JSON, PREPARE_JSON
+from sparklog.maintenance.leases import CLAIM_JSON, CLAIM_OPS, LEASE_JSON, LEASE_MS
 from sparklog.tools.backup.manifest import ENTRIES_JSON, LEFT_OUT_JSON, MANIFEST_JSON, REPOSITORY_JSON, TOPIC_JSON
 from sparklog.tools.backup.restoring import RESTORE_JSON
 
@@ -99,6 +100,8 @@ def names(table: str) -> list[str]:
         ("Offsets of consumer groups: member of an entry", GROUP_JSON),
         ("Offsets of consumer groups: in `offsets`", OFFSETS_JSON),
         ("Offsets of consumer groups: in `pending`", PENDING_JSON),
+        ("Leases of jobs: member of an entry", LEASE_JSON),
+        ("Leases of jobs: in `claims`", CLAIM_JSON),
         ("Backups: member of `_backup.json`", REPOSITORY_JSON),
         ("Backups: member of a backup", MANIFEST_JSON),
         ("Backups: in `topics`", TOPIC_JSON),
@@ -136,4 +139,8 @@ def test_decisions_and_groups() -> None:
     assert tuple(re.findall(r"`([a-z-]+)`", rows["reason"])) == REASONS
     rows = {re.sub("`", "", row[0]): row[-1] for row in tables()["Offsets of consumer groups: member of an entry"]}
     assert tuple(re.findall(r"`([a-z-]+)`", rows["op"])) == GROUP_OPS
+    rows = {re.sub("`", "", row[0]): row[-1] for row in tables()["Leases of jobs: member of an entry"]}
+    assert tuple(re.findall(r"`([a-z-]+)`", rows["op"])) == CLAIM_OPS
+    assert LEASE_MS == 5 * 60_000
+    assert "five minutes after it was renewed" in TEXT
     assert f"when {CHECKPOINT_ENTRIES} have come since the last copy, or {CHECKPOINT_BYTES >> 20} MiB" in TEXT

@@ -1,0 +1,32 @@
+"""A job of sparklog as a file for spark-submit, which says where it runs:
+
+    sparklog conf spark_job.py > spark_job.py
+    spark-submit --master spark://host:7077 spark_job.py compact --root /data/log
+
+The first argument is the job: compact, retain, verify, stream or mirror. The others are its own: `sparklog compact -h`.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+JOBS = ("compact", "retain", "verify", "stream", "mirror")
+
+
+def main(given: list[str]) -> int:
+    name = given[0] if given else "nothing"
+    if name not in JOBS:
+        print(f"spark_job.py: expected one of {', '.join(JOBS)} as the first argument, found {name}", file=sys.stderr)
+        return 2
+    try:
+        job = import_module(f"sparklog.jobs.{name}")
+    except ModuleNotFoundError as missing:
+        remedy = "install sparklog into the driver's Python, or ship an environment that has it (--archives)"
+        print(f"spark_job.py: Python at {sys.executable} has no module {missing.name}: {remedy}", file=sys.stderr)
+        return 2
+    return int(job.main(given[1:]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,170 @@
+"""A standalone cluster of Spark: one master and two workers, processes with folders of their own.
+
+Nothing is shared but the code (as an image would have it) and what the test gives all of them, a bucket. Drivers are
+processes, too: `python -m tests.datasource.cluster_driver`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from tests.datasource import spark_session
+
+START_SECONDS = 400
+LOCAL_CLUSTER = "local-cluster[2,1,1024]"
+"""Spark's own: two executors as processes, of one core and 1024 MB each; master and workers in the driver's JVM."""
+DAEMON = {
+    "SPARK_DAEMON_MEMORY": "200m",
+    "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+}
+
+
+def image(folder: Path) -> Path:
+    """The code as an image has it that never ran: no kernel is compiled, and none can be kept beside the code."""
+    for package in ("sparklog", "pyspark_sparklog", "tests"):
+        source = spark_session.REPOSITORY / package
+        shutil.copytree(source, folder / package, ignore=shutil.ignore_patterns("__pycache__", "*.xz"))
+    # A folder cannot be made there, by root neither.
+    (folder / "sparklog" / "format" / "kernels" / "__pycache__").write_text("")
+    return folder
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Cluster:
+    """A master and its workers. `code`: the folder on the path of the executors' Python."""
+
+    def __init__(self, folder: Path, spark_folder: Path, code: Path = spark_session.REPOSITORY) -> None:
+        self._folder = folder
+        self._home = spark_session.spark_home(spark_folder)
+        self._code = code
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        port, self._web = free_port(), free_port()
+        self.master = f"spark://127.0.0.1:{port}"
+        self._start("master", "master.Master", "--port", str(port), "--webui-port", str(self._web))
+        for number in range(2):
+            self.start_worker(number)
+        self.wait_for_workers(2)
+
+    def start_worker(self, number: int) -> None:
+        ports = ("--port", "0", "--webui-port", str(free_port()))
+        host = f"127.0.0.{number + 2}"
+        given = (*ports, "--cores", "1", "--memory", "1g", self.master)
+        self._start(f"worker-{number}", "worker.Worker", *given, host=host)
+
+    def _start(self, name: str, which: str, *given: str, host: str = "127.0.0.1") -> None:
+        own = self._folder / name
+        for below in ("work", "local", "tmp", "home"):
+            (own / below).mkdir(parents=True, exist_ok=True)
+        # Credentials come from the driver's settings, as they do to machines that have none.
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
+        environment = {
+            **inherited,
+            **DAEMON,
+            **spark_session.environment(self._folder.parent),
+            "SPARK_HOME": str(self._home),
+            "SPARK_LOCAL_IP": host,
+            "PYTHONPATH": str(self._code),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "SPARK_WORKER_DIR": str(own / "work"),
+            "SPARK_LOCAL_DIRS": str(own / "local"),
+            "TMPDIR": str(own / "tmp"),
+            "HOME": str(own / "home"),
+        }
+        command = [str(self._home / "bin" / "spark-class"), f"org.apache.spark.deploy.{which}", "--host", host]
+        with open(own / "log", "ab") as log:
+            self._processes[name] = subprocess.Popen(
+                [*command, *given], env=environment, cwd=own, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def wait_for_workers(self, number: int) -> None:
+        end = time.monotonic() + START_SECONDS
+        while self._alive() != number:
+            assert time.monotonic() < end, (self._folder / "master" / "log").read_text()[-3000:]
+            time.sleep(0.2)
+
+    def _alive(self) -> int:
+        with (
+            suppress(urllib.error.URLError, OSError),
+            urllib.request.urlopen(f"http://127.0.0.1:{self._web}/json/") as a,
+        ):
+            return int(json.load(a)["aliveworkers"])
+        return -1
+
+    def applications(self, number: int) -> int:
+        """How many applications had an executor on a worker."""
+        return len(list((self._folder / f"worker-{number}" / "work").glob("app-*/*")))
+
+    def kill_worker(self, number: int) -> None:
+        """SIGKILL for a worker and its executors."""
+        self._kill(f"worker-{number}")
+
+    def _kill(self, name: str) -> None:
+        process = self._processes.pop(name)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def stop(self) -> None:
+        for name in list(self._processes):
+            self._kill(name)
+
+
+@contextmanager
+def driver(spark_folder: Path, master: str, root: str, scenario: str, **settings: str) -> Iterator[Driver]:
+    """A driver process of its own; whatever is left of it is killed at the end."""
+    running = Driver(spark_folder, master, root, scenario, settings)
+    try:
+        yield running
+    finally:
+        running.kill()
+
+
+class Driver:
+    """A running scenario of `cluster_driver`."""
+
+    def __init__(self, spark_folder: Path, master: str, root: str, scenario: str, settings: dict[str, str]) -> None:
+        self._log = spark_folder / f"{scenario}-{free_port()}.log"
+        command = [sys.executable, "-m", "tests.datasource.cluster_driver", str(spark_folder), master, root, scenario]
+        with open(self._log, "wb") as log:
+            self._process = subprocess.Popen(
+                [*command, json.dumps(settings)],
+                env={**os.environ, **spark_session.environment(spark_folder)},
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+                text=True,
+            )
+
+    def lines(self) -> Iterator[str]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            yield line.rstrip("\n")
+
+    def result(self) -> Any:
+        """What the scenario returned."""
+        last = list(self.lines())[-1:]
+        assert self._process.wait() == 0, self._log.read_text()[-5000:]
+        return json.loads(last[0])
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()

@@ -1,0 +1,409 @@
+"""Leases: no two runs of a job work on one topic, a dead run's topics are free five minutes later, entries go again."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import sparklog
+from sparklog.errors import Fenced, SparklogError, Unavailable
+from sparklog.jobs import compact, retain
+from sparklog.log.topic.root import Root, open_root
+from sparklog.maintenance import leases
+from sparklog.maintenance.leases import LEASE_MS, LEASES, Lease
+from sparklog.maintenance.work_items import Done, InProcess, Settings, Work
+from sparklog.retention.retain import retain_root
+from sparklog.storage.object_store import ObjectStore
+from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore, Seeded
+from sparklog.tools.verification.run import verify_root
+from tests.support import seeds
+from tests.support.world import DAY_MS, HOUR_MS, MINUTE_MS, START_MS, World
+
+ALL: tuple[str, ...] = ()
+
+
+def taken(world: World, *topics: str, root: Root | None = None) -> Lease:
+    lease = Lease(root or world.root(), "compact", topics)
+    lease.take()
+    return lease
+
+
+def claims(world: World) -> list[tuple[str, ...]]:
+    return [claim.topics for claim in world.root().entries(LEASES, "compact").refresh().claims]
+
+
+@pytest.mark.parametrize(
+    ("others", "wanted", "left"),
+    [
+        ([], ALL, ALL),
+        ([], ("a", "b"), ("a", "b")),
+        ([ALL], ALL, None),
+        ([ALL], ("a",), None),
+        ([("a",)], ALL, ("b", "c")),
+        ([("a",)], ("a",), None),
+        ([("a",)], ("a", "b"), ("b",)),
+        ([("a",)], ("b",), ("b",)),
+        ([("a",), ("b",)], ("a", "b"), None),
+        ([("a",), ALL], ("b",), None),
+        ([("a", "b"), ("c",)], ALL, None),
+    ],
+)
+def test_a_run_leaves_out_what_others_work_on(
+    others: list[tuple[str, ...]], wanted: tuple[str, ...], left: tuple[str, ...] | None
+) -> None:
+    world = World()
+    for name in ("a", "b", "c"):
+        world.root().create_topic(name)
+    for topics in others:
+        taken(world, *topics)
+    lease = taken(world, *wanted)
+    assert (lease.waits, lease.topics) == (left is None, left if left is not None else lease.topics)
+    assert bool(lease.others) == (left != wanted)
+
+
+def test_a_claim_holds_while_it_is_renewed_and_no_longer() -> None:
+    world = World()
+    first = taken(world)
+    for _ in range(3):
+        world.now_ms += LEASE_MS - 1
+        assert taken(world).waits
+        first.renew()
+    first.release()
+    second = taken(world)
+    assert not second.waits
+    world.now_ms += LEASE_MS
+    third = taken(world)
+    assert not third.waits
+    with pytest.raises(Fenced, match="ran out and another run came after it"):
+        second.renew()
+    second.release()
+    assert taken(world).waits, "a fenced run takes back nothing that is another's"
+
+
+def test_a_run_that_slept_goes_on_where_no_other_came() -> None:
+    world = World()
+    lease = taken(world)
+    world.now_ms += HOUR_MS
+    lease.renew()
+    assert taken(world).waits
+
+
+def test_a_root_in_a_bucket(bucket: str) -> None:
+    root = open_root(ObjectStore(bucket), create=True)
+    first, second = Lease(root, "compact"), Lease(open_root(ObjectStore(bucket)), "compact")
+    first.take()
+    first.renew()
+    second.take()
+    assert (first.waits, second.waits) == (False, True)
+    first.release()
+    second.take()
+    assert not second.waits
+
+
+def test_jobs_and_roots_do_not_wait_for_one_another() -> None:
+    world = World()
+    taken(world)
+    other = Lease(world.root(), "retain")
+    other.take()
+    assert not other.waits
+    assert not taken(World()).waits
+
+
+def test_an_end_beyond_a_lease_was_written_by_a_wrong_clock() -> None:
+    """A disk's clock that jumps a year ahead and back again must not stop maintenance for that year."""
+    world = World()
+    world.now_ms += 365 * DAY_MS
+    taken(world)
+    world.now_ms = START_MS
+    assert not taken(world).waits
+
+
+def test_the_clock_is_the_stores() -> None:
+    world = World()
+    behind = Lease(world.root(skew_ms=-2 * HOUR_MS), "compact")
+    behind.take()
+    assert taken(world).waits
+    world.now_ms += LEASE_MS
+    assert not taken(world).waits
+
+
+class Struck:
+    """Strikes one request of a process."""
+
+    def __init__(self, number: int, kind: FaultKind) -> None:
+        self.number = number
+        self.fault = Fault(kind)
+        self.armed = False
+        self.calls = 0
+        self.struck = False
+
+    def __call__(self, call: Call) -> Fault | None:
+        if not self.armed:
+            return None
+        self.calls += 1
+        if self.calls - 1 != self.number:
+            return None
+        self.struck = True
+        return self.fault
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [kind for kind in FaultKind if kind not in (FaultKind.LATE, FaultKind.SHORT, FaultKind.FLIP)],
+)
+def test_whatever_fails_at_whichever_request_the_topics_are_free_in_five_minutes(kind: FaultKind) -> None:
+    """A run takes, renews and gives back; a request fails, or the process dies there."""
+    for number in range(200):
+        world = World()
+        strike = Struck(number, kind)
+        root = world.root(FaultyStore(world.store, strike, world.sleep))
+        strike.armed = True
+        ended = ""
+        try:
+            lease = taken(world, root=root)
+            assert not lease.waits
+            world.now_ms += MINUTE_MS
+            assert taken(world).waits, "it holds while its run works"
+            lease.renew()
+            lease.release()
+        except Crash:
+            ended = "died"
+        except Unavailable:
+            ended = "gave up"
+        if not strike.struck:
+            assert number > 8
+            return
+        if not ended:
+            assert not taken(world).waits, f"given back, although {kind} struck request {number}"
+        world.now_ms += LEASE_MS
+        assert not taken(world).waits, f"{kind} at request {number}"
+    raise AssertionError("no end")
+
+
+class Runs:
+    """Runs of a job in processes of their own, which take turns within each other's requests; judged by a model."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.world = World(seed=seed * 1000)
+        for name in ("a", "b"):
+            self.world.root().create_topic(name)
+        self.model: dict[Lease, int] = {}
+        """What runs know themselves: until when they hold their topics."""
+        self.took = self.fenced = self.waited = 0
+        self.inside = False
+        faults = (FaultKind.ERROR_BEFORE, FaultKind.ERROR_AFTER, FaultKind.TWICE, FaultKind.FALSE_EXISTS)
+        faults += (FaultKind.LATE, FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER, FaultKind.DELAY, FaultKind.ABSENT)
+        self.faults = Seeded(self.random, self.random.choice([0.0, 0.02, 0.1]), faults, MINUTE_MS / 1000)
+        self.processes: list[Generator[None]] = [self.process() for _ in range(3)]
+
+    def decide(self, call: Call) -> Fault | None:
+        if not self.inside and self.random.random() < 0.1:
+            self.inside = True
+            next(self.random.choice([each for each in self.processes if not each.gi_running]))
+            self.inside = False
+        return self.faults(call)
+
+    def process(self) -> Generator[None]:
+        """Life after life: a run takes, renews now and then, gives back, or dies."""
+        while True:
+            store = FaultyStore(self.world.store, self.decide, self.world.sleep)
+            root = Root(store, self.world.root().id, self.world.env())
+            lease = Lease(root, "compact", self.random.choice([(), ("a",), ("a", "b"), ("b",)]))
+            try:
+                begun = self.world.now_ms
+                lease.take()
+                if lease.waits:
+                    self.waited += 1
+                    yield
+                    continue
+                self.judge(lease, begun)
+                for _ in range(self.random.randrange(5)):
+                    yield
+                    begun = self.world.now_ms
+                    lease.renew()
+                    self.model[lease] = begun + LEASE_MS
+                yield
+                self.model.pop(lease, None)
+                lease.release()
+            except Fenced:
+                assert self.model.pop(lease) <= self.world.now_ms, "fenced before its end"
+                self.fenced += 1
+            except (SparklogError, Crash):
+                self.model.pop(lease, None)
+            yield
+
+    def judge(self, lease: Lease, begun: int) -> None:
+        self.took += 1
+        for other, until in self.model.items():
+            both = {*(lease.topics or "ab")} & {*(other.topics or "ab")}
+            if both and until > self.world.now_ms:
+                raise AssertionError(f"two hold {both}: one of them until {until}, the other since {begun}")
+        self.model[lease] = begun + LEASE_MS
+
+    def run(self) -> None:
+        for _ in range(25):
+            self.world.now_ms += self.random.choice([1_000, MINUTE_MS, MINUTE_MS, LEASE_MS])
+            self.inside = False
+            next(self.random.choice(self.processes))
+
+
+def simulated(seeds: range) -> tuple[int, int, int]:
+    took = fenced = waited = 0
+    for seed in seeds:
+        runs = Runs(seed)
+        try:
+            runs.run()
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        took, fenced, waited = took + runs.took, fenced + runs.fenced, waited + runs.waited
+    return took, fenced, waited
+
+
+@pytest.mark.parametrize("seeds", seeds.LEASES.few())
+def test_no_two_runs_hold_a_topic(seeds: range) -> None:
+    assert min(simulated(seeds)) > 5, "the simulation reaches what it is about"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", seeds.LEASES.many())
+def test_no_two_runs_hold_a_topic_many(seeds: range) -> None:
+    assert simulated(seeds)
+
+
+class Working:
+    """Works here, and looks meanwhile what another scheduler's run would do."""
+
+    def __init__(self, meanwhile: Callable[[], object]) -> None:
+        self.meanwhile = meanwhile
+        self.inner = InProcess()
+
+    def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, Done | SparklogError]]:
+        self.meanwhile()
+        yield from self.inner.run(works)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    root = sparklog.open(tmp_path / "root", create=True)
+    for name in ("a", "b"):
+        topic = root.create_topic(name, configs={"segment.ms": 1})
+        topic.append(pa.table({"value": pa.array([b"x"] * 5), "timestamp": np.full(5, START_MS, np.int64)}))
+    return tmp_path / "root"
+
+
+def compacted(place: Path, *more: str, meanwhile: Callable[[], object] = lambda: None) -> int:
+    return compact.run(Working(meanwhile), compact.arguments(["--root", str(place), "--roll", *more]))
+
+
+def sealed(place: Path) -> set[str]:
+    return {path.relative_to(place).parts[0] for path in place.rglob("*.log")}
+
+
+def entries(place: Path, job: str = "compact") -> int:
+    return len(list(place.glob(f"_maintenance/{job}/_log/*.json")))
+
+
+def test_a_second_scheduler_prints_one_line_and_ends_well(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    codes = []
+
+    def second() -> None:
+        codes.append((compacted(place), compacted(place, "--topic", "a", "--json")))
+        capsys.readouterr()
+        codes.append((compacted(place), entries(place)))
+
+    assert compacted(place, meanwhile=lambda: codes or second()) == 0
+    assert codes[0] == (0, 0)
+    assert codes[1][0] == 0
+    assert sealed(place) == {"a", "b"}
+    assert compacted(place) == 0
+    assert entries(place) == codes[1][1] + 3, "one that waits writes nothing; then one gives back, one takes and gives"
+
+
+def test_the_line_names_the_other_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lease = Lease(sparklog.open(place), "compact")
+    lease.take()
+    assert compacted(place, "--json") == 0
+    shown = capsys.readouterr()
+    (line,) = shown.err.splitlines()
+    assert re.fullmatch(
+        r"\S+Z compact: the root is left to another run, on \S+ \(process \d+, since \S+Z\); --no-lease runs beside it",
+        line,
+    )
+    assert json.loads(shown.out)["topics"] == []
+    assert sealed(place) == set()
+    assert compacted(place, "--no-lease") == 0
+    assert sealed(place) == {"a", "b"}
+
+
+def test_hosts_share_a_root_by_topic(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Lease(sparklog.open(place), "compact", ["a"]).take()
+    assert compacted(place) == 0
+    assert sealed(place) == {"b"}
+    assert "compact: a is left to another run" in capsys.readouterr().err
+
+
+def test_a_fenced_run_stops_after_the_piece_it_works_on(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(leases, "RENEW_SECONDS", 0.01)
+
+    def steal() -> None:
+        log = sparklog.open(place).entries(LEASES, "compact")
+        log.write(lambda base: replace(base, claims=()))
+        end = time.monotonic() + 60
+        while any(thread.name == "sparklog-lease" for thread in threading.enumerate()) and time.monotonic() < end:
+            time.sleep(0.01)
+
+    assert compacted(place, meanwhile=steal) == 1
+    assert len(sealed(place)) == 1
+    assert "this one stops; what it committed stays [SPARKLOG_FENCED]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", [["--dry-run"], ["--no-lease"]])
+def test_no_lease_is_taken_where_none_is_wanted(place: Path, given: list[str]) -> None:
+    assert compacted(place, *given) == 0
+    assert retain.run(retain.arguments(["--root", str(place), *given])) == 0
+    assert not (place / "_maintenance").exists()
+
+
+def test_damaged_leases_stop_no_job(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compacted(place, "--topic", "a") == 0
+    next(place.glob("_maintenance/compact/_log/*0.json")).write_text("{}")
+    assert compacted(place) == 0
+    assert sealed(place) == {"a", "b"}
+    assert "compact: goes on without a lease: " in capsys.readouterr().err
+    (finding,) = verify_root(sparklog.open(place).store).findings
+    assert finding.kind == "lease"
+
+
+def test_old_entries_go_with_the_vacuum_and_the_state_stays() -> None:
+    world = World()
+    world.root().create_topic("t")
+    lease = taken(world)
+    for _ in range(300):
+        world.now_ms += MINUTE_MS
+        lease.renew()
+    before = len(list(world.store.list("_maintenance/")))
+    (report,) = retain_root(world.root(), Settings(world.now_ms))
+    assert report.topic == "t", "nothing is old yet"
+    world.now_ms += 2 * DAY_MS
+    root_files = retain_root(world.root(), Settings(world.now_ms))[0]
+    assert root_files.vacuum is not None
+    (removed,) = root_files.vacuum.removed
+    assert removed.kind == "lease"
+    left = list(world.store.list("_maintenance/"))
+    assert len(left) == before - removed.objects < 130
+    lease.renew()
+    assert taken(world).waits
+    assert verify_root(world.store).sound
