@@ -171,7 +171,11 @@ class Store(ABC):
 
     @abstractmethod
     def now_ms(self) -> int:
-        """Return the store's clock, ms since the epoch; may cost a request."""
+        """Return the store's clock, ms since the epoch; may cost a request.
+
+        An object is at least as old as this time and its `modified_ms` say: where times are coarse, the clock is
+        behind rather than ahead, and nothing runs out early.
+        """
 
     # Capabilities: what a store may do better than these defaults.
 
@@ -197,6 +201,11 @@ class Store(ABC):
     def server(self) -> str:
         """Endpoint of the requests, where `location` does not name it. A verdict holds for both."""
         return ""
+
+    @property
+    def clock_step_ms(self) -> int:
+        """Steps of the store's times: 1, or 1000 where they are whole seconds."""
+        return 1
 
     @property
     def writable(self) -> bool:

@@ -15,8 +15,8 @@ T = TypeVar("T")
 class WrapperStore(Store):
     """Pass every call on to `inner`; derived classes override a method, or `request`, which all of them go through.
 
-    Of the capabilities only those of probes, `writable` and `parallel_reads` are those of `inner`: temporary files and
-    links would go past the wrapper.
+    Of the capabilities only those of probes and times, `writable` and `parallel_reads` are those of `inner`: temporary
+    files and links would go past the wrapper.
     """
 
     def __init__(self, inner: Store) -> None:
@@ -49,6 +49,10 @@ class WrapperStore(Store):
     @property
     def parallel_reads(self) -> int:
         return self.inner.parallel_reads
+
+    @property
+    def clock_step_ms(self) -> int:
+        return self.inner.clock_step_ms
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         return self.request("get", key, lambda: self.inner.get(key, start, length))

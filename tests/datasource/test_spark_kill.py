@@ -10,8 +10,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from sparklog.groups.lag import Groups
 from sparklog.log.read.scan import read_parts
 from sparklog.log.state.view import READ_COMMITTED, OffsetRange
 from sparklog.log.topic.root import RootView
+from sparklog.storage.locations import join
 from tests.datasource import spark_session
 from tests.datasource.killing import JVM_FILE, KILL_AT, TOPICS, DieInTaskSource
 from tests.datasource.query_driver import BATCH_RECORDS, GROUP
@@ -37,6 +39,21 @@ START_SECONDS = 400
 LEAD = 6 * BATCH_RECORDS
 
 pytestmark = pytest.mark.timeout(3600)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A root, on a disk or in a bucket, and what the names of local files about it begin with."""
+
+    root: str
+    beside: str
+
+    def file(self, suffix: str) -> Path:
+        return Path(f"{self.beside}.{suffix}")
+
+
+def on_disk(folder: Path) -> Place:
+    return Place(str(folder / "log"), str(folder / "log"))
 
 
 class Feeder(threading.Thread):
@@ -71,16 +88,17 @@ class Feeder(threading.Thread):
 
 @contextmanager
 def driver(
-    folder: Path, root: str, sink: str = "sparklog", kill_at: int | None = None, topics: str = ""
+    folder: Path, place: Place, sink: str = "sparklog", kill_at: int | None = None, topics: str = ""
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A driver process of its own; whatever is left of it is killed at the end."""
     # Before the driver can have written it.
-    Path(f"{root}.jvm").unlink(missing_ok=True)
-    environment = {**os.environ, **spark_session.environment(folder), JVM_FILE: f"{root}.jvm", TOPICS: topics}
+    jvm = place.file("jvm")
+    jvm.unlink(missing_ok=True)
+    environment = {**os.environ, **spark_session.environment(folder), JVM_FILE: str(jvm), TOPICS: topics}
     if kill_at is not None:
         environment[KILL_AT] = str(kill_at)
-    command = [sys.executable, "-m", "tests.datasource.query_driver", str(folder), root, f"{root}.checkpoint", sink]
-    with open(f"{root}.log", "ab") as log:
+    command = [sys.executable, "-m", "tests.datasource.query_driver", str(folder), place.root, place.beside, sink]
+    with open(place.file("log"), "ab") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
     try:
         yield process
@@ -95,16 +113,16 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def batches(root: str) -> int:
+def batches(place: Place) -> int:
     """How many batches Spark's checkpoint has committed."""
-    folder = Path(f"{root}.checkpoint/commits")
+    folder = place.file("checkpoint") / "commits"
     return len([name for name in os.listdir(folder) if name.isdigit()]) if folder.exists() else 0
 
 
-def wait(process: subprocess.Popen[bytes], root: str, condition: Callable[[], bool]) -> None:
+def wait(process: subprocess.Popen[bytes], place: Place, condition: Callable[[], bool]) -> None:
     end = time.monotonic() + START_SECONDS
     while not condition():
-        assert process.poll() is None, Path(f"{root}.log").read_text()[-3000:]
+        assert process.poll() is None, place.file("log").read_text()[-3000:]
         assert time.monotonic() < end, "the driver did not get that far in time"
         time.sleep(0.01)
 
@@ -125,21 +143,23 @@ def check_group(root: str, written: int, *, done: bool = False) -> None:
     assert (seen == written) if done else (written - BATCH_RECORDS - 2 <= seen <= written), (seen, written)
 
 
-def run_with_kills(folder: Path, root: str, kills: int, seed: int, topics: str = "") -> None:
+def run_with_kills(folder: Path, place: Place, kills: Sequence[int], seed: int, topics: str = "") -> None:
+    """Every third of the numbered `kills` strikes between the sink's commit and Spark's, others at any moment."""
+    root = place.root
     rng = random.Random(seed)
     feeder = Feeder(root, seed)
     feeder.start()
-    for number in range(kills):
-        done = batches(root)
+    for number in kills:
+        done = batches(place)
         feeder.read = len(check_topics_agree(root, topics or "out"))
         if number % 3 == 1:
-            with driver(folder, root, COMMIT_THEN_DIE, kill_at=done + 1, topics=topics) as process:
-                process_end(process, root)
-            assert batches(root) == done + 1, "Spark must not have seen the sink's last commit"
+            with driver(folder, place, COMMIT_THEN_DIE, kill_at=done + 1, topics=topics) as process:
+                process_end(process, place)
+            assert batches(place) == done + 1, "Spark must not have seen the sink's last commit"
             check_group(root, len(check_topics_agree(root, topics or "out")))
             continue
-        with driver(folder, root, topics=topics) as process:
-            wait(process, root, lambda done=done: batches(root) > done)  # type: ignore[misc]
+        with driver(folder, place, topics=topics) as process:
+            wait(process, place, lambda done=done: batches(place) > done)  # type: ignore[misc]
             time.sleep(rng.random() * 1.2)
             kill(process)
         check_group(root, len(check_topics_agree(root, topics or "out")))
@@ -147,11 +167,11 @@ def run_with_kills(folder: Path, root: str, kills: int, seed: int, topics: str =
     feeder.join()
     assert feeder.failed is None
     records = feeder.records
-    Path(f"{root}.stop").touch()
-    with driver(folder, root, topics=topics) as process:
-        wait(process, root, lambda: Path(f"{root}.done").exists())
+    place.file("stop").touch()
+    with driver(folder, place, topics=topics) as process:
+        wait(process, place, lambda: place.file("done").exists())
     check_group(root, records, done=True)
-    assert Groups(root).group(GROUP).description().generation == kills + 1
+    assert Groups(root).group(GROUP).description().generation == len(kills) + 1
     if topics:
         assert check_topics_agree(root, topics) == list(range(records))
         return
@@ -173,11 +193,11 @@ def check_topics_agree(root: str, topics: str) -> list[int]:
     return next(iter(found.values()), [])
 
 
-def process_end(process: subprocess.Popen[bytes], root: str) -> None:
+def process_end(process: subprocess.Popen[bytes], place: Place) -> None:
     """Wait until the driver's JVM was killed from inside; the Python driver notices and ends, or is killed."""
-    jvm = Path(f"{root}.jvm")
+    jvm = place.file("jvm")
     # The driver makes the file and then writes it.
-    wait(process, root, lambda: jvm.exists() and jvm.read_text() != "")
+    wait(process, place, lambda: jvm.exists() and jvm.read_text() != "")
     pid = int(jvm.read_text())
     end = time.monotonic() + START_SECONDS
     while not is_dead(pid):
@@ -194,22 +214,37 @@ def is_dead(pid: int) -> bool:
 
 
 def test_driver_killed_twice(spark_folder: Path, tmp_path: Path) -> None:
-    run_with_kills(spark_folder, str(tmp_path / "log"), kills=2, seed=1)
+    run_with_kills(spark_folder, on_disk(tmp_path), range(2), seed=1)
 
 
 @pytest.mark.slow
 def test_driver_killed_twenty_times(spark_folder: Path, tmp_path: Path) -> None:
-    run_with_kills(spark_folder, str(tmp_path / "log"), kills=20, seed=2)
+    run_with_kills(spark_folder, on_disk(tmp_path), range(20), seed=2)
 
 
 @pytest.mark.slow
 def test_three_topics_agree_whenever_the_driver_is_killed(spark_folder: Path, tmp_path: Path) -> None:
-    run_with_kills(spark_folder, str(tmp_path / "log"), kills=2, seed=3, topics="t0,t1,t2")
+    run_with_kills(spark_folder, on_disk(tmp_path), range(2), seed=3, topics="t0,t1,t2")
 
 
 @pytest.mark.slow
 def test_three_topics_agree_after_twenty_kills(spark_folder: Path, tmp_path: Path) -> None:
-    run_with_kills(spark_folder, str(tmp_path / "log"), kills=20, seed=4, topics="t0,t1,t2")
+    run_with_kills(spark_folder, on_disk(tmp_path), range(20), seed=4, topics="t0,t1,t2")
+
+
+def test_driver_killed_before_spark_has_committed_to_a_bucket(spark_folder: Path, tmp_path: Path, bucket: str) -> None:
+    run_with_kills(spark_folder, Place(join(bucket, "log"), str(tmp_path / "log")), range(1, 2), seed=5)
+
+
+@pytest.mark.slow
+def test_driver_killed_six_times_with_a_bucket(spark_folder: Path, tmp_path: Path, bucket: str) -> None:
+    run_with_kills(spark_folder, Place(join(bucket, "log"), str(tmp_path / "log")), range(6), seed=6)
+
+
+@pytest.mark.slow
+def test_three_topics_in_a_bucket_agree_after_six_kills(spark_folder: Path, tmp_path: Path, bucket: str) -> None:
+    place = Place(join(bucket, "log"), str(tmp_path / "log"))
+    run_with_kills(spark_folder, place, range(6), seed=7, topics="t0,t1,t2")
 
 
 def test_a_worker_killed_in_mid_task(spark: SparkSession, tmp_path: Path) -> None:
@@ -233,12 +268,13 @@ def test_two_runs_of_one_query_the_older_one_is_stopped(
     spark: SparkSession, spark_folder: Path, tmp_path: Path
 ) -> None:
     """The other run is a driver of its own: one Spark session ends a query itself when it is started again."""
-    root = str(tmp_path / "log")
+    place = on_disk(tmp_path)
+    root = place.root
     feed(root, "in", range(10))
-    with driver(spark_folder, root) as process:
-        wait(process, root, lambda: batches(root) == 1)
+    with driver(spark_folder, place) as process:
+        wait(process, place, lambda: batches(place) == 1)
         # Without Spark's temporary files, which vanish, and the checksums, which it can do without.
-        shutil.copytree(f"{root}.checkpoint", tmp_path / "copied", ignore=shutil.ignore_patterns(".*"))
+        shutil.copytree(place.file("checkpoint"), tmp_path / "copied", ignore=shutil.ignore_patterns(".*"))
         forget_commit(tmp_path / "copied", 0)
         finish(copy(source(spark, f"{root}/in"), root, tmp_path / "copied"))
         feed(root, "in", range(10, 20))
@@ -246,7 +282,7 @@ def test_two_runs_of_one_query_the_older_one_is_stopped(
         while process.poll() is None and time.monotonic() < end:
             time.sleep(0.05)
         assert process.returncode not in (None, 0)
-    assert "[SPARKLOG_FENCED]: run " in Path(f"{root}.log").read_text()
+    assert "[SPARKLOG_FENCED]: run " in place.file("log").read_text()
     assert values(root, "out") == list(range(10))
     finish(copy(source(spark, f"{root}/in"), root, tmp_path / "copied"))
     assert values(root, "out") == list(range(20))

@@ -29,6 +29,7 @@ from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.storage.store import Store
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore
+from sparklog.tools.verification.run import verify_root
 from tests.fixture_data import (
     ExpectedRecord,
     copied,
@@ -618,6 +619,23 @@ def test_an_import_that_dies_at_any_step_names_nothing_by_halves(root: Root, tmp
         after.topic("t").delete()
     assert step < 199
     assert failed > 20
+
+
+@pytest.mark.parametrize("kind", [FaultKind.TWICE, FaultKind.FALSE_EXISTS])
+def test_indexes_lie_beside_segments_whatever_the_first_answers_are(kind: FaultKind, tmp_path: Path) -> None:
+    write_partition(tmp_path, "t-0", {0: FIRST, 9: b""})
+    world = World()
+    seen: set[str] = set()
+
+    def decide(call: Call) -> Fault | None:
+        first = call.verb == "create" and "/sealed/" in call.key and call.key not in seen
+        seen.add(call.key)
+        return Fault(kind) if first else None
+
+    import_log_dir(world.root(FaultyStore(world.store, decide, world.sleep)), tmp_path)
+    names = {info.key.rpartition(".")[2] for info in world.store.list("t/sealed/")}
+    assert names == {"log", "index", "timeindex"}
+    assert verify_root(world.store, env=world.env()).sound
 
 
 # ---------------------------------------------------------------- the commit

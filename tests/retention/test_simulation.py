@@ -21,6 +21,7 @@ from sparklog.retention.retain import retain_topic
 from sparklog.testing.faulty_store import Decide, Seeded
 from tests.log.simulation.maintenance import merger
 from tests.log.simulation.model import expect
+from tests.log.simulation.seeds import of_bucket
 from tests.log.simulation.simulated_world import Actor
 from tests.log.simulation.workload import (
     ANSWERS,
@@ -32,7 +33,7 @@ from tests.log.simulation.workload import (
     plain_appender,
     process,
 )
-from tests.support.seeds import RETENTION
+from tests.support.seeds import RETENTION, RETENTION_IN_A_BUCKET
 from tests.support.world import DAY_MS, HOUR_MS
 
 CONFIGS = {"segment.bytes": 150, "retention.ms": -1, "retention.bytes": 1500, "file.delete.delay.ms": DAY_MS}
@@ -55,7 +56,7 @@ def retainer(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
                 actor.sleep(actor.random.uniform(0.3, 1.5) * DAY_MS / 1000)
                 try:
                     topic = run.root(actor, decide).topic(TOPIC)
-                    report = retain_topic(topic, Settings(run.world.now_ms))
+                    report = retain_topic(topic, Settings(run.world.shared.now_ms()))
                 except (Unavailable, Conflict, NotFound, Corrupt) as error:
                     actor.note(f"retention: {error.code} {error}")
                     run.count("retention gave up")
@@ -94,11 +95,14 @@ def old_reader(run: Run, rounds: int) -> Callable[[Actor], None]:
     return body
 
 
-def simulated(seed: int) -> Run:
+def simulated(seed: int, *, bucket: bool = False) -> Run:
     """One seed, judged."""
     run = Run(seed)
+    if bucket:
+        run.world.as_bucket()
     source = random.Random(f"retention {seed}")
     kinds = source.choice([(), ERRORS, CRASHES, ERRORS + ANSWERS + CRASHES])
+    kinds = of_bucket(kinds) if bucket else kinds
     stalling = source.random() < 0.5
 
     def decide(name: str) -> Decide:
@@ -163,14 +167,13 @@ def finish(run: Run) -> None:
     expect(pieces == [(p.partition, p.base, p.end) for p in state.slices], "its slices are not the model's")
 
 
-def check(seed: int) -> Run:
+def check(seed: int, *, bucket: bool = False) -> Run:
     """Run a seed; a failure names it and how to replay it."""
     try:
-        return simulated(seed)
+        return simulated(seed, bucket=bucket)
     except BaseException as error:
-        raise AssertionError(
-            f"seed {seed}: {type(error).__name__}: {error}\nreplay: {REPLAY.format(seed=seed)}"
-        ) from error
+        replay = ("SPARKLOG_BUCKET=1 " if bucket else "") + REPLAY.format(seed=seed)
+        raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}\nreplay: {replay}") from error
 
 
 @pytest.mark.sweep
@@ -185,16 +188,33 @@ def test_weeks(seeds: range) -> None:
     assert seen["append Conflict"] > 0, "no slow writer met the floor"
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("seeds", RETENTION_IN_A_BUCKET.few())
+def test_weeks_in_a_bucket(seeds: range) -> None:
+    seen: Counter[str] = Counter()
+    for seed in seeds:
+        seen.update(check(seed, bucket=True).counters)
+    for what in ("acked", "merged", "retained", "append file", "files read"):
+        assert seen[what] >= len(seeds), f"too little happened: {what} {seen[what]}"
+
+
 def test_a_seed_is_one_run() -> None:
     assert check(5).world.trace == check(5).world.trace
 
 
 def test_one_seed() -> None:
     seed = int(os.environ.get("SPARKLOG_SEED", "3"))
-    assert check(seed).counters["retained"] > 0
+    assert check(seed, bucket="SPARKLOG_BUCKET" in os.environ).counters["retained"] > 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", RETENTION.many())
 def test_many_weeks(seeds: range) -> None:
     assert sum(check(seed).counters["retained"] for seed in seeds) > len(seeds)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", RETENTION_IN_A_BUCKET.many())
+def test_many_weeks_in_a_bucket(seeds: range) -> None:
+    for seed in seeds:
+        assert check(seed, bucket=True).world.failure is None

@@ -151,9 +151,13 @@ def test_reads_are_repeated(stub: StubBucket, store: Store) -> None:
     assert store.get("a") == b"hello"
 
 
-def test_times_have_whole_seconds(stub: StubBucket, store: Store) -> None:
-    assert store.now_ms() == 1_790_000_000_000
-    assert stub.objects == {}
+def test_times_have_whole_seconds_and_no_object_looks_older_than_it_is(stub: StubBucket, store: Store) -> None:
+    store.create("a", b"")
+    info = store.stat("a")
+    assert info is not None
+    assert info.modified_ms == 1_790_000_000_000, "made up to 999 ms later"
+    assert store.now_ms() == 1_790_000_000_000 - 999
+    assert [*stub.objects] == ["log/a"]
 
 
 @pytest.mark.parametrize("name", ["a%20b", "a=b,c", "a+b@c", "%2F"])

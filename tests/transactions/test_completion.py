@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from sparklog.compaction.run import CompactOptions, compact_root
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, SparklogError
 from sparklog.log.decisions import decision_log
+from sparklog.log.decisions.decision import BY_OWNER
 from sparklog.log.journal import entry_log
 from sparklog.log.journal.names import commit_key
 from sparklog.log.read.scan import read_parts
@@ -26,6 +28,8 @@ from sparklog.log.write.append_writer import AppendWriter, TopicFiles, write_fil
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.retain import document, retain_root, summary
 from sparklog.storage.local import LocalStore
+from sparklog.storage.store import ObjectInfo, Store
+from sparklog.testing.wrapper_stores import WrapperStore
 from sparklog.transactions import publishing
 from sparklog.transactions.completion import collect, resolve_topic, transactional_ids
 from sparklog.transactions.listing import describe_transaction, list_transactions
@@ -156,6 +160,31 @@ def test_ids_of_single_writes_go_when_they_are_done_with() -> None:
     assert collect(world.root()).objects == 2
     assert list(world.store.list("_transactions/")) == []
     assert world.values("a") == ["1"]
+
+
+class NotListed(WrapperStore):
+    """Shows all objects but one in listings."""
+
+    def __init__(self, inner: Store, hidden: str) -> None:
+        super().__init__(inner)
+        self.hidden = hidden
+
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        return (info for info in self.inner.list(prefix, after) if info.key != self.hidden)
+
+
+def test_a_log_stays_whose_newest_entry_is_not_listed_yet() -> None:
+    """An id of a single write that an operator ended just now, a week after it was begun."""
+    world = TopicsWorld()
+    root = world.root()
+    log = root.decisions.log("one-write:x")
+    log.abort(0, BY_OWNER)
+    world.now_ms += 7 * DAY
+    log.abort(1, BY_OWNER)
+    assert [info.key for info in world.store.list(log.prefix)] == [log.key(0), log.key(1)]
+    assert collect(world.root(NotListed(world.store, log.key(1)))).objects == 0
+    world.now_ms += 7 * DAY
+    assert collect(world.root()).objects == 2
 
 
 def test_what_fails_is_reported_and_the_rest_is_done() -> None:

@@ -39,6 +39,7 @@ from sparklog.kafka.in_place.files import FilePath, file_bytes
 from sparklog.kafka.in_place.segment_file import SegmentFile, companion
 from sparklog.kafka.in_place.segment_recovery import SKIP, TRUNCATE, OnSkipped, Skipped
 from sparklog.kafka.in_place.transaction_state import TransactionEvents, TransactionState
+from sparklog.log.journal.creating import create_or_read
 from sparklog.log.journal.env import Env
 from sparklog.log.journal.names import append_path, file_key, is_sealed, sealed_path
 from sparklog.log.state.commit import ImportedEnd, KafkaEnded, KafkaOpen
@@ -353,5 +354,6 @@ class _Copies:
             data = make(file_bytes(companion(name.path, suffix)) if copied.base == name.base else None)
             indexes.append(data)
             if data or suffix != "txnindex":
-                self._target.store.create(self._target.begin(f"{path.removesuffix('log')}{suffix}"), data)
+                key = self._target.begin(f"{path.removesuffix('log')}{suffix}")
+                create_or_read(self._target.store, key, data, self._target.env)
         return index_crc(*indexes)

@@ -192,8 +192,14 @@ def entry_before(log: EntryLog[E], time_ms: int) -> E | None:
 
 
 def collect_log(log: EntryLog[E], now_ms: int, *, dry_run: bool) -> tuple[int, int]:
-    """Delete a whole journal, the newest entry first, if that is a week old; return objects and bytes."""
+    """Delete a whole journal, the newest entry first, if that is a week old; return objects and bytes.
+
+    A listing that does not show the newest entry yet says nothing about its age.
+    """
     objects = list(log.store.list(f"{log.prefix}/_log/"))
+    newest = log.current().number
+    if newest >= 0 and all(info.key != log.key(newest) for info in objects):
+        return 0, 0
     if not objects or now_ms - max(info.modified_ms for info in objects) < KEEP_MS:
         return 0, 0
     if not dry_run:

@@ -31,6 +31,7 @@ import re
 from dataclasses import dataclass
 
 from sparklog.errors import BadRequest, NotFound
+from sparklog.log.journal.creating import create_or_read
 from sparklog.log.journal.documents import TEXT, Member, StoredDocument, whole
 from sparklog.log.journal.env import Env
 from sparklog.storage import LocalStore
@@ -256,4 +257,5 @@ def create_root_id(store: Store, env: Env) -> str:
     refuse_foreign(store)
     ensure_probed(store)
     created = RootId(env.new_id(), env.wall_ms())
-    return created.root_id if store.create(ROOT_KEY, ROOT_JSON.encode(created)) else read_root_id(store)
+    existing = create_or_read(store, ROOT_KEY, ROOT_JSON.encode(created), env)
+    return created.root_id if existing is None else ROOT_JSON.decode(existing, ROOT_KEY).root_id

@@ -102,13 +102,19 @@ def decode_checkpoint(data: bytes, key: str, version: int) -> Checkpoint:
 
 def write_slice_table(store: Store, snapshot: Snapshot, unique: str) -> TableRef:
     """Write the slice table of a checkpoint, before its head; what the head says of it."""
-    data, unsealed = encode_table(snapshot.slices)
-    name = checkpoint_table_name(snapshot.version, unique)
-    key = checkpoint_prefix(snapshot.topic) + name
+    key, data, table = slice_table(snapshot, unique)
     if not store.create(key, data) and store.get(key) != data:
         # The name is unique: "exists" was our first try, or wrong. A head must not name what is not.
         raise Unavailable(f"{key} was not written as it should; try again later")
-    return TableRef(name, len(data), crc32c.crc32c(data), len(snapshot.slices), unsealed)
+    return table
+
+
+def slice_table(snapshot: Snapshot, unique: str) -> tuple[str, bytes, TableRef]:
+    """Return key and bytes of a slice table, and what the head of its checkpoint says of it."""
+    data, unsealed = encode_table(snapshot.slices)
+    name = checkpoint_table_name(snapshot.version, unique)
+    table = TableRef(name, len(data), crc32c.crc32c(data), len(snapshot.slices), unsealed)
+    return checkpoint_prefix(snapshot.topic) + name, data, table
 
 
 def encode_table(table: SliceTable) -> tuple[bytes, int]:

@@ -25,9 +25,11 @@ from typing import TypeVar
 from sparklog.errors import Conflict, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.groups.group_state import GROUPS
 from sparklog.log.decisions.decision import DECISIONS
+from sparklog.log.journal.creating import create_or_read
 from sparklog.log.journal.entry_log import Entry, EntryKind
+from sparklog.log.journal.env import Env
 from sparklog.log.journal.names import checkpoint_key, commit_key
-from sparklog.log.state.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint, write_slice_table
+from sparklog.log.state.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint, slice_table
 from sparklog.log.state.commit import Hold
 from sparklog.log.state.commit_intents import MaintainIntent
 from sparklog.log.state.history import History
@@ -242,7 +244,7 @@ class _Run:
             self.started_ms = self.root.env.wall_ms()
             try:
                 cut = cut_now(self.root, topics)
-                if not take_number(self.repository.store, newest + 1, self.id):
+                if not take_number(self.repository.store, newest + 1, self.id, self.root.env):
                     location = self.repository.store.location
                     raise Conflict(f"other backups into {location} are begun all the time; try again later")
                 self.number = newest + 1
@@ -315,7 +317,7 @@ class _Run:
             self._put(commit_key(name, version), self.root.store.get(commit_key(name, version)))
         for snapshot in (named.base, named.last):
             if snapshot.version >= 0:
-                self.copied += write_checkpoint(store, snapshot, self.root.env.new_id())
+                self.copied += write_checkpoint(store, snapshot, self.root.env.new_id(), self.root.env)
         head = named.last.head
         since = named.since(missing & named.files.keys())
         return TopicBackup(
@@ -362,22 +364,20 @@ class _Run:
 
     def _put(self, key: str, data: bytes) -> None:
         """Create a small object; what lies there already must be the same."""
-        if self.repository.store.create(key, data):
+        store = self.repository.store
+        existing = create_or_read(store, key, data, self.root.env)
+        if existing is None:
             self.copied += Copied(1, len(data))
-            return
-        for _ in range(2):
-            with suppress(NotFound):
-                if self.repository.store.get(key) == data:
-                    return
-        location = self.repository.store.location
-        raise Corrupt(f"{location} holds something else under this key; delete it there", file=key)
+        elif data not in (existing, store.get(key)):
+            # Read again, as a bit may have flipped on the way.
+            raise Corrupt(f"{store.location} holds something else under this key; delete it there", file=key)
 
     def _publish(self, manifest: Manifest) -> Manifest:
         """Create the manifest. `Conflict` if a prune has decided meanwhile that there is no such backup."""
         key, data = backup_key(manifest.number), MANIFEST_JSON.encode(manifest)
         # Until there is an answer: it may lie there, or come to lie there later.
         self.undecided = True
-        published = self.repository.store.create(key, data) or self.repository.store.get(key) == data
+        published = create_or_read(self.repository.store, key, data, self.root.env) in (None, data)
         self.undecided = False
         if not published:
             raise Conflict(
@@ -397,13 +397,15 @@ def _read_entry(chain: EntryChain[E], number: int, link: int | None) -> tuple[by
     return stored
 
 
-def write_checkpoint(store: Store, snapshot: Snapshot, unique: str) -> Copied:
+def write_checkpoint(store: Store, snapshot: Snapshot, unique: str, env: Env) -> Copied:
     """Write a checkpoint of a state, unless one that can be read lies there: table first, then head."""
     key = checkpoint_key(snapshot.topic, snapshot.version)
     with suppress(NotFound):
         decode_checkpoint(store.get(key), key, snapshot.version)
         return Copied()
-    table = write_slice_table(store, snapshot, unique)
+    table_key, data, table = slice_table(snapshot, unique)
+    if create_or_read(store, table_key, data, env) not in (None, data):
+        raise Unavailable(f"{table_key} in {store.location} is not what was written; try again later")
     head = encode_checkpoint(Checkpoint(snapshot.head, table))
-    store.create(key, head)
+    create_or_read(store, key, head, env)
     return Copied(2, table.size + len(head))

@@ -18,6 +18,7 @@ import crc32c
 from sparklog.errors import Corrupt, NotFound, Unavailable
 from sparklog.format.append_file import decode_footer
 from sparklog.format.checksums import SUFFIXES, index_crc
+from sparklog.log.journal.creating import create_or_read
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.journal.names import file_key
 from sparklog.log.state.history import History
@@ -124,7 +125,7 @@ def copy_all(
 
     def one(file: DataFile) -> Copied | Corrupt | None:
         try:
-            return _copy(source, target, file, known, options.link)
+            return _copy(source, target, file, known, options)
         except NotFound:
             if lost is None:
                 raise
@@ -162,20 +163,20 @@ def _spread(one: Callable[[DataFile], T], files: Iterable[DataFile], at_once: in
             raise
 
 
-def _copy(source: Store, target: Store, file: DataFile, present: Mapping[str, int], link: bool) -> Copied:
+def _copy(source: Store, target: Store, file: DataFile, present: Mapping[str, int], options: CopyOptions) -> Copied:
     done = Copied()
     if file.footer == 0:
-        done += _copy_indexes(source, target, file, present)
+        done += _copy_indexes(source, target, file, present, options.env)
     if file.to in present:
         if present[file.to] != file.size:
             message = f"{target.location} holds {present[file.to]} bytes of it, expected {file.size}: delete it there"
             raise Corrupt(message, file=file.to)
         return done
     try:
-        return done + _copy_data(source, target, file, link)
+        return done + _copy_data(source, target, file, options.link)
     except Corrupt:
         # A bit that flipped on the way: read again before calling it damaged.
-        return done + _copy_data(source, target, file, link)
+        return done + _copy_data(source, target, file, options.link)
 
 
 def _copy_data(source: Store, target: Store, file: DataFile, link: bool) -> Copied:
@@ -253,7 +254,7 @@ def _checked(source: Store, file: DataFile) -> Iterator[bytes]:
         decode_footer(b"".join(footer), file_size=file.size, file=file.key)
 
 
-def _copy_indexes(source: Store, target: Store, file: DataFile, present: Mapping[str, int]) -> Copied:
+def _copy_indexes(source: Store, target: Store, file: DataFile, present: Mapping[str, int], env: Env) -> Copied:
     names = [f"{file.to.removesuffix('log')}{suffix}" for suffix in SUFFIXES]
     if file.to in present and all(name in present for name in names[:2]):
         return Copied()
@@ -268,7 +269,7 @@ def _copy_indexes(source: Store, target: Store, file: DataFile, present: Mapping
             raise Corrupt(message, file=file.key)
     done = Copied()
     for name, data in zip(names, contents, strict=True):
-        if data is not None and name not in present and target.create(name, data):
+        if data is not None and name not in present and create_or_read(target, name, data, env) is None:
             done += Copied(1, len(data))
     return done
 

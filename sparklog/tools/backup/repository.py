@@ -17,7 +17,8 @@ taken its files away cannot publish what it made.
 **Marks.** A backup relies on what lies here, whichever run copied it; a prune deletes what no backup names. The two
 must not meet: each first shows itself in `running`, then looks for the other, and gives way. A mark counts for six
 hours by the store's clock, and its run renews it. A run stops if its own mark is gone, or may not have been renewed in
-time.
+time. Marks and manifests are seen in listings, which must not be late: those of S3, Azure, Google and HDFS are not. A
+client of NFS may remember older ones, so there a prune belongs on the machine that makes the backups.
 
 **Pruning.** A backup names its cut, and the versions before it back to the cut of the backup before: those commits,
 files, checkpoints and entries stay as long as it does. Manifests go first, so that a backup is whole as long as it is
@@ -38,6 +39,7 @@ from sparklog.format.checksums import SUFFIXES
 from sparklog.groups.group_state import GROUPS
 from sparklog.log.decisions.decision import DECISIONS
 from sparklog.log.journal import documents as json_fields
+from sparklog.log.journal.creating import create_or_read
 from sparklog.log.journal.documents import FORMAT, TEXT, Member, StoredDocument, whole
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.journal.names import (
@@ -97,17 +99,17 @@ def newest_number(store: Store) -> int:
     return max([0, *begun, *backup_numbers(store)])
 
 
-def take_number(store: Store, number: int, run: str) -> bool:
+def take_number(store: Store, number: int, run: str, env: Env) -> bool:
     """Take a number for a run; False if another run has it."""
     data = json_fields.encode({"format": FORMAT, "readFeatures": [], "id": run})
-    taken = store.create(begun_key(number), data) or store.get(begun_key(number)) == data
+    taken = create_or_read(store, begun_key(number), data, env) in (None, data)
     return taken and store.stat(backup_key(number)) is None
 
 
-def give_up_begun(store: Store, root_id: str, now_ms: int) -> None:
+def give_up_begun(store: Store, root_id: str, env: Env) -> None:
     """Decide all numbers that are taken: their runs are dead, or must not publish any more."""
     for number in _numbers(store, f"{BEGUN_FOLDER}/"):
-        store.create(backup_key(number), GIVEN_UP_JSON.encode(GivenUp(number, root_id, now_ms)))
+        create_or_read(store, backup_key(number), GIVEN_UP_JSON.encode(GivenUp(number, root_id, env.wall_ms())), env)
         store.delete(begun_key(number))
 
 
@@ -164,7 +166,7 @@ class Repository:
             if first is not None and not is_repository(store):
                 raise BadRequest(f"{store.location} is not empty, found {first}; give backups a folder of their own")
             ensure_probed(store)
-            store.create(PLACE_KEY, REPOSITORY_JSON.encode(RootId(root_id, env.wall_ms())))
+            create_or_read(store, PLACE_KEY, REPOSITORY_JSON.encode(RootId(root_id, env.wall_ms())), env)
         repository = cls.open(store)
         if repository.root_id != root_id:
             raise BadRequest(
@@ -260,7 +262,8 @@ class Mark:
 
     def _create(self) -> None:
         key = f"{RUNNING_FOLDER}/{self.kind}-{self._id}-{len(self.keys)}.json"
-        self.repository.store.create(key, json_fields.encode({"format": FORMAT, "readFeatures": []}))
+        mark = json_fields.encode({"format": FORMAT, "readFeatures": []})
+        create_or_read(self.repository.store, key, mark, self.env)
         self.keys.append(key)
 
     def _remove(self) -> None:
@@ -315,7 +318,7 @@ def prune(
         return _plan(repository, keep, keep_ms, env)[0]
     with Mark(repository, env, PRUNE) as mark:
         # From here on no run that is taken for dead can publish: what it copied may go.
-        give_up_begun(target, repository.root_id, env.wall_ms())
+        give_up_begun(target, repository.root_id, env)
         pruned, dropped, victims = _plan(repository, keep, keep_ms, env)
         keys = [backup_key(item.number) for item in dropped] + [info.key for info in victims]
         for start in range(0, len(keys), CHUNK):

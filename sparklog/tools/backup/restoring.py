@@ -25,6 +25,7 @@ import crc32c
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, Unavailable
 from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.log.decisions.decision import DECISIONS, Decisions
+from sparklog.log.journal.creating import create_or_read
 from sparklog.log.journal.documents import (
     BOOLEAN,
     TEXT,
@@ -283,8 +284,9 @@ def _write_plan(
     names = _names(cut, wanted, rename)
     ensure_probed(target)
     plan = _planned(backup, cut, names, request, env.new_id, env.wall_ms)
-    if not target.create(RESTORE_KEY, RESTORE_JSON.encode(plan)):
-        # Our own answer was lost, or another run was first: what lies there counts.
+    data = RESTORE_JSON.encode(plan)
+    if create_or_read(target, RESTORE_KEY, data, env) not in (None, data):
+        # Another run was first: what lies there counts.
         stored = _read_plan(target, request)
         if stored is None:
             raise Unavailable(f"{RESTORE_KEY} was not written as it should; try again")
@@ -427,13 +429,13 @@ class _Run:
             data = encode_commit(commit)
             after = alone.head.apply(decode_commit(data, commit_key(item.to, commit.version), commit.version))
             check_commit(alone.head, commit, after)
-            self.copied += write_checkpoint(self.target, alone, item.table)
+            self.copied += write_checkpoint(self.target, alone, item.table, self.options.env)
             if last_of_source is not None:
                 # Its checkpoint and the next commit both name its CRC.
                 self._put(commit_key(item.to, alone.version), last_of_source)
             self._put(commit_key(item.to, commit.version), data)
             last = Snapshot(item.to, self.target, after, alone.slices.apply(commit, after))
-            self.copied += write_checkpoint(self.target, last, item.table)
+            self.copied += write_checkpoint(self.target, last, item.table, self.options.env)
 
     def _stand_alone(self, name: str, snapshot: Snapshot) -> tuple[Snapshot, bytes | None]:
         """Return the state of a topic in its new root, and the commit that made it, if that is still there."""
@@ -471,7 +473,8 @@ class _Run:
             self._put(commit_key(prefix, each.number), data)
 
     def _put(self, key: str, data: bytes) -> None:
-        if self.target.create(key, data):
+        existing = create_or_read(self.target, key, data, self.options.env)
+        if existing is None:
             self.copied += Copied(1, len(data))
-        elif self.target.get(key) != data:
+        elif existing != data:
             raise BadRequest(f"{self.target.location} holds another {key}: empty the folder and restore again")

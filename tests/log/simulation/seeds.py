@@ -7,7 +7,8 @@ from collections.abc import Callable
 from unittest import mock
 
 from sparklog.log.state import commit_log
-from sparklog.testing.faulty_store import Decide, Seeded
+from sparklog.testing.bucket_store import BUCKET_FAULTS
+from sparklog.testing.faulty_store import Decide, FaultKind, Seeded
 from tests.log.simulation.maintenance import collector, merger, vacuum
 from tests.log.simulation.model import expect
 from tests.log.simulation.simulated_world import Actor, SimulatedWorld
@@ -42,6 +43,11 @@ ROLES = (
 PROFILES = ("calm", "answers", "errors", "crashes", "everything", "stalls", "collector", "damage")
 
 
+def of_bucket(kinds: tuple[FaultKind, ...]) -> tuple[FaultKind, ...]:
+    """What of these a client of a bucket can meet."""
+    return tuple(kind for kind in kinds if kind in BUCKET_FAULTS + CRASHES)
+
+
 def draw(run: Run, profile: str | None) -> str:
     """The seed decides who takes part and what goes wrong (`profile`, if it is not given); the profile."""
     source = random.Random(f"draw {run.seed}")
@@ -53,6 +59,7 @@ def draw(run: Run, profile: str | None) -> str:
         "crashes": CRASHES,
         "damage": DAMAGE,
     }.get(profile, ERRORS + ANSWERS + CRASHES)
+    kinds = of_bucket(kinds) if run.world.is_bucket else kinds
     longest_ms = {"stalls": 3 * HOUR_MS, "collector": 5 * HOUR_MS}.get(profile, 60_000)
     run.count(f"profile {profile}")
 
@@ -101,9 +108,13 @@ def draw(run: Run, profile: str | None) -> str:
     return profile
 
 
-def run_seed(seed: int, worlds: list[SimulatedWorld] | None = None, profile: str | None = None) -> Run:
+def run_seed(
+    seed: int, worlds: list[SimulatedWorld] | None = None, profile: str | None = None, *, bucket: bool = False
+) -> Run:
     """One seed, from the first request to the verdict. Raises what broke; the run is returned otherwise."""
     run = Run(seed)
+    if bucket:
+        run.world.as_bucket()
     if worlds is not None:
         worlds.append(run.world)
     drawn = draw(run, profile)
@@ -111,7 +122,7 @@ def run_seed(seed: int, worlds: list[SimulatedWorld] | None = None, profile: str
     with mock.patch.object(commit_log, "CHECKPOINT_COMMITS", often):
         run.world.run()
     run.judge()
-    if drawn == "calm":
+    if drawn == "calm" and not bucket:
         failed = {what: n for what, n in run.counters.items() if what.endswith((" Unavailable", " Corrupt"))}
         expect(not failed, f"nothing was injected, and yet: {failed}")
     return run

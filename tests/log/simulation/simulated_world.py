@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator
 from sparklog.errors import SparklogError
 from sparklog.log.journal.env import Env
 from sparklog.storage.memory import MemoryStore
-from sparklog.storage.store import ObjectInfo, ObjectWriter
+from sparklog.storage.store import ObjectInfo, ObjectWriter, Store
+from sparklog.testing.bucket_store import BucketStore
 from sparklog.testing.faulty_store import Crash, Decide, FaultyStore
-from sparklog.testing.wrapper_stores import WrapperStore
+from sparklog.testing.wrapper_stores import T, WrapperStore
 from tests.support.world import START_MS, World
 
 
@@ -44,6 +45,8 @@ class SimulatedWorld(World):
         self.random = random.Random(seed)
         if store is None:
             self.store = MemoryStore(self.clock, f"seed-{seed}")
+        self.shared: Store = self.store
+        """The store as actors reach it: itself, or a bucket around it (`as_bucket`)."""
         self.latency_ms = latency_ms
         self.max_steps = max_steps
         self.steps = 0
@@ -54,6 +57,18 @@ class SimulatedWorld(World):
         self.landing = False
         self._done = _thread.allocate_lock()
         self._done.acquire()
+
+    def as_bucket(self) -> None:
+        """Let actors have the store as a bucket, at its worst."""
+        self.shared = self.bucket(self.store)
+
+    def bucket(self, store: Store, **how: int) -> BucketStore:
+        """A bucket around a store that actors share."""
+        return BucketStore(store, random.Random(f"bucket {self.seed}"), self.clock, **how)
+
+    @property
+    def is_bucket(self) -> bool:
+        return self.shared is not self.store
 
     def spawn(self, name: str, body: Callable[[Actor], None], *, skew_ms: int = 0, start_ms: int = 0) -> Actor:
         """An actor that runs `body`; its clocks are off by `skew_ms`, and it begins `start_ms` from now."""
@@ -195,7 +210,7 @@ class _BatonStore(WrapperStore):
     needs_probe = False
 
     def __init__(self, actor: Actor) -> None:
-        super().__init__(actor.world.store)
+        super().__init__(actor.world.shared)
         self._actor = actor
 
     def _turn(self) -> None:
@@ -204,6 +219,12 @@ class _BatonStore(WrapperStore):
         if threading.current_thread() is not self._actor.thread:
             raise SimulationError("a request came from a thread that is no actor: the run would not be deterministic")
         self._actor.yield_()
+
+    def request(self, verb: str, key: str, send: Callable[[], T]) -> T:
+        if verb == "delete_many":
+            self._turn()
+            self._actor.note(f"deletes {key} and others")
+        return send()
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         self._turn()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sparklog.log.journal import journal, numbered_objects
+from sparklog.log.journal.numbered_objects import NumberedObjects
 from sparklog.log.state import checkpoint, commit_intents, commit_log, rewrites
 from sparklog.log.state.commit import Commit, Removal
 from sparklog.log.state.registry import Entry, Verdict, WriterKey
@@ -158,3 +159,38 @@ def test_a_broken_rule_is_found(
 def test_with_all_rules_the_same_seeds_pass(profile: str) -> None:
     for seed in range(20):
         assert run_seed(seed, profile=profile).world.failure is None
+
+
+def what_a_listing_shows(patch: Patch) -> None:
+    """A log ends where its listing ends."""
+
+    def listed(self: NumberedObjects, number: int, ahead: bool = False) -> list[bytes]:
+        shown = {info.key for info in self.store.list(f"{self.prefix}/_log/0")}
+        found = []
+        while self.key(number) in shown and (data := self.read(number)) is not None:
+            found.append(data)
+            number += 1
+        return found
+
+    patch.setattr(NumberedObjects, "read_forward", listed)
+
+
+def failing(seeds: int, profile: str, *, bucket: bool) -> int | None:
+    """The first seed that fails, None if none does."""
+    for seed in range(seeds):
+        try:
+            run_seed(seed, profile=profile, bucket=bucket)
+        except (SimulationError, Exception):  # noqa: BLE001
+            return seed
+    return None
+
+
+def test_a_late_listing_that_is_trusted_shows_in_a_bucket_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    what_a_listing_shows(monkeypatch)
+    assert failing(20, "answers", bucket=False) is None
+    assert failing(20, "answers", bucket=True) is not None
+
+
+def test_a_lost_answer_that_is_taken_for_a_lost_race_shows_in_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    no_commit_id(monkeypatch)
+    assert failing(20, "answers", bucket=True) is not None

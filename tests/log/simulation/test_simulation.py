@@ -16,19 +16,20 @@ from sparklog.log.journal import numbered_objects
 from tests.log.simulation.seeds import run_seed
 from tests.log.simulation.simulated_world import SimulatedWorld
 from tests.log.simulation.workload import Run
-from tests.support.seeds import LOG
+from tests.support.seeds import LOG, LOG_IN_A_BUCKET
 
 REPLAY = "SPARKLOG_SEED={seed} python -m pytest tests/log/simulation/test_simulation.py -k test_one_seed"
 
 
-def check(seed: int) -> Run:
+def check(seed: int, *, bucket: bool = False) -> Run:
     """Run a seed; a failure names the seed, how to replay it, and the end of its story."""
     worlds: list[SimulatedWorld] = []
     try:
-        return run_seed(seed, worlds)
+        return run_seed(seed, worlds, bucket=bucket)
     except BaseException as error:
         story = "\n".join(worlds[0].trace[-40:]) if worlds else ""
-        message = f"seed {seed}: {type(error).__name__}: {error}\nreplay: {REPLAY.format(seed=seed)}\n{story}"
+        replay = ("SPARKLOG_BUCKET=1 " if bucket else "") + REPLAY.format(seed=seed)
+        message = f"seed {seed}: {type(error).__name__}: {error}\nreplay: {replay}\n{story}"
         raise AssertionError(message) from error
 
 
@@ -39,9 +40,16 @@ def test_seeds(seeds: range) -> None:
     assert commits > 5 * len(seeds), "the runs did too little to show anything"
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("seeds", LOG_IN_A_BUCKET.few())
+def test_seeds_in_a_bucket(seeds: range) -> None:
+    commits = sum(check(seed, bucket=True).model.commits for seed in seeds)
+    assert commits > 5 * len(seeds), "the runs did too little to show anything"
+
+
 def test_one_seed() -> None:
     seed = int(os.environ.get("SPARKLOG_SEED", "7"))
-    run = check(seed)
+    run = check(seed, bucket="SPARKLOG_BUCKET" in os.environ)
     assert run.world.steps > 0
     if "SPARKLOG_SEED" in os.environ:
         print("\n".join(run.world.trace))
@@ -64,7 +72,7 @@ def test_a_failing_seed_says_how_to_replay_it(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_seed_is_one_run() -> None:
     for seed in (3, 11, 42):
-        first, second = check(seed), check(seed)
+        first, second = (check(seed, bucket=seed == 3) for _ in range(2))
         assert first.world.trace == second.world.trace
         assert first.world.store.snapshot() == second.world.store.snapshot()
 
@@ -86,3 +94,10 @@ def test_the_runs_meet_what_they_are_meant_to_meet() -> None:
 def test_many_seeds(seeds: range) -> None:
     for seed in seeds:
         assert check(seed).world.failure is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", LOG_IN_A_BUCKET.many())
+def test_many_seeds_in_a_bucket(seeds: range) -> None:
+    for seed in seeds:
+        assert check(seed, bucket=True).world.failure is None

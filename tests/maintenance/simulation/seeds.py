@@ -14,6 +14,7 @@ from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.retain import RetainReport, retain_topic
 from sparklog.testing.faulty_store import Decide, Seeded
 from tests.log.simulation.model import expect
+from tests.log.simulation.seeds import of_bucket
 from tests.log.simulation.simulated_world import Actor
 from tests.log.simulation.workload import ANSWERS, CRASHES, DAMAGE, ERRORS, Stalls
 from tests.maintenance.simulation.workload import (
@@ -63,7 +64,7 @@ def configs(source: random.Random) -> dict[str, str]:
     return chosen
 
 
-def draw(seed: int, profile: str | None) -> Run:
+def draw(seed: int, profile: str | None, *, bucket: bool = False) -> Run:
     """The seed decides who takes part and what goes wrong (`profile`, if it is not given)."""
     source = random.Random(f"draw {seed}")
     drawn = source.choice(PROFILES)
@@ -74,12 +75,14 @@ def draw(seed: int, profile: str | None) -> Run:
         partitions=source.choice([1, 1, 2, 3]),
         slots=source.choice([None, None, 4, 8]),
         keys=source.choice([3, 8]),
-        clean=profile in ("calm", "slow", "rush"),
+        clean=profile in ("calm", "slow", "rush") and not bucket,
         stalling=profile in ("stalls", "everything"),
         stale=profile == "stale",
         slow=0.7 if profile in ("slow", "rush") else 0.2,
         cron=0.95 if profile == "rush" else 0.5,
     )
+    if bucket:
+        run.world.as_bucket()
     run.count(f"profile {profile}")
     kinds = {
         "calm": (),
@@ -92,6 +95,7 @@ def draw(seed: int, profile: str | None) -> Run:
         "damage": DAMAGE,
         "stale": ANSWERS[2:],
     }.get(profile, ERRORS + ANSWERS[:2] + CRASHES)
+    kinds = of_bucket(kinds) if bucket else kinds
 
     def decide(name: str) -> Decide:
         chances = random.Random(f"{seed}/faults/{name}")
@@ -128,10 +132,10 @@ def draw(seed: int, profile: str | None) -> Run:
     return run
 
 
-def run_seed(seed: int, runs: list[Run] | None = None, profile: str | None = None) -> Run:
+def run_seed(seed: int, runs: list[Run] | None = None, profile: str | None = None, *, bucket: bool = False) -> Run:
     """One seed, from the first request to the verdict. Raises what broke; the run is returned otherwise."""
     with mock.patch.object(commit_log, "CHECKPOINT_COMMITS", CHECKPOINT_COMMITS):
-        run = draw(seed, profile)
+        run = draw(seed, profile, bucket=bucket)
         if runs is not None:
             runs.append(run)
         run.world.run()

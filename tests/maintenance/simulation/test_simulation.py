@@ -16,7 +16,7 @@ import pytest
 from sparklog.retention import vacuum
 from tests.maintenance.simulation.seeds import run_seed
 from tests.maintenance.simulation.workload import Run
-from tests.support.seeds import MAINTENANCE
+from tests.support.seeds import MAINTENANCE, MAINTENANCE_IN_A_BUCKET
 
 REPLAY = "SPARKLOG_SEED={seed} python -m pytest tests/maintenance/simulation/test_simulation.py -k test_one_seed"
 MET = (
@@ -26,14 +26,15 @@ MET = (
 )
 
 
-def check(seed: int) -> Run:
+def check(seed: int, *, bucket: bool = False) -> Run:
     """Run a seed; a failure names the seed, how to replay it, and the end of its story."""
     runs: list[Run] = []
     try:
-        return run_seed(seed, runs)
+        return run_seed(seed, runs, bucket=bucket)
     except BaseException as error:
         story = "\n".join([str(dict(runs[0].configs)), *runs[0].world.trace[-40:]]) if runs else ""
-        message = f"seed {seed}: {type(error).__name__}: {error}\nreplay: {REPLAY.format(seed=seed)}\n{story}"
+        replay = ("SPARKLOG_BUCKET=1 " if bucket else "") + REPLAY.format(seed=seed)
+        message = f"seed {seed}: {type(error).__name__}: {error}\nreplay: {replay}\n{story}"
         raise AssertionError(message) from error
 
 
@@ -51,8 +52,18 @@ def test_seeds(seeds: range) -> None:
     assert not missing, f"no run had any of {missing}: {dict(met)}"
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("seeds", MAINTENANCE_IN_A_BUCKET.few())
+def test_seeds_in_a_bucket(seeds: range) -> None:
+    met: Counter[str] = Counter()
+    for seed in seeds:
+        met.update(check(seed, bucket=True).counters)
+    missing = [what for what in ("appends", "pieces seal", "pieces compact", "vacuums that deleted") if not met[what]]
+    assert not missing, f"no run had any of {missing}: {dict(met)}"
+
+
 def test_one_seed() -> None:
-    run = check(int(os.environ.get("SPARKLOG_SEED", "7")))
+    run = check(int(os.environ.get("SPARKLOG_SEED", "7")), bucket="SPARKLOG_BUCKET" in os.environ)
     assert run.world.steps > 0
     if "SPARKLOG_SEED" in os.environ:
         print("\n".join(run.world.trace))
@@ -79,3 +90,10 @@ def test_a_failing_seed_says_how_to_replay_it(monkeypatch: pytest.MonkeyPatch) -
 def test_many_seeds(seeds: range) -> None:
     for seed in seeds:
         assert check(seed).world.failure is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", MAINTENANCE_IN_A_BUCKET.many())
+def test_many_seeds_in_a_bucket(seeds: range) -> None:
+    for seed in seeds:
+        assert check(seed, bucket=True).world.failure is None

@@ -519,7 +519,7 @@ def compactor(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
             topic = run.root(actor, decide).topic(TOPIC)
             report = compact_topic(
                 topic,
-                Settings(now_ms=run.world.now_ms),
+                Settings(now_ms=run.world.shared.now_ms()),
                 Shuffled(actor.random),
                 CompactOptions(seal_only=actor.random.random() < 0.1, roll=actor.random.random() < 0.6),
                 on_done=shown,
@@ -556,7 +556,7 @@ def retainer(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
 def retained(run: Run, actor: Actor, handle: Topic) -> None:
     """Expire and vacuum once."""
     before = run.store.deletions
-    report = retain_topic(handle, Settings(now_ms=run.world.now_ms))
+    report = retain_topic(handle, Settings(now_ms=run.world.shared.now_ms()))
     if run.store.deletions > before:
         run.count("vacuums that deleted")
     if report.expired:

@@ -163,8 +163,8 @@ def test_a_number_is_taken_once_and_its_answer_may_be_lost() -> None:
     world = RestoringWorld()
     world.fill(appends=1)
     world.back_up()
-    assert take_number(world.place, 2, "one")
-    assert take_number(world.place, 2, "one")
-    assert not take_number(world.place, 2, "two")
-    assert not take_number(world.place, 1, "two")
+    assert take_number(world.place, 2, "one", world.env())
+    assert take_number(world.place, 2, "one", world.env())
+    assert not take_number(world.place, 2, "two", world.env())
+    assert not take_number(world.place, 1, "two", world.env())
     assert world.back_up().number == 3

@@ -9,6 +9,7 @@ from unittest import mock
 from sparklog.log.journal import entry_log
 from sparklog.log.state import commit_log
 from sparklog.testing.faulty_store import Decide, FaultKind, Seeded
+from tests.log.simulation.seeds import of_bucket
 from tests.log.simulation.simulated_world import Actor, SimulatedWorld
 from tests.log.simulation.workload import ANSWERS, CRASHES, DAMAGE, ERRORS, Stalls
 from tests.transactions.simulation.actors import (
@@ -66,6 +67,7 @@ def draw(run: Run, profile: str | None) -> None:
         "damage": DAMAGE,
     }.get(profile, ERRORS + ANSWERS + CRASHES)
     run.count(f"profile {profile}")
+    kinds = of_bucket(kinds) if run.world.is_bucket else kinds
     if profile in CACHES:
         kinds = draw_caches(run, profile, source)
 
@@ -117,9 +119,13 @@ def draw(run: Run, profile: str | None) -> None:
             spawn(label, reader(run, plan, source.randint(4, 12)))
 
 
-def run_seed(seed: int, worlds: list[SimulatedWorld] | None = None, profile: str | None = None) -> Run:
+def run_seed(
+    seed: int, worlds: list[SimulatedWorld] | None = None, profile: str | None = None, *, bucket: bool = False
+) -> Run:
     """One seed, from the first request to the verdict. Raises what broke; the run is returned otherwise."""
     run = Run(seed)
+    if bucket:
+        run.world.as_bucket()
     if worlds is not None:
         worlds.append(run.world)
     draw(run, profile)

@@ -12,7 +12,7 @@ from collections import Counter
 import pytest
 
 from tests.log.simulation.simulated_world import SimulatedWorld
-from tests.support.seeds import TRANSACTIONS, TRANSACTIONS_WITH_CACHES
+from tests.support.seeds import TRANSACTIONS, TRANSACTIONS_IN_A_BUCKET, TRANSACTIONS_WITH_CACHES
 from tests.transactions.simulation.actors import Run
 from tests.transactions.simulation.seeds import CACHES, run_seed
 
@@ -21,14 +21,15 @@ REPLAY = (
 )
 
 
-def check(seed: int, profile: str | None = None) -> Run:
+def check(seed: int, profile: str | None = None, *, bucket: bool = False) -> Run:
     """Run a seed; a failure names the seed, how to replay it, and the end of its story."""
     worlds: list[SimulatedWorld] = []
     try:
-        return run_seed(seed, worlds, profile)
+        return run_seed(seed, worlds, profile, bucket=bucket)
     except BaseException as error:
         story = "\n".join(worlds[0].trace[-60:]) if worlds else ""
-        replay = REPLAY.format(seed=seed, profile="" if profile is None else f"SPARKLOG_PROFILE={profile} ")
+        how = "SPARKLOG_BUCKET=1 " if bucket else "" if profile is None else f"SPARKLOG_PROFILE={profile} "
+        replay = REPLAY.format(seed=seed, profile=how)
         message = f"seed {seed}: {type(error).__name__}: {error}\nreplay: {replay}\n{story}"
         raise AssertionError(message) from error
 
@@ -44,11 +45,22 @@ def test_whatever_the_seed_readers_see_all_of_a_transaction_or_none(seeds: range
 
 
 def test_one_seed() -> None:
-    run = check(int(os.environ.get("SPARKLOG_SEED", "7")), os.environ.get("SPARKLOG_PROFILE"))
+    seed, profile = int(os.environ.get("SPARKLOG_SEED", "7")), os.environ.get("SPARKLOG_PROFILE")
+    run = check(seed, profile, bucket="SPARKLOG_BUCKET" in os.environ)
     assert run.world.steps > 0
     if "SPARKLOG_SEED" in os.environ:
         print("\n".join(run.world.trace))
         print(dict(run.counters))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("seeds", TRANSACTIONS_IN_A_BUCKET.few())
+def test_in_a_bucket_as_well(seeds: range) -> None:
+    found: Counter[str] = Counter()
+    for seed in seeds:
+        found.update(check(seed, bucket=True).counters)
+    for what in ("committed", "aborted", "batches", "joined", "polls", "resolved True", "loop committed"):
+        assert found[what] > 5, f"the runs did too little to show anything: {found}"
 
 
 @pytest.mark.sweep
@@ -75,3 +87,10 @@ def test_many_seeds_where_names_are_remembered(profile: str, seeds: range) -> No
 def test_many_seeds(seeds: range) -> None:
     for seed in seeds:
         assert check(seed).world.failure is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", TRANSACTIONS_IN_A_BUCKET.many())
+def test_many_seeds_in_a_bucket(seeds: range) -> None:
+    for seed in seeds:
+        assert check(seed, bucket=True).world.failure is None

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from contextlib import nullcontext
 
 import pytest
 
-from tests.support.seeds import BACKUPS, BACKUPS_WITH_CACHES
+from sparklog.errors import SparklogError
+from sparklog.log.journal.env import Env
+from sparklog.storage.store import Store
+from sparklog.tools.backup import backing_up, copying, repository
+from tests.log.simulation.simulated_world import SimulationError
+from tests.support.seeds import BACKUPS, BACKUPS_IN_A_BUCKET, BACKUPS_WITH_CACHES
 from tests.tools.backup.simulation.workload import run
 
 
@@ -22,6 +28,15 @@ def test_whatever_the_seed_what_is_restored_is_consistent(seeds: range) -> None:
 
 
 @pytest.mark.sweep
+@pytest.mark.parametrize("seeds", BACKUPS_IN_A_BUCKET.few())
+def test_whatever_the_seed_in_a_bucket_as_well(seeds: range) -> None:
+    total: Counter[str] = Counter()
+    for seed in seeds:
+        total.update(run(seed, bucket=True).counters)
+    assert all(total[what] for what in ("backups", "deaths", "prunes", "transactions", "times restored")), total
+
+
+@pytest.mark.sweep
 def test_a_seed_is_one_story() -> None:
     for seed in (2, 4):
         assert run(seed).world.trace == run(seed).world.trace
@@ -32,12 +47,34 @@ def test_where_the_machine_that_makes_backups_remembers_names(seed: int, caches:
     assert run(seed, caches).counters["backups"]
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("bucket", [False, True])
+def test_a_false_answer_that_is_believed_shows_in_a_bucket_alone(bucket: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An object that a manifest names, or the mark of a run, is not there although the store said that it exists."""
+
+    def heedless(store: Store, key: str, data: bytes, env: Env) -> None:
+        store.create(key, data)
+
+    for module in (repository, backing_up, copying):
+        monkeypatch.setattr(module, "create_or_read", heedless)
+    with pytest.raises((SparklogError, SimulationError)) if bucket else nullcontext():
+        for seed in (5, 6, 11):
+            assert run(seed, bucket=bucket).counters
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("caches", ["names", "folders"])
 @pytest.mark.parametrize("seeds", BACKUPS_WITH_CACHES.many())
 def test_more_seeds_where_names_are_remembered(seeds: range, caches: str) -> None:
     for seed in seeds:
         assert run(seed, caches).counters
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", BACKUPS_IN_A_BUCKET.many())
+def test_more_seeds_in_a_bucket(seeds: range) -> None:
+    for seed in seeds:
+        assert run(seed, bucket=True).counters
 
 
 @pytest.mark.slow

@@ -26,7 +26,8 @@ from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.retain import retain_root
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
-from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore, Seeded
+from sparklog.testing.bucket_store import BUCKET_FAULTS
+from sparklog.testing.faulty_store import Call, Crash, Decide, Fault, FaultKind, FaultyStore, Seeded
 from sparklog.tools.backup.backing_up import back_up
 from sparklog.tools.backup.repository import Repository, prune
 from sparklog.tools.backup.restore_point import Wanted
@@ -51,6 +52,8 @@ class Story:
     seed: int
     world: SimulatedWorld = field(init=False)
     place: MemoryStore = field(init=False)
+    shared_place: Store = field(init=False)
+    """The place as processes reach it: itself, or a bucket around it."""
     acknowledged: list[tuple[int, bytes]] = field(default_factory=list)
     """When a writer was told that its value is in the log."""
     counters: dict[str, int] = field(default_factory=dict)
@@ -62,6 +65,7 @@ class Story:
     def __post_init__(self) -> None:
         self.world = SimulatedWorld(self.seed, max_steps=200_000)
         self.place = MemoryStore(lambda: self.world.now_ms, f"place-{self.seed}")
+        self.shared_place = self.place
         root = self.outsider()
         for name in TOPICS:
             root.create_topic(name, configs={"file.delete.delay.ms": str(HOUR_MS), "segment.bytes": "500"})
@@ -94,7 +98,8 @@ class Life:
     """One process: faults by chance, and death at one of its requests, after which it makes none."""
 
     def __init__(self, story: Story, name: str, rate: float, dies_at: int | None = None) -> None:
-        self.chances = Seeded(random.Random(f"{story.seed}/{name}"), rate, ERRORS if rate else (), 600.0)
+        kinds = (*BUCKET_FAULTS, *ERRORS[-2:]) if story.world.is_bucket else ERRORS
+        self.chances = Seeded(random.Random(f"{story.seed}/{name}"), rate, kinds if rate else (), 600.0)
         self.dies_at = dies_at
         self.calls = 0
 
@@ -105,6 +110,14 @@ class Life:
         return self.chances(call)
 
 
+def false_answers(story: Story, life: Life, name: str) -> Decide:
+    """Also let every tenth create in a bucket say falsely that its object exists."""
+    if not story.world.is_bucket:
+        return life
+    answers = Seeded(random.Random(f"{story.seed}/answers/{name}"), 0.1, (FaultKind.TWICE, FaultKind.FALSE_EXISTS))
+    return lambda call: life(call) or answers(call)
+
+
 def nap(actor: Actor, longest_ms: int) -> None:
     actor.sleep(actor.random.random() * longest_ms / 1000)
 
@@ -113,10 +126,11 @@ def writer(story: Story, rate: float, turns: int) -> Callable[[Actor], None]:
     """Appends a value to one topic at a time."""
 
     def body(actor: Actor) -> None:
-        root = open_root(actor.store(Life(story, actor.name, rate)), env=actor.env)
+        store, root = actor.store(Life(story, actor.name, rate)), None
         for turn in range(turns):
             name, value = actor.random.choice(TOPICS), b"%s.%d" % (actor.name.encode(), turn)
             try:
+                root = root or open_root(store, env=actor.env)
                 root.topic(name).append(batch([value]))
                 story.acknowledged.append((story.world.now_ms, value))
             except SparklogError as error:
@@ -185,12 +199,12 @@ def keeper(story: Story, turns: int) -> Callable[[Actor], None]:
     def body(actor: Actor) -> None:
         for turn in range(turns):
             root = open_root(actor.store(), env=actor.env)
-            settings, planners = Settings(now_ms=story.world.now_ms), plans(actor.env)
+            settings, planners = Settings(now_ms=story.world.shared.now_ms()), plans(actor.env)
             for name in root.topics():
                 compact_topic(
                     root.topic(name), settings, InProcess(), CompactOptions(roll=turn % 2 == 0), plans=planners
                 )
-            for report in retain_root(root, Settings(now_ms=story.world.now_ms)):
+            for report in retain_root(root, Settings(now_ms=story.world.shared.now_ms())):
                 if report.vacuum is not None and report.vacuum.objects:
                     story.count("vacuums that deleted")
             if actor.random.random() < 0.3:
@@ -213,23 +227,43 @@ def keeper_of_backups(story: Story, rate: float, turns: int) -> Callable[[Actor]
             life = Life(story, f"{actor.name}/{turn}", rate, dies_at)
             store = story.client(actor.store(life))
             inner = _BatonStore(actor)
-            inner.inner = story.place
-            there = FaultyStore(inner, life, actor.sleep)
+            inner.inner = story.shared_place
+            there = FaultyStore(inner, false_answers(story, life, f"{actor.name}/{turn}"), actor.sleep)
             try:
                 root = open_root(store, env=actor.env)
                 if story.machine is not None:
                     look(root, actor)
                 back_up(root, there, at_once=1)
                 story.count("backups")
-                if actor.random.random() < 0.2:
-                    prune(there, keep=3, env=actor.env)
+                if actor.random.random() < (0.6 if story.world.is_bucket else 0.2):
+                    prune(there, keep=1 if story.world.is_bucket else 3, env=actor.env)
                     story.count("prunes")
             except Crash:
                 story.count("deaths")
             except SparklogError as error:
                 actor.note(f"backup: {error.code} {error}")
                 story.count(f"backup {error.code}")
-            nap(actor, 3 * HOUR_MS)
+            # In a bucket what comes soon after meets listings that are late.
+            nap(actor, 20_000 if story.world.is_bucket and actor.random.random() < 0.5 else 3 * HOUR_MS)
+
+    return body
+
+
+def pruner(story: Story, turns: int) -> Callable[[Actor], None]:
+    """Drops old backups from another machine, whatever the other does at that moment."""
+
+    def body(actor: Actor) -> None:
+        inner = _BatonStore(actor)
+        inner.inner = story.shared_place
+        there = FaultyStore(inner, false_answers(story, Life(story, actor.name, 0.0), actor.name), actor.sleep)
+        for _ in range(turns):
+            nap(actor, actor.random.choice([20_000, HOUR_MS]))
+            try:
+                prune(there, keep=1, env=actor.env)
+                story.count("prunes")
+            except SparklogError as error:
+                actor.note(f"prune: {error.code} {error}")
+                story.count(f"prune {error.code}")
 
     return body
 
@@ -245,7 +279,7 @@ def look(root: Root, actor: Actor) -> None:
         nap(actor, 20_000)
 
 
-def run(seed: int, caches: str | None = None) -> Story:
+def run(seed: int, caches: str | None = None, *, bucket: bool = False) -> Story:
     """One seed, from the first request to the verdict. Raises what broke.
 
     `caches`: the machine that makes backups remembers names, one by one ("names") or by folder ("folders"), and no
@@ -256,12 +290,20 @@ def run(seed: int, caches: str | None = None) -> Story:
         story = Story(seed)
         if caches is not None:
             story.name_ms, story.folder_ms = (LONGEST_CACHE_MS, 0) if caches == "names" else (0, LONGEST_CACHE_MS)
-        rate = source.choice([0.0, 0.0, 0.003, 0.01]) if caches is None else 0.0
+        if bucket:
+            story.world.as_bucket()
+            # A prune needs listings of the place that are not late: S3, Azure and Google have them.
+            story.shared_place = story.world.bucket(story.place, late_ms=0)
+        rate = (
+            source.choice([0.0, 0.001, 0.003, 0.01] if bucket else [0.0, 0.0, 0.003, 0.01]) if caches is None else 0.0
+        )
         for number in range(2):
             story.world.spawn(f"writer-{number}", writer(story, rate, source.randint(5, 15)))
             story.world.spawn(f"mover-{number}", mover(story, rate, source.randint(4, 10)))
         story.world.spawn("consumer", consumer(story, source.randint(2, 6)))
         story.world.spawn("keeper", keeper(story, source.randint(2, 5)))
+        if bucket:
+            story.world.spawn("pruner", pruner(story, source.randint(3, 9)))
         story.world.spawn("backup", keeper_of_backups(story, rate, source.randint(3, 6)))
         story.world.run()
         for store in story.world.stores:

@@ -1,0 +1,78 @@
+"""A store whose times are whole seconds: nothing runs out early, and no jitter of its clock shows."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from sparklog.errors import Unavailable
+from sparklog.groups.lag import Groups
+from sparklog.log.topic.root import Root
+from sparklog.testing.bucket_store import BucketStore
+from sparklog.transactions.listing import list_transactions
+from sparklog.transactions.producer import transactional
+from tests.support.world import START_MS, World
+from tests.tools.backup.backup_world import batch
+
+BEGIN_MS = (0, 1, 500, 998, 999)
+
+
+class CoarseWorld(World):
+    """A bucket that is otherwise in order, `begin_ms` after a full second."""
+
+    def __init__(self, begin_ms: int = 0) -> None:
+        super().__init__(now_ms=START_MS + begin_ms)
+        self.bucket = BucketStore(self.store, random.Random(1), self.clock, late_ms=0, quick_ms=0)
+
+    def opened(self, skew_ms: int = 0) -> Root:
+        return self.root(self.bucket, skew_ms=skew_ms)
+
+
+@pytest.mark.parametrize("begin_ms", BEGIN_MS)
+def test_runs_of_a_query_are_in_order_however_soon_one_follows_another(begin_ms: int) -> None:
+    """Else a run that was started again at once would be fenced by the one before."""
+    world = CoarseWorld(begin_ms)
+    times = []
+    for _ in range(100):
+        run = world.opened()
+        times.append(run.by_store_clock(run.env.wall_ms()))
+        world.now_ms += 37
+    assert times == sorted(set(times))
+
+
+@pytest.mark.parametrize("begin_ms", BEGIN_MS)
+@pytest.mark.parametrize("skew_ms", [-60_000, 200_000])
+def test_a_clock_that_is_off_is_seen(begin_ms: int, skew_ms: int) -> None:
+    world = CoarseWorld(begin_ms)
+    run = world.opened(skew_ms)
+    assert world.now_ms - 2_000 < run.by_store_clock(run.env.wall_ms()) <= world.now_ms
+    with pytest.raises(Unavailable, match="300 s are allowed"):
+        world.opened(302_000).by_store_clock(START_MS)
+
+
+@pytest.mark.parametrize("begin_ms", BEGIN_MS)
+def test_a_transaction_is_not_aborted_before_its_timeout(begin_ms: int) -> None:
+    world = CoarseWorld(begin_ms)
+    root = world.opened()
+    root.create_topic("t")
+    transaction = transactional(root, "job", timeout_ms=700).begin()
+    transaction.append("t", batch([b"x"]))
+    transaction.prepare()
+    head = root.topic("t").log.head()
+    world.now_ms += 650
+    assert not root.decisions.overdue("t", head.open)
+    world.now_ms += 2_100
+    assert root.decisions.overdue("t", head.open)
+    assert [item.is_open for item in list_transactions(root)] == [True]
+
+
+@pytest.mark.parametrize("begin_ms", BEGIN_MS)
+def test_a_member_is_active_until_its_session_ends(begin_ms: int) -> None:
+    world = CoarseWorld(begin_ms)
+    group = Groups(world.opened()).group("g")
+    group.join("one", session_timeout_ms=1_500)
+    world.now_ms += 1_400
+    assert group.description().state == "Stable"
+    world.now_ms += 2_200
+    assert group.description().state == "Empty"

@@ -1,0 +1,55 @@
+"""A place of backups, and a restored root, in a store whose "it exists" is wrong: a bucket's 409, or a lost answer."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore
+from sparklog.tools.backup.backing_up import back_up
+from sparklog.tools.backup.repository import Repository, backup_key, begun_key, prune, take_number
+from sparklog.tools.backup.restoring import restore
+from tests.tools.backup.backup_world import RestoringWorld, contents
+
+KINDS = pytest.mark.parametrize("kind", [FaultKind.TWICE, FaultKind.FALSE_EXISTS])
+
+
+class FirstAnswers:
+    """Fail the first create of each key."""
+
+    def __init__(self, kind: FaultKind) -> None:
+        self.kind = kind
+        self.seen: set[str] = set()
+
+    def __call__(self, call: Call) -> Fault | None:
+        first = call.verb == "create" and call.key not in self.seen
+        self.seen.add(call.key)
+        return Fault(self.kind) if first else None
+
+
+@KINDS
+def test_backups_and_restores_are_whole_whatever_the_first_answers_are(kind: FaultKind) -> None:
+    world = RestoringWorld()
+    world.fill("a")
+    world.fill("b", appends=2)
+    world.compact("a")
+    place = FaultyStore(world.place, FirstAnswers(kind), world.sleep)
+    assert back_up(world.root(), place, at_once=1).number == 1
+    assert contents(world.restore()) == contents(world.root())
+    world.fill("c", appends=1)
+    assert back_up(world.root(), place, at_once=1).number == 2
+    assert prune(place, keep=1, env=world.env()).dropped == (1,)
+    target = world.another("target")
+    restore(world.place, FaultyStore(target, FirstAnswers(kind), world.sleep), at_once=1, env=world.env())
+    assert contents(world.root(target)) == contents(world.root())
+
+
+def test_a_number_that_a_prune_gives_up_is_given_up() -> None:
+    """Else the run that has taken it could still publish a backup of what the prune deletes."""
+    world = RestoringWorld()
+    world.fill(appends=1)
+    world.back_up()
+    assert take_number(world.place, 2, "a run that is slow", world.env())
+    prune(FaultyStore(world.place, FirstAnswers(FaultKind.FALSE_EXISTS), world.sleep), keep=1, env=world.env())
+    assert world.place.stat(begun_key(2)) is None
+    assert b"givenUpMs" in world.place.get(backup_key(2))
+    assert [item.number for item in Repository.open(world.place).manifests()] == [1]
