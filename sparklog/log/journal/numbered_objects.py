@@ -224,7 +224,8 @@ class NumberedObjects:
 
     def _is_gap(self, number: int) -> bool:
         """True if a listing that shows `number` does not show the one before: no cache can hide it so."""
-        listed = {info.key for info in self.store.list(f"{self.prefix}/_log/0")}
+        behind = self.key(number - 1).removesuffix(".json")
+        listed = {info.key for info in self.store.list(f"{self.prefix}/_log/0", behind)}
         return self.key(number) in listed and self.key(number - 1) not in listed
 
     def _refuse(self, number: int, commit_id: str) -> NoReturn:
