@@ -12,10 +12,10 @@ taken back, for it is part of no journal.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import chain, repeat
 from typing import NoReturn
 
 import crc32c
@@ -24,9 +24,12 @@ from sparklog.errors import Corrupt, Fenced, NotFound, Unavailable
 from sparklog.log.journal.documents import decode, peek_commit_id
 from sparklog.log.journal.env import Backoff, Env, Moment, pause
 from sparklog.log.journal.names import ROOT_KEY, commit_key, read_root_id
+from sparklog.storage.local_writer import ask_each
 from sparklog.storage.store import Store
 
 READ_AHEAD = 16
+READ_FEW = (1, 1, 4)
+"""How many numbers are asked for at first: whoever follows a journal mostly meets no new object, or one."""
 STALE_MS = 3_600_000
 """After this long without a sight of the newest number, the meaning of a number is no longer known: open afresh."""
 SURE_TRIES = 3
@@ -66,8 +69,8 @@ class NumberedObjects:
     def read_forward(self, number: int, ahead: bool = False) -> list[bytes]:
         """Read all objects from `number` on, up to the first missing one.
 
-        One request per object and one for the missing one. A store with `parallel_reads` is asked for 16 numbers at a
-        time after the first (`ahead`: from the start), for there each answer costs a round trip.
+        One request per object and one for the missing one. A store with `parallel_reads` is asked for up to 16 numbers
+        at a time, for there each answer costs a round trip: from the start (`ahead`), or after `READ_FEW`.
         """
         objects = list(self._reading(number, ahead))
         if objects:
@@ -76,20 +79,17 @@ class NumberedObjects:
         return objects
 
     def _reading(self, number: int, ahead: bool) -> Iterator[bytes]:
-        at_once = self.store.parallel_reads > 1
-        while not (at_once and ahead):
-            data = self.read(number)
-            if data is None:
-                return
-            yield data
-            number, ahead = number + 1, True
-        with ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="sparklog-read") as pool:
-            while True:
-                for data in pool.map(self.read, range(number, number + READ_AHEAD)):
-                    if data is None:
-                        return
-                    yield data
-                number += READ_AHEAD
+        if self.store.parallel_reads <= 1:
+            while (data := self.read(number)) is not None:
+                yield data
+                number += 1
+            return
+        for count in chain((READ_AHEAD,) if ahead else READ_FEW, repeat(READ_AHEAD)):
+            for answer in ask_each(self.store, self.read, range(number, number + count)):
+                if answer is None:
+                    return
+                yield answer
+            number += count
 
     def make_durable(self) -> None:
         """Make durable what was read here, before an object that rests on it is written elsewhere.
