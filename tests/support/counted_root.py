@@ -32,6 +32,7 @@ class CountedRoot:
     """`root` lies on `store`, which counts what it asks of `inner`; `world` has the clock, which sleep leaves alone."""
 
     def __init__(self, kind: str, folder: Path, seed: int = 0) -> None:
+        self.kind = kind
         if kind != "local":
             self.world = World(seed=seed, sleep_takes_time=False)
             if kind == "bucket":
