@@ -6,6 +6,7 @@ were noted in November 2026, for regions in the United States, without transfer 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from math import ceil
 
@@ -64,8 +65,8 @@ def micro_batch(tasks: int) -> Requests:
 
 
 def upload(nbytes: float) -> Requests:
-    """A data object."""
-    return Requests(puts=1 if nbytes <= PUT_BYTES else 2 + ceil(nbytes / PUT_BYTES))
+    """A data object; of a multipart upload also its begin, its end, and a look whether the name is free."""
+    return Requests(puts=1) if nbytes <= PUT_BYTES else Requests(puts=2 + ceil(nbytes / PUT_BYTES), gets=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,21 +193,24 @@ def _store(work: Workload) -> Item:
 def lines(work: Workload) -> list[str]:
     """Return the bill as lines of text."""
     items = bill(work)
-    head = f"{'a month':10} {'PUT':>8} {'GET':>8} {'LIST':>8} {'GB':>8}"
-    text = [f"{head}  {'  '.join(f'{each.store:>19}' for each in PRICES)}"]
+    text = [_line("a month", ["PUT", "GET", "LIST", "GB"], [each.store for each in PRICES])]
     for item in items:
-        counts = (item.requests.puts, item.requests.gets, item.requests.lists, item.gb_stored)
-        shown = " ".join(f"{_short(count):>8}" for count in counts)
-        text.append(f"{item.name:10} {shown}  {'  '.join(f'{_money(item.dollars(each)):>19}' for each in PRICES)}")
+        counts = item.requests.puts, item.requests.gets, item.requests.lists, item.gb_stored
+        text.append(_line(item.name, map(_short, counts), [_money(item.dollars(each)) for each in PRICES]))
     totals = [_money(sum(item.dollars(each) for item in items)) for each in PRICES]
+    text.append(_line("all", [""] * 4, totals))
     idle = looks(DAY_S, work.poll)
     dollars = idle * MONTH_DAYS * PRICES[0].get / 1000
     return [
         *text,
-        f"{'all':46}  {'  '.join(f'{each:>19}' for each in totals)}",
         f"An idle reader: {idle:,.0f} GETs a day and topic, {_money(dollars)} a month on {PRICES[0].store}.",
         "Prices of November 2026, United States: check your provider's. Transfer out of the region is not in them.",
     ]
+
+
+def _line(name: str, counts: Iterable[str], dollars: Iterable[str]) -> str:
+    prices = [f"{each:>{max(len(price.store), 9)}}" for price, each in zip(PRICES, dollars, strict=True)]
+    return "  ".join([f"{name:8}", *(f"{count:>7}" for count in counts), *prices])
 
 
 def document(work: Workload) -> dict[str, object]:
