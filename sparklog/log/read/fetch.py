@@ -169,7 +169,7 @@ class MissingFile(Exception):  # noqa: N818
 
 @dataclass(slots=True)
 class _Job:
-    """What is read next: slices that lie side by side, or one that comes in windows (`low`, `high`, `until`: bytes).
+    """The next slices to read: those side by side in a file, or one in windows (bytes `low` to `high`, or `until`).
 
     `taken`: each slice with its cursor and the first offset wanted of it. `first`: a window that was read already.
     """

@@ -1,7 +1,8 @@
 """Ranges of files that are read next, several under way at a time, where each request costs a round trip.
 
 What is under way or waits to be taken is at most `AHEAD_BYTES` (or one range) and as many requests as the store is
-worth. A store without `parallel_reads` is asked when a range is taken, and for nothing else.
+worth: fewer bytes at first, for many readers want a few records and no more. A store without `parallel_reads` is asked
+when a range is taken, and for nothing else.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 from sparklog.storage.store import Store
 
 AHEAD_BYTES = 32 << 20
+FIRST_BYTES = 2 << 20
+"""So much at first, and twice what was taken on top."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +44,7 @@ class ReadAhead:
         self._begun: set[Request] = set()
         """Begun and not taken."""
         self._pool: ThreadPoolExecutor | None = None
+        self._taken = 0
 
     @property
     def is_on(self) -> bool:
@@ -54,6 +58,7 @@ class ReadAhead:
         if self.is_on:
             self._begin()
             self._begun.discard(request)
+            self._taken += request.length
         else:
             self._waiting.popleft()
         return self._read(request) if request.answer is None else request.answer.result()
@@ -76,7 +81,8 @@ class ReadAhead:
         """Begin as many requests as may be under way; a single one is left to the thread that takes it."""
         begun: list[Request] = []
         held = sum(request.length for request in self._begun)
-        while len(self._begun) < self._at_once and held < AHEAD_BYTES:
+        most = min(FIRST_BYTES + 2 * self._taken, AHEAD_BYTES)
+        while len(self._begun) < self._at_once and held < most:
             if not self._waiting and not self._more():
                 break
             request = self._waiting.popleft()

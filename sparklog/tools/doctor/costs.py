@@ -1,4 +1,4 @@
-"""What a topic in a bucket costs a month: requests by operation, times a price list.
+"""Costs of a topic in a bucket: requests by operation, times a price list.
 
 The counts of requests are budgets: tests hold every operation to them. Prices are a provider's and change; those here
 were noted in November 2026, for regions in the United States, without transfer out of the region.

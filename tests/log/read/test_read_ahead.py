@@ -116,6 +116,20 @@ def test_ranges_are_under_way_together(bucket: CountedRoot, monkeypatch: pytest.
     assert few.most <= limit + store.most // 12 + 100
 
 
+def test_who_wants_little_reads_little(bucket: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_ahead, "FIRST_BYTES", WINDOW // 2)
+    topic = bucket.topic(1)
+    topic.append(random_rows(8000, value_bytes=200), options=small(batch_bytes=9_000))
+    scan = topic.scan(batch_bytes=20_000)
+    bucket.store.reset()
+    batches = iter(scan)
+    next(batches)
+    assert reads(bucket) == 1
+    for _ in batches:
+        pass
+    assert reads(bucket) > 20
+
+
 def test_a_store_without_round_trips_is_asked_for_what_is_taken(tmp_path: Path) -> None:
     place = CountedRoot("local", tmp_path)
     topic = place.topic(1)

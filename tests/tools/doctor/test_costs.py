@@ -110,6 +110,13 @@ def test_what_makes_it_dear() -> None:
     assert dollars("poll", poll=10_000) < dollars("poll") / 10
 
 
+@pytest.mark.parametrize(("pause", "poll_ms"), [("250 ms", 250), ("second", 1000), ("10 seconds", 10_000)])
+def test_the_page_has_what_polling_costs(pause: str, poll_ms: float) -> None:
+    looks = costs.looks(costs.DAY_S, poll_ms)
+    dollars = [f"${looks * costs.MONTH_DAYS * prices.get / 1000:.2f}" for prices in PRICES[:2]]
+    assert rows(PAGE)[pause] == [f"{looks:,.0f}", *dollars]
+
+
 def test_an_idle_reader_is_named_by_the_day() -> None:
     assert "345,600 GETs a day" in lines(Workload(poll=250))[-2]
     assert "$4.15 a month on S3 Standard" in lines(Workload(poll=250))[-2]
