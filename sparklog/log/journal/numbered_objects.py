@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import chain, repeat
 from typing import NoReturn
 
 import crc32c
@@ -28,8 +27,6 @@ from sparklog.storage.local_writer import ask_each
 from sparklog.storage.store import Store
 
 READ_AHEAD = 16
-READ_FEW = (1, 1, 4)
-"""How many numbers are asked for at first: whoever follows a journal mostly meets no new object, or one."""
 STALE_MS = 3_600_000
 """After this long without a sight of the newest number, the meaning of a number is no longer known: open afresh."""
 SURE_TRIES = 3
@@ -69,8 +66,8 @@ class NumberedObjects:
     def read_forward(self, number: int, ahead: bool = False) -> list[bytes]:
         """Read all objects from `number` on, up to the first missing one.
 
-        One request per object and one for the missing one. A store with `parallel_reads` is asked for up to 16 numbers
-        at a time, for there each answer costs a round trip: from the start (`ahead`), or after `READ_FEW`.
+        One request per object and one for the missing one. A store with `parallel_reads` is asked for twice as many
+        numbers each time, up to 16 (`ahead`: from the start), for there each answer costs a round trip.
         """
         objects = list(self._reading(number, ahead))
         if objects:
@@ -79,17 +76,19 @@ class NumberedObjects:
         return objects
 
     def _reading(self, number: int, ahead: bool) -> Iterator[bytes]:
-        if self.store.parallel_reads <= 1:
-            while (data := self.read(number)) is not None:
-                yield data
-                number += 1
-            return
-        for count in chain((READ_AHEAD,) if ahead else READ_FEW, repeat(READ_AHEAD)):
-            for answer in ask_each(self.store, self.read, range(number, number + count)):
-                if answer is None:
+        most = READ_AHEAD if self.is_far else 1
+        at_once = most if ahead else 1
+        while True:
+            for data in ask_each(self.store, self.read, range(number, number + at_once)):
+                if data is None:
                     return
-                yield answer
-            number += count
+                yield data
+            number, at_once = number + at_once, min(2 * at_once, most)
+
+    @property
+    def is_far(self) -> bool:
+        """True on a store with round trips, where several requests at once take little longer than one."""
+        return self.store.parallel_reads > 1
 
     def make_durable(self) -> None:
         """Make durable what was read here, before an object that rests on it is written elsewhere.
@@ -224,8 +223,7 @@ class NumberedObjects:
 
     def _is_gap(self, number: int) -> bool:
         """True if a listing that shows `number` does not show the one before: no cache can hide it so."""
-        behind = self.key(number - 1).removesuffix(".json")
-        listed = {info.key for info in self.store.list(f"{self.prefix}/_log/0", behind)}
+        listed = {info.key for info in self.store.list(f"{self.prefix}/_log/0")}
         return self.key(number) in listed and self.key(number - 1) not in listed
 
     def _refuse(self, number: int, commit_id: str) -> NoReturn:

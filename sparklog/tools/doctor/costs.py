@@ -45,8 +45,8 @@ class Requests:
 
 IDLE_POLL = Requests(gets=1)
 """A look for new records that meets none, of one topic."""
-NEW_COMMIT = Requests(gets=2)
-"""A look that meets one commit: it, and nothing after it."""
+NEW_COMMIT = Requests(gets=3)
+"""A look that meets one commit: it, and the next two numbers at once, which are missing."""
 OPENING = Requests(gets=4, lists=1)
 """The root's id, the checkpoints, the newest one's head and table, nothing new; besides `TAIL`."""
 TAIL = Requests(gets=128 + 16)
