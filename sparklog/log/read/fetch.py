@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TypeVar
 
 from crc32c import crc32c
@@ -316,12 +317,7 @@ class Fetcher:
             low, first = enter_segment(cursor.store, planned, entrance)
             until = entrance.until
         begin = low + (len(first[0]) if first else 0)
-        starts = range(begin, min(until, high), SPAN_BYTES) if self._ahead.is_on else ()
-        lengths = [min(SPAN_BYTES, min(until, high) - start) for start in starts]
-        requests = [
-            Request(cursor.store, planned.file, planned.position + start, length)
-            for start, length in zip(starts, lengths, strict=True)
-        ]
+        requests = _ranges(cursor.store, planned, begin, min(until, high)) if self._ahead.is_on else []
         job = _Job([(cursor, planned, cursor.next)], requests, True, low, high, until, first)
         self._advance(cursor, planned)
         return job
@@ -331,7 +327,9 @@ class Fetcher:
         end = min(planned.end, cursor.range.end)
         cut = offset > planned.base or cursor.range.end < planned.end
         crc, low, whole = 0, job.low, job.low == 0 and job.high == planned.size
-        for data, headers in self._window_reads(job, cursor.store, planned):
+        low_of_rest = job.low + (len(job.first[0]) if job.first else 0)
+        rest = _window_reads(self._ahead, job.requests, cursor.store, planned, (low_of_rest, job.high, job.until))
+        for data, headers in chain((job.first,) if job.first else (), rest):
             low += len(data)
             crc = crc32c(data, crc) if whole else crc
             if whole and low == job.high and crc != planned.crc:
@@ -342,28 +340,6 @@ class Fetcher:
             yield piece
             if offset >= end:
                 return
-
-    def _window_reads(self, job: _Job, store: Store, planned: PlannedSlice) -> Iterator[Window]:
-        """Yield whole batches up to `high`: of ranges read ahead, if any, then window by window."""
-        low = job.low
-        if job.first is not None:
-            yield job.first
-            low += len(job.first[0])
-        rest = b""
-        for request in job.requests:
-            data = memoryview(b"".join((rest, self._ahead.take(request))) if rest else self._ahead.take(request))
-            headers = scan_headers(data, whole=False)
-            rest = bytes(data[headers.end :])
-            if headers.end:
-                low += headers.end
-                yield data[: headers.end], headers
-            elif headers.stop != "partial":
-                break
-        # Of what is left over nothing is believed: a guess that was too short, or damage, which is named here.
-        while low < job.high:
-            window = read_window(store, planned, low, job.high, job.until)
-            low += len(window[0])
-            yield window
 
     def _limits(self, cursor: Cursor, planned: PlannedSlice) -> tuple[int, int]:
         if not cursor.cuts(planned) or not planned.footer_length:
@@ -388,6 +364,48 @@ class Fetcher:
 
 def _read(request: Request) -> bytes:
     return read_range(request.store, request.file, request.start, request.length)
+
+
+def _ranges(store: Store, planned: PlannedSlice, low: int, high: int) -> list[Request]:
+    starts = range(low, high, SPAN_BYTES)
+    return [Request(store, planned.file, planned.position + at, min(SPAN_BYTES, high - at)) for at in starts]
+
+
+def _window_reads(
+    ahead: ReadAhead, requests: Sequence[Request], store: Store, planned: PlannedSlice, span: tuple[int, int, int]
+) -> Iterator[Window]:
+    """Yield the whole batches of a slice's bytes: of ranges read ahead, if any, then window by window.
+
+    `span`: where to begin and to end, and `until` of `read_window`.
+    """
+    low, high, until = span
+    rest = b""
+    for request in requests:
+        body = ahead.take(request)
+        data = memoryview(rest + body if rest else body)
+        headers = scan_headers(data, whole=False)
+        rest = bytes(data[headers.end :])
+        if headers.end:
+            low += headers.end
+            yield data[: headers.end], headers
+        elif headers.stop != "partial":
+            break
+    # Of what is left over nothing is believed: a guess that was too short, or damage, which is named here.
+    while low < high:
+        window = read_window(store, planned, low, high, until)
+        low += len(window[0])
+        yield window
+
+
+def read_windows(store: Store, planned: PlannedSlice) -> Iterator[Window]:
+    """Yield all batches of a large slice, in windows. Raises as `read_window`; checksums are for the caller."""
+    ahead = ReadAhead(store.parallel_reads, _read, lambda: False)
+    requests = _ranges(store, planned, 0, planned.size) if ahead.is_on else []
+    ahead.add(requests)
+    try:
+        yield from _window_reads(ahead, requests, store, planned, (0, planned.size, 0))
+    finally:
+        ahead.close()
 
 
 def read_footer(store: Store, planned: PlannedSlice) -> Footer:

@@ -15,6 +15,7 @@ import pytest
 from sparklog.errors import Corrupt, SparklogError
 from sparklog.log.read import fetch, read_ahead
 from sparklog.log.read.read_ahead import ReadAhead, Request
+from sparklog.log.read.read_plan import planned_slices
 from sparklog.log.topic.topic import Topic
 from sparklog.storage.store import Store
 from sparklog.testing.wrapper_stores import WrapperStore
@@ -180,6 +181,21 @@ def test_damage_in_a_window_is_named(place: CountedRoot, at: int) -> None:
     with pytest.raises(Corrupt) as caught:
         topic.scan(partitions=[0]).to_table()
     assert caught.value.file == key
+
+
+def test_maintenance_reads_large_slices_in_windows(place: CountedRoot) -> None:
+    topic = place.topic(1)
+    topic.append(random_rows(3000, value_bytes=200), options=small(batch_bytes=9_000))
+    slices = topic.snapshot().slices
+    row = planned_slices("t", 0, slices.select(0)).row(0)
+    place.store.reset()
+    windows = [bytes(data) for data, _ in fetch.read_windows(place.store, row)]
+    assert b"".join(windows) == place.inner.get(row.file, row.position, row.size)
+    begun = -(-row.size // WINDOW)
+    assert begun > 9
+    # Window by window, what is left of a batch is read again.
+    assert begun <= reads(place) <= begun * (1 if place.kind == "bucket" else 2)
+    assert (place.store.bytes_read == row.size) == (place.kind == "bucket")
 
 
 def test_a_batch_larger_than_a_range_is_read(place: CountedRoot) -> None:
