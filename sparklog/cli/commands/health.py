@@ -112,7 +112,7 @@ def doctor(
     if cost:
         from sparklog.tools.doctor.costs import Workload, document, lines
 
-        if root is not None or conf_file is not None or spark or store is not None:
+        if conf_file is not None or spark or store is not None:
             raise BadParameter("computes, and looks at nothing: leave out the other checks", param_hint="'--cost'")
         work = Workload(rate, interval, partitions, tasks, readers, poll, retention)
         print_json(document(work)) if as_json else print(*lines(work), sep="\n")

@@ -78,6 +78,12 @@ def test_json_has_the_workload_and_all_dollars() -> None:
     assert items["store"]["dollars"]["S3 Standard"] > 0
 
 
+@pytest.mark.parametrize("other", [["--store", "/tmp"], ["--spark"], ["--conf-file", "x"]])
+def test_the_calculator_looks_at_nothing(other: list[str]) -> None:
+    refused = CliRunner().invoke(app, ["doctor", "--cost", *other])
+    assert refused.exit_code == 2
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
