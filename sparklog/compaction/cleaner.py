@@ -42,7 +42,7 @@ from sparklog.format.key_hash import HashKey, key_hashes
 from sparklog.format.payloads import RecordFields, payloads, record_fields
 from sparklog.format.record_batch import NO_PRODUCER_ID, NO_TIMESTAMP, BatchHeaders, Payloads, Place
 from sparklog.format.transaction_index import AbortedTransactions
-from sparklog.log.read.fetch import SPAN_BYTES, MissingFile, read_window
+from sparklog.log.read.fetch import SPAN_BYTES, MissingFile, read_windows
 from sparklog.log.read.read_plan import PlannedSlice
 from sparklog.log.state.slices import SliceFlag
 from sparklog.maintenance.work_items import Progress
@@ -114,14 +114,7 @@ class Reader:
     def windows(self, source: PlannedSlice) -> Iterator[Window]:
         """The batches of a segment in order. `Corrupt` with the place of damage; `Conflict` if the file is gone."""
         low, crc, following = 0, 0, source.base
-        while low < source.size:
-            try:
-                data, headers = read_window(self._store, source, low, source.size)
-            except MissingFile:
-                raise Conflict(
-                    f"{source.file} is gone: it was replaced since this pass over {self._topic}-{self._partition} was "
-                    "planned; plan again"
-                ) from None
+        for data, headers in self._read(source):
             place = Place(source.file, source.position + low)
             check_headers(headers, place, len(data))
             _check_offsets(headers, following, source.end, place)
@@ -138,6 +131,15 @@ class Reader:
                 )
             self._progress(int(headers.count.sum()), len(data))
             yield Window(data, headers, source.file, place.file_position)
+
+    def _read(self, source: PlannedSlice) -> Iterator[tuple[memoryview, BatchHeaders]]:
+        try:
+            yield from read_windows(self._store, source)
+        except MissingFile:
+            raise Conflict(
+                f"{source.file} is gone: it was replaced since this pass over {self._topic}-{self._partition} was "
+                "planned; plan again"
+            ) from None
 
     def opened(self, window: Window, headers: BatchHeaders) -> Iterator[Opened]:
         """Yield batches of the window (`headers`: all of its rows, or some) with records, in parts that fit memory."""

@@ -30,7 +30,7 @@ from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.journal.names import append_path
 from sparklog.log.journal.numbered_objects import READ_AHEAD
 from sparklog.log.read.aborted import aborted_of
-from sparklog.log.read.fetch import MissingFile, check_slice, read_range, read_window
+from sparklog.log.read.fetch import MissingFile, check_slice, read_range, read_windows
 from sparklog.log.read.read_plan import PlannedSlice, PlannedSlices
 from sparklog.log.state.commit import MERGE, Edit
 from sparklog.log.state.rewrites import Rewrite
@@ -213,8 +213,7 @@ def _windows(store: Store, part: _Part) -> Iterator[tuple[_Run, memoryview, Batc
     """Yield one large slice by windows; its checksum is known to be right once all of them have been read."""
     (row,) = part.rows
     at = crc = reached = 0
-    while at < row.size:
-        window, headers = read_window(store, row, at, row.size)
+    for window, headers in read_windows(store, row):
         crc = crc32c(window, crc)
         row_of = np.zeros(len(headers), np.int64)
         check_offsets(headers, [row], row_of, np.array([-at]), reached)

@@ -34,7 +34,7 @@ from sparklog.format.control import ABORT, COMMIT, control_types, coordinator_ep
 from sparklog.format.coordinators.producer_snapshot import ProducerEntry
 from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders, BytesLike
 from sparklog.format.transaction_index import AbortedTransactions, AbortMarker, agrees, unite
-from sparklog.log.read.fetch import SPAN_BYTES, MissingFile, check_slice, read_range, read_window
+from sparklog.log.read.fetch import SPAN_BYTES, MissingFile, check_slice, read_range, read_windows
 from sparklog.log.read.read_plan import PlannedSlice, PlannedSlices
 from sparklog.log.state.slices import SliceFlag
 from sparklog.storage.store import Store
@@ -213,8 +213,7 @@ def _windows(store: Store, planned: PlannedSlice) -> Iterator[tuple[memoryview, 
             yield data, scan_headers(data, file=planned.file, file_position=planned.position), planned.position
             return
         low = crc = 0
-        while low < planned.size:
-            data, headers = read_window(store, planned, low, planned.size)
+        for data, headers in read_windows(store, planned):
             crc = crc32c(data, crc)
             yield data, headers, planned.position + low
             low += len(data)

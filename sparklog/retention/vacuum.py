@@ -33,7 +33,6 @@ from sparklog.maintenance.report import Failure
 from sparklog.maintenance.work_items import Done, InProcess, Progress, Runner, Settings, silent, store_clock_ms
 from sparklog.retention import vacuum_plan as plan
 from sparklog.retention.vacuum_plan import Victim, delete_delay_ms, ended_holds, needed_by_clones
-from sparklog.storage.local_writer import ask_each
 from sparklog.storage.store import Store
 
 CHUNK = 1000
@@ -44,7 +43,7 @@ LOCAL_CHUNKS = 20
 
 @dataclass(frozen=True)
 class DeleteWork:
-    """A work item that deletes keys, in their order on a store without parallel requests. Idempotent."""
+    """A work item that deletes keys, in their order on a store that does not delete in bulk. Idempotent."""
 
     store: Store
     topic: str
@@ -64,8 +63,7 @@ class DeleteWork:
 
     def run(self, progress: Progress = silent) -> Done:
         """Delete the keys. `Unavailable` at the first one that the store refuses; another run deletes the rest."""
-        for _ in ask_each(self.store, self.store.delete, self.keys):
-            pass
+        self.store.delete_many(self.keys)
         return Done((), (), ())
 
 

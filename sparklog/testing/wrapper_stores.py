@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 from sparklog.storage.local_writer import ForkLock
 from sparklog.storage.store import ObjectInfo, ObjectWriter, Store, key_kind
 
 T = TypeVar("T")
+BULK = 1000
+"""Keys of one bulk delete, as of S3."""
 
 
 class WrapperStore(Store):
@@ -75,8 +78,24 @@ class WrapperStore(Store):
     def delete(self, key: str) -> None:
         self.request("delete", key, lambda: self.inner.delete(key))
 
+    def delete_many(self, keys: Iterable[str]) -> None:
+        """One request for up to 1,000 keys if `inner` deletes in bulk, else one for each."""
+        if not _deletes_in_bulk(self.inner):
+            super().delete_many(keys)
+            return
+        names = list(keys)
+        for first in range(0, len(names), BULK):
+            some = names[first : first + BULK]
+            self.request("delete_many", some[0], partial(self.inner.delete_many, some))
+
     def now_ms(self) -> int:
         return self.request("now_ms", "", self.inner.now_ms)
+
+
+def _deletes_in_bulk(store: Store) -> bool:
+    while isinstance(store, WrapperStore) and type(store).delete_many is WrapperStore.delete_many:
+        store = store.inner
+    return type(store).delete_many is not Store.delete_many
 
 
 class CountingStore(WrapperStore):

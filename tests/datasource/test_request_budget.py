@@ -19,6 +19,7 @@ from sparklog.errors import Conflict
 from sparklog.kafka.in_place.location import resolve
 from sparklog.log.topic.root import Root
 from sparklog.testing.wrapper_stores import CountingStore
+from sparklog.tools.doctor.costs import Requests, micro_batch
 from tests.datasource.test_groups import Query, offsets
 from tests.support.records import rows
 from tests.support.topics_world import TopicsWorld
@@ -58,9 +59,11 @@ class Processes:
             self._roots[name] = {self.path: Root(self.stores[name], opened.id)}
         self._monkeypatch.setattr(process, "_roots", self._roots[name])
 
-    def micro_batch(self, number: int) -> None:
-        schema = StructType([StructField(name, StringType()) for name in ("key", "value", "topic")])
-        options = parse_options({"path": self.path})
+    def micro_batch(self, number: int, topic: str | None = None) -> None:
+        """Write to three topics, by their column, or to one."""
+        columns = ("key", "value", "topic") if topic is None else ("key", "value")
+        schema = StructType([StructField(name, StringType()) for name in columns])
+        options = parse_options({"path": self.path} | ({} if topic is None else {"topic": topic}))
         self.in_("plan")
         sink = plan_write(resolve(self.path), options, schema)
         messages = []
@@ -68,6 +71,7 @@ class Processes:
             self.in_(task)
             texts = [str(value) for value in range(30)]
             given = {"key": texts, "value": texts, "topic": [TOPICS[value % 3] for value in range(30)]}
+            given = {name: given[name] for name in columns}
             messages.append(write_task(sink, [pa.RecordBatch.from_pydict(given)], "stream"))
         self.in_("commit")
         publish(plan_commit(resolve(self.path), options), messages, WriterKey("query", number, "run"))
@@ -93,6 +97,23 @@ def test_a_micro_batch_that_writes_three_topics_as_a_transaction(
     commit = {"get _root.json": 1 + 4, "get _transactions": 1 + 1, "create _transactions": 1}
     commit |= {"create commit": 3, "get commit": 3}
     assert found == {"plan": {"get _root.json": 1}, "task 0": task, "task 1": task, "commit": commit}
+
+
+def test_a_micro_batch_of_one_topic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(tmp_path / "log")
+    sparklog.open(path, create=True).create_topic("t0", partitions=16)
+    processes = Processes(path, monkeypatch)
+    for number in range(3):
+        for store in processes.stores.values():
+            store.reset()
+        processes.micro_batch(number, topic="t0")
+    made: Counter[str] = Counter()
+    for store in processes.stores.values():
+        made.update(store.counts)
+    # Planned: the root's id, the newest commit, nothing after it. A task: the root's id, and its file. To commit: the
+    # root's id twice, and the commit before.
+    assert made == {"get": 3 + 2 + 3, "writer": 2, "create": 1}
+    assert micro_batch(2) == Requests(puts=made["writer"] + made["create"], gets=made["get"])
 
 
 def test_a_micro_batch_that_reads_three_topics_as_a_group() -> None:

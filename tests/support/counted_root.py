@@ -1,27 +1,42 @@
-"""A root on a store that counts requests, in memory or on a disk."""
+"""A root on a store that counts requests: in memory, on a disk, or in memory with the ways of a bucket."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.storage.local import LocalStore
+from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
 from sparklog.testing.wrapper_stores import CountingStore
 from tests.support.world import World
 
 KINDS = ("memory", "local")
+KINDS_AND_BUCKET = (*KINDS, "bucket")
+
+
+class Bucket(MemoryStore):
+    """What costs a round trip there is asked several at once and deleted in bulk."""
+
+    parallel_reads = 16
+
+    def delete_many(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self.delete(key)
 
 
 class CountedRoot:
     """`root` lies on `store`, which counts what it asks of `inner`; `world` has the clock, which sleep leaves alone."""
 
     def __init__(self, kind: str, folder: Path, seed: int = 0) -> None:
-        if kind == "memory":
+        self.kind = kind
+        if kind != "local":
             self.world = World(seed=seed, sleep_takes_time=False)
+            if kind == "bucket":
+                self.world.store = Bucket(self.world.clock)
         else:
             store = LocalStore(str(folder), durable=False)
             # A disk stamps its files with the real time.

@@ -90,6 +90,16 @@ def doctor(
     store: Annotated[
         str | None, Option(metavar="LOCATION", help="Only test whether this path or bucket can hold a root.")
     ] = None,
+    cost: Annotated[
+        bool, Option("--cost", help="Only print what a topic in a bucket costs a month. The options below say which.")
+    ] = False,
+    rate: Annotated[float, Option(metavar="MB/S", help="Cost: MB a second, as they are stored.")] = 10.0,
+    interval: Annotated[float, Option(metavar="SECONDS", help="Cost: time between two micro-batches.")] = 10.0,
+    partitions: Annotated[int, Option(help="Cost: partitions of the topic.")] = 16,
+    tasks: Annotated[int, Option(help="Cost: tasks that write a micro-batch.")] = 2,
+    readers: Annotated[int, Option(help="Cost: readers that follow the topic.")] = 3,
+    poll: Annotated[float | None, Option(metavar="MS", help="Cost: time between two looks of a reader.")] = None,
+    retention: Annotated[float, Option(metavar="DAYS", help="Cost: how long records stay.")] = 7.0,
     as_json: JsonOption = False,
 ) -> None:
     """Check Python, Java, packages, Spark's settings and, with --root, the store and the state of a root.
@@ -99,6 +109,14 @@ def doctor(
     few objects below _probe to see whether the store keeps its promises, and remove them. --store says of each
     promise whether it is kept, of any path or URL.
     """
+    if cost:
+        from sparklog.tools.doctor.costs import Workload, document, lines
+
+        if conf_file is not None or spark or store is not None:
+            raise BadParameter("computes, and looks at nothing: leave out the other checks", param_hint="'--cost'")
+        work = Workload(rate, interval, partitions, tasks, readers, poll, retention)
+        print_json(document(work)) if as_json else print(*lines(work), sep="\n")
+        return
     from sparklog.tools.doctor.examine import examine, failed
     from sparklog.tools.doctor.store_checks import examine_store
 

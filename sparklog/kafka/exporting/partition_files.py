@@ -39,7 +39,7 @@ from sparklog.format.segment_indexes import MAX_RELATIVE_OFFSET
 from sparklog.kafka.exporting.plan import PartitionPlan
 from sparklog.kafka.importing.segment import Batches, offset_index_of, time_index_of
 from sparklog.kafka.in_place.view import KafkaView
-from sparklog.log.read.fetch import MissingFile, read_window
+from sparklog.log.read.fetch import MissingFile, read_windows
 from sparklog.log.read.read_plan import PlannedSlice
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slices import FileSlices
@@ -196,8 +196,7 @@ class PartitionFiles:
         columns: list[tuple[npt.NDArray[np.int64], ...]] = []
         low = crc = 0
         try:
-            while low < row.size:
-                data, headers = read_window(self.source, row, low, row.size)
+            for data, headers in read_windows(self.source, row):
                 kept = headers if whole else headers[: _wanted(headers, self.plan.log_end)]
                 if len(kept) < len(headers):
                     data = data[: int(kept.position[-1] + kept.size[-1]) if len(kept) else 0]

@@ -6,7 +6,7 @@ checkpoints below the second newest sound checkpoint. docs/reference/format-tran
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from typing import Generic, TypeVar
@@ -19,7 +19,7 @@ from sparklog.log.journal.env import next_times
 from sparklog.log.journal.journal import Journal, Known, RootAccess
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, checkpoint_version, commit_key, id_folder
 from sparklog.storage.local_writer import read_each
-from sparklog.storage.store import Store
+from sparklog.storage.store import ObjectInfo, Store
 
 ENTRY_MEMBERS = (
     Member("readFeatures", TEXTS),
@@ -157,10 +157,16 @@ def ids_of(store: Store, kind: EntryKind[E], failures: list[SparklogError] | Non
     return [id_ for folder, id_ in ids.items() if id_ is not None and id_folder(id_) == folder]
 
 
+def _first_keys(store: Store, prefix: str) -> Iterator[str]:
+    yield commit_key(prefix, 0)
+    # Looked for only if the first entry is gone.
+    yield from (info.key for info in store.list(checkpoint_prefix(prefix)))
+
+
 def id_under(store: Store, kind: EntryKind[E], prefix: str) -> str | None:
     """Return the id whose entries lie here, None without any, by the first one or a checkpoint; else `Corrupt`."""
     damage: Corrupt | None = None
-    for key in (commit_key(prefix, 0), *[info.key for info in store.list(checkpoint_prefix(prefix))]):
+    for key in _first_keys(store, prefix):
         number = checkpoint_version(key)
         if number is None:
             continue
@@ -221,7 +227,7 @@ def collect_entries(
     if lowest is None:
         return 0, 0
     first = lowest if needed is None else min(lowest, needed)
-    objects = nbytes = 0
+    gone: list[ObjectInfo] = []
     for prefix, limit in (
         # 20 digits hold every number with a zero in front, and so no checkpoint is listed with the entries.
         (f"{log.prefix}/_log/0", commit_key(log.prefix, first)),
@@ -231,7 +237,7 @@ def collect_entries(
             if info.key >= limit:
                 break
             if now_ms - newer.modified_ms >= keep_ms:
-                objects, nbytes = objects + 1, nbytes + info.size
-                if not dry_run:
-                    log.store.delete(info.key)
-    return objects, nbytes
+                gone.append(info)
+    if not dry_run:
+        log.store.delete_many(info.key for info in gone)
+    return len(gone), sum(info.size for info in gone)

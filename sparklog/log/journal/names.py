@@ -188,8 +188,14 @@ def foreign_name(store: Store) -> str | None:
     """Return the name of a file or folder that keeps a store from becoming a root, None if there is none."""
     if isinstance(store, LocalStore):
         return next((name for name in store.names() if not _is_harmless(store.location, name)), None)
-    keys = (info.key for info in store.list(""))
-    return next((key for key in keys if _HARMLESS.fullmatch(key.partition("/")[0]) is None), None)
+    after = ""
+    # One listing for each name, however many objects a folder has.
+    while (info := next(store.list("", after), None)) is not None:
+        name, slash, _ = info.key.partition("/")
+        if _HARMLESS.fullmatch(name) is None and not (slash and _is_checkpoint(store, name)):
+            return info.key
+        after = f"{name}/~" if slash else name
+    return None
 
 
 def refuse_foreign(store: Store) -> None:
@@ -208,6 +214,10 @@ def _is_harmless(folder: str, name: str) -> bool:
     if _HARMLESS.fullmatch(name) is not None:
         return True
     return all(os.path.exists(os.path.join(folder, name, part)) for part in ("metadata", "offsets"))
+
+
+def _is_checkpoint(store: Store, name: str) -> bool:
+    return store.stat(f"{name}/metadata") is not None and next(store.list(f"{name}/offsets/"), None) is not None
 
 
 def _remedy(store: Store, folder: str) -> str:

@@ -12,7 +12,6 @@ taken back, for it is part of no journal.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
@@ -24,6 +23,7 @@ from sparklog.errors import Corrupt, Fenced, NotFound, Unavailable
 from sparklog.log.journal.documents import decode, peek_commit_id
 from sparklog.log.journal.env import Backoff, Env, Moment, pause
 from sparklog.log.journal.names import ROOT_KEY, commit_key, read_root_id
+from sparklog.storage.local_writer import ask_each
 from sparklog.storage.store import Store
 
 READ_AHEAD = 16
@@ -66,8 +66,8 @@ class NumberedObjects:
     def read_forward(self, number: int, ahead: bool = False) -> list[bytes]:
         """Read all objects from `number` on, up to the first missing one.
 
-        One request per object and one for the missing one. A store with `parallel_reads` is asked for 16 numbers at a
-        time after the first (`ahead`: from the start), for there each answer costs a round trip.
+        One request per object and one for the missing one. A store with `parallel_reads` is asked for twice as many
+        numbers each time, up to 16 (`ahead`: from the start), for there each answer costs a round trip.
         """
         objects = list(self._reading(number, ahead))
         if objects:
@@ -76,20 +76,19 @@ class NumberedObjects:
         return objects
 
     def _reading(self, number: int, ahead: bool) -> Iterator[bytes]:
-        at_once = self.store.parallel_reads > 1
-        while not (at_once and ahead):
-            data = self.read(number)
-            if data is None:
-                return
-            yield data
-            number, ahead = number + 1, True
-        with ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="sparklog-read") as pool:
-            while True:
-                for data in pool.map(self.read, range(number, number + READ_AHEAD)):
-                    if data is None:
-                        return
-                    yield data
-                number += READ_AHEAD
+        most = READ_AHEAD if self.is_far else 1
+        at_once = most if ahead else 1
+        while True:
+            for data in ask_each(self.store, self.read, range(number, number + at_once)):
+                if data is None:
+                    return
+                yield data
+            number, at_once = number + at_once, min(2 * at_once, most)
+
+    @property
+    def is_far(self) -> bool:
+        """True on a store with round trips, where several requests at once take little longer than one."""
+        return self.store.parallel_reads > 1
 
     def make_durable(self) -> None:
         """Make durable what was read here, before an object that rests on it is written elsewhere.

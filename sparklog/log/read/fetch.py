@@ -4,7 +4,8 @@ Slices that lie side by side in one file and come next for the ranges being read
 different partitions: a task that reads 8 partitions of n small append files makes n requests, not 8 n. Slices are
 fetched whole and checked by their CRC-32C while they fit into `SPAN_BYTES`; larger ones come in windows of that size,
 and where the range begins or ends inside one, the footer's index says where to enter. So a task never holds more than a
-few `SPAN_BYTES`, whatever it reads.
+few `SPAN_BYTES`, whatever it reads. Where each request costs a round trip, several are under way
+(`sparklog.log.read.read_ahead`): the same pieces in the same order, but for the borders of windows.
 
 Sealed segments have no footer. They are entered by the `.index` and `.timeindex` beside them, as Kafka does, but these
 have no checksum, and a stale one would hide records (docs/reference/kafka-format.md). So an entry is proven by the log
@@ -18,8 +19,10 @@ same offsets are read from where they lie now. Only a log start beyond them is d
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TypeVar
 
 from crc32c import crc32c
@@ -29,6 +32,7 @@ from sparklog.format.append_file import INDEX_MIN_BYTES, Footer, SliceIndex, dec
 from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.record_batch import HEADER_BYTES, LOG_OVERHEAD, BatchHeaders
 from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
+from sparklog.log.read.read_ahead import ReadAhead, Request
 from sparklog.log.read.read_plan import PlannedSlice, PlannedSlices
 from sparklog.log.state.view import OffsetRange
 from sparklog.storage.store import Store
@@ -164,6 +168,22 @@ class MissingFile(Exception):  # noqa: N818
         self.file = file
 
 
+@dataclass(slots=True)
+class _Job:
+    """The next slices to read: those side by side in a file, or one in windows (bytes `low` to `high`, or `until`).
+
+    `taken`: each slice with its cursor and the first offset wanted of it. `first`: a window that was read already.
+    """
+
+    taken: list[tuple[Cursor, PlannedSlice, int]]
+    requests: list[Request]
+    in_windows: bool = False
+    low: int = 0
+    high: int = 0
+    until: int = 0
+    first: Window | None = None
+
+
 class Fetcher:
     """Iterates over the pieces of all ranges: of each range in offset order, ranges interleaved as files have them."""
 
@@ -172,26 +192,49 @@ class Fetcher:
         self._heads: dict[tuple[str, str, int] | None, Cursor] = {}
         self._footers: dict[str, Footer] = {}
         self._indexes: dict[str, OffsetIndex | None] = {}
+        self._first = 0
+        """Cursors before this one are through."""
+        self._jobs: deque[_Job] = deque()
+        at_once = min((cursor.store.parallel_reads for cursor in cursors), default=1)
+        self._ahead = ReadAhead(at_once, _read, self._more)
 
     def __iter__(self) -> Iterator[Piece]:
         for cursor in self._cursors:
             self._list(cursor)
-        for cursor in self._cursors:
-            missed = ""
-            while (planned := cursor.head()) is not None:
+        missed: tuple[int, str] | None = None
+        try:
+            while True:
                 try:
-                    if self._in_windows(cursor, planned):
-                        yield from self._windows(cursor, planned)
-                    else:
-                        yield from self._span(cursor, planned)
+                    if not self._jobs and not self._plan():
+                        return
+                    yield from self._windows(self._jobs[0]) if self._jobs[0].in_windows else self._span(self._jobs[0])
+                    self._ahead.drop(self._jobs.popleft().requests)
                 except MissingFile as missing:
-                    if missing.file == missed:
-                        raise Corrupt("the log names a file that does not exist: restore it", file=missed) from None
-                    missed = missing.file
+                    self._give_back()
+                    cursor = self._cursors[self._first]
+                    if missed == (self._first, missing.file):
+                        raise Corrupt(
+                            "the log names a file that does not exist: restore it", file=missing.file
+                        ) from None
+                    missed = self._first, missing.file
                     self._unlist(cursor)
                     cursor.next, cursor.slices = cursor.replan(cursor.next)
                     cursor.at, cursor._rows = 0, []
                     self._list(cursor)
+        finally:
+            self._ahead.close()
+
+    def _give_back(self) -> None:
+        """Take back what was chosen and not read."""
+        for job in reversed(self._jobs):
+            self._ahead.drop(job.requests)
+            for cursor, _, start in reversed(job.taken):
+                self._unlist(cursor)
+                cursor.at, cursor.next = cursor.at - 1, start
+                self._list(cursor)
+        if self._jobs:
+            self._first = next(i for i, each in enumerate(self._cursors) if each is self._jobs[0].taken[0][0])
+        self._jobs.clear()
 
     def _list(self, cursor: Cursor) -> None:
         self._heads[cursor.place()] = cursor
@@ -211,8 +254,35 @@ class Fetcher:
         """True if a slice is too large to fetch whole, or large enough to be entered by its index."""
         return planned.size > SPAN_BYTES or (planned.size > INDEX_MIN_BYTES and cursor.cuts(planned))
 
-    def _span(self, cursor: Cursor, planned: PlannedSlice) -> Iterator[Piece]:
-        """Fetch a slice and, in the same request, what follows it in the file and is wanted next."""
+    def _next(self) -> tuple[Cursor, PlannedSlice] | None:
+        while self._first < len(self._cursors):
+            cursor = self._cursors[self._first]
+            if (planned := cursor.head()) is not None:
+                return cursor, planned
+            self._first += 1
+        return None
+
+    def _plan(self) -> bool:
+        """Choose what to read after the jobs chosen so far, and advance the cursors; False at the end."""
+        following = self._next()
+        if following is None:
+            return False
+        job = self._enter(*following) if self._in_windows(*following) else self._side_by_side(*following)
+        self._jobs.append(job)
+        self._ahead.add(job.requests)
+        return True
+
+    def _more(self) -> bool:
+        """Choose one more job while others are read. What is entered by an index waits for its turn."""
+        following = self._next()
+        return (
+            following is not None
+            and not (self._in_windows(*following) and following[0].cuts(following[1]))
+            and self._plan()
+        )
+
+    def _side_by_side(self, cursor: Cursor, planned: PlannedSlice) -> _Job:
+        """Choose a slice and, in the same request, what follows it in the file and is wanted next."""
         taken = [(cursor, planned, cursor.next)]
         self._advance(cursor, planned)
         end = planned.position + planned.size
@@ -225,43 +295,51 @@ class Fetcher:
             taken.append((other, neighbour, other.next))
             self._advance(other, neighbour)
             end += neighbour.size
-        try:
-            data = memoryview(read_range(cursor.store, planned.file, planned.position, end - planned.position))
-        except MissingFile:
-            for other, _, start in reversed(taken):
-                self._unlist(other)
-                other.at, other.next = other.at - 1, start
-                self._list(other)
-            raise
-        for other, each, start in taken:
-            body = data[each.position - planned.position :][: each.size]
-            check_slice(body, each)
-            cut = start > each.base or other.range.end < each.end
-            yield Piece(body, each.position, each, start, min(each.end, other.range.end), cut, True)
+        return _Job(taken, [Request(cursor.store, planned.file, planned.position, end - planned.position)])
 
-    def _windows(self, cursor: Cursor, planned: PlannedSlice) -> Iterator[Piece]:
-        """Fetch a large slice, or the part of it that is wanted, in windows of whole batches."""
-        end = min(planned.end, cursor.range.end)
-        cut, crc = cursor.cuts(planned), 0
+    def _span(self, job: _Job) -> Iterator[Piece]:
+        (request,) = job.requests
+        data = memoryview(self._ahead.take(request))
+        for cursor, each, start in job.taken:
+            body = data[each.position - request.start :][: each.size]
+            check_slice(body, each)
+            cut = start > each.base or cursor.range.end < each.end
+            yield Piece(body, each.position, each, start, min(each.end, cursor.range.end), cut, True)
+
+    def _enter(self, cursor: Cursor, planned: PlannedSlice) -> _Job:
+        """Choose a large slice, or the part of it that is wanted, to be read in windows of whole batches."""
         low, high = self._limits(cursor, planned)
         first, until = None, high
+        cut = cursor.cuts(planned)
         index = self._index(cursor.store, planned) if cut and not planned.footer_length else None
         if index is not None:
-            entrance = entrance_for_offsets(index, planned, cursor.next, end)
+            entrance = entrance_for_offsets(index, planned, cursor.next, min(planned.end, cursor.range.end))
             low, first = enter_segment(cursor.store, planned, entrance)
             until = entrance.until
-        whole = low == 0 and high == planned.size
-        while low < high and cursor.next < end:
-            data, headers = first or read_window(cursor.store, planned, low, high, until)
-            first = None
+        begin = low + (len(first[0]) if first else 0)
+        requests = _ranges(cursor.store, planned, begin, min(until, high)) if self._ahead.is_on else []
+        job = _Job([(cursor, planned, cursor.next)], requests, True, low, high, until, first)
+        self._advance(cursor, planned)
+        return job
+
+    def _windows(self, job: _Job) -> Iterator[Piece]:
+        ((cursor, planned, offset),) = job.taken
+        end = min(planned.end, cursor.range.end)
+        cut = offset > planned.base or cursor.range.end < planned.end
+        crc, low, whole = 0, job.low, job.low == 0 and job.high == planned.size
+        low_of_rest = job.low + (len(job.first[0]) if job.first else 0)
+        rest = _window_reads(self._ahead, job.requests, cursor.store, planned, (low_of_rest, job.high, job.until))
+        for data, headers in chain((job.first,) if job.first else (), rest):
             low += len(data)
             crc = crc32c(data, crc) if whole else crc
-            if whole and low == high and crc != planned.crc:
+            if whole and low == job.high and crc != planned.crc:
                 raise Corrupt("the slice's CRC-32C is wrong: restore it", file=planned.file, position=planned.position)
-            piece = Piece(data, planned.position + low - len(data), planned, cursor.next, end, cut, False)
-            cursor.next = min(max(cursor.next, int(headers.next_offset[-1]) + planned.shift), end)
+            piece = Piece(data, planned.position + low - len(data), planned, offset, end, cut, False)
+            offset = min(max(offset, int(headers.next_offset[-1]) + planned.shift), end)
+            job.taken = [(cursor, planned, offset)]
             yield piece
-        self._advance(cursor, planned)
+            if offset >= end:
+                return
 
     def _limits(self, cursor: Cursor, planned: PlannedSlice) -> tuple[int, int]:
         if not cursor.cuts(planned) or not planned.footer_length:
@@ -282,6 +360,52 @@ class Fetcher:
         if planned.file not in self._indexes:
             self._indexes = {planned.file: read_offset_index(store, planned)}
         return self._indexes[planned.file]
+
+
+def _read(request: Request) -> bytes:
+    return read_range(request.store, request.file, request.start, request.length)
+
+
+def _ranges(store: Store, planned: PlannedSlice, low: int, high: int) -> list[Request]:
+    starts = range(low, high, SPAN_BYTES)
+    return [Request(store, planned.file, planned.position + at, min(SPAN_BYTES, high - at)) for at in starts]
+
+
+def _window_reads(
+    ahead: ReadAhead, requests: Sequence[Request], store: Store, planned: PlannedSlice, span: tuple[int, int, int]
+) -> Iterator[Window]:
+    """Yield the whole batches of a slice's bytes: of ranges read ahead, if any, then window by window.
+
+    `span`: where to begin and to end, and `until` of `read_window`.
+    """
+    low, high, until = span
+    rest = b""
+    for request in requests:
+        body = ahead.take(request)
+        data = memoryview(rest + body if rest else body)
+        headers = scan_headers(data, whole=False)
+        rest = bytes(data[headers.end :])
+        if headers.end:
+            low += headers.end
+            yield data[: headers.end], headers
+        elif headers.stop != "partial":
+            break
+    # Of what is left over nothing is believed: a guess that was too short, or damage, which is named here.
+    while low < high:
+        window = read_window(store, planned, low, high, until)
+        low += len(window[0])
+        yield window
+
+
+def read_windows(store: Store, planned: PlannedSlice) -> Iterator[Window]:
+    """Yield all batches of a large slice, in windows. Raises as `read_window`; checksums are for the caller."""
+    ahead = ReadAhead(store.parallel_reads, _read, lambda: False)
+    requests = _ranges(store, planned, 0, planned.size) if ahead.is_on else []
+    ahead.add(requests)
+    try:
+        yield from _window_reads(ahead, requests, store, planned, (0, planned.size, 0))
+    finally:
+        ahead.close()
 
 
 def read_footer(store: Store, planned: PlannedSlice) -> Footer:

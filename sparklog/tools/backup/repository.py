@@ -320,11 +320,11 @@ def prune(
         # From here on no run that is taken for dead can publish: what it copied may go.
         give_up_begun(target, repository.root_id, env)
         pruned, dropped, victims = _plan(repository, keep, keep_ms, env)
-        keys = [backup_key(item.number) for item in dropped] + [info.key for info in victims]
-        for start in range(0, len(keys), CHUNK):
-            mark.check()
-            for key in keys[start : start + CHUNK]:
-                target.delete(key)
+        # Manifests first: what they name may go once no backup is listed that needs it.
+        for keys in ([backup_key(item.number) for item in dropped], [info.key for info in victims]):
+            for start in range(0, len(keys), CHUNK):
+                mark.check()
+                target.delete_many(keys[start : start + CHUNK])
     return pruned
 
 

@@ -24,11 +24,11 @@ from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import AppendWriter, WriteOptions
 from sparklog.storage.memory import MemoryStore
 from sparklog.transactions.producer import transactional
-from tests.support.counted_root import KINDS, CountedRoot
+from tests.support.counted_root import KINDS_AND_BUCKET, CountedRoot
 from tests.support.records import by_partition, check_schema, random_rows, small
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=KINDS_AND_BUCKET)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> CountedRoot:
     return CountedRoot(request.param, tmp_path / "root")
 

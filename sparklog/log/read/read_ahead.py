@@ -1,0 +1,96 @@
+"""Ranges of files that are read next, several under way at a time, where each request costs a round trip.
+
+What is under way or waits to be taken is at most `AHEAD_BYTES` (or one range) and as many requests as the store is
+worth: fewer bytes at first, for many readers want a few records and no more. A store without `parallel_reads` is asked
+when a range is taken, and for nothing else.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from sparklog.storage.store import Store
+
+AHEAD_BYTES = 32 << 20
+FIRST_BYTES = 2 << 20
+"""So much at first, and twice what was taken on top."""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """Bytes `[start, start + length)` of a file. `answer`: they are under way, or here."""
+
+    store: Store
+    file: str
+    start: int
+    length: int
+    answer: Future[bytes] | None = None
+
+
+class ReadAhead:
+    """Requests in the order in which they are taken.
+
+    `read` makes one, in any thread. `more` adds those that follow, and returns False if none can be known yet.
+    """
+
+    def __init__(self, at_once: int, read: Callable[[Request], bytes], more: Callable[[], bool]) -> None:
+        self._at_once = at_once
+        self._read = read
+        self._more = more
+        self._waiting: deque[Request] = deque()
+        self._begun: set[Request] = set()
+        """Begun and not taken."""
+        self._pool: ThreadPoolExecutor | None = None
+        self._taken = 0
+
+    @property
+    def is_on(self) -> bool:
+        return self._at_once > 1
+
+    def add(self, requests: Iterable[Request]) -> None:
+        self._waiting.extend(requests)
+
+    def take(self, request: Request) -> bytes:
+        """Return the bytes of the oldest request that was added and neither taken nor dropped."""
+        if self.is_on:
+            self._begin()
+            self._begun.discard(request)
+            self._taken += request.length
+        else:
+            self._waiting.popleft()
+        return self._read(request) if request.answer is None else request.answer.result()
+
+    def drop(self, requests: Iterable[Request]) -> None:
+        """Forget requests, those that were taken too."""
+        for request in requests:
+            if request in self._begun:
+                self._begun.discard(request)
+                if request.answer is not None:
+                    request.answer.cancel()
+            elif request in self._waiting:
+                self._waiting.remove(request)
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _begin(self) -> None:
+        """Begin as many requests as may be under way; a single one is left to the thread that takes it."""
+        begun: list[Request] = []
+        held = sum(request.length for request in self._begun)
+        most = min(FIRST_BYTES + 2 * self._taken, AHEAD_BYTES)
+        while len(self._begun) < self._at_once and held < most:
+            if not self._waiting and not self._more():
+                break
+            request = self._waiting.popleft()
+            held += request.length
+            self._begun.add(request)
+            begun.append(request)
+        if len(self._begun) == len(begun) == 1:
+            return
+        self._pool = self._pool or ThreadPoolExecutor(self._at_once, thread_name_prefix="sparklog-read")
+        for request in begun:
+            request.answer = self._pool.submit(self._read, request)

@@ -1,0 +1,230 @@
+"""Costs of a topic in a bucket: requests by operation, times a price list.
+
+The counts of requests are budgets: tests hold every operation to them. Prices are a provider's and change; those here
+were noted in November 2026, for regions in the United States, without transfer out of the region.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from math import ceil
+
+from sparklog.errors import BadRequest
+from sparklog.log.read.fetch import SPAN_BYTES
+from sparklog.log.topic.root import REMOTE_POLL_MS
+
+PUT_BYTES = 8 << 20
+"""A data object up to this size is one PUT, a larger one a multipart upload in parts of it."""
+LISTED = 1000
+"""Keys of one LIST."""
+MERGE_BYTES = 1 << 20
+"""What one GET of a merge asks for, unless a slice is larger."""
+SEGMENT_BYTES = 1 << 30
+KEPT_DAYS = 7
+"""Commits stay for a week."""
+DAY_S = 86_400
+MONTH_DAYS = 30
+GB = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """Requests as stores bill them: a HEAD is a GET, a delete is free."""
+
+    puts: float = 0
+    gets: float = 0
+    lists: float = 0
+
+    def __add__(self, other: Requests) -> Requests:
+        return Requests(self.puts + other.puts, self.gets + other.gets, self.lists + other.lists)
+
+    def __mul__(self, times: float) -> Requests:
+        return Requests(self.puts * times, self.gets * times, self.lists * times)
+
+
+IDLE_POLL = Requests(gets=1)
+"""A look for new records that meets none, of one topic."""
+NEW_COMMIT = Requests(gets=3)
+"""A look that meets one commit: it, and the next two numbers at once, which are missing."""
+OPENING = Requests(gets=4, lists=1)
+"""The root's id, the checkpoints, the newest one's head and table, nothing new; besides `TAIL`."""
+TAIL = Requests(gets=128 + 16)
+"""Commits after the newest checkpoint, 16 at a time, at most."""
+CHECKPOINT = Requests(puts=2, gets=2, lists=1)
+"""Written every 128 commits."""
+CHECKPOINT_COMMITS = 128
+CLOCK = Requests(puts=1, gets=1)
+"""A writer compares its clock with the store's every ten minutes."""
+CLOCK_S = 600
+
+
+def micro_batch(tasks: int) -> Requests:
+    """Plan, an object of up to `PUT_BYTES` for each task, and the commit."""
+    return Requests(puts=tasks + 1, gets=tasks + 6)
+
+
+def upload(nbytes: float) -> Requests:
+    """A data object; of a multipart upload also its begin, its end, and a look whether the name is free."""
+    return Requests(puts=1) if nbytes <= PUT_BYTES else Requests(puts=2 + ceil(nbytes / PUT_BYTES), gets=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """US dollars for 1,000 requests, a GB-month, and a GB written or read."""
+
+    store: str
+    put: float
+    get: float
+    list: float
+    gb_month: float
+    gb_in: float = 0.0
+    gb_out: float = 0.0
+
+
+PRICES = (
+    Prices("S3 Standard", 0.005, 0.0004, 0.005, 0.023),
+    Prices("S3 Express One Zone", 0.00113, 0.00003, 0.00113, 0.11, 0.0032, 0.0006),
+    Prices("Azure Blob hot", 0.005, 0.0004, 0.005, 0.0184),
+    Prices("GCS Standard", 0.005, 0.0004, 0.005, 0.02),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One topic: stored MB/s, seconds between commits, readers that poll, each `poll_ms` (None: as they do), days."""
+
+    rate: float = 10.0
+    interval: float = 10.0
+    partitions: int = 16
+    tasks: int = 2
+    readers: int = 3
+    poll: float | None = None
+    retention: float = 7.0
+
+    def __post_init__(self) -> None:
+        for name in ("rate", "interval", "partitions", "tasks", "retention"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise BadRequest(f"--{name} must be above 0, found {getattr(self, name):g}")
+        if not 0 <= self.readers < float("inf"):
+            raise BadRequest(f"--readers must be 0 or more, found {self.readers}")
+        if self.poll is not None and not 0 < self.poll < float("inf"):
+            raise BadRequest(f"--poll must be above 0, found {self.poll:g}")
+
+    @property
+    def batches(self) -> float:
+        return MONTH_DAYS * DAY_S / self.interval
+
+    @property
+    def file_bytes(self) -> float:
+        return self.rate * 1e6 * self.interval / self.tasks
+
+    @property
+    def gb(self) -> float:
+        return self.rate * 1e6 * MONTH_DAYS * DAY_S / GB
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A line of the bill: requests of a month, GB written and read, GB stored."""
+
+    name: str
+    requests: Requests
+    gb_in: float = 0.0
+    gb_out: float = 0.0
+    gb_stored: float = 0.0
+
+    def dollars(self, prices: Prices) -> float:
+        each = self.requests
+        by_thousand = each.puts * prices.put + each.gets * prices.get + each.lists * prices.list
+        by_gb = self.gb_in * prices.gb_in + self.gb_out * prices.gb_out + self.gb_stored * prices.gb_month
+        return by_thousand / 1000 + by_gb
+
+
+def bill(work: Workload) -> list[Item]:
+    """Return the lines of a month's bill."""
+    return [_append(work), _poll(work), _read(work), _maintain(work), _store(work)]
+
+
+def _append(work: Workload) -> Item:
+    batch = micro_batch(work.tasks) + (upload(work.file_bytes) + Requests(puts=-1)) * work.tasks
+    checkpoints = CHECKPOINT * (work.batches / CHECKPOINT_COMMITS)
+    return Item("append", batch * work.batches + checkpoints + CLOCK * (MONTH_DAYS * DAY_S / CLOCK_S), gb_in=work.gb)
+
+
+def looks(seconds: float, poll_ms: float | None = None) -> float:
+    """Return how often a reader looks for new records in the time between two commits, at most."""
+    return seconds * 1000 / (REMOTE_POLL_MS if poll_ms is None else poll_ms)
+
+
+def _poll(work: Workload) -> Item:
+    each = IDLE_POLL * looks(work.interval, work.poll) + NEW_COMMIT
+    return Item("poll", each * (work.batches * work.readers))
+
+
+def _read(work: Workload) -> Item:
+    """Each slice's bytes once; where several tasks read a file, each begins with a request of its own."""
+    tasks = ceil(work.file_bytes * work.tasks / (2 * SPAN_BYTES))
+    of_file = min(ceil(work.file_bytes / SPAN_BYTES) + tasks - 1, work.partitions * ceil(work.file_bytes / SPAN_BYTES))
+    gets = work.tasks * of_file * work.batches * work.readers
+    return Item("read", Requests(gets=gets), gb_out=work.gb * work.readers)
+
+
+def _maintain(work: Workload) -> Item:
+    """Each byte is merged once and sealed once, by a `compact` and a `retain` every hour."""
+    hours, nbytes = 24 * MONTH_DAYS, work.gb * GB
+    merged = work.tasks * min(work.partitions, ceil(work.file_bytes / MERGE_BYTES)) * work.batches
+    segments = nbytes / SEGMENT_BYTES
+    written = upload(SEGMENT_BYTES) * (2 * segments) + Requests(puts=3) * segments
+    read = Requests(gets=merged + nbytes / SPAN_BYTES)
+    commits = KEPT_DAYS * DAY_S / work.interval
+    files = commits / KEPT_DAYS * work.tasks + 4 * segments * work.retention / MONTH_DAYS
+    # The vacuum lists commits and data files; compaction finds all it needs in the newest state.
+    vacuum = Requests(lists=4 + (commits + files) / LISTED)
+    runs = (OPENING + TAIL + Requests(puts=1)) * (2 * hours) + vacuum * hours
+    return Item("maintain", read + written + runs, gb_in=2 * work.gb, gb_out=2 * work.gb)
+
+
+def _store(work: Workload) -> Item:
+    """Files that were merged or sealed stay for another day, and so do expired segments."""
+    return Item("store", Requests(), gb_stored=work.gb / MONTH_DAYS * (work.retention + 1 + 2))
+
+
+def lines(work: Workload) -> list[str]:
+    """Return the bill as lines of text."""
+    items = bill(work)
+    text = [_line("a month", ["PUT", "GET", "LIST", "GB"], [each.store for each in PRICES])]
+    for item in items:
+        counts = item.requests.puts, item.requests.gets, item.requests.lists, item.gb_stored
+        text.append(_line(item.name, map(_short, counts), [_money(item.dollars(each)) for each in PRICES]))
+    totals = [_money(sum(item.dollars(each) for item in items)) for each in PRICES]
+    text.append(_line("all", [""] * 4, totals))
+    idle = looks(DAY_S, work.poll)
+    dollars = idle * MONTH_DAYS * PRICES[0].get / 1000
+    return [
+        *text,
+        f"An idle reader: {idle:,.0f} GETs a day and topic, {_money(dollars)} a month on {PRICES[0].store}.",
+        "Prices of November 2026, United States: check your provider's. Transfer out of the region is not in them.",
+    ]
+
+
+def _line(name: str, counts: Iterable[str], dollars: Iterable[str]) -> str:
+    prices = [f"{each:>{max(len(price.store), 9)}}" for price, each in zip(PRICES, dollars, strict=True)]
+    return "  ".join([f"{name:8}", *(f"{count:>7}" for count in counts), *prices])
+
+
+def document(work: Workload) -> dict[str, object]:
+    """Return the bill for scripts."""
+    items = [(item, {each.store: round(item.dollars(each), 2) for each in PRICES}) for item in bill(work)]
+    return {"workload": asdict(work), "items": [{**asdict(item), "dollars": dollars} for item, dollars in items]}
+
+
+def _short(count: float) -> str:
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if count >= limit:
+            return f"{count / limit:.1f} {unit}"
+    return f"{count:.0f}" if count else ""
+
+
+def _money(dollars: float) -> str:
+    return f"${dollars:,.2f}"

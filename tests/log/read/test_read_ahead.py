@@ -1,0 +1,240 @@
+"""Reads of a store with round trips: several ranges under way, and the same rows in the same order."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from sparklog.errors import Corrupt, SparklogError
+from sparklog.log.read import fetch, read_ahead
+from sparklog.log.read.read_ahead import ReadAhead, Request
+from sparklog.log.read.read_plan import planned_slices
+from sparklog.log.topic.topic import Topic
+from sparklog.storage.store import Store
+from sparklog.testing.wrapper_stores import WrapperStore
+from tests.log.rewriting import rewrite
+from tests.support.counted_root import CountedRoot
+from tests.support.records import random_rows, small
+
+WINDOW = 64 << 10
+
+
+@pytest.fixture(params=[1, 16], ids=["in turn", "at once"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CountedRoot:
+    monkeypatch.setattr(fetch, "SPAN_BYTES", WINDOW)
+    return CountedRoot("memory" if request.param == 1 else "bucket", tmp_path)
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CountedRoot:
+    monkeypatch.setattr(fetch, "SPAN_BYTES", WINDOW)
+    return CountedRoot("bucket", tmp_path)
+
+
+def filled(place: CountedRoot) -> Topic:
+    """Two partitions: ten small files, one with large slices, and a few small ones again."""
+    topic = place.topic(2)
+    for number in range(10):
+        topic.append(random_rows(100, first=number * 100, seed=number))
+    topic.append(random_rows(4000, first=1000, value_bytes=200, seed=50), options=small(batch_bytes=9_000))
+    for number in range(3):
+        topic.append(random_rows(100, first=5000 + number * 100, seed=60 + number))
+    return topic
+
+
+def reads(place: CountedRoot) -> int:
+    return sum(verb == "get" and "/append/" in key for verb, key in place.store.keys)
+
+
+def test_the_rows_are_those_that_were_written(place: CountedRoot) -> None:
+    topic = filled(place)
+    read = topic.scan().to_table()
+    assert read["offset"].to_pylist()[:3] == [0, 1, 2]
+    assert Counter(read["value"].to_pylist()).most_common(1)[0][1] == 1
+    assert len(read) == 5300
+    for partition in (0, 1):
+        offsets = read.filter(pc.equal(read["partition"], partition))["offset"].to_pylist()
+        assert offsets == list(range(len(offsets)))
+    for start, end in ((5, 300), (700, 701), (550, 2100), (2400, 2600)):
+        part = topic.scan(partitions=[0], start=start, end=end).to_table()
+        assert part["offset"].to_pylist() == list(range(start, end))
+
+
+def test_each_byte_of_a_slice_is_read_once_in_large_ranges(bucket: CountedRoot) -> None:
+    topic = filled(bucket)
+    scan = topic.scan()
+    bucket.store.reset()
+    assert len(scan.to_table()) == 5300
+    slices = topic.snapshot(refresh=False).slices.all()
+    assert bucket.store.bytes_read == int(slices.size.sum())
+    # Large slices come in windows. Of small ones those side by side come together; behind the large ones the partitions
+    # are read one after the other.
+    large = slices.size[slices.size > WINDOW].tolist()
+    assert len(large) == 2
+    assert reads(bucket) == sum(-(-size // WINDOW) for size in large) + 10 + 2 * 3
+
+
+class Gathering(WrapperStore):
+    """Answer reads of data only when `together` of them are under way, or `most` bytes; note what was under way."""
+
+    def __init__(self, inner: Store, together: int) -> None:
+        super().__init__(inner)
+        self.barrier = threading.Barrier(together, timeout=60)
+        self.lock = threading.Lock()
+        self.under_way: list[int] = []
+        self.most = 0
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        if "/append/" not in key or length is None:
+            return self.inner.get(key, start, length)
+        with self.lock:
+            self.under_way.append(length)
+            self.most = max(self.most, sum(self.under_way))
+        self.barrier.wait()
+        with self.lock:
+            self.under_way.remove(length)
+        return self.inner.get(key, start, length)
+
+
+def test_ranges_are_under_way_together(bucket: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = bucket.topic(1)
+    for number in range(12):
+        topic.append(random_rows(50, first=number * 50))
+    # With one reading after the other, the barrier would break.
+    store = Gathering(bucket.inner, together=12)
+    assert len(bucket.world.root(store).topic("t").scan().to_table()) == 600
+    limit = store.most // 3
+    monkeypatch.setattr(read_ahead, "AHEAD_BYTES", limit)
+    few = Gathering(bucket.inner, together=4)
+    assert len(bucket.world.root(few).topic("t").scan().to_table()) == 600
+    assert few.most <= limit + store.most // 12 + 100
+
+
+def test_who_wants_little_reads_little(bucket: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_ahead, "FIRST_BYTES", WINDOW // 2)
+    topic = bucket.topic(1)
+    topic.append(random_rows(8000, value_bytes=200), options=small(batch_bytes=9_000))
+    scan = topic.scan(batch_bytes=20_000)
+    bucket.store.reset()
+    batches = iter(scan)
+    next(batches)
+    assert reads(bucket) == 1
+    for _ in batches:
+        pass
+    assert reads(bucket) > 20
+
+
+def test_a_store_without_round_trips_is_asked_for_what_is_taken(tmp_path: Path) -> None:
+    place = CountedRoot("local", tmp_path)
+    topic = place.topic(1)
+    for number in range(6):
+        topic.append(random_rows(300, first=number * 300, value_bytes=2000))
+    scan = topic.scan(batch_bytes=100_000)
+    place.store.reset()
+    batches = iter(scan)
+    next(batches)
+    first = reads(place)
+    assert first <= 2
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("sparklog-read")]
+    assert sum(batch.num_rows for batch in batches) < 1800
+    assert reads(place) == 6
+
+
+def test_files_replaced_meanwhile_are_read_where_they_lie_now(place: CountedRoot) -> None:
+    topic = filled(place)
+    expected = topic.scan(partitions=[0]).to_table()
+    batches = iter(topic.scan(partitions=[0], batch_bytes=2_000))
+    read = [next(batches)]
+    rewrite(place, topic, "append/00000000000000000099-rewritten.slices")
+    read += batches
+    assert pa.Table.from_batches(read)["offset"].to_pylist() == expected["offset"].to_pylist()
+    assert pa.Table.from_batches(read)["value"].to_pylist() == expected["value"].to_pylist()
+
+
+def test_a_file_that_is_gone_for_good_is_named(place: CountedRoot) -> None:
+    topic = filled(place)
+    gone = place.append_files()[12]
+    place.inner.delete(gone)
+    with pytest.raises(Corrupt, match="the log names a file that does not exist") as caught:
+        topic.scan().to_table()
+    assert caught.value.file == gone
+
+
+@pytest.mark.parametrize("at", [0, 9, 17, 200])
+def test_damage_in_a_window_is_named(place: CountedRoot, at: int) -> None:
+    topic = filled(place)
+    key = place.append_files()[10]
+    from sparklog.format.batch_scan import scan_headers
+
+    headers = scan_headers(place.inner.get(key), whole=False)
+    position = int(headers.position[20])
+    data = bytearray(place.inner.get(key))
+    data[position + at] ^= 0x20
+    place.inner.replace(key, bytes(data))  # type: ignore[attr-defined]
+    with pytest.raises(Corrupt) as caught:
+        topic.scan(partitions=[0]).to_table()
+    assert caught.value.file == key
+
+
+def test_maintenance_reads_large_slices_in_windows(place: CountedRoot) -> None:
+    topic = place.topic(1)
+    topic.append(random_rows(3000, value_bytes=200), options=small(batch_bytes=9_000))
+    slices = topic.snapshot().slices
+    row = planned_slices("t", 0, slices.select(0)).row(0)
+    place.store.reset()
+    windows = [bytes(data) for data, _ in fetch.read_windows(place.store, row)]
+    assert b"".join(windows) == place.inner.get(row.file, row.position, row.size)
+    begun = -(-row.size // WINDOW)
+    assert begun > 9
+    # Window by window, what is left of a batch is read again.
+    assert begun <= reads(place) <= begun * (1 if place.kind == "bucket" else 2)
+    assert (place.store.bytes_read == row.size) == (place.kind == "bucket")
+
+
+def test_a_batch_larger_than_a_range_is_read(place: CountedRoot) -> None:
+    topic = place.topic(1)
+    table = pa.table({"value": [b"a" * 100, b"b" * 3 * WINDOW, b"c" * 100, b"d" * 2 * WINDOW]})
+    topic.append(table, options=small(batch_bytes=1000))
+    assert topic.scan(columns=["value"]).to_table() == table
+
+
+def test_who_stops_early_leaves_nothing_under_way(bucket: CountedRoot) -> None:
+    topic = filled(bucket)
+    batches = iter(topic.scan(batch_bytes=2_000))
+    next(batches)
+    before = reads(bucket)
+    batches.close()  # type: ignore[attr-defined]
+    assert reads(bucket) <= before + 16
+    with pytest.raises(StopIteration):
+        next(batches)
+
+
+def test_a_failed_request_is_raised_in_its_turn(bucket: CountedRoot) -> None:
+    """Not before the pieces that come first have been handed out."""
+
+    def read(request: Request) -> bytes:
+        if request.start == 3:
+            raise SparklogError("the fourth")
+        return b"%d" % request.start
+
+    requests = [Request(bucket.inner, "file", number, 1) for number in range(6)]
+    ahead = ReadAhead(16, read, lambda: False)
+    ahead.add(requests)
+
+    def taken() -> Iterator[Any]:
+        for request in requests:
+            yield ahead.take(request)
+
+    answers = taken()
+    assert [next(answers) for _ in range(3)] == [b"0", b"1", b"2"]
+    with pytest.raises(SparklogError, match="the fourth"):
+        next(answers)
+    ahead.drop(requests)
+    ahead.close()
