@@ -253,7 +253,7 @@ class ObjectStore(Store):
 
     @property
     def _is_express(self) -> bool:
-        return self._url.scheme == S3 and self._url.host.endswith("--x-s3")
+        return _is_express(self._url)
 
     def _client(self, kind: str) -> Any:
         """Return obstore's store for one kind of request: `document`, `data` (long), `create` (never repeated)."""
@@ -285,6 +285,8 @@ def _new_client(url: StoreUrl, environ: Mapping[str, str], kind: str) -> Any:
         client["allow_http"] = True
     retry: Any = {"max_retries": 0 if kind == "create" else _RETRIES, "retry_timeout": _RETRY_TIMEOUT}
     config = client_config(url.scheme, settings, environ)
+    if _is_express(url):
+        config["s3_express"] = "true"  # another server, and another signature
     makers: dict[str, Any] = {S3: stores.S3Store, GCS: stores.GCSStore, AZURE: stores.AzureStore}
     try:
         return makers[url.scheme](
@@ -292,6 +294,11 @@ def _new_client(url: StoreUrl, environ: Mapping[str, str], kind: str) -> Any:
         )
     except _FAILURES as error:
         raise cloud_error(error, "open", "", url) from None
+
+
+def _is_express(url: StoreUrl) -> bool:
+    """True for a directory bucket of S3 Express One Zone, which its name shows."""
+    return url.scheme == S3 and url.host.endswith("--x-s3")
 
 
 def _is_taken(error: Exception, status: int | None) -> bool:

@@ -179,3 +179,9 @@ def test_root_lives_in_a_bucket(bucket: str) -> None:
     assert again.topic("orders").scan().to_table().column("value").to_pylist() == [b"v"]
     with pytest.raises(NotFound):
         sparklog.open(bucket)
+
+
+def test_buckets_of_s3_express_are_asked_in_their_zone() -> None:
+    express = ObjectStore("s3://logs--use1-az4--x-s3/a?region=us-east-1")._client("data")
+    assert express.config["s3_express"] == "true"
+    assert "s3_express" not in ObjectStore("s3://logs/a?region=us-east-1")._client("data").config
