@@ -153,7 +153,9 @@ class ObjectStore(Store):
     def _list(self, prefix: str, after: str) -> Iterator[ObjectInfo]:
         folder, slash, start = prefix.rpartition("/")
         # The greatest text below all that begin with the prefix, more or less: what slips through is left out below.
-        offset = max(after, f"{folder}{slash}{start[:-1]}{chr(ord(start[-1]) - 1)}~" if start else "")
+        # In front of `0` comes `/`, and no path has two of them.
+        last = "" if start.endswith("0") else f"{chr(ord(start[-1]) - 1)}~" if start else ""
+        offset = max(after, f"{folder}{slash}{start[:-1]}{last}".removesuffix("/") if start else "")
         begin: Any = {} if not offset or self._is_express else {"offset": offset}
         chunks = self._ask(
             "list", folder, lambda: obstore.list(self._client("document"), folder or None, chunk_size=1000, **begin)

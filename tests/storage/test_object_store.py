@@ -127,6 +127,17 @@ def test_names_that_are_no_keys_are_passed_over(bucket: str) -> None:
     assert list(store.list_folders("")) == ["x"]
 
 
+def test_prefixes_that_end_within_a_name(bucket: str) -> None:
+    store = open_store(bucket)
+    characters = "059AZaz._-%=+@,"
+    keys = [f"f/{each}{each}x" for each in characters]
+    for key in keys:
+        assert store.create(key, b"x")
+    for key in keys:
+        assert [info.key for info in store.list(key[:-2])] == [key]
+        assert [info.key for info in store.list(key[:-1])] == [key]
+
+
 def test_missing_bucket_is_no_missing_object(bucket: str) -> None:
     store = open_store(bucket.replace("s3://", "s3://not-"))
     for call in (
