@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import pickle
+import random
 import sys
+from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing import get_context
+from typing import Any
 
 import pytest
 
 from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable
 from sparklog.storage import Store, hdfs_store, open_store
+from sparklog.storage.hdfs_errors import FAILURES
 from sparklog.storage.hdfs_store import HdfsStore
 from sparklog.testing.store_tests import StoreTests
 from tests.support.fake_hdfs import FakeHdfs, remote
@@ -325,3 +330,67 @@ def test_child_of_a_process_that_used_hdfs_does_not_hang(hdfs: FakeHdfs, store: 
     assert "forked by one that had used hdfs_native" in answers.get(timeout=20)
     child.join()
     assert os.getpid() != child.pid
+
+
+class Unreliable(FakeHdfs):
+    """Loses requests and answers, does a request twice as its client would, or late; others work in between."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.random = random.Random(seed)
+        self.faults = True
+        self.others: list[Callable[[], object]] = []
+        self.late: list[Callable[[], object]] = []
+
+    def _run(self, name: str, call: Any) -> Any:
+        if not self.faults or name == "write":  # which goes to datanodes
+            return super()._run(name, call)
+        if self.late and self.random.random() < 0.3:
+            with suppress(*FAILURES):
+                self.late.pop()()
+        if self.others and self.random.random() < 0.1:
+            self.others.pop()()
+        fate = self.random.random()
+        if fate < 0.05:
+            raise LOST
+        if fate < 0.08:
+            self.late.append(lambda: FakeHdfs._run(self, name, call))
+            raise LOST
+        answer = super()._run(name, call)
+        if fate < 0.12:
+            raise LOST
+        return super()._run(name, call) if fate < 0.2 else answer
+
+
+def test_exactly_one_creator_wins_whatever_gets_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = Counter[str]()
+    for seed in range(500):
+        namenode = Unreliable(seed)
+        monkeypatch.setattr(hdfs_store, "_new_client", lambda url, namenode=namenode: namenode)
+        results: dict[bytes, str] = {}
+
+        def create(body: bytes, results: dict[bytes, str] = results) -> None:
+            store = open_store(URL)
+            try:
+                results[body] = "won" if store.create("t/a", body) else "lost"
+            except Unavailable:
+                results[body] = "unknown"
+
+        def vacuum() -> None:
+            store = open_store(URL)
+            with suppress(Unavailable):
+                for info in list(store.temporary_files("")):
+                    store.delete_temporary(info.key)
+
+        namenode.others = [lambda: create(b"second"), vacuum, lambda: create(b"third")]
+        create(b"first")
+        namenode.faults = False
+        for late in namenode.late:
+            with suppress(*FAILURES):
+                late()
+        winner = namenode.files.get("/data/log/t/a", (b"",))[0]
+        for body, result in results.items():
+            assert result != "won" or body == winner, seed
+            assert result != "lost" or winner not in (b"", body), seed
+            outcomes[result] += 1
+    assert min(outcomes[each] for each in ("won", "lost", "unknown")) >= 5, outcomes
