@@ -11,9 +11,10 @@ from hypothesis import HealthCheck, is_hypothesis_test, settings
 from tests.fixture_data import fixture_tree
 from tests.kafka_tools import KafkaTools, Missing, find_tools
 from tests.support import starting_java
+from tests.support.minicluster import minicluster
 from tests.support.moto_server import bucket, moto_server
 
-__all__ = ["bucket", "moto_server"]
+__all__ = ["bucket", "minicluster", "moto_server"]
 
 OF_TERMINALS = (
     *("COLUMNS", "LINES", "TERMINAL_WIDTH", "TERM", "TTY_COMPATIBLE", "TTY_INTERACTIVE"),

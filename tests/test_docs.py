@@ -34,7 +34,6 @@ REPOSITORY_PATH = re.compile(
     r"`((?:sparklog|pyspark_sparklog|tests|conf|jobs|docs|notebooks|examples|benchmarks)/[\w./-]+)`"
 )
 RETIRED = "Retired, not used in headings here:"
-OBJECT_STORE = re.compile(r"object stores?\b", re.IGNORECASE)
 
 
 def name(page: Path) -> str:
@@ -163,13 +162,6 @@ def test_docstrings_and_comments_name_pages_that_exist() -> None:
         if not (REPOSITORY / page).exists()
     }
     assert missing == set()
-
-
-def test_no_page_promises_object_stores() -> None:
-    for page in PAGES:
-        for sentence in sentences(page):
-            assert not OBJECT_STORE.search(sentence) or "not supported yet" in sentence, (name(page), sentence)
-    assert not OBJECT_STORE.search((REPOSITORY / "pyproject.toml").read_text())
 
 
 def test_the_architecture_page_has_every_room() -> None:

@@ -15,7 +15,7 @@ import pytest
 from tests.test_architecture import REPOSITORY, ROOMS, imports, layer, modules
 
 # Spark and pandas are extras; numba is made of llvmlite, pyspark of py4j; tests of stores bring pytest.
-NOT_DECLARED = frozenset({"pyspark", "py4j", "pandas", "llvmlite", "pytest"})
+NOT_DECLARED = frozenset({"pyspark", "py4j", "pandas", "llvmlite", "pytest", "obstore", "hdfs_native"})
 
 
 def project() -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from sparklog.errors import BadRequest
+from sparklog.storage.cloud_settings import HDFS
 from sparklog.storage.local import LocalStore
 from sparklog.storage.locations import is_url, local_path, parse_url, refuse_scheme
 from sparklog.storage.store import ObjectInfo, ObjectWriter, Store
@@ -28,7 +29,12 @@ def open_store(location: str | os.PathLike[str]) -> Store:
 def _store_of_url(location: str) -> Store:
     url = parse_url(location)
     try:
+        if url.scheme == HDFS:
+            from sparklog.storage.hdfs_store import HdfsStore
+
+            return HdfsStore(str(url))
         from sparklog.storage.object_store import ObjectStore
     except ImportError:
-        raise BadRequest(f"{url.scheme}:// locations need obstore: pip install 'sparklog[cloud]'") from None
+        library, extra = ("hdfs-native", "hdfs") if url.scheme == HDFS else ("obstore", "cloud")
+        raise BadRequest(f"{url.scheme}:// locations need {library}: pip install 'sparklog[{extra}]'") from None
     return ObjectStore(str(url))

@@ -157,7 +157,9 @@ class ObjectStore(Store):
     def _list(self, prefix: str, after: str) -> Iterator[ObjectInfo]:
         folder, slash, start = prefix.rpartition("/")
         # The greatest text below all that begin with the prefix, more or less: what slips through is left out below.
-        offset = max(after, f"{folder}{slash}{start[:-1]}{chr(ord(start[-1]) - 1)}~" if start else "")
+        # In front of `0` comes `/`, and no path has two of them.
+        last = "" if start.endswith("0") else f"{chr(ord(start[-1]) - 1)}~" if start else ""
+        offset = max(after, f"{folder}{slash}{start[:-1]}{last}".removesuffix("/") if start else "")
         begin: Any = {} if not offset or self._is_express else {"offset": offset}
         chunks = self._ask(
             "list", folder, lambda: obstore.list(self._client("document"), folder or None, chunk_size=1000, **begin)
@@ -258,7 +260,7 @@ class ObjectStore(Store):
 
     @property
     def _is_express(self) -> bool:
-        return self._url.scheme == S3 and self._url.host.endswith("--x-s3")
+        return _is_express(self._url)
 
     def _client(self, kind: str) -> Any:
         """Return obstore's store for one kind of request: `document`, `data` (long), `create` (never repeated)."""
@@ -290,6 +292,8 @@ def _new_client(url: StoreUrl, environ: Mapping[str, str], kind: str) -> Any:
         client["allow_http"] = True
     retry: Any = {"max_retries": 0 if kind == "create" else _RETRIES, "retry_timeout": _RETRY_TIMEOUT}
     config = client_config(url.scheme, settings, environ)
+    if _is_express(url):
+        config["s3_express"] = "true"  # another server, and another signature
     makers: dict[str, Any] = {S3: stores.S3Store, GCS: stores.GCSStore, AZURE: stores.AzureStore}
     try:
         return makers[url.scheme](
@@ -297,6 +301,11 @@ def _new_client(url: StoreUrl, environ: Mapping[str, str], kind: str) -> Any:
         )
     except _FAILURES as error:
         raise cloud_error(error, "open", "", url) from None
+
+
+def _is_express(url: StoreUrl) -> bool:
+    """True for a directory bucket of S3 Express One Zone, which its name shows."""
+    return url.scheme == S3 and url.host.endswith("--x-s3")
 
 
 def _is_taken(error: Exception, status: int | None) -> bool:

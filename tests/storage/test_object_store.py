@@ -127,6 +127,17 @@ def test_names_that_are_no_keys_are_passed_over(bucket: str) -> None:
     assert list(store.list_folders("")) == ["x"]
 
 
+def test_prefixes_that_end_within_a_name(bucket: str) -> None:
+    store = open_store(bucket)
+    characters = "059AZaz._-%=+@,"
+    keys = [f"f/{each}{each}x" for each in characters]
+    for key in keys:
+        assert store.create(key, b"x")
+    for key in keys:
+        assert [info.key for info in store.list(key[:-2])] == [key]
+        assert [info.key for info in store.list(key[:-1])] == [key]
+
+
 def test_missing_bucket_is_no_missing_object(bucket: str) -> None:
     store = open_store(bucket.replace("s3://", "s3://not-"))
     for call in (
@@ -179,3 +190,9 @@ def test_root_lives_in_a_bucket(bucket: str) -> None:
     assert again.topic("orders").scan().to_table().column("value").to_pylist() == [b"v"]
     with pytest.raises(NotFound):
         sparklog.open(bucket)
+
+
+def test_buckets_of_s3_express_are_asked_in_their_zone() -> None:
+    express = ObjectStore("s3://logs--use1-az4--x-s3/a?region=us-east-1")._client("data")
+    assert express.config["s3_express"] == "true"
+    assert "s3_express" not in ObjectStore("s3://logs/a?region=us-east-1")._client("data").config

@@ -11,7 +11,13 @@ from typing import Any
 
 import pytest
 
-MARK_OF_FIXTURE = {"spark": "spark", "spark_folder": "spark", "kafka_tools": "java", "broker": "java"}
+MARK_OF_FIXTURE = {
+    "spark": "spark",
+    "spark_folder": "spark",
+    "kafka_tools": "java",
+    "broker": "java",
+    "minicluster": "java",
+}
 PROGRAMS = frozenset(("java", "spark-submit"))
 
 

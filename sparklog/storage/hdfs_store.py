@@ -1,0 +1,367 @@
+"""Objects as files in HDFS, through hdfs-native: no JVM.
+
+Creating an object is: a temporary file in the same folder, write, hsync, close, rename without overwriting. Each step
+has its reason:
+
+* Only a rename is both exclusive and whole: a file that is created under its name can be seen before it is complete.
+* A closed file may lie in the memory of datanodes only. hsync has it on their disks. The namenode writes each change
+  of a name to its journal before it answers.
+* The answer to a rename may be lost, and hdfs-native repeats it. So whatever error a rename gives, the temporary file
+  is deleted, which the namenode does once: if it was still there, the rename has not happened and never will; if not,
+  the object is compared with what was written.
+
+Names that begin with `~` are temporary files. No key can begin so, listings skip them, and the vacuum removes old ones.
+
+hdfs-native's threads do not survive a fork: a child process of one that has used it would hang, and gets an error
+instead. A pickled store carries its URL alone. Who this is comes from the environment of each process: a Kerberos
+ticket, or HADOOP_USER_NAME.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, NoReturn, TypeVar
+
+import hdfs_native
+
+from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
+from sparklog.storage.hdfs_errors import FAILURES, NO_FOLDER, hdfs_error, remote_error
+from sparklog.storage.local_writer import ForkGuard, ForkLock, ask_each
+from sparklog.storage.locations import StoreUrl, parse_url
+from sparklog.storage.store import MAX_DOCUMENT, ObjectInfo, ObjectWriter, Store, check_key, check_prefix, is_part
+
+T = TypeVar("T")
+
+PARALLEL_REQUESTS = 8
+DEFAULT_PORT = 8020
+"""Of a namenode whose URL names none, as in Hadoop."""
+TEMPORARY_PREFIX = "~"
+_WRITE_BUFFER = 1 << 20
+_ATTEMPTS = 5
+_ONE_NAMENODE = {"dfs.client.failover.max.attempts": "5", "dfs.client.failover.sleep.max.millis": "5000"}
+"""A host that does not answer is given up after some 15 s. The client's default, for a failover, is 3 minutes."""
+_GUARD = ForkGuard("hdfs_native")
+
+
+class HdfsStore(Store):
+    """A folder of HDFS. `url` is `hdfs://namenode:port/path`, or `hdfs://nameservice/path` with HADOOP_CONF_DIR set.
+
+    Picklable; safe to use from threads; a process that was forked by one that used HDFS cannot.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = parse_url(url)
+        self._root = f"/{self._url.path}".rstrip("/")
+        self._lock = ForkLock()
+        self._opened: Any = None
+
+    def __reduce__(self) -> tuple[type[HdfsStore], tuple[str]]:
+        return HdfsStore, (self.location,)
+
+    def __repr__(self) -> str:
+        return f"HdfsStore({self.location!r})"
+
+    @property
+    def location(self) -> str:
+        return str(self._url)
+
+    @property
+    def parallel_reads(self) -> int:
+        return PARALLEL_REQUESTS
+
+    @property
+    def writable(self) -> bool:
+        return ".snapshot" not in self._url.path.split("/")
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        if start < 0 or (length is not None and length < 0):
+            raise BadRequest(f"cannot read {key} from byte {start} for {length} bytes: neither may be negative")
+        file = self._ask("read", key, lambda: self._client.read(self._file(key)))
+        # The client panics at a range beyond the end; never trust a length from the caller, besides.
+        held = max(0, len(file) - start)
+        if length is None and held > MAX_DOCUMENT and key.endswith(".json"):
+            raise Corrupt(f"expected JSON of at most {MAX_DOCUMENT} bytes, found {held}; restore it", file=key)
+        wanted = held if length is None else min(length, held)
+        if not wanted:
+            return b""
+        try:
+            return bytes(file.read_range(start, wanted))
+        except FAILURES as error:
+            if self.stat(key) is None:
+                raise NotFound(f"no object {key} in {self.location}: it has been deleted") from None
+            self._fail(error, "read", key)
+
+    def stat(self, key: str) -> ObjectInfo | None:
+        status = self._status(self._file(key), key)
+        return None if status is None or status.isdir else _info(key, status)
+
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        folder, _, start = check_prefix(prefix).rpartition("/")
+        return self._walk(folder + "/" if folder else "", start, after)
+
+    def list_folders(self, prefix: str) -> Iterator[str]:
+        check_prefix(prefix, folder=True)
+        return iter([name for name, status in self._entries(prefix) if status.isdir])
+
+    def create(self, key: str, data: bytes) -> bool:
+        status = self._status(self._file(key), key)
+        if status is not None:
+            return self._taken(key, status)
+        file, temporary = self._temporary(key)
+        self._fill(file, temporary, key, [data])
+        return self._publish(temporary, key, lambda: self.get(key) == data)
+
+    def writer(self, key: str) -> ObjectWriter:
+        check_key(key)
+        file, temporary = self._temporary(key)
+        return _HdfsWriter(self, key, file, temporary)
+
+    def delete(self, key: str) -> None:
+        if self._unlink(self._file(key), key):
+            self._prune(key)
+
+    def delete_many(self, keys: Iterable[str]) -> None:
+        names = [check_key(key) for key in keys]
+        for _ in ask_each(self, lambda key: self._unlink(self._file(key), key), names):
+            pass
+        for one in {key.rpartition("/")[0]: key for key in names}.values():
+            self._prune(one)
+
+    def now_ms(self) -> int:
+        # The namenode's clock stamps files.
+        folder = self._root
+        while folder and self._status(folder, "") is None:
+            folder = folder.rpartition("/")[0]
+        path = f"{folder}/{_temporary_name()}"
+
+        def stamp() -> int:
+            self._client.create(path).close()
+            return int(self._client.get_file_info(path).modification_time)
+
+        try:
+            return self._ask("read the clock of", "", stamp)
+        finally:
+            self._clean(path)
+
+    def temporary_files(self, folder: str, *, deep: bool = True) -> Iterator[ObjectInfo]:
+        check_prefix(folder, folder=True)
+        for name, status in self._scan(folder):
+            if name.startswith(TEMPORARY_PREFIX):
+                yield _info(folder + name, status)
+            elif deep and status.isdir and is_part(name):
+                yield from self.temporary_files(f"{folder}{name}/")
+
+    def delete_temporary(self, key: str) -> None:
+        folder, slash, name = key.rpartition("/")
+        if not name.startswith(TEMPORARY_PREFIX) or not is_part(name[len(TEMPORARY_PREFIX) :]):
+            super().delete_temporary(key)
+        check_prefix(folder + slash, folder=True)
+        if self._unlink(f"{self._root}/{key}", key):
+            self._prune(key)
+
+    @property
+    def _client(self) -> Any:
+        _GUARD.use()
+        with self._lock:
+            if self._opened is None:
+                self._opened = _new_client(self._url)
+            return self._opened
+
+    def _ask(self, action: str, key: str, send: Callable[[], T]) -> T:
+        """Return the answer to a request; raise what its error means."""
+        try:
+            return send()
+        except SparklogError:  # some of them are built-in errors as well
+            raise
+        except FAILURES as error:
+            self._fail(error, action, key)
+
+    def _fail(self, error: Exception, action: str, key: str) -> NoReturn:
+        raise hdfs_error(error, action, key, self._url) from None
+
+    def _file(self, key: str) -> str:
+        return f"{self._root}/{check_key(key)}"
+
+    def _status(self, path: str, key: str) -> Any:
+        try:
+            return self._ask("read", key, lambda: self._client.get_file_info(path or "/"))
+        except NotFound:
+            return None
+
+    def _taken(self, key: str, status: Any) -> bool:
+        """Return False for a file that has the name of a key to create. `BadRequest` if it is a folder."""
+        if status.isdir:
+            raise BadRequest(f"cannot create {key} in {self.location}: a folder lies there; move it away")
+        return False
+
+    def _temporary(self, key: str) -> tuple[Any, str]:
+        """Open a new file beside a key. Folders are made as needed, with the permissions of the one above."""
+        folder = self._file(key).rpartition("/")[0]
+        for _ in range(_ATTEMPTS):
+            path = f"{folder}/{_temporary_name()}"
+            # An answer that got lost makes the client ask twice: the file exists already, and is ours.
+            with suppress(FileExistsError):
+                return self._ask_new(path, key), path
+        raise Unavailable(f"cannot create {key} in {self.location}: HDFS calls each new name taken; try again later")
+
+    def _ask_new(self, path: str, key: str) -> Any:
+        try:
+            return self._client.create(path)
+        except (SparklogError, FileExistsError):
+            raise
+        except FAILURES as error:
+            self._fail(error, "create", key)
+
+    def _fill(self, file: Any, temporary: str, key: str, parts: Sequence[bytes | bytearray]) -> None:
+        """Write the last bytes of a file, have them on the datanodes' disks and close it. Remove it if that fails."""
+        try:
+            for part in parts:
+                if part:
+                    file.write(part)
+            file.hsync()
+            file.close()
+        except FAILURES as error:
+            self._clean(temporary)
+            self._fail(error, "create", key)
+
+    def _publish(self, temporary: str, key: str, is_ours: Callable[[], bool]) -> bool:
+        """Give a finished temporary file its name, exclusively. False: the name is taken.
+
+        `is_ours` compares the object of that name with the file's content.
+        """
+        path = self._file(key)
+        try:
+            self._client.rename(temporary, path, overwrite=False)
+            return True
+        except FAILURES as error:
+            failure = error
+        if self._unlink(temporary, key):
+            status = self._status(path, key)
+            if status is not None:
+                return self._taken(key, status)
+            self._fail(failure, "create", key)
+        with suppress(NotFound):
+            return is_ours()
+        raise Unavailable(
+            f"cannot create {key} in {self.location}: its temporary file was deleted meanwhile, or the answer got lost"
+        )
+
+    def _unlink(self, path: str, key: str) -> bool:
+        """Delete a file; return whether this call did. False where a folder with content lies."""
+        try:
+            return bool(self._client.delete(path, recursive=False))
+        except SparklogError:
+            raise
+        except FileNotFoundError:
+            return False
+        except FAILURES as error:
+            name, message = remote_error(error)
+            if name == "PathIsNotEmptyDirectoryException" or NO_FOLDER in message:
+                return False
+            self._fail(error, "delete", key)
+
+    def _clean(self, path: str) -> None:
+        """Remove a temporary file whose outcome is decided: a failure leaves it for the vacuum, no more."""
+        with suppress(*FAILURES):
+            self._client.delete(path, recursive=False)
+
+    def _prune(self, key: str) -> None:
+        """Remove folders that a delete has left empty: a folder exists by what lies in it, as on object stores."""
+        folder = key.rpartition("/")[0]
+        with suppress(*FAILURES):  # the first that is not empty ends it
+            while folder:
+                self._client.delete(f"{self._root}/{folder}", recursive=False)
+                folder = folder.rpartition("/")[0]
+
+    def _scan(self, folder: str) -> Sequence[tuple[str, Any]]:
+        path = f"{self._root}/{folder}".rstrip("/")
+        try:
+            statuses = self._ask("list", folder, lambda: list(self._client.list_status(path or "/")))
+        except NotFound:
+            return []
+        # A file lists itself.
+        return [(status.path.rpartition("/")[2], status) for status in statuses if status.path.rstrip("/") != path]
+
+    def _entries(self, folder: str) -> Sequence[tuple[str, Any]]:
+        """List what is named like a part of a key, in key order: a folder sorts as `name/`."""
+        entries = [(name, status) for name, status in self._scan(folder) if is_part(name)]
+        return sorted(entries, key=lambda entry: entry[0] + "/" if entry[1].isdir else entry[0])
+
+    def _walk(self, folder: str, start: str, after: str) -> Iterator[ObjectInfo]:
+        for name, status in self._entries(folder):
+            if not name.startswith(start):
+                continue
+            key = folder + name
+            if status.isdir:
+                below = key + "/"
+                if after < below or after.startswith(below):
+                    yield from self._walk(below, "", after)
+            elif key > after:
+                yield _info(key, status)
+
+
+class _HdfsWriter:
+    """A data object: a temporary file until `close` has made it durable and given it its name."""
+
+    def __init__(self, store: HdfsStore, key: str, file: Any, temporary: str) -> None:
+        self._store = store
+        self._key = key
+        self._file = file
+        self._temporary = temporary
+        self._held = bytearray()
+        self._written = 0
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self._file is None:
+            raise ValueError(f"the writer of {self._key} is closed")
+        self._held += data
+        self._written += len(data)
+        if len(self._held) >= _WRITE_BUFFER:
+            held, self._held = self._held, bytearray()
+            self._store._ask("write", self._key, lambda: self._file.write(held))
+
+    def close(self) -> None:
+        if self._file is None:
+            return
+        file, self._file = self._file, None
+        store = self._store
+        store._fill(file, self._temporary, self._key, [self._held])
+
+        def is_ours() -> bool:
+            info = store.stat(self._key)
+            if info is None:
+                raise NotFound(self._key)
+            return info.size == self._written
+
+        if not store._publish(self._temporary, self._key, is_ours):
+            raise Unavailable(f"{self._key} exists already in {store.location}: write it again under a new name")
+
+    def discard(self) -> None:
+        if self._file is not None:
+            self._file = None
+            self._store._clean(self._temporary)
+
+
+def _new_client(url: StoreUrl) -> Any:
+    """Open hdfs-native's client. A host without a port is a nameservice of HADOOP_CONF_DIR, else a namenode's name."""
+    has_port = ":" in url.host
+    try:
+        return _connect(url.host, _ONE_NAMENODE if has_port else {})
+    except FAILURES as error:
+        if has_port or "No NameNode hosts" not in str(error):
+            raise hdfs_error(error, "open", "", url) from None
+    return _connect(f"{url.host}:{DEFAULT_PORT}", _ONE_NAMENODE)
+
+
+def _connect(host: str, settings: dict[str, str]) -> Any:
+    return hdfs_native.Client(f"hdfs://{host}", settings)
+
+
+def _temporary_name() -> str:
+    return f"{TEMPORARY_PREFIX}{os.urandom(12).hex()}"
+
+
+def _info(key: str, status: Any) -> ObjectInfo:
+    return ObjectInfo(key, status.length, status.modification_time)

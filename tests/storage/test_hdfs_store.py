@@ -1,0 +1,396 @@
+"""HDFS as a store: the behaviour suite on a namenode in memory, lost answers, and errors in words."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import get_context
+from typing import Any
+
+import pytest
+
+from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable
+from sparklog.storage import Store, hdfs_store, open_store
+from sparklog.storage.hdfs_errors import FAILURES
+from sparklog.storage.hdfs_store import HdfsStore
+from sparklog.testing.store_tests import StoreTests
+from tests.support.fake_hdfs import FakeHdfs, remote
+
+URL = "hdfs://namenode:8020/data/log"
+
+
+@pytest.fixture
+def hdfs(monkeypatch: pytest.MonkeyPatch) -> FakeHdfs:
+    namenode = FakeHdfs()
+    monkeypatch.setattr(hdfs_store, "_new_client", lambda url: namenode)
+    return namenode
+
+
+@pytest.fixture
+def store(hdfs: FakeHdfs) -> Store:
+    return open_store(URL)
+
+
+class TestHdfsStore(StoreTests):
+    @pytest.fixture
+    def store(self, hdfs: FakeHdfs) -> Store:
+        return open_store(URL)
+
+
+class TestWholeHdfs(StoreTests):
+    @pytest.fixture
+    def store(self, hdfs: FakeHdfs) -> Store:
+        return open_store("hdfs://nameservice")
+
+
+def test_is_what_its_url_says(store: Store) -> None:
+    assert isinstance(store, HdfsStore)
+    assert store.location == URL
+    assert repr(store) == f"HdfsStore({URL!r})"
+    assert store.needs_probe
+    assert store.writable
+    assert not open_store(f"{URL}/.snapshot/monday").writable
+    store.create("a", b"x")
+    assert pickle.loads(pickle.dumps(store)).get("a") == b"x"
+
+
+def test_what_is_written_is_on_disks_before_it_has_a_name(hdfs: FakeHdfs, store: Store) -> None:
+    writer = store.writer("t/append/x.slices")
+    writer.write(b"x" * 3_000_000)
+    writer.close()
+    assert hdfs.calls == ["create", "write", "hsync", "close", "rename"]
+    assert not [call for call in hdfs.calls if call == "delete"]
+    store.create("a", b"x")
+    assert hdfs.calls[5:] == ["get_file_info", "create", "write", "hsync", "close", "rename"]
+
+
+LOST = OSError("RPC listener disconnected")
+TWICE = FileNotFoundError("rename source /data/log/~1 is not found.\n\tat org.apache")
+TAKEN = FileExistsError("rename destination /data/log/a already exists\n\tat org.apache")
+
+
+@pytest.mark.parametrize("answer", [LOST, TWICE, TAKEN, remote("ipc.RetriableException", "NameNode still not started")])
+def test_rename_whose_answer_is_lost_counts(hdfs: FakeHdfs, store: Store, answer: Exception) -> None:
+    hdfs.after["rename"] = [answer, answer]
+    assert store.create("a", b"ours")
+    writer = store.writer("t/x")
+    writer.write(b"data")
+    writer.close()
+    assert (store.get("a"), store.get("t/x")) == (b"ours", b"data")
+    assert not list(store.temporary_files(""))
+
+
+def test_rename_that_never_happened_leaves_nothing(hdfs: FakeHdfs, store: Store) -> None:
+    hdfs.before["rename"] = [LOST]
+    with pytest.raises(Unavailable, match="cannot create a in hdfs://namenode:8020/data/log: namenode:8020 does not"):
+        store.create("a", b"ours")
+    assert not hdfs.files
+    assert store.create("a", b"again")
+
+
+def test_name_that_another_takes_meanwhile_is_lost(hdfs: FakeHdfs, store: Store) -> None:
+    # Between the look at the name and the rename.
+    hdfs.before["get_file_info"] = [FileNotFoundError("/data/log/a")] * 2
+    assert store.create("a", b"theirs")
+    assert store.create("a", b"ours") is False
+    assert store.get("a") == b"theirs"
+    assert not list(store.temporary_files(""))
+
+
+@pytest.mark.parametrize("theirs", [None, b"theirs"])
+def test_temporary_file_taken_by_the_vacuum_is_no_success(hdfs: FakeHdfs, store: Store, theirs: bytes | None) -> None:
+    writer = store.writer("a")
+    writer.write(b"ours")
+    (temporary,) = store.temporary_files("")
+    store.delete_temporary(temporary.key)
+    if theirs is not None:
+        store.create("a", theirs)
+    with pytest.raises(Unavailable, match="temporary file was deleted meanwhile"):
+        writer.close()
+    assert hdfs.files.get("/data/log/a", (None,))[0] == theirs
+
+
+def test_effect_is_unknown_while_no_namenode_answers(hdfs: FakeHdfs, store: Store) -> None:
+    hdfs.after["rename"] = [LOST]
+    hdfs.before["delete"] = [LOST, LOST]
+    with pytest.raises(Unavailable, match="does not answer"):
+        store.create("a", b"ours")
+    assert store.get("a") == b"ours"
+
+
+def test_temporary_name_that_is_ours_already_is_left_alone(hdfs: FakeHdfs, store: Store) -> None:
+    hdfs.after["create"] = [FileExistsError("/data/log/~1 for client 127.0.0.1 already exists")]
+    assert store.create("a", b"x")
+    assert len(list(store.temporary_files(""))) == 1
+    hdfs.before["create"] = [FileExistsError("/data/log/~1")] * 5
+    with pytest.raises(Unavailable, match="calls each new name taken"):
+        store.create("b", b"x")
+
+
+def test_names_that_are_no_keys_are_passed_over(hdfs: FakeHdfs, store: Store) -> None:
+    store.create("x/ok", b"1")
+    for name in ("x/~left", "x/a b", "a b/x"):
+        hdfs.create(f"/data/log/{name}").close()
+    assert [info.key for info in store.list("")] == ["x/ok"]
+    assert list(store.list_folders("")) == ["x"]
+    assert [info.key for info in store.temporary_files("")] == ["x/~left"]
+    assert not list(store.temporary_files("", deep=False))
+    store.delete_temporary("x/~left")
+    assert not list(store.temporary_files(""))
+    for key in ("x/ok", "~a b", "x/~"):
+        with pytest.raises(BadRequest):
+            store.delete_temporary(key)
+
+
+def test_many_are_deleted_and_empty_folders_with_them(hdfs: FakeHdfs, store: Store) -> None:
+    keys = [f"t/{n % 3}/x/{n}" for n in range(30)]
+    for key in [*keys, "t/0/stays"]:
+        store.create(key, b"")
+    store.delete_many([*keys, "t/none"])
+    assert [info.key for info in store.list("")] == ["t/0/stays"]
+    assert sorted(hdfs.folders) == ["/", "/data", "/data/log", "/data/log/t", "/data/log/t/0"]
+
+
+def test_create_where_a_folder_or_a_file_is_in_the_way(hdfs: FakeHdfs, store: Store) -> None:
+    store.create("a/b", b"x")
+    with pytest.raises(BadRequest, match="a folder lies there; move it away"):
+        store.create("a", b"x")
+    writer = store.writer("a")
+    with pytest.raises(BadRequest, match="a folder lies there"):
+        writer.close()
+    for write in (lambda: store.create("a/b/c", b"x"), lambda: store.writer("a/b/c")):
+        with pytest.raises(BadRequest, match="a part of the path is a file"):
+            write()
+    assert [info.key for info in store.list("")] == ["a/b"]
+    assert not list(store.temporary_files(""))
+
+
+def test_clock_is_asked_where_a_folder_is(hdfs: FakeHdfs, store: Store) -> None:
+    hdfs.folders["/data"] = 0
+    assert store.now_ms() > 1_600_000_000_000
+    assert sorted(hdfs.folders) == ["/", "/data"]
+    assert not hdfs.files
+
+
+DENIED = 'Permission denied: user=anna, access=WRITE, inode=\\"/data/log\\":root:supergroup:drwxr-xr-x'
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "kind", "words"),
+    [
+        ("create", remote("security.AccessControlException", DENIED), Unavailable,
+         'Permission denied: user=anna, access=WRITE, inode="/data/log":root:supergroup:drwxr-xr-x; see `hdfs'),
+        ("create", remote("hdfs.server.namenode.SafeModeException", "Cannot create file"), Unavailable, "in safe mode"),
+        ("create", remote("ipc.RetriableException", "org.apache.hadoop.hdfs.server.namenode.SafeModeException: Cannot"),
+         Unavailable, "in safe mode"),
+        ("create", remote("hdfs.protocol.NSQuotaExceededException", "The NameSpace quota"), Unavailable, "a quota is"),
+        ("rename", remote("hdfs.protocol.DSQuotaExceededException", "The DiskSpace quota"), Unavailable, "a quota is"),
+        ("create", remote("hdfs.protocol.SnapshotAccessControlException", "Modification on a read-only snapshot"),
+         Unavailable, "it is a snapshot, which is read-only"),
+        ("create", remote("ipc.StandbyException", "Operation category WRITE is not supported in state standby"),
+         Unavailable, "give hdfs://<nameservice>/... and set HADOOP_CONF_DIR"),
+        ("create", remote("HadoopIllegalArgumentException", "Invalid path name"), BadRequest, "Invalid path name"),
+        ("create", remote("fs.SomeException", "x" * 5000), Unavailable, "HDFS says SomeException: xxx"),
+        ("create", OSError("Connection refused (os error 111)"), Unavailable,
+         "namenode:8020 does not answer (Connection refused (os error 111)); check the host, the port"),
+        ("create", RuntimeError("NoSASLMechanism"), Unavailable, "log in with `kinit`"),
+        ("create", RuntimeError('GSSAPIError(GSS_S_FAILURE, 1, "No credentials")'), Unavailable, "Kerberos refuses"),
+        ("create", RuntimeError('OperationFailed("odd")'), Unavailable, "HDFS says OperationFailed: odd"),
+        ("write", RuntimeError('RPCError("java.io.IOException", "File /x could only be written to 0 of the 1'
+                               ' minReplication nodes")'), Unavailable, "no datanode takes its blocks"),
+        ("close", RuntimeError('OperationFailed("Failed to complete file in time")'), Unavailable, "has reported its"),
+        ("hsync", RuntimeError('OperationFailed("hsync is not supported for erasure-coded files")'), BadRequest,
+         "cannot hold a sparklog root: its files are erasure-coded, and hsync does not work there; give the folder"),
+        ("create", RuntimeError("File encryption"), BadRequest,
+         "cannot hold a sparklog root: hdfs-native does not support this: File encryption"),
+    ],
+)  # fmt: skip
+def test_failed_create_is_one_line(
+    hdfs: FakeHdfs, store: Store, call: str, error: Exception, kind: type[SparklogError], words: str
+) -> None:
+    hdfs.before[call] = [error]
+    with pytest.raises(kind) as caught:
+        store.create("t/a", b"x")
+    message = str(caught.value)
+    assert words in message
+    assert "\n" not in message
+    assert "org.apache" not in message
+    assert len(message) < 400
+    assert not hdfs.files
+
+
+@pytest.mark.parametrize(
+    ("call", "read"),
+    [
+        ("read", lambda store: store.get("a")),
+        ("read_range", lambda store: store.get("a")),
+        ("get_file_info", lambda store: store.stat("a")),
+        ("list_status", lambda store: list(store.list(""))),
+        ("list_status", lambda store: list(store.list_folders(""))),
+        ("list_status", lambda store: list(store.temporary_files(""))),
+        ("delete", lambda store: store.delete("a")),
+        ("delete", lambda store: store.delete_many(["a"])),
+        ("create", lambda store: store.now_ms()),
+    ],
+)
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (remote("security.AccessControlException", DENIED), "Permission denied: user=anna"),
+        (OSError("Connection refused (os error 111)"), "namenode:8020 does not answer"),
+        (RuntimeError('DataTransferError("odd")'), "a datanode failed: see"),
+    ],
+)
+def test_failed_request_is_one_line(
+    hdfs: FakeHdfs, store: Store, call: str, read: Callable[[Store], object], error: Exception, words: str
+) -> None:
+    store.create("a", b"x")
+    hdfs.before[call] = [error]
+    with pytest.raises(Unavailable) as caught:
+        read(store)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_object_deleted_while_it_is_read_is_missing(hdfs: FakeHdfs, store: Store) -> None:
+    store.create("a", b"x")
+    hdfs.before["read_range"] = [RuntimeError('BlocksNotFound("/data/log/a")')]
+    hdfs.before["get_file_info"] = [FileNotFoundError("/data/log/a")]
+    with pytest.raises(NotFound, match=r"no object a .*it has been deleted"):
+        store.get("a")
+
+
+@pytest.mark.parametrize(
+    ("url", "hosts"),
+    [
+        ("hdfs://nn:9000/log", ["hdfs://nn:9000"]),
+        ("hdfs://known/log", ["hdfs://known"]),
+        ("hdfs://nn/log", ["hdfs://nn", "hdfs://nn:8020"]),
+    ],
+)
+def test_host_without_port_is_a_nameservice_or_a_namenode(
+    monkeypatch: pytest.MonkeyPatch, url: str, hosts: list[str]
+) -> None:
+    asked: list[str] = []
+
+    def connect(host: str, settings: dict[str, str]) -> FakeHdfs:
+        asked.append(host)
+        # A wrong host is given up soon; a nameservice may be changing its namenode.
+        assert bool(settings) == (":" in host.removeprefix("hdfs://"))
+        if host == "hdfs://nn":
+            raise RuntimeError('InvalidArgument("No NameNode hosts found")')
+        return FakeHdfs()
+
+    monkeypatch.setattr("hdfs_native.Client", connect)
+    assert open_store(url).stat("a") is None
+    assert asked == hosts
+
+
+@pytest.mark.parametrize("host", ["nn:port", "nn:99999", "n n:8020"])
+def test_url_without_a_host_is_refused(host: str) -> None:
+    with pytest.raises(BadRequest, match="names no namenode; expected a URL such as hdfs://namenode:8020/log"):
+        open_store(f"hdfs://{host}/log").stat("a")
+
+
+def test_settings_that_cannot_be_read_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(host: str, settings: dict[str, str]) -> FakeHdfs:
+        raise RuntimeError("XmlParseError(UnexpectedEndTag)")
+
+    monkeypatch.setattr("hdfs_native.Client", connect)
+    with pytest.raises(Unavailable, match=r"hdfs-site\.xml in HADOOP_CONF_DIR is no XML"):
+        open_store(URL).stat("a")
+
+
+def test_without_hdfs_native_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "sparklog.storage.hdfs_store")
+    monkeypatch.setitem(sys.modules, "hdfs_native", None)
+    with pytest.raises(BadRequest, match=r"hdfs:// locations need hdfs-native: pip install 'sparklog\[hdfs\]'"):
+        open_store(URL)
+
+
+def _in_child(answers: object) -> None:
+    try:
+        open_store(URL).stat("a")
+        answers.put("an answer")  # type: ignore[attr-defined]
+    except SparklogError as error:
+        answers.put(str(error))  # type: ignore[attr-defined]
+
+
+def test_child_of_a_process_that_used_hdfs_does_not_hang(hdfs: FakeHdfs, store: Store) -> None:
+    store.create("a", b"x")
+    context = get_context("fork")
+    answers = context.Queue()
+    child = context.Process(target=_in_child, args=(answers,))
+    child.start()
+    assert "forked by one that had used hdfs_native" in answers.get(timeout=20)
+    child.join()
+    assert os.getpid() != child.pid
+
+
+class Unreliable(FakeHdfs):
+    """Loses requests and answers, does a request twice as its client would, or late; others work in between."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.random = random.Random(seed)
+        self.faults = True
+        self.others: list[Callable[[], object]] = []
+        self.late: list[Callable[[], object]] = []
+
+    def _run(self, name: str, call: Any) -> Any:
+        if not self.faults or name == "write":  # which goes to datanodes
+            return super()._run(name, call)
+        if self.late and self.random.random() < 0.3:
+            with suppress(*FAILURES):
+                self.late.pop()()
+        if self.others and self.random.random() < 0.1:
+            self.others.pop()()
+        fate = self.random.random()
+        if fate < 0.05:
+            raise LOST
+        if fate < 0.08:
+            self.late.append(lambda: FakeHdfs._run(self, name, call))
+            raise LOST
+        answer = super()._run(name, call)
+        if fate < 0.12:
+            raise LOST
+        return super()._run(name, call) if fate < 0.2 else answer
+
+
+def test_exactly_one_creator_wins_whatever_gets_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = Counter[str]()
+    for seed in range(500):
+        namenode = Unreliable(seed)
+        monkeypatch.setattr(hdfs_store, "_new_client", lambda url, namenode=namenode: namenode)
+        results: dict[bytes, str] = {}
+
+        def create(body: bytes, results: dict[bytes, str] = results) -> None:
+            store = open_store(URL)
+            try:
+                results[body] = "won" if store.create("t/a", body) else "lost"
+            except Unavailable:
+                results[body] = "unknown"
+
+        def vacuum() -> None:
+            store = open_store(URL)
+            with suppress(Unavailable):
+                for info in list(store.temporary_files("")):
+                    store.delete_temporary(info.key)
+
+        namenode.others = [lambda: create(b"second"), vacuum, lambda: create(b"third")]
+        create(b"first")
+        namenode.faults = False
+        for late in namenode.late:
+            with suppress(*FAILURES):
+                late()
+        winner = namenode.files.get("/data/log/t/a", (b"",))[0]
+        for body, result in results.items():
+            assert result != "won" or body == winner, seed
+            assert result != "lost" or winner not in (b"", body), seed
+            outcomes[result] += 1
+    assert min(outcomes[each] for each in ("won", "lost", "unknown")) >= 5, outcomes
