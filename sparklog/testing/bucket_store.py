@@ -47,6 +47,7 @@ class BucketStore(WrapperStore):
     * `late_requests`, `late_ms`: a change is listed after so many requests of anybody, or so many ms, at the latest
     * `quick_ms`: how soon another create of a key is too quick; Google and R2 allow one a second
     * `bulk_failures`: the chance that a key of a bulk delete is not deleted
+    * `parallel_reads`: requests worth making at once; this double itself is not for threads
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class BucketStore(WrapperStore):
         late_ms: int = 30_000,
         quick_ms: int = 1_000,
         bulk_failures: float = 0.02,
+        parallel_reads: int = 1,
     ) -> None:
         super().__init__(inner)
         self._source = source
@@ -66,6 +68,7 @@ class BucketStore(WrapperStore):
         self._late = late_requests, late_ms
         self._quick_ms = quick_ms
         self._bulk_failures = bulk_failures
+        self._parallel_reads = parallel_reads
         self._requests = 0
         self._asked: dict[str, int] = {}
         self._changes: dict[str, _Change] = {}
@@ -118,6 +121,10 @@ class BucketStore(WrapperStore):
     def stat(self, key: str) -> ObjectInfo | None:
         info = self.inner.stat(key)
         return None if info is None else replace(info, modified_ms=_whole_second(info.modified_ms))
+
+    @property
+    def parallel_reads(self) -> int:
+        return self._parallel_reads
 
     @property
     def clock_step_ms(self) -> int:

@@ -11,6 +11,7 @@ import _thread
 import random
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 
 from sparklog.errors import SparklogError
 from sparklog.log.journal.env import Env
@@ -19,6 +20,7 @@ from sparklog.storage.store import ObjectInfo, ObjectWriter, Store
 from sparklog.testing.bucket_store import BucketStore
 from sparklog.testing.faulty_store import Crash, Decide, FaultyStore
 from sparklog.testing.wrapper_stores import T, WrapperStore
+from tests.log.simulation.at_once import no_threads
 from tests.support.world import START_MS, World
 
 
@@ -63,8 +65,8 @@ class SimulatedWorld(World):
         self.shared = self.bucket(self.store)
 
     def bucket(self, store: Store, **how: int) -> BucketStore:
-        """A bucket around a store that actors share."""
-        return BucketStore(store, random.Random(f"bucket {self.seed}"), self.clock, **how)
+        """A bucket around a store that actors share, who make requests to it at once (`at_once`)."""
+        return BucketStore(store, random.Random(f"bucket {self.seed}"), self.clock, parallel_reads=16, **how)
 
     @property
     def is_bucket(self) -> bool:
@@ -78,6 +80,10 @@ class SimulatedWorld(World):
 
     def run(self) -> None:
         """Run all actors to their end; raises what broke, if anything did."""
+        with no_threads() if self.is_bucket else nullcontext():
+            self._run()
+
+    def _run(self) -> None:
         for actor in self.actors:
             actor.start()
         first = self._pick()
@@ -166,6 +172,7 @@ class Actor:
         )
         self._body = body
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.thread.source = random.Random(f"{world.seed}/{name}/at once")  # type: ignore[attr-defined]
 
     def start(self) -> None:
         self.thread.start()

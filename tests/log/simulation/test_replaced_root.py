@@ -28,6 +28,7 @@ from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.memory import MemoryStore, Snapshot
 from sparklog.testing.faulty_store import Decide, FaultKind, Seeded
 from tests.log.simulation.model import expect
+from tests.log.simulation.seeds import of_bucket
 from tests.log.simulation.simulated_world import Actor, SimulatedWorld
 from tests.log.simulation.workload import upload
 from tests.support.root_ids import replace_root_id
@@ -201,14 +202,16 @@ def judge(run: Run) -> None:
     world.run()
 
 
-def run_seed(seed: int) -> Run:
+def run_seed(seed: int, *, bucket: bool = False) -> Run:
     run = Run(seed)
+    if bucket:
+        run.world.as_bucket()
     source = random.Random(f"replaced {seed}")
     env = run.world.spawn("operator", operator(run)).env
     open_root(run.store, create=True, env=env).create_topic("t", partitions=3)
     for number in range(source.randint(2, 5)):
         chances = random.Random(f"{seed}/{number}")
-        decide = Seeded(chances, source.choice([0.0, 0.05]), KINDS, 2.0)
+        decide = Seeded(chances, source.choice([0.0, 0.05]), of_bucket(KINDS) if bucket else KINDS, 2.0)
         begin = source.choice([appending, consuming, deciding])
         run.world.spawn(f"{begin.__name__}-{number}", writer(run, begin, decide), start_ms=source.randint(0, 1000))
     try:
@@ -220,10 +223,10 @@ def run_seed(seed: int) -> Run:
     return run
 
 
-def sweep(seeds: Iterable[int]) -> Counter[str]:
+def sweep(seeds: Iterable[int], *, bucket: bool = False) -> Counter[str]:
     met: Counter[str] = Counter()
     for seed in seeds:
-        met.update(run_seed(seed).met)
+        met.update(run_seed(seed, bucket=bucket).met)
     return met
 
 
@@ -233,10 +236,16 @@ def test_seeds(seeds: range) -> None:
     assert min(met[what] for what in ("acked", "refused", "taken back", "files", "another id", "anew")) > 0, dict(met)
 
 
+def test_seeds_in_a_bucket() -> None:
+    met = sweep(range(15), bucket=True)
+    assert min(met[what] for what in ("acked", "refused", "taken back", "files")) > 0, dict(met)
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("bucket", [False, True])
 @pytest.mark.parametrize("seeds", REPLACED_ROOTS.many())
-def test_many_seeds(seeds: range) -> None:
-    assert sweep(seeds)["taken back"] > len(seeds) // 10
+def test_many_seeds(seeds: range, bucket: bool) -> None:
+    assert sweep(seeds, bucket=bucket)["taken back"] > len(seeds) // 10
 
 
 @pytest.mark.parametrize(("look", "unseen"), [("_check_root", None), ("_confirm", Answer.OURS)])
