@@ -17,6 +17,7 @@ from sparklog.datasource.schema import SPARK_TYPES
 from sparklog.errors import BadRequest
 from sparklog.kafka.in_place.location import ROOT, Location
 from sparklog.log.state.view import COLUMNS
+from sparklog.storage.cloud_settings import is_setting
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
@@ -83,7 +84,11 @@ def columns_with_options(include_headers: bool, options: Mapping[str, str]) -> S
     }
     names = [name for name in COLUMNS if name != "headers" or include_headers]
     schema = types.StructType([types.StructField(name, kinds[SPARK_TYPES[name]]) for name in names])
-    used = {name: options[name] for name in options if name.startswith(TOPIC_CONFIG) or find_option(name) is not None}
+    used = {
+        name: value
+        for name, value in options.items()
+        if name.startswith(TOPIC_CONFIG) or is_setting(name) or find_option(name) is not None
+    }
     schema.fields[0].metadata = {_METADATA: json.dumps(used, sort_keys=True)}
     return schema
 
