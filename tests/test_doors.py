@@ -26,9 +26,8 @@ Door = Callable[[str, str], object]
 
 def words(line: str, location: str, root: str) -> list[str]:
     """The words of a command, in which `@` is the location to try and `ROOT` the root."""
-    return [
-        location if word == "@" else word.replace("ROOT", root).replace("KAFKA", str(KAFKA)) for word in line.split()
-    ]
+    filled = line.replace("ROOT", root).replace("KAFKA", str(KAFKA))
+    return [location if word == "@" else word for word in filled.split()]
 
 
 def command(line: str) -> Door:
@@ -232,9 +231,9 @@ def test_a_topics_folder_in_a_bucket(bucket: str) -> None:
     view = sparklog.open_view(join(bucket, "log/t"))
     assert view.topics() == ["t"]
     assert view.location == opened.location == join(bucket, "log")
-    with pytest.raises(sparklog.NotFound, match="There is no log at s3://.*/log/no/such"):
+    with pytest.raises(sparklog.NotFound, match=r"There is no log at s3://.*/log/no/such"):
         sparklog.open_view(join(bucket, "log/no/such"))
-    with pytest.raises(sparklog.BadRequest, match="did you mean the root s3://.*/log"):
+    with pytest.raises(sparklog.BadRequest, match=r"did you mean the root s3://.*/log"):
         sparklog.open(bucket, create=True)
     with pytest.raises(sparklog.BadRequest, match=r"it lies in the root s3://.*/log\?endpoint"):
         sparklog.open(join(bucket, "log/t"), create=True)
