@@ -67,7 +67,7 @@ def _of_bucket(setting: Setting) -> OptionDef:
     """Return a setting of an object store as an option: it becomes a part of the path, a URL."""
     same = tuple(name for name, read in setting.hadoop.items() if read is setting.read)
     opposite = "".join(f"; the opposite of `{name}`" for name in setting.hadoop if name not in same)
-    doc = f"Of a path that is a URL: {setting.about}{opposite}."
+    doc = f"Of a bucket{', ' if setting.about.startswith('true') else ': '}{setting.about}{opposite}."
     return OptionDef(setting.name, "text", EVERYWHERE, doc, aliases=same, kafka="own")
 
 
