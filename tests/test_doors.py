@@ -239,6 +239,12 @@ def test_a_topics_folder_in_a_bucket(bucket: str) -> None:
         sparklog.open(join(bucket, "log/t"), create=True)
 
 
+def test_a_bucket_by_the_environment(bucket: str) -> None:
+    environment = {"SPARKLOG_ROOT": join(bucket, "log")}
+    assert invoke(["topics", "create", "t"], environment).exit_code == 0
+    assert invoke(["topics", "list"], environment).stdout == "t\n"
+
+
 def test_a_checkpoint_in_a_bucket_keeps_no_root_away(bucket: str) -> None:
     store = sparklog.storage.open_store(bucket)
     for key in ("orders-query/metadata", "orders-query/offsets/0", "_checkpoint/x"):

@@ -73,7 +73,7 @@ def _of_bucket(setting: Setting) -> OptionDef:
 
 OPTIONS = (
     OptionDef("path", "text", EVERYWHERE,
-              "Of `load`, `save` and `start`: a root, a topic's folder, a Kafka log directory or partition folder.",
+              "Of `load`, `save` and `start`: path or URL of a root, a topic, a Kafka log directory or partition.",
               kafka="own, for `kafka.bootstrap.servers`"),
     *map(_of_bucket, SETTINGS),
     OptionDef("includeHeaders", "boolean", EVERYWHERE, "Reads: add the column `headers`.", "include_headers", False),

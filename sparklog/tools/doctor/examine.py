@@ -67,7 +67,7 @@ def examine_root(root: str, machine: Machine = HERE) -> list[Finding]:
             return [*findings, Finding("root", WARN, message, fix)]
         return [*findings, *checks.check_root(open_log(location))]
     except SparklogError as error:
-        return [Finding("root", FAIL, str(error), "give another --root")]
+        return [Finding("root", FAIL, str(error), "put that right, or give another --root")]
 
 
 def _unwritable(path: str) -> Finding:
