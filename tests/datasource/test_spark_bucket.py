@@ -43,11 +43,12 @@ def test_settings_as_options_and_tables(spark: SparkSession, bucket: str, tmp_pa
     finish(copy(source(spark, f"{plain}/in", **settings), plain, tmp_path / "checkpoint", **settings))
     assert values(location, "out") == list(range(20))
 
-    # Spark takes the path of a table for one of Hadoop's, which would lose what stands behind a `?`.
     given = ", ".join(f"'{name}' '{value}'" for name, value in settings.items())
     spark.sql(f"CREATE TABLE bucket_table USING sparklog OPTIONS (path '{plain}/in', {given})")
-    spark.sql("INSERT INTO bucket_table (value) VALUES (CAST('20' AS BINARY))")
-    assert spark.sql("SELECT * FROM bucket_table").count() == 21
+    spark.sql(f"CREATE TABLE bucket_place USING sparklog LOCATION '{join(location, 'in')}'")
+    for table in ("bucket_table", "bucket_place"):
+        spark.sql(f"INSERT INTO {table} (value) VALUES (CAST('20' AS BINARY))")
+    assert spark.sql("SELECT * FROM bucket_place").count() == 22
     plans = [str(frame._jdf.queryExecution()) for frame in (read, spark.sql("SELECT * FROM bucket_table"))]  # type: ignore[operator]
     written = [path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file()]
     for text in (*plans, *written, spark.sql("SHOW CREATE TABLE bucket_table").first()[0]):  # type: ignore[index]
@@ -56,4 +57,5 @@ def test_settings_as_options_and_tables(spark: SparkSession, bucket: str, tmp_pa
     with pytest.raises(Exception, match=r"the options must not carry the secret fs.s3a.secret.key") as caught:
         spark.read.format("sparklog").options(**settings).option("fs.s3a.secret.key", SECRET).load(f"{plain}/in")
     assert SECRET not in str(caught.value)
-    spark.sql("DROP TABLE bucket_table")
+    for table in ("bucket_table", "bucket_place"):
+        spark.sql(f"DROP TABLE {table}")
