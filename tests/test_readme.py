@@ -26,9 +26,9 @@ FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 DATA = "/data/"
 
 
-def snippets(language: str) -> list[str]:
-    """The fenced blocks of one language, in order."""
-    return [text for page in RUN for name, text in FENCE.findall(page.read_text()) if name == language]
+def snippets(language: str, *pages: Path) -> list[str]:
+    """The fenced blocks of one language, in order, of these pages or of all."""
+    return [text for page in pages or RUN for name, text in FENCE.findall(page.read_text()) if name == language]
 
 
 def settings(text: str) -> dict[str, str]:

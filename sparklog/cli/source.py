@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
@@ -135,7 +136,7 @@ def root_to_copy(path: str) -> Root:
         )
     if location.kind == TOPIC:
         raise BadRequest(
-            f"{location.path} is the folder of one topic: give --root {location.root}, "
+            f"{location.path} is the folder of one topic: give --root {shlex.quote(location.root)}, "
             f"with --topic {location.topic} for that one alone"
         )
     return open_log(location)

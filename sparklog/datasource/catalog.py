@@ -9,6 +9,7 @@ Spark asks for none, and the source never learns where the table lies.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ from sparklog.datasource.schema import SPARK_TYPES
 from sparklog.errors import BadRequest
 from sparklog.kafka.in_place.location import ROOT, Location
 from sparklog.log.state.view import COLUMNS
+from sparklog.storage.cloud_settings import is_setting
+from sparklog.storage.locations import is_url
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
@@ -27,6 +30,7 @@ NO_OPTIONS = (
     "No path: give it, as in load('/data/log'). A table has to be made without columns and without AS SELECT, `CREATE "
     "TABLE t USING sparklog OPTIONS (path '/data/log', subscribe 'orders')`, as Spark keeps no options for others"
 )
+_ENDPOINT = re.compile(r"(=https?:)/(?!/)")
 _PROVIDER = "provider"
 _OPTION = "option."
 _METADATA = "sparklog.options"
@@ -42,7 +46,10 @@ def of_create(given: Mapping[str, str]) -> dict[str, str] | None:
         return None
     options = {name.removeprefix(_OPTION): value for name, value in properties.items() if name.startswith(_OPTION)}
     path = properties.get("path", properties.get("location"))
-    return options if path is None else {**options, "path": path}
+    if path is None:
+        return options
+    # Spark takes it for a path of Hadoop's, and makes one slash of two: in the URL of an endpoint, too.
+    return {**options, "path": _ENDPOINT.sub(r"\1//", path) if is_url(path) else path}
 
 
 def of_columns(schema: StructType, given: Mapping[str, str]) -> dict[str, str]:
@@ -83,7 +90,11 @@ def columns_with_options(include_headers: bool, options: Mapping[str, str]) -> S
     }
     names = [name for name in COLUMNS if name != "headers" or include_headers]
     schema = types.StructType([types.StructField(name, kinds[SPARK_TYPES[name]]) for name in names])
-    used = {name: options[name] for name in options if name.startswith(TOPIC_CONFIG) or find_option(name) is not None}
+    used = {
+        name: value
+        for name, value in options.items()
+        if name.startswith(TOPIC_CONFIG) or is_setting(name) or find_option(name) is not None
+    }
     schema.fields[0].metadata = {_METADATA: json.dumps(used, sort_keys=True)}
     return schema
 

@@ -14,6 +14,7 @@ from sparklog.groups.group import MAX_SESSION_TIMEOUT_MS
 from sparklog.log.decisions.decision_log import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS
 from sparklog.log.state.configs import CONFIGS, kafka_name
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED
+from sparklog.storage.cloud_settings import SETTINGS, Setting
 
 Kind = Literal["text", "boolean", "number", "choice", "time", "timestamp"]
 Use = Literal["batch", "stream", "write"]
@@ -62,10 +63,19 @@ class OptionDef:
     kafka: str = "yes"
 
 
+def _of_bucket(setting: Setting) -> OptionDef:
+    """Return a setting of an object store as an option: it becomes a part of the path, a URL."""
+    same = tuple(name for name, read in setting.hadoop.items() if read is setting.read)
+    opposite = "".join(f"; the opposite of `{name}`" for name in setting.hadoop if name not in same)
+    doc = f"Of a bucket{', ' if setting.about.startswith('true') else ': '}{setting.about}{opposite}."
+    return OptionDef(setting.name, "text", EVERYWHERE, doc, aliases=same, kafka="own")
+
+
 OPTIONS = (
     OptionDef("path", "text", EVERYWHERE,
-              "Of `load`, `save` and `start`: a root, a topic's folder, a Kafka log directory or partition folder.",
+              "Of `load`, `save` and `start`: path or URL of a root, a topic, a Kafka log directory or partition.",
               kafka="own, for `kafka.bootstrap.servers`"),
+    *map(_of_bucket, SETTINGS),
     OptionDef("includeHeaders", "boolean", EVERYWHERE, "Reads: add the column `headers`.", "include_headers", False),
     OptionDef("subscribe", "text", READ, "Names of the topics to read, separated by commas."),
     OptionDef("subscribePattern", "text", READ, "A regular expression that matches whole names of topics.",

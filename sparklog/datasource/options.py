@@ -17,6 +17,8 @@ from sparklog.errors import BadRequest, nearest
 from sparklog.log.journal.env import iso_time, parse_iso_time
 from sparklog.log.journal.names import check_id
 from sparklog.log.state.configs import SECURITY, canonical, is_security
+from sparklog.storage.cloud_settings import is_setting
+from sparklog.storage.locations import with_settings
 
 if TYPE_CHECKING:
     from sparklog.format.record_batch import Codec
@@ -173,7 +175,11 @@ def parse_options(given: Mapping[str, str], *, table: bool = False) -> Options:
     """Parse and check all options. Raises BadRequest, one line, for the first thing that is wrong."""
     values: dict[str, str] = {}
     configs: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for name, value in given.items():
+        if is_setting(name):
+            settings[name] = value
+            continue
         if name.lower().startswith(TOPIC_CONFIG):
             config = name.lower().removeprefix(TOPIC_CONFIG)
             configs[config] = canonical(config, value)
@@ -186,6 +192,8 @@ def parse_options(given: Mapping[str, str], *, table: bool = False) -> Options:
     parsed = {each.field: _parse(values, each) for each in OPTIONS if each.field}
     read, write = _read_options(values, parsed), _sink_options(values, parsed, configs)
     warnings = (*_warnings(given, values), *_seconds(read.start), *_seconds(read.end))
+    if settings and "path" in values:
+        values["path"] = with_settings(values["path"], settings)
     return Options(values.get("path"), read, write, frozenset(values), warnings, table)
 
 

@@ -21,6 +21,7 @@ import functools
 import gc
 import logging
 import os
+import shlex
 import signal
 import threading
 from collections.abc import Iterable, Iterator
@@ -137,8 +138,8 @@ def root_at(location: Location, *, create: bool = False) -> Root:
         del _roots[location.root]
     if location.kind == NOTHING and not create:
         raise NotFound(
-            f"There is no sparklog root at {location.root}: run `sparklog topics create TOPIC --root {location.root}`, "
-            f"or {LET_IT}"
+            f"There is no sparklog root at {location.root}: run `sparklog topics create TOPIC --root "
+            f"{shlex.quote(location.root)}`, or {LET_IT}"
         )
     with shown_created():
         _roots[location.root] = open_log(location, create=create)

@@ -14,6 +14,7 @@ match the pattern are taken in. Exit codes: see `sparklog.jobs.program`.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -129,7 +130,7 @@ class RootEndpoint:
 
     def grow(self, name: str, partitions: int) -> str:
         """Return the command that gives a topic so many partitions."""
-        return f"sparklog topics alter {name} --partitions {partitions} --root {self.location}"
+        return f"sparklog topics alter {name} --partitions {partitions} --root {shlex.quote(self.location)}"
 
 
 class KafkaEndpoint:

@@ -214,7 +214,19 @@ class LocalStore(Store):
         self._prune(os.path.dirname(path))
 
     def self_check(self) -> None:
-        """Check link counts, and that a directory can be fsynced. `BadRequest` naming the mount."""
+        """Check link counts, and that a directory can be fsynced. `BadRequest` naming the mount; it leaves nothing."""
+        missing = [self._path]
+        while not os.path.isdir(missing[-1]):
+            missing.append(os.path.dirname(missing[-1]))
+        try:
+            self._check_links()
+        except BadRequest:
+            for folder in missing[:-1]:
+                with suppress(OSError):
+                    os.rmdir(folder)
+            raise
+
+    def _check_links(self) -> None:
         fd, temporary = self._temporary(os.path.join(self._path, "probe"), "")
         os.close(fd)
         linked = os.path.join(self._path, _temporary_name())

@@ -22,6 +22,7 @@ from typing import Any, NoReturn, TypeVar
 from weakref import WeakSet
 
 from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable
+from sparklog.storage.locations import BUCKET_REMEDY
 from sparklog.storage.store import Store
 
 
@@ -154,7 +155,10 @@ def store_error(error: OSError, action: str, key: str, location: str) -> Sparklo
 def refuse(location: str, reason: str) -> NoReturn:
     """Raise `BadRequest` for a place that cannot keep the promises of a store."""
     mount = mount_of(location)
-    raise BadRequest(f"{location} on {mount} cannot hold a sparklog root: {reason}; use another file system")
+    remedy = "use another file system"
+    if "(fuse" in mount:
+        remedy = f"if a bucket is mounted there, {BUCKET_REMEDY}; else {remedy}"
+    raise BadRequest(f"{location} on {mount} cannot hold a sparklog root: {reason}; {remedy}")
 
 
 def mount_of(path: str) -> str:

@@ -33,8 +33,9 @@ _FORMS = {
     AZURE: "az://container/log?account_name=name",
     HDFS: "hdfs://namenode:8020/log",
 }
+BUCKET_REMEDY = f"give the bucket below it as a URL, such as {', '.join(_FORMS[scheme] for scheme in (S3, GCS, AZURE))}"
 _OTHER_SCHEMES = {
-    "dbfs": "give the bucket below it as a URL, such as s3://bucket/log",
+    "dbfs": BUCKET_REMEDY,
     "http": "give the bucket as s3://bucket/log?endpoint=<server>",
     "https": "give the bucket as s3://bucket/log?endpoint=<server>, or Azure's as az://container/log",
     "wasb": "give abfss://container@account.dfs.core.windows.net/log",
@@ -107,9 +108,14 @@ def with_settings(location: str, options: Mapping[str, str]) -> str:
     if not wanted:
         return location
     if not is_url(location):
-        raise BadRequest(f"{', '.join(sorted(wanted))} are settings of object stores, and {location} is a directory")
+        raise BadRequest(
+            f"{', '.join(sorted(wanted))}: settings of object stores, and {location} is no URL of one; remove them"
+        )
     url = parse_url(location)
-    settings = {**dict(url.settings), **check_settings(url.scheme, wanted, "the options")}
+    settings = dict(url.settings)
+    for name, value in check_settings(url.scheme, wanted, "the options").items():
+        if settings.setdefault(name, value) != value:
+            raise BadRequest(f"the URL says {name}={settings[name]} and the options {value}: give it once")
     return str(replace(url, settings=tuple(sorted(settings.items()))))
 
 
@@ -137,7 +143,7 @@ def local_path(location: str | os.PathLike[str]) -> str:
     if scheme is None:
         if not text:
             raise BadRequest("the location is empty; expected a path such as /data/logs or s3://bucket/logs")
-        return os.path.abspath(text)
+        return _without_mounts_elsewhere(os.path.abspath(text))
     refuse_scheme(text)
     path = text[scheme.end() :]
     if path.startswith("//"):
@@ -147,7 +153,14 @@ def local_path(location: str | os.PathLike[str]) -> str:
         path = slash + rest
     if not path.startswith("/"):
         raise BadRequest(f"{text} is not absolute; expected file:///<path> or a plain path")
-    return os.path.abspath(unquote(path))
+    return _without_mounts_elsewhere(os.path.abspath(unquote(path)))
+
+
+def _without_mounts_elsewhere(path: str) -> str:
+    top = "/" + path[1:].partition("/")[0]
+    if top in ("/dbfs", "/Volumes") and not os.path.isdir(top):
+        raise BadRequest(f"{path} is a path of Databricks, and there is no {top} here: {BUCKET_REMEDY}")
+    return path
 
 
 def refuse_scheme(location: str) -> None:

@@ -6,6 +6,7 @@ import json
 import random
 import re
 import shlex
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from sparklog.cli.app import app
 from sparklog.groups.lag import Groups
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.topic.root import Root, open_root
+from sparklog.storage.locations import join
 from sparklog.transactions.producer import transactional
 from tests.support.command_line import invoke
 
@@ -84,21 +86,27 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine's folders, with a root that was begun on Monday."""
     for name in ("data/log", "data/empty", "backup", "node_exporter"):
         (tmp_path / name).mkdir(parents=True)
-    env = Env(lambda: MONDAY_MS, SYSTEM.boot_ms, lambda seconds: None, random.Random(1))
-    furnish(open_root(tmp_path / "data" / "log", create=True, env=env))
+    begin_on_monday(str(tmp_path / "data" / "log"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def begin_on_monday(location: str) -> None:
+    env = Env(lambda: MONDAY_MS, SYSTEM.boot_ms, lambda seconds: None, random.Random(1))
+    furnish(open_root(location, create=True, env=env))
 
 
 def test_no_command_is_left_out() -> None:
     assert sorted(commands()) == sorted((*IN_TURN, *JOBS))
 
 
-def on_this_machine(line: str, command: str, place: Path) -> str:
-    """An example as somebody would type it whose folders lie below `place`; without `sparklog`."""
+def on_this_machine(line: str, command: str, place: Path, bucket: str | None = None) -> str:
+    """An example as somebody would type it whose folders lie below `place`, or its roots in a bucket; no `sparklog`."""
     # A topic is created, or taken out of Kafka's directory, where it is not there yet.
     root = "data/empty" if command in ("topics create", "import") else "data/log"
-    line = re.sub(r"/data/log(?=$| )", f"{place}/{root}", line).replace("/var/lib/kafka/data", "/data/kafka-logs")
+    line = re.sub(r"/data/log(?=$| )", f"/{root}", line).replace("/var/lib/kafka/data", "/data/kafka-logs")
+    if bucket is not None:
+        line = re.sub(r"(?<= )/(data/(?:log|empty)\S*|backup/\S*)", lambda at: shlex.quote(join(bucket, at[1])), line)
     line = line.replace("/var/lib/node_exporter", str(place))
     piped, _, words = re.sub(r"(?<= )/(data|backup)/", f"{place}/\\1/", line).rpartition("sparklog ")
     assert words.startswith(command), f"{command} --help shows {line}"
@@ -113,16 +121,31 @@ def on_this_machine(line: str, command: str, place: Path) -> str:
 def test_examples_do_what_they_say_when_they_are_copied(
     place: Path, monkeypatch: pytest.MonkeyPatch, more: str
 ) -> None:
+    run_the_examples(place, monkeypatch, more)
+
+
+@pytest.mark.java
+def test_examples_do_what_they_say_of_a_bucket(place: Path, monkeypatch: pytest.MonkeyPatch, bucket: str) -> None:
+    """Each root, and the backups, are named by a URL in place of a path."""
+    shutil.rmtree(place / "data")
+    begin_on_monday(join(bucket, "data/log"))
+    run_the_examples(place, monkeypatch, "", bucket)
+    assert sorted(entry.name for entry in (place / "data").iterdir()) == ["kafka-logs"]
+    assert not any((place / "backup").iterdir())
+
+
+def run_the_examples(place: Path, monkeypatch: pytest.MonkeyPatch, more: str, bucket: str | None = None) -> None:
+    empty = f"{place}/data/empty" if bucket is None else shlex.quote(join(bucket, "data/empty"))
     for command in IN_TURN:
         lines = examples(command)
         assert lines, f"{command} --help has no example"
         for line in lines:
             if command == "import":
-                run(f"topics delete orders --root {place}/data/empty")
+                run(f"topics delete orders --root {empty}")
             if "--files 0" in line:
                 monkeypatch.chdir(place / "data" / "kafka-logs" / "orders-0")
             as_json = more if command not in TEXT_ONLY else ""
-            printed = run(on_this_machine(line, command, place) + as_json)
+            printed = run(on_this_machine(line, command, place, bucket) + as_json)
             assert not as_json or json_of(printed), line
             monkeypatch.chdir(place)
     assert (place / "report.html").stat().st_size > 0

@@ -14,6 +14,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.support.moto_server import KEY_ID, SECRET
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -67,6 +69,9 @@ def environment(folder: Path) -> dict[str, str]:
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "PYTHONPATH": path,
         "SPARK_LOCAL_IP": "127.0.0.1",
+        # Workers have the environment that Spark was started in: with these they reach the buckets of `moto_server`.
+        "AWS_ACCESS_KEY_ID": KEY_ID,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
     }
 
 

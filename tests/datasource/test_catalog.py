@@ -32,6 +32,11 @@ def root(tmp_path: Path) -> str:
         (created(startingOffsets="earliest"), {"startingoffsets": "earliest"}),
         ({**created(), "location": "/log", "comment": "text", "mine": "1", "external": "true"}, {"path": "/log"}),
         ({**created(path="/log"), "collation": "UTF8", "table_type": "EXTERNAL"}, {"path": "/log"}),
+        (
+            created(path="s3://b/a//c?endpoint=http:/h:9000&region=eu"),  # as Spark has it: one slash
+            {"path": "s3://b/a//c?endpoint=http://h:9000&region=eu"},
+        ),
+        (created(path="/log/a=http:/h"), {"path": "/log/a=http:/h"}),
     ],
 )
 def test_the_catalogs_own_properties_are_left_out(given: dict[str, str], expected: dict[str, str] | None) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import sparklog as library
 from sparklog.datasource.process import root_at
 from sparklog.errors import BadRequest
 from sparklog.kafka.in_place.location import (
@@ -17,13 +16,11 @@ from sparklog.kafka.in_place.location import (
     ROOT,
     TOPIC,
     Location,
-    absolute,
     missing,
     open_log,
     open_view,
     resolve,
 )
-from tests.support.command_line import invoke
 
 
 @pytest.fixture
@@ -99,23 +96,6 @@ def test_damage_in_a_root_is_not_passed_over(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match=r"corruptRecords=skip is for Kafka directories and .*/log is a sparklog root"):
         open_view(location, tailing=False, corrupt_records="skip")
     assert open_view(location, tailing=False, corrupt_records="fail").topics() == []
-
-
-@pytest.mark.parametrize(
-    "path", ["hdfs:/x", "dbfs:/x", "s3:/b/x", "s3://b/x", "abfss://a@b/x", "HDFS://nn:8020/x", "s3:x"]
-)
-def test_what_is_no_path_makes_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    monkeypatch.chdir(tmp_path)
-    scheme = path.partition(":")[0]
-    for use in (resolve, absolute, lambda each: library.open(each, create=True)):
-        with pytest.raises(
-            BadRequest, match=f"no store for {scheme}: locations .*expected a path or a file: URL"
-        ) as error:
-            use(path)
-        assert ("a folder of that name is ./s3:x" in str(error.value)) == (path == "s3:x")
-    result = invoke(["topics", "create", "t", "--root", path])
-    assert result.exit_code != 0
-    assert os.listdir(tmp_path) == []
 
 
 def test_a_folder_whose_name_has_a_colon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

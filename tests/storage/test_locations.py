@@ -101,8 +101,10 @@ def test_options_become_settings_of_the_url() -> None:
     options = {"subscribe": "orders", "fs.s3a.endpoint": "http://minio:9000", "region": "r"}
     assert with_settings("s3://b/log", options) == "s3://b/log?endpoint=http://minio:9000&region=r"
     assert with_settings("/data/log", {"subscribe": "orders"}) == "/data/log"
-    with pytest.raises(BadRequest, match="region are settings of object stores, and /data/log is a directory"):
+    with pytest.raises(BadRequest, match="region: settings of object stores, and /data/log is no URL of one"):
         with_settings("/data/log", {"region": "r"})
+    with pytest.raises(BadRequest, match="the URL says region=a and the options b: give it once"):
+        with_settings("s3://b/log?region=a", {"region": "b"})
     with pytest.raises(BadRequest, match="the options must not carry the secret fs") as caught:
         with_settings("s3://b/log", {"fs.s3a.secret.key": SECRET})
     assert SECRET not in str(caught.value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.utils import formatdate
@@ -33,6 +33,8 @@ class StubBucket:
     objects: dict[str, bytes] = field(default_factory=dict)
     script: list[tuple[str, Answer]] = field(default_factory=list)
     """Verbs (PUT, GET, HEAD, DELETE, POST, LIST) and the answers to the next requests of each."""
+    always: dict[str, Answer] = field(default_factory=dict)
+    """Answers to all requests of a verb."""
     requests: list[tuple[str, str]] = field(default_factory=list)
     url: str = ""
     denied: frozenset[str] = frozenset()
@@ -40,6 +42,7 @@ class StubBucket:
     heeds_offset: bool = True
     reverse: bool = False
     silence_s: float = 3.0
+    clock_s: Callable[[], float] = lambda: 1_790_000_000
 
     def answer_next(self, verb: str, *answers: Answer) -> None:
         self.script.extend((verb, answer) for answer in answers)
@@ -49,7 +52,7 @@ class StubBucket:
             if wanted == verb:
                 del self.script[number]
                 return answer
-        return None
+        return self.always.get(verb)
 
     def count(self, verb: str) -> int:
         return sum(made == verb for made, _ in self.requests)
@@ -142,7 +145,13 @@ class _Handler(BaseHTTPRequestHandler):
             (k for k in self.server.bucket.objects if k.startswith(prefix) and k > after),
             reverse=self.server.bucket.reverse,
         )
-        entries = "".join(
+        folders: list[str] = []
+        if query.get("delimiter"):
+            below = [key[len(prefix) :].partition("/") for key in keys]
+            folders = sorted({prefix + name for name, slash, _ in below if slash})
+            keys = [prefix + name for name, slash, _ in below if not slash]
+        entries = "".join(f"<CommonPrefixes><Prefix>{name}/</Prefix></CommonPrefixes>" for name in folders)
+        entries += "".join(
             f"<Contents><Key>{key}</Key><Size>{len(self.server.bucket.objects[key])}</Size><ETag>x</ETag>"
             "<LastModified>2026-11-01T00:00:00.000Z</LastModified></Contents>"
             for key in keys
@@ -170,7 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in headers.items():
             self.send_header(name, value)
         self.send_header("ETag", '"x"')
-        self.send_header("Last-Modified", formatdate(1_790_000_000, usegmt=True))
+        self.send_header("Last-Modified", formatdate(self.server.bucket.clock_s(), usegmt=True))
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":

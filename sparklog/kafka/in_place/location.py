@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from sparklog.errors import BadRequest, NotFound
 from sparklog.log.journal.names import PLACE_KEY, ROOT_KEY, is_topic_name
-from sparklog.storage import local_path
+from sparklog.storage import local_path, open_store
 from sparklog.storage.locations import is_url, normal_location, split
 
 if TYPE_CHECKING:
@@ -69,23 +69,13 @@ def resolve(path: str | None) -> Location:
 def _resolve_url(url: str) -> Location:
     """Look at a URL: one request for a root, two for a topic, three or a few more for all else."""
     from sparklog.kafka.in_place.directory import bucket_layout
-    from sparklog.kafka.in_place.files import as_object, file_path, join, parent
+    from sparklog.kafka.in_place.files import file_path, parent
 
     place = file_path(url)
     above, name = split(url)
-
-    def is_root(folder: FilePath) -> bool:
-        store, key = as_object(join(folder, ROOT_KEY))
-        try:
-            # Not `stat`: only the answer to a read says that there is no such bucket.
-            store.get(key)
-        except NotFound:
-            return False
-        return True
-
-    if is_root(place):
+    if _holds(place, ROOT_KEY):
         return Location(ROOT, url, url)
-    if name and is_topic_name(name) and is_root(parent(place)):
+    if is_topic_name(name) and _holds(parent(place), ROOT_KEY):
         return Location(TOPIC, url, above, name)
     layout = bucket_layout(place)
     if layout is not None and not _SEALED_RUN.fullmatch(name):
@@ -93,9 +83,25 @@ def _resolve_url(url: str) -> Location:
     return Location(NOTHING, url, url)
 
 
+def _holds(folder: FilePath, name: str) -> bool:
+    """True if a file of this name lies in a folder."""
+    from sparklog.kafka.in_place.files import as_object, is_file, join
+
+    path = join(folder, name)
+    if isinstance(path, str):
+        return is_file(path)
+    store, key = as_object(path)
+    try:
+        # Not `stat`: only the answer to a read says that there is no such bucket.
+        store.get(key)
+    except NotFound:
+        return False
+    return True
+
+
 def absolute(path: str) -> str:
-    """Return a local path, made absolute: tasks may run in another folder."""
-    return local_path(os.path.expanduser(path))
+    """Return a URL in its normal form, or a local path made absolute: tasks may run in another folder."""
+    return normal_location(path) if is_url(path) else local_path(os.path.expanduser(path))
 
 
 def open_view(
@@ -136,6 +142,8 @@ def missing(location: Location) -> str:
 
 
 def exists(location: Location) -> bool:
+    if is_url(location.path):
+        return any(open_store(location.path).list(""))
     return os.path.isdir(location.path)
 
 
@@ -159,21 +167,23 @@ def refuse_inside(path: str) -> None:
     It would lie among files that maintenance or a restore takes for its own. No broker starts with a folder in its log
     directory that is no partition's.
     """
-    from sparklog.kafka.in_place.directory import kafka_layout
+    from sparklog.kafka.in_place.directory import bucket_layout
+    from sparklog.kafka.in_place.files import file_path
 
     path = absolute(path)
-    above = os.path.dirname(path)
-    while above and above != os.path.dirname(above):
-        if os.path.isfile(os.path.join(above, ROOT_KEY)):
+    above, name = split(path)
+    while name:
+        folder = file_path(above)
+        if _holds(folder, ROOT_KEY):
             raise BadRequest(
                 f"The path {path} lies inside the root {above}, where nothing else can be made: give the "
                 "root, one of its topic folders, or a path outside of it"
             )
-        if os.path.isfile(os.path.join(above, PLACE_KEY)):
+        if _holds(folder, PLACE_KEY):
             raise BadRequest(f"The path {path} lies inside {above}, where backups lie: give a path outside of it")
-        if kafka_layout(above) is not None:
+        if bucket_layout(folder) is not None:
             raise BadRequest(
                 f"The path {path} lies inside Kafka's directory {above}, where no broker would start with a"
                 " root in it: give a path outside of it"
             )
-        above = os.path.dirname(above)
+        above, name = split(above)

@@ -28,13 +28,16 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 from sparklog.errors import BadRequest, NotFound
 from sparklog.log.journal.creating import create_or_read
 from sparklog.log.journal.documents import TEXT, Member, StoredDocument, whole
 from sparklog.log.journal.env import Env
-from sparklog.storage import LocalStore
+from sparklog.storage import LocalStore, open_store
+from sparklog.storage.locations import is_url, join, split
 from sparklog.storage.probe import PROBE_FOLDER
 from sparklog.storage.store import Store
 
@@ -64,6 +67,8 @@ _TABLE_NAME = re.compile(rf"([0-9]{{20}})-{_ID}\.arrow")
 _HARMLESS = re.compile(
     rf"lost\+found|\.snapshot|\.DS_Store|\.nfs[0-9a-f]+|{PROBE_FOLDER}|~[0-9a-f]{{24}}|_checkpoint[A-Za-z0-9._-]*"
 )
+_FOLDERS_LOOKED_AT = 16
+"""Of a bucket that is not empty, for a hint where its root is."""
 
 
 def check_topic_name(name: str) -> str:
@@ -221,16 +226,25 @@ def _is_checkpoint(store: Store, name: str) -> bool:
 
 
 def _remedy(store: Store, folder: str) -> str:
-    names = store.names() if isinstance(store, LocalStore) else []
-    below = [os.path.join(folder, name) for name in names]
-    root = next((path for path in below if os.path.isfile(os.path.join(path, ROOT_KEY))), None)
+    names: Iterable[str] = store.names() if isinstance(store, LocalStore) else []
+    if is_url(folder):
+        names = islice(store.list_folders(""), _FOLDERS_LOOKED_AT)
+    below = [join(folder, name) for name in names]
+    root = next((path for path in below if _lies_in(path, ROOT_KEY)), None)
     if root is not None:
         return f"did you mean the root {root}? Else give an empty or new folder"
-    if any(os.path.isdir(os.path.join(path, LOG_FOLDER)) for path in below):
+    if any(_lies_in(path, LOG_FOLDER) for path in below):
         return f"topics lie there without {ROOT_KEY}: restore that file, or give an empty or new folder"
-    if os.path.isfile(os.path.join(os.path.dirname(folder), ROOT_KEY)):
-        return f"it lies in the root {os.path.dirname(folder)}: give that, or an empty or new folder"
-    return f"give an empty or new folder, such as {os.path.join(folder, 'sparklog')}"
+    above, name = split(folder)
+    if name and _lies_in(above, ROOT_KEY):
+        return f"it lies in the root {above}: give that, or an empty or new folder"
+    return f"give an empty or new folder, such as {join(folder, 'sparklog')}"
+
+
+def _lies_in(folder: str, name: str) -> bool:
+    if is_url(folder):
+        return any(open_store(folder).list(name))
+    return os.path.exists(os.path.join(folder, name))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -34,7 +35,7 @@ Resolver = Callable[[str, Head], Sequence[Resolved]]
 
 
 def no_topic(name: str, location: str) -> NotFound:
-    create = f"sparklog topics create {name} --root {location}"
+    create = f"sparklog topics create {name} --root {shlex.quote(location)}"
     return NotFound(f"topic '{name}' does not exist in {location}; create it: {create}")
 
 

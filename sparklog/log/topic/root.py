@@ -207,7 +207,7 @@ def open_root(location: str | os.PathLike[str] | Store, *, create: bool = False,
     """Open a root.
 
     Args:
-        location: a path, a `file:` URL, or a store.
+        location: a path, a bucket's URL such as `s3://bucket/log`, or a store.
         create: make an empty or new folder a root.
         env: clock and random numbers, for tests.
 

@@ -17,6 +17,7 @@ from sparklog.kafka.in_place.location import (
 )
 from sparklog.log.journal.names import refuse_foreign
 from sparklog.storage import open_store
+from sparklog.storage.locations import is_url
 from sparklog.tools.doctor import checks
 from sparklog.tools.doctor.checks import FAIL, HERE, OK, WARN, Finding, Machine
 from sparklog.tools.doctor.store_checks import check_store
@@ -53,20 +54,20 @@ def examine_root(root: str, machine: Machine = HERE) -> list[Finding]:
         location = resolve(root)
         if location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
             return [Finding("root", OK, f"{location.path} is a {location.kind}: read where it lies, never written")]
-        if location.kind == NOTHING and not exists(location):
+        if location.kind == NOTHING and not is_url(location.path) and not exists(location):
             return [Finding("root", FAIL, f"{location.path} does not exist", f"mkdir -p {location.path}")]
         store = open_store(location.root)
         if location.kind == NOTHING:
             refuse_foreign(store)
         tried = check_store(store) if store.writable else [_unwritable(location.root)]
-        findings = [*checks.check_disk(machine, location.root), *tried]
+        findings = tried if is_url(location.root) else [*checks.check_disk(machine, location.root), *tried]
         if location.kind == NOTHING:
             message = f"{location.path} is no root yet: the first topic makes it one"
-            fix = f"sparklog topics create <topic> --root {location.path}"
+            fix = f"sparklog topics create <topic> --root {shlex.quote(location.path)}"
             return [*findings, Finding("root", WARN, message, fix)]
         return [*findings, *checks.check_root(open_log(location))]
     except SparklogError as error:
-        return [Finding("root", FAIL, str(error), "give another --root")]
+        return [Finding("root", FAIL, str(error), "put that right, or give another --root")]
 
 
 def _unwritable(path: str) -> Finding:

@@ -1,0 +1,193 @@
+"""A bucket that denies, or is away: one line that names what is missing, at every door; and no key shows anywhere."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pyarrow as pa
+import pytest
+
+import sparklog
+from sparklog.storage import Store, open_store
+from sparklog.storage.locations import join
+from tests.support.moto_server import KEY_ID, SECRET
+from tests.support.stub_bucket import Answer, StubBucket, stub_bucket
+from tests.test_doors import READERS, RECORDS, WRITERS, answer
+
+TOKEN = "FwoGZXIvYXdzEXAMPLETOKEN7f3c"
+HIDDEN = (KEY_ID, SECRET, TOKEN, quote(SECRET, safe=""))
+LEAKY = "</Code><AWSAccessKeyId>{}</AWSAccessKeyId><StringToSign>{} {}</StringToSign><Code>x".format(*HIDDEN)
+"""In the answer of a server, behind its code: what S3 tells of a signature that it does not accept, and more."""
+DENIED = Answer(403, f"AccessDenied{LEAKY}")
+STARTS_SPARK = ("job verify",)
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubBucket]:
+    """A bucket with a root, in which there is a topic of three records."""
+    for name, value in {"ACCESS_KEY_ID": KEY_ID, "SECRET_ACCESS_KEY": SECRET, "SESSION_TOKEN": TOKEN}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setattr("sparklog.storage.object_store._FIRST_PAUSE_S", 0.001)
+    with stub_bucket() as bucket:
+        bucket.clock_s = time.time
+        sparklog.open(bucket.url, create=True).create_topic("t").append(RECORDS)
+        yield bucket
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> str:
+    made = sparklog.open(tmp_path / "log", create=True)
+    made.create_topic("t").append(RECORDS)
+    return made.location
+
+
+def assert_hidden(*texts: object) -> None:
+    for text in texts:
+        for secret in HIDDEN:
+            assert secret not in str(text)
+
+
+@pytest.mark.parametrize(
+    ("verbs", "door", "words"),
+    [
+        ("GET", "consume t --root @", "cannot read log/_root.json in s3://.*; it needs s3:GetObject"),
+        ("GET", "load", "access is denied .AccessDenied.; it needs s3:GetObject"),
+        ("GET", "load a stream", "it needs s3:GetObject"),
+        ("LIST", "topics list --root @", "cannot list .*; it needs s3:ListBucket"),
+        ("LIST", "verify --root @", "it needs s3:ListBucket"),
+        ("LIST", "open_view", None),
+        ("PUT", "produce", "cannot create t/append/.*; it needs s3:PutObject"),
+        ("PUT", "topics create", "cannot create .* in s3://.*; it needs s3:PutObject"),
+        ("PUT", "clone", "it needs s3:PutObject"),
+        ("PUT", "consume t --root @", None),
+        ("PUT", "load", None),
+        ("PUT POST DELETE", "verify --root @", None),
+        ("PUT POST DELETE", "backup of", "cannot create .*; it needs s3:PutObject"),
+        ("POST DELETE", "produce", None),
+        ("HEAD", "produce", r"access is denied \(403\); it needs s3:GetObject"),
+    ],
+)
+def test_a_denied_verb_is_one_line_and_others_work(
+    stub: StubBucket, root: str, verbs: str, door: str, words: str | None
+) -> None:
+    for verb in verbs.split():
+        stub.always[verb] = DENIED
+    call = {**READERS, **WRITERS}[door]
+    if words is None:
+        call(stub.url, root)
+        return
+    with pytest.raises(Exception, match=words) as caught:
+        call(stub.url, root)
+    # A command prints the code, Spark shows it as the error's name.
+    codes = (getattr(caught.value, "code", ""), type(caught.value).__name__, str(caught.value))
+    assert any("SPARKLOG_UNAVAILABLE" in each for each in codes)
+    assert "\n" not in str(caught.value)
+    assert_hidden(caught.value)
+
+
+SAMPLE = ("open_view", "verify", "load", "load a stream", "topics list --root @", "job compact", "open, create", "save")
+"""Doors of each kind: functions, Spark's calls, commands, jobs; reading and writing."""
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (Answer(403, f"InvalidAccessKeyId{LEAKY}"), "the credentials are refused (InvalidAccessKeyId)"),
+        (Answer(403, f"SignatureDoesNotMatch{LEAKY}"), "the credentials are refused (SignatureDoesNotMatch)"),
+        (Answer(404, f"NoSuchBucket{LEAKY}"), "there is no bucket bucket; create it or check its name"),
+        (DENIED, "access is denied (AccessDenied)"),
+        (None, "the server cannot be reached"),
+    ],
+    ids=["wrong key", "wrong secret", "no bucket", "denied", "away"],
+)
+def test_trouble_is_one_line_at_every_door_and_shows_no_key(
+    stub: StubBucket,
+    root: str,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Answer | None,
+    words: str,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    location = stub.url
+    if fault is None:
+        monkeypatch.setattr("sparklog.storage.object_store._RETRIES", 0)
+        location = "s3://bucket/log?endpoint=http://127.0.0.1:9"
+    else:
+        stub.always.update(dict.fromkeys(("GET", "PUT", "LIST", "HEAD", "POST", "DELETE"), fault))
+    for name in SAMPLE:
+        text = answer({**READERS, **WRITERS}[name], location, root)
+        assert words in text, name
+        assert_hidden(text)
+    assert_hidden(caplog.text, *capfd.readouterr())
+
+
+def in_plain_python(location: str) -> Iterator[Any]:
+    """What Spark pickles of a write and a read, and what plain objects say of themselves."""
+    from pyspark.sql.types import BinaryType, StructType
+
+    from sparklog.datasource.options import parse_options
+    from sparklog.datasource.source import SparklogDataSource
+    from sparklog.datasource.writer import plan_write, publish, write_task
+    from sparklog.kafka.in_place.location import resolve
+
+    columns = StructType().add("key", BinaryType()).add("value", BinaryType())
+    options = {"path": location, "topic": "t"}
+    plan = plan_write(resolve(location), parse_options(options), columns)
+    message = write_task(plan, [pa.record_batch([pa.array([b"k"]), pa.array([b"v"])], ["key", "value"])], "a")
+    publish(plan, [message], None)
+    made = SparklogDataSource({"path": location, "subscribe": "t"})
+    reader, stream = made.reader(columns), made.streamReader(columns)
+    partitions = reader.partitions()
+    start = stream.initialOffset()
+    end = stream.latestOffset(start, stream.getDefaultReadLimit())
+    yield from (plan, message, made, SparklogDataSource(options).writer(columns, False), reader, *partitions)
+    yield from (start, end, *stream.partitions(start, end))
+    store = open_store(location)
+    root = sparklog.open(location)
+    yield from (store, root, root.topic("t"), resolve(location), sparklog.open_view(location), parse_options(options))
+
+
+def everything_in(store: Store) -> Iterator[tuple[str, bytes]]:
+    for info in store.list(""):
+        yield info.key, store.get(info.key)
+
+
+def test_nothing_shows_a_key(
+    bucket: str, root: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Objects, pickles, texts of objects, output and log lines of a day's work; `DEBUG` of all libraries as well."""
+    caplog.set_level(logging.DEBUG)
+    url = join(bucket, "log")
+    sparklog.open(url, create=True).create_topic("t").append(RECORDS)
+    pickles = 0
+    for thing in in_plain_python(url):
+        assert_hidden(repr(thing), str(thing))
+        data = _pickled(thing)
+        pickles += url.encode() in data
+        assert not any(secret.encode() in data for secret in HIDDEN)
+    assert pickles >= 8
+    for name in ("clone", "compact", "verify", "topics list --root @", "report --json --root @", "metrics --root @"):
+        READERS[name](url, root)
+    sparklog.backup(url, join(bucket, "backups"))
+    sparklog.restore(join(bucket, "backups"), join(bucket, "again"))
+    keys = 0
+    for key, data in everything_in(open_store(bucket)):
+        keys += 1
+        assert not any(secret.encode() in data or secret in key for secret in HIDDEN), key
+    assert keys > 20
+    assert_hidden(caplog.text, *capfd.readouterr())
+
+
+def _pickled(thing: object) -> bytes:
+    try:
+        return pickle.dumps(thing)
+    except (TypeError, pickle.PicklingError, AttributeError):
+        return b""  # what cannot be pickled stays here
