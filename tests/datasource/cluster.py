@@ -128,9 +128,13 @@ class Cluster:
 
 
 @contextmanager
-def driver(spark_folder: Path, master: str, root: str, scenario: str, **settings: str) -> Iterator[Driver]:
+def driver(
+    folder: Path, master: str, root: str, scenario: str, *, code: Path = spark_session.REPOSITORY, **settings: str
+) -> Iterator[Driver]:
     """A driver process of its own; whatever is left of it is killed at the end."""
-    running = Driver(spark_folder, master, root, scenario, settings)
+    command = [sys.executable, "-m", "tests.datasource.cluster_driver", str(folder), master, root, scenario]
+    environment = {**os.environ, **spark_session.environment(folder), "PYTHONPATH": str(code)}
+    running = Driver([*command, json.dumps(settings)], environment, code, folder / f"{scenario}-{free_port()}.log")
     try:
         yield running
     finally:
@@ -138,19 +142,19 @@ def driver(spark_folder: Path, master: str, root: str, scenario: str, **settings
 
 
 class Driver:
-    """A running scenario of `cluster_driver`."""
+    """A running scenario of `cluster_driver`. Where it finds its code, executors do, too: Spark hands its path on."""
 
-    def __init__(self, spark_folder: Path, master: str, root: str, scenario: str, settings: dict[str, str]) -> None:
-        self._log = spark_folder / f"{scenario}-{free_port()}.log"
-        command = [sys.executable, "-m", "tests.datasource.cluster_driver", str(spark_folder), master, root, scenario]
-        with open(self._log, "wb") as log:
+    def __init__(self, command: list[str], environment: dict[str, str], folder: Path, log: Path) -> None:
+        self._log = log
+        with open(log, "wb") as stderr:
             self._process = subprocess.Popen(
-                [*command, json.dumps(settings)],
-                env={**os.environ, **spark_session.environment(spark_folder)},
+                command,
+                env=environment,
+                cwd=folder,
                 stdout=subprocess.PIPE,
-                stderr=log,
-                start_new_session=True,
+                stderr=stderr,
                 text=True,
+                start_new_session=True,
             )
 
     def lines(self) -> Iterator[str]:

@@ -121,7 +121,7 @@ def test_executors_that_never_saw_a_kernel_compiled(spark_folder: Path, root: st
     code = image(tmp_path / "image")
     running = Cluster(tmp_path / "cluster", spark_folder, code)
     try:
-        with driver(spark_folder, running.master, root, "many") as application:
+        with driver(spark_folder, running.master, root, "many", code=code) as application:
             assert application.result() == [MANY, sum(range(MANY))]
     finally:
         running.stop()
