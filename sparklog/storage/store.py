@@ -147,7 +147,11 @@ class Store(ABC):
 
     @abstractmethod
     def create(self, key: str, data: bytes) -> bool:
-        """Create an object durably if there is none. True: this call created it. False: the key existed already."""
+        """Create an object durably if there is none. True: this call created it. False: the key existed already.
+
+        False proves nothing to the caller: after a lost answer the object may be ours, after a conflict there may be
+        none. It has to look (`sparklog.log.journal.creating`).
+        """
 
     @abstractmethod
     def writer(self, key: str) -> ObjectWriter:

@@ -60,7 +60,7 @@ def test_in_a_bucket_as_well(seeds: range) -> None:
     for seed in seeds:
         found.update(check(seed, bucket=True).counters)
     for what in ("committed", "aborted", "batches", "joined", "polls", "resolved True", "loop committed"):
-        assert found[what] > 5, f"the runs did too little to show anything: {found}"
+        assert found[what] > 2, f"the runs did too little to show anything: {found}"
 
 
 @pytest.mark.sweep
