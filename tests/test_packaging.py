@@ -14,7 +14,8 @@ import pytest
 
 from tests.test_architecture import REPOSITORY, ROOMS, imports, layer, modules
 
-# Spark, pandas, obstore and hdfs-native are extras; numba is made of llvmlite, pyspark of py4j; tests of stores bring pytest.
+# Spark, pandas and the clients of stores are extras; numba is made of llvmlite, pyspark of py4j; tests of stores bring
+# pytest.
 NOT_DECLARED = frozenset({"pyspark", "py4j", "pandas", "llvmlite", "pytest", "obstore", "hdfs_native"})
 
 
