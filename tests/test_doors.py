@@ -36,6 +36,7 @@ def command(line: str) -> Door:
     def run(location: str, root: str) -> None:
         result = invoke(words(line, location, root))
         if result.exit_code:
+            assert result.exit_code == 1, result.output
             raise ValueError(result.stderr.rstrip("\n") or result.stdout)
 
     return run
@@ -132,6 +133,9 @@ WRITERS: Mapping[str, Door] = {
     "import": command("import KAFKA --root @"),
 }
 OTHERS: Mapping[str, Door] = {
+    "import_kafka of": lambda at, root: sparklog.import_kafka(root, at),
+    "import of": command("import @ --root ROOT"),
+    "dump-log": command("dump-log @"),
     "export_kafka to": lambda at, root: sparklog.export_kafka(root, ["t"], at),
     "export --to": command("export t --root ROOT --to @"),
 }
