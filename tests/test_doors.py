@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from sparklog.errors import SparklogError
 from sparklog.storage import local_writer
 from sparklog.storage.local import LocalStore
 from sparklog.storage.locations import join
+from sparklog.tools.doctor.examine import examine_root
 from tests.support.command_line import invoke
 
 KAFKA = Path(__file__).parents[1] / "examples" / "data" / "kafka-log-dir"
@@ -36,6 +38,7 @@ def command(line: str) -> Door:
     def run(location: str, root: str) -> None:
         result = invoke(words(line, location, root))
         if result.exit_code:
+            assert result.exit_code == 1, result.output
             raise ValueError(result.stderr.rstrip("\n") or result.stdout)
 
     return run
@@ -132,6 +135,9 @@ WRITERS: Mapping[str, Door] = {
     "import": command("import KAFKA --root @"),
 }
 OTHERS: Mapping[str, Door] = {
+    "import_kafka of": lambda at, root: sparklog.import_kafka(root, at),
+    "import of": command("import @ --root ROOT"),
+    "dump-log": command("dump-log @"),
     "export_kafka to": lambda at, root: sparklog.export_kafka(root, ["t"], at),
     "export --to": command("export t --root ROOT --to @"),
 }
@@ -237,6 +243,19 @@ def test_a_topics_folder_in_a_bucket(bucket: str) -> None:
         sparklog.open(bucket, create=True)
     with pytest.raises(sparklog.BadRequest, match=r"it lies in the root s3://.*/log\?endpoint"):
         sparklog.open(join(bucket, "log/t"), create=True)
+
+
+def test_hints_quote_a_url_for_the_shell(bucket: str) -> None:
+    url = join(bucket, "log")
+    opened = sparklog.open(url, create=True)
+    with pytest.raises(sparklog.NotFound, match=rf"sparklog topics create no --root '{re.escape(url)}'"):
+        opened.topic("no")
+
+
+def test_doctor_asks_nothing_of_disks_about_a_bucket(bucket: str) -> None:
+    found = {each.check: each for each in examine_root(join(bucket, "log"))}
+    assert {name: each.status for name, each in found.items()} == {"store": "ok", "clock": "ok", "root": "warn"}
+    assert f"--root '{join(bucket, 'log')}'" in (found["root"].fix or "")
 
 
 def test_a_bucket_by_the_environment(bucket: str) -> None:

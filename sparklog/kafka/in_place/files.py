@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol, TypeAlias, TypeVar
 
 from sparklog.kafka.in_place.store_files import StoreFile, StoreFiles, StorePath
-from sparklog.storage import Store, open_store
+from sparklog.storage import Store, local_path, open_store
 from sparklog.storage.local_writer import ask_each
 from sparklog.storage.locations import is_url, normal_location, split
 from sparklog.storage.store import is_part
@@ -77,7 +77,7 @@ def file_path(path: str | os.PathLike[str] | StorePath) -> FilePath:
         return path
     location = os.fspath(path)
     if not is_url(location):
-        return os.path.abspath(location)
+        return local_path(location)
     above, name = split(normal_location(location))
     # A name that no key can have is no partition's, so nothing above it matters.
     return store_path(open_store(above), name) if is_part(name) else store_path(open_store(location), "")

@@ -10,7 +10,7 @@ from typing import Any
 from sparklog.errors import BadRequest, NotFound
 from sparklog.format import checkpoint_files
 from sparklog.kafka.in_place.files import as_object, file_path
-from sparklog.storage import Store, open_store
+from sparklog.storage import Store, local_path, open_store
 from sparklog.storage.locations import is_url, without_settings
 
 MAX_INT = 2**31 - 1
@@ -104,6 +104,8 @@ def find(paths: Sequence[str], root: str | None = None) -> list[Source]:
         elif os.path.isdir(path):
             store, key, shown = open_store(path), "", path.rstrip("/") or "/"
         else:
+            if not os.path.exists(path):
+                local_path(path)  # refuses what is meant for a store
             folder, key = os.path.split(path)
             if not key or not os.path.isdir(folder or "."):
                 raise NotFound(f"there is no file or folder {path}")
