@@ -87,14 +87,18 @@ R = TypeVar("R")
 def ask_each(store: Store, look: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
     """Yield the answer of `look`, which makes requests to `store`, for each item, in order.
 
-    Several run at once if the store has `parallel_reads`; else each runs when its answer is asked for.
+    Several run at once if the store has `parallel_reads`; else each runs when its answer is asked for. Once no more
+    answers are asked for, those still on their way are not waited for.
     """
     at_once = min(store.parallel_reads, len(items))
     if at_once <= 1:
         yield from map(look, items)
         return
-    with ThreadPoolExecutor(at_once, thread_name_prefix="sparklog-read") as pool:
+    pool = ThreadPoolExecutor(at_once, thread_name_prefix="sparklog-read")
+    try:
         yield from pool.map(look, items)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def read_each(

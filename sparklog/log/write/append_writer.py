@@ -9,7 +9,7 @@ count from 0 in each slice: the commit that names the files assigns them. Rows o
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
@@ -19,7 +19,7 @@ from sparklog.errors import BadRequest, NotFound, nearest
 from sparklog.format.append_file import INDEX_MIN_BYTES, SliceIndex, WrittenSlice, build_index, encode_footer
 from sparklog.format.encode import EncodedSlice, EncodeOptions, encode, encode_partitions
 from sparklog.format.record_batch import CODECS, Codec
-from sparklog.log.journal.env import SYSTEM, Env
+from sparklog.log.journal.env import SYSTEM, Env, Moment
 from sparklog.log.journal.names import append_path, read_root_id
 from sparklog.log.read.topic_scan import Scan
 from sparklog.log.state.commit import Commit
@@ -60,7 +60,10 @@ class AppendOutput:
 
 @dataclass(frozen=True, slots=True)
 class AppendTarget:
-    """The topic as a task writes files for it: picklable, carried from the driver to the tasks."""
+    """The topic as a task writes files for it: picklable, carried from the driver to the tasks.
+
+    `looked`: when the root was seen to be the one that was opened, where that cost no time of its own.
+    """
 
     store: Store
     root_id: str
@@ -70,6 +73,7 @@ class AppendTarget:
     configs: TopicConfigs
     read_version: int
     leader_epoch: int
+    looked: Moment | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
