@@ -1,8 +1,11 @@
 """Latency and commit rate on a store as slow as S3: append to seen, and 16 writers on one topic.
 
-Run: `python -m benchmarks latency [seen] [commits] [--store standard|express] [--appends N] [--seconds N] [--seed N]`.
-The store is this process's memory behind `sparklog.testing.SlowStore`, whose docstring has its figures and their
-sources. Every process that a deployment has is a thread with a root of its own here; requests sleep for real.
+Run: `python -m benchmarks latency [seen] [commits] [--store standard|express] [--appends N] [--slow-motion N]`. The
+store is this process's memory behind `sparklog.testing.SlowStore`, whose docstring has its figures and their sources.
+Every process that a deployment has is a thread with a root of its own here; requests sleep for real.
+
+`--slow-motion N` lets all time but the processor's pass N times as slowly, and divides what it measures by N: so a
+machine that is busy with other work shows what an idle one would, and requests count rather than scheduling.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from sparklog.groups.consumer import consumer
+from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.memory import MemoryStore
 from sparklog.testing.slow_store import S3_EXPRESS, S3_STANDARD, Latencies, SlowStore
@@ -25,24 +29,43 @@ from sparklog.testing.wrapper_stores import CountingStore
 
 STORES = {"standard": S3_STANDARD, "express": S3_EXPRESS}
 PARTITIONS = 4
-GAPS_S = (0.1, 1.0, 10.0)
-"""Between two appends on average; at random moments."""
+GAPS_S = {0.2: 1.0, 2.0: 0.25}
+"""Seconds between two appends on average, at random moments; the share of `--appends` made so."""
+
+
+class Time:
+    """The clock of a run, in slow motion."""
+
+    def __init__(self, slower: float) -> None:
+        self.slower = slower
+
+    def now_ms(self) -> float:
+        return time.perf_counter() * 1000 / self.slower
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds * self.slower)
+
+    def env(self) -> Env:
+        begun = time.time() * 1000 - self.now_ms()
+        return Env(lambda: int(begun + self.now_ms()), lambda: int(self.now_ms()), self.sleep, SYSTEM.random)
 
 
 class Bucket:
     """A store in memory; each `root` is one more process, at the distance that `latencies` says."""
 
-    def __init__(self, latencies: Latencies, seed: int) -> None:
+    def __init__(self, latencies: Latencies, clock: Time, seed: int) -> None:
         self.latencies = latencies
+        self.clock = clock
         self.seed = seed
-        self.memory = MemoryStore(lambda: time.time_ns() // 1_000_000, f"bench-{seed}")
+        self.env = clock.env()
+        self.memory = MemoryStore(self.env.wall_ms, f"bench-{seed}")
         self.stores: list[CountingStore] = []
-        open_root(self.memory, create=True).create_topic("t", partitions=PARTITIONS)
+        open_root(self.memory, create=True, env=self.env).create_topic("t", partitions=PARTITIONS)
 
     def root(self) -> Root:
         self.stores.append(CountingStore(self.memory))
         source = random.Random(f"{self.seed}/{len(self.stores)}")
-        return open_root(SlowStore(self.stores[-1], self.latencies, source))
+        return open_root(SlowStore(self.stores[-1], self.latencies, source, sleep=self.clock.sleep), env=self.env)
 
     def counts(self) -> Counter[str]:
         return sum((store.counts for store in self.stores), Counter())
@@ -62,68 +85,69 @@ def batch_of(number: int, rows: int = 16) -> pa.Table:
     return pa.table({"value": values, "partition": pa.array([row % PARTITIONS for row in range(rows)], pa.int32())})
 
 
-def bench_seen(name: str, latencies: Latencies, appends: int, gap_s: float, seed: int) -> None:
+def bench_seen(name: str, bucket: Bucket, appends: int, gap_s: float) -> None:
     """One writer, one reader that polls: milliseconds from the call of `append`, and from its return, to `poll`'s."""
-    bucket = Bucket(latencies, seed)
+    clock = bucket.clock
     topic = bucket.root().topic("t")
     begun: dict[int, float] = {}
     acked: dict[int, float] = {}
     seen: dict[int, float] = {}
     reader = consumer(bucket.root(), "g", topics="t", auto_offset_reset="earliest", enable_auto_commit=False)
-    last = appends - 1
 
     def read() -> None:
-        while last not in seen:
+        while appends - 1 not in seen:
             for batch in reader.poll(60.0):
-                now = time.perf_counter()
+                now = clock.now_ms()
                 for value in batch.column("value").to_pylist():
                     seen.setdefault(int(value[:8]), now)
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
-    pauses = random.Random(seed)
+    pauses = random.Random(bucket.seed)
     for number in range(appends):
-        time.sleep(pauses.expovariate(1 / gap_s))
-        begun[number] = time.perf_counter()
+        clock.sleep(pauses.expovariate(1 / gap_s))
+        begun[number] = clock.now_ms()
         topic.append(batch_of(number))
-        acked[number] = time.perf_counter()
-    thread.join(60)
-    # What the first appends pay once: imports, threads, code.
+        acked[number] = clock.now_ms()
+    thread.join()
+    # The first appends pay once for imports and a look at the store's clock.
     counted = range(min(10, appends // 4), appends)
-    for text, since in (("call", begun), ("return", acked)):
-        spent = [max(0.0, seen[number] - since[number]) * 1000 for number in counted]
-        print(f"seen     {name:9} every {gap_s:4.1f} s, from {text:7} p50, p99, max ms: {line(spent)}", flush=True)
-    spent = [(acked[number] - begun[number]) * 1000 for number in counted]
-    print(f"         {name:9} every {gap_s:4.1f} s, append itself p50, p99, max ms: {line(spent)}", flush=True)
-    print(f"         requests: {dict(bucket.counts())} of {appends} appends")
+    for text, since, until in (
+        ("call to seen", begun, seen),
+        ("return to seen", acked, seen),
+        ("append itself", begun, acked),
+    ):
+        spent = [max(0.0, until[number] - since[number]) for number in counted]
+        print(f"seen     {name:9} an append every {gap_s} s, {text:14} p50, p99, max ms: {line(spent)}", flush=True)
+    counts = bucket.counts()
+    print(f"         {counts['get'] / appends:.0f} GETs an append, of both; the reader looks while it waits")
 
 
-def bench_commits(name: str, latencies: Latencies, writers: int, seconds: float, seed: int) -> None:
+def bench_commits(name: str, bucket: Bucket, writers: int, seconds: float) -> None:
     """Writers that append as fast as they can to one topic."""
-    bucket = Bucket(latencies, seed)
+    clock = bucket.clock
     topics = [bucket.root().topic("t") for _ in range(writers)]
     spent: list[float] = []
     ends: list[float] = []
-    stop = time.perf_counter() + seconds
+    began = clock.now_ms()
+    stop = began + seconds * 1000
 
     def write(number: int) -> None:
-        while (begun := time.perf_counter()) < stop:
+        while (begun := clock.now_ms()) < stop:
             topics[number].append(batch_of(number))
-            ends.append(time.perf_counter())
-            spent.append((ends[-1] - begun) * 1000)
+            ends.append(clock.now_ms())
+            spent.append(ends[-1] - begun)
 
-    began = time.perf_counter()
     threads = [threading.Thread(target=write, args=(number,)) for number in range(writers)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    # The first seconds: all begin at once.
-    quiet = [end for end in ends if began + seconds / 5 <= end <= stop]
-    tries = sum(store.by_kind["create", "commit"] for store in bucket.stores)
-    gets = bucket.counts()["get"]
+    # Not the first seconds, in which all begin at once.
+    quiet = [end for end in ends if began + seconds * 200 <= end <= stop]
+    tries, gets = sum(store.by_kind["create", "commit"] for store in bucket.stores), bucket.counts()["get"]
     print(
-        f"commits  {name:9} {writers} writers: {len(quiet) / (seconds * 4 / 5):6.1f} a second; an append p50, p99, max "
+        f"commits  {name:9} {writers} writers: {len(quiet) / (seconds * 0.8):6.1f} a second; an append p50, p99, max "
         f"ms: {line(spent)}; {tries / len(ends):.1f} creates, {gets / len(ends):.0f} GETs a commit",
         flush=True,
     )
@@ -133,18 +157,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Append to seen, and commits a second, on a store as slow as S3")
     parser.add_argument("parts", nargs="*", default=["seen", "commits"])
     parser.add_argument("--store", choices=sorted(STORES), help="default: both")
-    parser.add_argument("--appends", type=int, default=300)
-    parser.add_argument("--seconds", type=float, default=30)
+    parser.add_argument("--appends", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--writers", type=int, default=16)
+    parser.add_argument("--slow-motion", type=float, default=1)
     parser.add_argument("--seed", type=int, default=1)
     chosen = parser.parse_args()
-    stores = {name: STORES[name] for name in ([chosen.store] if chosen.store else ["standard", "express"])}
+    stores = {chosen.store: STORES[chosen.store]} if chosen.store else STORES
     for name, latencies in stores.items():
+
+        def bucket(latencies: Latencies = latencies) -> Bucket:
+            return Bucket(latencies, Time(chosen.slow_motion), chosen.seed)
+
         if "seen" in chosen.parts:
-            for gap_s in GAPS_S:
-                bench_seen(name, latencies, max(20, int(chosen.appends * min(1, 0.3 / gap_s))), gap_s, chosen.seed)
+            for gap_s, share in GAPS_S.items():
+                bench_seen(name, bucket(), max(20, int(chosen.appends * share)), gap_s)
         if "commits" in chosen.parts:
-            bench_commits(name, latencies, chosen.writers, chosen.seconds, chosen.seed)
+            bench_commits(name, bucket(), chosen.writers, chosen.seconds)
 
 
 if __name__ == "__main__":

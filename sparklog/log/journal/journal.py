@@ -161,6 +161,15 @@ class Journal(ABC, Generic[S, E, D]):
         """Return the newest state: one request, which meets no entry when nothing changed."""
         return self._refreshed(self._known)[0].state
 
+    def read_next(self) -> S:
+        """Read the next entry, if there is one: one request. For who reads on soon; there may be newer ones."""
+        known, seen = self._current(), self.env.now()
+        data = self._numbered.read(known.state.number + 1)
+        if data is None:
+            return self._publish(replace(known, seen=seen)).state
+        # The newest one was seen no later than before.
+        return self._forward(known, Sight((data,), True), known.seen)[0].state
+
     def look(self) -> Moment | None:
         """Read on to the newest state. Return when the root was seen to be the one opened, if that cost no time."""
         known, seen = self._known, self.env.now()

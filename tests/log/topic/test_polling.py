@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 
 from sparklog.cli.commands import consume
+from sparklog.errors import NotFound
 from sparklog.groups.consumer import Consumer, consumer
 from sparklog.log.read.topic_scan import Tail
 from sparklog.log.state.view import READ_COMMITTED
 from sparklog.log.topic.root import RootView, poll_pause_ms
-from sparklog.testing.wrapper_stores import WrapperStore
+from sparklog.testing.wrapper_stores import CountingStore, WrapperStore
 from tests.support.records import rows
 from tests.support.topics_world import TopicsWorld
+from tests.support.world import MINUTE_MS
 
 
 class Bucket(WrapperStore):
@@ -61,6 +63,63 @@ def test_a_reader_of_a_disk_looks_every_10_ms(world: TopicsWorld) -> None:
     for idle_ms in (0, 1_000, 10**8):
         world.pass_ms(idle_ms)
         assert view.poll_interval_ms == 10
+
+
+def ends(view: RootView) -> int:
+    return sum(bounds.log_end for bounds in view.bounds("a").values())
+
+
+def test_a_follower_of_a_bucket_sees_the_first_commit_after_one_request_and_all_others_with_the_next_look(
+    world: TopicsWorld,
+) -> None:
+    counting = CountingStore(Bucket(world.store))
+    view = RootView(world.root(counting))
+    view.follow(["a"])
+    view.follow(["a"])
+    for _ in range(9):
+        append(world)
+    counting.reset()
+    view.follow(["a"])
+    assert ends(view) == 1
+    assert counting.counts == {"get": 1}
+    view.follow(["a"])
+    assert ends(view) == 9
+    view.follow(["a"])
+    append(world)
+    append(world)
+    view.refresh(["a"])
+    assert ends(view) == 11, "a look that is no follower's sees all there is"
+    view.follow(["a"])
+    world.root().delete_topic("a")
+    with pytest.raises(NotFound, match="topic 'a' does not exist"):
+        view.follow(["a"])
+
+
+def test_a_follower_of_a_disk_sees_all(world: TopicsWorld) -> None:
+    view = RootView(world.root())
+    for _ in range(3):
+        view.follow(["a"])
+        append(world)
+        append(world)
+    view.follow(["a"])
+    assert ends(view) == 6
+
+
+def test_a_slow_follower_trusts_no_number_for_longer_than_an_hour(world: TopicsWorld) -> None:
+    store = CountingStore(Bucket(world.store))
+    view = RootView(world.root(store))
+    view.follow(["a"])
+    for _ in range(3):
+        view.follow(["a"])
+        append(world)
+        append(world)
+        world.pass_ms(50 * MINUTE_MS)
+        # Of two commits it sees one: the newest number was last seen 50 minutes ago.
+        view.follow(["a"])
+        world.pass_ms(50 * MINUTE_MS)
+        store.reset()
+        view.follow(["a"])
+        assert store.counts["list"] == 1, "opened afresh"
 
 
 def waits(world: TopicsWorld, reader: Consumer, seconds: float) -> list[float]:
