@@ -1,22 +1,30 @@
 """Latency and commit rate on a store as slow as S3: append to seen, and 16 writers on one topic.
 
-Run: `python -m benchmarks latency [seen] [commits] [--store standard|express] [--appends N] [--slow-motion N]`. The
-store is this process's memory behind `sparklog.testing.SlowStore`, whose docstring has its figures and their sources.
+Run: `python -m benchmarks latency [seen] [commits] [spark] [--store standard|express] [--appends N] [--slow-motion N]`.
+The store is this process's memory behind `sparklog.testing.SlowStore`: its docstring has the figures and their sources.
 Every process that a deployment has is a thread with a root of its own here; requests sleep for real.
 
 `--slow-motion N` lets all time but the processor's pass N times as slowly, and divides what it measures by N: so a
 machine that is busy with other work shows what an idle one would, and requests count rather than scheduling.
+
+`spark`: records go through two streaming queries of one session, a local topic into the measured one and from there
+into `foreachBatch`. The measured topic lies on the local disk or in a bucket (moto behind HTTP, `slow_bucket.py`);
+input and checkpoints lie on the local disk. The difference between the two is the store's part.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import shutil
 import statistics
+import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -153,6 +161,70 @@ def bench_commits(name: str, bucket: Bucket, writers: int, seconds: float) -> No
     )
 
 
+def bench_spark(latencies: Latencies, name: str, appends: int, seed: int) -> None:
+    """Milliseconds from the return of an append to the input topic to `foreachBatch` of the second query."""
+    from slow_bucket import SlowBucket
+    from spark_session import benchmark_session
+
+    import sparklog
+
+    bucket = SlowBucket(latencies, seed)
+    folder = Path(tempfile.mkdtemp(prefix="sparklog-bench-"))
+    spark = benchmark_session(**{"spark.driver.memory": "1g"})
+    sparklog.register(spark)
+    try:
+        for place, root in (("disk", str(folder / "root")), (name, bucket.url)):
+            spent = spark_to_spark(spark, folder / place, root, appends)
+            print(f"spark    topic on {place:9} append to foreachBatch p50, p99, max ms: {line(spent)}", flush=True)
+    finally:
+        spark.stop()
+        bucket.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def spark_to_spark(spark: Any, folder: Path, root: str, appends: int) -> list[float]:
+    """Append to `in` at random moments about a second apart; how long each took through both queries."""
+    acked: dict[int, float] = {}
+    seen: dict[int, float] = {}
+    source = open_root(folder / "input", create=True).create_topic("in")
+    open_root(root, create=True).create_topic("out", partitions=PARTITIONS)
+
+    def arrived(frame: Any, _: int) -> None:
+        numbers = [int(row.value[:8]) for row in frame.select("value").collect()]
+        now = time.perf_counter()
+        for number in numbers:
+            seen.setdefault(number, now)
+
+    def read(path: str) -> Any:
+        return spark.readStream.format("sparklog").option("startingOffsets", "earliest").load(path)
+
+    copied = read(f"{folder}/input/in").select("value").writeStream.format("sparklog").option("topic", "out")
+    writing = copied.option("checkpointLocation", f"{folder}/writing").start(root)
+    # A bucket's URL ends in its query: the folder of a topic goes before it.
+    path, mark, settings = root.partition("?")
+    reading = read(f"{path}/out{mark}{settings}").writeStream.foreachBatch(arrived)
+    reading = reading.option("checkpointLocation", f"{folder}/reading").start()
+    pauses = random.Random(1)
+    for number in range(appends + 5):
+        source.append(batch_of(number).drop_columns("partition"))
+        acked[number] = time.perf_counter()
+        while number < 5 and number not in seen:  # sessions, processes and code are warm then
+            time.sleep(0.1)
+        time.sleep(0.5 + pauses.random())
+    while len(seen) < len(acked):
+        for query in (writing, reading):
+            if not query.isActive:
+                raise SystemExit(f"a query ended: {query.exception()}")
+        time.sleep(0.1)
+    for text, query in (("writing", writing), ("reading", reading)):
+        batches = [each["durationMs"] for each in query.recentProgress[5:] if each["numInputRows"]]
+        medians = {step: statistics.median(each.get(step, 0) for each in batches) for step in batches[-1]}
+        print(f"         {text} query, median ms: {', '.join(f'{k} {v:.0f}' for k, v in medians.items())}", flush=True)
+    writing.stop()
+    reading.stop()
+    return [(seen[number] - acked[number]) * 1000 for number in range(5, appends + 5)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Append to seen, and commits a second, on a store as slow as S3")
     parser.add_argument("parts", nargs="*", default=["seen", "commits"])
@@ -174,6 +246,8 @@ def main() -> None:
                 bench_seen(name, bucket(), max(20, int(chosen.appends * share)), gap_s)
         if "commits" in chosen.parts:
             bench_commits(name, bucket(), chosen.writers, chosen.seconds)
+        if "spark" in chosen.parts:
+            bench_spark(latencies, name, min(chosen.appends, 40), chosen.seed)
 
 
 if __name__ == "__main__":

@@ -313,8 +313,9 @@ class Journal(ABC, Generic[S, E, D]):
         self._guard.check()
         commit_id = self.env.new_id()
         known, is_newest, tries = self._current(), False, 0
-        root = looked is not None and self.env.now().is_soon_after(looked)
-        if not root and self._numbered.is_far:
+        is_far = self._numbered.is_far
+        root = is_far and looked is not None and self.env.now().is_soon_after(looked)
+        if is_far and not root:
             with suppress(Unavailable):
                 # The root must be looked at anyway: whether the next number is free costs no time then.
                 known, _, root = self._looked(known)
@@ -340,7 +341,7 @@ class Journal(ABC, Generic[S, E, D]):
             self._check(known.state, entry)
             written, known, root = self._attempt(known, entry, data, repeatable, root)
             if written is None and tries >= WAIT_AFTER_LOSSES:
-                most = FAR_WAIT if self._numbered.is_far else tries
+                most = FAR_WAIT if is_far else tries
                 self.env.sleep(pause(self.env.random, min(tries - WAIT_AFTER_LOSSES, most)))
                 known, entries, root = self._looked(known)
                 # A request made before a stall may land as late as this.

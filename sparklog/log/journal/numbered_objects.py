@@ -46,7 +46,7 @@ class Answer(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What several requests showed, which were made at once on a store with round trips.
+    """Answers to several requests, which were made at once on a store with round trips.
 
     * `objects`: from a number on, as far as they were read; `is_all`: the one behind them was missing
     * `before`: the object before that number; None if it was not read or is missing
@@ -66,7 +66,7 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """What a new object is made after.
+    """The state that a new object is made after.
 
     * `seen`: when the newest number was last seen to be the one before
     * `crc`: the CRC-32C of that one; None: there is none

@@ -243,7 +243,7 @@ class LogView(TakenView, Protocol):
 
     @property
     def poll_interval_ms(self) -> int:
-        """How long a reader that has seen all waits from now on before it calls `refresh` again."""
+        """The time that a reader who has seen all waits from now on before it calls `refresh` again."""
 
     def topics(self) -> list[str]:
         """Return the names of all topics, sorted. Finds new ones."""

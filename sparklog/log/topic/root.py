@@ -271,7 +271,7 @@ class RootView(SnapshotView):
 
     @property
     def poll_interval_ms(self) -> int:
-        """How long to pause now before the next `refresh`: on a store with round trips, longer the less there came."""
+        """The pause from now to the next `refresh`: on a store with round trips, the longer the less came."""
         if self.root.store.parallel_reads <= 1:
             return LOCAL_POLL_MS
         return poll_pause_ms(self.root.env.now().elapsed_ms(self._came))
