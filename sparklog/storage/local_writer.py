@@ -87,18 +87,14 @@ R = TypeVar("R")
 def ask_each(store: Store, look: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
     """Yield the answer of `look`, which makes requests to `store`, for each item, in order.
 
-    Several run at once if the store has `parallel_reads`; else each runs when its answer is asked for. Once no more
-    answers are asked for, those still on their way are not waited for.
+    Several run at once if the store has `parallel_reads`; else each runs when its answer is asked for.
     """
     at_once = min(store.parallel_reads, len(items))
     if at_once <= 1:
         yield from map(look, items)
         return
-    pool = ThreadPoolExecutor(at_once, thread_name_prefix="sparklog-read")
-    try:
+    with ThreadPoolExecutor(at_once, thread_name_prefix="sparklog-read") as pool:
         yield from pool.map(look, items)
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def read_each(
