@@ -1,4 +1,7 @@
-"""All benchmarks, one after the other: `python -m benchmarks`. Each also runs by itself and says how."""
+"""All benchmarks, one after the other: `python -m benchmarks`; one of them: `python -m benchmarks NAME [ARGUMENT]...`.
+
+Names are those of the programs here without `bench_`. Each says in its docstring what it takes.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-PROGRAMS = ("bench_codec.py", "bench_log.py", "bench_maintenance.py", "bench_spark.py", "bench_cold.py")
+PROGRAMS = ("codec", "log", "maintenance", "spark", "cold", "latency")
 
 
 def main() -> None:
     """Stop at the first that fails."""
-    for program in PROGRAMS:
+    name, *arguments = sys.argv[1:] or [""]
+    if name and name not in PROGRAMS:
+        raise SystemExit(f"expected one of {', '.join(PROGRAMS)}, or none for all of them, found {name!r}")
+    for program in [name] if name else PROGRAMS:
         print(f"\n== {program}", flush=True)
-        subprocess.run([sys.executable, str(Path(__file__).parent / program)], check=True)
+        done = subprocess.run([sys.executable, str(Path(__file__).parent / f"bench_{program}.py"), *arguments])
+        if done.returncode:
+            raise SystemExit(done.returncode)
 
 
 if __name__ == "__main__":

@@ -185,6 +185,7 @@ def publish(plan: SinkPlan, messages: Sequence[SparklogCommitMessage], key: Writ
 
     `key` skips what was published before; its epoch is by this machine's clock. A stream's superseded run is stopped.
     """
+    looked = SYSTEM.now()
     root = root_at(plan.location)
     expected = {part.target.root_id for message in messages for part in message.topics} | {plan.root_id or root.id}
     for root_id in sorted(expected - {root.id}):
@@ -203,7 +204,8 @@ def publish(plan: SinkPlan, messages: Sequence[SparklogCommitMessage], key: Writ
         return
     for name, written in topics.items():
         if written.files or key is not None:
-            root.topic_handle(name).log.commit_append(written.files, written.target, writer=key)
+            target = replace(written.target, looked=looked)
+            root.topic_handle(name).log.commit_append(written.files, target, writer=key)
 
 
 def _files_by_topic(messages: Iterable[SparklogCommitMessage]) -> dict[str, TopicFiles]:

@@ -167,7 +167,8 @@ class Consumer:
             batches = self._take()
             if batches:
                 return batches
-            self._look()
+            self._view.follow(self.topics)
+            self._take_bounds()
             ranges = [wanted for topic in self.topics for wanted in self._ranges(topic)]
             if ranges:
                 self._stream = self._read(ranges)
@@ -211,6 +212,9 @@ class Consumer:
     def _look(self) -> None:
         """Look up the bounds of the topics now. `Conflict` if one was created again."""
         self._view.refresh(self.topics)
+        self._take_bounds()
+
+    def _take_bounds(self) -> None:
         for topic in self.topics:
             if self._view.topic_id(topic) != self._ids[topic]:
                 raise Conflict(f"topic {topic} was deleted and created again while it was read: start again")

@@ -140,6 +140,17 @@ def test_poll_interval_option_and_no_wait_under_once() -> None:
     assert time.slept == [2.0]
 
 
+@pytest.mark.parametrize(("given", "slept"), [("", [0.005, 0.04, 0.25]), ("100", [0.1] * 3)])
+def test_a_given_poll_interval_is_fixed_else_the_view_says_it(given: str, slept: list[float]) -> None:
+    view, time = view_of(t=0), Time()
+    source = planner(view, time, **{"poll.interval.ms": given})
+    end = source.latest(source.initial(), limited=True)
+    for interval_ms in (5, 40, 250):
+        view.poll_interval_ms = interval_ms
+        source.latest(end, limited=True)
+    assert time.slept == slept
+
+
 def test_max_offsets_are_shared_in_proportion_with_one_each() -> None:
     view = MemoryView()
     view.create("t", 3)

@@ -86,7 +86,7 @@ def _batches(
             tail.refresh()
         behind = [tail for tail in tails if not tail.at_end()]
         if not behind:
-            time.sleep(max(tails[0].view.poll_interval_ms, 10) / 1000)
+            time.sleep(tails[0].view.poll_interval_ms / 1000)
             continue
         for tail in behind:
             yield from tail.poll(columns)

@@ -141,8 +141,7 @@ class EntryLog(Journal[E, E, E]):
     def _write_checkpoint(self, known: Known[E]) -> Known[E]:
         state = known.state
         key = checkpoint_key(self.prefix, state.number)
-        if self.store.create(key, self.kind.table.encode(state)):
-            self._numbered.drop_unless_here(key, state.number, state.crc)
+        self._numbered.create_copy(key, self.kind.table.encode(state), state.number, state.crc)
         return self._publish(replace(known, checkpoint=state.number, tail_bytes=0))
 
 

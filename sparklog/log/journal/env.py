@@ -185,6 +185,9 @@ class Env:
         return Env, (self.wall_ms, self.boot_ms, self.sleep, self.random)
 
 
+SOON_MS = 1_000
+
+
 @dataclass(frozen=True, slots=True)
 class Moment:
     """A reading of both clocks. Between two, the larger time counts: a clock set back does not hide a stall."""
@@ -194,6 +197,11 @@ class Moment:
 
     def elapsed_ms(self, earlier: Moment) -> int:
         return max(self.wall_ms - earlier.wall_ms, self.boot_ms - earlier.boot_ms)
+
+    def is_soon_after(self, earlier: Moment) -> bool:
+        """True within a second, by both clocks: not where `earlier` was read on another machine, or one was set."""
+        passed = self.wall_ms - earlier.wall_ms, self.boot_ms - earlier.boot_ms
+        return all(0 <= each < SOON_MS for each in passed)
 
 
 def _boot_ms() -> int:

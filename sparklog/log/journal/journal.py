@@ -9,7 +9,10 @@ CRC-32C of the one before. The protocol, in the order things happen:
    state, create there. Wait a random time after the third loss.
 3. If more than an hour passed between the last sight of the newest entry and the answer, numbers may have been
    collected and used again. The outcome is unknown: the journal is opened afresh and our commit id looked for.
-4. Acknowledged. A checkpoint is written if one is due; failing to does not fail the write.
+4. A store with round trips is asked several things at once: with the look for the next number, for the root; by a
+   loser, for the entries around the lost number and the root. What a look has read counts once the entry before it was
+   seen again, after ours was created.
+5. Acknowledged. A checkpoint is written if one is due; failing to does not fail the write.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
@@ -26,12 +30,14 @@ from sparklog.errors import Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.log.journal.documents import peek_commit_id
 from sparklog.log.journal.env import ClockGuard, Env, Moment, pause
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, checkpoint_version
-from sparklog.log.journal.numbered_objects import STALE_MS, Answer, NumberedObjects
+from sparklog.log.journal.numbered_objects import NOTHING_SEEN, STALE_MS, Answer, Basis, NumberedObjects, Place, Sight
 from sparklog.storage.store import Store
 
 CHECKPOINT_BYTES = 1 << 20
 """A checkpoint is due after this many bytes of entries, however few they are."""
 WAIT_AFTER_LOSSES = 3
+FAR_WAIT = 2
+"""On a store with round trips waits stop growing here, at 80 ms: a try takes as long, and who waits longer starves."""
 OPEN_TRIES = 3
 _LOG = logging.getLogger("sparklog.log")
 
@@ -79,13 +85,15 @@ class RootAccess:
 class Known(Generic[S]):
     """A state that was the newest when it was seen.
 
-    `seen`: both clocks before the request that showed it; `tail_bytes`: of the entries since the newest `checkpoint`.
+    `seen`: both clocks before the request that showed it; `tail_bytes`: of the entries since the newest `checkpoint`;
+    `earlier`: the entry before those that were read last, where it was not seen again after them.
     """
 
     state: S
     seen: Moment
     checkpoint: int = -1
     tail_bytes: int = 0
+    earlier: Place | None = None
 
 
 class Journal(ABC, Generic[S, E, D]):
@@ -153,6 +161,23 @@ class Journal(ABC, Generic[S, E, D]):
         """Return the newest state: one request, which meets no entry when nothing changed."""
         return self._refreshed(self._known)[0].state
 
+    def read_next(self) -> S:
+        """Read the next entry, if there is one: one request. For who reads on soon; there may be newer ones."""
+        known, seen = self._current(), self.env.now()
+        data = self._numbered.read(known.state.number + 1)
+        if data is None:
+            return self._publish(replace(known, seen=seen)).state
+        # The newest one was seen no later than before.
+        return self._forward(known, Sight((data,), True), known.seen)[0].state
+
+    def look(self) -> Moment | None:
+        """Read on to the newest state. Return when the root was seen to be the one opened, if that cost no time."""
+        known, seen = self._known, self.env.now()
+        if known is None:
+            self._open()
+            return None
+        return seen if self._looked(known)[2] else None
+
     def make_durable(self) -> None:
         """Make durable what was read here, before another object is written that rests on it."""
         self._numbered.make_durable()
@@ -174,17 +199,32 @@ class Journal(ABC, Generic[S, E, D]):
             self._known = newer
         return newer
 
-    def _forward(self, known: Known[S], read: Sequence[bytes] = ()) -> tuple[Known[S], list[E]]:
-        """Read on from a state (`read`: the next entries already read); one too old by then is opened afresh."""
+    def _looked(self, known: Known[S]) -> tuple[Known[S], list[E], bool]:
+        """Read on from a state; on a store with round trips also look at the root meanwhile: was it the one opened?"""
+        if not self._numbered.is_far or self._is_stale(known.seen):
+            return *self._refreshed(known), False
         seen = self.env.now()
+        sight = self._numbered.look(known.state.number + 1)
+        return *self._forward(known, sight, seen), sight.root
+
+    def _forward(
+        self, known: Known[S], sight: Sight = NOTHING_SEEN, seen: Moment | None = None
+    ) -> tuple[Known[S], list[E]]:
+        """Read on from a state (`sight`: seen of the next entries, after `seen`); if too old by then, open afresh."""
+        seen = seen if seen is not None and sight.is_all else self.env.now()
         first = known.state.number + 1
-        data = [*read, *self._numbered.read_forward(first + len(read))]
+        data = list(sight.objects)
+        if not sight.is_all:
+            data += self._numbered.read_forward(first + len(data))
         if self._is_stale(known.seen):
             return self._open()
         if not data:
             return self._publish(replace(known, seen=seen)), []
         entries = self._decode_all(data, first)
-        return self._publish(self._extended(known, entries, seen)), entries
+        newer = self._extended(known, entries, seen)
+        if self._numbered.is_far and known.state.number >= 0 and known.state.crc is not None:
+            newer = replace(newer, earlier=(known.state.number, known.state.crc))
+        return self._publish(newer), entries
 
     def _extended(self, known: Known[S], entries: Sequence[E], seen: Moment) -> Known[S]:
         try:
@@ -259,18 +299,26 @@ class Journal(ABC, Generic[S, E, D]):
         *,
         load: Callable[[Known[S]], Known[S]] | None = None,
         repeatable: bool = False,
+        looked: Moment | None = None,
     ) -> tuple[E | None, Known[S]]:
         """Create the entry that `step` drafts from the newest state; the entry as it was written, and the state.
 
         * `step`: returns None if there is nothing to write; called again on the newest state after every lost race
         * `load`: loads what `step` needs of a state
         * `repeatable`: after an entry has landed, its step returns None
+        * `looked`: when `_looked` last saw the root for this write; a moment ago will do
 
         Raises what `step` raises on the newest state, and `Unavailable` if the outcome stays unknown.
         """
         self._guard.check()
         commit_id = self.env.new_id()
         known, is_newest, tries = self._current(), False, 0
+        is_far = self._numbered.is_far
+        root = is_far and looked is not None and self.env.now().is_soon_after(looked)
+        if is_far and not root:
+            with suppress(Unavailable):
+                # The root must be looked at anyway: whether the next number is free costs no time then.
+                known, _, root = self._looked(known)
         while True:
             if load is not None:
                 known = load(known)
@@ -291,37 +339,42 @@ class Journal(ABC, Generic[S, E, D]):
             # Read back before it is written: what no reader would take must never lie in the journal.
             entry = self._decode(data, self.key(number), number)
             self._check(known.state, entry)
-            written, known = self._attempt(known, entry, data, repeatable)
+            written, known, root = self._attempt(known, entry, data, repeatable, root)
             if written is None and tries >= WAIT_AFTER_LOSSES:
-                self.env.sleep(pause(self.env.random, tries - WAIT_AFTER_LOSSES))
-                known, entries = self._refreshed(known)
+                most = FAR_WAIT if is_far else tries
+                self.env.sleep(pause(self.env.random, min(tries - WAIT_AFTER_LOSSES, most)))
+                known, entries, root = self._looked(known)
                 # A request made before a stall may land as late as this.
                 written = _with_id(commit_id, entries)
             if written is not None:
                 return written, self._checkpointed_if_due(known)
 
-    def _attempt(self, known: Known[S], entry: E, data: bytes, repeatable: bool) -> tuple[E | None, Known[S]]:
-        """Try the next number: the entry as it stands in the journal, or None; and the newest state."""
+    def _attempt(
+        self, known: Known[S], entry: E, data: bytes, repeatable: bool, root: bool
+    ) -> tuple[E | None, Known[S], bool]:
+        """Try the next number: the entry as it stands in the journal, or None; the newest state; was the root seen?"""
         seen = self.env.now()
         number = known.state.number + 1
         title = f"commit {entry.commit_id} to {self.title}"
         try:
-            answer, stored = self._numbered.create(number, data, entry.commit_id, known.seen, entry.prev_crc)
+            basis = Basis(known.seen, entry.prev_crc, root, known.earlier)
+            answer, sight = self._numbered.create(number, data, entry.commit_id, basis)
         except Unavailable as error:
             raise Unavailable(f"{title}: {error}") from error
-        if answer is Answer.STALLED or stored is None:
+        if answer is Answer.STALLED or not sight.objects:
             try:
-                return self._trace(entry, number, repeatable)
+                return *self._trace(entry, number, repeatable), False
             except (Corrupt, Unavailable) as error:
                 raise Unavailable(
                     f"{title} stalled for over an hour and its outcome is unknown: {error}; look before you write again"
                 ) from error
         if answer is Answer.OURS:
             # An earlier attempt at this number, drawn up before a stall, may have landed late: what was stored counts.
+            stored = sight.objects[0]
             written = entry if stored == data else self._decode_all([stored], number)[0]
-            return written, self._publish(self._extended(known, (written,), seen))
-        known, entries = self._forward(known, [stored])
-        return _with_id(entry.commit_id, entries), known
+            return written, self._publish(self._extended(known, (written,), seen)), False
+        known, entries = self._forward(known, sight, seen)
+        return _with_id(entry.commit_id, entries), known, sight.root
 
     def _trace(self, entry: E, number: int, repeatable: bool) -> tuple[E | None, Known[S]]:
         known, entries = self._open()

@@ -27,6 +27,8 @@ from sparklog.storage.local_writer import ask_each
 from sparklog.storage.store import Store
 
 READ_AHEAD = 16
+LOSER_READS = 2
+"""Numbers behind a lost one that are asked for together with it, on a store with round trips."""
 STALE_MS = 3_600_000
 """After this long without a sight of the newest number, the meaning of a number is no longer known: open afresh."""
 SURE_TRIES = 3
@@ -40,6 +42,42 @@ class Answer(Enum):
     OURS = "ours"
     LOST = "lost"
     STALLED = "stalled"
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """Answers to several requests, which were made at once on a store with round trips.
+
+    * `objects`: from a number on, as far as they were read; `is_all`: the one behind them was missing
+    * `before`: the object before that number; None if it was not read or is missing
+    * `root`: the root was seen to be the one that was opened
+    """
+
+    objects: tuple[bytes, ...] = ()
+    is_all: bool = False
+    before: bytes | None = None
+    root: bool = False
+
+
+NOTHING_SEEN = Sight()
+Place = tuple[int, int]
+"""The number of an object, and the CRC-32C with which this process knows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """The state that a new object is made after.
+
+    * `seen`: when the newest number was last seen to be the one before
+    * `crc`: the CRC-32C of that one; None: there is none
+    * `root`: the root was seen to be the one that was opened, a moment ago
+    * `earlier`: must be there as well. Objects behind it were read, which are taken back if it is not
+    """
+
+    seen: Moment
+    crc: int | None
+    root: bool = False
+    earlier: Place | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +128,41 @@ class NumberedObjects:
         """True on a store with round trips, where several requests at once take little longer than one."""
         return self.store.parallel_reads > 1
 
+    def look(self, number: int) -> Sight:
+        """Read all objects from `number` on, and look whether the root is the one that was opened, at once."""
+
+        def ask(at: int | None) -> list[bytes] | bool:
+            return self._is_root() if at is None else self.read_forward(at)
+
+        try:
+            objects, root = ask_each(self.store, ask, (number, None))
+        except Unavailable:
+            return NOTHING_SEEN
+        return Sight(tuple(objects) if isinstance(objects, list) else (), True, None, root is True)
+
+    def _look_after_create(self, number: int) -> Sight:
+        """Read the number; on a store with round trips at the same time what a loser needs before its next attempt."""
+        if not self.is_far:
+            stored = self.read(number)
+            return NOTHING_SEEN if stored is None else Sight((stored,))
+        behind = range(number + 1, number + 1 + LOSER_READS)
+        places = (number, *behind, *range(max(number - 1, 0), number), None)
+        answers = dict(zip(places, ask_each(self.store, self._seen, places), strict=True))
+        objects: list[bytes] = []
+        for at in (number, *behind):
+            if not isinstance(data := answers[at], bytes):
+                break
+            objects.append(data)
+        earlier = answers.get(number - 1)
+        is_all = answers.get(number + len(objects), False) is None
+        return Sight(tuple(objects), is_all, earlier if isinstance(earlier, bytes) else None, answers[None] is True)
+
+    def _seen(self, at: int | None) -> bytes | bool | None:
+        """Return an object or, for None, whether the root is the one that was opened; False if that is not known."""
+        with suppress(Unavailable):
+            return self._is_root() if at is None else self.read(at)
+        return False
+
     def make_durable(self) -> None:
         """Make durable what was read here, before an object that rests on it is written elsewhere.
 
@@ -100,38 +173,43 @@ class NumberedObjects:
             self.store.settle(key)
             self._unsettled.discard(key)
 
-    def create(
-        self, number: int, data: bytes, commit_id: str, seen: Moment, before: int | None
-    ) -> tuple[Answer, bytes | None]:
-        """Create a number; also return the object that lies there now.
+    def create(self, number: int, data: bytes, commit_id: str, basis: Basis) -> tuple[Answer, Sight]:
+        """Create a number; also return what was read of the object that lies there now and of those around it.
 
         A lost answer is looked up by `commit_id`, the one in `data`; if no whole object is there, the same number is
-        tried again. `seen`: when the newest number was last seen to be `number - 1`, whose CRC-32C is `before`.
+        tried again.
 
         `Unavailable` if that stays unclear for 90 s: the outcome is unknown then. `Fenced` if the root is another one
         than was opened, or `number - 1` is another object than this one was made after: nothing is written then.
         """
         backoff = Backoff(self.env, tries=1)
         failure = "it exists and cannot be read"
+        root = basis.root
         while True:
+            sight = NOTHING_SEEN
             try:
-                self._check_root(number, unknown=backoff.tries > 1)
+                if not root:
+                    self._check_root(number, unknown=backoff.tries > 1)
+                root = False
                 created = self.store.create(self.key(number), data)
-                stored = data if created else self.read(number)
+                sight = Sight((data,)) if created else self._look_after_create(number)
             except Unavailable as error:
                 failure = str(error)
-                stored = None
                 with suppress(Unavailable):
                     stored = self.read(number)
+                    sight = NOTHING_SEEN if stored is None else Sight((stored,))
             is_over = backoff.is_over()
+            stored = sight.objects[0] if sight.objects else None
             stored_id = None if stored is None else peek_commit_id(stored)
-            if self.env.now().elapsed_ms(seen) > STALE_MS:
+            if self.env.now().elapsed_ms(basis.seen) > STALE_MS:
                 # Whichever object lies there: ours may have come first and been collected, and another sleeper's after.
                 self._check_root(number, unknown=True)
-                return Answer.STALLED, stored
+                return Answer.STALLED, sight
             if stored is not None and (stored_id is not None or is_over):
                 answer = Answer.OURS if stored_id == commit_id else Answer.LOST
-                return self._confirm(answer, number, commit_id, seen, before), stored
+                if answer is Answer.LOST and sight.before is not None and crc32c.crc32c(sight.before) == basis.crc:
+                    return answer, sight
+                return self._confirm(answer, number, commit_id, basis), sight
             if is_over:
                 raise self._unknown(number, failure)
             backoff.sleep()
@@ -151,11 +229,28 @@ class NumberedObjects:
             raise self._unknown(number, message)
         raise Fenced(f"{message}: {self.key(number)} was not written; {REOPEN}")
 
-    def drop_unless_here(self, key: str, number: int, crc: int | None) -> None:
-        """Delete the copy of `number` under `key`, just written, unless `number` with this CRC-32C is here: `Fenced`.
+    def _is_root(self) -> bool:
+        """True if the root is the one that was opened; False also where that cannot be seen."""
+        with suppress(Unavailable, Corrupt):
+            return self.root_id is None or self._root_id() == self.root_id
+        return False
+
+    def create_copy(self, key: str, data: bytes, number: int, crc: int | None) -> bool:
+        """Create a copy of `number`, whose CRC-32C is `crc`, under `key`; False if one is there. `Fenced` if not here.
 
         A copy only saves time, so it may go in doubt; one of another journal would be taken for the newest state.
         """
+        try:
+            created = self.store.create(key, data)
+        except Unavailable:
+            self._drop_unless_here(key, number, crc)
+            raise
+        if created:
+            self._drop_unless_here(key, number, crc)
+        return created
+
+    def _drop_unless_here(self, key: str, number: int, crc: int | None) -> None:
+        """Delete the copy of `number` under `key`, just written, unless `number` with this CRC-32C is here."""
         for tries in range(SURE_TRIES):
             try:
                 data = self.read(number)
@@ -166,7 +261,14 @@ class NumberedObjects:
                 break
             except Unavailable:
                 self.env.sleep(pause(self.env.random, tries))
-        self.store.delete(key)
+        backoff = Backoff(self.env)
+        while True:
+            try:
+                self.store.delete(key)
+                break
+            except Unavailable:
+                if not backoff.wait():
+                    raise
         raise Fenced(f"{self.key(number)} in {self.store.location} is not what this process has seen; {REOPEN}")
 
     def _root_id(self) -> str | None:
@@ -184,53 +286,68 @@ class NumberedObjects:
                     raise
         raise Unavailable(f"{ROOT_KEY} of {self.store.location} is listed and cannot be read; try again later")
 
-    def _confirm(self, answer: Answer, number: int, commit_id: str, seen: Moment, before: int | None) -> Answer:
+    def _confirm(self, answer: Answer, number: int, commit_id: str, basis: Basis) -> Answer:
         """Return the answer once the object before `number` is seen; else `Fenced`, and ours is taken back.
 
         The loser looks as well: the winner may be another process that has outlived the root, and takes it back.
         """
-        if before is None:
+        if basis.crc is None:
             return answer
+        places: list[Place] = [(number - 1, basis.crc)]
+        if answer is Answer.OURS and basis.earlier is not None and basis.earlier[0] < number - 1:
+            places.append(basis.earlier)
+        if len(places) > 1:
+            answers = ask_each(self.store, self._seen, [at for at, _ in places])
+            places = [
+                place
+                for place, data in zip(places, answers, strict=True)
+                if not isinstance(data, bytes) or crc32c.crc32c(data) != place[1]
+            ]
+        stalled = any(self._is_uncertain(number, place, commit_id, basis.seen) for place in places)
+        return Answer.STALLED if stalled else answer
+
+    def _is_uncertain(self, number: int, place: Place, commit_id: str, seen: Moment) -> bool:
+        """True if it took too long to see an object that lies before `number`: it may have been collected since."""
+        at, crc = place
         backoff = Backoff(self.env)
-        failure = f"{self.key(number - 1)}, which lies before it, cannot be read"
+        failure = f"{self.key(at)}, which lies before it, cannot be read"
         others = 0
         while True:
             data, gap = None, False
             try:
-                data = self.read(number - 1)
-                gap = data is None and self._is_gap(number)
+                data = self.read(at)
+                gap = data is None and self._is_gap(number, at)
             except Unavailable as error:
                 failure = str(error)
-            if data is not None and crc32c.crc32c(data) == before:
-                return answer
+            if data is not None and crc32c.crc32c(data) == crc:
+                return False
             if self.env.now().elapsed_ms(seen) > STALE_MS:
-                # It may have been collected since.
                 self._check_root(number, unknown=True)
-                return Answer.STALLED
+                return True
             backoff.tries += 1
             others += data is not None
             if gap or others >= SURE_TRIES:
                 try:
                     if data is not None:
-                        decode(data, self.key(number - 1), "entry")
+                        decode(data, self.key(at), "entry")
                 except Corrupt:
                     # It is there; that it is damaged is for its readers to say.
-                    return answer
-                self._refuse(number, commit_id)
+                    return False
+                self._refuse(number, at, commit_id)
             if backoff.is_over():
                 raise self._unknown(number, failure)
             self.env.sleep(pause(self.env.random, backoff.tries))
 
-    def _is_gap(self, number: int) -> bool:
-        """True if a listing that shows `number` does not show the one before: no cache can hide it so."""
+    def _is_gap(self, number: int, at: int) -> bool:
+        """True if a listing that shows `number` does not show an earlier one: no cache can hide it so."""
         listed = {info.key for info in self.store.list(f"{self.prefix}/_log/0")}
-        return self.key(number) in listed and self.key(number - 1) not in listed
+        return self.key(number) in listed and self.key(at) not in listed
 
-    def _refuse(self, number: int, commit_id: str) -> NoReturn:
+    def _refuse(self, number: int, at: int, commit_id: str) -> NoReturn:
         """Raise `Fenced`: `number` follows no object that is here. If it is ours, delete it: no process has used it."""
         key = self.key(number)
         message = (
-            f"{self.key(number - 1)} in {self.store.location} is not what this process has seen: the root was moved "
+            f"{self.key(at)} in {self.store.location} is not what this process has seen: the root was moved "
             "away and restored, or removed and made again"
         )
         backoff = Backoff(self.env)

@@ -130,8 +130,11 @@ class CommitLog(Journal[LogState, Commit, Draft]):
         table = decode_table(self.store.get(key, 0, checkpoint.table.size + 1), checkpoint.table, key, head.version)
         return self._applied(LogState(head, checkpoint, (), table), state.tail)
 
-    def commit(self, intent: Intent, origin: Head | None = None) -> Outcome:
-        """Commit what `intent` drafts. `origin`: the head that the caller decided on (the newest known, if None)."""
+    def commit(self, intent: Intent, origin: Head | None = None, *, looked: Moment | None = None) -> Outcome:
+        """Commit what `intent` drafts. `origin`: the head that the caller decided on (the newest known, if None).
+
+        `looked`: what `look` returned to this caller.
+        """
         base = self.current().head if origin is None else origin
         drafts: list[Draft | Nothing] = []
 
@@ -141,7 +144,7 @@ class CommitLog(Journal[LogState, Commit, Draft]):
             return None if isinstance(draft, Nothing) else draft
 
         load = self._with_table if intent.needs_table else None
-        written, known = self._write(step, load=load, repeatable=intent.repeatable)
+        written, known = self._write(step, load=load, repeatable=intent.repeatable, looked=looked)
         last = drafts[-1]
         return Outcome(written, known.state.head, last if isinstance(last, Nothing) else None, last.dropped)
 
@@ -205,8 +208,7 @@ class CommitLog(Journal[LogState, Commit, Draft]):
         snapshot = Snapshot(self.topic, self.store, state.head, state.table)
         checkpoint = Checkpoint(state.head, write_slice_table(self.store, snapshot, self.env.new_id()))
         key = checkpoint_key(self.topic, state.number)
-        if self.store.create(key, encode_checkpoint(checkpoint)):
-            self._numbered.drop_unless_here(key, state.number, state.crc)
+        if self._numbered.create_copy(key, encode_checkpoint(checkpoint), state.number, state.crc):
             return self._with_checkpoint(known, LogState(state.head, checkpoint, (), None))
         copied = self.read_checkpoint(state.number)
         return known if copied is None else self._with_checkpoint(known, copied)

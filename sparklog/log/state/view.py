@@ -242,7 +242,8 @@ class LogView(TakenView, Protocol):
     """A set of topics that can be read, looked at again as often as wanted."""
 
     @property
-    def poll_interval_ms(self) -> int: ...
+    def poll_interval_ms(self) -> int:
+        """The time that a reader who has seen all waits from now on before it calls `refresh` again."""
 
     def topics(self) -> list[str]:
         """Return the names of all topics, sorted. Finds new ones."""

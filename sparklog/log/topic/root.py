@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -240,7 +240,18 @@ def open_root(location: str | os.PathLike[str] | Store, *, create: bool = False,
 
 
 LOCAL_POLL_MS = 10
+QUICK_POLL_MS = 5
 REMOTE_POLL_MS = 250
+IDLE_SHARE = 25
+
+
+def poll_pause_ms(idle_ms: int) -> int:
+    """Return how long a reader of an object store pauses between two looks after nothing came for `idle_ms`.
+
+    A share of that time: what comes at last waits little longer than the reader has waited for it. Looks cost money, so
+    there are few where little comes: at most four a second after six seconds.
+    """
+    return min(max(idle_ms // IDLE_SHARE, QUICK_POLL_MS), REMOTE_POLL_MS)
 
 
 class RootView(SnapshotView):
@@ -255,10 +266,15 @@ class RootView(SnapshotView):
         self.root = root
         self._topics: dict[str, Topic] = {}
         self._raw: dict[str, Snapshot] = {}
+        self._came = root.env.now()
+        self._idle = False
 
     @property
     def poll_interval_ms(self) -> int:
-        return LOCAL_POLL_MS if self.root.store.parallel_reads <= 1 else REMOTE_POLL_MS
+        """The pause from now to the next `refresh`: on a store with round trips, the longer the less came."""
+        if self.root.store.parallel_reads <= 1:
+            return LOCAL_POLL_MS
+        return poll_pause_ms(self.root.env.now().elapsed_ms(self._came))
 
     def topics(self) -> list[str]:
         return sorted(self.root.topics())
@@ -267,8 +283,23 @@ class RootView(SnapshotView):
         return str(self.snapshot(topic).head.topic_id)
 
     def refresh(self, topics: Sequence[str]) -> None:
+        self._look(topics, self._take)
+
+    def follow(self, topics: Sequence[str]) -> None:
+        """As `refresh`, for a reader that looks again and again: it may see more commits the next time.
+
+        After a look that found nothing, a store with round trips is asked for the next commit alone: its records are
+        read a round trip earlier so.
+        """
+        self._look(topics, self._take_next if self._idle and self.root.store.parallel_reads > 1 else self._take)
+
+    def _look(self, topics: Sequence[str], take: Callable[[str], tuple[Topic, Snapshot]]) -> None:
         names = list(dict.fromkeys(topics))
-        for name, (topic, snapshot) in zip(names, list(ask_each(self.root.store, self._take, names)), strict=True):
+        self._idle = True
+        for name, (topic, snapshot) in zip(names, list(ask_each(self.root.store, take, names)), strict=True):
+            known = self._raw.get(name)
+            if known is None or known.version != snapshot.version:
+                self._came, self._idle = self.root.env.now(), False
             self._topics[name], self._raw[name] = topic, snapshot
         self._snapshots, gone = settle(self.root.decisions, self._raw, self._again)
         self._ends = whole_ends(self._snapshots)
@@ -292,6 +323,12 @@ class RootView(SnapshotView):
     def _again(self, name: str) -> Snapshot:
         self._topics[name], snapshot = self._take(name)
         return snapshot
+
+    def _take_next(self, name: str) -> tuple[Topic, Snapshot]:
+        topic = self._topics.get(name)
+        if topic is None or not topic.log.read_next().head.exists:
+            return self._take(name)
+        return topic, topic.snapshot(refresh=False)
 
     def _take(self, name: str) -> tuple[Topic, Snapshot]:
         topic = self._topics.get(name) or self.root.topic(name)

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from sparklog.errors import BadRequest, NotFound
 from sparklog.log.decisions.decision_log import DecisionLogs, read_snapshot
-from sparklog.log.journal.env import Env
+from sparklog.log.journal.env import Env, Moment
 from sparklog.log.journal.journal import RootAccess
 from sparklog.log.read.key_lookup import latest_record
 from sparklog.log.read.time_lookup import offsets_for_timestamps
@@ -65,19 +65,20 @@ class TopicLog(CommitLog):
     def read_snapshot(self) -> Snapshot:
         return read_snapshot(self.root.decisions, self)
 
-    def commit(self, intent: Intent, origin: Head | None = None) -> Outcome:
+    def commit(self, intent: Intent, origin: Head | None = None, *, looked: Moment | None = None) -> Outcome:
         """Commit an intent (see `sparklog.log.state.commit_intents`), made when the topic was at `origin`."""
         self.root.ensure_probed()
-        return super().commit(intent, origin)
+        return super().commit(intent, origin, looked=looked)
 
     def append_target(self, refresh: bool = True) -> AppendTarget:
-        state = self.existing(refresh)
+        looked = self.look() if refresh else None
+        state = self.existing(refresh=False)
         head = state.head
         if state.checkpoint is not None and state.checkpoint.table.unsealed > MANY_UNSEALED:
             many = state.checkpoint.table.unsealed
             _LOG.warning("topic %s holds %d unsealed slices: run sparklog compact, which merges them", self.topic, many)
-        of_root = self.store, self.root.id, self.topic
-        return AppendTarget(*of_root, head.topic_id, head.partitions, head.configs, head.version, head.leader_epoch)
+        names = self.store, self.root.id, self.topic, head.topic_id
+        return AppendTarget(*names, head.partitions, head.configs, head.version, head.leader_epoch, looked)
 
     def commit_append(
         self,
@@ -109,7 +110,7 @@ class TopicLog(CommitLog):
                 how = "committed" if each.decided == COMMIT else "aborted"
                 _LOG.warning("topic %s is appended to now: %s %s", self.topic, how, each)
         intent = AppendIntent(target.topic_id, tuple(files), writer, txn, self.root.env.wall_ms())
-        outcome = self.commit(intent)
+        outcome = self.commit(intent, looked=target.looked)
         if writer is not None and writer.run is not None:
             entry = outcome.head.registry.get(writer.id)
             if entry is not None and entry.run == writer.run:

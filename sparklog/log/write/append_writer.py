@@ -9,7 +9,7 @@ count from 0 in each slice: the commit that names the files assigns them. Rows o
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
@@ -19,7 +19,7 @@ from sparklog.errors import BadRequest, NotFound, nearest
 from sparklog.format.append_file import INDEX_MIN_BYTES, SliceIndex, WrittenSlice, build_index, encode_footer
 from sparklog.format.encode import EncodedSlice, EncodeOptions, encode, encode_partitions
 from sparklog.format.record_batch import CODECS, Codec
-from sparklog.log.journal.env import SYSTEM, Env
+from sparklog.log.journal.env import SYSTEM, Env, Moment
 from sparklog.log.journal.names import append_path, read_root_id
 from sparklog.log.read.topic_scan import Scan
 from sparklog.log.state.commit import Commit
@@ -60,7 +60,10 @@ class AppendOutput:
 
 @dataclass(frozen=True, slots=True)
 class AppendTarget:
-    """The topic as a task writes files for it: picklable, carried from the driver to the tasks."""
+    """The topic as a task writes files for it: picklable, carried from the driver to the tasks.
+
+    `looked`: when the root was seen to be the one that was opened, where that cost no time of its own.
+    """
 
     store: Store
     root_id: str
@@ -70,6 +73,11 @@ class AppendTarget:
     configs: TopicConfigs
     read_version: int
     leader_epoch: int
+    looked: Moment | None = field(default=None, compare=False, repr=False)
+
+    def __reduce__(self) -> tuple[type[AppendTarget], tuple[object, ...]]:
+        # Another process must look for itself.
+        return AppendTarget, tuple(getattr(self, each.name) for each in fields(self) if each.name != "looked")
 
 
 @dataclass(frozen=True)
@@ -228,9 +236,10 @@ class AppendWriter:
         if self._output is not None and self._output.position + encoded.nbytes > self._options.file_bytes:
             self._close()
         if self._output is None:
-            if not self._checked_root:
+            looked = self._target.looked
+            if not self._checked_root and (looked is None or not self._env.now().is_soon_after(looked)):
                 check_root(self._target)
-                self._checked_root = True
+            self._checked_root = True
             path = append_path(self._target.read_version, self._env.new_id())
             self._output = AppendOutput(self._target.store, self._target.topic, path)
         flags = SliceFlag.LOG_APPEND_TIME if self._encode.log_append_time else SliceFlag.NONE

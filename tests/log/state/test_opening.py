@@ -15,7 +15,7 @@ from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
 from sparklog.testing.faulty_store import Crash, Fault, FaultKind
 from sparklog.testing.wrapper_stores import CountingStore
-from tests.log.protocol import collect, faulty, other, publish, setup, topic_records
+from tests.log.protocol import Hooked, collect, faulty, other, publish, setup, topic_records
 from tests.log.topics import file_of
 
 
@@ -95,6 +95,43 @@ def test_a_commit_in_steady_state_costs_one_create_and_two_looks() -> None:
     counting.reset()
     topic.log.append_target()
     assert counting.counts == {"get": 1}
+
+
+def test_a_commit_on_a_store_with_round_trips_looks_at_the_root_while_it_looks_for_the_next_number() -> None:
+    world, store, _, _ = setup()
+    counting = CountingStore(store)
+    store.parallel_reads = 16  # type: ignore[attr-defined]
+    topic = world.root(counting).topic("t")
+    publish(topic)
+    counting.reset()
+    target = topic.log.append_target()
+    assert counting.by_kind == {("get", "root"): 1, ("get", "commit"): 1}
+    file = file_of([(0, 1)], read_version=target.read_version, name="y")
+    topic.log.commit_append([file], target)
+    assert counting.by_kind == {("get", "root"): 1, ("create", "commit"): 1, ("get", "commit"): 2}
+    counting.reset()
+    # Without a look of its own, or with one of more than a second ago, the commit has one.
+    world.pass_ms(1_001)
+    file = file_of([(0, 1)], read_version=target.read_version, name="z")
+    topic.log.commit_append([file], target)
+    assert counting.by_kind == {("get", "root"): 1, ("create", "commit"): 1, ("get", "commit"): 2}
+
+
+def test_a_loser_on_a_store_with_round_trips_reads_all_it_needs_at_once() -> None:
+    world, store, _, _ = setup()
+    hooked = Hooked(store)
+    counting = CountingStore(hooked)
+    store.parallel_reads = 16  # type: ignore[attr-defined]
+    topic = world.root(counting).topic("t")
+    winner = other(world, store)
+    publish(topic)
+    target = topic.log.append_target()
+    file = file_of([(0, 1)], read_version=target.read_version, name="y")
+    counting.reset()
+    hooked.before = lambda: publish(winner, name="w")
+    assert topic.log.commit_append([file], target).version == 3
+    # The number, the two behind it and the one before, the root; then that ours follows what was there.
+    assert counting.by_kind == {("create", "commit"): 2, ("get", "commit"): 6, ("get", "root"): 1}
 
 
 @pytest.mark.parametrize("what", ["head", "table", "head gone", "table gone"])

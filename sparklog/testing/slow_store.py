@@ -1,0 +1,182 @@
+"""A store as slow as one across a network: each request waits for a time drawn from a published distribution.
+
+Published figures differ by a factor of two: by region, client, day and size. Taken here, in milliseconds, for small
+objects and a client in the region of the bucket:
+
+| store         | request | p50 | p99 | from                                                                     |
+|---------------|---------|-----|-----|--------------------------------------------------------------------------|
+| `S3_STANDARD` | GET     | 22  | 80  | Tigris, July 2025: 1 KB, p50 22.4, p90 42.0; Quickwit, 2023: 30, tail 80 |
+|               | PUT     | 40  | 140 | Tigris: 1 KB, p50 27.0, p90 41.2; SlateDB's guide: 50 to 100             |
+|               | LIST    | 45  | 160 | no figure is published: a PUT's, and a little                            |
+|               | others  | 22  | 80  | taken as a GET without a body                                            |
+| `S3_EXPRESS`  | GET     | 4   | 10  | AWS: "consistent single-digit millisecond"; Quickwit: p90 5              |
+|               | PUT     | 6   | 14  | SlateDB's guide: 5 to 10                                                 |
+|               | LIST    | 8   | 20  | no figure is published                                                   |
+|               | others  | 4   | 10  | taken as a GET without a body                                            |
+
+Tigris: tigrisdata.com/blog/benchmark-small-objects. Quickwit: quickwit.io/blog/s3-express-speculations. SlateDB:
+slatedb.io/docs/performance. AWS: "Performance guidelines for Amazon S3" and "Best practices to optimize S3 Express One
+Zone performance"; from there also 85 MB/s for the bytes of one request. That latencies are about log-normal:
+spiraldb.com/post/so-you-want-to-use-object-storage; by it Tigris' GETs (from a cloud near by) have a p99 of 70.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from random import Random
+from typing import Any, TypeVar
+
+from sparklog.storage.store import ObjectInfo, ObjectWriter, Store
+from sparklog.testing.wrapper_stores import WrapperStore
+
+T = TypeVar("T")
+_Z99 = 2.3263
+"""The 99th percentile of the normal distribution."""
+PAGE = 1000
+"""Keys of one listing, and of one bulk delete, of S3."""
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """A log-normal distribution of milliseconds, by its median and its 99th percentile."""
+
+    p50: float
+    p99: float
+
+    def draw(self, source: Random) -> float:
+        return source.lognormvariate(math.log(self.p50), math.log(self.p99 / self.p50) / _Z99)
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """Latencies by the request that a method makes; bytes of a body come on top, at `bytes_per_ms`."""
+
+    get: Latency
+    put: Latency
+    list: Latency
+    head: Latency
+    delete: Latency
+    bytes_per_ms: float = 85_000
+
+    def draw_ms(self, verb: str, source: Random) -> float:
+        """Draw for a method of `Store`; one that makes no request takes no time."""
+        latency: Latency | None = getattr(self, _REQUESTS.get(verb, ""), None)
+        return 0.0 if latency is None else latency.draw(source)
+
+
+_REQUESTS = {
+    "get": "get",
+    "create": "put",
+    "close": "put",
+    "list": "list",
+    "list_folders": "list",
+    "stat": "head",
+    "now_ms": "head",
+    "delete": "delete",
+    "delete_many": "delete",
+}
+
+S3_STANDARD = Latencies(Latency(22, 80), Latency(40, 140), Latency(45, 160), Latency(22, 80), Latency(22, 80))
+S3_EXPRESS = Latencies(Latency(4, 10), Latency(6, 14), Latency(8, 20), Latency(4, 10), Latency(4, 10))
+
+
+class SlowStore(WrapperStore):
+    """Delay every request to `inner`: half of it before the effect, half of it after.
+
+    The body of a write travels before the effect, that of a read after it. A data object is one PUT, when it is closed.
+    `sleep` takes seconds: it sleeps, unless a simulation passes its clock's. Safe to share between threads, and as
+    picklable as `inner` and `sleep`: a copy goes on with a seed drawn from `source`.
+    """
+
+    def __init__(
+        self,
+        inner: Store,
+        latencies: Latencies,
+        source: Random,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+        parallel_reads: int = 16,
+    ) -> None:
+        super().__init__(inner)
+        self.latencies = latencies
+        self.source = source
+        self.sleep = sleep
+        self._parallel_reads = parallel_reads
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "seed": self.source.getrandbits(64)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        seed = state.pop("seed")
+        self.__dict__.update(state)
+        self.source.seed(seed)
+
+    @property
+    def parallel_reads(self) -> int:
+        return self._parallel_reads
+
+    def request(self, verb: str, key: str, send: Callable[[], Any]) -> Any:
+        return self._delayed(verb, send)
+
+    def create(self, key: str, data: bytes) -> bool:
+        return self._delayed("create", lambda: self.inner.create(key, data), len(data))
+
+    def writer(self, key: str) -> ObjectWriter:
+        return _SlowWriter(self, self.inner.writer(key))
+
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        first: Iterator[ObjectInfo] = super().list(prefix, after)
+        return self._pages(first)
+
+    def delete_many(self, keys: Iterable[str]) -> None:
+        left = [*keys]
+        while left:
+            part, left = left[:PAGE], left[PAGE:]
+            self._delayed("delete_many", lambda part=part: [self.inner.delete(key) for key in part])  # type: ignore[misc]
+
+    def _pages(self, listed: Iterator[ObjectInfo]) -> Iterator[ObjectInfo]:
+        for number, info in enumerate(listed):
+            if number and number % PAGE == 0:
+                self.sleep(self.latencies.draw_ms("list", self.source) / 1000)
+            yield info
+
+    def _delayed(self, verb: str, send: Callable[[], T], nbytes: int = 0) -> T:
+        half_s = self.latencies.draw_ms(verb, self.source) / 2000
+        body_s = nbytes / self.latencies.bytes_per_ms / 1000
+        if half_s:
+            self.sleep(half_s + body_s)
+        try:
+            answer = send()
+            body_s = len(answer) / self.latencies.bytes_per_ms / 1000 if isinstance(answer, bytes) else 0.0
+        except BaseException:
+            body_s = 0.0
+            raise
+        finally:
+            if half_s:
+                self.sleep(half_s + body_s)
+        return answer
+
+
+class _SlowWriter:
+    def __init__(self, store: SlowStore, inner: ObjectWriter) -> None:
+        self._store = store
+        self._inner = inner
+        self._nbytes: int | None = 0
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._inner.write(data)
+        self._nbytes = (self._nbytes or 0) + len(data)
+
+    def close(self) -> None:
+        nbytes, self._nbytes = self._nbytes, None
+        if nbytes is None:
+            self._inner.close()
+        else:
+            self._store._delayed("close", self._inner.close, nbytes)
+
+    def discard(self) -> None:
+        self._nbytes = None
+        self._inner.discard()
