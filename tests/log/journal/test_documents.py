@@ -125,3 +125,8 @@ def test_a_stored_object_has_a_format_and_its_crc() -> None:
     newer = encode({"format": 1, "readFeatures": ["tiers"], "bytes": 7, "unit": "B"})
     with pytest.raises(BadRequest, match="size k needs the sparklog features tiers"):
         stored.decode(newer, "k")
+    for later in (encode({"format": 9}), b'{"format":9,"sum":"..."}\n'):
+        with pytest.raises(BadRequest, match="size k has format 9, this sparklog reads format 1; upgrade sparklog"):
+            stored.decode(later, "k")
+    with pytest.raises(Corrupt, match="size does not match its own CRC-32C"):
+        stored.decode(data.replace(b'"format":1', b'"format":9'), "k")

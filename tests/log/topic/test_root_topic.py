@@ -55,7 +55,7 @@ def test_of_two_creators_both_get_the_winners_id(world: World) -> None:
 def test_a_root_from_a_newer_release(world: World) -> None:
     store = world.store
     world.root(store)
-    store.replace(ROOT_KEY, store.get(ROOT_KEY).replace(b'"format":1', b'"format":3'))
+    store.replace(ROOT_KEY, encode({"format": 3, "readFeatures": [], "rootId": "A", "createdMs": 0}))
     with pytest.raises(
         BadRequest, match=r"root _root.json has format 3, this sparklog reads format 1; upgrade sparklog"
     ):
