@@ -12,7 +12,7 @@ from math import ceil
 
 from sparklog.errors import BadRequest
 from sparklog.log.read.fetch import SPAN_BYTES
-from sparklog.log.topic.root import REMOTE_POLL_MS
+from sparklog.log.topic.root import REMOTE_POLL_MS, poll_pause_ms
 
 PUT_BYTES = 8 << 20
 """A data object up to this size is one PUT, a larger one a multipart upload in parts of it."""
@@ -23,6 +23,8 @@ MERGE_BYTES = 1 << 20
 SEGMENT_BYTES = 1 << 30
 KEPT_DAYS = 7
 """Commits stay for a week."""
+ROUND_TRIP_MS = 20
+"""Time that a look itself takes."""
 DAY_S = 86_400
 MONTH_DAYS = 30
 GB = 1e9
@@ -153,8 +155,16 @@ def _append(work: Workload) -> Item:
 
 
 def looks(seconds: float, poll_ms: float | None = None) -> float:
-    """Return how often a reader looks for new records in the time between two commits, at most."""
-    return seconds * 1000 / (REMOTE_POLL_MS if poll_ms is None else poll_ms)
+    """Return how often a reader looks for new records after it met some, in a time in which none come: at most."""
+    if poll_ms is not None:
+        return seconds * 1000 / poll_ms
+    count, idle_ms = 0, 0
+    while idle_ms < seconds * 1000:
+        pause_ms = poll_pause_ms(idle_ms)
+        if pause_ms >= REMOTE_POLL_MS:
+            return count + (seconds * 1000 - idle_ms) / pause_ms
+        count, idle_ms = count + 1, idle_ms + pause_ms + ROUND_TRIP_MS
+    return count
 
 
 def _poll(work: Workload) -> Item:
@@ -199,7 +209,7 @@ def lines(work: Workload) -> list[str]:
         text.append(_line(item.name, map(_short, counts), [_money(item.dollars(each)) for each in PRICES]))
     totals = [_money(sum(item.dollars(each) for item in items)) for each in PRICES]
     text.append(_line("all", [""] * 4, totals))
-    idle = looks(DAY_S, work.poll)
+    idle = looks(DAY_S, work.poll or REMOTE_POLL_MS)
     dollars = idle * MONTH_DAYS * PRICES[0].get / 1000
     return [
         *text,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
-from sparklog.log.journal.documents import Fields, decode
+from sparklog.log.journal.documents import Fields, decode, encode
 from sparklog.log.journal.env import SYSTEM
 from sparklog.log.journal.names import ROOT_JSON, ROOT_KEY, read_root_id
 from sparklog.log.state.commit_intents import CreateIntent

@@ -14,6 +14,7 @@ from sparklog.cli.app import app
 from sparklog.errors import BadRequest
 from sparklog.log.journal.numbered_objects import READ_AHEAD
 from sparklog.log.state.commit_log import CHECKPOINT_COMMITS
+from sparklog.log.topic.root import REMOTE_POLL_MS
 from sparklog.tools.doctor import costs
 from sparklog.tools.doctor.costs import PRICES, Requests, Workload, bill, lines
 
@@ -116,11 +117,24 @@ def test_what_makes_it_dear() -> None:
     assert dollars("poll", poll=10_000) < dollars("poll") / 10
 
 
-@pytest.mark.parametrize(("pause", "poll_ms"), [("250 ms", 250), ("second", 1000), ("10 seconds", 10_000)])
-def test_the_page_has_what_polling_costs(pause: str, poll_ms: float) -> None:
-    looks = costs.looks(costs.DAY_S, poll_ms)
+@pytest.mark.parametrize(
+    ("commits", "seconds", "poll_ms"),
+    [
+        *(("second", 1, None), ("10 seconds", 10, None), ("minute", 60, None)),
+        *(("never", costs.DAY_S, REMOTE_POLL_MS), ("never, `poll.interval.ms` 1000", costs.DAY_S, 1000)),
+    ],
+)
+def test_the_page_has_what_polling_costs(commits: str, seconds: float, poll_ms: float | None) -> None:
+    looks = costs.looks(seconds, poll_ms) * costs.DAY_S / seconds
     dollars = [f"${looks * costs.MONTH_DAYS * prices.get / 1000:.2f}" for prices in PRICES[:2]]
-    assert rows(PAGE)[pause] == [f"{looks:,.0f}", *dollars]
+    assert rows(PAGE)[commits] == [f"{looks:,.0f}", *dollars]
+
+
+def test_a_reader_pauses_longer_the_less_comes() -> None:
+    quick = costs.looks(0.1)
+    assert quick * costs.DAY_S * 10 == 3_456_000
+    assert costs.looks(costs.DAY_S) < 1.001 * costs.looks(costs.DAY_S, REMOTE_POLL_MS)
+    assert costs.looks(1) < 10 * quick
 
 
 def test_an_idle_reader_is_named_by_the_day() -> None:
