@@ -132,6 +132,8 @@ def root_at(location: Location, *, create: bool = False) -> Root:
 
     kept = _roots.get(location.root)
     if kept is not None:
+        if location.looked_at(kept.id) is not None:
+            return kept
         with suppress(NotFound):
             if read_root_id(kept.store) == kept.id:
                 return kept

@@ -185,8 +185,9 @@ def publish(plan: SinkPlan, messages: Sequence[SparklogCommitMessage], key: Writ
 
     `key` skips what was published before; its epoch is by this machine's clock. A stream's superseded run is stopped.
     """
-    looked = SYSTEM.now()
+    now = SYSTEM.now()
     root = root_at(plan.location)
+    looked = plan.location.looked_at(root.id) or now
     expected = {part.target.root_id for message in messages for part in message.topics} | {plan.root_id or root.id}
     for root_id in sorted(expected - {root.id}):
         raise Conflict(

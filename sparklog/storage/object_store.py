@@ -71,7 +71,6 @@ class ObjectStore(Store):
 
     def __init__(self, url: str) -> None:
         self._url = parse_url(url)
-        self._lock = ForkLock()
         self._clients: dict[str, Any] = {}
 
     def __reduce__(self) -> tuple[type[ObjectStore], tuple[str]]:
@@ -265,10 +264,10 @@ class ObjectStore(Store):
     def _client(self, kind: str) -> Any:
         """Return obstore's store for one kind of request: `document`, `data` (long), `create` (never repeated)."""
         _GUARD.use()
-        with self._lock:
-            if kind not in self._clients:
-                self._clients[kind] = _new_client(self._url, os.environ, kind)
-            return self._clients[kind]
+        client = self._clients.get(kind)
+        if client is None:
+            client = self._clients[kind] = _kept_client(self._url, kind)
+        return client
 
     def _ask(self, action: str, key: str, send: Callable[[], T]) -> T:
         """Return the answer to a request; raise what its error means."""
@@ -281,6 +280,25 @@ class ObjectStore(Store):
 
     def _fail(self, error: Exception, action: str, key: str) -> NoReturn:
         raise cloud_error(error, action, key, self._url) from None
+
+
+_kept: dict[tuple[str, str, int], Any] = {}
+_lock = ForkLock()
+_MOST_KEPT = 64
+_OF_CLOUDS = ("AWS_", "AZURE_", "GOOGLE_")
+
+
+def _kept_client(url: StoreUrl, kind: str) -> Any:
+    """Return the process' client of a place: its connections outlive the stores that are opened for it."""
+    # Where the environment changes, the credentials may. They are not kept here.
+    surroundings = hash(frozenset(item for item in os.environ.items() if item[0].startswith(_OF_CLOUDS)))
+    place = (str(url), kind, surroundings)
+    with _lock:
+        if place not in _kept:
+            if len(_kept) >= _MOST_KEPT:
+                _kept.clear()
+            _kept[place] = _new_client(url, os.environ, kind)
+        return _kept[place]
 
 
 def _new_client(url: StoreUrl, environ: Mapping[str, str], kind: str) -> Any:

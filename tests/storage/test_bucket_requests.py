@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -10,6 +11,9 @@ from collections.abc import Iterator
 import pytest
 
 import sparklog
+from sparklog.datasource import process
+from sparklog.kafka.in_place.location import resolve
+from sparklog.log.journal.env import Moment
 from sparklog.storage.store import Store
 from sparklog.tools.doctor import costs
 from sparklog.transactions.producer import transactional
@@ -117,3 +121,34 @@ def test_a_transaction_over_three_topics_lists_nothing(bucket: str, server: Serv
                 transaction.append(name, rows(f"{turn}"))
     assert "LIST" not in server.counts()
     assert server.counts()["PUT"] == 3 + 3 + 1
+
+
+def test_what_a_location_has_read_of_its_root_is_not_read_again(bucket: str, server: ServerLog) -> None:
+    root = sparklog.open(bucket, create=True)
+    process.root_at(resolve(bucket))
+    server.lines.clear()
+    location = resolve(bucket)
+    assert process.root_at(location).id == root.id
+    assert server.counts() == {"GET": 1}
+    # A task elsewhere looks for itself: its path may lead to another store.
+    assert process.root_at(pickle.loads(pickle.dumps(location))).id == root.id
+    assert server.counts() == {"GET": 2}
+
+
+def test_a_root_that_was_seen_long_ago_is_looked_at_again(
+    bucket: str, server: ServerLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sparklog.open(bucket, create=True)
+    location = resolve(bucket)
+    process.root_at(location)
+    monkeypatch.setattr(Moment, "is_soon_after", lambda self, earlier: False)
+    server.lines.clear()
+    process.root_at(location)
+    assert server.counts() == {"GET": 1}
+
+
+def test_connections_outlive_the_stores_of_a_place(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = object_store.ObjectStore(bucket), object_store.ObjectStore(bucket)
+    assert first._client("document") is second._client("document")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "another")
+    assert object_store.ObjectStore(bucket)._client("document") is not first._client("document")

@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sparklog.errors import BadRequest, NotFound
-from sparklog.log.journal.names import PLACE_KEY, ROOT_KEY, is_topic_name
+from sparklog.errors import BadRequest, Corrupt, NotFound
+from sparklog.log.journal.env import SYSTEM, Moment
+from sparklog.log.journal.names import PLACE_KEY, ROOT_JSON, ROOT_KEY, is_topic_name
 from sparklog.storage import local_path, open_store
 from sparklog.storage.locations import is_url, normal_location, split
 
@@ -35,12 +36,26 @@ _SEALED_RUN = re.compile(r"\d{20}-[A-Za-z][A-Za-z0-9_-]*")
 
 @dataclass(frozen=True)
 class Location:
-    """The kind of a path. `root` is the root's location, or the path itself; `topic` is set for a topic folder."""
+    """The kind of a path. `root` is the root's location, or the path itself; `topic` is set for a topic folder.
+
+    `looked`: the id that a root in a bucket had when this process read it, and when. Spares a request a moment later.
+    """
 
     kind: str
     path: str
     root: str
     topic: str | None = None
+    looked: tuple[str, Moment] | None = field(default=None, compare=False, repr=False)
+
+    def __reduce__(self) -> tuple[type[Location], tuple[str | None, ...]]:
+        # Another process must look for itself.
+        return Location, (self.kind, self.path, self.root, self.topic)
+
+    def looked_at(self, root_id: str) -> Moment | None:
+        """Return when the root was seen to have this id, if that was a moment ago."""
+        if self.looked is None or self.looked[0] != root_id or not SYSTEM.now().is_soon_after(self.looked[1]):
+            return None
+        return self.looked[1]
 
 
 def resolve(path: str | None) -> Location:
@@ -73,10 +88,12 @@ def _resolve_url(url: str) -> Location:
 
     place = file_path(url)
     above, name = split(url)
-    if _holds(place, ROOT_KEY):
-        return Location(ROOT, url, url)
-    if is_topic_name(name) and _holds(parent(place), ROOT_KEY):
-        return Location(TOPIC, url, above, name)
+    seen = SYSTEM.now()
+    if (stored := _content(place, ROOT_KEY)) is not None:
+        return Location(ROOT, url, url, looked=_id_and_time(stored, seen))
+    seen = SYSTEM.now()
+    if is_topic_name(name) and (stored := _content(parent(place), ROOT_KEY)) is not None:
+        return Location(TOPIC, url, above, name, _id_and_time(stored, seen))
     layout = bucket_layout(place)
     if layout is not None and not _SEALED_RUN.fullmatch(name):
         return Location(KAFKA_PARTITION if layout == "partition" else KAFKA_DIRECTORY, url, url)
@@ -85,18 +102,29 @@ def _resolve_url(url: str) -> Location:
 
 def _holds(folder: FilePath, name: str) -> bool:
     """True if a file of this name lies in a folder."""
-    from sparklog.kafka.in_place.files import as_object, is_file, join
+    from sparklog.kafka.in_place.files import is_file, join
 
     path = join(folder, name)
-    if isinstance(path, str):
-        return is_file(path)
-    store, key = as_object(path)
+    return is_file(path) if isinstance(path, str) else _content(folder, name) is not None
+
+
+def _content(folder: FilePath, name: str) -> bytes | None:
+    """Return a file of a folder in a bucket, None if it is not there. Only a read says that there is no such bucket."""
+    from sparklog.kafka.in_place.files import as_object, join
+
+    store, key = as_object(join(folder, name))
     try:
-        # Not `stat`: only the answer to a read says that there is no such bucket.
-        store.get(key)
+        return store.get(key)
     except NotFound:
-        return False
-    return True
+        return None
+
+
+def _id_and_time(stored: bytes, seen: Moment) -> tuple[str, Moment] | None:
+    """Return the id in `_root.json`, and when it was read; None if it is damaged: who opens the root says so."""
+    try:
+        return ROOT_JSON.decode(stored, ROOT_KEY).root_id, seen
+    except (BadRequest, Corrupt):
+        return None
 
 
 def absolute(path: str) -> str:

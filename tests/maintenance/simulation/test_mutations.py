@@ -73,9 +73,9 @@ def passes_in_halves(patch: Patch) -> None:
     """A cleaning pass is committed segment by segment, the newer half first."""
     real = TopicLog.commit
 
-    def halves(self: TopicLog, intent: Any, origin: Head | None = None) -> Any:
+    def halves(self: TopicLog, intent: Any, origin: Head | None = None, **named: Any) -> Any:
         if not isinstance(intent, RewriteIntent) or intent.op != COMPACT:
-            return real(self, intent, origin)
+            return real(self, intent, origin, **named)
         (whole,) = intent.rewrites
         cut = max((file.base[0] for file in intent.files), default=0)
         for inputs in ([i for i in whole.inputs if i.base >= cut], [i for i in whole.inputs if i.base < cut]):
