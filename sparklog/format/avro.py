@@ -141,15 +141,13 @@ def _type(schema: Any, named: dict[str, Any], inside: tuple[str, ...]) -> pa.Dat
     if isinstance(schema, list):
         kinds = [each for each in schema if each != "null"]
         if len(kinds) > 1:
-            raise BadRequest(
-                f"Arrow columns have no union of {len(kinds)} types in schema {inside[-1:]}: give the type"
-            )
+            raise BadRequest(f"Arrow columns have no union of {len(kinds)} types: give arrow_type")
         return _type(kinds[0] if kinds else "null", named, inside)
     if isinstance(schema, str):
         if schema in PLAIN_TYPES:
             return PLAIN_TYPES[schema]
         if schema in inside:
-            raise BadRequest(f"Arrow columns have no type that holds itself, as {schema} does: give the type")
+            raise BadRequest(f"Arrow columns have no type that holds itself, as {schema} does: give arrow_type")
         return _type(named[schema], named, inside)
     kind, name = schema["type"], schema.get("name", "")
     named[name] = schema

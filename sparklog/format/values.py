@@ -253,6 +253,12 @@ class JsonFormat(ValueFormat):
 
     json_text = True
 
+    def decode(self, column: pa.Array, place: Place = row_of, kind: pa.DataType | None = None) -> pa.Array:
+        """Return the values, all of one type: that which Arrow infers is of the whole column, not of each chunk."""
+        if kind is None and isinstance(column, pa.ChunkedArray):
+            return pa.chunked_array([self.decode(column.combine_chunks(), place)])
+        return super().decode(column, place, kind)
+
     def _decode(self, column: pa.Array, kind: pa.DataType | None) -> pa.Array:
         return pa.array([None if cell is None else loads(cell) for cell in _text(column).to_pylist()], kind)
 
