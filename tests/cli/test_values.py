@@ -1,4 +1,4 @@
-"""`--key-format` and `--value-format` of produce, consume and get: round trips, JSON lines, Avro, and one-line errors."""
+"""`--key-format` and `--value-format`: round trips of lines and JSON lines, Avro, and one-line errors."""
 
 from __future__ import annotations
 

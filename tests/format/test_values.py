@@ -146,15 +146,15 @@ def test_records_are_named_by_topic_partition_and_offset() -> None:
     values = pa.chunked_array([[b"12345678"], [None, b"xxx"]])
     columns = {"topic": ["t"] * 3, "partition": [1] * 3, "offset": [5, 6, 7], "key": [b"k"] * 3, "value": values}
     table = pa.table(columns)
-    with pytest.raises(BadRequest, match="^value of topic t, partition 1, offset 7: expected 8 bytes of a long"):
+    with pytest.raises(BadRequest, match=r"^value of topic t, partition 1, offset 7: expected 8 bytes of a long"):
         formats.decode_records(table, key="string", value="long")
-    with pytest.raises(BadRequest, match="^value of row 2: expected 8 bytes of a long"):
+    with pytest.raises(BadRequest, match=r"^value of row 2: expected 8 bytes of a long"):
         formats.decode_records(table.select(["value"]), value="long")
-    with pytest.raises(BadRequest, match="^key of row 0: expected a short"):
+    with pytest.raises(BadRequest, match=r"^key of row 0: expected a short"):
         formats.encode_records(table, key="short")
-    with pytest.raises(BadRequest, match="^expected a column key, found value$"):
+    with pytest.raises(BadRequest, match=r"^expected a column key, found value$"):
         formats.decode_records(table.select(["value"]), key="long")
-    with pytest.raises(BadRequest, match="^key_schema needs key='avro'$"):
+    with pytest.raises(BadRequest, match=r"^key_schema needs key='avro'$"):
         formats.decode_records(table, key_schema="x")
     batch = table.slice(0, 1).combine_chunks().to_batches()[0]
     assert formats.decode_records(batch, value="long").to_pylist()[0]["value"] == int.from_bytes(b"12345678", "big")
