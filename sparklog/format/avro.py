@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from sparklog.errors import BadRequest
-from sparklog.format.values import ValueFormat, binary_rows, loads
+from sparklog.format.values import ValueFormat, binary_rows, each_row, loads
 
 MAGIC = 0
 FRAME = struct.Struct(">bi")
@@ -61,10 +61,10 @@ class AvroFormat(ValueFormat):
         return binary_rows([None if row is None else self._write(row) for row in rows])
 
     def _show(self, column: pa.Array) -> pa.Array:
-        return binary_rows([None if cell is None else self._text(cell) for cell in column.to_pylist()])
+        return each_row(column, self._text)
 
     def _parse(self, column: pa.Array) -> pa.Array:
-        return binary_rows([None if cell is None else self._write(self._value(cell)) for cell in column.to_pylist()])
+        return each_row(column, lambda text: self._write(self._value(text)))
 
     def _body(self, cell: bytes) -> tuple[int, io.BytesIO]:
         if not self.framed:

@@ -19,7 +19,6 @@ Numbers go through numpy and Arrow without a Python object per row. A wrong row 
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections.abc import Callable
 from typing import Any
@@ -148,6 +147,11 @@ def _cast(column: pa.Array, kind: pa.DataType | None) -> pa.Array:
     return column if kind is None or kind == column.type else column.cast(kind)
 
 
+def each_row(column: pa.Array, function: Callable[[Any], bytes]) -> pa.Array:
+    """Return the binary column of a function of each row that is not null."""
+    return binary_rows([None if cell is None else function(cell) for cell in column.to_pylist()])
+
+
 def binary_rows(cells: list[bytes | None]) -> pa.Array:
     """Return a binary column; `pa.array` would import pandas."""
     valid = np.array([cell is not None for cell in cells], np.bool_)
@@ -159,9 +163,19 @@ def _from_buffers(lengths: npt.NDArray[np.int64], valid: npt.NDArray[np.bool_], 
     np.cumsum(lengths, out=ends[1:])
     if ends[-1] > np.iinfo(np.int32).max:
         raise BadRequest(f"a column of {ends[-1]} bytes is larger than 2 GB: take fewer rows at a time")
-    bits = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
-    buffers = [bits, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(data)]
+    buffers = [_bits(valid), pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(data)]
     return pa.Array.from_buffers(pa.binary(), len(lengths), buffers)
+
+
+def _bits(valid: npt.NDArray[np.bool_]) -> pa.Buffer | None:
+    return None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
+
+
+def _valid_rows(column: pa.Array) -> npt.NDArray[np.bool_]:
+    if not column.null_count:
+        return np.ones(len(column), np.bool_)
+    bits = np.unpackbits(np.frombuffer(column.buffers()[0], np.uint8), bitorder="little")
+    return bits[column.offset :][: len(column)].astype(np.bool_)
 
 
 class NumberFormat(ValueFormat):
@@ -176,39 +190,30 @@ class NumberFormat(ValueFormat):
         self.bytes_name, self.text_name = f"{self.layout.itemsize} bytes of {article} {name}", f"{article} {name}"
 
     def _decode(self, column: pa.Array, kind: pa.DataType | None) -> pa.Array:
-        width, n = self.layout.itemsize, len(column)
-        valid = np.ones(n, np.bool_)
-        if column.null_count:
-            bits = np.unpackbits(np.frombuffer(column.buffers()[0], np.uint8), bitorder="little")
-            valid = bits[column.offset : column.offset + n].astype(np.bool_)
+        width, valid = self.layout.itemsize, _valid_rows(column)
         _, offsets, data = column.buffers()
-        ends = np.frombuffer(offsets, np.int32, n + 1, column.offset * 4) if n else np.zeros(1, np.int32)
-        starts = ends[:-1]
-        if bool(((ends[1:] - starts != width) & valid).any()):
+        ends = (
+            np.frombuffer(offsets, np.int32)[column.offset :][: len(column) + 1] if offsets else np.zeros(1, np.int32)
+        )
+        starts = ends[:-1][valid]
+        if bool((ends[1:][valid] - starts != width).any()):
             raise ValueError
-        raw = np.frombuffer(data or b"", np.uint8)[: ends[-1]]
-        if int(ends[-1] - ends[0]) == width * int(valid.sum()):
-            raw = np.ascontiguousarray(raw[ends[0] :])
+        raw = np.frombuffer(data, np.uint8) if len(starts) else np.zeros(0, np.uint8)
+        if len(starts) * width == ends[-1] - ends[0]:
+            cells = raw[ends[0] : ends[-1]]
         else:  # null rows that hold bytes
-            raw = raw[starts[valid][:, None] + np.arange(width)].reshape(-1)
-        values = np.zeros(n, self.layout.newbyteorder("="))
-        values[valid] = raw.view(self.layout)
-        validity = pa.py_buffer(np.packbits(valid, bitorder="little")) if column.null_count else None
-        return _cast(pa.Array.from_buffers(self.kind, n, [validity, pa.py_buffer(values)]), kind)
+            cells = raw[starts[:, None] + np.arange(width)].reshape(-1)
+        values = np.zeros(len(column), self.layout.newbyteorder("="))
+        values[valid] = cells.view(self.layout)
+        numbers = pa.Array.from_buffers(self.kind, len(column), [_bits(valid), pa.py_buffer(values)])
+        return _cast(numbers, kind)
 
     def _encode(self, column: pa.Array) -> pa.Array:
         numbers = column.cast(self.kind)
-        valid = np.ones(len(numbers), np.bool_)
-        values = np.zeros(0, self.layout)
-        if len(numbers):
-            values = np.frombuffer(numbers.buffers()[1], self.layout.newbyteorder("="))[numbers.offset :][
-                : len(numbers)
-            ]
-        if numbers.null_count:
-            bits = np.unpackbits(np.frombuffer(numbers.buffers()[0], np.uint8), bitorder="little")
-            valid = bits[numbers.offset : numbers.offset + len(numbers)].astype(np.bool_)
-        big = values[valid].astype(self.layout)
-        return _from_buffers(valid * np.int64(self.layout.itemsize), valid, big)
+        valid = _valid_rows(numbers)
+        data = numbers.buffers()[1] or b""
+        values = np.frombuffer(data, self.layout.newbyteorder("="))[numbers.offset :][: len(numbers)]
+        return _from_buffers(valid * np.int64(self.layout.itemsize), valid, values[valid].astype(self.layout))
 
     def _show(self, column: pa.Array) -> pa.Array:
         text = self._decode(column, None).cast(pa.string())
@@ -223,29 +228,22 @@ class NumberFormat(ValueFormat):
         return self._encode(column)
 
 
-class HexFormat(ValueFormat):
-    """Two digits a byte; `0x` in front is allowed."""
+class DigitsFormat(ValueFormat):
+    """Any bytes as digits of text: two functions."""
+
+    def __init__(self, name: str, digits: Callable[[bytes], bytes], data: Callable[[str], bytes]) -> None:
+        super().__init__(name)
+        self.digits, self.data = digits, data
 
     def _decode(self, column: pa.Array, kind: pa.DataType | None) -> pa.Array:
-        cells = [None if cell is None else cell.hex().encode() for cell in column.to_pylist()]
-        return _cast(_text(binary_rows(cells)), kind)
+        return _cast(_text(each_row(column, self.digits)), kind)
 
     def _parse(self, column: pa.Array) -> pa.Array:
-        return binary_rows(
-            [None if cell is None else bytes.fromhex(cell.removeprefix("0x")) for cell in column.to_pylist()]
-        )
+        return each_row(column, self.data)
 
 
-class Base64Format(ValueFormat):
-    """Base64 with padding; the URL-safe letters are allowed."""
-
-    def _decode(self, column: pa.Array, kind: pa.DataType | None) -> pa.Array:
-        cells = [None if cell is None else binascii.b2a_base64(cell, newline=False) for cell in column.to_pylist()]
-        return _cast(_text(binary_rows(cells)), kind)
-
-    def _parse(self, column: pa.Array) -> pa.Array:
-        plain = (None if cell is None else cell.replace("-", "+").replace("_", "/") for cell in column.to_pylist())
-        return binary_rows([None if cell is None else base64.b64decode(cell, validate=True) for cell in plain])
+def _from_base64(text: str) -> bytes:
+    return base64.b64decode(text.replace("-", "+").replace("_", "/"), validate=True)
 
 
 class JsonFormat(ValueFormat):
@@ -263,7 +261,7 @@ class JsonFormat(ValueFormat):
         return pa.array([None if cell is None else loads(cell) for cell in _text(column).to_pylist()], kind)
 
     def _encode(self, column: pa.Array) -> pa.Array:
-        return binary_rows([None if cell is None else dumps(cell) for cell in column.to_pylist()])
+        return each_row(column, dumps)
 
     def _show(self, column: pa.Array) -> pa.Array:
         # A line feed in JSON is white space between its parts: a record stays one line.
@@ -301,8 +299,11 @@ FORMATS: dict[str, Callable[[str], ValueFormat]] = {
     "float": lambda name: NumberFormat(name, pa.float32(), ">f4"),
     "double": lambda name: NumberFormat(name, pa.float64(), ">f8"),
     "json": JsonFormat,
-    "hex": HexFormat,
-    "base64": Base64Format,
+    # `0x` in front is allowed, and so are the letters of URLs.
+    "hex": lambda name: DigitsFormat(
+        name, lambda data: data.hex().encode(), lambda text: bytes.fromhex(text.removeprefix("0x"))
+    ),
+    "base64": lambda name: DigitsFormat(name, base64.b64encode, _from_base64),
 }
 NAMES_OF_ALL = (*FORMATS, "avro")
 

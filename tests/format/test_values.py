@@ -97,6 +97,11 @@ def test_null_rows_may_hold_bytes() -> None:
     bits, offsets = pa.py_buffer(bytes([0b101])), pa.py_buffer(np.array([0, 2, 5, 7], np.int32))
     column = pa.Array.from_buffers(pa.binary(), 3, [bits, offsets, pa.py_buffer(b"\0\1xyz\0\2")])
     assert formats.decode(column, "short").to_pylist() == [1, None, 2]
+    assert formats.decode(column.slice(1), "short").to_pylist() == [None, 2]
+    for name in ("short", "hex", "json"):
+        nulls = formats.encode(pa.nulls(2), name)
+        assert nulls.to_pylist() == formats.decode(nulls, name).to_pylist() == [None, None]
+        assert len(formats.encode(pa.array([], pa.int64()), name)) == len(formats.decode(pa.nulls(0), name)) == 0
 
 
 def test_other_spellings_are_read() -> None:
