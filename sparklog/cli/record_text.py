@@ -20,8 +20,9 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -214,19 +215,20 @@ def format_json(batch: pa.RecordBatch, values: RecordValues | None = None) -> by
     batch = values.show(batch) if values else batch
     millis = pc.cast(batch.column("timestamp"), pa.int64())
     columns = [(millis if name == "timestamp" else batch.column(name)).to_pylist() for name in COLUMNS]
-    return b"".join(_record(dict(zip(COLUMNS, row, strict=True)), values) for row in zip(*columns, strict=True))
-
-
-def _record(record: dict[str, Any], values: RecordValues | None) -> bytes:
-    key, value = (
-        values.unquoted(record[name], name) if values and getattr(values, name) else _out(record[name])
+    members = {
+        name: partial(values.unquoted, name=name) if values and getattr(values, name) else _out
         for name in ("key", "value")
-    )
+    }
+    rows = (dict(zip(COLUMNS, row, strict=True)) for row in zip(*columns, strict=True))
+    return b"".join(_record(row, members["key"], members["value"]) for row in rows)
+
+
+def _record(record: dict[str, Any], key: Callable[[bytes | None], Any], value: Callable[[bytes | None], Any]) -> bytes:
     shown = {
         **{name: record[name] for name in ("topic", "partition", "offset", "timestamp")},
         "timestampType": TIMESTAMP_TYPES.get(record["timestampType"], NO_TIMESTAMP_TYPE),
-        "key": key,
-        "value": value,
+        "key": key(record["key"]),
+        "value": value(record["value"]),
         "headers": [[header["key"], _out(header["value"])] for header in record["headers"] or []],
     }
     return json.dumps(shown, ensure_ascii=False).encode() + b"\n"
