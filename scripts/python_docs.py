@@ -10,9 +10,11 @@ import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 
 import sparklog
+import sparklog.formats
 from sparklog.datasource.option_table import OPTIONS
 
 FOLDER = "docs/reference"
@@ -38,7 +40,7 @@ MADE = "`scripts/python_docs.py` makes this page from the docstrings. The exampl
 IMPORTS = """```python
 import pyarrow as pa
 import sparklog
-from sparklog import WriteOptions, WriterKey
+from sparklog import WriteOptions, WriterKey, formats
 ```
 """
 HEADS = {
@@ -49,19 +51,21 @@ the errors, are on [the second page](python-maintenance.md).
 {MADE}
 
 {IMPORTS}""",
-    "python-maintenance.md": f"""# Python: maintenance, Kafka's directories, Spark, errors
+    "python-maintenance.md": f"""# Python: values, maintenance, Kafka's directories, Spark, errors
 
-The second page of [the Python API](python.md): functions over whole roots. Each does what the command or the job of
+The second page of [the Python API](python.md): [formats of values](../guides/values.md), and functions over whole
+roots. Each does what the command or the job of
 that name does. {MADE}
 
 {IMPORTS}""",
 }
-SECOND_PAGE = ("Maintenance", "Kafka's directories", "Spark", "Errors")
+SECOND_PAGE = ("Values", "Maintenance", "Kafka's directories", "Spark", "Errors")
 GROUPS: dict[str, tuple[str, ...]] = {
     "Open": ("open", "Root", "open_view", "View"),
     "Read and write": ("Topic", "Scan", "WriteOptions", "WriterKey"),
     "Transactions": ("transactional", "TransactionalProducer", "Transaction"),
     "Consumer groups": ("consumer", "Consumer", "Groups"),
+    "Values": ("formats.decode", "formats.encode", "formats.decode_records", "formats.encode_records"),
     "Maintenance": ("compact", "retain", "verify", "backup", "restore", "clone"),
     "Kafka's directories": ("import_kafka", "export_kafka"),
     "Spark": ("configure", "register", "partitioned", "watch"),
@@ -199,7 +203,7 @@ def page(file: str) -> str:
             lines += errors()
             continue
         for name in names:
-            thing = getattr(sparklog, name)
+            thing = attrgetter(name)(sparklog)
             lines += of_class(name, thing) if isinstance(thing, type) else call(f"sparklog.{name}", thing)
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines) + "\n")
 

@@ -55,8 +55,9 @@ PACKAGE_MODULES = 25
 """Modules of one package, at most, its `__init__` not counted."""
 # Pure: bytes in, arrays out. They know no store, whatever the order of the layers would allow.
 NEVER = {("format", "storage")}
-# The package itself, its `__main__`, the command line and what Spark finds by name are doors: they may import anything.
-DOORS = frozenset({"", "__main__", "api", "cli", "pyspark_sparklog", "jobs"})
+# The package itself, its `__main__`, modules that users import, the command line and what Spark finds by name are
+# doors: they may import anything.
+DOORS = frozenset({"", "__main__", "api", "cli", "formats", "pyspark_sparklog", "jobs"})
 
 NO_SPARK = ROOMS - {"datasource", "tools.doctor", "maintenance", "compaction", "retention"}
 FORBIDDEN_BELOW_SPARK = ("pyspark", "pandas")

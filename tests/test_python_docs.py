@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import shutil
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,15 @@ import pytest
 
 import sparklog
 from scripts import python_docs
+from sparklog import formats
 
 REPOSITORY = Path(__file__).parents[1]
 KAFKA = REPOSITORY / "examples" / "data" / "kafka-log-dir"
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-FUNCTIONS = [name for name in sparklog.__all__ if inspect.isfunction(getattr(sparklog, name))]
+FUNCTIONS = [
+    *(name for name in sparklog.__all__ if inspect.isfunction(getattr(sparklog, name))),
+    *(f"formats.{name}" for name in formats.__all__ if name != "FORMATS"),
+]
 
 
 def test_pages_are_those_of_the_docstrings() -> None:
@@ -27,12 +32,13 @@ def test_pages_are_those_of_the_docstrings() -> None:
 
 def test_every_public_name_is_on_a_page() -> None:
     listed = [name for names in python_docs.GROUPS.values() for name in names]
-    assert sorted(listed) == sorted(set(sparklog.__all__) - {"__version__"})
+    values = {f"formats.{name}" for name in formats.__all__} - {"formats.FORMATS"}
+    assert sorted(listed) == sorted(values | set(sparklog.__all__) - {"__version__"})
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_docstrings_say_all(name: str) -> None:
-    function = getattr(sparklog, name)
+    function = attrgetter(name)(sparklog)
     doc = python_docs.parse(function.__doc__)
     explained = " ".join(f"`{argument}` {text}" for argument, text in python_docs.entries(doc.sections["Args"]))
     signature = inspect.signature(function)
@@ -58,7 +64,7 @@ def test_examples_run(tmp_path: Path) -> None:
     sparklog.open(tmp_path / "log", create=True).create_topic("payments")
     names: dict[str, Any] = {}
     ran = run("python.md", list(python_docs.GROUPS), tmp_path, names)
-    ran += run("python-maintenance.md", ["Maintenance", "Kafka's directories"], tmp_path, names)
+    ran += run("python-maintenance.md", ["Values", "Maintenance", "Kafka's directories"], tmp_path, names)
     assert ran >= 20
     values = sparklog.open(tmp_path / "log").topic("orders").scan(columns=["value"]).to_table()
     assert values["value"].to_pylist().count(b"once") == 1

@@ -38,11 +38,14 @@ class RecordFormat:
         """Columns of a `LogView` that must be read for it; at least one, since records are counted."""
         return tuple(dict.fromkeys(COLUMN_OF[part] for part in self.parts if isinstance(part, str))) or ("offset",)
 
-    def format(self, batch: pa.RecordBatch) -> bytes:
-        """Return the bytes of these records."""
+    def format(self, batch: pa.RecordBatch, shown: pa.RecordBatch) -> bytes:
+        """Return the bytes of these records; `shown` are the same, with keys and values as text."""
         if not batch.num_rows or not self.parts:
             return b""
-        cells = [bytes_scalar(part) if isinstance(part, bytes) else self._cells(part, batch) for part in self.parts]
+        cells = [
+            bytes_scalar(part) if isinstance(part, bytes) else self._cells(part, batch if part in "KS" else shown)
+            for part in self.parts
+        ]
         # Literals alone would be one row.
         rows = bytes_array([b""] * batch.num_rows)
         return b"".join(pc.binary_join_element_wise(rows, *cells, bytes_scalar(b"")).to_pylist())

@@ -10,7 +10,8 @@ are. As JSON lines, what `consume --json` prints and `produce --json` takes:
     {"topic": "orders", "partition": 0, "offset": 5, "timestamp": 1700000000000, "timestampType": "CreateTime",
      "key": "k", "value": "v", "headers": [["name", "v"]]}
 
-UTF-8 text stands as a string, any other bytes as `{"base64": "..."}`. On input only `value` is required; `topic`,
+UTF-8 text stands as a string, any other bytes as `{"base64": "..."}`; with a format a number, JSON and Avro stand as
+themselves. On input only `value` is required; `topic`,
 `offset` and `timestampType` are ignored. `headers` may also be an object, `{"name": "v"}`.
 """
 
@@ -19,9 +20,10 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -38,6 +40,9 @@ from sparklog.log.journal.arrow_numpy import (
     valid_rows,
 )
 from sparklog.log.state.view import COLUMNS, HEADERS_TYPE
+
+if TYPE_CHECKING:
+    from sparklog.cli.record_values import RecordValues
 
 HEADERS_DELIMITER, HEADERS_SEPARATOR, HEADER_KEY_SEPARATOR, NO_HEADERS = b"\t", b",", b":", b"NO_HEADERS"
 SHOWN_CHARACTERS = 60
@@ -205,19 +210,25 @@ NO_TIMESTAMP_TYPE = "NoTimestampType"
 INT32_MAX, INT64_MAX = 2**31 - 1, 2**63 - 1
 
 
-def format_json(batch: pa.RecordBatch) -> bytes:
-    """One JSON object per record of a batch with all of `COLUMNS`."""
+def format_json(batch: pa.RecordBatch, values: RecordValues | None = None) -> bytes:
+    """One JSON object per record of a batch with all of `COLUMNS`, keys and values in the formats of `values`."""
+    batch = values.show(batch) if values else batch
     millis = pc.cast(batch.column("timestamp"), pa.int64())
     columns = [(millis if name == "timestamp" else batch.column(name)).to_pylist() for name in COLUMNS]
-    return b"".join(_record(dict(zip(COLUMNS, row, strict=True))) for row in zip(*columns, strict=True))
+    members = {
+        name: partial(values.unquoted, name=name) if values and getattr(values, name) else _out
+        for name in ("key", "value")
+    }
+    rows = (dict(zip(COLUMNS, row, strict=True)) for row in zip(*columns, strict=True))
+    return b"".join(_record(row, members["key"], members["value"]) for row in rows)
 
 
-def _record(record: dict[str, Any]) -> bytes:
+def _record(record: dict[str, Any], key: Callable[[bytes | None], Any], value: Callable[[bytes | None], Any]) -> bytes:
     shown = {
         **{name: record[name] for name in ("topic", "partition", "offset", "timestamp")},
         "timestampType": TIMESTAMP_TYPES.get(record["timestampType"], NO_TIMESTAMP_TYPE),
-        "key": _out(record["key"]),
-        "value": _out(record["value"]),
+        "key": key(record["key"]),
+        "value": value(record["value"]),
         "headers": [[header["key"], _out(header["value"])] for header in record["headers"] or []],
     }
     return json.dumps(shown, ensure_ascii=False).encode() + b"\n"
@@ -232,22 +243,23 @@ def _out(data: bytes | None) -> str | dict[str, str] | None:
         return {"base64": base64.b64encode(data).decode()}
 
 
-def parse_json(data: bytes, first_line: int) -> pa.RecordBatch:
+def parse_json(data: bytes, first_line: int, values: RecordValues | None = None) -> pa.RecordBatch:
     """JSON lines -> columns key, value, headers, timestamp (int64 ms, null: now) and partition (null: the partitioner).
 
     Blank lines are skipped. `BadRequest` names the line (`first_line` is the number of the first, from 1).
     """
-    rows = list(_rows(data, first_line))
-    keys, values, headers, timestamps, partitions = (
-        (list(column) for column in zip(*rows, strict=True)) if rows else ([],) * 5
+    rows = list(_rows(data, first_line, values))
+    lines, keys, cells, headers, timestamps, partitions = (
+        (list(column) for column in zip(*rows, strict=True)) if rows else ([],) * 6
     )
-    columns = {"key": bytes_array(keys), "value": bytes_array(values), "headers": headers_array(headers)}
+    columns = {"key": bytes_array(keys), "value": bytes_array(cells), "headers": headers_array(headers)}
     # Left out where nobody names one: a column of nulls would ask for the same thing more slowly.
     if any(timestamp is not None for timestamp in timestamps):
         columns["timestamp"] = _numbers(timestamps)
     if any(partition is not None for partition in partitions):
         columns["partition"] = _numbers(partitions)
-    return pa.RecordBatch.from_pydict(columns)
+    batch = pa.RecordBatch.from_pydict(columns)
+    return values.parse(batch, lines) if values else batch
 
 
 def _numbers(cells: list[int | None]) -> pa.Array:
@@ -255,7 +267,8 @@ def _numbers(cells: list[int | None]) -> pa.Array:
     return fixed_array(np.array([cell or 0 for cell in cells], np.int64), pa.int64(), valid)
 
 
-def _rows(data: bytes, first_line: int) -> Iterator[tuple[object, ...]]:
+def _rows(data: bytes, first_line: int, values: RecordValues | None) -> Iterator[tuple[Any, ...]]:
+    quoted = {name: values.quoted for name in ("key", "value") if values and getattr(values, name)}
     for line, text in enumerate(data.split(b"\n"), first_line):
         if not text.strip():
             continue
@@ -268,8 +281,9 @@ def _rows(data: bytes, first_line: int) -> Iterator[tuple[object, ...]]:
         if not isinstance(record, dict) or "value" not in record:
             raise BadRequest(f'line {line}: expected a JSON object with "value" (null for a tombstone)')
         yield (
-            _in(record.get("key"), "key", line),
-            _in(record["value"], "value", line),
+            line,
+            quoted.get("key", _in)(record.get("key"), "key", line),
+            quoted.get("value", _in)(record["value"], "value", line),
             _headers(record.get("headers"), line),
             _number(record.get("timestamp"), "timestamp", INT64_MAX, line),
             _number(record.get("partition"), "partition", INT32_MAX, line),

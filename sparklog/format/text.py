@@ -3,28 +3,16 @@
 Java and Python agree on how many U+FFFD stand for bytes that are no UTF-8, but for one case: an encoded surrogate
 (ED A0..BF and maybe one more byte) is one in Java and one for each byte in Python.
 
-Keys are typed as text, hex, base64, or a number as Kafka's serializers write it (big-endian).
-
-| format  | bytes                         | Kafka's serializer |
-|---------|-------------------------------|--------------------|
-| string  | UTF-8                         | StringSerializer   |
-| hex     | two digits each, `0x` allowed | -                  |
-| base64  | standard or URL-safe          | -                  |
-| short   | int16                         | ShortSerializer    |
-| integer | int32                         | IntegerSerializer  |
-| long    | int64                         | LongSerializer     |
-| float   | IEEE 754, 4 bytes             | FloatSerializer    |
-| double  | IEEE 754, 8 bytes             | DoubleSerializer   |
+Keys are typed as text, or in another format of `sparklog.format.values`.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import codecs
-import struct
+from typing import TYPE_CHECKING
 
-from sparklog.errors import BadRequest
+if TYPE_CHECKING:
+    from sparklog.format.values import ValueFormat
 
 _ERRORS = "sparklog.java"
 
@@ -45,21 +33,15 @@ def _replace(error: UnicodeError) -> tuple[str, int]:
 
 
 codecs.register_error(_ERRORS, _replace)
-_NUMBERS = {"short": ">h", "integer": ">i", "long": ">q", "float": ">f", "double": ">d"}
-KEY_FORMATS = ("string", "hex", "base64", *_NUMBERS)
 
 
-def parse_key(text: str, kind: str = "string") -> bytes:
-    """Return the bytes of a key given as text in one of `KEY_FORMATS`. `BadRequest` if it is not of that format."""
-    try:
-        if kind == "string":
-            return text.encode("utf-8", "surrogateescape")
-        if kind == "hex":
-            return bytes.fromhex(text.removeprefix("0x"))
-        if kind == "base64":
-            return base64.b64decode(text.replace("-", "+").replace("_", "/"), validate=True)
-        if kind in _NUMBERS:
-            return struct.pack(_NUMBERS[kind], float(text) if kind in ("float", "double") else int(text))
-    except (ValueError, OverflowError, struct.error, binascii.Error):
-        raise BadRequest(f"expected a key as {kind}, found {text!r}") from None
-    raise BadRequest(f"expected a key format of {', '.join(KEY_FORMATS)}, found {kind!r}")
+def parse_key(text: str, kind: str | ValueFormat = "string") -> bytes:
+    """Return the bytes of a key given as text of a format. `BadRequest` if it is not of that format."""
+    given = text.encode("utf-8", "surrogateescape")
+    if kind == "string":
+        return given
+    from sparklog.format.values import binary_rows, value_format
+
+    key = value_format(kind) if isinstance(kind, str) else kind
+    parsed: bytes = key.parse(binary_rows([given]), lambda row: "the key")[0].as_py()
+    return parsed

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, BadParameter, Exit, Option, Typer
 
@@ -33,6 +33,16 @@ from sparklog.cli.options import (
     unescaped,
     whole_number,
 )
+from sparklog.cli.record_values import (
+    Format,
+    KeyFormat,
+    KeySchemas,
+    RecordValues,
+    ValueFormatOption,
+    ValueSchemas,
+    one_format,
+    record_values,
+)
 from sparklog.cli.source import Source, open_source
 from sparklog.cli.terminal import print_json, printable, warn, write
 from sparklog.errors import BadRequest, NotFound
@@ -40,8 +50,8 @@ from sparklog.errors import BadRequest, NotFound
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sparklog.cli.record_format import RecordFormat
     from sparklog.cli.record_text import Layout
+    from sparklog.format.values import ValueFormat
     from sparklog.groups.consumer import Consumer
     from sparklog.log.read.topic_scan import Tail
     from sparklog.log.state.view import LogView
@@ -177,7 +187,9 @@ def _topics(source: Source, names: Sequence[str] | None, include: str | None) ->
     return matching
 
 
-def _formatter(layout: Layout, null_literal: str | None, text: str | None, as_json: bool) -> tuple[Columns, Formatter]:
+def _formatter(
+    layout: Layout, null_literal: str | None, text: str | None, as_json: bool, values: RecordValues
+) -> tuple[Columns, Formatter]:
     """Return the columns to read, and the function that makes bytes of them."""
     from sparklog.cli.record_format import parse_format
     from sparklog.cli.record_text import format_json
@@ -186,14 +198,13 @@ def _formatter(layout: Layout, null_literal: str | None, text: str | None, as_js
     if as_json:
         if text is not None:
             raise BadParameter("give one of --format and --json")
-        return COLUMNS, format_json
-    shown: Layout | RecordFormat = layout
+        return COLUMNS, lambda batch: format_json(batch, values)
     null = None if null_literal is None else unescaped(null_literal)
     if text is not None:
-        shown = parse_format(text, null or b"")
-    elif null is not None:
-        shown = replace(layout, null_literal=null)
-    return shown.columns(), shown.format
+        parsed = parse_format(text, null or b"")
+        return values.columns(parsed.columns()), lambda batch: parsed.format(batch, values.show(batch))
+    shown = layout if null is None else replace(layout, null_literal=null)
+    return values.columns(shown.columns()), lambda batch: shown.format(values.show(batch))
 
 
 def _member(source: Source, group: str, **options: Any) -> Consumer:
@@ -258,6 +269,10 @@ def consume(
     key_separator: SeparatorOption = "\t",
     null_literal: NullOption = None,
     format_: FormatOption = None,
+    key_format: KeyFormat = None,
+    value_format: ValueFormatOption = None,
+    key_schema: KeySchemas = None,
+    value_schema: ValueSchemas = None,
     as_json: Annotated[
         bool, Option("--json", help="One JSON object per record, all columns; `produce --json` takes it.")
     ] = False,
@@ -275,7 +290,8 @@ def consume(
     places.check(partition, group, follow)
     shown = (print_timestamp, print_partition, print_offset, print_headers, print_key, print_value)
     layout = Layout(*shown, key_separator=unescaped(key_separator))
-    columns, formatter = _formatter(layout, null_literal, format_, as_json)
+    values = record_values(key_format, key_schema, value_format, value_schema)
+    columns, formatter = _formatter(layout, null_literal, format_, as_json, values)
     timeout_s = None if timeout_ms is None else timeout_ms / 1000
     source = open_source(root, follow=follow, corrupt_records=corrupt_records, on_skipped=warn)
     names = _topics(source, chosen_topics(topics, topic_option), include)
@@ -291,9 +307,6 @@ def consume(
     print(f"Processed a total of {count} messages", file=sys.stderr)
 
 
-KeyFormat = Literal["string", "hex", "base64", "short", "integer", "long", "float", "double"]
-
-
 @app.command("get", epilog=example("sparklog get orders --key customer-17 --root /data/log --print-offset"))
 def get(
     root: SourceOption,
@@ -301,8 +314,11 @@ def get(
     topic: TopicOfFolder = None,
     topic_option: TopicOption = None,
     key_format: Annotated[
-        KeyFormat, Option(help="How --key is given; numbers as Kafka's serializers write them.")
+        Format, Option(help="How --key is given, and printed; numbers as Kafka's serializers write them.")
     ] = "string",
+    value_format: ValueFormatOption = None,
+    key_schema: KeySchemas = None,
+    value_schema: ValueSchemas = None,
     partition: Annotated[int | None, whole_number("--partition", "-p", text="Look in this partition.")] = None,
     all_partitions: Annotated[bool, Option("--all-partitions", help="Look in all of them.")] = False,
     isolation: IsolationOption = "read_committed",
@@ -322,12 +338,11 @@ def get(
     greatest timestamp). Exit code 3: the latest record is a tombstone, the key was deleted; 1: there is none.
     """
     from sparklog.cli.record_text import Layout, format_json
-    from sparklog.format.text import parse_key
     from sparklog.log.read.key_lookup import latest_record
 
     if partition is not None and all_partitions:
         raise BadParameter("--partition and --all-partitions exclude each other")
-    key_bytes = parse_key(key, key_format)
+    key_bytes, values = _key_and_values(key, key_format, key_schema, one_format(value_format, value_schema, "value"))
     source = open_source(root, corrupt_records=corrupt_records, on_skipped=warn)
     name = source.one_topic(chosen(topic, topic_option))
     source.view.refresh([name])
@@ -338,11 +353,23 @@ def get(
         raise NotFound(f"no record of topic {name} has the key {key!r}{'' if all_partitions else hint}")
     deleted = not record.column("value")[0].is_valid
     layout = Layout(print_timestamp, print_partition, print_offset, print_headers, print_key, not deleted)
-    write(format_json(record) if as_json else layout.format(record))
+    write(format_json(record, values) if as_json else layout.format(values.show(record)))
     if deleted:
         offset, number = (record.column(name)[0].as_py() for name in ("offset", "partition"))
         warn(f"key {key!r} of topic {name} was deleted: offset {offset} of partition {number} is a tombstone")
         raise Exit(EXIT_DELETED)
+
+
+def _key_and_values(
+    text: str, name: str, schemas: list[str] | None, value: ValueFormat | None
+) -> tuple[bytes, RecordValues]:
+    """Return the bytes of a key, and the formats to print its record in; text is printed as it is."""
+    from sparklog.format.text import parse_key
+
+    if name == "string" and not schemas:
+        return parse_key(text), RecordValues(None, value)
+    key = one_format(name, schemas, "key")
+    return parse_key(text, key or name), RecordValues(key, value)
 
 
 LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3

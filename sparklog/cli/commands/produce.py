@@ -23,10 +23,20 @@ from sparklog.cli.options import (
     unescaped,
     whole_number,
 )
+from sparklog.cli.record_values import (
+    KeyFormat,
+    KeySchemas,
+    RecordValues,
+    ValueFormatOption,
+    ValueSchemas,
+    record_values,
+)
 from sparklog.cli.source import open_root
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from sparklog.cli.record_text import LineFormat
 
 app = Typer()
 
@@ -50,6 +60,10 @@ def produce(
     ] = None,
     headers: Annotated[bool, Option("--headers", help="A line begins with name:value,name:value and a tab.")] = False,
     null_marker: Annotated[str | None, Option(help="A key or value that is just this is null (a tombstone).")] = None,
+    key_format: KeyFormat = None,
+    value_format: ValueFormatOption = None,
+    key_schema: KeySchemas = None,
+    value_schema: ValueSchemas = None,
     partition: Annotated[
         int | None, whole_number("--partition", "-p", high=INT32_MAX, text="All to this partition, whatever the key.")
     ] = None,
@@ -60,7 +74,7 @@ def produce(
     A line is a value, or with --key-separator a key and a value, or with --json an object as `sparklog consume --json`
     prints it. Lines are appended in batches, each whole or not at all, at the latest a second after they came.
     """
-    from sparklog.cli.record_text import LineFormat, parse_json
+    from sparklog.cli.record_text import LineFormat
     from sparklog.errors import SparklogError
     from sparklog.log.write.append_writer import WriteOptions
 
@@ -68,8 +82,11 @@ def produce(
         raise BadParameter("--json lines name their parts: leave out --key-separator, --headers, --null-marker")
     if key_separator == "":
         raise BadParameter("expected at least one character", param_hint="'--key-separator'")
+    if key_format is not None and not as_json and key_separator is None:
+        raise BadParameter("lines have no keys: give --key-separator, or --json", param_hint="'--key-format'")
     separator, null = (None if text is None else unescaped(text) for text in (key_separator, null_marker))
-    parse = parse_json if as_json else LineFormat(separator, headers, null).parse
+    values = record_values(key_format, key_schema, value_format, value_schema)
+    parse = _parser(None if as_json else LineFormat(separator, headers, null), values)
     options = WriteOptions(codec=compression) if compression else WriteOptions()
     topic = required(topic, topic_option)
     target = open_root(root).topic(topic)
@@ -91,6 +108,20 @@ def produce(
                 error.args = (f"{error} ({appended} records before it were appended)",)
             raise
     print(f"Appended {appended} records to {topic}", file=sys.stderr)
+
+
+def _parser(lines: LineFormat | None, values: RecordValues) -> Callable[[bytes, int], pa.RecordBatch]:
+    """Return what makes records of a run of lines, of which the second argument is the number of the first."""
+    from sparklog.cli.record_text import parse_json
+
+    if lines is None:
+        return lambda run, line: parse_json(run, line, values)
+
+    def parse(run: bytes, line: int) -> pa.RecordBatch:
+        records = lines.parse(run, line)
+        return values.parse(records, range(line, line + records.num_rows))
+
+    return parse
 
 
 def _with_partition(batch: pa.RecordBatch, partition: int | None) -> pa.RecordBatch:

@@ -1,0 +1,167 @@
+"""Avro values: bare, or in the frame of a schema registry (a zero byte, the schema's id as int32, then Avro).
+
+The schemas are given; none is ever fetched. Rows of a frame may be of several schemas: they are decoded into the last
+one, by Avro's rules. fastavro does the work, and is imported on first use.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+import pyarrow as pa
+
+from sparklog.errors import BadRequest
+from sparklog.format.values import ValueFormat, binary_rows, each_row, loads
+
+MAGIC = 0
+FRAME = struct.Struct(">bi")
+PLAIN_TYPES = {
+    "null": pa.null(), "boolean": pa.bool_(), "int": pa.int32(), "long": pa.int64(), "float": pa.float32(),
+    "double": pa.float64(), "bytes": pa.binary(), "string": pa.string(), "enum": pa.string(),
+}  # fmt: skip
+LOGICAL_TYPES = {
+    ("int", "date"): pa.date32(), ("int", "time-millis"): pa.time32("ms"), ("long", "time-micros"): pa.time64("us"),
+    ("long", "timestamp-millis"): pa.timestamp("ms", "UTC"), ("long", "timestamp-micros"): pa.timestamp("us", "UTC"),
+    ("long", "local-timestamp-millis"): pa.timestamp("ms"), ("long", "local-timestamp-micros"): pa.timestamp("us"),
+}  # fmt: skip
+
+
+def fastavro() -> Any:
+    """Import fastavro, or say how to get it."""
+    try:
+        return import_module("fastavro")
+    except ImportError:
+        raise BadRequest("the format avro needs fastavro: pip install 'sparklog[avro]'") from None
+
+
+class AvroFormat(ValueFormat):
+    """Avro by the schemas of ids; `framed`: in a registry's frame, written with the last of them."""
+
+    json_text = True
+
+    def __init__(self, schemas: Mapping[int, Any], *, framed: bool) -> None:
+        super().__init__("avro")
+        self.framed = framed
+        self.schemas = {number: _parsed(each) for number, each in schemas.items()}
+        self.id, self.schema = list(self.schemas.items())[-1]
+        title = self.schema.get("name", self.schema["type"]) if isinstance(self.schema, dict) else str(self.schema)
+        self.bytes_name = f"Avro of schema {title}" if not self.framed else "a registry's frame (0, schema id) and Avro"
+        self.text_name = f"a value of schema {title}"
+
+    def _decode(self, column: pa.Array, kind: pa.DataType | None) -> pa.Array:
+        rows = [None if cell is None else self._read(cell, resolve=True) for cell in column.to_pylist()]
+        return pa.array(rows, arrow_type(self.schema) if kind is None else kind)
+
+    def _encode(self, column: pa.Array) -> pa.Array:
+        rows = column.to_pylist(maps_as_pydicts="strict") if _has_maps(column.type) else column.to_pylist()
+        return binary_rows([None if row is None else self._write(row) for row in rows])
+
+    def _show(self, column: pa.Array) -> pa.Array:
+        return each_row(column, self._text)
+
+    def _parse(self, column: pa.Array) -> pa.Array:
+        return each_row(column, lambda text: self._write(self._value(text)))
+
+    def _body(self, cell: bytes) -> tuple[int, io.BytesIO]:
+        if not self.framed:
+            return self.id, io.BytesIO(cell)
+        if len(cell) < FRAME.size or cell[0] != MAGIC:
+            raise ValueError("no frame of a registry: a schema without an id reads bare Avro")
+        number = FRAME.unpack_from(cell)[1]
+        if number not in self.schemas:
+            raise ValueError(f"its schema id is {number}; schemas are given for {', '.join(map(str, self.schemas))}")
+        return number, io.BytesIO(cell[FRAME.size :])
+
+    def _read(self, cell: bytes, *, resolve: bool) -> Any:
+        """Return a row's value; `resolve`: as the last schema has it, else as its own, records of a union by name."""
+        number, body = self._body(cell)
+        reader = self.schema if resolve and number != self.id else None
+        names = {} if resolve else {"return_record_name": True, "return_record_name_override": True}
+        schema = self.schemas[number]
+        value = _tried(lambda: fastavro().schemaless_reader(body, schema, reader, **names), "the bytes end too early")
+        if rest := len(body.read()):
+            raise ValueError(f"{rest} byte{'s are' if rest > 1 else ' is'} left over")
+        return value
+
+    def _text(self, cell: bytes) -> bytes:
+        value, line = self._read(cell, resolve=False), io.StringIO()
+        schema = self.schemas[self._body(cell)[0]]
+        _tried(lambda: fastavro().json_writer(line, schema, [value]), "no JSON")
+        return line.getvalue().encode()
+
+    def _value(self, text: str) -> Any:
+        loads(text)
+        hint = 'a member is missing, or a union\'s value does not stand as {"string": "x"}'
+        return _tried(lambda: list(fastavro().json_reader(io.StringIO(text), self.schema)), hint)[0]
+
+    def _write(self, value: Any) -> bytes:
+        body = io.BytesIO()
+        if self.framed:
+            body.write(FRAME.pack(MAGIC, self.id))
+        _tried(
+            lambda: fastavro().schemaless_writer(body, self.schema, value, strict_allow_default=True), "it does not fit"
+        )
+        return body.getvalue()
+
+
+def _tried(call: Callable[[], Any], hint: str) -> Any:
+    """Call fastavro, whose errors for bad data are of many kinds; all become `ValueError`."""
+    try:
+        return call()
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{hint}: {error}" if str(error) else hint) from None
+    except Exception:  # noqa: BLE001  (EOFError, KeyError, AttributeError: names of its code)
+        raise ValueError(hint) from None
+
+
+def _parsed(schema: Any) -> Any:
+    try:
+        return fastavro().parse_schema(schema)
+    except BadRequest:
+        raise
+    except Exception as error:  # noqa: BLE001
+        reason = " ".join(f"{type(error).__name__} {error}".split())
+        raise BadRequest(f"expected an Avro schema, found {str(schema)[:80]!r}: {reason[:200]}") from None
+
+
+def _has_maps(kind: pa.DataType) -> bool:
+    return pa.types.is_map(kind) or any(_has_maps(kind.field(n).type) for n in range(kind.num_fields))
+
+
+def arrow_type(schema: Any) -> pa.DataType:
+    """Return the Arrow type of a schema; `BadRequest` for unions of several types, and for types inside themselves."""
+    return _type(schema, {}, ())
+
+
+def _type(schema: Any, named: dict[str, Any], inside: tuple[str, ...]) -> pa.DataType:
+    if isinstance(schema, list):
+        kinds = [each for each in schema if each != "null"]
+        if len(kinds) > 1:
+            raise BadRequest(f"Arrow columns have no union of {len(kinds)} types: give arrow_type")
+        return _type(kinds[0] if kinds else "null", named, inside)
+    if isinstance(schema, str):
+        if schema in PLAIN_TYPES:
+            return PLAIN_TYPES[schema]
+        if schema in inside:
+            raise BadRequest(f"Arrow columns have no type that holds itself, as {schema} does: give arrow_type")
+        return _type(named[schema], named, inside)
+    kind, name = schema["type"], schema.get("name", "")
+    named[name] = schema
+    if kind in ("record", "error"):
+        fields = [(field["name"], _type(field["type"], named, (*inside, name))) for field in schema["fields"]]
+        return pa.struct(fields)
+    if kind == "array":
+        return pa.list_(_type(schema["items"], named, inside))
+    if kind == "map":
+        return pa.map_(pa.string(), _type(schema["values"], named, inside))
+    if schema.get("logicalType") == "decimal" and kind in ("bytes", "fixed"):
+        return pa.decimal128(schema["precision"], schema.get("scale", 0))
+    if schema.get("logicalType") == "uuid":
+        return pa.string()
+    if kind == "fixed":
+        return pa.binary(schema["size"])
+    return LOGICAL_TYPES.get((str(kind), str(schema.get("logicalType")))) or _type(kind, named, inside)

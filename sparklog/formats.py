@@ -1,0 +1,204 @@
+"""Values that are no text, for Python: `from sparklog import formats`.
+
+Records hold keys and values as bytes. These functions make Arrow columns of them and back, by the formats that the
+command line has as `--key-format` and `--value-format`; docs/guides/values.md lists them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from sparklog.errors import BadRequest
+from sparklog.format.values import NAMES_OF_ALL, Place, ValueFormat, value_format
+
+__all__ = ["FORMATS", "decode", "decode_records", "encode", "encode_records"]
+
+FORMATS = NAMES_OF_ALL
+Schema: TypeAlias = "str | PathLike[str] | Mapping[str, Any] | list[Any]"
+Schemas: TypeAlias = "Schema | Mapping[int, Schema] | None"
+
+
+def decode(
+    column: pa.Array | pa.ChunkedArray, name: str, schema: Schemas = None, *, arrow_type: pa.DataType | None = None
+) -> pa.Array | pa.ChunkedArray:
+    """Make values of a column of bytes.
+
+    Args:
+        column: of keys or values, as a scan has it; null stays null.
+        name: one of `formats.FORMATS`; numbers are those of Kafka's serializers, big-endian.
+        schema: of `avro`: a file, its JSON, or as Python has it. `{id: schema, ...}` reads frames of a registry (a zero
+            byte, the id, Avro); values of an older schema come in the shape of the last one.
+        arrow_type: of the result, if not the one that the format has; for `json` else the one that Arrow infers.
+
+    Returns:
+        An Arrow column of the same length: int64 for `long`, a struct for a record of `avro`.
+
+    Raises:
+        BadRequest: a row is not of the format; the error names the first.
+
+    Example:
+        counts = pa.array([b"\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x2a"], pa.binary())
+        assert formats.decode(counts, "long").to_pylist() == [42]
+    """
+    return open_format(name, schema).decode(column, kind=arrow_type)
+
+
+def encode(column: pa.Array | pa.ChunkedArray, name: str, schema: Schemas = None) -> pa.Array | pa.ChunkedArray:
+    """Make bytes of a column of values.
+
+    Args:
+        column: numbers, texts, structs; null stays null, as a value it is a tombstone.
+        name: as `decode` has it.
+        schema: as `decode` has it; `{id: schema, ...}` writes frames of the last one.
+
+    Returns:
+        A column of bytes, to append as `key` or `value`.
+
+    Raises:
+        BadRequest: a row does not fit; the error names the first.
+
+    Example:
+        assert formats.encode(pa.array([42, None]), "integer").to_pylist() == [b"\\x00\\x00\\x00\\x2a", None]
+    """
+    return open_format(name, schema).encode(column)
+
+
+def decode_records(
+    records: pa.Table | pa.RecordBatch,
+    key: str | None = None,
+    value: str | None = None,
+    *,
+    key_schema: Schemas = None,
+    value_schema: Schemas = None,
+) -> pa.Table | pa.RecordBatch:
+    """Make values of the keys and values of records; an error names topic, partition and offset.
+
+    Args:
+        records: what a scan or a poll returned, with the columns `topic`, `partition` and `offset` for errors.
+        key: the format of the column `key`; None leaves it as it is.
+        value: the format of the column `value`, likewise.
+        key_schema: as `decode` has it.
+        value_schema: likewise.
+
+    Returns:
+        The same columns in the same order, these two decoded.
+
+    Raises:
+        BadRequest: a key or a value is not of its format.
+
+    Example:
+        clicks = root.create_topic("clicks")
+        clicks.append(formats.encode_records(pa.table({"key": ["anna"], "value": [3]}), value="long"))
+        rows = formats.decode_records(clicks.scan().to_table(), key="string", value="long")
+        assert rows["value"].to_pylist() == [3]
+    """
+    opened = _both(key, key_schema, value, value_schema)
+    for name, each in opened.items():
+        records = _with(records, name, each.decode(_column(records, name), place_in(records, name)))
+    return records
+
+
+def encode_records(
+    records: pa.Table | pa.RecordBatch,
+    key: str | None = None,
+    value: str | None = None,
+    *,
+    key_schema: Schemas = None,
+    value_schema: Schemas = None,
+) -> pa.Table | pa.RecordBatch:
+    """Make bytes of the columns `key` and `value` of records, for `Topic.append`.
+
+    Args:
+        records: a table or a batch with a column `value`, and `key` if it has a format.
+        key: the format of the column `key`; None leaves it as it is.
+        value: the format of the column `value`, likewise.
+        key_schema: as `encode` has it.
+        value_schema: likewise.
+
+    Returns:
+        The same columns in the same order, these two encoded.
+
+    Raises:
+        BadRequest: a row does not fit; the error names its column and number.
+
+    Example:
+        rows = formats.encode_records(pa.table({"value": [{"page": "/home"}]}), value="json")
+        assert rows["value"].to_pylist() == [b'{"page": "/home"}']
+    """
+    opened = _both(key, key_schema, value, value_schema)
+    for name, each in opened.items():
+        records = _with(records, name, each.encode(_column(records, name), _row_in(name)))
+    return records
+
+
+def open_format(name: str, schema: Schemas = None) -> ValueFormat:
+    """Return a format with its schemas read."""
+    if name != "avro":
+        if schema is not None:
+            raise BadRequest(f"only the format avro has a schema: leave it out with {name}")
+        return value_format(name)
+    if schema is None:
+        raise BadRequest("the format avro needs a schema, or the schema of each id; none is given")
+    from sparklog.format.avro import AvroFormat
+
+    framed = isinstance(schema, Mapping) and bool(schema) and all(isinstance(number, int) for number in schema)
+    if isinstance(schema, Mapping) and framed:
+        return AvroFormat({int(number): read_schema(each) for number, each in schema.items()}, framed=True)
+    return AvroFormat({0: read_schema(schema)}, framed=False)
+
+
+def read_schema(schema: Any) -> Any:
+    """Return a schema as Python has it, of a file or of JSON; a text that begins as JSON does is no file's name."""
+    if not isinstance(schema, (str, PathLike)):
+        return schema
+    text, place = str(schema), "the schema"
+    if not isinstance(schema, str) or not text.lstrip().startswith(("{", "[", '"')):
+        place = text
+        try:
+            text = Path(text).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or "it is no text"
+            raise BadRequest(f"expected a file with an Avro schema, {place} cannot be read: {reason}") from None
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise BadRequest(f"expected an Avro schema as JSON, {place} is none: {error}") from None
+
+
+def place_in(records: pa.Table | pa.RecordBatch, name: str) -> Place:
+    """Return what names a row by topic, partition and offset, as far as the records have these columns."""
+    columns = [column for column in ("topic", "partition", "offset") if column in records.schema.names]
+
+    def place(row: int) -> str:
+        parts = [f"{column} {records.column(column)[row].as_py()}" for column in columns]
+        return f"{name} of {', '.join(parts) or f'row {row}'}"
+
+    return place
+
+
+def _row_in(name: str) -> Place:
+    return lambda row: f"{name} of row {row}"
+
+
+def _both(key: str | None, key_schema: Schemas, value: str | None, value_schema: Schemas) -> dict[str, ValueFormat]:
+    given = {"key": (key, key_schema), "value": (value, value_schema)}
+    for name, (format_name, schema) in given.items():
+        if format_name is None and schema is not None:
+            raise BadRequest(f"{name}_schema needs {name}='avro'")
+    return {name: open_format(each, schema) for name, (each, schema) in given.items() if each is not None}
+
+
+def _column(records: pa.Table | pa.RecordBatch, name: str) -> pa.Array | pa.ChunkedArray:
+    if name not in records.schema.names:
+        raise BadRequest(f"expected a column {name}, found {', '.join(records.schema.names)}")
+    return records.column(name)
+
+
+def _with(records: pa.Table | pa.RecordBatch, name: str, column: Any) -> Any:
+    return records.set_column(records.schema.get_field_index(name), name, column)
