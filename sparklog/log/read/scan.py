@@ -109,9 +109,12 @@ class NativeReadPart:
 
 
 def read_parts(
-    parts: Sequence[ReadPart], columns: Sequence[str], *, batch_bytes: int = BATCH_BYTES
+    parts: Sequence[ReadPart], columns: Sequence[str], *, batch_bytes: int = BATCH_BYTES, threads: int = 1
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records of several parts, each part's in offset order, native parts interleaved as their files are."""
+    """Yield the records of several parts, each part's in offset order, native parts interleaved as their files are.
+
+    `threads`: how many decode records of native parts at once; the order is the same.
+    """
     opened: dict[tuple[str, str], Newer] = {}
     for native, group in groupby(parts, lambda part: isinstance(part, NativeReadPart)):
         if native:
@@ -122,7 +125,7 @@ def read_parts(
                 for part in group
                 if isinstance(part, NativeReadPart)
             ]
-            yield from read_cursors(cursors, columns, batch_bytes)
+            yield from read_cursors(cursors, columns, batch_bytes, threads)
         else:
             for part in group:
                 yield from part.read(columns, batch_bytes=batch_bytes)

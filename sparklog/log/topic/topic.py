@@ -311,6 +311,7 @@ class Topic:
         isolation: IsolationLevel = READ_COMMITTED,
         columns: Sequence[str] = COLUMNS,
         batch_bytes: int = 4 << 20,
+        threads: int = 1,
     ) -> Scan:
         """Plan a read of a range of records: iterate the scan, take its `to_table()`, or hand it to an Arrow library.
 
@@ -321,6 +322,7 @@ class Topic:
             isolation: `read_committed` leaves out what is aborted or open, `read_uncommitted` does not.
             columns: of key, value, topic, partition, offset, timestamp, timestampType, headers.
             batch_bytes: about the size of one record batch.
+            threads: how many decode at once; the order of the records stays the same.
 
         Raises:
             NotFound: a partition or an offset does not exist.
@@ -339,6 +341,7 @@ class Topic:
             isolation=isolation,
             columns=columns,
             batch_bytes=batch_bytes,
+            threads=threads,
         )
 
     def offset_for_timestamp(
