@@ -56,12 +56,13 @@ that name does. {MADE}
 
 {IMPORTS}""",
 }
-SECOND_PAGE = ("Maintenance", "Kafka's directories", "Spark", "Errors")
+SECOND_PAGE = ("Engines", "Maintenance", "Kafka's directories", "Spark", "Errors")
 GROUPS: dict[str, tuple[str, ...]] = {
     "Open": ("open", "Root", "open_view", "View"),
     "Read and write": ("Topic", "Scan", "WriteOptions", "WriterKey"),
     "Transactions": ("transactional", "TransactionalProducer", "Transaction"),
     "Consumer groups": ("consumer", "Consumer", "Groups"),
+    "Engines": ("datasets", "duckdb", "polars"),
     "Maintenance": ("compact", "retain", "verify", "backup", "restore", "clone"),
     "Kafka's directories": ("import_kafka", "export_kafka"),
     "Spark": ("configure", "register", "partitioned", "watch"),

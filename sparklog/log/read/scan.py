@@ -167,7 +167,7 @@ def _planned(snapshot: Snapshot, ranges: Sequence[OffsetRange], isolation: str) 
             hidden[partition] = aborted_ranges(snapshot.store, snapshot.topic, snapshot.slices, partition, *span)
     plans = []
     for wanted in ranges:
-        slices = _visible(snapshot.slices.select(wanted.partition, wanted.start, wanted.end), isolation)
+        slices = visible(snapshot.slices.select(wanted.partition, wanted.start, wanted.end), isolation)
         aborted = hidden.get(wanted.partition)
         covered = None if aborted is None else aborted.overlapping(wanted.start, wanted.end)
         planned = planned_slices(snapshot.topic, wanted.partition, slices)
@@ -182,7 +182,7 @@ def check_partition(topic: str, partition: int, bounds: Mapping[int, Bounds]) ->
     return bound
 
 
-def _visible(slices: Slices, isolation: str) -> Slices:
+def visible(slices: Slices, isolation: str) -> Slices:
     if isolation != READ_COMMITTED:
         return slices
     hidden = (slices.status == ABORTED) | (slices.status == OPEN)

@@ -16,6 +16,7 @@ from sparklog.errors import BadRequest, NotFound
 from sparklog.log.decisions.decision_log import DecisionLogs, read_snapshot
 from sparklog.log.journal.env import Env, Moment
 from sparklog.log.journal.journal import RootAccess
+from sparklog.log.read.counting import RecordCount, count_of
 from sparklog.log.read.key_lookup import latest_record
 from sparklog.log.read.time_lookup import offsets_for_timestamps
 from sparklog.log.read.topic_scan import Position, Scan, SnapshotView, record_at, scan
@@ -343,6 +344,12 @@ class Topic:
             batch_bytes=batch_bytes,
             threads=threads,
         )
+
+    def count(self, *, isolation: IsolationLevel = READ_COMMITTED) -> RecordCount:
+        """Count the records of a scan by metadata alone: `records`, `is_exact` (false: at most), `earliest_ms`, `latest_ms`."""
+        snapshot = self.read_snapshot()
+        bounds = SnapshotView(self.root.location, {self.name: snapshot}).bounds(self.name)
+        return count_of(snapshot, bounds, isolation)
 
     def offset_for_timestamp(
         self, timestamp_ms: int, partition: int | None = None, isolation: IsolationLevel = READ_COMMITTED

@@ -17,9 +17,8 @@ import pyarrow.dataset as ds
 
 from sparklog.errors import BadRequest
 from sparklog.kafka.in_place.location import open_view, resolve
-from sparklog.log.read.c_stream import CStream
 from sparklog.log.read.scan import check_isolation, read_parts
-from sparklog.log.read.topic_scan import SnapshotView
+from sparklog.log.read.topic_scan import SnapshotView, check_threads, stream_reader
 from sparklog.log.state.view import (
     COLUMNS,
     READ_COMMITTED,
@@ -59,7 +58,7 @@ class TopicScanner:
 
     def to_reader(self) -> pa.RecordBatchReader:
         """Return a reader of the rows. Records are read as the reader is."""
-        return pa.RecordBatchReader.from_stream(CStream(self.projected_schema, self.to_batches()))
+        return stream_reader(self.projected_schema, self.to_batches())
 
     def to_table(self) -> pa.Table:
         """Read all rows."""
@@ -175,10 +174,12 @@ def datasets(
 
     Example:
         import pyarrow.compute as pc
+
         visits = sparklog.datasets("/data/log")["visits"]
         print(visits.to_table(columns=["value"], filter=pc.field("offset") >= 1).num_rows)
     """
     check_isolation(isolation)
+    check_threads(threads)
     view = _view(root)
     names = view.topics() if topics is None else list(dict.fromkeys(topics))
     view.refresh(names)
@@ -208,6 +209,10 @@ def duckdb(
     Raises:
         NotFound: there is no root, or no such topic.
         BadRequest: that is no connection.
+
+    Example:
+        sparklog.duckdb(con, "/data/log", topics=["visits"])
+        print(con.sql('SELECT key FROM visits WHERE partition = 0 AND "offset" >= 1'))
     """
     if not callable(getattr(con, "register", None)):
         raise BadRequest(f"expected a connection of DuckDB, as duckdb.connect() returns, found {type(con).__name__}")

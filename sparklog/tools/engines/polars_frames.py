@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import pyarrow as pa
@@ -51,16 +52,19 @@ def polars(
     Raises:
         NotFound: there is no root, or no such topic.
         BadRequest: Polars is not installed.
+
+    Example:
+        visits = sparklog.polars("/data/log")["visits"]
+        print(visits.filter(pl.col("partition") == 0, pl.col("offset") >= 1).select("key").collect())
     """
     try:
-        import polars as pl
-        from polars.io.plugins import register_io_source
+        pl, plugins = import_module("polars"), import_module("polars.io.plugins")
     except ImportError:
         raise BadRequest("sparklog.polars needs Polars: pip install polars") from None
     empty = pl.DataFrame(RECORD_SCHEMA.empty_table())
     opened = datasets(root, topics=topics, isolation=isolation, threads=threads)
     return {
-        name: register_io_source(partial(_frames, dataset), schema=empty.schema, is_pure=True)
+        name: plugins.register_io_source(partial(_frames, dataset), schema=empty.schema, is_pure=True)
         for name, dataset in opened.items()
     }
 
@@ -69,7 +73,7 @@ def _frames(
     dataset: TopicDataset, with_columns: list[str] | None, predicate: Any, n_rows: int | None, _: int | None
 ) -> Iterator[Any]:
     """Yield frames of the first `n_rows` rows, of these the columns of those that match."""
-    import polars as pl
+    pl = import_module("polars")
 
     wanted = list(COLUMNS) if with_columns is None else with_columns
     named = set() if predicate is None else set(predicate.meta.root_names())
@@ -101,7 +105,7 @@ def translated(predicate: Any) -> ds.Expression | None:
         if _same(predicate, lambda: left.is_in(right)):
             return _compared(left, right, lambda column, values: column.isin(_flat(values)))
         for compare in COMPARISONS:
-            if _same(predicate, lambda compare=compare: compare(left, right)):
+            if _same(predicate, partial(compare, left, right)):
                 return _compared(left, right, compare) if _is_column(left) else _compared(right, left, _turned(compare))
     if len(parts) == 3 and _same(predicate, lambda: parts[0].is_between(parts[1], parts[2])):
         low, high = _compared(parts[0], parts[1], operator.ge), _compared(parts[0], parts[2], operator.le)
@@ -123,7 +127,7 @@ def _turned(compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 def _compared(column: Any, literal: Any, compare: Callable[[Any, Any], Any]) -> ds.Expression | None:
     """Return the comparison of a column with a constant; None for what else is compared, or has another type."""
-    import polars as pl
+    pl = import_module("polars")
 
     if not _is_column(column) or literal.meta.root_names():
         return None
