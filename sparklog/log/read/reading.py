@@ -126,7 +126,7 @@ class _Run:
 
 
 class _Decoder:
-    """What turns runs into batches. Threads may share one: what it learns is a guess, whoever learned it last."""
+    """Decoder of runs into batches. Threads may share one: what it learns is a guess, whoever learned it last."""
 
     def __init__(self, columns: tuple[str, ...], batch_bytes: int) -> None:
         self.expansion = FIRST_EXPANSION

@@ -346,7 +346,7 @@ class Topic:
         )
 
     def count(self, *, isolation: IsolationLevel = READ_COMMITTED) -> RecordCount:
-        """Count the records of a scan by metadata alone: `records`, `is_exact` (false: at most), `earliest_ms`, `latest_ms`."""
+        """Count records of a scan by metadata: `records`, `is_exact` (false: at most), `earliest_ms`, `latest_ms`."""
         snapshot = self.read_snapshot()
         bounds = SnapshotView(self.root.location, {self.name: snapshot}).bounds(self.name)
         return count_of(snapshot, bounds, isolation)

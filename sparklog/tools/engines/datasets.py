@@ -100,7 +100,7 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]
 
     @property
     def partition_expression(self) -> ds.Expression:
-        """What is true of all records: nothing."""
+        """True: nothing is known of all records."""
         return pc.scalar(True)
 
     def get_fragments(self, filter: ds.Expression | None = None) -> Iterator[TopicDataset]:  # noqa: A002  (pyarrow's)

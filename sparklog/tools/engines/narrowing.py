@@ -64,7 +64,7 @@ def columns_of(expression: ds.Expression) -> set[str]:
         rest = pa.schema([field for field in RECORD_SCHEMA if field.name != name])
         try:
             ds.dataset(rest.empty_table()).scanner(filter=expression)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
+        except pa.ArrowException:
             needed.add(name)
     return needed
 

@@ -163,12 +163,13 @@ def test_a_stream_casts_as_it_is_asked_and_ends_early(topic: Topic) -> None:
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS)
-def test_the_guide_runs(tmp_path: Path, snippet: str) -> None:
+def test_the_guide_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], snippet: str) -> None:
     for name in re.findall(r"^import (\w+)", snippet, re.MULTILINE):
         pytest.importorskip(name, reason=f"{name} is not installed")
     orders = sparklog.open(tmp_path / "log", create=True).create_topic("orders", configs={"retention.ms": -1})
     orders.append(pa.table({"key": ["anna", "carl"], "value": ["book", "sofa"]}))
     exec(compile(snippet.replace("/data/log", str(tmp_path / "log")), str(PAGE), "exec"), {})
+    assert capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
