@@ -59,13 +59,14 @@ that name does. {MADE}
 
 {IMPORTS}""",
 }
-SECOND_PAGE = ("Values", "Maintenance", "Kafka's directories", "Spark", "Errors")
+SECOND_PAGE = ("Values", "Engines", "Maintenance", "Kafka's directories", "Spark", "Errors")
 GROUPS: dict[str, tuple[str, ...]] = {
     "Open": ("open", "Root", "open_view", "View"),
     "Read and write": ("Topic", "Scan", "WriteOptions", "WriterKey"),
     "Transactions": ("transactional", "TransactionalProducer", "Transaction"),
     "Consumer groups": ("consumer", "Consumer", "Groups"),
     "Values": ("formats.decode", "formats.encode", "formats.decode_records", "formats.encode_records"),
+    "Engines": ("datasets", "duckdb", "polars"),
     "Maintenance": ("compact", "retain", "verify", "backup", "restore", "clone"),
     "Kafka's directories": ("import_kafka", "export_kafka"),
     "Spark": ("configure", "register", "partitioned", "watch"),

@@ -38,14 +38,16 @@ if TYPE_CHECKING:
     from sparklog.log.topic.root import open_root as open  # noqa: A004  (the name users read: sparklog.open)
     from sparklog.log.topic.topic import Topic
     from sparklog.log.write.append_writer import WriteOptions
+    from sparklog.tools.engines.datasets import datasets, duckdb
+    from sparklog.tools.engines.polars_frames import polars
     from sparklog.transactions.producer import Transaction, TransactionalProducer, transactional
 
 __version__ = "0.2.0"
 __all__ = [
     "BadRequest", "Conflict", "Consumer", "Corrupt", "Fenced", "Groups", "NotFound", "Root", "Scan", "SparklogError",
     "Topic", "Transaction", "TransactionalProducer", "Unavailable", "View", "WriteOptions", "WriterKey", "__version__",
-    "backup", "clone", "compact", "configure", "consumer", "export_kafka", "import_kafka", "open", "open_view",
-    "partitioned", "register", "restore", "retain", "transactional", "verify", "watch",
+    "backup", "clone", "compact", "configure", "consumer", "datasets", "duckdb", "export_kafka", "import_kafka", "open",
+    "open_view", "partitioned", "polars", "register", "restore", "retain", "transactional", "verify", "watch",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:
@@ -64,6 +66,8 @@ if not TYPE_CHECKING:
             "sparklog.log.topic.root": "Root open_root=open",
             "sparklog.log.topic.topic": "Topic",
             "sparklog.log.write.append_writer": "WriteOptions",
+            "sparklog.tools.engines.datasets": "datasets duckdb",
+            "sparklog.tools.engines.polars_frames": "polars",
             "sparklog.transactions.producer": "Transaction TransactionalProducer transactional",
         },
     )

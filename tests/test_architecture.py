@@ -40,7 +40,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"kafka.importing"}),
     frozenset({"maintenance"}),
     frozenset({"compaction", "retention"}),
-    frozenset({"kafka.exporting", "tools.inspection", "tools.verification", "tools.backup"}),
+    frozenset({"kafka.exporting", "tools.inspection", "tools.verification", "tools.backup", "tools.engines"}),
     frozenset({"tools.report"}),
     frozenset({"datasource"}),
     frozenset({"tools.doctor"}),

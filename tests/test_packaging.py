@@ -63,7 +63,16 @@ def test_the_wheel_has_every_file() -> None:
 WITHOUT_EXTRAS = """
 import importlib, json, sys
 hidden, names = json.loads(sys.argv[1])
-sys.modules.update(dict.fromkeys(hidden))
+
+
+class Hidden:
+    def find_spec(name, path=None, target=None):
+        if name.partition(".")[0] in hidden:
+            raise ModuleNotFoundError(name, name=name)
+
+
+# Not None in sys.modules: pyarrow takes that for a pandas.
+sys.meta_path.insert(0, Hidden)
 for name in names:
     importlib.import_module(name)
 """

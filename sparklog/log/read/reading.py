@@ -6,9 +6,11 @@ slices do not make a thousand batches; large slices are decoded a few record bat
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 
 import numpy as np
@@ -34,27 +36,46 @@ FIRST_EXPANSION = 4.0
 """Decoded bytes per stored byte, until the first decoding tells."""
 
 
-def read_cursors(cursors: Sequence[Cursor], columns: Sequence[str], batch_bytes: int) -> Iterator[pa.RecordBatch]:
+def read_cursors(
+    cursors: Sequence[Cursor], columns: Sequence[str], batch_bytes: int, threads: int = 1
+) -> Iterator[pa.RecordBatch]:
     decoder = _Decoder(check_columns(columns), batch_bytes)
-    return _joined(_decoded(Fetcher(cursors), decoder, batch_bytes), batch_bytes)
+    runs = _runs(Fetcher(cursors), decoder, batch_bytes)
+    decoded = chain.from_iterable(map(decoder.run, runs)) if threads == 1 else _in_threads(runs, decoder, threads)
+    return _joined(decoded, batch_bytes)
 
 
-def _decoded(pieces: Fetcher, decoder: _Decoder, batch_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Decode runs of pieces that are wanted whole together, others one by one."""
+def _in_threads(runs: Iterator[list[Piece]], decoder: _Decoder, threads: int) -> Iterator[pa.RecordBatch]:
+    """Decode `threads` runs at once; batches come in the order of the runs."""
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="sparklog-decode")
+    under_way: deque[Future[list[pa.RecordBatch]]] = deque()
+    try:
+        for run in runs:
+            under_way.append(pool.submit(lambda pieces: list(decoder.run(pieces)), run))
+            if len(under_way) > threads:
+                yield from under_way.popleft().result()
+        while under_way:
+            yield from under_way.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _runs(pieces: Fetcher, decoder: _Decoder, batch_bytes: int) -> Iterator[list[Piece]]:
+    """Yield runs of pieces that are wanted whole and decoded together, others one by one."""
     run: list[Piece] = []
     filled = 0.0
     for piece in pieces:
         alone = piece.cut or not piece.verified
         grown = len(piece.data) * decoder.expansion
         if run and (alone or filled + grown > batch_bytes):
-            yield from decoder.run(run)
+            yield run
             run, filled = [], 0.0
         if alone:
-            yield from decoder.run([piece])
+            yield [piece]
         else:
             run.append(piece)
             filled += grown
-    yield from decoder.run(run)
+    yield run
 
 
 def _joined(batches: Iterator[pa.RecordBatch], batch_bytes: int) -> Iterator[pa.RecordBatch]:
@@ -105,6 +126,8 @@ class _Run:
 
 
 class _Decoder:
+    """Decoder of runs into batches. Threads may share one: what it learns is a guess, whoever learned it last."""
+
     def __init__(self, columns: tuple[str, ...], batch_bytes: int) -> None:
         self.expansion = FIRST_EXPANSION
         self._learned = False

@@ -109,9 +109,12 @@ class NativeReadPart:
 
 
 def read_parts(
-    parts: Sequence[ReadPart], columns: Sequence[str], *, batch_bytes: int = BATCH_BYTES
+    parts: Sequence[ReadPart], columns: Sequence[str], *, batch_bytes: int = BATCH_BYTES, threads: int = 1
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records of several parts, each part's in offset order, native parts interleaved as their files are."""
+    """Yield the records of several parts, each part's in offset order, native parts interleaved as their files are.
+
+    `threads`: how many decode records of native parts at once; the order is the same.
+    """
     opened: dict[tuple[str, str], Newer] = {}
     for native, group in groupby(parts, lambda part: isinstance(part, NativeReadPart)):
         if native:
@@ -122,7 +125,7 @@ def read_parts(
                 for part in group
                 if isinstance(part, NativeReadPart)
             ]
-            yield from read_cursors(cursors, columns, batch_bytes)
+            yield from read_cursors(cursors, columns, batch_bytes, threads)
         else:
             for part in group:
                 yield from part.read(columns, batch_bytes=batch_bytes)
@@ -164,7 +167,7 @@ def _planned(snapshot: Snapshot, ranges: Sequence[OffsetRange], isolation: str) 
             hidden[partition] = aborted_ranges(snapshot.store, snapshot.topic, snapshot.slices, partition, *span)
     plans = []
     for wanted in ranges:
-        slices = _visible(snapshot.slices.select(wanted.partition, wanted.start, wanted.end), isolation)
+        slices = visible(snapshot.slices.select(wanted.partition, wanted.start, wanted.end), isolation)
         aborted = hidden.get(wanted.partition)
         covered = None if aborted is None else aborted.overlapping(wanted.start, wanted.end)
         planned = planned_slices(snapshot.topic, wanted.partition, slices)
@@ -179,7 +182,7 @@ def check_partition(topic: str, partition: int, bounds: Mapping[int, Bounds]) ->
     return bound
 
 
-def _visible(slices: Slices, isolation: str) -> Slices:
+def visible(slices: Slices, isolation: str) -> Slices:
     if isolation != READ_COMMITTED:
         return slices
     hidden = (slices.status == ABORTED) | (slices.status == OPEN)

@@ -23,7 +23,7 @@ from typing import Final, Literal, NoReturn
 
 import pyarrow as pa
 
-from sparklog.errors import BadRequest, Conflict, NotFound
+from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
 from sparklog.log.decisions.decision_log import whole_ends
 from sparklog.log.read.scan import bounds_of, check_isolation, check_partition, plan_parts, read_parts, stored_in
 from sparklog.log.state.slice_table import Snapshot
@@ -78,6 +78,18 @@ An offset lies between the log start and the log end; at the end, there is nothi
 """
 
 
+def stream_reader(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatchReader:
+    """Return a reader for other libraries, which see no more of an error than its text: that begins with its code."""
+
+    def coded() -> Iterator[pa.RecordBatch]:
+        try:
+            yield from batches
+        except SparklogError as error:
+            raise RuntimeError(f"[{error.code}] {error}") from None
+
+    return pa.RecordBatchReader.from_batches(schema, coded())
+
+
 @dataclass(frozen=True)
 class Scan:
     """Records of a topic, from one snapshot. Iterate it, as often as wanted, for record batches.
@@ -89,6 +101,7 @@ class Scan:
     parts: tuple[ReadPart, ...]
     columns: tuple[str, ...]
     batch_bytes: int = 4 << 20
+    threads: int = 1
 
     @property
     def schema(self) -> pa.Schema:
@@ -100,7 +113,7 @@ class Scan:
         return [part.range for part in self.parts]
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        return read_parts(self.parts, self.columns, batch_bytes=self.batch_bytes)
+        return read_parts(self.parts, self.columns, batch_bytes=self.batch_bytes, threads=self.threads)
 
     def to_reader(self) -> pa.RecordBatchReader:
         """Return a `RecordBatchReader`. Records are read as the reader is."""
@@ -108,7 +121,7 @@ class Scan:
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Arrow's stream protocol: Polars, DuckDB, pandas (`DataFrame.from_arrow`) and others take a scan as it is."""
-        return self.to_reader().__arrow_c_stream__(requested_schema)
+        return stream_reader(self.schema, iter(self)).__arrow_c_stream__(requested_schema)
 
     def __array__(self, dtype: object = None, copy: bool | None = None) -> NoReturn:
         """Refuse: numpy, and `pandas.DataFrame(scan)` through it, would make one cell of each batch of records."""
@@ -117,6 +130,12 @@ class Scan:
     def to_table(self) -> pa.Table:
         """Read all records into a `pyarrow.Table`."""
         return pa.Table.from_batches(list(self), self.schema)
+
+
+def check_threads(threads: int) -> int:
+    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+        raise BadRequest(f"threads is a whole number from 1, found {threads!r}")
+    return threads
 
 
 def scan(
@@ -129,11 +148,13 @@ def scan(
     isolation: str = READ_COMMITTED,
     columns: Sequence[str] = COLUMNS,
     batch_bytes: int = 4 << 20,
+    threads: int = 1,
 ) -> Scan:
     check_isolation(isolation)
     check_columns(columns)
     if batch_bytes < 1:
         raise BadRequest(f"batch_bytes is at least 1, found {batch_bytes!r}")
+    check_threads(threads)
     bounds = view.bounds(topic)
     for given in (start, end):
         for partition in given if isinstance(given, Mapping) else ():
@@ -153,7 +174,7 @@ def scan(
                     f"{bound.log_end}; give an offset of these, {EARLIEST} or {LATEST}"
                 )
         ranges.append(OffsetRange(topic, partition, low, high))
-    return Scan(tuple(view.plan(ranges, isolation)), tuple(columns), batch_bytes)
+    return Scan(tuple(view.plan(ranges, isolation)), tuple(columns), batch_bytes, threads)
 
 
 def _offset(position: Position, partition: int, bounds: Bounds, isolation: str, default: OffsetSpec) -> int:

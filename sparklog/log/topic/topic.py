@@ -16,6 +16,7 @@ from sparklog.errors import BadRequest, NotFound
 from sparklog.log.decisions.decision_log import DecisionLogs, read_snapshot
 from sparklog.log.journal.env import Env, Moment
 from sparklog.log.journal.journal import RootAccess
+from sparklog.log.read.counting import RecordCount, count_of
 from sparklog.log.read.key_lookup import latest_record
 from sparklog.log.read.time_lookup import offsets_for_timestamps
 from sparklog.log.read.topic_scan import Position, Scan, SnapshotView, record_at, scan
@@ -311,6 +312,7 @@ class Topic:
         isolation: IsolationLevel = READ_COMMITTED,
         columns: Sequence[str] = COLUMNS,
         batch_bytes: int = 4 << 20,
+        threads: int = 1,
     ) -> Scan:
         """Plan a read of a range of records: iterate the scan, take its `to_table()`, or hand it to an Arrow library.
 
@@ -321,6 +323,7 @@ class Topic:
             isolation: `read_committed` leaves out what is aborted or open, `read_uncommitted` does not.
             columns: of key, value, topic, partition, offset, timestamp, timestampType, headers.
             batch_bytes: about the size of one record batch.
+            threads: how many decode at once; the order of the records stays the same.
 
         Raises:
             NotFound: a partition or an offset does not exist.
@@ -339,7 +342,14 @@ class Topic:
             isolation=isolation,
             columns=columns,
             batch_bytes=batch_bytes,
+            threads=threads,
         )
+
+    def count(self, *, isolation: IsolationLevel = READ_COMMITTED) -> RecordCount:
+        """Count records of a scan by metadata: `records`, `is_exact` (false: at most), `earliest_ms`, `latest_ms`."""
+        snapshot = self.read_snapshot()
+        bounds = SnapshotView(self.root.location, {self.name: snapshot}).bounds(self.name)
+        return count_of(snapshot, bounds, isolation)
 
     def offset_for_timestamp(
         self, timestamp_ms: int, partition: int | None = None, isolation: IsolationLevel = READ_COMMITTED

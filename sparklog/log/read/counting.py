@@ -1,0 +1,84 @@
+"""Number of records, and their times, by metadata alone: no data file is opened, whatever the size.
+
+Offsets do not tell it: markers, aborted records and compaction leave gaps. Slices know their records; what they do not
+know makes a count an upper bound: how a slice with gaps is cut by the log start or by the last stable offset, and
+which records Kafka's ABORT markers take back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparklog.log.read.scan import check_isolation, visible
+from sparklog.log.state.slice_table import Snapshot
+from sparklog.log.state.slices import SliceFlag
+from sparklog.log.state.view import READ_COMMITTED, Bounds
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionCount:
+    """Records of one partition.
+
+    * `is_exact`: false if there may be fewer records
+    * `earliest_ms`, `latest_ms`: no record with a time is older or newer; None without records
+    """
+
+    partition: int
+    records: int
+    is_exact: bool
+    earliest_ms: int | None
+    latest_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordCount:
+    """Records of a topic, by partition: see `Topic.count`."""
+
+    partitions: tuple[PartitionCount, ...]
+
+    @property
+    def records(self) -> int:
+        """Number of all records; the most there can be, if the count is not exact."""
+        return sum(each.records for each in self.partitions)
+
+    @property
+    def is_exact(self) -> bool:
+        """False if there may be fewer records."""
+        return all(each.is_exact for each in self.partitions)
+
+    @property
+    def earliest_ms(self) -> int | None:
+        """No record with a time is older; None without records."""
+        return min((each.earliest_ms for each in self.partitions if each.earliest_ms is not None), default=None)
+
+    @property
+    def latest_ms(self) -> int | None:
+        """No record is newer; None without records."""
+        return max((each.latest_ms for each in self.partitions if each.latest_ms is not None), default=None)
+
+
+def count_of(snapshot: Snapshot, bounds: Mapping[int, Bounds], isolation: str) -> RecordCount:
+    """Count what a scan of a snapshot gives within these bounds."""
+    check_isolation(isolation)
+    return RecordCount(
+        tuple(
+            _counted(snapshot, partition, each.log_start, each.end(isolation), isolation)
+            for partition, each in bounds.items()
+        )
+    )
+
+
+def _counted(snapshot: Snapshot, partition: int, start: int, end: int, isolation: str) -> PartitionCount:
+    slices = visible(snapshot.slices.select(partition, start, end), isolation)
+    low, high = np.maximum(slices.base, start), np.minimum(slices.end, end)
+    cut, gaps = high - low < slices.end - slices.base, slices.records < slices.end - slices.base
+    records = np.minimum(slices.records, high - low)
+    taken_back = isolation == READ_COMMITTED and bool((slices.flags & int(SliceFlag.KAFKA_ABORTED)).any())
+    exact = not taken_back and not bool((cut & gaps).any())
+    total, held = int(records.sum()), records > 0
+    if not total:
+        return PartitionCount(partition, 0, True, None, None)
+    return PartitionCount(partition, total, exact, int(slices.min_ts[held].min()), int(slices.max_ts[held].max()))

@@ -1,0 +1,1 @@
+"""Topics as tables of other engines: DuckDB, Polars, and what takes datasets of pyarrow."""

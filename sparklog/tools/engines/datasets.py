@@ -1,0 +1,243 @@
+"""Topics as datasets of pyarrow, which DuckDB, DataFusion and others read: columns and filters come down to the log.
+
+An engine asks a dataset for a scanner, with the columns it needs and, as an expression, the rows. Only these columns
+are decoded, only the offsets are read that can match (`sparklog.tools.engines.narrowing`), and the whole filter is
+applied to what is read. pyarrow's own `Scanner` reads ahead in threads, which call Python after it has ended.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from sparklog.errors import BadRequest
+from sparklog.kafka.in_place.location import open_view, resolve
+from sparklog.log.read.scan import check_isolation, read_parts
+from sparklog.log.read.topic_scan import SnapshotView, check_threads, stream_reader
+from sparklog.log.state.view import (
+    COLUMNS,
+    READ_COMMITTED,
+    RECORD_SCHEMA,
+    IsolationLevel,
+    LogView,
+    OffsetRange,
+    check_columns,
+)
+from sparklog.log.topic.root import Root, RootView, open_root
+from sparklog.storage.store import Store
+from sparklog.tools.engines.narrowing import Spans, columns_of, narrowed
+
+RootLike = Root | Store | str | os.PathLike[str]
+
+
+class TopicScanner:
+    """One read of a dataset, as pyarrow's `Scanner`, but nothing is read ahead of who asks: a read may end early."""
+
+    def __init__(self, dataset: TopicDataset, columns: tuple[str, ...], expression: ds.Expression | None) -> None:
+        self._dataset = dataset
+        self._columns = columns
+        self._expression = expression
+        self.projected_schema = pa.schema([RECORD_SCHEMA.field(name) for name in columns])
+        self.schema = self.projected_schema
+
+    def to_batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows, batch by batch."""
+        expression = self._expression
+        needed = set() if expression is None else columns_of(expression)
+        read = [name for name in COLUMNS if name in needed or name in self._columns] or ["partition"]
+        for batch in self._dataset.batches(read, expression, needed):
+            rows = pa.Table.from_batches([batch])
+            if expression is not None:
+                rows = rows.filter(expression)
+            yield from rows.select(self._columns).to_batches()
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        """Return a reader of the rows. Records are read as the reader is."""
+        return stream_reader(self.projected_schema, self.to_batches())
+
+    def to_table(self) -> pa.Table:
+        """Read all rows."""
+        return pa.Table.from_batches(self.to_batches(), self.projected_schema)
+
+    def count_rows(self) -> int:
+        """Count the rows."""
+        return sum(batch.num_rows for batch in self.to_batches())
+
+    def head(self, num_rows: int) -> pa.Table:
+        """Return the first rows."""
+        batches: list[pa.RecordBatch] = []
+        for batch in self.to_batches():
+            batches.append(batch)
+            if sum(each.num_rows for each in batches) >= num_rows:
+                break
+        return pa.Table.from_batches(batches, self.projected_schema).slice(0, num_rows)
+
+
+class TopicDataset(ds.Dataset):  # type: ignore[misc]
+    """A topic as it was when the dataset was made, for what reads datasets of pyarrow."""
+
+    def __init__(self, view: LogView, topic: str, isolation: IsolationLevel, threads: int) -> None:
+        self._view = view
+        self._topic = topic
+        self._isolation = isolation
+        self._threads = threads
+
+    def __repr__(self) -> str:
+        return f"TopicDataset({self._topic!r}, {self._view.location!r})"
+
+    def __reduce__(self) -> NoReturn:
+        raise BadRequest("a dataset of a topic is not pickled: open it where it is read")
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of a record."""
+        return RECORD_SCHEMA
+
+    @property
+    def partition_expression(self) -> ds.Expression:
+        """True: nothing is known of all records."""
+        return pc.scalar(True)
+
+    def get_fragments(self, filter: ds.Expression | None = None) -> Iterator[TopicDataset]:  # noqa: A002  (pyarrow's)
+        """Yield the dataset itself: a fragment is asked for a scanner as a dataset is."""
+        yield self
+
+    def scanner(
+        self,
+        schema: pa.Schema | None = None,
+        columns: Sequence[str] | None = None,
+        filter: ds.Expression | None = None,  # noqa: A002  (pyarrow's)
+        **_: Any,
+    ) -> TopicScanner:
+        """Return a scanner of these columns of the rows that match the filter; other options change nothing."""
+        return TopicScanner(self, COLUMNS if columns is None else check_columns(list(columns)), filter)
+
+    def batches(
+        self, columns: Sequence[str], expression: ds.Expression | None, needed: set[str]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the columns of all records that can match an expression, which needs the columns `needed`."""
+        for ranges in _in_turn(self.ranges(expression, needed)):
+            yield from read_parts(self._view.plan(ranges, self._isolation), columns, threads=self._threads)
+
+    def ranges(self, expression: ds.Expression | None, needed: set[str]) -> list[OffsetRange]:
+        """Return the offsets to be read for an expression; None: all."""
+        bounds = self._view.bounds(self._topic)
+        whole = [
+            OffsetRange(self._topic, partition, each.log_start, each.end(self._isolation))
+            for partition, each in sorted(bounds.items())
+        ]
+        if expression is None:
+            return whole
+        spans = {each.partition: self._spans(each) for each in whole}
+        within = {each.partition: each for each in whole}
+        cut = narrowed(self._topic, spans, expression, needed)
+        return [_within(each, within[each.partition]) for each in cut]
+
+    def _spans(self, wanted: OffsetRange) -> Spans:
+        if isinstance(self._view, SnapshotView):
+            rows = self._view.snapshot(wanted.topic).slices.select(wanted.partition, wanted.start, wanted.end)
+            return Spans(rows.base, rows.end, rows.min_ts, rows.max_ts)
+        (stored,) = self._view.stored([wanted])
+        return Spans(stored.runs.base, stored.runs.end)
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise BadRequest("a dataset of a topic is read as it is: give columns and a filter to to_table or an engine")
+
+    filter = replace_schema = join = join_asof = sort_by = _refuse
+
+
+def datasets(
+    root: RootLike,
+    *,
+    topics: Sequence[str] | None = None,
+    isolation: IsolationLevel = READ_COMMITTED,
+    threads: int = 1,
+) -> dict[str, ds.Dataset]:
+    """Open topics as datasets of pyarrow: one consistent state of all, as of now.
+
+    Args:
+        root: an open root, or where it lies; a Kafka log directory, too.
+        topics: names; None: all.
+        isolation: as for `Topic.scan`.
+        threads: as for `Topic.scan`.
+
+    Returns:
+        A dataset by topic, for what reads datasets: DataFusion's `register_dataset`, `to_table(columns=, filter=)`.
+
+    Raises:
+        NotFound: there is no root, or no such topic.
+
+    Example:
+        import pyarrow.compute as pc
+
+        visits = sparklog.datasets("/data/log")["visits"]
+        print(visits.to_table(columns=["value"], filter=pc.field("offset") >= 1).num_rows)
+    """
+    check_isolation(isolation)
+    check_threads(threads)
+    view = _view(root)
+    names = view.topics() if topics is None else list(dict.fromkeys(topics))
+    view.refresh(names)
+    return {name: TopicDataset(view, name, isolation, threads) for name in names}
+
+
+def duckdb(
+    con: Any,
+    root: RootLike,
+    *,
+    topics: Sequence[str] | None = None,
+    isolation: IsolationLevel = READ_COMMITTED,
+    threads: int = 1,
+) -> list[str]:
+    """Make topics views of a DuckDB connection, each under its name. Call it again to see what came since.
+
+    Args:
+        con: what `duckdb.connect()` returns.
+        root: an open root, or where it lies; a Kafka log directory, too.
+        topics: names; None: all.
+        isolation: as for `Topic.scan`.
+        threads: as for `Topic.scan`.
+
+    Returns:
+        The names.
+
+    Raises:
+        NotFound: there is no root, or no such topic.
+        BadRequest: that is no connection.
+
+    Example:
+        sparklog.duckdb(con, "/data/log", topics=["visits"])
+        print(con.sql('SELECT key FROM visits WHERE partition = 0 AND "offset" >= 1'))
+    """
+    if not callable(getattr(con, "register", None)):
+        raise BadRequest(f"expected a connection of DuckDB, as duckdb.connect() returns, found {type(con).__name__}")
+    opened = datasets(root, topics=topics, isolation=isolation, threads=threads)
+    for name, dataset in opened.items():
+        con.register(name, dataset)
+    return list(opened)
+
+
+def _view(root: RootLike) -> LogView:
+    if isinstance(root, Root):
+        return RootView(root)
+    if isinstance(root, Store):
+        return RootView(open_root(root))
+    return open_view(resolve(os.fspath(root)), tailing=False)
+
+
+def _within(each: OffsetRange, limits: OffsetRange) -> OffsetRange:
+    return OffsetRange(each.topic, each.partition, max(each.start, limits.start), min(each.end, limits.end))
+
+
+def _in_turn(ranges: Sequence[OffsetRange]) -> Iterator[list[OffsetRange]]:
+    """Yield the first range of each partition, then the second of each: parts of one read keep no order among them."""
+    waiting: dict[int, list[OffsetRange]] = {}
+    for each in ranges:
+        waiting.setdefault(each.partition, []).append(each)
+    for turn in range(max(map(len, waiting.values()), default=0)):
+        yield [of_one[turn] for of_one in waiting.values() if turn < len(of_one)]

@@ -1,0 +1,61 @@
+"""A count from metadata is what a scan gives, or says that it is an upper bound."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+
+import sparklog
+from sparklog.log.topic.topic import Topic
+
+KAFKA = Path(__file__).parents[3] / "examples" / "data" / "kafka-log-dir"
+
+
+def check(topic: Topic) -> bool:
+    """Compare the count with a scan; True if it was exact."""
+    counted, table = topic.count(), topic.scan(columns=["timestamp"]).to_table()
+    assert counted.records == table.num_rows if counted.is_exact else counted.records >= table.num_rows
+    if table.num_rows:
+        times = table["timestamp"].cast(pa.int64()).to_pylist()
+        assert counted.earliest_ms is not None
+        assert counted.latest_ms is not None
+        assert counted.earliest_ms <= min(times)
+        assert max(times) <= counted.latest_ms
+    return counted.is_exact
+
+
+def test_deleted_and_aborted_records_do_not_count(tmp_path: Path) -> None:
+    root = sparklog.open(tmp_path / "log", create=True)
+    topic = root.create_topic("orders", configs={"retention.ms": -1})
+    assert topic.count().records == 0
+    assert topic.count().earliest_ms is None
+    topic.append(pa.table({"key": ["a", "b", "c"], "value": ["1", "2", "3"], "timestamp": [5, 7, 6]}))
+    assert (topic.count().records, topic.count().earliest_ms, topic.count().latest_ms) == (3, 5, 7)
+    topic.delete_records({0: 1})
+    assert topic.count().records == 2
+    assert check(topic)
+    producer = sparklog.transactional(root, "id")
+    transaction = producer.begin()
+    transaction.append("orders", pa.table({"value": ["4", "5"]}))
+    transaction.abort()
+    assert topic.count().records == 2
+    assert check(topic)
+
+
+def test_a_compacted_topic_counts_what_is_left(tmp_path: Path) -> None:
+    root = sparklog.open(tmp_path / "log", create=True)
+    configs = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0.0}
+    topic = root.create_topic("ages", configs=configs)
+    for age in range(3):
+        topic.append(pa.table({"key": ["a", "b"], "value": [f"{age}", f"{age}"]}))
+    sparklog.compact(root, roll=True)
+    assert check(topic)
+    assert topic.count().records < 6
+
+
+def test_imported_topics_are_exact_or_say_that_they_are_not(tmp_path: Path) -> None:
+    root = sparklog.open(tmp_path / "log", create=True)
+    sparklog.import_kafka(root, KAFKA, configs={"retention.ms": -1})
+    for name in root.topics():
+        check(root.topic(name))
