@@ -46,20 +46,29 @@ from sparklog import WriteOptions, WriterKey, formats
 HEADS = {
     "python.md": f"""# Python: topics, transactions, consumer groups
 
-Everything a user holds or calls is in `sparklog`; each name has types and a docstring. Functions over whole roots, and
-the errors, are on [the second page](python-maintenance.md).
-{MADE}
+Everything a user holds or calls is in `sparklog`; each name has types and a docstring. [Values and other
+engines](python-values.md) have a page of their own, and so have [functions over whole roots, Spark and
+errors](python-maintenance.md). {MADE}
 
 {IMPORTS}""",
-    "python-maintenance.md": f"""# Python: values, maintenance, Kafka's directories, Spark, errors
+    "python-values.md": f"""# Python: values, other engines
 
-The second page of [the Python API](python.md): [formats of values](../guides/values.md), and functions over whole
-roots. Each does what the command or the job of
-that name does. {MADE}
+The second page of [the Python API](python.md): [keys and values that are no text](../guides/values.md), and [topics in
+DuckDB, Polars and DataFusion](../guides/arrow-engines.md). {MADE}
+
+{IMPORTS}""",
+    "python-maintenance.md": f"""# Python: maintenance, Kafka's directories, Spark, errors
+
+The third page of [the Python API](python.md): functions over whole roots. Each does what the command or the job of that
+name does. {MADE}
 
 {IMPORTS}""",
 }
-SECOND_PAGE = ("Values", "Engines", "Maintenance", "Kafka's directories", "Spark", "Errors")
+GROUPS_OF = {
+    "python.md": ("Open", "Read and write", "Transactions", "Consumer groups"),
+    "python-values.md": ("Values", "Engines"),
+    "python-maintenance.md": ("Maintenance", "Kafka's directories", "Spark", "Errors"),
+}
 GROUPS: dict[str, tuple[str, ...]] = {
     "Open": ("open", "Root", "open_view", "View"),
     "Read and write": ("Topic", "Scan", "WriteOptions", "WriterKey"),
@@ -196,9 +205,8 @@ def errors() -> Iterator[str]:
 def page(file: str) -> str:
     """Return the text of one page of `HEADS`."""
     lines = [HEADS[file]]
-    for group, names in GROUPS.items():
-        if (group in SECOND_PAGE) != (file == "python-maintenance.md"):
-            continue
+    for group in GROUPS_OF[file]:
+        names = GROUPS[group]
         lines.append(f"\n## {group}")
         if group == "Errors":
             lines += errors()

@@ -64,8 +64,12 @@ def test_examples_run(tmp_path: Path) -> None:
     sparklog.open(tmp_path / "log", create=True).create_topic("payments")
     names: dict[str, Any] = {}
     ran = run("python.md", list(python_docs.GROUPS), tmp_path, names)
-    ran += run("python-maintenance.md", ["Values", "Maintenance", "Kafka's directories"], tmp_path, names)
+    ran += run("python-values.md", ["Values"], tmp_path, names)
+    ran += run("python-maintenance.md", ["Maintenance", "Kafka's directories"], tmp_path, names)
     assert ran >= 20
     values = sparklog.open(tmp_path / "log").topic("orders").scan(columns=["value"]).to_table()
     assert values["value"].to_pylist().count(b"once") == 1
     assert (tmp_path / "kafka-logs" / "orders-0").is_dir()
+    for engine in ("duckdb", "polars", "datafusion"):
+        pytest.importorskip(engine, reason=f"{engine} is not installed")
+    assert run("python-values.md", ["Engines"], tmp_path, names) == 4

@@ -175,8 +175,8 @@ def datasets(
     Example:
         import pyarrow.compute as pc
 
-        visits = sparklog.datasets("/data/log")["visits"]
-        print(visits.to_table(columns=["value"], filter=pc.field("offset") >= 1).num_rows)
+        orders = sparklog.datasets("/data/log")["orders"]
+        print(orders.to_table(columns=["value"], filter=pc.field("offset") >= 1).num_rows)
     """
     check_isolation(isolation)
     check_threads(threads)
@@ -211,8 +211,11 @@ def duckdb(
         BadRequest: that is no connection.
 
     Example:
-        sparklog.duckdb(con, "/data/log", topics=["visits"])
-        print(con.sql('SELECT key FROM visits WHERE partition = 0 AND "offset" >= 1'))
+        import duckdb
+
+        con = duckdb.connect()
+        sparklog.duckdb(con, "/data/log", topics=["orders"])
+        print(con.sql('SELECT key FROM orders WHERE partition = 0 AND "offset" >= 1'))
     """
     if not callable(getattr(con, "register", None)):
         raise BadRequest(f"expected a connection of DuckDB, as duckdb.connect() returns, found {type(con).__name__}")

@@ -54,8 +54,10 @@ def polars(
         BadRequest: Polars is not installed.
 
     Example:
-        visits = sparklog.polars("/data/log")["visits"]
-        print(visits.filter(pl.col("partition") == 0, pl.col("offset") >= 1).select("key").collect())
+        import polars as pl
+
+        orders = sparklog.polars("/data/log")["orders"]
+        print(orders.filter(pl.col("partition") == 0, pl.col("offset") >= 1).select("key").collect())
     """
     try:
         pl, plugins = import_module("polars"), import_module("polars.io.plugins")
