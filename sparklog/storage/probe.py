@@ -197,7 +197,10 @@ def _clock(trial: Trial) -> None:
     before = trial.wall_ms()
     trial.probed_ms = trial.store.now_ms()
     # The store read its clock at some time between the two readings of ours.
-    trial.clock_ahead_ms = max(0, before - trial.probed_ms) or min(0, trial.wall_ms() - trial.probed_ms)
+    ahead_ms = max(0, before - trial.probed_ms) or min(0, trial.wall_ms() - trial.probed_ms)
+    # Whole seconds cannot tell clocks apart that differ by less.
+    is_coarse = trial.store.clock_step_ms > 1 and abs(ahead_ms) < 2 * trial.store.clock_step_ms
+    trial.clock_ahead_ms = 0 if is_coarse else ahead_ms
 
 
 def _delete(trial: Trial) -> None:
