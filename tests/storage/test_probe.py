@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import NoReturn
@@ -21,6 +20,7 @@ from sparklog.storage.memory import MemoryStore
 from sparklog.storage.probe import LARGE_BYTES, examine, probe
 from sparklog.storage.store import ObjectInfo
 from sparklog.testing.wrapper_stores import CountingStore
+from tests.support.forked import in_child
 
 
 def clock() -> int:
@@ -206,18 +206,6 @@ def test_clock_difference() -> None:
     assert probe(store, lambda: 1_600_000).clock_ahead_ms == 600_000
     assert probe(store, lambda: 400_000).clock_ahead_ms == -600_000
     assert probe(store, lambda: 1_000_000).clock_ahead_ms == 0
-
-
-def in_child(action: Callable[[], object]) -> NoReturn:
-    """Run `action` in a forked child, which never comes back to pytest; one that hangs is killed."""
-    code = 1
-    try:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(10)
-        action()
-        code = 0
-    finally:
-        os._exit(code)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
@@ -24,6 +22,7 @@ from sparklog.storage import probe as probe_module
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.probe import Trial
 from sparklog.testing.wrapper_stores import CountingStore
+from tests.support.forked import in_child
 
 
 def clock() -> int:
@@ -174,18 +173,6 @@ def test_a_root_has_a_verdict_and_is_usable(new_process: Callable[[], None]) -> 
     root.ensure_probed()
     assert root.topics() == []
     assert len(list(store.list("_probe/"))) == made == 2
-
-
-def in_child(action: Callable[[], object]) -> NoReturn:
-    """Run `action` in a forked child, which never comes back to pytest; one that hangs is killed."""
-    code = 1
-    try:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(10)
-        action()
-        code = 0
-    finally:
-        os._exit(code)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")

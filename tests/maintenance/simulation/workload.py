@@ -17,7 +17,7 @@ from sparklog.compaction.run import CompactOptions, Plans, compact_topic
 from sparklog.compaction.sealing import plan_sealing
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.log.journal.env import Env
-from sparklog.log.read.topic_scan import Scan
+from sparklog.log.read.topic_scan import Scan, SnapshotView, scan
 from sparklog.log.state.commit import Hold, Resolved, Txn
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.slice_table import Snapshot
@@ -390,13 +390,16 @@ def reader(run: Run, decide: Decide, plans: int, *, holding: bool = False) -> Ca
 
     def body(actor: Actor) -> None:
         def turn() -> None:
-            topic = run.root(actor, decide).topic(TOPIC)
+            root = run.root(actor, decide)
+            topic = root.topic(TOPIC)
             if holding:
                 maintain(topic, holds={actor.name: Hold(topic.log.head().version)})
             snapshot = topic.snapshot()
             same(run, snapshot)
-            planned = topic.scan(columns=COLUMNS)
-            version = topic.log.current().head.version
+            # The version of the plan: the log may be read on while it is made.
+            seen = topic.read_snapshot()
+            planned = scan(SnapshotView(root.location, {TOPIC: seen}), TOPIC, columns=COLUMNS)
+            version = seen.version
             held = holding and _paths(run, version) <= _paths(run, run.records.holds[actor.name][0])
             nap(run, actor, 4 * DAY_MS)
             _read(run, actor, planned, version, held)
