@@ -460,10 +460,22 @@ def read_window(store: Store, planned: PlannedSlice, low: int, high: int, until:
     return data[: headers.end], headers
 
 
+def _get_again(store: Store, file: str, start: int, length: int) -> bytes:
+    """Return bytes of a file; ask twice before it is missing.
+
+    A cache of names (NFS, a proxy) may deny a file once that is there. A reader under a hold would then plan anew, and
+    get what compaction has left instead of what its hold keeps.
+    """
+    try:
+        return store.get(file, start, length)
+    except NotFound:
+        return store.get(file, start, length)
+
+
 def read_range(store: Store, file: str, start: int, length: int) -> bytes:
     """Return exactly these bytes of a file. `MissingFile` if it is gone, `Corrupt` if it is shorter."""
     try:
-        data = store.get(file, start, length)
+        data = _get_again(store, file, start, length)
         if len(data) != length:
             # A connection that broke off: a file that is really shorter answers the same again.
             data = store.get(file, start, length)

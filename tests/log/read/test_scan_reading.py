@@ -23,6 +23,7 @@ from sparklog.log.topic.root import RootView
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import AppendWriter, WriteOptions
 from sparklog.storage.memory import MemoryStore
+from sparklog.testing.faulty_store import Fault, FaultKind, FaultyStore, Script
 from sparklog.transactions.producer import transactional
 from tests.support.counted_root import KINDS_AND_BUCKET, CountedRoot
 from tests.support.records import by_partition, check_schema, random_rows, small
@@ -404,6 +405,18 @@ def test_a_file_that_the_log_still_names_but_is_gone_is_corrupt(memory: CountedR
     with pytest.raises(Corrupt, match="does not exist") as caught:
         scan.to_table()
     assert caught.value.file == key
+
+
+def test_a_file_that_is_denied_once_is_asked_for_again(memory: CountedRoot) -> None:
+    topic = memory.topic(1)
+    topic.append(random_rows(10), options=small())
+    scan = topic.scan()
+    memory.store.inner = FaultyStore(memory.inner, Script({("get:append", 0): Fault(FaultKind.ABSENT)}))
+    memory.store.reset()
+    assert scan.to_table().num_rows == 10
+    # The plan stays as it was: nothing but the file is read, twice.
+    assert [verb for verb, _ in memory.store.keys] == ["get"] * gets(memory)
+    assert gets(memory) == 2
 
 
 def test_a_topic_created_again_under_a_reader_is_an_error(memory: CountedRoot) -> None:
