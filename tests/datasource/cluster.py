@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -42,12 +42,6 @@ def image(folder: Path) -> Path:
     return folder
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class Cluster:
     """A master and its workers. `code`: the folder on the path of the executors' Python."""
 
@@ -56,15 +50,16 @@ class Cluster:
         self._home = spark_session.spark_home(spark_folder)
         self._code = code
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        port, self._web = free_port(), free_port()
-        self.master = f"spark://127.0.0.1:{port}"
-        self._start("master", "master.Master", "--port", str(port), "--webui-port", str(self._web))
+        # Ports that the master chooses itself: a free one may be another's by the time that it binds it.
+        self._start("master", "master.Master", "--port", "0", "--webui-port", "0")
+        self.master = self._logged(r"Starting Spark master at (spark://\S+)")
+        self._web = int(self._logged(r"Bound MasterWebUI to \S+, and started at http://\S+:(\d+)"))
         for number in range(2):
             self.start_worker(number)
         self.wait_for_workers(2)
 
     def start_worker(self, number: int) -> None:
-        ports = ("--port", "0", "--webui-port", str(free_port()))
+        ports = ("--port", "0", "--webui-port", "0")
         host = f"127.0.0.{number + 2}"
         given = (*ports, "--cores", "1", "--memory", "1g", self.master)
         self._start(f"worker-{number}", "worker.Worker", *given, host=host)
@@ -93,6 +88,16 @@ class Cluster:
             self._processes[name] = subprocess.Popen(
                 [*command, *given], env=environment, cwd=own, stdout=log, stderr=log, start_new_session=True
             )
+
+    def _logged(self, pattern: str) -> str:
+        """Wait for a line in the master's log; its first group."""
+        end = time.monotonic() + START_SECONDS
+        while True:
+            log = (self._folder / "master" / "log").read_text()
+            if match := re.search(pattern, log):
+                return match[1]
+            assert time.monotonic() < end, log[-3000:]
+            time.sleep(0.2)
 
     def wait_for_workers(self, number: int) -> None:
         end = time.monotonic() + START_SECONDS
@@ -134,7 +139,9 @@ def driver(
     """A driver process of its own; whatever is left of it is killed at the end."""
     command = [sys.executable, "-m", "tests.datasource.cluster_driver", str(folder), master, root, scenario]
     environment = {**os.environ, **spark_session.environment(folder), "PYTHONPATH": str(code)}
-    running = Driver([*command, json.dumps(settings)], environment, code, folder / f"{scenario}-{free_port()}.log")
+    running = Driver(
+        [*command, json.dumps(settings)], environment, code, folder / f"{scenario}-{os.urandom(4).hex()}.log"
+    )
     try:
         yield running
     finally:

@@ -1,6 +1,7 @@
 """A server that speaks S3, moto, in this process: started by the first test that needs a bucket, ended with pytest.
 
-moto answers conditional PUTs as S3 does. It keeps everything in memory and checks no signatures.
+moto answers conditional PUTs as S3 does. It keeps everything in memory and checks no signatures. It looks and then
+writes, and a switch of threads between these lets two creators win: so writes come one at a time here.
 """
 
 from __future__ import annotations
@@ -8,8 +9,10 @@ from __future__ import annotations
 import http.client
 import logging
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -17,6 +20,20 @@ KEY_ID = "AKIAIOSFODNN7EXAMPLE"
 SECRET = "wJalrXUtnFEMI-K7MDENG-bPxRfiCYEXAMPLEKEY"
 
 _numbers = count(1)
+App = Callable[[dict[str, Any], Any], Iterable[bytes]]
+"""A web application (WSGI)."""
+
+
+def writing_in_turns(app: App) -> App:
+    turn = threading.Lock()
+
+    def answer(request: dict[str, Any], start: Any) -> Iterable[bytes]:
+        if request["REQUEST_METHOD"] in ("GET", "HEAD"):
+            return app(request, start)
+        with turn:
+            return app(request, start)
+
+    return answer
 
 
 class MotoServer:
@@ -28,6 +45,8 @@ class MotoServer:
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
         self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
         self._server.start()
+        serving: Any = self._server._server
+        serving.app = writing_in_turns(serving.app)
         _, self._port = self._server.get_host_and_port()
         self.endpoint = f"http://127.0.0.1:{self._port}"
 
