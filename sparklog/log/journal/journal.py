@@ -153,6 +153,10 @@ class Journal(ABC, Generic[S, E, D]):
         """Return the newest state this process has seen, however old, without a request; None before the first."""
         return None if self._known is None else self._known.state
 
+    def known_since(self) -> Moment | None:
+        """Return when the newest state known here was seen to be the newest; None before the first."""
+        return None if self._known is None else self._known.seen
+
     def current(self) -> S:
         """Return the newest state known, without a request where it is younger than an hour."""
         return self._current().state

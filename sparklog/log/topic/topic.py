@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from sparklog.errors import BadRequest, NotFound
+from sparklog.errors import BadRequest, NotFound, SparklogError
 from sparklog.log.decisions.decision_log import DecisionLogs, read_snapshot
 from sparklog.log.journal.env import Env, Moment
 from sparklog.log.journal.journal import RootAccess
@@ -33,9 +33,12 @@ from sparklog.log.state.view import COLUMNS, READ_COMMITTED, IsolationLevel, Tim
 from sparklog.log.topic.expiring import count_older, expires_before, warn_of_older
 from sparklog.log.write.append_writer import AppendOutcome, AppendTarget, ArrowData, WriteOptions, appended, write_files
 from sparklog.log.write.kafka_markers import end_kafka_transactions
+from sparklog.storage.local_writer import ask_each
 from sparklog.storage.store import Store
 
 MANY_UNSEALED = 300_000
+METADATA_MAX_AGE_MS = 300_000
+"""Kafka's `metadata.max.age.ms`."""
 _LOG = logging.getLogger("sparklog.log")
 
 
@@ -72,7 +75,47 @@ class TopicLog(CommitLog):
         return super().commit(intent, origin, looked=looked)
 
     def append_target(self, refresh: bool = True) -> AppendTarget:
-        looked = self.look() if refresh else None
+        return self._target(self.look() if refresh else None)
+
+    def write(
+        self, data: ArrowData, options: WriteOptions | None, writer: WriterKey | None
+    ) -> tuple[list[FileSlices], AppendTarget]:
+        """Write rows as files that no commit names yet.
+
+        Where each request costs a round trip, a table is written by the state that this process knows, and the newest
+        one is looked for meanwhile. If the topic takes rows otherwise by now (partitions, configs), they are written
+        again, and the first files are left to the vacuum.
+        """
+        env = self.root.env
+        known = self._recent_target() if isinstance(data, pa.Table | pa.RecordBatch) else None
+        if known is not None:
+            early = replace(known, looked=env.now())
+
+            def write() -> list[FileSlices] | SparklogError:
+                try:
+                    return write_files(data, early, env, options=options, writer=writer)
+                except SparklogError as error:
+                    return error
+
+            looked, files = ask_each(self.store, lambda ask: ask(), (self.look, write))
+            target = self._target(looked if isinstance(looked, Moment) else None)
+            floor = self.existing(refresh=False).head.floor
+            if floor <= known.read_version and replace(target, read_version=known.read_version) == known:
+                if isinstance(files, SparklogError):
+                    raise files
+                if isinstance(files, list):
+                    return files, replace(known, looked=target.looked)
+        target = self.append_target()
+        return write_files(data, target, env, options=options, writer=writer), target
+
+    def _recent_target(self) -> AppendTarget | None:
+        """Return the target by the state known here, on a store with round trips and if that state is not old."""
+        known, seen = self.known(), self.known_since()
+        if self.store.parallel_reads == 1 or known is None or seen is None or not known.head.exists:
+            return None
+        return self._target(None) if self.root.env.now().elapsed_ms(seen) < METADATA_MAX_AGE_MS else None
+
+    def _target(self, looked: Moment | None) -> AppendTarget:
         state = self.existing(refresh=False)
         head = state.head
         if state.checkpoint is not None and state.checkpoint.table.unsealed > MANY_UNSEALED:
@@ -299,8 +342,7 @@ class Topic:
             outcome = topic.append(pa.table({"value": ["lamp", "desk"]}), options=WriteOptions(codec="lz4"))
             print(outcome.version)
         """
-        target = self.log.append_target()
-        files = write_files(data, target, self.root.env, options=options, writer=writer)
+        files, target = self.log.write(data, options, writer)
         return self.log.commit_append(files, target, writer=writer)
 
     def scan(

@@ -1,0 +1,143 @@
+"""Appends to a store with round trips: the rows are written while newer commits are looked for."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sparklog.errors import BadRequest, Conflict, Fenced, NotFound
+from sparklog.log.topic.topic import METADATA_MAX_AGE_MS, Topic
+from sparklog.testing.wrapper_stores import WrapperStore
+from tests.support.counted_root import CountedRoot
+
+KEYS = pa.table({"key": [b"%d" % number for number in range(40)], "value": [b"v"] * 40})
+
+
+class Meeting(WrapperStore):
+    """A file of rows is not begun before the next commit is looked for, and that not before the file is begun."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.both = threading.Barrier(2, timeout=60)
+        self.awaited = {"append/", "_log/"}
+
+    def request(self, verb: str, key: str, send: Callable[[], Any]) -> Any:
+        for part in tuple(self.awaited):
+            if part in key:
+                self.awaited.discard(part)
+                self.both.wait()
+        return send()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> CountedRoot:
+    return CountedRoot("bucket", tmp_path)
+
+
+def values(topic: Topic) -> list[bytes]:
+    return topic.scan().to_table()["value"].to_pylist()  # type: ignore[no-any-return]
+
+
+def files_written(place: CountedRoot) -> int:
+    return place.store.by_kind["writer", "append"]
+
+
+def test_both_at_once(place: CountedRoot) -> None:
+    topic = place.topic(2)
+    place.store.inner = Meeting(place.inner)
+    assert topic.append(KEYS).records == 40
+    assert place.store.inner.awaited == set()
+
+
+def test_iterables_are_taken_by_the_callers_thread(place: CountedRoot) -> None:
+    topic = place.topic(2)
+    threads = set()
+
+    def batches() -> Any:
+        threads.add(threading.current_thread())
+        yield KEYS
+
+    topic.append(batches())
+    assert threads == {threading.current_thread()}
+
+
+def test_rows_go_where_partitions_added_meanwhile_put_them(place: CountedRoot) -> None:
+    topic, other = place.topic(1), place.reopened()
+    topic.append(KEYS)
+    other.alter(partitions=8)
+    place.store.reset()
+    outcome = topic.append(KEYS)
+    assert len(outcome.base) > 1
+    # The files that were made for one partition are the vacuum's.
+    assert files_written(place) == 2
+    place.store.reset()
+    topic.append(KEYS)
+    assert files_written(place) == 1
+
+
+def test_rows_are_judged_by_the_newest_configs(place: CountedRoot) -> None:
+    topic, other = place.topic(1), place.reopened()
+    large = pa.table({"value": [random.Random(1).randbytes(5000)]})
+    topic.append(large)
+    other.alter(configs={"max.message.bytes": 2000})
+    with pytest.raises(BadRequest, match=r"max\.message\.bytes"):
+        topic.append(large)
+    other.alter(configs={"max.message.bytes": 100_000})
+    # It was refused by what this process knew, and is right by now.
+    topic.append(large)
+    other.alter(configs={"cleanup.policy": "compact"}, force=True)
+    with pytest.raises(BadRequest, match="without a key"):
+        topic.append(large)
+    assert len(values(topic)) == 2
+
+
+def test_a_topic_that_was_deleted_or_made_again(place: CountedRoot) -> None:
+    topic, other = place.topic(1), place.reopened()
+    topic.append(KEYS)
+    other.delete()
+    with pytest.raises(NotFound):
+        topic.append(KEYS)
+    place.root.create_topic("t")
+    assert place.reopened().append(KEYS).records == 40
+    made_again = place.reopened()
+    other.delete()
+    place.world.root(place.store).create_topic("t", partitions=3)
+    made_again.append(KEYS)
+    assert len(values(place.reopened())) == 40
+
+
+def test_another_root_in_the_same_place_is_not_written_to(place: CountedRoot) -> None:
+    topic = place.topic(1)
+    topic.append(KEYS)
+    for item in list(place.inner.list("")):
+        place.inner.delete(item.key)
+    place.world.root(place.inner).create_topic("t")
+    with pytest.raises((Fenced, Conflict, NotFound, BadRequest)):
+        topic.append(KEYS)
+    assert values(place.reopened()) == []
+
+
+def test_what_is_known_for_long_is_not_written_by(place: CountedRoot) -> None:
+    topic, other = place.topic(1), place.reopened()
+    topic.append(KEYS)
+    other.alter(partitions=4)
+    place.world.pass_ms(METADATA_MAX_AGE_MS)
+    place.store.reset()
+    topic.append(KEYS)
+    assert files_written(place) == 1
+
+
+def test_a_disk_is_asked_first(tmp_path: Path) -> None:
+    place = CountedRoot("local", tmp_path / "root")
+    topic, other = place.topic(1), place.reopened()
+    topic.append(KEYS)
+    other.alter(partitions=4)
+    place.store.reset()
+    topic.append(KEYS)
+    assert files_written(place) == 1
