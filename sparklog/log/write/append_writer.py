@@ -8,14 +8,16 @@ count from 0 in each slice: the commit that names the files assigns them. Rows o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
 
-from sparklog.errors import BadRequest, NotFound, nearest
+from sparklog.errors import BadRequest, NotFound, SparklogError, nearest
 from sparklog.format.append_file import INDEX_MIN_BYTES, SliceIndex, WrittenSlice, build_index, encode_footer
 from sparklog.format.encode import EncodedSlice, EncodeOptions, encode, encode_partitions
 from sparklog.format.record_batch import CODECS, Codec
@@ -27,6 +29,7 @@ from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.registry import WriterKey
 from sparklog.log.state.slices import FileSlices, RowCounts, SliceFlag
 from sparklog.log.write.rows import ROW_COLUMNS, Partitioner, Rows, add_rows, check_columns, rows_of, sticky_seed
+from sparklog.storage.local_writer import ask_each
 from sparklog.storage.store import ObjectWriter, Store
 
 
@@ -153,7 +156,8 @@ class WriteOptions:
 class AppendWriter:
     """Writes one task's rows as append files of one topic; after an error, or instead of `finish`, call `discard`.
 
-    The first upload looks whether the root is the driver's (a request), unless the caller has (`checked_root`).
+    The first file looks whether the root is the driver's (a request), unless the caller has (`checked_root`): before it
+    is begun on a disk, which may be another one on each machine.
     """
 
     def __init__(
@@ -236,10 +240,10 @@ class AppendWriter:
         if self._output is not None and self._output.position + encoded.nbytes > self._options.file_bytes:
             self._close()
         if self._output is None:
-            looked = self._target.looked
-            if not self._checked_root and (looked is None or not self._env.now().is_soon_after(looked)):
-                check_root(self._target)
-            self._checked_root = True
+            if self._target.store.parallel_reads == 1:
+                if self._must_check_root():
+                    check_root(self._target)
+                self._checked_root = True
             path = append_path(self._target.read_version, self._env.new_id())
             self._output = AppendOutput(self._target.store, self._target.topic, path)
         flags = SliceFlag.LOG_APPEND_TIME if self._encode.log_append_time else SliceFlag.NONE
@@ -260,10 +264,28 @@ class AppendWriter:
             )
         )
 
+    def _must_check_root(self) -> bool:
+        looked = self._target.looked
+        return not self._checked_root and (looked is None or not self._env.now().is_soon_after(looked))
+
     def _close(self) -> None:
-        if self._output is not None:
-            self._files.append(self._output.close())
-            self._output = None
+        """Let the file appear. Where requests cost a round trip, the root is looked at meanwhile."""
+        output, self._output = self._output, None
+        if output is None:
+            return
+        if self._must_check_root():
+            closing: list[Callable[[], FileSlices | None]] = [output.close, partial(check_root, self._target)]
+            try:
+                closed, _ = ask_each(self._target.store, lambda ask: ask(), closing)
+            except SparklogError:
+                # It may lie in another root now.
+                with suppress(SparklogError):
+                    self._target.store.delete(f"{self._target.topic}/{output.path}")
+                raise
+        else:
+            closed = output.close()
+        self._checked_root = True
+        self._files += [] if closed is None else [closed]
 
 
 def check_root(target: AppendTarget) -> None:

@@ -21,7 +21,7 @@ from sparklog.log.topic.root import RootView
 from sparklog.log.write.append_writer import AppendWriter, WriteOptions
 from sparklog.log.write.rows import sticky_seed
 from sparklog.storage.memory import MemoryStore
-from tests.support.counted_root import KINDS, CountedRoot
+from tests.support.counted_root import KINDS, Bucket, CountedRoot
 from tests.support.records import by_partition, check_schema, random_rows, small
 from tests.support.world import START_MS
 
@@ -322,13 +322,15 @@ def test_options_are_checked(changes: dict[str, object], message: str) -> None:
         WriteOptions(**changes)  # type: ignore[arg-type]
 
 
-def test_a_task_that_sees_another_root_writes_nothing(tmp_path: Path) -> None:
-    driver = CountedRoot("local", tmp_path / "driver")
+@pytest.mark.parametrize(("kind", "empty"), [("local", MemoryStore), ("bucket", Bucket)])
+def test_a_task_that_sees_another_root_writes_nothing(tmp_path: Path, kind: str, empty: type[MemoryStore]) -> None:
+    driver = CountedRoot(kind, tmp_path / "driver")
     target = driver.topic(1).log.append_target()
-    elsewhere = CountedRoot("local", tmp_path / "executor", seed=7)
+    driver.world.pass_ms(5000)
+    elsewhere = CountedRoot(kind, tmp_path / "executor", seed=7)
     cases = (
         (elsewhere.store, BadRequest, "share"),
-        (MemoryStore(driver.world.clock), NotFound, "found none on this machine"),
+        (empty(driver.world.clock), NotFound, "found none on this machine"),
     )
     for store, error, message in cases:
         writer = AppendWriter(replace(target, store=store), env=driver.world.env())
