@@ -309,12 +309,19 @@ class _Cutter:
             return
         # Any offset may be committed, also one that the topic never reaches: look ahead before reading on.
         ahead = _Cutter(self.store, self.chosen, self.damaged, heads=dict(self.heads))
+        step = partial(ahead.next_commit, topic)
         while _ends_at(ahead._head(topic), topic_id, partition) < offset:
-            if not ahead.next_commit(topic):
+            if not step() and not (self._is_hidden(topic, ahead._head(topic)) and self._awaited(step)):
                 self.ended.add(key)
                 return
         self.require_version(topic, ahead._head(topic).version)
         self.moved = True
+
+    def _is_hidden(self, topic: str, head: Head) -> bool:
+        """True if a listing of a live root shows the next commit of a topic: a cache of names denies it for a while."""
+        following = commit_key(topic, head.version + 1)
+        listed = self.store.list(f"{topic}/_log/0", commit_key(topic, head.version)) if self.live is not None else ()
+        return any(info.key == following for info in listed)
 
 
 def all_offsets(state: GroupState) -> list[TopicOffsets]:

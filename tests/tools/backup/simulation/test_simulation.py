@@ -42,7 +42,7 @@ def test_a_seed_is_one_story() -> None:
         assert run(seed).world.trace == run(seed).world.trace
 
 
-@pytest.mark.parametrize(("seed", "caches"), [(16, "folders"), (19, "names")])
+@pytest.mark.parametrize(("seed", "caches"), [(16, "folders"), (19, "names"), (10_006, "names")])
 def test_where_the_machine_that_makes_backups_remembers_names(seed: int, caches: str) -> None:
     assert run(seed, caches).counters["backups"]
 
@@ -58,7 +58,7 @@ def test_a_false_answer_that_is_believed_shows_in_a_bucket_alone(bucket: bool, m
     for module in (repository, backing_up, copying):
         monkeypatch.setattr(module, "create_or_read", heedless)
     with pytest.raises((SparklogError, SimulationError)) if bucket else nullcontext():
-        for seed in (5, 6, 11):
+        for seed in (4, 8, 15):
             assert run(seed, bucket=bucket).counters
 
 
