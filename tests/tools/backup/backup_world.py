@@ -20,7 +20,7 @@ from sparklog.tools.backup.manifest import Manifest
 from sparklog.tools.backup.restore_point import Wanted
 from sparklog.tools.backup.restoring import Restored, restore
 from sparklog.transactions.completion import resolve_topic
-from sparklog.transactions.listing import abort_transaction, list_transactions
+from sparklog.transactions.listing import abort_transaction, describe_transaction, list_transactions
 from tests.support.world import MINUTE_MS, START_MS, World
 
 COLUMNS = ("partition", "offset", "key", "value", "timestamp")
@@ -124,7 +124,8 @@ def contents(root: Root) -> Mapping[str, Rows]:
 def end_what_is_open(root: Root) -> None:
     """Abort what is undecided: in one topic and not in another it holds back what was committed later."""
     for standing in list_transactions(root):
-        if standing.is_open:
+        # To end one topic's transaction also ends another's there whose timeout is over.
+        if describe_transaction(root, standing.id, []).is_open:
             abort_transaction(root, standing.id)
     for name in root.topics():
         if root.topic(name).log.head().open:
