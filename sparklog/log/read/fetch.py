@@ -460,30 +460,22 @@ def read_window(store: Store, planned: PlannedSlice, low: int, high: int, until:
     return data[: headers.end], headers
 
 
-def _get_again(store: Store, file: str, start: int, length: int) -> bytes:
-    """Return bytes of a file; ask twice before it is missing.
-
-    A cache of names (NFS, a proxy) may deny a file once that is there. A reader under a hold would then plan anew, and
-    get what compaction has left instead of what its hold keeps.
-    """
-    try:
-        return store.get(file, start, length)
-    except NotFound:
-        return store.get(file, start, length)
-
-
 def read_range(store: Store, file: str, start: int, length: int) -> bytes:
-    """Return exactly these bytes of a file. `MissingFile` if it is gone, `Corrupt` if it is shorter."""
-    try:
-        data = _get_again(store, file, start, length)
-        if len(data) != length:
-            # A connection that broke off: a file that is really shorter answers the same again.
+    """Return exactly these bytes of a file. `MissingFile` if it is gone, `Corrupt` if it is shorter.
+
+    Both are believed when a second request says the same. A cache of names may deny once what is there, and a reader
+    under a hold would then plan anew, and get what compaction has left. A connection may break off.
+    """
+    for tries in (1, 2):
+        try:
             data = store.get(file, start, length)
-    except NotFound:
-        raise MissingFile(file) from None
-    if len(data) != length:
-        raise Corrupt(f"expected {length} bytes, found {len(data)}: the file was cut off", file=file, position=start)
-    return data
+        except NotFound:
+            if tries == 2:
+                raise MissingFile(file) from None
+            continue
+        if len(data) == length:
+            return data
+    raise Corrupt(f"expected {length} bytes, found {len(data)}: the file was cut off", file=file, position=start)
 
 
 def check_slice(data: memoryview, planned: PlannedSlice) -> None:

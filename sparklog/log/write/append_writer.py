@@ -269,7 +269,7 @@ class AppendWriter:
         return not self._checked_root and (looked is None or not self._env.now().is_soon_after(looked))
 
     def _close(self) -> None:
-        """Let the file appear. Where requests cost a round trip, the root is looked at meanwhile."""
+        """Close the file, which then exists. Where requests cost a round trip, the root is looked at meanwhile."""
         output, self._output = self._output, None
         if output is None:
             return
