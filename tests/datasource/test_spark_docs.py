@@ -29,5 +29,5 @@ def test_the_job_of_the_guide_to_tests_is_tested(
     names: dict[str, Any] = {}
     (match,) = [match for match in test_guide.SNIPPETS if test_guide.SPARK in match[1]]
     test_guide.run(match, names)
-    names["test_visits_are_counted"](spark, sparklog_disk_root, sparklog_records, tmp_path)
-    assert sparklog_disk_root.topics() == ["counts", "visits"]
+    names["test_visits_are_written_in_capitals"](spark, sparklog_disk_root, sparklog_records, tmp_path)
+    assert sparklog_disk_root.topics() == ["capitals", "visits"]
