@@ -15,6 +15,7 @@ from pathlib import Path
 
 import sparklog
 import sparklog.formats
+import sparklog.testing
 from sparklog.datasource.option_table import OPTIONS
 
 FOLDER = "docs/reference"
@@ -40,7 +41,7 @@ MADE = "`scripts/python_docs.py` makes this page from the docstrings. The exampl
 IMPORTS = """```python
 import pyarrow as pa
 import sparklog
-from sparklog import WriteOptions, WriterKey, formats
+from sparklog import WriteOptions, WriterKey, formats, testing
 ```
 """
 HEADS = {
@@ -63,11 +64,17 @@ The third page of [the Python API](python.md): functions over whole roots. Each 
 name does. {MADE}
 
 {IMPORTS}""",
+    "python-testing.md": f"""# Python: doubles for tests
+
+The fourth page of [the Python API](python.md): what the fixtures of [tests](../guides/testing.md) are made of. {MADE}
+
+{IMPORTS}""",
 }
 GROUPS_OF = {
     "python.md": ("Open", "Read and write", "Transactions", "Consumer groups"),
     "python-values.md": ("Values", "Engines"),
     "python-maintenance.md": ("Maintenance", "Kafka's directories", "Spark", "Errors"),
+    "python-testing.md": ("Testing",),
 }
 GROUPS: dict[str, tuple[str, ...]] = {
     "Open": ("open", "Root", "open_view", "View"),
@@ -79,6 +86,13 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Maintenance": ("compact", "retain", "verify", "backup", "restore", "clone"),
     "Kafka's directories": ("import_kafka", "export_kafka"),
     "Spark": ("configure", "register", "partitioned", "watch"),
+    "Testing": (
+        "testing.ManualClock",
+        "testing.World",
+        "testing.RecordStream",
+        "testing.CountingStore",
+        "testing.Script",
+    ),
     "Errors": ("SparklogError", "BadRequest", "NotFound", "Conflict", "Fenced", "Corrupt", "Unavailable"),
 }
 ENGINE = {
@@ -136,8 +150,9 @@ def signature(name: str, thing: object) -> str:
         if parameter.kind is parameter.KEYWORD_ONLY and not star:
             star = True
             parts.append("*")
+        stars = "**" if parameter.kind is parameter.VAR_KEYWORD else ""
         default = "" if parameter.default is parameter.empty else f"={parameter.default!r}"
-        parts.append(parameter.name + (default if len(default) < 40 else "=..."))
+        parts.append(stars + parameter.name + (default if len(default) < 40 else "=..."))
     return f"{name}({', '.join(parts)})"
 
 

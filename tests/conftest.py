@@ -16,6 +16,8 @@ from tests.support.moto_server import bucket, moto_server
 
 __all__ = ["bucket", "minicluster", "moto_server"]
 
+pytest_plugins = ["sparklog.testing.plugin"]
+
 OF_TERMINALS = (
     *("COLUMNS", "LINES", "TERMINAL_WIDTH", "TERM", "TTY_COMPATIBLE", "TTY_INTERACTIVE"),
     *("FORCE_COLOR", "NO_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "_TYPER_FORCE_DISABLE_TERMINAL"),

@@ -20,7 +20,9 @@ REPOSITORY = Path(__file__).parents[1]
 DOCS = REPOSITORY / "docs"
 PAGES = [REPOSITORY / "README.md", *sorted(DOCS.rglob("*.md"))]
 PARTS = ("start", "guides", "reference", "design")
-GENERATED = {"configs.md", "python.md", "python-maintenance.md", "python-values.md", "spark-options.md"}
+GENERATED = {
+    *("configs.md", "python.md", "python-maintenance.md", "python-testing.md", "python-values.md", "spark-options.md"),
+}
 
 PAGE_LINES = 300
 README_LINES = 70

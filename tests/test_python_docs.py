@@ -13,7 +13,7 @@ import pytest
 
 import sparklog
 from scripts import python_docs
-from sparklog import formats
+from sparklog import formats, testing
 
 REPOSITORY = Path(__file__).parents[1]
 KAFKA = REPOSITORY / "examples" / "data" / "kafka-log-dir"
@@ -33,7 +33,9 @@ def test_pages_are_those_of_the_docstrings() -> None:
 def test_every_public_name_is_on_a_page() -> None:
     listed = [name for names in python_docs.GROUPS.values() for name in names]
     values = {f"formats.{name}" for name in formats.__all__} - {"formats.FORMATS"}
-    assert sorted(listed) == sorted(values | set(sparklog.__all__) - {"__version__"})
+    doubles = set(python_docs.GROUPS["Testing"])
+    assert sorted(listed) == sorted(values | doubles | set(sparklog.__all__) - {"__version__"})
+    assert {name.removeprefix("testing.") for name in doubles} <= set(testing.__all__)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -66,6 +68,7 @@ def test_examples_run(tmp_path: Path) -> None:
     ran = run("python.md", list(python_docs.GROUPS), tmp_path, names)
     ran += run("python-values.md", ["Values"], tmp_path, names)
     ran += run("python-maintenance.md", ["Maintenance", "Kafka's directories"], tmp_path, names)
+    assert run("python-testing.md", ["Testing"], tmp_path, names) >= 4
     assert ran >= 20
     values = sparklog.open(tmp_path / "log").topic("orders").scan(columns=["value"]).to_table()
     assert values["value"].to_pylist().count(b"once") == 1

@@ -58,6 +58,7 @@ HOMES: dict[str, frozenset[str]] = {
     "sparklog/log/journal/env.py": frozenset(EFFECTS),
     "sparklog/storage/": frozenset(EFFECTS),
     "sparklog/kafka/": frozenset({"open", "os.open"}),
+    "sparklog/testing/": frozenset({"random.Random"}),
     "sparklog/cli/": frozenset({"os.open", "time.sleep", "time.monotonic"}),
 }
 

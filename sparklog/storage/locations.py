@@ -37,6 +37,7 @@ BUCKET_REMEDY = f"give the bucket below it as a URL, such as {', '.join(_FORMS[s
 _OTHER_SCHEMES = {
     "dbfs": BUCKET_REMEDY,
     "http": "give the bucket as s3://bucket/log?endpoint=<server>",
+    "memory": "it lies in one process: for Spark and other processes use a path (fixture sparklog_disk_root)",
     "https": "give the bucket as s3://bucket/log?endpoint=<server>, or Azure's as az://container/log",
     "wasb": "give abfss://container@account.dfs.core.windows.net/log",
     "wasbs": "give abfss://container@account.dfs.core.windows.net/log",

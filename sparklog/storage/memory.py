@@ -31,7 +31,9 @@ class MemoryStore(Store):
         self._keys: list[str] = []
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a MemoryStore lives in one process and cannot be pickled; use a LocalStore across processes")
+        raise TypeError(
+            "a MemoryStore lives in one process and cannot be pickled; use a root on a disk (sparklog_disk_root)"
+        )
 
     @property
     def location(self) -> str:

@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sparklog.errors import NotFound, Unavailable
+from sparklog.errors import BadRequest, NotFound, Unavailable
 from sparklog.storage.store import ObjectWriter, Store, key_kind
 from sparklog.testing.wrapper_stores import WrapperStore
 
@@ -83,18 +83,68 @@ _FITTING: Mapping[FaultKind, tuple[str, ...]] = {
 }
 
 
+_VERBS = (
+    "get",
+    "create",
+    "writer",
+    "write",
+    "close",
+    "list",
+    "list_folders",
+    "stat",
+    "delete",
+    "delete_many",
+    "now_ms",
+)
+_KINDS = ("root", "commit", "checkpoint", "append", "sealed", "other")
+
+
 class Script:
     """Faults at labelled points: `Script({("create:commit", 2): Fault(...)})` strikes the third create of a commit.
 
     A label without a number strikes every such call. `struck` lists the calls that were.
+
+    Example:
+        script = testing.Script()
+        world = testing.World()
+        root = world.root(testing.FaultyStore(world.store, script, world.sleep))
+        script.fail("create:commit", times=2)
+        root.create_topic("t")
+        assert len(script.struck) == 2
     """
 
-    def __init__(self, faults: Mapping[str | tuple[str, int], Fault]) -> None:
-        self.faults = dict(faults)
+    def __init__(self, faults: Mapping[str | tuple[str, int], Fault] | None = None) -> None:
+        self.faults = dict(faults or {})
         self.struck: list[Call] = []
+        self._next: dict[str, list[Fault]] = {}
+
+    def fail(self, label: str, kind: FaultKind = FaultKind.ERROR_BEFORE, *, times: int = 1, amount: float = 1) -> None:
+        """Make the next calls of a label fail.
+
+        Args:
+            label: verb and kind of key: `create:commit`, `get:append`, `writer:sealed`, `list:other`.
+            kind: of failure; not all fit all verbs.
+            times: so many calls.
+            amount: seconds of a delay, calls until a late effect, bytes that a read lacks, index of a flipped bit.
+
+        Raises:
+            BadRequest: no call has this label, or fails like that.
+        """
+        verb, _, key = label.partition(":")
+        if verb not in _VERBS or key not in _KINDS:
+            raise BadRequest(
+                f"no call has the label {label!r}: expected VERB:KIND, VERB one of {', '.join(_VERBS)}, KIND one of "
+                f"{', '.join(_KINDS)}"
+            )
+        if verb not in _FITTING.get(kind, (verb,)):
+            raise BadRequest(f"{kind} fits {' and '.join(_FITTING[kind])}, not {verb!r} of {label!r}")
+        if times < 1:
+            raise BadRequest(f"times of {label!r} is 1 or more, found {times}")
+        self._next.setdefault(label, []).extend([Fault(kind, amount)] * times)
 
     def __call__(self, call: Call) -> Fault | None:
-        fault = self.faults.get((call.label, call.nth)) or self.faults.get(call.label)
+        queue = self._next.get(call.label)
+        fault = queue.pop(0) if queue else self.faults.get((call.label, call.nth)) or self.faults.get(call.label)
         if fault is not None:
             self.struck.append(call)
         return fault

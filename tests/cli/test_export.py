@@ -11,10 +11,10 @@ import sparklog as package
 from sparklog.groups.lag import Groups
 from sparklog.kafka.exporting.group_offsets import group_partition
 from sparklog.kafka.in_place import KafkaView
+from sparklog.testing.world import START_MS
 from tests.cli.conftest import Sparklog
 from tests.compaction.test_kafka_tools import some_rows
 from tests.kafka.logs import read
-from tests.support.world import START_MS
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import random
 import struct
 from dataclasses import dataclass, field, replace
 
+from sparklog.testing.world import START_MS
 from tests.compaction.plain_cleaner import (
     ABORT,
     COMMIT,
@@ -26,7 +27,6 @@ from tests.compaction.plain_cleaner import (
     PlainSegment,
     index_sizes,
 )
-from tests.support.world import START_MS
 
 
 @dataclass

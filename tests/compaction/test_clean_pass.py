@@ -28,6 +28,7 @@ from sparklog.log.state.slices import SliceFlag
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.storage.local import LocalStore
+from sparklog.testing.world import START_MS
 from tests.compaction.histories import History
 from tests.compaction.plain_cleaner import (
     Aborted,
@@ -44,7 +45,6 @@ from tests.compaction.plain_cleaner import (
 from tests.format.old_messages import LOG_APPEND_TIME, message, messages, wrapper
 from tests.support.counted_root import CountedRoot
 from tests.support.records import small
-from tests.support.world import START_MS
 
 NOW_MS = START_MS + 10_000_000
 STAMPED_MS = 1_700_000_000_000

@@ -25,11 +25,11 @@ from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import WriteOptions
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.storage.local import LocalStore
+from sparklog.testing.world import START_MS, World
 from tests.fixture_data import copied, expected_dump, expected_records
 from tests.kafka_tools import Dumped, KafkaTools, without_emptied, without_gaps
 from tests.log.rewriting import prepared, resolve
 from tests.support.counted_root import CountedRoot
-from tests.support.world import START_MS, World
 
 DAY_MS = 86_400_000
 ENDS = ("before", "after")

@@ -38,11 +38,11 @@ from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import AppendOutput
 from sparklog.maintenance.work_items import Done, Settings
 from sparklog.storage.store import Store
+from sparklog.testing.world import START_MS
 from tests.log.read.test_scan_imported import batch_of
 from tests.log.rewriting import appended_by_hand, prepared, resolve, sealed
 from tests.support.counted_root import KINDS, CountedRoot
 from tests.support.records import random_rows, small
-from tests.support.world import START_MS
 
 
 @pytest.fixture(params=KINDS)

@@ -20,9 +20,9 @@ from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.report import Size
 from sparklog.maintenance.work_items import Done, InProcess, PieceReport, Progress, Settings, Work, silent
 from sparklog.storage.memory import MemoryStore
+from sparklog.testing.world import START_MS, World
 from tests.log.topics import append
 from tests.support.maintaining import maintain
-from tests.support.world import START_MS, World
 
 SETTINGS = Settings(START_MS)
 Hook = Callable[["Fake"], None]

@@ -36,11 +36,11 @@ from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import AppendOutput
 from sparklog.maintenance.work_items import Done, InProcess, Progress, Settings
+from sparklog.testing.world import START_MS
 from tests.log.read.test_scan_imported import batch_of
 from tests.log.rewriting import appended_by_hand, prepared, resolve
 from tests.support.counted_root import KINDS, CountedRoot
 from tests.support.records import random_rows, small
-from tests.support.world import START_MS
 from tests.test_architecture import HEAVY, loaded_by
 
 PEERS = {"aiokafka": AioBatch, "kafka-python": PyBatch}

@@ -19,12 +19,12 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient
 
 import sparklog
+from sparklog.testing.world import START_MS
 from tests.datasource import spark_session
 from tests.datasource.live_kafka import connector_jars
 from tests.datasource.streams import forget_commit
 from tests.kafka_broker import Broker
 from tests.kafka_tools import Missing
-from tests.support.world import START_MS
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.java, pytest.mark.timeout(1500)]
 

@@ -24,7 +24,7 @@ from sparklog.maintenance.work_items import Done, Work
 from sparklog.retention import vacuum
 from sparklog.retention.retain import RetainReport
 from sparklog.retention.vacuum import CHUNK
-from tests.support.world import START_MS
+from sparklog.testing.world import START_MS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

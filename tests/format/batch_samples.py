@@ -11,7 +11,7 @@ from sparklog.format.batch_scan import scan_headers
 from sparklog.format.decode import HEADERS_TYPE, RecordColumns, decode
 from sparklog.format.encode import EncodedSlice, EncodeOptions, encode
 from sparklog.format.record_batch import BatchHeader
-from tests.support.world import START_MS
+from sparklog.testing.world import START_MS
 
 ALL = ("key", "value", "headers", "offset", "timestamp", "timestampType")
 CODEC_NAMES = ("none", "gzip", "snappy", "lz4", "zstd")

@@ -18,10 +18,10 @@ from sparklog.maintenance.properties import settings_of
 from sparklog.maintenance.work_items import Settings
 from sparklog.retention.retain import document, retain_root, summary
 from sparklog.testing.faulty_store import Fault, FaultKind, FaultyStore
+from sparklog.testing.world import START_MS
 from sparklog.transactions.completion import collect, forget_recorded
 from tests.support.records import rows
 from tests.support.topics_world import TopicsWorld
-from tests.support.world import START_MS
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS

@@ -16,6 +16,7 @@ from sparklog.groups.group_state import CommittedOffset, OffsetAndMetadata
 from sparklog.groups.lag import Groups
 from sparklog.log.journal.names import checkpoint_key, commit_key, groups_prefix
 from sparklog.testing.faulty_store import Fault, FaultKind, FaultyStore, Script
+from sparklog.testing.world import START_MS
 from sparklog.testing.wrapper_stores import CountingStore
 from sparklog.transactions.completion import forget_recorded
 from sparklog.transactions.listing import describe_transaction
@@ -24,7 +25,6 @@ from tests.support.name_caching_store import NameCachingStore
 from tests.support.read_only import read_only
 from tests.support.records import rows
 from tests.support.topics_world import TopicsWorld
-from tests.support.world import START_MS
 
 
 def group(world: TopicsWorld, name: str = "g") -> Group:

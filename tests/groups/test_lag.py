@@ -14,9 +14,9 @@ from sparklog.groups.group_state import GroupState
 from sparklog.groups.lag import Groups, Lag, lag
 from sparklog.kafka.importing.importing import import_log_dir
 from sparklog.log.topic.root import RootView
+from sparklog.testing.world import START_MS
 from sparklog.testing.wrapper_stores import CountingStore
 from tests.support.topics_world import TopicsWorld
-from tests.support.world import START_MS
 
 
 def timed(partition: int, *seconds: int) -> pa.Table:

@@ -17,8 +17,8 @@ from sparklog.groups.reset import (
     plan_reset,
     with_offsets,
 )
+from sparklog.testing.world import START_MS
 from tests.support.topics_world import TopicsWorld
-from tests.support.world import START_MS
 
 HOUR = 3_600_000
 ALL = {"a": None}

@@ -23,13 +23,13 @@ from sparklog.kafka.in_place.location import (
 from sparklog.log.state.view import READ_COMMITTED
 from sparklog.storage import Store, open_store
 from sparklog.storage.locations import join, without_settings
+from sparklog.testing.world import World
 from sparklog.testing.wrapper_stores import CountingStore
 from sparklog.tools.inspection.inspect import inspect_file, inspect_topic
 from tests.fixture_data import expected_records
 from tests.kafka.logs import FIRST, read, without_epochs, write_partition
 from tests.kafka.test_importing import read as read_topic
 from tests.support.command_line import invoke
-from tests.support.world import World
 
 
 def copied_to(url: str, folder: Path) -> str:

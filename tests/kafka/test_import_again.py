@@ -28,10 +28,10 @@ from sparklog.maintenance.work_items import Settings
 from sparklog.retention.vacuum import vacuum
 from sparklog.storage.local import LocalStore
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore
+from sparklog.testing.world import World
 from tests.fixture_data import ExpectedRecord, partitions, split_partition
 from tests.kafka.logs import FIRST, SECOND, batch, marker, records, segment, write_partition
 from tests.kafka.logs import read as read_in_place
-from tests.support.world import World
 
 STARTS = "log-start-offset-checkpoint"
 LEVELS = (READ_UNCOMMITTED, READ_COMMITTED)

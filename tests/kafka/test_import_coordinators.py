@@ -36,8 +36,8 @@ from sparklog.kafka.in_place.segment_recovery import Skipped
 from sparklog.log.state.view import READ_COMMITTED
 from sparklog.log.topic.root import Root
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore
+from sparklog.testing.world import World
 from tests.kafka.logs import FIRST, HOUR_MS, batch, keyed_batch, marker, write_partition
-from tests.support.world import World
 
 TRANSACTIONS = ("transactions", "transactions-tv0")
 

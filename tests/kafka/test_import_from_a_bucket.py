@@ -15,6 +15,7 @@ from sparklog.kafka.in_place import KafkaView
 from sparklog.kafka.in_place.segment_recovery import FAIL, SKIP
 from sparklog.log.state.view import READ_UNCOMMITTED
 from sparklog.storage.memory import MemoryStore
+from sparklog.testing.world import World
 from sparklog.tools.inspection.inspect import inspect_topic
 from sparklog.tools.verification.findings import Report
 from sparklog.tools.verification.kafka_directory import verify_log_dir
@@ -23,7 +24,6 @@ from tests.fixture_data import copied, expected_records
 from tests.kafka.buckets import Bucket, counted, put, upload
 from tests.kafka.logs import FIRST, SECOND, batch, read, without_epochs, write_partition
 from tests.kafka.test_importing import read as read_topic
-from tests.support.world import World
 from tests.tools.verification.test_kafka import ENV
 
 NOW_MS = 1_900_000_000_000

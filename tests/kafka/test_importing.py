@@ -29,6 +29,7 @@ from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.storage.store import Store
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore
+from sparklog.testing.world import World
 from sparklog.tools.verification.run import verify_root
 from tests.fixture_data import (
     ExpectedRecord,
@@ -40,7 +41,6 @@ from tests.fixture_data import (
     split_partition,
 )
 from tests.kafka.logs import FIRST, HOUR_MS, SECOND, batch, marker, records, segment, without_epochs, write_partition
-from tests.support.world import World
 
 STARTS = "log-start-offset-checkpoint"
 

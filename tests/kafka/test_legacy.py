@@ -20,10 +20,10 @@ from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, O
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.work_items import InProcess, Settings
+from sparklog.testing.world import World
 from tests.fixture_data import ExpectedRecord, copied, expected_offsets, expected_records, split_partition
 from tests.format.old_messages import message, messages, wrapper
 from tests.kafka.logs import HOUR_MS, batch, offsets, read, records, segment, without_epochs, write_partition
-from tests.support.world import World
 
 PARTITIONS = [
     ("legacy/builder-v0", "built-0"),

@@ -12,8 +12,8 @@ from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView
 from sparklog.kafka.in_place.segment_recovery import FAIL, SKIP, TRUNCATE, Skipped, Span, first_is_wrong
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
+from sparklog.testing.world import World
 from tests.kafka.logs import batch, offsets, read, records, segment, write_partition
-from tests.support.world import World
 
 END = 37
 LOG = b"".join(batch(at, [b"%d" % offset for offset in range(at, min(at + 4, END))]) for at in range(0, END, 4))

@@ -19,9 +19,9 @@ from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, O
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.work_items import InProcess, Settings
+from sparklog.testing.world import World
 from tests.fixture_data import ExpectedRecord, copied, expected_offsets, expected_records, fixture_tree
 from tests.kafka.logs import HOUR_MS, offsets, read, records, segment, without_epochs
-from tests.support.world import World
 
 ISOLATION = (READ_UNCOMMITTED, READ_COMMITTED)
 RECOVERED = "recovered/unclean-recovery-point-0"

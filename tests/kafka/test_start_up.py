@@ -17,8 +17,8 @@ from sparklog.kafka.in_place.segment_file import SegmentFile, companion, seek
 from sparklog.kafka.in_place.segment_recovery import SKIP, TRUNCATE
 from sparklog.log.journal.env import Env
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
+from sparklog.testing.world import World
 from tests.kafka.logs import batch, marker, offsets, read, records, segment, write_partition
-from tests.support.world import World
 
 # Three segments of four offsets each; the cleaner replaces the first two by one that keeps offsets 1 and 6.
 SEGMENTS = {base: b"".join(batch(offset, [b"%d" % offset]) for offset in range(base, base + 4)) for base in (0, 4, 8)}

@@ -13,8 +13,8 @@ from sparklog.log.write.append_writer import AppendOutcome
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
 from sparklog.testing.faulty_store import Fault, FaultyStore, Script
+from sparklog.testing.world import World
 from tests.log.topics import file_of
-from tests.support.world import World
 
 
 class Hooked(FaultyStore):

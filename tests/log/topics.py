@@ -13,7 +13,7 @@ from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.topic_state import EMPTY, Head
 from sparklog.log.topic.topic import Topic
-from tests.support.world import START_MS
+from sparklog.testing.world import START_MS
 
 
 def file_of(

@@ -25,9 +25,9 @@ from sparklog.maintenance.work_items import Done, InProcess, Settings, Work
 from sparklog.retention.retain import retain_root
 from sparklog.storage.object_store import ObjectStore
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore, Seeded
+from sparklog.testing.world import DAY_MS, HOUR_MS, MINUTE_MS, START_MS, World
 from sparklog.tools.verification.run import verify_root
 from tests.support import seeds
-from tests.support.world import DAY_MS, HOUR_MS, MINUTE_MS, START_MS, World
 
 ALL: tuple[str, ...] = ()
 

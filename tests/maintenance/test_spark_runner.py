@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sparklog.maintenance.spark_runner import CLUSTER_JOBS, NAMED, _at_once, _Batch
-from tests.support.world import World
+from sparklog.testing.world import World
 
 
 @pytest.mark.parametrize(

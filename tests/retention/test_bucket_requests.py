@@ -15,12 +15,12 @@ from sparklog.log.journal.names import foreign_name
 from sparklog.log.topic.root import open_root
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.vacuum import DeleteWork, vacuum
+from sparklog.testing.world import DAY_MS, World
 from sparklog.testing.wrapper_stores import CountingStore, WrapperStore
 from sparklog.tools.backup.backing_up import back_up
 from sparklog.tools.backup.repository import Repository, named_keys, prune
 from tests.support.counted_root import Bucket, CountedRoot
 from tests.support.records import rows
-from tests.support.world import DAY_MS, World
 
 
 @pytest.fixture

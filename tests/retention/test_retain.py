@@ -19,9 +19,9 @@ from sparklog.maintenance.work_items import Settings
 from sparklog.retention.expiry import SIZE, TIME
 from sparklog.retention.retain import RetainReport, document, plan_topic, retain_root, retain_topic, summary
 from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore, Script
+from sparklog.testing.world import DAY_MS, HOUR_MS, World
 from tests.retention.fixture_stages import fixture
 from tests.retention.vacuum_world import VacuumWorld
-from tests.support.world import DAY_MS, HOUR_MS, World
 
 
 class RecordsWorld(World):
@@ -224,9 +224,9 @@ def test_segments_without_times_go_by_their_files() -> None:
     world.append(2)
     snapshot = world.process().topic().snapshot()
     snapshot.slices.all().max_ts[:] = -1
-    world.pass_ms(DAY_MS)
+    world.advance(DAY_MS)
     assert plan_topic(snapshot, world.settings())[0][0].gone == ()
-    world.pass_ms(1)
+    world.advance(1)
     assert plan_topic(snapshot, world.settings())[0][0].log_start == 4
     for path in world.files():
         world.store.delete(f"t/{path}")

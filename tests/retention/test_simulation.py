@@ -19,6 +19,7 @@ from sparklog.log.topic.root import open_root
 from sparklog.maintenance.work_items import Settings
 from sparklog.retention.retain import retain_topic
 from sparklog.testing.faulty_store import Decide, Seeded
+from sparklog.testing.world import DAY_MS, HOUR_MS
 from tests.log.simulation.maintenance import merger
 from tests.log.simulation.model import expect
 from tests.log.simulation.seeds import of_bucket
@@ -34,7 +35,6 @@ from tests.log.simulation.workload import (
     process,
 )
 from tests.support.seeds import RETENTION, RETENTION_IN_A_BUCKET
-from tests.support.world import DAY_MS, HOUR_MS
 
 CONFIGS = {"segment.bytes": 150, "retention.ms": -1, "retention.bytes": 1500, "file.delete.delay.ms": DAY_MS}
 REPLAY = "SPARKLOG_SEED={seed} python -m pytest tests/retention/test_simulation.py -k test_one_seed"

@@ -13,7 +13,7 @@ from sparklog.log.topic.root import open_root
 from sparklog.maintenance.work_items import Settings
 from sparklog.retention.retain import retain_root
 from sparklog.storage.local import LocalStore
-from tests.support.world import DAY_MS, HOUR_MS
+from sparklog.testing.world import DAY_MS, HOUR_MS
 
 
 def aged(path: Path, ms: int) -> None:

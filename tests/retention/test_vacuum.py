@@ -12,8 +12,8 @@ from sparklog.log.state.history import History
 from sparklog.log.state.registry import WriterKey
 from sparklog.maintenance.work_items import Settings
 from sparklog.retention.vacuum import IDLE_MS, VacuumReport, vacuum
+from sparklog.testing.world import DAY_MS, HOUR_MS, MINUTE_MS
 from tests.retention.vacuum_world import VacuumWorld, meanwhile, requests
-from tests.support.world import DAY_MS, HOUR_MS, MINUTE_MS
 
 
 def kinds(report: VacuumReport) -> dict[str, int]:
@@ -28,10 +28,10 @@ class TestUnnamedFiles:
         world = VacuumWorld()
         old = world.append(3)
         new = world.rewrite()
-        world.pass_ms(DAY_MS - MINUTE_MS)
+        world.advance(DAY_MS - MINUTE_MS)
         assert world.vacuum().removed == ()
         assert world.files() == {*old, new}
-        world.pass_ms(2 * MINUTE_MS)
+        world.advance(2 * MINUTE_MS)
         report = world.vacuum()
         assert world.files() == {new}
         assert kinds(report) == {"append file": 3}
@@ -42,9 +42,9 @@ class TestUnnamedFiles:
     def test_a_file_made_ten_days_ago_and_replaced_a_minute_ago_stays(self) -> None:
         world = VacuumWorld()
         old = world.append(2)
-        world.pass_ms(10 * DAY_MS)
+        world.advance(10 * DAY_MS)
         world.rewrite()
-        world.pass_ms(MINUTE_MS)
+        world.advance(MINUTE_MS)
         world.vacuum()
         assert set(old) < world.files()
         world.assert_promises()
@@ -54,7 +54,7 @@ class TestUnnamedFiles:
         old = world.append(2)
         topic = world.process().topic()
         topic.log.commit(LogStartIntent(topic.log.head().topic_id, {0: 2}))
-        world.pass_ms(DAY_MS + 1)
+        world.advance(DAY_MS + 1)
         world.vacuum()
         assert world.files() == {old[1]}
 
@@ -63,7 +63,7 @@ class TestUnnamedFiles:
         writer = world.process()
         orphan = writer.upload(writer.target(), {0: 1})
         world.append(1)
-        world.pass_ms(DAY_MS + 1)
+        world.advance(DAY_MS + 1)
         report = world.vacuum()
         assert orphan.path not in world.files()
         assert "orphan" in report.removed[0].reason
@@ -73,7 +73,7 @@ class TestUnnamedFiles:
         writer = world.process()
         target = writer.target()
         file = writer.upload(target, {0: 1})
-        world.pass_ms(100 * DAY_MS)
+        world.advance(100 * DAY_MS)
         world.vacuum()
         writer.commit([file], target)
         world.assert_promises()
@@ -85,7 +85,7 @@ class TestUnnamedFiles:
         first = world.rewrite(sealed=True)
         second = world.rewrite(sealed=True)
         world.append(1)
-        world.pass_ms(DAY_MS + 1)
+        world.advance(DAY_MS + 1)
         report = world.vacuum()
         assert kinds(report) == {"append file": 2, "segment": 1, "segment index": 2}
         assert {path for path in world.files() if path.startswith("sealed/")} == {
@@ -99,7 +99,7 @@ class TestUnnamedFiles:
         world.store.create("t/append/notes.txt", b"mine")
         world.append(2)
         world.rewrite()
-        world.pass_ms(DAY_MS + 1)
+        world.advance(DAY_MS + 1)
         assert world.vacuum().foreign == 1
         assert "append/notes.txt" in world.files()
 
@@ -107,9 +107,9 @@ class TestUnnamedFiles:
         world = VacuumWorld(configs={"file.delete.delay.ms": 3 * DAY_MS})
         world.append(2)
         world.rewrite()
-        world.pass_ms(2 * DAY_MS)
+        world.advance(2 * DAY_MS)
         assert world.vacuum().removed == ()
-        world.pass_ms(DAY_MS + 1)
+        world.advance(DAY_MS + 1)
         assert world.vacuum().objects == 2
 
     def test_an_idle_topic_gets_no_commits(self) -> None:
@@ -118,7 +118,7 @@ class TestUnnamedFiles:
         world.rewrite()
         versions = []
         for _ in range(6):
-            world.pass_ms(DAY_MS + 1)
+            world.advance(DAY_MS + 1)
             world.vacuum()
             versions.append(world.log.state.version)
         assert len(set(versions)) == 1, "one upload floor for one deletion, none for nothing"
@@ -128,9 +128,9 @@ class TestUnnamedFiles:
         world.append(9)
         world.rewrite()
         world.hold("old", 1, world.now_ms + HOUR_MS)
-        world.pass_ms(20 * DAY_MS)
+        world.advance(20 * DAY_MS)
         world.append(9)
-        world.pass_ms(2 * DAY_MS)
+        world.advance(2 * DAY_MS)
         before = world.store.snapshot()
         told = world.vacuum(dry_run=True)
         assert world.store.snapshot() == before
@@ -148,7 +148,7 @@ class TestWriters:
         target = writer.target()
         file = writer.upload(target, {0: 5})
         world.append(2)
-        world.pass_ms(DAY_MS + 1)
+        world.advance(DAY_MS + 1)
         world.vacuum()
         assert file.path not in world.files()
         with pytest.raises(Conflict, match="upload it again"):
@@ -167,7 +167,7 @@ class TestWriters:
             file = writer.upload(target, {0: 5})
             world.append(2)
             world.rewrite()
-            world.pass_ms(DAY_MS + 1)
+            world.advance(DAY_MS + 1)
 
             def commit(writer=writer, file=file, target=target) -> None:  # type: ignore[no-untyped-def]
                 try:
@@ -194,7 +194,7 @@ class TestWriters:
 
         def away() -> None:
             world.append(1)
-            world.pass_ms(2 * DAY_MS)
+            world.advance(2 * DAY_MS)
             world.vacuum()
 
         writer.at("create:commit", away)
@@ -212,7 +212,7 @@ class TestWriters:
         file = writer.upload(target, {0: 5})
         world.append(5)
         world.rewrite()
-        world.pass_ms(MINUTE_MS)
+        world.advance(MINUTE_MS)
         topic = world.process().topic()
         vacuum(topic, Settings(world.now_ms + skew))
         if skew > 0:
@@ -230,13 +230,13 @@ class TestHolds:
         old = world.append(3)
         world.hold("backup", 3)
         world.rewrite()
-        world.pass_ms(DAY_MS + 1)
+        world.advance(DAY_MS + 1)
         report = world.vacuum()
         assert set(old) < world.files()
         assert report.held == 3
         world.assert_promises(held={"backup": 3})
         world.hold("backup", None)
-        world.pass_ms(DAY_MS + 1)
+        world.advance(DAY_MS + 1)
         world.vacuum()
         assert not set(old) & world.files()
 
@@ -245,10 +245,10 @@ class TestHolds:
         old = world.append(3)
         world.hold("scan", 3, world.now_ms + 2 * DAY_MS)
         world.rewrite()
-        world.pass_ms(DAY_MS + HOUR_MS)
+        world.advance(DAY_MS + HOUR_MS)
         assert world.vacuum().ended_holds == ()
         assert set(old) < world.files()
-        world.pass_ms(DAY_MS)
+        world.advance(DAY_MS)
         assert world.vacuum().ended_holds == ("scan",)
         assert not set(old) & world.files()
         assert not world.process().topic().log.head().holds
@@ -266,7 +266,7 @@ class TestHolds:
         old = world.append(3)
         world.hold("scan", 3, world.now_ms + HOUR_MS)
         world.rewrite()
-        world.pass_ms(2 * DAY_MS)
+        world.advance(2 * DAY_MS)
         cleaner = world.process()
         cleaner.topic()
         cleaner.at("create:commit", lambda: world.hold("scan", 3, world.now_ms + DAY_MS))
@@ -281,7 +281,7 @@ class TestHolds:
             world = VacuumWorld()
             old = world.append(3)
             world.rewrite()
-            world.pass_ms(DAY_MS + 1)
+            world.advance(DAY_MS + 1)
 
             def take(world: VacuumWorld = world) -> None:
                 try:
@@ -308,7 +308,7 @@ class TestHolds:
         world.hold("backup", version)
         world.rewrite()
         for _ in range(4):
-            world.pass_ms(6 * DAY_MS)
+            world.advance(6 * DAY_MS)
             world.append(6)
             world.vacuum()
         history = History(world.store, "t")
@@ -324,7 +324,7 @@ class TestHolds:
         old = world.append(6)
         world.hold("backup", 2)
         world.rewrite()
-        world.pass_ms(DAY_MS + 1)
+        world.advance(DAY_MS + 1)
         world.store.delete("t/_log/00000000000000000001.json")
         with pytest.raises(NotFound, match="cannot be rebuilt"):
             world.vacuum()
@@ -345,11 +345,11 @@ class TestOtherTopics:
         file = replace(other.upload(target, {0: 6}), path=f"/t/{rows.path(0)}")
         clone.log.commit_append([file], target)
         other.topic().delete()
-        world.pass_ms(30 * DAY_MS)
+        world.advance(30 * DAY_MS)
         world.vacuum()
         assert set(old) == world.files()
         world.vacuum(topic="c")
-        world.pass_ms(30 * DAY_MS)
+        world.advance(30 * DAY_MS)
         world.vacuum(topic="c")
         assert set(old) == world.files()
         assert world.process().topic("c").snapshot().slices.paths() == {file.path}
@@ -359,14 +359,14 @@ class TestOtherTopics:
         world.append(3)
         world.rewrite()
         world.process().topic().delete()
-        world.pass_ms(2 * DAY_MS)
+        world.advance(2 * DAY_MS)
         world.vacuum()
         assert len(world.files()) == 4
-        world.pass_ms(DAY_MS + 1)
+        world.advance(DAY_MS + 1)
         report = world.vacuum()
         assert world.files() == set()
         assert {item.reason for item in report.removed} == {"its topic was deleted"}
-        world.pass_ms(DAY_MS)
+        world.advance(DAY_MS)
         version = world.log.state.version
         world.vacuum()
         assert world.log.state.version == version
@@ -376,13 +376,13 @@ class TestOtherTopics:
         old = world.append(3)
         someone = world.process()
         someone.topic().delete()
-        world.pass_ms(HOUR_MS)
+        world.advance(HOUR_MS)
         someone.root.create_topic("t", partitions=2)
         new = world.append(2)
-        world.pass_ms(DAY_MS - HOUR_MS - MINUTE_MS)
+        world.advance(DAY_MS - HOUR_MS - MINUTE_MS)
         world.vacuum()
         assert set(old) < world.files(), "readers of the old topic still have a minute"
-        world.pass_ms(DAY_MS)
+        world.advance(DAY_MS)
         world.append(1)
         report = world.vacuum()
         assert not set(old) & world.files()
@@ -399,7 +399,7 @@ class TestOtherTopics:
         other = world.process()
         other.topic().delete()
         other.root.create_topic("t", partitions=2)
-        world.pass_ms(2 * DAY_MS)
+        world.advance(2 * DAY_MS)
         world.vacuum()
         with pytest.raises(Conflict):
             writer.commit([file], target)
@@ -412,12 +412,12 @@ class TestRegistry:
         driver = world.process()
         driver.append({0: 1}, driver.target(), WriterKey("old", 3))
         driver.append({0: 1}, driver.target(), WriterKey("alive", 3, "run-1"))
-        world.pass_ms(IDLE_MS - DAY_MS)
+        world.advance(IDLE_MS - DAY_MS)
         # A replay by a new run writes no batch, but it is a sign of life.
         driver.append({0: 1}, driver.target(), WriterKey("alive", 3, "run-2"))
-        world.pass_ms(DAY_MS)
+        world.advance(DAY_MS)
         assert world.vacuum().idle_writers == ()
-        world.pass_ms(1)
+        world.advance(1)
         assert world.vacuum().idle_writers == ("old",)
         assert set(world.process().topic().log.head().registry) == {"alive"}
 
@@ -425,7 +425,7 @@ class TestRegistry:
         world = VacuumWorld()
         driver = world.process()
         driver.append({0: 1}, driver.target(), WriterKey("q", 3, "run-1"))
-        world.pass_ms(IDLE_MS + DAY_MS)
+        world.advance(IDLE_MS + DAY_MS)
         cleaner = world.process()
         target = driver.target()
         cleaner.at(
@@ -446,7 +446,7 @@ class TestRegistry:
 def test_the_budget_of_a_vacuum_that_finds_nothing() -> None:
     world = VacuumWorld()
     world.append(30)
-    world.pass_ms(HOUR_MS)
+    world.advance(HOUR_MS)
     cleaner = world.process()
     cleaner.topic()
     assert requests(cleaner, lambda: world.vacuum(cleaner)) < 30

@@ -10,8 +10,8 @@ from sparklog.log.topic.root import open_root
 from sparklog.maintenance.work_items import Settings
 from sparklog.retention.vacuum import VacuumReport, vacuum
 from sparklog.testing.bucket_store import BucketStore
+from sparklog.testing.world import DAY_MS
 from tests.retention.vacuum_world import VacuumWorld
-from tests.support.world import DAY_MS
 
 
 class BucketWorld(VacuumWorld):

@@ -9,8 +9,8 @@ from sparklog.log.state.history import History
 from sparklog.maintenance.work_items import Settings
 from sparklog.retention.vacuum import vacuum
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind
+from sparklog.testing.world import DAY_MS, HOUR_MS, MINUTE_MS
 from tests.retention.vacuum_world import VacuumWorld, meanwhile, requests
-from tests.support.world import DAY_MS, HOUR_MS, MINUTE_MS
 
 WEEK = 7 * DAY_MS
 
@@ -20,7 +20,7 @@ def busy(world: VacuumWorld, days: int, per_day: int = 6, *, vacuum: bool = True
     for _ in range(days):
         for _ in range(per_day):
             world.append(1)
-            world.pass_ms(DAY_MS // per_day)
+            world.advance(DAY_MS // per_day)
         world.rewrite()
         if vacuum:
             world.vacuum()
@@ -45,7 +45,7 @@ class TestCommits:
         busy(world, 16, per_day=5)
         for _ in range(5):
             world.append(1)
-            world.pass_ms(5 * HOUR_MS)
+            world.advance(5 * HOUR_MS)
             world.vacuum()
             history = History(world.store, "t")
             states = world.log.states
@@ -78,9 +78,9 @@ class TestCommits:
         """Whoever holds a version that is not below the floor finds it rebuildable."""
         world = VacuumWorld()
         world.append(6)
-        world.pass_ms(30 * DAY_MS)
+        world.advance(30 * DAY_MS)
         world.append(20)
-        world.pass_ms(10 * DAY_MS)
+        world.advance(10 * DAY_MS)
         vacuum(world.process().topic(), Settings(world.now_ms - 20 * DAY_MS))
         floor = world.process().topic().log.head().floor
         assert world.commits()[0] == 3 <= floor == 6
@@ -91,7 +91,7 @@ class TestCommits:
     def test_commits_go_only_below_the_second_newest_sound_checkpoint(self) -> None:
         world = VacuumWorld()
         world.append(10)
-        world.pass_ms(30 * DAY_MS)
+        world.advance(30 * DAY_MS)
         assert world.checkpoints() == [3, 7]
         world.vacuum()
         assert world.commits() == list(range(3, world.log.state.version + 1))
@@ -102,7 +102,7 @@ class TestCommits:
     def test_a_damaged_checkpoint_costs_the_one_before(self, which: int, part: str) -> None:
         world = VacuumWorld()
         world.append(18)
-        world.pass_ms(30 * DAY_MS)
+        world.advance(30 * DAY_MS)
         assert world.checkpoints() == [3, 7, 11, 15]
         damage(world, world.checkpoints()[which], part)
         world.vacuum()
@@ -112,7 +112,7 @@ class TestCommits:
     def test_with_one_sound_checkpoint_nothing_goes(self) -> None:
         world = VacuumWorld()
         world.append(10)
-        world.pass_ms(30 * DAY_MS)
+        world.advance(30 * DAY_MS)
         damage(world, 7, "arrow")
         world.vacuum()
         assert world.commits()[0] == 0
@@ -130,7 +130,7 @@ class TestCommits:
                 world.store.replace(info.key, elsewhere.store.get(info.key))
         assert History(world.store, "t").sound(11) is None
         assert History(elsewhere.store, "t").sound(11) is not None
-        world.pass_ms(30 * DAY_MS)
+        world.advance(30 * DAY_MS)
         world.vacuum()
         assert world.commits()[0] == 7
         world.assert_promises()
@@ -161,7 +161,7 @@ class TestCommits:
     def test_a_hold_below_what_was_collected_is_refused(self) -> None:
         world = VacuumWorld()
         world.append(10)
-        world.pass_ms(30 * DAY_MS)
+        world.advance(30 * DAY_MS)
         world.vacuum()
         assert world.commits()[0] == 3
         with pytest.raises(Conflict, match="below the upload floor"):
@@ -173,7 +173,7 @@ class TestCheckpoints:
         world = VacuumWorld()
         for _ in range(120):
             world.append(1)
-            world.pass_ms(2 * MINUTE_MS)
+            world.advance(2 * MINUTE_MS)
         made = {v: world.log.states[v].time_ms for v in world.checkpoints()}
         world.vacuum()
         left = world.checkpoints()
@@ -195,7 +195,7 @@ class TestCheckpoints:
         world.store.create(rival, b"table")
         world.vacuum()
         assert world.store.stat(orphan) is not None, "its writer may be about to write the head"
-        world.pass_ms(HOUR_MS + 1)
+        world.advance(HOUR_MS + 1)
         world.vacuum()
         assert world.store.stat(orphan) is None
         assert world.store.stat(rival) is None
@@ -211,7 +211,7 @@ class TestCheckpoints:
         file = writer.upload(target, {0: 1})
 
         def away() -> None:
-            world.pass_ms(3 * DAY_MS)
+            world.advance(3 * DAY_MS)
             world.vacuum()
 
         writer.at("create:checkpoint", away, skip=1)
@@ -225,7 +225,7 @@ class TestCheckpoints:
         world.append(8)
         world.process().topic().delete()
         for _ in range(4):
-            world.pass_ms(30 * DAY_MS)
+            world.advance(30 * DAY_MS)
             world.vacuum()
         assert len(world.checkpoints()) >= 2
         assert world.files() == set()
@@ -249,11 +249,11 @@ def lived() -> VacuumWorld:
     world.append(1)
     world.hold("old", 5, world.now_ms + DAY_MS)
     world.rewrite(sealed=True)
-    world.pass_ms(15 * DAY_MS)
+    world.advance(15 * DAY_MS)
     writer = world.process()
     writer.upload(writer.target(), {0: 1})
     world.append(3)
-    world.pass_ms(2 * DAY_MS)
+    world.advance(2 * DAY_MS)
     return world
 
 
@@ -372,7 +372,7 @@ def test_a_log_that_is_not_what_this_process_saw_is_not_touched() -> None:
     world.store.restore(elsewhere.store.snapshot())
     world.store.create(f"t/append/{0:020d}-orphan.slices", b"orphan")
     before = world.files()
-    world.pass_ms(HOUR_MS // 2)
+    world.advance(HOUR_MS // 2)
     with pytest.raises(Corrupt, match="is not what its checkpoints and commits lead to"):
         vacuum(cleaner.root.topic_handle("t"), Settings(world.now_ms + 2 * DAY_MS))
     assert world.files() == before
@@ -384,11 +384,11 @@ def test_a_reader_of_an_old_snapshot_at_every_moment() -> None:
         world = VacuumWorld()
         world.append(4)
         world.rewrite()
-        world.pass_ms(10 * DAY_MS)
+        world.advance(10 * DAY_MS)
         world.append(4)
         reader = world.process().topic().snapshot()
         world.rewrite()
-        world.pass_ms(DAY_MS - MINUTE_MS)
+        world.advance(DAY_MS - MINUTE_MS)
         missed: list[str] = []
 
         def read(world: VacuumWorld = world, reader: object = reader, missed: list[str] = missed) -> None:

@@ -12,9 +12,9 @@ from sparklog.log.state.slices import FileSlices
 from sparklog.maintenance.work_items import Settings
 from sparklog.retention.vacuum import VacuumReport, vacuum
 from sparklog.testing.faulty_store import Call, Fault
+from sparklog.testing.world import DAY_MS
 from tests.log.simulation.watched_world import HookedProcess, WatchedWorld
 from tests.support.maintaining import maintain
-from tests.support.world import DAY_MS
 
 
 class VacuumWorld(WatchedWorld):

@@ -11,7 +11,7 @@ from sparklog.errors import NotFound, Unavailable
 from sparklog.storage.store import Store
 from sparklog.testing.bucket_store import BucketStore
 from sparklog.testing.store_tests import StoreTests
-from tests.support.world import START_MS, World
+from sparklog.testing.world import START_MS, World
 
 
 class CalmBucket(World):

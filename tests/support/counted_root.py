@@ -11,8 +11,8 @@ from sparklog.log.topic.topic import Topic
 from sparklog.storage.local import LocalStore
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
+from sparklog.testing.world import World
 from sparklog.testing.wrapper_stores import CountingStore
-from tests.support.world import World
 
 KINDS = ("memory", "local")
 KINDS_AND_BUCKET = (*KINDS, "bucket")

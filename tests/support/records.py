@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from sparklog.log.state.view import RECORD_SCHEMA
 from sparklog.log.write.append_writer import WriteOptions
-from tests.support.world import START_MS
+from sparklog.testing.world import START_MS
 
 
 def rows(*values: str | bytes, partition: int | None = None) -> pa.Table:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from sparklog.log.state.view import READ_COMMITTED
 from sparklog.log.topic.topic import Topic
 from sparklog.storage.store import Store
+from sparklog.testing.world import World
 from sparklog.transactions.producer import Transaction, TransactionalProducer, transactional
 from tests.support.records import rows
-from tests.support.world import World
 
 TOPICS = ("a", "b", "c")
 

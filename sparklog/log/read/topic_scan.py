@@ -14,11 +14,13 @@ follows a topic of any `LogView`, Kafka's directories too:
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import groupby
-from operator import index
+from functools import partial
+from itertools import groupby, repeat
+from operator import index, methodcaller
 from typing import Final, Literal, NoReturn
 
 import pyarrow as pa
@@ -78,16 +80,25 @@ An offset lies between the log start and the log end; at the end, there is nothi
 """
 
 
+_fail = ctypes.pythonapi.PyErr_SetObject
+_fail.argtypes, _fail.restype = [ctypes.py_object, ctypes.py_object], None
+
+
 def stream_reader(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatchReader:
-    """Return a reader for other libraries, which see no more of an error than its text: that begins with its code."""
+    """Return a reader for other libraries, which see no more of an error than its text: its code and its line.
 
-    def coded() -> Iterator[pa.RecordBatch]:
+    pyarrow appends the traceback, from the first Python function that the error has passed. Here it passes none: each
+    step is called, and the error raised, by functions in C.
+    """
+
+    def steps() -> Iterator[Callable[[], object]]:
         try:
-            yield from batches
+            for batch in batches:
+                yield repeat(batch).__next__
         except SparklogError as error:
-            raise RuntimeError(f"[{error.code}] {error}") from None
+            yield partial(_fail, RuntimeError, RuntimeError(f"[{error.code}] {error}"))
 
-    return pa.RecordBatchReader.from_batches(schema, coded())
+    return pa.RecordBatchReader.from_batches(schema, map(methodcaller("__call__"), steps()))
 
 
 @dataclass(frozen=True)

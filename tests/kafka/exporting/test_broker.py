@@ -27,13 +27,13 @@ from sparklog.log.topic.root import Root, open_root
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import WriteOptions
 from sparklog.maintenance.work_items import InProcess, Settings
+from sparklog.testing.world import START_MS
 from tests.fixture_data import expected_offsets, expected_records
 from tests.kafka.exporting.test_exporting import led
 from tests.kafka.logs import batch, write_partition
 from tests.kafka_broker import Broker, Consumed
 from tests.log.rewriting import prepared, resolve
 from tests.support.counted_root import CountedRoot
-from tests.support.world import START_MS
 
 pytestmark = pytest.mark.slow
 

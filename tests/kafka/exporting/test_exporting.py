@@ -36,6 +36,7 @@ from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import WriteOptions
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore
+from sparklog.testing.world import START_MS, World
 from tests.compaction.test_kafka_tools import PEERS, fill, parsed, some_rows
 from tests.fixture_data import ExpectedRecord
 from tests.format.old_messages import message
@@ -43,7 +44,6 @@ from tests.kafka.logs import batch, marker, read, records, write_partition
 from tests.kafka_tools import KafkaTools
 from tests.log.rewriting import prepared, resolve
 from tests.support.counted_root import CountedRoot
-from tests.support.world import START_MS, World
 
 DAY_MS = 86_400_000
 SMALL = {"segment.bytes": 20_000, "index.interval.bytes": 500}

@@ -26,11 +26,11 @@ from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView, is_internal
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.log.topic.root import Root
+from sparklog.testing.world import World
 from tests.fixture_data import expected_offsets, expected_records, fixture_tree, partitions, split_partition
 from tests.kafka.logs import read, without_epochs
 from tests.kafka.test_importing import STAGES, keeps
 from tests.kafka_tools import KafkaTools
-from tests.support.world import World
 
 CONVERTED = ("compaction/old-formats", "legacy/broker-2.8.2")
 DAMAGED_INDEXES = ("indexes-missing", "indexes-wrong")

@@ -35,12 +35,12 @@ from sparklog.kafka.in_place.directory import CONSUMER_OFFSETS
 from sparklog.log.journal.names import commit_key, groups_prefix
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.topic.root import Root, open_root
+from sparklog.testing.world import START_MS
 from tests.fixture_data import ExpectedRecord
 from tests.kafka.logs import read
 from tests.kafka_tools import KafkaTools
 from tests.support.records import rows
 from tests.support.topics_world import TopicsWorld
-from tests.support.world import START_MS
 
 OLD_MS = START_MS - 400 * 86_400_000
 

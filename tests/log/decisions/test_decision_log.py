@@ -18,8 +18,8 @@ from sparklog.log.journal.names import checkpoint_key, commit_key
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
 from sparklog.testing.faulty_store import Fault, FaultKind, FaultyStore, Script
+from sparklog.testing.world import HOUR_MS, World
 from sparklog.testing.wrapper_stores import CountingStore
-from tests.support.world import HOUR_MS, World
 
 A = Prepared("a", "id-a", 1, "c1")
 PREFIX = "_transactions/t"

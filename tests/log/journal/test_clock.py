@@ -18,8 +18,8 @@ from sparklog.log.topic.cloning import clone_topic
 from sparklog.log.topic.root import Root, open_root
 from sparklog.maintenance.work_items import Settings
 from sparklog.retention.retain import retain_root
+from sparklog.testing.world import START_MS, World
 from tests.log.topics import append
-from tests.support.world import START_MS, World
 
 DAY = 86_400_000
 YEAR = 365 * DAY

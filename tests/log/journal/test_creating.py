@@ -8,7 +8,7 @@ from sparklog.errors import Unavailable
 from sparklog.log.journal.creating import create_or_read
 from sparklog.log.topic.root import open_root
 from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore, Script
-from tests.support.world import World
+from sparklog.testing.world import World
 
 TWICE, NOTHING = Fault(FaultKind.TWICE), Fault(FaultKind.FALSE_EXISTS)
 

@@ -10,9 +10,9 @@ from sparklog.errors import Unavailable
 from sparklog.groups.lag import Groups
 from sparklog.log.topic.root import Root
 from sparklog.testing.bucket_store import BucketStore
+from sparklog.testing.world import START_MS, World
 from sparklog.transactions.listing import list_transactions
 from sparklog.transactions.producer import transactional
-from tests.support.world import START_MS, World
 from tests.tools.backup.backup_world import batch
 
 BEGIN_MS = (0, 1, 500, 998, 999)

@@ -14,11 +14,11 @@ from sparklog.format.record_batch import CONTROL_BIT, LOG_APPEND_TIME_BIT, TRANS
 from sparklog.log.read import fetch
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.view import TimestampOffset
+from sparklog.testing.world import START_MS
 from tests.format.plain_encoder import encode_batch
 from tests.log.rewriting import appended_by_hand, sealed
 from tests.support.counted_root import CountedRoot
 from tests.support.records import random_rows, small
-from tests.support.world import START_MS
 
 
 @pytest.fixture

@@ -18,10 +18,10 @@ from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
 from sparklog.log.read import fetch
 from sparklog.log.state.view import TimestampOffset
 from sparklog.log.topic.topic import Topic
+from sparklog.testing.world import START_MS
 from tests.log.rewriting import sealed
 from tests.support.counted_root import CountedRoot
 from tests.support.records import random_rows, small
-from tests.support.world import START_MS
 
 RECORDS = 3000
 BATCH_BYTES = 20_000

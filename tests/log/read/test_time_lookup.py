@@ -16,10 +16,10 @@ from sparklog.log.read.time_lookup import first_records
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, TimestampOffset
 from sparklog.log.topic.root import RootView
 from sparklog.log.topic.topic import Topic
+from sparklog.testing.world import START_MS
 from tests.log.rewriting import prepared, resolve, rewrite
 from tests.support.counted_root import KINDS, CountedRoot
 from tests.support.records import random_rows, small
-from tests.support.world import START_MS
 
 
 @pytest.fixture(params=KINDS)

@@ -9,6 +9,7 @@ from unittest import mock
 from sparklog.log.state import commit_log
 from sparklog.testing.bucket_store import BUCKET_FAULTS
 from sparklog.testing.faulty_store import Decide, FaultKind, Seeded
+from sparklog.testing.world import HOUR_MS
 from tests.log.simulation.maintenance import collector, merger, vacuum
 from tests.log.simulation.model import expect
 from tests.log.simulation.simulated_world import Actor, SimulatedWorld
@@ -24,7 +25,6 @@ from tests.log.simulation.workload import (
     reader,
     stream_driver,
 )
-from tests.support.world import HOUR_MS
 
 CHECKPOINT_COMMITS = 4
 """Checkpoints come often where commits are collected, so that short runs have many; else seldom, for they take time."""

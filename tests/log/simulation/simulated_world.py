@@ -19,9 +19,9 @@ from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import ObjectInfo, ObjectWriter, Store
 from sparklog.testing.bucket_store import BucketStore
 from sparklog.testing.faulty_store import Crash, Decide, FaultyStore
+from sparklog.testing.world import START_MS, World
 from sparklog.testing.wrapper_stores import T, WrapperStore
 from tests.log.simulation.at_once import no_threads
-from tests.support.world import START_MS, World
 
 
 class SimulationError(AssertionError):

@@ -7,10 +7,10 @@ import pytest
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, Unavailable
 from sparklog.log.state.registry import WriterKey
 from sparklog.testing.faulty_store import Crash, FaultKind
+from sparklog.testing.world import DAY_MS, HOUR_MS
 from tests.log.simulation.simulated_world import Actor, SimulatedWorld
 from tests.log.simulation.watched_world import WatchedWorld
 from tests.support.maintaining import maintain
-from tests.support.world import DAY_MS, HOUR_MS
 
 
 class TestLostAnswers:
@@ -59,7 +59,7 @@ class TestLostAnswers:
         driver = world.process()
         target = driver.target()
         driver.fail("create:commit", FaultKind.LATE, 10**9)
-        driver.at("get:commit", lambda: world.pass_ms(2 * HOUR_MS))
+        driver.at("get:commit", lambda: world.advance(2 * HOUR_MS))
         driver.at("create:commit", driver.store.land, skip=1)
         outcome = driver.append({0: 1}, target)
         assert outcome.version == 1
@@ -383,7 +383,7 @@ class TestPureState:
         driver.append({0: 1}, writer=WriterKey("q", 0, "run"))
         world.commits(6)
         soon = world.process().topic().snapshot()
-        world.pass_ms(400 * DAY_MS)
+        world.advance(400 * DAY_MS)
         late = world.process(skew_ms=-90 * DAY_MS).topic().snapshot()
         assert soon.head == late.head
         for info in list(world.store.list("t/_log/checkpoints/")):

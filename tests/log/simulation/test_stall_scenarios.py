@@ -7,8 +7,8 @@ import pytest
 from sparklog.errors import Unavailable
 from sparklog.log.state.registry import WriterKey
 from sparklog.testing.faulty_store import FaultKind
+from sparklog.testing.world import DAY_MS, HOUR_MS
 from tests.log.simulation.watched_world import WatchedWorld
-from tests.support.world import DAY_MS, HOUR_MS
 
 
 class TestStalls:
@@ -25,7 +25,7 @@ class TestStalls:
 
         def away() -> None:
             world.commits(10)
-            world.pass_ms(8 * DAY_MS)
+            world.advance(8 * DAY_MS)
             world.collect(collected)
 
         sleeper.at("create:commit", away)
@@ -51,7 +51,7 @@ class TestStalls:
 
         def away() -> None:
             world.commits(10)
-            world.pass_ms(8 * DAY_MS)
+            world.advance(8 * DAY_MS)
             sleeper.asleep_ms = 8 * DAY_MS if stands_still == "boot" else 0
             sleeper.skew_ms = -8 * DAY_MS if stands_still == "wall" else 0
 
@@ -67,7 +67,7 @@ class TestStalls:
 
         def away() -> None:
             world.commits(10)
-            world.pass_ms(8 * DAY_MS)
+            world.advance(8 * DAY_MS)
             world.collect(2)
 
         sleeper.after("create:commit", away)
@@ -84,7 +84,7 @@ class TestStalls:
 
         def meanwhile() -> None:
             world.commits(10)
-            world.pass_ms(8 * DAY_MS)
+            world.advance(8 * DAY_MS)
             world.collect(2)
 
         def away() -> None:
@@ -106,7 +106,7 @@ class TestStalls:
 
         def meanwhile() -> None:
             world.commits(10)
-            world.pass_ms(8 * DAY_MS)
+            world.advance(8 * DAY_MS)
             world.collect(2)
 
         def away() -> None:
@@ -127,7 +127,7 @@ class TestStalls:
 
         def away() -> None:
             world.commits(12)
-            world.pass_ms(8 * DAY_MS)
+            world.advance(8 * DAY_MS)
             world.collect(8)
             for info in list(world.store.list("t/_log/checkpoints/"))[:2]:
                 world.store.delete(info.key)
@@ -144,7 +144,7 @@ class TestStalls:
 
         def away() -> None:
             world.commits(12)
-            world.pass_ms(8 * DAY_MS)
+            world.advance(8 * DAY_MS)
             world.collect(8)
             for info in list(world.store.list("t/_log/checkpoints/"))[:2]:
                 world.store.delete(info.key)
@@ -160,7 +160,7 @@ class TestStalls:
         topic = reader.topic()
         assert topic.snapshot().version == 0
         world.commits(10)
-        world.pass_ms(8 * DAY_MS)
+        world.advance(8 * DAY_MS)
         world.collect(5)
         assert topic.snapshot().version == 10
 
@@ -171,7 +171,7 @@ class TestStalls:
 
         def away() -> None:
             world.commits(10)
-            world.pass_ms(8 * DAY_MS)
+            world.advance(8 * DAY_MS)
             world.collect(2)
 
         sleeper.at("create:commit", away)
@@ -188,7 +188,7 @@ class TestStalls:
 
         def away() -> None:
             world.commits(10)
-            world.pass_ms(8 * DAY_MS)
+            world.advance(8 * DAY_MS)
             world.collect(5)
 
         reader.at("get:commit", away)
@@ -200,7 +200,7 @@ class TestStalls:
         reader = world.process()
         topic = reader.topic()
         assert topic.log.head().version == 2
-        world.pass_ms(2 * HOUR_MS)
+        world.advance(2 * HOUR_MS)
         reader.hidden = lambda key: key.endswith("2.json")
         with pytest.raises(Unavailable, match="newer ones were seen before"):
             topic.log.head()

@@ -21,11 +21,11 @@ from sparklog.log.write.append_writer import AppendOutcome
 from sparklog.storage.local import LocalStore
 from sparklog.storage.memory import MemoryStore
 from sparklog.testing.faulty_store import Crash, Fault, FaultKind, FaultyStore, Script
+from sparklog.testing.world import HOUR_MS
 from sparklog.testing.wrapper_stores import CountingStore
 from tests.log.protocol import Hooked, collect, faulty, other, publish, setup, topic_records
 from tests.log.topics import append, file_of
 from tests.support.maintaining import maintain
-from tests.support.world import HOUR_MS
 
 COMMIT = "create:commit"
 

@@ -15,7 +15,7 @@ from sparklog.log.state.registry import WriterKey
 from sparklog.log.state.slices import Content, content_of
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import AppendWriter, WriteOptions
-from tests.support.world import World
+from sparklog.testing.world import World
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 Row = Mapping[str, object]

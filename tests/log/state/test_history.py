@@ -12,9 +12,9 @@ from sparklog.log.state.history import History
 from sparklog.log.topic.topic import Topic
 from sparklog.storage.memory import MemoryStore
 from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore
+from sparklog.testing.world import World
 from tests.log.protocol import setup
 from tests.log.topics import append
-from tests.support.world import World
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ from sparklog.log.journal.documents import Fields
 from sparklog.log.state.commit import Writer
 from sparklog.log.state.registry import ENTRY_JSON, Entry, WriterKey, advance, decide
 from sparklog.log.topic.topic import Topic
+from sparklog.testing.world import World
 from tests.log.topics import file_of
-from tests.support.world import World
 
 NOW_MS = 1_700_000_000_000
 ENTRY = Entry(batch=7, count=100, version=40, time_ms=900, run="r2", earlier_runs=("r1", "r0"))

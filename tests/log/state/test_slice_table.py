@@ -41,8 +41,8 @@ from sparklog.log.state.invariants import check_state
 from sparklog.log.state.slice_table import ABORTED, COMMITTED, OPEN, PLAIN, SliceTable, Texts
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.topic_state import Head
+from sparklog.testing.world import START_MS
 from tests.log.topics import Chain, file_of, output_of
-from tests.support.world import START_MS
 
 Row = tuple[object, ...]
 

@@ -28,8 +28,8 @@ from sparklog.log.state.commit import (
 from sparklog.log.state.invariants import check_commit
 from sparklog.log.state.registry import Entry
 from sparklog.log.state.topic_state import EMPTY, HEAD_JSON
+from sparklog.testing.world import START_MS
 from tests.log.topics import Chain, output_of
-from tests.support.world import START_MS
 
 
 def test_a_created_topic_is_empty() -> None:

@@ -127,7 +127,7 @@ def test_what_is_known_for_long_is_not_written_by(place: CountedRoot) -> None:
     topic, other = place.topic(1), place.reopened()
     topic.append(KEYS)
     other.alter(partitions=4)
-    place.world.pass_ms(METADATA_MAX_AGE_MS)
+    place.world.advance(METADATA_MAX_AGE_MS)
     place.store.reset()
     topic.append(KEYS)
     assert files_written(place) == 1

@@ -10,10 +10,10 @@ from sparklog.groups.consumer import Consumer, consumer
 from sparklog.log.read.topic_scan import Tail
 from sparklog.log.state.view import READ_COMMITTED
 from sparklog.log.topic.root import RootView, poll_pause_ms
+from sparklog.testing.world import MINUTE_MS
 from sparklog.testing.wrapper_stores import CountingStore, WrapperStore
 from tests.support.records import rows
 from tests.support.topics_world import TopicsWorld
-from tests.support.world import MINUTE_MS
 
 
 class Bucket(WrapperStore):
@@ -45,11 +45,11 @@ def test_what_comes_makes_a_reader_of_a_bucket_quick_again(world: TopicsWorld) -
     view = in_bucket(world)
     view.refresh(["a", "b"])
     assert view.poll_interval_ms == 5
-    world.pass_ms(2_000)
+    world.advance(2_000)
     assert view.poll_interval_ms == 80
     view.refresh(["a", "b"])
     assert view.poll_interval_ms == 80, "an idle look changes nothing"
-    world.pass_ms(60_000)
+    world.advance(60_000)
     assert view.poll_interval_ms == 250
     append(world, "b")
     assert view.poll_interval_ms == 250, "it has not been seen"
@@ -61,7 +61,7 @@ def test_a_reader_of_a_disk_looks_every_10_ms(world: TopicsWorld) -> None:
     view = RootView(world.root())
     view.refresh(["a"])
     for idle_ms in (0, 1_000, 10**8):
-        world.pass_ms(idle_ms)
+        world.advance(idle_ms)
         assert view.poll_interval_ms == 10
 
 
@@ -113,10 +113,10 @@ def test_a_slow_follower_trusts_no_number_for_longer_than_an_hour(world: TopicsW
         view.follow(["a"])
         append(world)
         append(world)
-        world.pass_ms(50 * MINUTE_MS)
+        world.advance(50 * MINUTE_MS)
         # Of two commits it sees one: the newest number was last seen 50 minutes ago.
         view.follow(["a"])
-        world.pass_ms(50 * MINUTE_MS)
+        world.advance(50 * MINUTE_MS)
         store.reset()
         view.follow(["a"])
         assert store.counts["list"] == 1, "opened afresh"

@@ -21,9 +21,9 @@ from sparklog.log.state.topic_state import HEAD_JSON
 from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.local import LocalStore
 from sparklog.testing.faulty_store import Crash, Fault, FaultKind, FaultyStore, Script
+from sparklog.testing.world import World
 from sparklog.testing.wrapper_stores import CountingStore
 from tests.log.topics import append, file_of
-from tests.support.world import World
 
 
 @pytest.fixture

@@ -21,9 +21,9 @@ from sparklog.log.topic.root import RootView
 from sparklog.log.write.append_writer import AppendWriter, WriteOptions
 from sparklog.log.write.rows import sticky_seed
 from sparklog.storage.memory import MemoryStore
+from sparklog.testing.world import START_MS
 from tests.support.counted_root import KINDS, Bucket, CountedRoot
 from tests.support.records import by_partition, check_schema, random_rows, small
-from tests.support.world import START_MS
 
 
 @pytest.fixture(params=KINDS)
@@ -326,7 +326,7 @@ def test_options_are_checked(changes: dict[str, object], message: str) -> None:
 def test_a_task_that_sees_another_root_writes_nothing(tmp_path: Path, kind: str, empty: type[MemoryStore]) -> None:
     driver = CountedRoot(kind, tmp_path / "driver")
     target = driver.topic(1).log.append_target()
-    driver.world.pass_ms(5000)
+    driver.world.advance(5000)
     elsewhere = CountedRoot(kind, tmp_path / "executor", seed=7)
     cases = (
         (elsewhere.store, BadRequest, "share"),

@@ -13,6 +13,7 @@ from sparklog.log.topic.root import Root
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.retain import RetainReport, retain_topic
 from sparklog.testing.faulty_store import Decide, Seeded
+from sparklog.testing.world import DAY_MS, HOUR_MS
 from tests.log.simulation.model import expect
 from tests.log.simulation.seeds import of_bucket
 from tests.log.simulation.simulated_world import Actor
@@ -31,7 +32,6 @@ from tests.maintenance.simulation.workload import (
     upload,
 )
 from tests.support.maintaining import maintain
-from tests.support.world import DAY_MS, HOUR_MS
 
 CHECKPOINT_COMMITS = 5
 """Checkpoints come often, so that short runs have commits to collect."""

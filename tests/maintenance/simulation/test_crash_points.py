@@ -19,11 +19,11 @@ from sparklog.log.write.append_writer import AppendWriter, WriteOptions
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.retain import retain_topic
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, Script
+from sparklog.testing.world import DAY_MS, HOUR_MS
 from tests.maintenance.simulation.records import Written
 from tests.maintenance.simulation.seeds import check_data_files
 from tests.maintenance.simulation.workload import COLUMNS, TOPIC, Rows, Run, batch_of, plans, rows_of
 from tests.support.maintaining import maintain
-from tests.support.world import DAY_MS, HOUR_MS
 
 pytestmark = pytest.mark.sweep
 

@@ -19,9 +19,9 @@ from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.topic import TopicLog
 from sparklog.retention import retain, vacuum, vacuum_plan
 from sparklog.retention.vacuum import UpkeepIntent
+from sparklog.testing.world import DAY_MS
 from tests.log.simulation.simulated_world import SimulationError
 from tests.maintenance.simulation.seeds import run_seed
-from tests.support.world import DAY_MS
 
 Patch = pytest.MonkeyPatch
 SEEDS = 200

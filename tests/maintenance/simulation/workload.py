@@ -29,12 +29,12 @@ from sparklog.log.write.append_writer import AppendOutcome, AppendTarget, Append
 from sparklog.maintenance.work_items import Done, InProcess, Progress, Settings, Work, silent
 from sparklog.retention.retain import retain_topic
 from sparklog.testing.faulty_store import Decide, FaultyStore
+from sparklog.testing.world import DAY_MS, HOUR_MS
 from tests.log.simulation.model import State, expect
 from tests.log.simulation.simulated_world import Actor, SimulatedWorld
 from tests.log.simulation.workload import process
 from tests.maintenance.simulation.records import RecordModel, Records, RecordStore, Written
 from tests.support.maintaining import maintain
-from tests.support.world import DAY_MS, HOUR_MS
 
 TOPIC = "t"
 COLUMNS = ("partition", "offset", "key", "value", "timestamp")

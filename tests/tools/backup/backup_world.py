@@ -15,13 +15,13 @@ from sparklog.retention.retain import RetainReport, retain_root
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
 from sparklog.testing.faulty_store import Call, Fault, FaultKind
+from sparklog.testing.world import MINUTE_MS, START_MS, World
 from sparklog.tools.backup.backing_up import back_up
 from sparklog.tools.backup.manifest import Manifest
 from sparklog.tools.backup.restore_point import Wanted
 from sparklog.tools.backup.restoring import Restored, restore
 from sparklog.transactions.completion import resolve_topic
 from sparklog.transactions.listing import abort_transaction, describe_transaction, list_transactions
-from tests.support.world import MINUTE_MS, START_MS, World
 
 COLUMNS = ("partition", "offset", "key", "value", "timestamp")
 CONFIGS = {

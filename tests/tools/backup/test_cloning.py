@@ -18,9 +18,9 @@ from sparklog.log.topic.cloning import Cloned, clone_topic
 from sparklog.log.topic.root import Root, open_root
 from sparklog.retention import vacuum, vacuum_plan
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore
+from sparklog.testing.world import DAY_MS, HOUR_MS
 from sparklog.tools.verification.run import verify_root
 from sparklog.transactions.producer import transactional
-from tests.support.world import DAY_MS, HOUR_MS
 from tests.tools.backup.backup_world import BackupWorld, batch, contents, rows_of
 
 LOG_DIR = Path(__file__).parents[3] / "examples" / "data" / "kafka-log-dir"

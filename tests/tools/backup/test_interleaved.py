@@ -13,6 +13,7 @@ from sparklog.log.journal.env import SETTLE_MS
 from sparklog.log.topic.root import Root
 from sparklog.storage.memory import MemoryStore
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore
+from sparklog.testing.world import DAY_MS, HOUR_MS
 from sparklog.tools.backup import backing_up, consistent_cut
 from sparklog.tools.backup import repository as place_module
 from sparklog.tools.backup.backing_up import back_up
@@ -22,7 +23,6 @@ from sparklog.transactions.completion import collect
 from sparklog.transactions.producer import transactional
 from tests.support.maintaining import maintain
 from tests.support.name_caching_store import NameCachingStore
-from tests.support.world import DAY_MS, HOUR_MS
 from tests.tools.backup.backup_world import BackupWorld, batch, contents, rows_of
 
 pytestmark = pytest.mark.sweep

@@ -8,9 +8,9 @@ from sparklog.errors import NotFound
 from sparklog.groups.lag import Groups
 from sparklog.log.journal import entry_log
 from sparklog.log.journal.names import groups_prefix
+from sparklog.testing.world import DAY_MS, HOUR_MS, MINUTE_MS
 from sparklog.tools.backup.restore_point import Wanted
 from sparklog.tools.verification.run import verify_root
-from tests.support.world import DAY_MS, HOUR_MS, MINUTE_MS
 from tests.tools.backup.backup_world import RestoringWorld, batch, contents
 
 

@@ -12,6 +12,7 @@ from sparklog.groups.lag import Groups
 from sparklog.log.journal.names import commit_key, groups_prefix, transactions_prefix
 from sparklog.log.topic.root import Root
 from sparklog.storage.memory import MemoryStore
+from sparklog.testing.world import HOUR_MS
 from sparklog.tools.backup.backing_up import back_up, plan_backup
 from sparklog.tools.backup.restore_point import Wanted
 from sparklog.tools.backup.restoring import plan_restore
@@ -19,7 +20,6 @@ from sparklog.tools.verification.run import verify_root
 from sparklog.transactions.completion import collect
 from sparklog.transactions.listing import list_transactions
 from sparklog.transactions.producer import transactional
-from tests.support.world import HOUR_MS
 from tests.tools.backup.backup_world import RestoringWorld, batch, contents, rows_of
 
 ID, GROUP = "writer of z/1", "readers of z"

@@ -9,10 +9,10 @@ import pytest
 from sparklog.errors import Conflict, NotFound, Unavailable
 from sparklog.storage.store import Store
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultyStore
+from sparklog.testing.world import DAY_MS, HOUR_MS
 from sparklog.tools.backup.backing_up import back_up
 from sparklog.tools.backup.repository import Repository, backup_key, begun_key, newest_number, prune, take_number
 from sparklog.tools.backup.restore_point import Wanted
-from tests.support.world import DAY_MS, HOUR_MS
 from tests.tools.backup.backup_world import Dying, RestoringWorld, batch, contents
 
 

@@ -9,11 +9,11 @@ import pytest
 from sparklog.errors import BadRequest, Conflict, NotFound
 from sparklog.log.journal.names import RESTORE_KEY, ROOT_KEY
 from sparklog.testing.faulty_store import Call, Crash, FaultyStore
+from sparklog.testing.world import DAY_MS, HOUR_MS
 from sparklog.tools.backup.backing_up import back_up
 from sparklog.tools.backup.repository import BACKUP, PRUNE, Mark, Repository, named_keys, prune
 from sparklog.tools.backup.restore_point import Wanted
 from sparklog.tools.backup.restoring import restore
-from tests.support.world import DAY_MS, HOUR_MS
 from tests.tools.backup.backup_world import Dying, RestoringWorld, Rows, batch, contents
 
 

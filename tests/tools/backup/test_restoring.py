@@ -14,13 +14,13 @@ from sparklog.log.topic.cloning import clone_topic
 from sparklog.log.topic.root import open_root
 from sparklog.storage import LocalStore
 from sparklog.testing.faulty_store import Crash, FaultyStore
+from sparklog.testing.world import DAY_MS, HOUR_MS
 from sparklog.tools.backup.backing_up import back_up, plan_backup
 from sparklog.tools.backup.repository import Repository
 from sparklog.tools.backup.restore_point import MovedOffset, Wanted
 from sparklog.tools.backup.restoring import plan_restore, restore
 from sparklog.tools.verification.run import verify_root
 from sparklog.transactions.producer import transactional
-from tests.support.world import DAY_MS, HOUR_MS
 from tests.tools.backup.backup_world import Dying, RestoringWorld, Rows, batch, contents, rows_of
 
 

@@ -146,8 +146,9 @@ def damaged(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("damaged")
 def test_an_error_in_a_stream_has_its_code_and_line(topic: Topic) -> None:
-    with pytest.raises(pa.ArrowInvalid, match=re.escape(LINE)):
+    with pytest.raises(pa.ArrowInvalid, match=re.escape(LINE)) as raised:
         pa.table(topic.scan())
+    assert "\n" not in str(raised.value).strip()
     with pytest.raises(Corrupt):
         topic.scan().to_table()
 
@@ -196,8 +197,9 @@ def test_duckdb_gives_what_it_gives_of_a_table(topic: Topic, where: str) -> None
 def test_duckdb_tells_an_error(topic: Topic) -> None:
     con = pytest.importorskip("duckdb", reason="duckdb is not installed").connect()
     con.register("scan", topic.scan())
-    with pytest.raises(Exception, match=re.escape(LINE)):
+    with pytest.raises(Exception, match=re.escape(LINE)) as raised:
         con.sql("SELECT count(value) FROM scan").fetchall()
+    assert "\n" not in str(raised.value).strip()
 
 
 def test_polars_gives_what_it_gives_of_a_frame(topic: Topic) -> None:

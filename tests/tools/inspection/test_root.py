@@ -16,9 +16,9 @@ from sparklog.format.record_batch import Payloads
 from sparklog.log.topic.root import Root, RootView
 from sparklog.log.write.append_writer import WriteOptions
 from sparklog.maintenance.work_items import InProcess, Settings
+from sparklog.testing.world import START_MS
 from sparklog.tools.inspection.hot_keys import HotKeys
 from sparklog.tools.inspection.inspect import inspect_file, inspect_topic
-from tests.support.world import START_MS
 
 DAY_MS = 86_400_000
 

@@ -20,12 +20,12 @@ from sparklog.log.topic.root import Root, RootView
 from sparklog.maintenance.output import json_value
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.retain import retain_root
+from sparklog.testing.world import START_MS
 from sparklog.tools.report.facts import HOURS, Report
 from sparklog.tools.report.gather import gather
 from sparklog.tools.report.page import as_html
 from tests.fixture_data import copied
 from tests.support.topics_world import TopicsWorld
-from tests.support.world import START_MS
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS

@@ -21,6 +21,7 @@ from sparklog.retention.vacuum import vacuum
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
 from sparklog.testing.faulty_store import Call
+from sparklog.testing.world import DAY_MS, HOUR_MS, World
 from sparklog.tools.verification import run as run_module
 from sparklog.tools.verification import topic_log
 from sparklog.tools.verification.findings import Report
@@ -31,7 +32,6 @@ from tests.log.simulation.simulated_world import Actor
 from tests.maintenance.simulation.seeds import CHECKPOINT_COMMITS, draw
 from tests.maintenance.simulation.workload import TOPIC, Run
 from tests.support.seeds import VERIFICATION
-from tests.support.world import DAY_MS, HOUR_MS, World
 from tests.tools.verification.whole_root import rows
 
 PROFILES = ("calm", "slow", "rush", "answers", "errors", "crashes", "stalls", "everything")

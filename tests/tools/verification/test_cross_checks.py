@@ -8,13 +8,13 @@ import pytest
 from sparklog.log.journal.names import ROOT_KEY, groups_prefix, transactions_prefix
 from sparklog.log.topic.root import open_root
 from sparklog.storage.memory import MemoryStore
+from sparklog.testing.world import World
 from sparklog.tools.verification.findings import TRANSACTION
 from sparklog.tools.verification.run import verify_root
 from sparklog.transactions.producer import transactional
 from tests.support.read_only import read_only
 from tests.support.records import rows
 from tests.support.topics_world import TopicsWorld
-from tests.support.world import World
 
 ID, GROUP = "mover", "readers"
 

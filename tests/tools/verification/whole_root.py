@@ -18,9 +18,9 @@ from sparklog.log.topic.root import Root
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.vacuum import vacuum
 from sparklog.storage.store import Store
+from sparklog.testing.world import DAY_MS, World
 from sparklog.transactions.producer import transactional
 from tests.support.maintaining import maintain
-from tests.support.world import DAY_MS, World
 
 MADE_MS = 1_704_153_600_000
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")

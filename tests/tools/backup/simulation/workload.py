@@ -28,6 +28,7 @@ from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
 from sparklog.testing.bucket_store import BUCKET_FAULTS
 from sparklog.testing.faulty_store import Call, Crash, Decide, Fault, FaultKind, FaultyStore, Seeded
+from sparklog.testing.world import HOUR_MS
 from sparklog.tools.backup.backing_up import back_up
 from sparklog.tools.backup.repository import Repository, prune
 from sparklog.tools.backup.restore_point import Wanted
@@ -36,7 +37,6 @@ from sparklog.transactions.producer import transactional
 from tests.log.simulation.model import expect
 from tests.log.simulation.simulated_world import Actor, SimulatedWorld, _BatonStore
 from tests.support.name_caching_store import NameCachingStore
-from tests.support.world import HOUR_MS
 from tests.tools.backup.backup_world import batch, end_what_is_open, rows_of
 
 TOPICS = ("a", "b")

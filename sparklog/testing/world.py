@@ -1,0 +1,96 @@
+"""A clock moved by hand, a store in memory that goes by it, and the processes that open the root in this store."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from sparklog.errors import BadRequest
+from sparklog.log.journal.env import Env
+from sparklog.log.topic.root import Root, open_root
+from sparklog.storage.memory import MemoryStore
+from sparklog.storage.store import Store
+
+START_MS = 1_700_000_000_000
+MINUTE_MS = 60_000
+HOUR_MS = 60 * MINUTE_MS
+DAY_MS = 24 * HOUR_MS
+
+
+class ManualClock:
+    """A clock that stands still until a test moves it, or something sleeps: `now_ms` is the time.
+
+    Sleep takes no real time. `slept` lists the seconds that were asked for, and `on_sleep` is called each time.
+
+    Example:
+        clock = testing.ManualClock()
+        before = clock.now_ms
+        clock.advance(days=8)
+        assert clock.now_ms == before + 8 * testing.DAY_MS
+    """
+
+    def __init__(self, now_ms: int = START_MS, *, sleep_takes_time: bool = True) -> None:
+        self.now_ms = now_ms
+        self.boot_ahead_ms = 0
+        self.sleep_takes_time = sleep_takes_time
+        self.slept: list[float] = []
+        self.on_sleep: Callable[[], object] | None = None
+
+    def clock(self) -> int:
+        """Return `now_ms`, for what wants a function."""
+        return self.now_ms
+
+    def advance(
+        self, ms: int = 0, *, seconds: float = 0, minutes: float = 0, hours: float = 0, days: float = 0
+    ) -> None:
+        """Make time pass."""
+        passed_ms = ms + int(seconds * 1000 + minutes * MINUTE_MS + hours * HOUR_MS + days * DAY_MS)
+        if passed_ms < 0:
+            raise BadRequest(f"time cannot pass by {passed_ms} ms: set_wall_clock sets a clock back")
+        self.now_ms += passed_ms
+
+    def set_wall_clock(self, ahead_ms: int) -> None:
+        """Set the wall clock of the machine forward, or back; the boot-time clock goes on as before."""
+        self.now_ms += ahead_ms
+        self.boot_ahead_ms -= ahead_ms
+
+    def sleep(self, seconds: float) -> None:
+        """Move the clock by these seconds and a millisecond, unless `sleep_takes_time` is False."""
+        self.slept.append(seconds)
+        if self.sleep_takes_time:
+            self.now_ms += int(seconds * 1000) + 1
+        if self.on_sleep is not None:
+            self.on_sleep()
+
+
+class World(ManualClock):
+    """A clock, a store in memory, and seeded ids. Each `root()` is one more process that opens the root in the store.
+
+    Worlds with the same seed make the same ids. Worlds that share a store need seeds far apart.
+
+    Example:
+        world = testing.World()
+        world.root().create_topic("t").append(pa.table({"value": ["a"]}))
+        assert world.root().topic("t").scan().to_table().num_rows == 1
+    """
+
+    def __init__(
+        self, store: Store | None = None, *, now_ms: int = START_MS, seed: int = 0, sleep_takes_time: bool = True
+    ) -> None:
+        super().__init__(now_ms, sleep_takes_time=sleep_takes_time)
+        self.processes = seed
+        self.store = MemoryStore(self.clock) if store is None else store
+
+    def env(self, skew_ms: int = 0) -> Env:
+        """Return the surroundings of one more process, whose wall clock is off by `skew_ms`."""
+        self.processes += 1
+        return Env(
+            lambda: self.now_ms + skew_ms,
+            lambda: self.now_ms + self.boot_ahead_ms,
+            self.sleep,
+            random.Random(self.processes),
+        )
+
+    def root(self, store: Store | None = None, env: Env | None = None, *, skew_ms: int = 0) -> Root:
+        """Return the root as one more process sees it; made if there is none."""
+        return open_root(self.store if store is None else store, create=True, env=env or self.env(skew_ms=skew_ms))

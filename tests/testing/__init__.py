@@ -1,0 +1,1 @@
+"""Tests of `sparklog.testing`: fixtures, clocks and streams for users."""
