@@ -182,8 +182,8 @@ _REFUSED = {
     "versionasof": "a log is read by offsets or times: give endingOffsets, and startingOffsets, of a batch read",
     "timestampasof": "a log is read by offsets or times: give endingTimestamp, and startingTimestamp, of a batch read",
     "startingversion": "a log is read by offsets or times: give startingOffsets or startingTimestamp",
-    "asyncprogresstrackingenabled": "a query that is restarted may then use a batch id again for other records, and this "
-    "sink, which goes by batch ids, would leave them out; remove it and what goes with it",
+    "asyncprogresstrackingenabled": "a query that is restarted may then use a batch id again for other records, and "
+    "this sink, which goes by batch ids, would leave them out; remove it and what goes with it",
     "paths": "load takes one path: give the root with subscribe='a,b', or load each and union them",
 }
 _SPELLED = {

@@ -39,8 +39,8 @@ def check_version(version: str) -> None:
     release = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if release < OLDEST:
         raise BadRequest(
-            f"Expected Spark 4.0 or newer, which has Python data sources, found pyspark {version}: install a newer one, "
-            "or use the command line and the Python API of topics, which need no Spark"
+            f"Expected Spark 4.0 or newer, which has Python data sources, found pyspark {version}: install one that "
+            "is, or use the command line and the Python API of topics, which need no Spark"
         )
     if release > NEWEST:
         tried = ".".join(map(str, NEWEST))

@@ -69,6 +69,11 @@ __all__ = [
 
 Document = dict[str, object]
 
+TRIGGER_UNKNOWN = (
+    "this Spark does not say which trigger a query has (4.2 does): one with availableNow or once reads no more than "
+    "maxOffsetsPerTrigger or maxBytesPerTrigger in a run; leave them out there"
+)
+
 
 def stream_reader(reader: Any, read: ReadOptions | None = None) -> Any:
     """Return a stream reader as this Spark asks it; `read`: its options, None where it only fails."""
@@ -95,12 +100,7 @@ class LimitsInside(DataSourceStreamReader):  # type: ignore[misc]
     def latestOffset(self) -> Document:  # noqa: N802
         start = self.initialOffset() if self._at is None else self._at
         if self._limited:
-            warn_once(
-                [
-                    "this Spark does not say which trigger a query has (4.2 does): one with availableNow or once reads "
-                    "no more than maxOffsetsPerTrigger or maxBytesPerTrigger in a run; leave them out there"
-                ]
-            )
+            warn_once([TRIGGER_UNKNOWN])
         self._at = self._reader.latestOffset(start, self._reader.getDefaultReadLimit())
         return self._at
 
