@@ -1,4 +1,4 @@
-"""What PySpark 4.0 and 4.1 lack, in one place: everything else here is written for 4.2 and newer.
+"""Fall-backs for what PySpark 4.0 and 4.1 lack, in one place: everything else here is written for 4.2 and newer.
 
 | missing                                   | in       | instead                                                      |
 |-------------------------------------------|----------|--------------------------------------------------------------|
