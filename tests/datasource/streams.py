@@ -74,9 +74,14 @@ def copy(df: DataFrame, root: str | Path, checkpoint: str | Path, *, topic: str 
 def finish(writer: Any) -> StreamingQuery:
     """Run to the end of what there is; return the last run that read something. Raises what the query ended with."""
     query = again = run(writer)
-    while not READ_LIMITS and again.lastProgress is not None and again.lastProgress["numInputRows"]:
+    while not READ_LIMITS and _moved(again):
         query, again = again, run(writer)
     return query
+
+
+def _moved(query: StreamingQuery) -> bool:
+    read = [] if query.lastProgress is None else query.lastProgress["sources"]
+    return any(each["startOffset"] != each["endOffset"] for each in read)
 
 
 def run(writer: Any) -> StreamingQuery:
