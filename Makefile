@@ -12,6 +12,8 @@ PARALLEL := -n $(TEST_PROCESSES) --dist worksteal
 # Seeds that each simulation tries in the slow run; empty: the numbers in tests/support/seeds.py.
 SEEDS ?= $(SPARKLOG_SEEDS)
 SLOW_REPORT ?= build/slow-report.txt
+# The release of Spark that `make test-spark` tries.
+SPARK ?= 4.3
 
 # Spark's Python workers are started by the JVM: they must be this environment's, not the first python3 on PATH.
 export PYSPARK_PYTHON := $(abspath $(PY))
@@ -20,18 +22,19 @@ export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-fast test-slow demo notebook lint bench clean
+.PHONY: help venv test test-fast test-slow test-spark demo notebook lint bench clean
 
 help:
 	@echo "make demo       scan a directory that Kafka wrote, stream it into a topic, tail it (needs nothing but Python and Java)"
 	@echo "make test       run the tests"
 	@echo "make test-fast  run those without Spark, without Kafka's programs and without sweeps"
 	@echo "make test-slow  run the long sweeps and report what ran (SEEDS=1000: so many seeds of each simulation)"
+	@echo "make test-spark SPARK=4.1  run those with Spark on that release, in an environment of its own"
 	@echo "make notebook   run notebooks/ and store them with their plots"
 	@echo "make lint       ruff, mypy"
 	@echo "make bench      measure, against Parquet, Kafka clients and a bare Python data source"
 	@echo "make venv       only set up $(VENV)"
-	@echo "make clean      remove what these made, but for $(VENV)"
+	@echo "make clean      remove what these made, but for environments"
 
 venv: $(COMPILED)
 
@@ -53,6 +56,9 @@ test-fast: venv
 test-slow: venv
 	SPARKLOG_SEEDS=$(SEEDS) $(PY) -m pytest $(PARALLEL) -m "slow or property" \
 		-p tests.support.slow_report --slow-report $(SLOW_REPORT)
+
+test-spark: venv
+	@sh scripts/spark_version.sh $(VENV) $(SPARK)
 
 demo: venv
 	@$(PY) scripts/check_machine.py

@@ -1,9 +1,20 @@
 """The format `sparklog`: Spark finds every top-level module `pyspark_*` that has a `DefaultSource`.
 
-Spark imports this in half a dozen processes per query, so it imports nothing but the class.
+Spark imports this in half a dozen processes per query, so it imports nothing but the class. The first of them, which
+looks for formats once in a session, warns of a Spark that is too new.
 """
 
+import sys
+
+import pyspark
+
+from sparklog.datasource.session import check_version
 from sparklog.datasource.source import SparklogDataSource
+
+LOOKS = "pyspark.sql.worker.lookup_data_sources"
+
+if LOOKS in sys.modules:
+    check_version(pyspark.__version__)
 
 
 class DefaultSource(SparklogDataSource):

@@ -12,7 +12,7 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[1]
 CHECK = REPOSITORY / "scripts" / "check_machine.py"
-TARGETS = ("venv", "test", "test-slow", "demo", "lint", "bench", "clean", "help")
+TARGETS = ("venv", "test", "test-slow", "test-spark", "demo", "lint", "bench", "clean", "help")
 
 
 def script(folder: Path, name: str, text: str) -> Path:
@@ -100,6 +100,40 @@ def set_up(folder: Path, programs: Path) -> subprocess.CompletedProcess[str]:
         env={**env, "PATH": str(programs)},
         check=False,
     )
+
+
+PYTHON = """
+folder=$(dirname "$(dirname "$0")")
+case "$*" in
+    "-m venv --clear "*) mkdir -p "$4/bin" && cp "$0" "$4/bin/python" ;;
+    "-c import sysconfig"*) echo "$folder" ;;
+    "scripts/install.py "*) echo "installs $2 beside $(ls "$folder")" ;;
+    "-m pytest"*) echo "with $(basename "$PYSPARK_PYTHON"), $(cat "$folder/base.pth"): $*" ;;
+esac
+"""
+
+
+def spark_version(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """scripts/spark_version.sh on top of an environment whose Python only shows what it is asked."""
+    base = script(folder, "base/bin/python", PYTHON).parents[1]
+    command = ["/bin/sh", REPOSITORY / "scripts" / "spark_version.sh", base, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
+
+
+@pytest.mark.parametrize(("release", "wanted"), [("4.1", "4.1.*"), ("4.0.2", "4.0.2")])
+def test_a_release_of_spark_gets_an_environment_once(tmp_path: Path, release: str, wanted: str) -> None:
+    site = f"import site; site.addsitedir('{tmp_path}/base')"
+    tests = f"with python, {site}: -m pytest -m spark and not slow tests"
+    # pip must not see the PySpark of the environment below.
+    assert spark_version(tmp_path, release).stdout.splitlines() == [f"installs pyspark=={wanted} beside bin", tests]
+    assert spark_version(tmp_path, release, "-x", "one").stdout == f"with python, {site}: -m pytest -x one\n"
+    assert (tmp_path / f".venv-spark-{release}" / ".installed").exists()
+
+
+def test_a_release_of_spark_that_is_none_is_one_line(tmp_path: Path) -> None:
+    done = spark_version(tmp_path, "four")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "expected a release of Spark such as 4.1, found 'four': make test-spark SPARK=4.1\n"
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -182,7 +182,8 @@ _REFUSED = {
     "versionasof": "a log is read by offsets or times: give endingOffsets, and startingOffsets, of a batch read",
     "timestampasof": "a log is read by offsets or times: give endingTimestamp, and startingTimestamp, of a batch read",
     "startingversion": "a log is read by offsets or times: give startingOffsets or startingTimestamp",
-    "asyncprogresstrackingenabled": "Spark has it for its Kafka sink alone, where batches may be written twice",
+    "asyncprogresstrackingenabled": "a query that is restarted may then use a batch id again for other records, and "
+    "this sink, which goes by batch ids, would leave them out; remove it and what goes with it",
     "paths": "load takes one path: give the root with subscribe='a,b', or load each and union them",
 }
 _SPELLED = {
@@ -217,6 +218,8 @@ def find_option(given: str) -> OptionDef | None:
     Raises BadRequest, with the nearest name, for one that is not known, and for those that Kafka's connector refuses.
     """
     key = given.lower()
+    if key.lstrip("_").startswith("asyncprogresstracking"):
+        key = "asyncprogresstrackingenabled"
     if key in _BY_LOWER_CASE:
         return _BY_LOWER_CASE[key]
     if key in _REFUSED:

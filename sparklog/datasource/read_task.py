@@ -147,9 +147,11 @@ class ReadTask:
         self._options = options
         self._projection = projection
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        """Read a task; without a partition, or with one without a value, Spark means that there is nothing to read."""
+        parts = () if partition is None else partition.value or ()
         with user_errors():
-            for batch in merge_small(self._records(partition.value or ())):
+            for batch in merge_small(self._records(parts)):
                 shown = self._projection.to_spark(batch)
                 freeze_gc("read")
                 yield shown

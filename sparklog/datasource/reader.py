@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from sparklog.datasource.group_progress import GroupProgress
 from sparklog.datasource.options import Options
 from sparklog.datasource.process import end_if_terminated, freeze_gc, unwind_on_termination, user_errors
 from sparklog.datasource.read_task import ReadTask, log_partitions
 from sparklog.datasource.schema import Projection
+from sparklog.datasource.spark_versions import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from sparklog.datasource.starting_offsets import batch_ranges
 from sparklog.datasource.stream_plan import StreamPlanner
 from sparklog.datasource.subscription import Subscriber
@@ -105,8 +105,9 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @user_errors()
     def partitions(self, start: dict[str, object], end: dict[str, object]) -> list[InputPartition]:
         view, planner = self._opened()
-        # A batch that is replayed after a restart is planned without being asked for: the run begins here.
-        if self._progress is not None:
+        # A batch that is replayed after a restart is planned without being asked for: the run begins here. Before that
+        # Spark plans from the newest offset to itself, which nothing may have processed.
+        if self._progress is not None and start != end:
             self._progress.processed(start)
         return log_partitions(view, planner.ranges(start, end), self._options.read)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING
@@ -27,7 +28,23 @@ SETTINGS = {
 }
 """Settings that every session should have; conf/spark-defaults.conf has the same."""
 
+OLDEST, NEWEST = (4, 0), (4, 3)
+"""Releases of Spark that the format is tried with: those of the extra `spark` in pyproject.toml."""
+
 _checked: set[str] = set()
+
+
+def check_version(version: str) -> None:
+    """Warn of a Spark that is newer than those tried. Raises BadRequest for one without Python data sources."""
+    release = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    if release < OLDEST:
+        raise BadRequest(
+            f"Expected Spark 4.0 or newer, which has Python data sources, found pyspark {version}: install one that "
+            "is, or use the command line and the Python API of topics, which need no Spark"
+        )
+    if release > NEWEST:
+        tried = ".".join(map(str, NEWEST))
+        warn_once([f"pyspark {version} is newer than what this sparklog was tried with (up to {tried}): try it first"])
 
 
 def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
@@ -42,11 +59,16 @@ def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
     Returns:
         The same builder.
 
+    Raises:
+        BadRequest: this Spark is older than 4.0.
+
     Example:
         spark = sparklog.configure(SparkSession.builder).getOrCreate()
     """
+    import pyspark
     from pyspark.sql import SparkSession
 
+    check_version(pyspark.__version__)
     options: dict[str, object] = builder._options
     if SparkSession.getActiveSession() is not None:
         warn_once(["a Spark session runs already and keeps its settings: call sparklog.configure before the first one"])
@@ -77,12 +99,16 @@ def register(spark: SparkSession) -> None:
         spark: the session.
 
     Raises:
-        BadRequest: the workers' Python does not start, has another version, or has no sparklog or another one.
+        BadRequest: Spark is older than 4.0, or the workers' Python does not start, has another version, or has no
+            sparklog or another one.
 
     Example:
         sparklog.register(spark)
         records = spark.read.format("sparklog").option("subscribe", "orders").load("/data/log")
     """
+    import pyspark
+
+    check_version(pyspark.__version__)
     from sparklog.datasource.source import SparklogDataSource
 
     check_workers(spark)

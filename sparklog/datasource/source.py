@@ -12,6 +12,7 @@ from sparklog.datasource import catalog
 from sparklog.datasource.options import Options, ReadOptions, parse_options
 from sparklog.datasource.process import user_errors, warn_once
 from sparklog.datasource.schema import projection, read_schema
+from sparklog.datasource.spark_versions import repartition_by_id, stream_reader, udf_of_keys
 from sparklog.errors import BadRequest, NotFound, SparklogError
 from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, Location, missing, resolve
 from sparklog.log.journal.env import SYSTEM
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-    from sparklog.datasource.reader import FailingStreamReader, SparklogBatchReader, SparklogStreamReader
+    from sparklog.datasource.reader import SparklogBatchReader
     from sparklog.datasource.writer import SparklogBatchWriter, SparklogStreamWriter
 
 COMMITS = "pyspark.sql.worker.python_streaming_sink_runner"
@@ -75,7 +76,7 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
         warn_once((*self._options.warnings, *self._options.idle("batch")))
         return SparklogBatchReader(self._location_to_read(), self._options, projection(schema))
 
-    def streamReader(self, schema: StructType) -> SparklogStreamReader | FailingStreamReader:  # noqa: N802
+    def streamReader(self, schema: StructType) -> Any:  # noqa: N802
         from sparklog.datasource.reader import FailingStreamReader, SparklogStreamReader
 
         try:
@@ -85,10 +86,11 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
             location = self._location_to_read()
             check_group_place(self._options.read, location)
             warn_once(self._options.warnings)
-            return SparklogStreamReader(location, self._options, projection(schema))
+            reader = SparklogStreamReader(location, self._options, projection(schema))
+            return stream_reader(reader, self._options.read)
         except SparklogError as error:
-            # Raised here, Spark 4.2 would hide it behind an UnboundLocalError of its own.
-            return FailingStreamReader(error)
+            # Raised here, Spark would hide it behind an UnboundLocalError of its own.
+            return stream_reader(FailingStreamReader(error))
 
     @user_errors()
     def writer(self, schema: StructType, overwrite: bool) -> SparklogBatchWriter:
@@ -169,11 +171,11 @@ def partitioned(df: DataFrame, n: int) -> DataFrame:
         raise BadRequest(f"Rows are partitioned by 'key' or 'partition'; the columns are {', '.join(df.columns)}")
     chosen: Any = F.pmod(F.monotonically_increasing_id(), F.lit(n)).cast("int")
     if "key" in columns:
-        hashed = F.arrow_udf(_hasher(n), "int")(F.col(columns["key"]).cast("binary"))
+        hashed = udf_of_keys(_hasher(n))(F.col(columns["key"]).cast("binary"))
         chosen = F.coalesce(hashed, chosen)
     if "partition" in columns:
         chosen = F.coalesce(F.col(columns["partition"]).cast("int"), chosen)
-    return df.withColumn(_COLUMN, chosen).repartitionById(n, _COLUMN).drop(_COLUMN)
+    return repartition_by_id(df.withColumn(_COLUMN, chosen), n, _COLUMN).drop(_COLUMN)
 
 
 def _hasher(n: int) -> Any:

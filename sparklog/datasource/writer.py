@@ -20,11 +20,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from sparklog.datasource.options import Options, SinkOptions
 from sparklog.datasource.process import freeze_gc, root_at, topic_at, user_errors
 from sparklog.datasource.schema import pick, write_columns
+from sparklog.datasource.spark_versions import DataSourceStreamArrowWriter
 from sparklog.errors import BadRequest, Conflict
 from sparklog.kafka.in_place.location import NOTHING, ROOT, Location
 from sparklog.log.journal.env import SYSTEM

@@ -30,6 +30,7 @@ from typer import Option
 import sparklog
 from sparklog.cli.options import IsolationOption, comma_separated
 from sparklog.cli.terminal import read_text
+from sparklog.datasource.spark_versions import READ_LIMITS
 from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable, did_you_mean
 from sparklog.jobs.program import DONE, parse
 from sparklog.jobs.stream import known_timestamp, print_end, so_far, streaming_job, streaming_session
@@ -250,10 +251,11 @@ def start(spark: SparkSession, mirror: Mirror, partitions: Mapping[str, int]) ->
         subscribe=",".join(sorted(partitions)),
         startingOffsets="earliest",
         includeHeaders=True,
-        maxOffsetsPerTrigger=mirror.max_offsets_per_trigger,
         failOnDataLoss=not mirror.no_fail_on_data_loss,
     )
     reader = reader.option("kafka.isolation.level", mirror.isolation)
+    if READ_LIMITS or mirror.follow or not mirror.into_kafka:
+        reader = reader.option("maxOffsetsPerTrigger", mirror.max_offsets_per_trigger)
     if mirror.into_kafka:
 
         def send(records: DataFrame, batch: int) -> None:

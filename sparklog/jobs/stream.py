@@ -21,6 +21,7 @@ from typer import BadParameter, Option
 
 import sparklog
 from sparklog.cli.options import RootOption
+from sparklog.datasource.spark_versions import READ_LIMITS
 from sparklog.jobs.program import DONE, job, parse
 from sparklog.maintenance.output import StatusLine
 from sparklog.maintenance.spark_runner import quiet_session
@@ -101,7 +102,7 @@ def start(spark: SparkSession, copy: Copy) -> StreamingQuery:
     options = {
         "subscribe": copy.subscribe,
         "subscribePattern": copy.subscribe_pattern,
-        "maxOffsetsPerTrigger": copy.max_offsets_per_trigger,
+        "maxOffsetsPerTrigger": copy.max_offsets_per_trigger if copy.follow or READ_LIMITS else None,
         "kafka.group.id": copy.group,
     }
     reader = spark.readStream.format("sparklog").option("startingOffsets", "earliest").option("includeHeaders", True)

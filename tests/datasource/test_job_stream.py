@@ -11,7 +11,7 @@ import pytest
 import sparklog
 from sparklog.groups.lag import Groups
 from sparklog.jobs import stream
-from tests.datasource.streams import feed
+from tests.datasource.streams import READ_LIMITS, feed
 from tests.kafka.logs import HOUR_MS, batch, write_partition
 
 if TYPE_CHECKING:
@@ -60,7 +60,8 @@ def test_a_group_of_the_source_shows_how_far_it_is(spark: SparkSession, tmp_path
     feed(source, "t", range(10), partitions=1)
     given = ["--source", str(source), "--subscribe", "t", "--group", "archive"]
     given += ["--root", str(tmp_path / "root"), "--checkpoint", str(tmp_path / "c")]
-    assert stream.run(spark, stream.arguments(given)) == 0
+    for _ in range(1 if READ_LIMITS else 2):
+        assert stream.run(spark, stream.arguments(given)) == 0
     committed = Groups(str(source)).group("archive").committed()
     assert {place: item.offset for place, item in committed.items()} == {("t", 0): 10}
 

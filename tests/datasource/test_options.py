@@ -172,8 +172,13 @@ def test_our_own_name_beats_kafkas() -> None:
         ({"startingversion": "3"}, "Option 'startingVersion' is not supported: a log is read by offsets or times"),
         (
             {"asyncprogresstrackingenabled": "true"},
-            "Option 'asyncProgressTrackingEnabled' is not supported: Spark has it",
+            "Option 'asyncProgressTrackingEnabled' is not supported: a query that is restarted may then use a batch id",
         ),
+        (
+            {"_asyncProgressTrackingOverrideSinkSupportCheck": "true", "asyncProgressTrackingEnabled": "true"},
+            "Option 'asyncProgressTrackingEnabled' is not supported: a query that is restarted may then use a batch id",
+        ),
+        ({"asyncProgressTrackingCheckpointIntervalMs": "9"}, "Option 'asyncProgressTrackingEnabled' is not supported"),
         ({"paths": '["/a","/b"]'}, "load takes one path: give the root with subscribe='a,b', or load each and union"),
         ({"topic.retention.mss": "1"}, "unknown topic config 'retention.mss'; did you mean 'retention.ms'?"),
         ({"topic.retention.ms": "soon"}, "config retention.ms must be a whole number of at least -1, found 'soon'"),

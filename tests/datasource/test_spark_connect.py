@@ -47,10 +47,12 @@ lags = sparklog.watch(spark, tell=lines.append)
 stream = spark.readStream.format("sparklog").options(**options).option("maxOffsetsPerTrigger", 30).load(root + "/t")
 writer = stream.writeStream.format("noop").queryName("q").option("checkpointLocation", checkpoint + ".group")
 query = writer.trigger(processingTime="0 seconds").start()
-assert wait_for(lambda: lines and lines[-1].endswith(": 0 offsets behind latest (t 0)")), lines
-assert lines[0].startswith("query q, batch 0: ") and ": 0 offsets" not in lines[0], lines
+from sparklog.datasource.spark_versions import READ_LIMITS
+if READ_LIMITS:
+    assert wait_for(lambda: lines and lines[-1].endswith(": 0 offsets behind latest (t 0)")), lines
+    assert lines[0].startswith("query q, batch 0: ") and ": 0 offsets" not in lines[0], lines
 assert wait_for(lambda: sum(row.lag for row in lag(sparklog.open(root), ["g"])) == 0)
-assert (group.description().state, [item.behind for item in lags()]) == ("Stable", [0])
+assert (group.description().state, [item.behind for item in lags()]) == ("Stable", [0] if READ_LIMITS else [])
 query.stop()
 assert wait_for(lambda: lags() == [])
 lags.stop()

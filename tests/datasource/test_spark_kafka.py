@@ -9,7 +9,7 @@ import pytest
 
 from sparklog.datasource.schema import LARGEST_MS, SMALLEST_MS
 from tests.datasource.standard_error import StandardError
-from tests.datasource.streams import WAIT_SECONDS, copy, failure, source
+from tests.datasource.streams import WAIT_SECONDS, copy, failure, needs_read_limits, source
 from tests.fixture_data import expected_records
 
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ def test_one_partition_folder_and_internal_topics(spark: SparkSession, fixtures:
     assert internal.count() > 0
 
 
+@needs_read_limits
 def test_a_stream_over_a_log_dir_reads_the_same_once(spark: SparkSession, fixtures: Path, tmp_path: Path) -> None:
     path = str(fixtures / "segments" / "data")
     stream = spark.readStream.format("sparklog").option("startingOffsets", "earliest").option("includeHeaders", True)
@@ -135,6 +136,7 @@ def test_a_batch_at_damage(spark: SparkSession, fixtures: Path, standard_error: 
     assert standard_error.shows("left out offsets 226 on of damaged-0")
 
 
+@needs_read_limits
 def test_a_stream_goes_on_behind_damage_that_is_skipped(
     spark: SparkSession, fixtures: Path, tmp_path: Path, standard_error: StandardError
 ) -> None:

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import sparklog
-from tests.datasource.streams import copy, failure, feed, finish, forget_commit, source, stored_offset, values
+from tests.datasource.streams import (
+    WAIT_SECONDS,
+    copy,
+    failure,
+    feed,
+    finish,
+    forget_commit,
+    source,
+    stored_offset,
+    values,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -40,6 +50,21 @@ def test_a_replayed_batch_changes_nothing_also_with_another_task_layout(
     feed(root, "in", range(60, 70))
     finish(copy(source(spark, f"{root}/in"), root, tmp_path / "c"))
     assert values(root, "out") == list(range(70))
+
+
+def test_asynchronous_progress_that_is_forced_writes_nothing_and_loses_nothing(
+    spark: SparkSession, root: str, tmp_path: Path
+) -> None:
+    feed(root, "in", range(5))
+    forced = {"asyncProgressTrackingEnabled": True, "_asyncProgressTrackingOverrideSinkSupportCheck": True}
+    query = (
+        copy(source(spark, f"{root}/in"), root, tmp_path / "c", **forced).trigger(processingTime="0 seconds").start()
+    )
+    with pytest.raises(Exception, match="'asyncProgressTrackingEnabled' is not supported: a query that is restarted"):
+        query.awaitTermination(WAIT_SECONDS)
+    assert "out" not in sparklog.open(root).topics()
+    finish(copy(source(spark, f"{root}/in"), root, tmp_path / "c"))
+    assert values(root, "out") == list(range(5))
 
 
 def test_an_empty_batch_writes_no_commit(spark: SparkSession, root: str, tmp_path: Path) -> None:

@@ -192,7 +192,8 @@ def _pyspark(name: str, version: str | None, wanted: str) -> Finding:
         return Finding("pyspark", WARN, message, fix)
     if out_of_range(version, wanted):
         return Finding("pyspark", FAIL, f"{name} {version}, expected {wanted}", fix)
-    return Finding("pyspark", OK, f"{name} {version}")
+    less = ", without some of what 4.2 has (docs/reference/spark-versions.md)" if out_of_range(version, ">=4.2") else ""
+    return Finding("pyspark", OK, f"{name} {version}{less}")
 
 
 def check_kernels() -> Finding:
@@ -346,7 +347,7 @@ def ask_spark() -> tuple[SparkSettings, list[Finding]]:
         session = running or SparkSession.builder.master("local[1]").appName("sparklog doctor").getOrCreate()
         context = session.sparkContext
         values = dict(context.getConf().getAll())
-        values[ARROW_BYTES] = str(session.conf.get(ARROW_BYTES))
+        values[ARROW_BYTES] = str(session.conf.get(ARROW_BYTES, ""))
         settings = SparkSettings(SESSION, values)
         version, executable, sparklog = context.parallelize([0], 1).map(_in_a_worker).collect()[0]
         message = f"Spark {session.version}; a worker is Python {version} ({executable}) with sparklog {sparklog}"

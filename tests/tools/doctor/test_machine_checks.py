@@ -148,6 +148,10 @@ def test_packages_that_are_missing_or_out_of_range_fail(monkeypatch: pytest.Monk
     packages, pyspark = check_packages()
     assert packages.found == "numpy 1.20 (expected <3,>=1.26), lz4 missing (expected <5,>=4.3.3)"
     assert (packages.status, pyspark.status) == (FAIL, OK)
+    assert "without" not in pyspark.found
+    needs[2] = "pyspark<4.4,>=4.0; extra == 'spark'"
+    have["pyspark"] = "4.1.4"
+    assert check_packages()[1].found == "pyspark 4.1.4, without some of what 4.2 has (docs/reference/spark-versions.md)"
     have.update(numpy="2.0", lz4="4.4", pyspark="3.5.1")
     assert [each.status for each in check_packages()] == [OK, FAIL]
     del have["pyspark"]

@@ -1,0 +1,189 @@
+"""What older Sparks lack, without them: a stream that is asked without a start, and what stands in for their names."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import functions
+
+from sparklog.datasource import process, spark_versions
+from sparklog.datasource.session import check_version
+from sparklog.datasource.source import SparklogDataSource, _hasher
+from sparklog.datasource.spark_versions import LimitsInside
+from sparklog.errors import BadRequest
+from sparklog.format.key_hash import partition_for_key
+from sparklog.log.topic.root import open_root
+
+Document = dict[str, Any]
+
+
+class OldQuery:
+    """A run of a query of Spark 4.1: what it asks its source, and the positions that it read."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, **options: str) -> None:
+        from pyspark.sql.types import BinaryType, StructField, StructType
+
+        monkeypatch.setattr(spark_versions, "READ_LIMITS", False)
+        given = {"path": str(root / "in"), "startingOffsets": "earliest", "poll.interval.ms": "0"} | options
+        source = SparklogDataSource(given)
+        self.reader = source.streamReader(StructType([StructField("value", BinaryType())]))
+        assert isinstance(self.reader, LimitsInside)
+
+    def plan(self, start: Document, end: Document) -> list[tuple[int, int]]:
+        planned = self.reader.partitions(json.loads(json.dumps(start)), json.loads(json.dumps(end)))
+        return [(part.range.start, part.range.end) for task in planned for part in task.value]
+
+    def latest(self) -> Document:
+        answer: Document = json.loads(json.dumps(self.reader.latestOffset()))
+        return answer
+
+    def batch(self, committed: Document | None, *, planned: bool = True) -> tuple[Document, list[tuple[int, int]]]:
+        """One micro-batch behind what is committed, None in a new query; `planned`: whether anything looks at it."""
+        end = self.latest()
+        start = committed or json.loads(json.dumps(self.reader.initialOffset()))
+        return end, self.plan(start, end) if planned and start != end else []
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    topic = open_root(tmp_path / "log", create=True).create_topic("in")
+    for number in range(10):
+        topic.append(pa.table({"value": [str(number)]}))
+    return tmp_path / "log"
+
+
+def test_limits_hold_without_a_start(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    query = OldQuery(root, monkeypatch, maxOffsetsPerTrigger="4")
+    end, ranges = query.batch(None)
+    assert ranges == [(0, 4)]
+    # Nothing looks at the rows of this batch, so it is not planned.
+    end, _ = query.batch(end, planned=False)
+    end, ranges = query.batch(end)
+    assert ranges == [(8, 10)]
+    assert query.batch(end) == (end, [])
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_a_restarted_query_goes_on_behind_its_checkpoint(
+    root: Path, monkeypatch: pytest.MonkeyPatch, done: bool
+) -> None:
+    first = OldQuery(root, monkeypatch, maxOffsetsPerTrigger="3")
+    before, _ = first.batch(None)
+    newest, ranges = first.batch(before)
+    again = OldQuery(root, monkeypatch, maxOffsetsPerTrigger="3")
+    assert again.plan(newest, newest) == []
+    if not done:
+        assert again.plan(before, newest) == ranges == [(3, 6)]
+    assert again.batch(newest)[1] == [(6, 9)]
+
+
+def test_the_first_batch_is_replayed_from_where_it_began(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = OldQuery(root, monkeypatch, startingOffsets="latest")
+    end = first.latest()
+    open_root(root).topic("in").append(pa.table({"value": ["10"]}))
+    assert first.plan(first.reader.initialOffset(), end) == []
+    again = OldQuery(root, monkeypatch, startingOffsets="latest")
+    assert again.plan(end, end) == []
+    assert again.plan(again.reader.initialOffset(), end) == []
+    assert again.batch(end)[1] == [(10, 11)]
+
+
+def test_a_run_that_is_asked_before_it_plans_its_checkpoint(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Spark's wrapper for AvailableNow does, which is off by itself: nothing is passed over."""
+    committed, _ = OldQuery(root, monkeypatch, maxOffsetsPerTrigger="4").batch(None)
+    again = OldQuery(root, monkeypatch, startingOffsets="latest")
+    assert again.plan(committed, again.latest()) == [(4, 10)]
+
+
+def test_a_limit_is_warned_of_and_an_error_comes_through(
+    root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(process, "_warned", set())
+    with caplog.at_level(logging.WARNING):
+        OldQuery(root, monkeypatch).latest()
+        assert not caplog.messages
+        OldQuery(root, monkeypatch, maxBytesPerTrigger="100").latest()
+    assert "does not say which trigger a query has" in caplog.text
+    with pytest.raises(Exception, match="is for batch reads: a stream has no end"):
+        OldQuery(root, monkeypatch, endingOffsets="latest").latest()
+
+
+WITHOUT = """
+import sys
+import pyspark
+import pyspark.sql.datasource as there
+pyspark.__version__ = "5.1.0"
+sys.modules["pyspark.sql.worker.lookup_data_sources"] = sys
+sys.modules["pyspark.sql.streaming.datasource"] = None
+if hasattr(there, "DataSourceStreamArrowWriter"):
+    del there.DataSourceStreamArrowWriter
+import pyspark_sparklog
+import sparklog.datasource.reader
+from sparklog.datasource.spark_versions import READ_LIMITS
+from sparklog.datasource.writer import SparklogStreamWriter as writer
+print(READ_LIMITS, issubclass(writer, there.DataSourceArrowWriter), issubclass(writer, there.DataSourceStreamWriter))
+writer(None, None).abort([], 1)
+"""
+
+
+def test_what_is_missing_has_a_stand_in_and_a_newer_spark_is_one_line() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False True True"
+    tried = "sparklog: pyspark 5.1.0 is newer than what this sparklog was tried with (up to 4.3): try it first"
+    assert done.stderr.splitlines() == [tried]
+
+
+def test_keys_are_hashed_one_by_one_without_arrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(functions, "arrow_udf", raising=False)
+    hashed = spark_versions.udf_of_keys(_hasher(7)).func
+    keys = [b"", b"anna", b"\x00\xff", b"x" * 40]
+    expected = partition_for_key(pa.array(keys, pa.binary()), 7).tolist()
+    assert [hashed(bytearray(key)) for key in keys] == expected
+    assert hashed(None) is None
+
+
+class Frame:
+    """A data frame that remembers how it was shuffled."""
+
+    def repartition(self, n: int, column: str) -> tuple[str, int, str]:
+        return "hash", n, column
+
+
+class NewFrame(Frame):
+    def repartitionById(self, n: int, column: str) -> tuple[str, int, str]:  # noqa: N802
+        return "id", n, column
+
+
+def test_rows_are_shuffled_by_hash_where_spark_has_nothing_better() -> None:
+    assert spark_versions.repartition_by_id(NewFrame(), 3, "c") == ("id", 3, "c")
+    assert spark_versions.repartition_by_id(Frame(), 3, "c") == ("hash", 3, "c")
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("3.5.6", "Expected Spark 4.0 or newer, which has Python data sources, found pyspark 3.5.6: install"),
+        ("4.0.0", ""),
+        ("4.3.2", ""),
+        ("4.1.0.dev1", ""),
+        ("4.4.0", "pyspark 4.4.0 is newer than what this sparklog was tried with (up to 4.3)"),
+        ("5.0.0.dev0", "pyspark 5.0.0.dev0 is newer than what"),
+    ],
+)
+def test_a_spark_that_was_not_tried(
+    version: str, expected: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(process, "_warned", set())
+    try:
+        check_version(version)
+        shown = caplog.messages
+    except BadRequest as error:
+        shown = [str(error)]
+    assert [expected in line for line in shown] == ([True] if expected else [])
