@@ -51,10 +51,10 @@ engines](python-values.md) have a page of their own, and so have [functions over
 errors](python-maintenance.md). {MADE}
 
 {IMPORTS}""",
-    "python-values.md": f"""# Python: values, other engines
+    "python-values.md": f"""# Python: values, tables, other engines
 
-The second page of [the Python API](python.md): [keys and values that are no text](../guides/values.md), and [topics in
-DuckDB, Polars and DataFusion](../guides/arrow-engines.md). {MADE}
+The second page of [the Python API](python.md): [keys and values that are no text](../guides/values.md), [topics as
+tables](../guides/tables.md), and [topics in DuckDB, Polars and DataFusion](../guides/arrow-engines.md). {MADE}
 
 {IMPORTS}""",
     "python-maintenance.md": f"""# Python: maintenance, Kafka's directories, Spark, errors
@@ -66,7 +66,7 @@ name does. {MADE}
 }
 GROUPS_OF = {
     "python.md": ("Open", "Read and write", "Transactions", "Consumer groups"),
-    "python-values.md": ("Values", "Engines"),
+    "python-values.md": ("Values", "Tables", "Engines"),
     "python-maintenance.md": ("Maintenance", "Kafka's directories", "Spark", "Errors"),
 }
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -75,6 +75,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Transactions": ("transactional", "TransactionalProducer", "Transaction"),
     "Consumer groups": ("consumer", "Consumer", "Groups"),
     "Values": ("formats.decode", "formats.encode", "formats.decode_records", "formats.encode_records"),
+    "Tables": ("table", "TopicTable", "FollowedTable"),
     "Engines": ("datasets", "duckdb", "polars"),
     "Maintenance": ("compact", "retain", "verify", "backup", "restore", "clone"),
     "Kafka's directories": ("import_kafka", "export_kafka"),
@@ -83,7 +84,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 ENGINE = {
     *("store", "snapshot", "read_snapshot", "begin_topic", "topic_handle", "entries", "by_store_clock"),
-    *("ensure_probed", "begin_at_known", "add", "discard", "check", "writer", "states", "ranges"),
+    *("ensure_probed", "begin_at_known", "add", "discard", "check", "writer", "states", "ranges", "log_view"),
 }
 """Public members that engines use, and no user."""
 

@@ -64,7 +64,7 @@ def test_examples_run(tmp_path: Path) -> None:
     sparklog.open(tmp_path / "log", create=True).create_topic("payments")
     names: dict[str, Any] = {}
     ran = run("python.md", list(python_docs.GROUPS), tmp_path, names)
-    ran += run("python-values.md", ["Values"], tmp_path, names)
+    ran += run("python-values.md", ["Values", "Tables"], tmp_path, names)
     ran += run("python-maintenance.md", ["Maintenance", "Kafka's directories"], tmp_path, names)
     assert ran >= 20
     values = sparklog.open(tmp_path / "log").topic("orders").scan(columns=["value"]).to_table()
