@@ -84,7 +84,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 ENGINE = {
     *("store", "snapshot", "read_snapshot", "begin_topic", "topic_handle", "entries", "by_store_clock"),
-    *("ensure_probed", "begin_at_known", "add", "discard", "check", "writer", "states", "ranges", "log_view"),
+    *("ensure_probed", "begin_at_known", "add", "discard", "check", "writer", "states", "ranges", "log_view", "plan"),
 }
 """Public members that engines use, and no user."""
 

@@ -128,9 +128,12 @@ MERGE_BATCHES = 4096
 
 
 class LogPartition(InputPartition):  # type: ignore[misc]
-    """The parts of one Spark task: `value` is a tuple of `ReadPart`s, which name offsets and no positions."""
+    """The parts of one Spark task: `value` is a tuple of `ReadPart`s, which name offsets and no positions.
 
-    def __init__(self, parts: Sequence[ReadPart]) -> None:
+    With `view=table` they are `sparklog.log.read.table_plan.PartitionTable`s.
+    """
+
+    def __init__(self, parts: Sequence[Any]) -> None:
         super().__init__(tuple(parts))
 
 

@@ -22,8 +22,13 @@ from sparklog.datasource.reader import FailingStreamReader, SparklogBatchReader
 from sparklog.datasource.source import SparklogDataSource
 
 TYPES = {
-    "key": BinaryType(), "value": BinaryType(), "topic": StringType(), "partition": IntegerType(),
-    "offset": LongType(), "timestamp": TimestampType(), "timestampType": IntegerType(),
+    "key": BinaryType(),
+    "value": BinaryType(),
+    "topic": StringType(),
+    "partition": IntegerType(),
+    "offset": LongType(),
+    "timestamp": TimestampType(),
+    "timestampType": IntegerType(),
 }
 OFFSETS = '{"t":{"0":3,"1":-1}}'
 

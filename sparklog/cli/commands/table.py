@@ -39,7 +39,7 @@ TIME_HELP = "As of a time, by what lies before the first record not older: milli
 OFFSETS_HELP = 'As of offsets, by what lies before them: JSON like {"0":23}; other partitions as of now.'
 
 
-@app.command("table", epilog=example("sparklog table customers --root /data/log --as-of 2026-01-31T12:00:00"))
+@app.command("table", epilog=example("sparklog table orders --root /data/log --as-of 2026-01-31T12:00:00"))
 def table(
     root: SourceOption,
     topic: TopicOfFolder = None,

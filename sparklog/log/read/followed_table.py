@@ -10,7 +10,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -18,12 +17,9 @@ import pyarrow as pa
 from sparklog.log.journal.arrow_numpy import fixed_array, fixed_values, valid_rows
 from sparklog.log.journal.env import SYSTEM
 from sparklog.log.read.latest_by_key import latest_records
-from sparklog.log.read.table_plan import plan_table
+from sparklog.log.read.table_plan import TablePlan, plan_table
 from sparklog.log.read.topic_scan import Tail
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, RECORD_SCHEMA, LogView
-
-if TYPE_CHECKING:
-    from sparklog.log.read.topic_table import TopicTable
 
 NEEDED = ("key", "value", "partition", "offset", "timestamp")
 SPARE_ROWS = 10_000
@@ -112,16 +108,16 @@ class FollowedTable(Mapping[bytes, pa.RecordBatch]):
     with the greatest timestamp.
     """
 
-    def __init__(self, table: TopicTable, view: LogView, poll: float | None) -> None:
-        self.topic = table.topic
-        self.columns = table.columns
+    def __init__(self, plan: TablePlan, view: LogView, poll: float | None) -> None:
+        self.topic = plan.topic
+        self.columns = plan.columns
         self._poll_ms = None if poll is None else int(1000 * poll)
         self._view = view
-        self._read = tuple(name for name in COLUMNS if name in table.columns or name in NEEDED)
-        ends = {each.partition: each.end for each in table.ranges}
-        self._tail = Tail(view, table.topic, READ_COMMITTED, positions=ends, topic_id=table.topic_id)
-        self._rows: dict[int, _Rows] = {each.partition: _Rows() for each in table.ranges}
-        for batch in latest_records(table.partitions, self._read, threads=table.threads):
+        self._read = tuple(name for name in COLUMNS if name in plan.columns or name in NEEDED)
+        ends = {each.partition: each.end for each in plan.ranges}
+        self._tail = Tail(view, plan.topic, READ_COMMITTED, positions=ends, topic_id=plan.topic_id)
+        self._rows: dict[int, _Rows] = {each.partition: _Rows() for each in plan.ranges}
+        for batch in latest_records(plan.partitions, self._read, threads=plan.threads):
             self._rows_of(batch).put(batch)
         self._looked_ms = SYSTEM.boot_ms()
 

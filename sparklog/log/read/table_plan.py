@@ -44,6 +44,18 @@ class PartitionTable:
         return self.part.range
 
 
+@dataclass(frozen=True, slots=True)
+class TablePlan:
+    """The table of a topic as a snapshot has it: what to read, and where the snapshot ends (`ranges`)."""
+
+    topic: str
+    topic_id: str
+    ranges: tuple[OffsetRange, ...]
+    partitions: tuple[PartitionTable, ...]
+    columns: tuple[str, ...]
+    threads: int
+
+
 def plan_table(
     view: LogView, topic: str, as_of: AsOf = None, partitions: Collection[int] | None = None
 ) -> list[PartitionTable]:

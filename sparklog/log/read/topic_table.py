@@ -9,15 +9,15 @@ row = live.get("anna")
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 import pyarrow as pa
 
 from sparklog.errors import BadRequest
-from sparklog.log.read.table_plan import AsOf, PartitionTable, plan_table, table_ranges
+from sparklog.log.read.table_plan import AsOf, TablePlan, plan_table, table_ranges
 from sparklog.log.read.topic_scan import check_threads, stream_reader
-from sparklog.log.state.view import COLUMNS, RECORD_SCHEMA, LogView, OffsetRange, check_columns
+from sparklog.log.state.view import COLUMNS, RECORD_SCHEMA, LogView, check_columns
 
 if TYPE_CHECKING:
     from sparklog.log.read.followed_table import FollowedTable
@@ -31,23 +31,22 @@ class TopicTable:
     come partition by partition, the newest first.
     """
 
-    topic: str
-    topic_id: str
-    ranges: tuple[OffsetRange, ...]
-    partitions: tuple[PartitionTable, ...] = field(repr=False)
-    columns: tuple[str, ...]
-    threads: int
-    open_view: Callable[[], LogView] = field(repr=False)
+    plan: TablePlan
+    open_view: Callable[[], LogView]
+
+    def __repr__(self) -> str:
+        ends = ", ".join(f"{each.partition}: {each.end}" for each in self.plan.ranges)
+        return f"TopicTable({self.plan.topic!r}, as of {{{ends}}})"
 
     @property
     def schema(self) -> pa.Schema:
         """The schema of every batch."""
-        return pa.schema([RECORD_SCHEMA.field(name) for name in self.columns])
+        return pa.schema([RECORD_SCHEMA.field(name) for name in self.plan.columns])
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         from sparklog.log.read.latest_by_key import latest_records
 
-        return latest_records(self.partitions, self.columns, threads=self.threads)
+        return latest_records(self.plan.partitions, self.plan.columns, threads=self.plan.threads)
 
     def to_batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows, batch by batch."""
@@ -89,7 +88,7 @@ class TopicTable:
         """
         from sparklog.log.read.followed_table import FollowedTable
 
-        return FollowedTable(self, self.open_view(), poll)
+        return FollowedTable(self.plan, self.open_view(), poll)
 
 
 def open_table(
@@ -107,4 +106,5 @@ def open_table(
     ranges = table_ranges(view, topic, as_of)
     ends = {each.partition: each.end for each in ranges}
     planned = plan_table(view, topic, ends)
-    return TopicTable(topic, view.topic_id(topic), tuple(ranges), tuple(planned), checked, threads, open_view)
+    plan = TablePlan(topic, view.topic_id(topic), tuple(ranges), tuple(planned), checked, threads)
+    return TopicTable(plan, open_view)

@@ -288,5 +288,5 @@ def test_what_the_guide_shows_is_run(tmp_path: Path) -> None:
         else:
             printed.append(line)
     assert commands == printed
-    assert names["customers"].table().columns == COLUMNS  # type: ignore[attr-defined]
-    assert OffsetRange("customers", 0, 0, 0) not in names["table"].ranges  # type: ignore[attr-defined]
+    assert names["customers"].table().plan.columns == COLUMNS  # type: ignore[attr-defined]
+    assert OffsetRange("customers", 0, 0, 0) not in names["table"].plan.ranges  # type: ignore[attr-defined]
