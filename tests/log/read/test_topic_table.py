@@ -205,6 +205,22 @@ def test_a_followed_table_says_what_happened_to_its_topic() -> None:
         table.follow().refresh()
 
 
+def test_a_followed_table_misses_no_tombstone_that_compaction_drops() -> None:
+    world = TopicsWorld()
+    topic = compacted(world)
+    topic.alter(configs={"delete.retention.ms": 0})
+    live = topic.table().follow()
+    assert "c" in live
+    for value in ("7", "8", "9"):
+        topic.append(rows(("c", None), ("a", value), partition=0) if value == "7" else rows(("a", value), partition=0))
+        world.now_ms += DAY_MS
+        sparklog.compact(topic.root, topics=["a"], roll=True, now_ms=world.now_ms)
+    assert b"c" not in topic.scan().to_table()["key"].to_pylist()
+    assert live.refresh()
+    assert "c" not in live
+    assert sorted(pairs(live.to_table())) == sorted(pairs(topic.table().to_table())) == [("a", "9"), ("b", "6")]
+
+
 def test_a_table_that_is_compacted_away_while_it_is_read_says_so() -> None:
     world = TopicsWorld()
     topic = compacted(world)
