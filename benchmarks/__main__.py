@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PROGRAMS = ("codec", "log", "maintenance", "spark", "cold", "latency")
+PROGRAMS = ("codec", "log", "table", "maintenance", "spark", "cold", "latency")
 
 
 def main() -> None:

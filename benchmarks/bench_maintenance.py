@@ -39,7 +39,7 @@ START_MS = 1_700_000_000_000
 MAP_PROGRAM = """
 import resource, sys, time
 import numpy as np
-from sparklog.compaction.offset_map import OffsetMap
+from sparklog.format.offset_map import OffsetMap
 keys = int(sys.argv[1])
 offsets = OffsetMap(int(keys / 0.9) + 2, 0.9)
 began, done, chosen = time.perf_counter(), 0, np.random.default_rng(1)

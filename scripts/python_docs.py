@@ -52,10 +52,10 @@ engines](python-values.md) have a page of their own, and so have [functions over
 errors](python-maintenance.md). {MADE}
 
 {IMPORTS}""",
-    "python-values.md": f"""# Python: values, other engines
+    "python-values.md": f"""# Python: values, tables, other engines
 
-The second page of [the Python API](python.md): [keys and values that are no text](../guides/values.md), and [topics in
-DuckDB, Polars and DataFusion](../guides/arrow-engines.md). {MADE}
+The second page of [the Python API](python.md): [keys and values that are no text](../guides/values.md), [topics as
+tables](../guides/tables.md), and [topics in DuckDB, Polars and DataFusion](../guides/arrow-engines.md). {MADE}
 
 {IMPORTS}""",
     "python-maintenance.md": f"""# Python: maintenance, Kafka's directories, Spark, errors
@@ -72,7 +72,7 @@ The fourth page of [the Python API](python.md): what the fixtures of [tests](../
 }
 GROUPS_OF = {
     "python.md": ("Open", "Read and write", "Transactions", "Consumer groups"),
-    "python-values.md": ("Values", "Engines"),
+    "python-values.md": ("Values", "Tables", "Engines"),
     "python-maintenance.md": ("Maintenance", "Kafka's directories", "Spark", "Errors"),
     "python-testing.md": ("Testing",),
 }
@@ -82,6 +82,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Transactions": ("transactional", "TransactionalProducer", "Transaction"),
     "Consumer groups": ("consumer", "Consumer", "Groups"),
     "Values": ("formats.decode", "formats.encode", "formats.decode_records", "formats.encode_records"),
+    "Tables": ("table", "TopicTable", "FollowedTable"),
     "Engines": ("datasets", "duckdb", "polars"),
     "Maintenance": ("compact", "retain", "verify", "backup", "restore", "clone"),
     "Kafka's directories": ("import_kafka", "export_kafka"),
@@ -97,7 +98,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 ENGINE = {
     *("store", "snapshot", "read_snapshot", "begin_topic", "topic_handle", "entries", "by_store_clock"),
-    *("ensure_probed", "begin_at_known", "add", "discard", "check", "writer", "states", "ranges"),
+    *("ensure_probed", "begin_at_known", "add", "discard", "check", "writer", "states", "ranges", "log_view", "plan"),
 }
 """Public members that engines use, and no user."""
 

@@ -32,22 +32,25 @@ if TYPE_CHECKING:
     from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable
     from sparklog.groups.consumer import Consumer, consumer
     from sparklog.groups.lag import Groups
+    from sparklog.log.read.followed_table import FollowedTable
     from sparklog.log.read.topic_scan import Scan
+    from sparklog.log.read.topic_table import TopicTable
     from sparklog.log.state.registry import WriterKey
     from sparklog.log.topic.root import Root
     from sparklog.log.topic.root import open_root as open  # noqa: A004  (the name users read: sparklog.open)
     from sparklog.log.topic.topic import Topic
     from sparklog.log.write.append_writer import WriteOptions
-    from sparklog.tools.engines.datasets import datasets, duckdb
+    from sparklog.tools.engines.datasets import datasets, duckdb, table
     from sparklog.tools.engines.polars_frames import polars
     from sparklog.transactions.producer import Transaction, TransactionalProducer, transactional
 
 __version__ = "0.2.0"
 __all__ = [
-    "BadRequest", "Conflict", "Consumer", "Corrupt", "Fenced", "Groups", "NotFound", "Root", "Scan", "SparklogError",
-    "Topic", "Transaction", "TransactionalProducer", "Unavailable", "View", "WriteOptions", "WriterKey", "__version__",
-    "backup", "clone", "compact", "configure", "consumer", "datasets", "duckdb", "export_kafka", "import_kafka", "open",
-    "open_view", "partitioned", "polars", "register", "restore", "retain", "transactional", "verify", "watch",
+    "BadRequest", "Conflict", "Consumer", "Corrupt", "Fenced", "FollowedTable", "Groups", "NotFound", "Root", "Scan",
+    "SparklogError", "Topic", "TopicTable", "Transaction", "TransactionalProducer", "Unavailable", "View",
+    "WriteOptions", "WriterKey", "__version__", "backup", "clone", "compact", "configure", "consumer", "datasets",
+    "duckdb", "export_kafka", "import_kafka", "open", "open_view", "partitioned", "polars", "register", "restore",
+    "retain", "table", "transactional", "verify", "watch",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:
@@ -61,12 +64,14 @@ if not TYPE_CHECKING:
             "sparklog.errors": "BadRequest Conflict Corrupt Fenced NotFound SparklogError Unavailable",
             "sparklog.groups.consumer": "Consumer consumer",
             "sparklog.groups.lag": "Groups",
+            "sparklog.log.read.followed_table": "FollowedTable",
             "sparklog.log.read.topic_scan": "Scan",
+            "sparklog.log.read.topic_table": "TopicTable",
             "sparklog.log.state.registry": "WriterKey",
             "sparklog.log.topic.root": "Root open_root=open",
             "sparklog.log.topic.topic": "Topic",
             "sparklog.log.write.append_writer": "WriteOptions",
-            "sparklog.tools.engines.datasets": "datasets duckdb",
+            "sparklog.tools.engines.datasets": "datasets duckdb table",
             "sparklog.tools.engines.polars_frames": "polars",
             "sparklog.transactions.producer": "Transaction TransactionalProducer transactional",
         },

@@ -87,6 +87,7 @@ def source(way: str, **options: str) -> Door:
 READERS: Mapping[str, Door] = {
     "open": lambda at, root: sparklog.open(at),
     "open_view": lambda at, root: sparklog.open_view(at),
+    "table": lambda at, root: sparklog.table(at, "t"),
     "compact": lambda at, root: sparklog.compact(at),
     "retain": lambda at, root: sparklog.retain(at),
     "verify": lambda at, root: sparklog.verify(at),
@@ -102,6 +103,7 @@ READERS: Mapping[str, Door] = {
             "topics list --root @",
             "consume t --root @",
             "get t --key a --root @",
+            "table t --root @",
             "history t --root @",
             "log-dirs --root @",
             "groups list --root @",

@@ -66,7 +66,7 @@ def test_examples_run(tmp_path: Path) -> None:
     sparklog.open(tmp_path / "log", create=True).create_topic("payments")
     names: dict[str, Any] = {}
     ran = run("python.md", list(python_docs.GROUPS), tmp_path, names)
-    ran += run("python-values.md", ["Values"], tmp_path, names)
+    ran += run("python-values.md", ["Values", "Tables"], tmp_path, names)
     ran += run("python-maintenance.md", ["Maintenance", "Kafka's directories"], tmp_path, names)
     assert run("python-testing.md", ["Testing"], tmp_path, names) >= 4
     assert ran >= 20

@@ -29,6 +29,7 @@ from sparklog.cli.commands import (
     kafka_logs,
     produce,
     storage,
+    table,
     topics,
     transactions,
 )
@@ -39,7 +40,7 @@ from sparklog.maintenance.output import interrupted
 
 READING = (
     *("configs docs", "conf", "consume", "doctor", "dump-log", "get", "groups list", "groups describe", "history"),
-    *("log-dirs", "metrics", "offsets", "report", "topics list", "topics describe", "verify"),
+    *("log-dirs", "metrics", "offsets", "report", "table", "topics list", "topics describe", "verify"),
     *("configs describe", "transactions list", "transactions describe"),
 )
 AFTER_INTERRUPT = {
@@ -138,5 +139,5 @@ def sparklog(
 
 for name, commands in (("topics", topics), ("configs", configs), ("transactions", transactions), ("groups", groups)):
     app.add_typer(commands.app, name=name)
-for module in (produce, consume, history, storage, health, kafka_logs, backup, jobs, dump_log):
+for module in (produce, consume, table, history, storage, health, kafka_logs, backup, jobs, dump_log):
     app.registered_commands += module.app.registered_commands

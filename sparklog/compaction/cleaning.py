@@ -28,12 +28,12 @@ from itertools import dropwhile, takewhile
 import numpy as np
 
 from sparklog.compaction.cleaner import Cleaner, Counts, Reader, TombstoneRules, fill_map
-from sparklog.compaction.offset_map import OffsetMap, slots_of
 from sparklog.compaction.producer_state import BatchJudge, PartitionProducers, replay
 from sparklog.compaction.segment_writer import SegmentWriter
 from sparklog.errors import Conflict, NotFound
 from sparklog.format.batch_scan import begins_with_header, single_header
 from sparklog.format.key_hash import HashKey
+from sparklog.format.offset_map import OffsetMap, slots_of
 from sparklog.format.record_batch import HEADER_BYTES
 from sparklog.format.segment_indexes import MAX_RELATIVE_OFFSET
 from sparklog.log.journal.env import SYSTEM, Env

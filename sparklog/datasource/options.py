@@ -57,6 +57,8 @@ class ReadOptions:
     subscription: Subscription | None
     start: Bound | None
     end: Bound | None
+    view: str
+    as_of: Bound | None
     no_match_is_latest: bool
     fail_on_data_loss: bool
     corrupt_records: CorruptRecords
@@ -191,7 +193,10 @@ def parse_options(given: Mapping[str, str], *, table: bool = False) -> Options:
     _check_texts(values)
     parsed = {each.field: _parse(values, each) for each in OPTIONS if each.field}
     read, write = _read_options(values, parsed), _sink_options(values, parsed, configs)
-    warnings = (*_warnings(given, values), *_seconds(read.start), *_seconds(read.end))
+    warnings = (
+        *_warnings(given, values),
+        *(each for bound in (read.start, read.end, read.as_of) for each in _seconds(bound)),
+    )
     if settings and "path" in values:
         values["path"] = with_settings(values["path"], settings)
     return Options(values.get("path"), read, write, frozenset(values), warnings, table)
@@ -243,6 +248,7 @@ def _read_options(values: Mapping[str, str], parsed: Mapping[str, Any]) -> ReadO
         subscription=_subscription(values),
         start=_bound(values, "starting"),
         end=_bound(values, "ending"),
+        as_of=_as_of(values),
         no_match_is_latest=_parse(values, _BY_NAME["startingOffsetsByTimestampStrategy"]) == "latest",
         **{name: parsed[name] for name in ReadOptions.__dataclass_fields__ if name in parsed},
     )
@@ -323,6 +329,15 @@ def _bound(values: Mapping[str, str], side: str) -> Bound | None:
     if text.lower() in words:
         return Bound(text.lower(), name)
     return Bound("offsets", name, offsets=_per_partition(name, text, "offset", EARLIEST, words))
+
+
+def _as_of(values: Mapping[str, str]) -> Bound | None:
+    if "asOfTimestamp" in values:
+        return Bound("timestamp", "asOfTimestamp", timestamp=_time("asOfTimestamp", values["asOfTimestamp"].strip()))
+    if "asOfOffsets" not in values:
+        return None
+    offsets = _per_partition("asOfOffsets", values["asOfOffsets"].strip(), "offset", LATEST)
+    return Bound("offsets", "asOfOffsets", offsets=offsets)
 
 
 def _bound_names(values: Mapping[str, str], side: str) -> list[str]:

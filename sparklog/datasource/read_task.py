@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import InputPartition
 
@@ -128,9 +128,12 @@ MERGE_BATCHES = 4096
 
 
 class LogPartition(InputPartition):  # type: ignore[misc]
-    """The parts of one Spark task: `value` is a tuple of `ReadPart`s, which name offsets and no positions."""
+    """The parts of one Spark task: `value` is a tuple of `ReadPart`s, which name offsets and no positions.
 
-    def __init__(self, parts: Sequence[ReadPart]) -> None:
+    With `view=table` they are `sparklog.log.read.table_plan.PartitionTable`s.
+    """
+
+    def __init__(self, parts: Sequence[Any]) -> None:
         super().__init__(tuple(parts))
 
 
@@ -156,7 +159,13 @@ class ReadTask:
                 freeze_gc("read")
                 yield shown
 
-    def _records(self, parts: Sequence[ReadPart]) -> Iterator[pa.RecordBatch]:
+    def _records(self, parts: Sequence[Any]) -> Iterator[pa.RecordBatch]:
+        if self._options.view == "table":
+            from sparklog.log.read.latest_by_key import latest_records, read_part
+
+            read = read_part if self._options.fail_on_data_loss else self._what_is_left
+            yield from latest_records(parts, self._projection.columns, read=read)
+            return
         if self._options.fail_on_data_loss:
             from sparklog.log.read.scan import read_parts
 
@@ -164,20 +173,20 @@ class ReadTask:
             yield from read_parts(parts, self._projection.columns, batch_bytes=BATCH_BYTES)
             return
         for part in parts:
-            yield from self._what_is_left(part)
+            yield from self._what_is_left(part, self._projection.columns)
 
-    def _what_is_left(self, part: ReadPart) -> Iterator[pa.RecordBatch]:
+    def _what_is_left(self, part: ReadPart, wanted: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
         """With failOnDataLoss=false: leave out, with a warning, records that were deleted since the plan was made."""
-        columns = tuple(dict.fromkeys((*self._projection.columns, "offset")))
+        columns = tuple(dict.fromkeys((*wanted, "offset")))
         following = part.range.start
         try:
             for batch in part.read(columns, batch_bytes=BATCH_BYTES):
                 if batch.num_rows:
                     following = batch.column("offset")[batch.num_rows - 1].as_py() + 1
-                yield batch.select(self._projection.columns)
+                yield batch.select(wanted)
         except NotFound as error:
             for again in self._again(part, following, error):
-                yield from again.read(self._projection.columns, batch_bytes=BATCH_BYTES)
+                yield from again.read(wanted, batch_bytes=BATCH_BYTES)
 
     def _again(self, part: ReadPart, following: int, error: NotFound) -> Sequence[ReadPart]:
         """Plan what is left of a part behind `following`; raise `error` if no record of it is gone.

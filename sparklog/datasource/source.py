@@ -13,6 +13,7 @@ from sparklog.datasource.options import Options, ReadOptions, parse_options
 from sparklog.datasource.process import user_errors, warn_once
 from sparklog.datasource.schema import projection, read_schema
 from sparklog.datasource.spark_versions import repartition_by_id, stream_reader, udf_of_keys
+from sparklog.datasource.table_view import check_table, refuse_table
 from sparklog.errors import BadRequest, NotFound, SparklogError
 from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, Location, missing, resolve
 from sparklog.log.journal.env import SYSTEM
@@ -73,6 +74,7 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
         self._take_options_of(schema)
         self._options.check_read()
         self._options.check_batch_read()
+        check_table(self._options)
         warn_once((*self._options.warnings, *self._options.idle("batch")))
         return SparklogBatchReader(self._location_to_read(), self._options, projection(schema))
 
@@ -83,6 +85,7 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
             self._take_options_of(schema)
             self._options.check_read()
             self._options.check_stream_read()
+            refuse_table(self._options)
             location = self._location_to_read()
             check_group_place(self._options.read, location)
             warn_once(self._options.warnings)

@@ -74,7 +74,7 @@ def resolve_bound(
     view: LogView, partitions: Partitions, bound: Bound, isolation: str, *, no_match_is_latest: bool
 ) -> dict[str, dict[int, int]]:
     """Return the offset of every partition for a bound. Raises BadRequest if other partitions are listed than read."""
-    _check_listed(partitions, bound)
+    check_listed(partitions, bound)
     result: dict[str, dict[int, int]] = {}
     wanted = {"earliest": EARLIEST, "latest": LATEST}.get(bound.kind)
     for topic, bounds in partitions.items():
@@ -89,7 +89,7 @@ def resolve_bound(
     return result
 
 
-def _check_listed(partitions: Partitions, bound: Bound) -> None:
+def check_listed(partitions: Partitions, bound: Bound) -> None:
     """Offsets by partition must be given for exactly the partitions that are read, as in Kafka's connector."""
     listed = bound.offsets if bound.kind == "offsets" else bound.timestamps
     if listed is None:

@@ -24,7 +24,18 @@ from tests.support.command_line import invoke
 
 IN_TURN = (
     *("topics create", "topics list", "topics describe"),
-    *("configs describe", "configs docs", "produce", "consume", "offsets", "get", "log-dirs", "history", "doctor"),
+    *(
+        "configs describe",
+        "configs docs",
+        "produce",
+        "consume",
+        "offsets",
+        "get",
+        "table",
+        "log-dirs",
+        "history",
+        "doctor",
+    ),
     *("transactions list", "transactions describe", "transactions abort"),
     *("groups list", "groups describe", "groups reset", "report", "metrics", "verify"),
     *("export", "dump-log", "import", "backup", "restore", "clone"),

@@ -137,6 +137,9 @@ class MemoryView:
     def earlier_partitions(self, topic: str) -> Sequence[int]:
         return ()
 
+    def cleaned_through(self, topic: str) -> Mapping[int, int]:
+        return {}
+
     def stored(self, ranges: Sequence[OffsetRange]) -> list[Stored]:
         return [dense(found, (found.end - found.start) * RECORD_BYTES) for found in ranges]
 

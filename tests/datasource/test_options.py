@@ -47,7 +47,7 @@ def test_names_are_found_in_any_case() -> None:
 
 
 def test_the_table_fills_every_field_and_says_what_each_option_does() -> None:
-    made = {"subscription", "start", "end", "no_match_is_latest", "configs", "partitions_given"}
+    made = {"subscription", "start", "end", "as_of", "no_match_is_latest", "configs", "partitions_given"}
     wanted = [each.name for kind in (ReadOptions, SinkOptions) for each in fields(kind) if each.name not in made]
     assert sorted(option.field for option in OPTIONS if option.field) == sorted(wanted)
     for option in OPTIONS:

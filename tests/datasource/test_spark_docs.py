@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 import sparklog
 from sparklog.log.topic.root import Root
 from sparklog.testing.records import RecordStream
+from tests.log.read.test_topic_table import GUIDE, rows, snippets
 from tests.test_python_docs import run
 from tests.testing import test_guide
 
@@ -31,3 +32,14 @@ def test_the_job_of_the_guide_to_tests_is_tested(
     test_guide.run(match, names)
     names["test_visits_are_written_in_capitals"](spark, sparklog_disk_root, sparklog_records, tmp_path)
     assert sparklog_disk_root.topics() == ["capitals", "visits"]
+
+
+def test_the_guide_of_tables(tmp_path: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+    topic = sparklog.open(tmp_path / "log", create=True).create_topic("customers", partitions=2)
+    topic.append(rows(("a", "1"), ("b", "2"), ("a", "3"), ("b", None)))
+    snippet = snippets("python")[2].replace("/data/log", str(tmp_path / "log"))
+    names: dict[str, object] = {"spark": spark}
+    exec(compile(snippet, str(GUIDE), "exec"), names)
+    assert capsys.readouterr().out == "[Row(key='a', value='3')]\n"
+    early = spark.read.format("sparklog").option("view", "table").option("asOfOffsets", '{"customers":{"0":0,"1":0}}')
+    assert early.load(str(tmp_path / "log" / "customers")).count() == 0

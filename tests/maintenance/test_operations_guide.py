@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import pytest
 
 from sparklog.cli.commands.jobs import HELP
-from sparklog.compaction.offset_map import slots_of
+from sparklog.format.offset_map import slots_of
 from sparklog.jobs import compact, mirror, retain, verify
 from sparklog.log.topic.topic import MANY_UNSEALED
 from sparklog.maintenance.leases import LEASE_MS

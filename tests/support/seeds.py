@@ -58,6 +58,7 @@ LEASES = Seeds(every_run=8, slow_run=400, chunk=8, slow_chunk=100)
 RETENTION = Seeds(every_run=16, slow_run=2_000, chunk=16, slow_chunk=100)
 VERIFICATION = Seeds(every_run=24, slow_run=600, chunk=24, slow_chunk=100)
 BACKUPS = Seeds(every_run=10, slow_run=390, chunk=10, slow_chunk=30)
+TABLES = Seeds(every_run=3, slow_run=300, chunk=3, slow_chunk=50)
 # Of a store that behaves like S3 (`sparklog.testing.BucketStore`).
 LOG_IN_A_BUCKET = Seeds(every_run=150, slow_run=1_200, chunk=75, slow_chunk=400)
 TRANSACTIONS_IN_A_BUCKET = Seeds(every_run=40, slow_run=600, chunk=40, slow_chunk=200)

@@ -103,7 +103,7 @@ def _batches(
         last_seen = time.monotonic()
 
 
-def _print(batches: Iterator[pa.RecordBatch], formatter: Formatter, limit: int | None) -> int:
+def print_batches(batches: Iterator[pa.RecordBatch], formatter: Formatter, limit: int | None) -> int:
     count = 0
     while (limit is None or count < limit) and (batch := next(batches, None)) is not None:
         part = batch if limit is None else batch.slice(0, limit - count)
@@ -187,7 +187,7 @@ def _topics(source: Source, names: Sequence[str] | None, include: str | None) ->
     return matching
 
 
-def _formatter(
+def record_formatter(
     layout: Layout, null_literal: str | None, text: str | None, as_json: bool, values: RecordValues
 ) -> tuple[Columns, Formatter]:
     """Return the columns to read, and the function that makes bytes of them."""
@@ -232,7 +232,7 @@ def _print_of_group(
             if not batches and (not follow or (timeout_s is not None and time.monotonic() - last_seen >= timeout_s)):
                 break
             if batches:
-                count += _print(iter(batches), formatter, None)
+                count += print_batches(iter(batches), formatter, None)
                 batches, last_seen = [], time.monotonic()
     finally:
         if not batches:
@@ -291,7 +291,7 @@ def consume(
     shown = (print_timestamp, print_partition, print_offset, print_headers, print_key, print_value)
     layout = Layout(*shown, key_separator=unescaped(key_separator))
     values = record_values(key_format, key_schema, value_format, value_schema)
-    columns, formatter = _formatter(layout, null_literal, format_, as_json, values)
+    columns, formatter = record_formatter(layout, null_literal, format_, as_json, values)
     timeout_s = None if timeout_ms is None else timeout_ms / 1000
     source = open_source(root, follow=follow, corrupt_records=corrupt_records, on_skipped=warn)
     names = _topics(source, chosen_topics(topics, topic_option), include)
@@ -299,7 +299,7 @@ def consume(
         tails = [Tail(source.view, name, isolation, partition, warn=warn) for name in names]
         for tail in tails:
             places.start(tail, follow)
-        count = _print(_batches(tails, columns, follow, timeout_s), formatter, max_messages)
+        count = print_batches(_batches(tails, columns, follow, timeout_s), formatter, max_messages)
     else:
         reset = "latest" if follow and not from_beginning else "earliest"
         options = {"topics": names, "auto_offset_reset": reset, "isolation_level": isolation, "columns": columns}

@@ -7,7 +7,7 @@ from importlib import import_module
 from sparklog.format.kernels.kernel_choice import Kernel
 
 KERNEL_MODULES = (
-    "sparklog.compaction.offset_map",
+    "sparklog.format.offset_map",
     "sparklog.format.kernels.record_kernels",
     "sparklog.format.kernels.encode_kernels",
     "sparklog.format.kernels.hash_kernels",

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, nearest
-from sparklog.format.checkpoint_files import HIGH_WATERMARKS_FILE, LOG_STARTS_FILE, TopicPartition
+from sparklog.format.checkpoint_files import CLEANER_OFFSETS_FILE, HIGH_WATERMARKS_FILE, LOG_STARTS_FILE, TopicPartition
 from sparklog.kafka.in_place import directory
 from sparklog.kafka.in_place.files import FilePath, file_path, look_at_each, parent, real_path, renew
 from sparklog.kafka.in_place.partition_state import PartitionState, SegmentState
@@ -205,6 +205,10 @@ class KafkaView:
 
     def earlier_partitions(self, topic: str) -> Sequence[int]:
         return ()  # A directory has no earlier states.
+
+    def cleaned_through(self, topic: str) -> Mapping[int, int]:
+        cleaned = self._checkpoint(CLEANER_OFFSETS_FILE)
+        return {number: cleaned.get((topic, number), 0) for number in self._snapshot(topic)}
 
     def partition_states(self, topic: str) -> dict[int, PartitionState]:
         return {number: partition.state for number, partition in self._snapshot(topic).items()}

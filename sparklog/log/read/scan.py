@@ -16,7 +16,7 @@ from itertools import groupby
 import numpy as np
 import pyarrow as pa
 
-from sparklog.errors import BadRequest, NotFound
+from sparklog.errors import BadRequest, Conflict, NotFound
 from sparklog.format.record_batch import HEADER_BYTES
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.decisions.decision_log import reader_of
@@ -59,6 +59,7 @@ class NativeReadPart:
     """A range of one partition of a native topic with the slices it lies in. Picklable if its store is.
 
     `fail_on_data_loss`: a log start that has passed offsets still wanted is an error (`NotFound`), else it is skipped.
+    `cleaned_through`: of a table, whose read ends with `Conflict` if compaction has gone further and files are gone.
     """
 
     store: Store
@@ -67,6 +68,7 @@ class NativeReadPart:
     isolation: str
     slices: PlannedSlices
     fail_on_data_loss: bool = True
+    cleaned_through: int | None = None
 
     @property
     def records(self) -> int:
@@ -97,6 +99,8 @@ class NativeReadPart:
             raise NotFound(
                 f"topic {name} was deleted and created again while it was read: start again from the new one"
             )
+        if self.cleaned_through is not None and int(head.cleaned_through[partition]) > self.cleaned_through:
+            raise Conflict(f"{name}-{partition} was compacted while its table was read: read it again")
         log_start = int(head.log_start[partition])
         if log_start > start:
             if self.fail_on_data_loss:

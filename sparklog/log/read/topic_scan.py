@@ -60,6 +60,9 @@ class SnapshotView:
     def earlier_partitions(self, topic: str) -> Sequence[int]:
         return self.snapshot(topic).head.earlier_partitions
 
+    def cleaned_through(self, topic: str) -> Mapping[int, int]:
+        return dict(enumerate(self.snapshot(topic).head.cleaned_through.tolist()))
+
     def stored(self, ranges: Sequence[OffsetRange]) -> list[Stored]:
         return [stored_in(self.snapshot(wanted.topic), wanted) for wanted in ranges]
 

@@ -231,6 +231,9 @@ class TakenView(Protocol):
     def earlier_partitions(self, topic: str) -> Sequence[int]:
         """The numbers of partitions that the topic had before, growing, as far as is known."""
 
+    def cleaned_through(self, topic: str) -> Mapping[int, int]:
+        """Return per partition the offset below which compaction keeps the latest record of each key, if any does."""
+
     def stored(self, ranges: Sequence[OffsetRange]) -> list[Stored]:
         """Return the contents of each range, from metadata alone. It costs what is stored, not the range's width."""
 

@@ -70,6 +70,10 @@ class Root:
         self._access.guard.check()
         return wall_ms - self.env.wall_ms() + self._access.guard.store_ms()
 
+    def log_view(self) -> RootView:
+        """Return a view of its topics."""
+        return RootView(self)
+
     def topics(self, failures: list[SparklogError] | None = None) -> list[str]:
         """Return the names of all topics, sorted. Costs a listing and a request per topic.
 

@@ -18,8 +18,10 @@ from sparklog.log.journal.env import Env, Moment
 from sparklog.log.journal.journal import RootAccess
 from sparklog.log.read.counting import RecordCount, count_of
 from sparklog.log.read.key_lookup import latest_record
+from sparklog.log.read.table_plan import AsOf
 from sparklog.log.read.time_lookup import offsets_for_timestamps
 from sparklog.log.read.topic_scan import Position, Scan, SnapshotView, record_at, scan
+from sparklog.log.read.topic_table import TopicTable, open_table
 from sparklog.log.state.commit import COMMIT, KafkaOpen, Txn
 from sparklog.log.state.commit_intents import AlterIntent, AppendIntent, DeleteIntent, Intent, LogStartIntent, Nothing
 from sparklog.log.state.commit_log import CommitLog, Outcome, Resolver
@@ -29,7 +31,7 @@ from sparklog.log.state.registry import WriterKey
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.slices import FileSlices, content_of
 from sparklog.log.state.topic_state import Head
-from sparklog.log.state.view import COLUMNS, READ_COMMITTED, IsolationLevel, TimestampOffset
+from sparklog.log.state.view import COLUMNS, READ_COMMITTED, IsolationLevel, LogView, TimestampOffset
 from sparklog.log.topic.expiring import count_older, expires_before, warn_of_older
 from sparklog.log.write.append_writer import AppendOutcome, AppendTarget, ArrowData, WriteOptions, appended, write_files
 from sparklog.log.write.kafka_markers import end_kafka_transactions
@@ -54,6 +56,7 @@ class RootContext(Protocol):
     def location(self) -> str: ...
     def ensure_probed(self) -> None: ...
     def topic_handle(self, name: str) -> Any: ...
+    def log_view(self) -> LogView: ...
 
 
 class TopicLog(CommitLog):
@@ -386,6 +389,10 @@ class Topic:
             batch_bytes=batch_bytes,
             threads=threads,
         )
+
+    def table(self, *, as_of: AsOf = None, columns: Sequence[str] = COLUMNS, threads: int = 1) -> TopicTable:
+        """Plan a read of the latest record of each key: arguments and errors are those of `sparklog.table`."""
+        return open_table(self.root.log_view(), self.name, self.root.log_view, as_of, columns, threads)
 
     def count(self, *, isolation: IsolationLevel = READ_COMMITTED) -> RecordCount:
         """Count records of a scan by metadata: `records`, `is_exact` (false: at most), `earliest_ms`, `latest_ms`."""

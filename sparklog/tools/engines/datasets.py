@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import pyarrow as pa
@@ -18,7 +19,9 @@ import pyarrow.dataset as ds
 from sparklog.errors import BadRequest
 from sparklog.kafka.in_place.location import open_view, resolve
 from sparklog.log.read.scan import check_isolation, read_parts
+from sparklog.log.read.table_plan import AsOf
 from sparklog.log.read.topic_scan import SnapshotView, check_threads, stream_reader
+from sparklog.log.read.topic_table import TopicTable, open_table
 from sparklog.log.state.view import (
     COLUMNS,
     READ_COMMITTED,
@@ -225,12 +228,42 @@ def duckdb(
     return list(opened)
 
 
-def _view(root: RootLike) -> LogView:
+def table(
+    root: RootLike, topic: str, *, as_of: AsOf = None, columns: Sequence[str] = COLUMNS, threads: int = 1
+) -> TopicTable:
+    """Plan a read of a topic as a table: the latest committed record of each key, without keys that were deleted.
+
+    A key has a row in each partition that holds records of it, as compaction keeps them. Records without a key are left
+    out.
+
+    Args:
+        root: an open root, or where it lies; a Kafka log directory, too.
+        topic: its name.
+        as_of: a time, in milliseconds or as `2026-01-31T12:00:00` (UTC unless it says): what lies before the first
+            record not older; or an offset per partition: what lies before it, and all of other partitions; None: now.
+        columns: as for `Topic.scan`.
+        threads: how many decode at once.
+
+    Returns:
+        A `TopicTable`: iterate it, or hand it to an Arrow library.
+
+    Raises:
+        NotFound: there is no such topic, partition or offset, or what the table was made of then is gone.
+        BadRequest: that is no time.
+
+    Example:
+        customers = sparklog.table("/data/log", "orders", as_of={0: 2}, columns=["key", "value"])
+        print(pa.table(customers).num_rows)
+    """
+    return open_table(_view(root), topic, partial(_view, root, tailing=True), as_of, columns, threads)
+
+
+def _view(root: RootLike, *, tailing: bool = False) -> LogView:
     if isinstance(root, Root):
         return RootView(root)
     if isinstance(root, Store):
         return RootView(open_root(root))
-    return open_view(resolve(os.fspath(root)), tailing=False)
+    return open_view(resolve(os.fspath(root)), tailing=tailing)
 
 
 def _within(each: OffsetRange, limits: OffsetRange) -> OffsetRange:

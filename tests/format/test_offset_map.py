@@ -9,8 +9,8 @@ import sys
 import numpy as np
 import pytest
 
-from sparklog.compaction.offset_map import SLOT_BYTES, OffsetMap, slots_of
 from sparklog.errors import BadRequest
+from sparklog.format.offset_map import SLOT_BYTES, OffsetMap, slots_of
 
 
 def hashes_of(keys: list[int], crowded: bool = False) -> np.ndarray:
@@ -125,7 +125,7 @@ def test_a_hash_for_each_offset() -> None:
 FIFTY_MILLION = """
 import resource, sys
 import numpy as np
-from sparklog.compaction.offset_map import OffsetMap
+from sparklog.format.offset_map import OffsetMap
 keys = 50_000_000
 found = OffsetMap(int(keys / 0.9) + 1)
 words = np.empty((1 << 17, 2), np.uint64)

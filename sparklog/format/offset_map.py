@@ -1,4 +1,6 @@
-"""The cleaner's map: of each key in the dirty part of a log, the highest offset (Kafka's OffsetMap).
+"""A map of keys to numbers: for the cleaner, of each key in the dirty part of a log, the highest offset.
+
+It is Kafka's OffsetMap. What finds the latest record of each key (`sparklog.log.read.latest_by_key`) uses it, too.
 
 Keys are not kept, only a 128-bit keyed hash of each (see `sparklog.format.key_hash`). Linear probing from
 `(upper half of the first hash word) * slots >> 32` on, over one array of slots of three int64:
@@ -135,6 +137,7 @@ class OffsetMap:
             )
         room = slots if expected is None else min(slots, max(2 * expected, _LEAST_SLOTS))
         self.slots = slots
+        self._load_factor = load_factor
         self.limit = limit if room == slots else min(limit, room - 1)
         # One slot always stays empty: it ends the probe for a key that is absent.
         self._table: Int64s = np.zeros(3 * max(room, self.limit + 1), np.int64)
@@ -175,6 +178,15 @@ class OffsetMap:
         if taken:
             self.advance(int(offsets[taken - 1]))
         return taken
+
+    def grown(self, more: int) -> OffsetMap:
+        """Return a map of twice the slots or more, with the same keys and room for `more` of them."""
+        least = int((self._entries + more) / self._load_factor) + 1
+        larger = OffsetMap(max(2 * self.slots, least), self._load_factor)
+        slots = self._table.reshape(-1, 3)
+        used = slots[slots[:, 2] != 0]
+        larger.put(np.ascontiguousarray(used[:, :2]).view(np.uint64), used[:, 2] - 1)
+        return larger
 
     def advance(self, offset: int) -> None:
         """All offsets up to this one have been looked at."""

@@ -1,0 +1,82 @@
+"""Batch reads with `view=table`: the options that go with it, and the tasks.
+
+A key lies in one partition, so each is read by one task, and nothing is shuffled: see `sparklog.log.read.table_plan`.
+Small partitions share a task.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparklog.datasource.offsets import LATEST
+from sparklog.datasource.options import Bound, Options, ReadOptions
+from sparklog.datasource.subscription import Subscriber
+from sparklog.errors import BadRequest
+from sparklog.log.state.view import READ_COMMITTED, LogView
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import InputPartition
+
+    from sparklog.log.read.table_plan import AsOf, PartitionTable
+
+TABLE = "table"
+AS_OF = ("asOfTimestamp", "asOfOffsets")
+
+
+def check_table(options: Options) -> None:
+    """Refuse what does not go with the view that is asked for."""
+    given = sorted(options.given)
+    as_of = [name for name in given if name in AS_OF]
+    if options.read.view != TABLE:
+        if as_of:
+            raise BadRequest(f"Option '{as_of[0]}' goes with view=table only: a log is read up to 'endingOffsets'")
+        return
+    if len(as_of) > 1:
+        raise BadRequest("Give one of 'asOfTimestamp' and 'asOfOffsets', not both")
+    bounds = [name for name in given if name.startswith(("starting", "ending"))]
+    if bounds:
+        raise BadRequest(
+            f"Option '{bounds[0]}' is for view=log: a table is made of all records from the log start on; give "
+            "'asOfTimestamp' or 'asOfOffsets' for one of earlier"
+        )
+    if options.read.max_records_per_partition is not None:
+        raise BadRequest("Option 'maxRecordsPerPartition' is for view=log: a table reads a partition in one task")
+    if options.read.isolation != READ_COMMITTED:
+        raise BadRequest(f"view=table is made of committed records, as compaction is: expected {READ_COMMITTED}")
+
+
+def refuse_table(options: Options) -> None:
+    """Refuse the options of tables, in a stream."""
+    given = [name for name in AS_OF if name in options.given]
+    if options.read.view == TABLE or given:
+        name = "view=table" if options.read.view == TABLE else given[0]
+        raise BadRequest(
+            f"Option '{name}' is for batch reads: a stream gives every record, in the order of its partition; keep "
+            "the latest of each key in the query, or follow the table in Python: sparklog.table(...).follow()"
+        )
+
+
+def table_partitions(view: LogView, subscriber: Subscriber, read: ReadOptions) -> list[InputPartition]:
+    """Plan the tasks. Raises BadRequest and NotFound for what the options name and is not there."""
+    from sparklog.datasource.read_task import LogPartition, Piece, pack
+    from sparklog.datasource.starting_offsets import check_listed
+    from sparklog.log.read.table_plan import plan_table
+
+    topics = subscriber.topics()
+    subscriber.require(topics)
+    partitions = {topic: subscriber.partitions(topic) for topic in topics}
+    if read.as_of is not None:
+        check_listed(partitions, read.as_of)
+    planned = [each for topic in topics for each in plan_table(view, topic, _of(topic, read.as_of), partitions[topic])]
+    tables: dict[object, PartitionTable] = {each.range: each for each in planned}
+    pieces = [Piece(each.range, each.part.records, each.part.nbytes) for each in planned]
+    tasks = pack(pieces, min_partitions=read.min_partitions)
+    return [LogPartition([tables[piece.range] for piece in task]) for task in tasks]
+
+
+def _of(topic: str, bound: Bound | None) -> AsOf:
+    if bound is None:
+        return None
+    if bound.kind == "timestamp":
+        return bound.timestamp
+    return {partition: offset for partition, offset in bound.offsets[topic].items() if offset != LATEST}

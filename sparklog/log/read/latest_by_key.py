@@ -1,0 +1,175 @@
+"""The latest record of each key of a partition: one pass over its records, the newest first. Loads the kernels.
+
+A record counts if no record behind it has its key, so the pass begins at the end: what it meets first is what stays,
+and goes out at once. Offsets are read in runs of a few MiB, decoded once, of all columns that are wanted. Only keys are
+remembered, as keyed hashes in the cleaner's map (`sparklog.format.offset_map`), or in a small log, for which it is not
+worth to load kernels, as they are.
+
+A tombstone hides the records of its key before it, and is not shown itself. Records without a key belong to no row of a
+table: they are left out, as Kafka's cleaner drops them.
+
+The order of the pass makes it safe under compaction: what the cleaner takes away between two runs has a newer record of
+its key in a run that was read before.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sparklog.format.kernels import kernel_choice
+from sparklog.format.key_hash import HashKey, key_hashes
+from sparklog.format.offset_map import Hashes, OffsetMap
+from sparklog.log.journal.arrow_numpy import bytes_array, fixed_array, fixed_values, valid_rows
+from sparklog.log.journal.env import SYSTEM
+from sparklog.log.read.scan import BATCH_BYTES, NativeReadPart
+from sparklog.log.read.table_plan import PartitionTable
+from sparklog.log.state.view import ReadPart
+
+Int64s = npt.NDArray[np.int64]
+Read = Callable[[ReadPart, tuple[str, ...]], Iterator[pa.RecordBatch]]
+
+MOST_BYTES = 256 << 20
+"""Decoded bytes of a run at most: one that becomes more is read in two."""
+FIRST_SLOTS = 1 << 14
+LOAD_FACTOR = 0.6
+
+
+class SeenKeys:
+    """The keys that a pass has met."""
+
+    def __init__(self) -> None:
+        self._few: set[bytes] = set()
+        self._map: OffsetMap | None = None
+        self._hash_key = HashKey.of(SYSTEM.random.getrandbits(128).to_bytes(16, "little"))
+
+    def first_met(self, keys: pa.BinaryArray) -> Int64s:
+        """Return the rows whose keys were not met before, of several with one key the last; ascending."""
+        rows = np.flatnonzero(valid_rows(keys))
+        if self._map is None and not kernel_choice.choice.compiled(len(rows)):
+            return self._of_few(keys, rows)
+        if self._map is None:
+            self._map = OffsetMap(FIRST_SLOTS, LOAD_FACTOR)
+            few = bytes_array(list(self._few))
+            self._put(self._hashes(few, np.arange(len(few))), np.arange(len(few)))
+        hashes = self._hashes(keys, rows)
+        fresh = self._map.get(hashes) < 0
+        if not fresh.all():
+            rows, hashes = rows[fresh], hashes[fresh]
+        latest: Int64s = rows[self._put(hashes, rows).get(hashes) == rows]
+        return latest
+
+    def _of_few(self, keys: pa.BinaryArray, rows: Int64s) -> Int64s:
+        latest = dict(zip(keys.to_pylist(), range(len(keys)), strict=True))
+        latest.pop(None, None)
+        fresh = latest.keys() - self._few
+        self._few |= fresh
+        return np.array(sorted(latest[key] for key in fresh), np.int64)
+
+    def _put(self, hashes: Hashes, rows: Int64s) -> OffsetMap:
+        assert self._map is not None
+        if len(self._map) + len(rows) > self._map.limit:
+            self._map = self._map.grown(len(rows))
+        self._map.put(hashes, rows)
+        return self._map
+
+    def _hashes(self, keys: pa.BinaryArray, rows: Int64s) -> Hashes:
+        _, offsets, data = keys.buffers()
+        ends = np.frombuffer(offsets, np.int32, len(keys) + 1, keys.offset * 4) if len(keys) else np.zeros(1, np.int32)
+        content = np.frombuffer(data if data is not None else b"", np.uint8)
+        every = len(rows) == len(keys)
+        lengths = np.diff(ends) if every else np.diff(ends)[rows]
+        starts = ends[:-1] if every else ends[:-1][rows]
+        return key_hashes(content, starts.astype(np.int64), lengths, self._hash_key)
+
+
+def read_part(part: ReadPart, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
+    return part.read(columns, batch_bytes=BATCH_BYTES)
+
+
+def latest_records(
+    tables: Sequence[PartitionTable], columns: Sequence[str], *, threads: int = 1, read: Read = read_part
+) -> Iterator[pa.RecordBatch]:
+    """Yield the latest records of partitions, one after the other, each from the newest to the oldest.
+
+    `threads`: how many runs are decoded at once. `read` yields the records of a part.
+    """
+    reader = _Runs(tuple(dict.fromkeys((*columns, "key", "value", "offset"))), read)
+    runs = ((table, low, high) for table in tables for low, high in reversed(list(pairwise(table.cuts))))
+    current, seen = None, SeenKeys()
+    for run, outcome in reader.ahead(runs, threads):
+        table, low, high = run
+        if table is not current:
+            current, seen = table, SeenKeys()
+        for batch in reader.descending(table.part, low, high, outcome):
+            rows = seen.first_met(batch.column("key"))
+            rows = rows[valid_rows(batch.column("value"))[rows]]
+            if len(rows):
+                yield batch.select(list(columns)).take(fixed_array(rows[::-1], pa.int64()))
+
+
+Run = tuple[PartitionTable, int, int]
+Outcome = list[pa.RecordBatch] | int
+"""Records of a run; or too many: the offset up to which they can be decoded together."""
+
+
+@dataclass(frozen=True)
+class _Runs:
+    columns: tuple[str, ...]
+    read: Read
+
+    def ahead(self, runs: Iterator[Run], threads: int) -> Iterator[tuple[Run, Outcome]]:
+        """Yield runs in their order, with their records; `threads` of them are read at once."""
+        if threads == 1:
+            yield from ((run, self._records(run[0].part, *run[1:])) for run in runs)
+            return
+        pool = ThreadPoolExecutor(threads, thread_name_prefix="sparklog-table")
+        under_way: deque[tuple[Run, Future[Outcome]]] = deque()
+        try:
+            for run in runs:
+                under_way.append((run, pool.submit(self._records, run[0].part, *run[1:])))
+                if len(under_way) > threads:
+                    first, future = under_way.popleft()
+                    yield first, future.result()
+            while under_way:
+                first, future = under_way.popleft()
+                yield first, future.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def descending(self, part: ReadPart, low: int, high: int, outcome: Outcome) -> Iterator[pa.RecordBatch]:
+        """Yield the batches of a run, the last one first."""
+        if isinstance(outcome, list):
+            yield from reversed(outcome)
+            return
+        for start, end in ((outcome, high), (low, outcome)):
+            yield from self.descending(part, start, end, self._records(part, start, end))
+
+    def _records(self, part: ReadPart, low: int, high: int) -> Outcome:
+        held, size = [], 0
+        for batch in self.read(narrowed(part, low, high), self.columns):
+            held.append(batch)
+            size += batch.nbytes
+            if size > MOST_BYTES:
+                reached = int(fixed_values(batch.column("offset"), np.int64)[-1]) + 1
+                if low < reached < high:
+                    return reached
+        return held
+
+
+def narrowed(part: ReadPart, start: int, end: int) -> ReadPart:
+    """Return the part of a part that holds these offsets."""
+    wanted: dict[str, Any] = {"range": replace(part.range, start=start, end=end)}
+    if isinstance(part, NativeReadPart):
+        slices = part.slices
+        first, last = np.searchsorted(slices.end, start, "right"), np.searchsorted(slices.base, end, "left")
+        wanted["slices"] = slices[first:last]
+    return replace(part, **wanted)  # type: ignore[type-var]

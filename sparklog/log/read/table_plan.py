@@ -1,0 +1,158 @@
+"""Plan a topic as a table, of the latest record of each key: as of now, a time, or offsets.
+
+A table is made partition by partition, as compaction works: a key has a row in each partition that holds records of it,
+which are several after partitions were added or where records were written to a partition by number.
+
+As of an offset, or of the first record not older than a time, only what lies before it counts. Compaction keeps, below
+the offset that it has gone through, the latest record of each key as of that offset: a table as of an earlier one would
+lack keys, so it is refused. The same holds for what a log start has cut off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from operator import index
+from typing import TypeAlias
+
+import numpy as np
+
+from sparklog.errors import BadRequest, NotFound
+from sparklog.log.journal.env import iso_time, parse_iso_time
+from sparklog.log.read.scan import NativeReadPart, check_partition
+from sparklog.log.state.view import READ_COMMITTED, Bounds, LogView, OffsetRange, ReadPart, Stored
+
+AsOf: TypeAlias = int | str | Mapping[int, int] | None
+"""A time, in ms since 1970 or ISO 8601 (UTC unless it names a zone); the offset behind the last one, per partition, the
+others as of now; None: now."""
+
+RUN_BYTES = 8 << 20
+RUN_RECORDS = 250_000
+"""Stored bytes, or records, of one run: it is decoded as a whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionTable:
+    """The records of one partition that a table is made of. `cuts`: offsets between which a run is read. Picklable."""
+
+    part: ReadPart
+    cuts: tuple[int, ...]
+
+    @property
+    def range(self) -> OffsetRange:
+        return self.part.range
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlan:
+    """The table of a topic as a snapshot has it: what to read, and where the snapshot ends (`ranges`)."""
+
+    topic: str
+    topic_id: str
+    ranges: tuple[OffsetRange, ...]
+    partitions: tuple[PartitionTable, ...]
+    columns: tuple[str, ...]
+    threads: int
+
+
+def plan_table(
+    view: LogView, topic: str, as_of: AsOf = None, partitions: Collection[int] | None = None
+) -> list[PartitionTable]:
+    """Plan the table of a topic, or of some partitions, from the view's snapshot; those without records are left out.
+
+    `BadRequest` and `NotFound` as `table_ranges`.
+    """
+    ranges = [each for each in table_ranges(view, topic, as_of, partitions) if each.start < each.end]
+    cleaned = view.cleaned_through(topic)
+    tables = []
+    for part, held in zip(view.plan(ranges, READ_COMMITTED), view.stored(ranges), strict=True):
+        if isinstance(part, NativeReadPart):
+            part = replace(part, cleaned_through=cleaned.get(part.range.partition, 0))
+        tables.append(PartitionTable(part, cuts_of(held)))
+    return tables
+
+
+def table_ranges(
+    view: LogView, topic: str, as_of: AsOf = None, partitions: Collection[int] | None = None
+) -> list[OffsetRange]:
+    """Return the offsets that a table is made of, per partition.
+
+    `BadRequest`: no time; `NotFound`: there is no such partition, an offset is out of range, or in an open transaction,
+    or what lay before it is gone.
+    """
+    bounds = view.bounds(topic)
+    chosen = sorted(bounds) if partitions is None else sorted(partitions)
+    for partition in chosen:
+        check_partition(topic, partition, bounds)
+    ends = {partition: bounds[partition].end(READ_COMMITTED) for partition in chosen}
+    if isinstance(as_of, Mapping):
+        for partition, offset in as_of.items():
+            ends[partition] = _checked_offset(topic, partition, offset, check_partition(topic, partition, bounds))
+    elif as_of is not None:
+        ends |= _ends_at(view, topic, _milliseconds(as_of), {partition: bounds[partition] for partition in chosen})
+    cleaned = view.cleaned_through(topic)
+    for partition, end in ends.items():
+        if bounds[partition].log_start < end < cleaned.get(partition, 0):
+            raise NotFound(
+                f"a table as of offset {end} of {topic}-{partition} lacks keys, as compaction has gone through the log "
+                f"up to {cleaned[partition]}: ask for that offset, or a later time; min.compaction.lag.ms keeps more"
+            )
+    return [OffsetRange(topic, partition, bounds[partition].log_start, ends[partition]) for partition in sorted(ends)]
+
+
+def _checked_offset(topic: str, partition: int, given: object, bounds: Bounds) -> int:
+    start, end = bounds.log_start, bounds.end(READ_COMMITTED)
+    with suppress(TypeError):
+        # Whole numbers may be numpy's.
+        offset = -1 if isinstance(given, bool) else index(given)  # type: ignore[arg-type]
+        if start <= offset <= end:
+            return offset
+        if end < offset <= bounds.log_end:
+            raise NotFound(
+                f"as of offset {offset} of {topic}-{partition}: a transaction that begins at {end} is open; "
+                f"ask for {start} to {end}"
+            )
+    raise NotFound(f"as of offset {given!r} of {topic}-{partition} is out of range: it has {start} to {end}")
+
+
+def _ends_at(view: LogView, topic: str, time_ms: int, bounds: Mapping[int, Bounds]) -> dict[int, int]:
+    answers = view.offsets_for_timestamps(topic, dict.fromkeys(bounds, time_ms), READ_COMMITTED)
+    ends = {}
+    for partition, each in bounds.items():
+        answer = answers[partition]
+        if answer is not None and 0 < each.log_start >= answer.offset:
+            raise NotFound(
+                f"as of {iso_time(time_ms)} is before the log start of {topic}-{partition}: its first record is offset "
+                f"{answer.offset} of {iso_time(answer.timestamp)}, older ones were deleted; ask for a later time"
+            )
+        ends[partition] = each.end(READ_COMMITTED) if answer is None else answer.offset
+    return ends
+
+
+def _milliseconds(given: int | str) -> int:
+    with suppress(TypeError, ValueError):
+        if isinstance(given, str):
+            return int(given) if given.isdecimal() else max(0, parse_iso_time(given.strip()))
+        if not isinstance(given, bool) and index(given) >= 0:
+            return index(given)
+    raise BadRequest(
+        f"as_of is milliseconds, a time like '2026-01-31T12:00:00' (UTC), or offsets by partition, found {given!r}"
+    )
+
+
+def cuts_of(held: Stored) -> tuple[int, ...]:
+    """Return offsets from the start to the end of a range, a run apart; between slices where these are smaller."""
+    by_bytes, by_records = -(-held.nbytes // RUN_BYTES), -(-held.records // RUN_RECORDS)
+    count = max(by_bytes, by_records)
+    cuts: Sequence[int] = ()
+    if by_bytes >= by_records:
+        cuts = held.at_bytes(*(held.nbytes * i // count for i in range(1, count)))
+    else:
+        cuts = held.at_records(*(held.records * i // count for i in range(1, count)))
+    at = np.asarray(cuts, np.int64)
+    if len(at):
+        row = np.clip(np.searchsorted(held.runs.base, at, "right") - 1, 0, None)
+        at = np.where(held.runs.nbytes[row] <= RUN_BYTES, held.runs.base[row], at)
+    inside = {int(cut) for cut in at if held.start < cut < held.end}
+    return (held.start, *sorted(inside), held.end)
