@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sparklog.datasource.offsets import EARLIEST, LATEST, parse_json, parse_partition, parse_partition_numbers
 from sparklog.datasource.option_table import OPTIONS, STREAM, TOPIC_CONFIG, WRITE, OptionDef, find_option
+from sparklog.datasource.schema import listed_columns
 from sparklog.errors import BadRequest, nearest
 from sparklog.log.journal.env import iso_time, parse_iso_time
 from sparklog.log.journal.names import check_id
@@ -63,6 +64,7 @@ class ReadOptions:
     min_partitions: int | None
     max_records_per_partition: int | None
     include_headers: bool
+    columns: tuple[str, ...] | None
     isolation: str
     group_id: str | None
     group_instance: str | None
@@ -244,7 +246,10 @@ def _read_options(values: Mapping[str, str], parsed: Mapping[str, Any]) -> ReadO
         start=_bound(values, "starting"),
         end=_bound(values, "ending"),
         no_match_is_latest=_parse(values, _BY_NAME["startingOffsetsByTimestampStrategy"]) == "latest",
-        **{name: parsed[name] for name in ReadOptions.__dataclass_fields__ if name in parsed},
+        **{
+            **{name: parsed[name] for name in ReadOptions.__dataclass_fields__ if name in parsed},
+            "columns": None if parsed["columns"] is None else listed_columns(parsed["columns"]),
+        },
     )
     least, most = read.min_offsets_per_trigger, read.max_offsets_per_trigger
     if least is not None and most is not None and least > most:

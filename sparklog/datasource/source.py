@@ -11,7 +11,7 @@ from pyspark.sql.datasource import DataSource
 from sparklog.datasource import catalog
 from sparklog.datasource.options import Options, ReadOptions, parse_options
 from sparklog.datasource.process import user_errors, warn_once
-from sparklog.datasource.schema import projection, read_schema
+from sparklog.datasource.schema import Projection, check_chosen, projection, read_schema
 from sparklog.errors import BadRequest, NotFound, SparklogError
 from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, Location, missing, resolve
 from sparklog.log.journal.env import SYSTEM
@@ -59,9 +59,9 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
     def schema(self) -> str | StructType:
         self._options.check_read()
         location = self._location_to_read()
-        headers = self._options.read.include_headers
+        headers, columns = self._options.read.include_headers, self._options.read.columns
         if self._created is None:
-            return read_schema(headers)
+            return read_schema(headers, columns)
         catalog.check_create(self._options, location)
         return catalog.columns_with_options(headers, self._created)
 
@@ -73,7 +73,7 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
         self._options.check_read()
         self._options.check_batch_read()
         warn_once((*self._options.warnings, *self._options.idle("batch")))
-        return SparklogBatchReader(self._location_to_read(), self._options, projection(schema))
+        return SparklogBatchReader(self._location_to_read(), self._options, self._projection(schema))
 
     def streamReader(self, schema: StructType) -> SparklogStreamReader | FailingStreamReader:  # noqa: N802
         from sparklog.datasource.reader import FailingStreamReader, SparklogStreamReader
@@ -85,7 +85,7 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
             location = self._location_to_read()
             check_group_place(self._options.read, location)
             warn_once(self._options.warnings)
-            return SparklogStreamReader(location, self._options, projection(schema))
+            return SparklogStreamReader(location, self._options, self._projection(schema))
         except SparklogError as error:
             # Raised here, Spark 4.2 would hide it behind an UnboundLocalError of its own.
             return FailingStreamReader(error)
@@ -123,6 +123,10 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
             if not options:
                 raise BadRequest(catalog.NO_OPTIONS)
             self._options = _of_table(options)
+
+    def _projection(self, schema: StructType) -> Projection:
+        check_chosen(schema, self._options.read.columns, self._options.read.include_headers)
+        return projection(schema)
 
     def _location_to_read(self) -> Location:
         location = resolve(self._options.path)
