@@ -60,18 +60,24 @@ def partitions_of_key(view: TakenView, topic: str, key: bytes) -> dict[int, int]
     listed = sorted(view.bounds(topic))
     if len(listed) == 1:
         return {listed[0]: 0}
+    from sparklog.format.key_hash import partition_for_key
+
+    counts = numbers_of_partitions(view, topic)
+    partitions: dict[int, int] = {}
+    for count, earlier in zip(counts, [*counts[1:], 0], strict=True):
+        partitions.setdefault(int(partition_for_key(bytes_array([key]), count)[0]), earlier)
+    return partitions
+
+
+def numbers_of_partitions(view: TakenView, topic: str) -> list[int]:
+    """Return the numbers of partitions now and before, the newest first. `BadRequest` as `partitions_of_key`."""
+    listed = sorted(view.bounds(topic))
     if listed != list(range(len(listed))):
         raise BadRequest(
             f"{view.location} holds partitions {', '.join(map(str, listed))} of topic {topic}, not how many there are:"
             " name the partition, or search all of them"
         )
-    from sparklog.format.key_hash import partition_for_key
-
-    counts = [len(listed), *reversed(view.earlier_partitions(topic))]
-    partitions: dict[int, int] = {}
-    for count, earlier in zip(counts, [*counts[1:], 0], strict=True):
-        partitions.setdefault(int(partition_for_key(bytes_array([key]), count)[0]), earlier)
-    return partitions
+    return [len(listed), *reversed(view.earlier_partitions(topic))]
 
 
 def _newest_offset(view: TakenView, topic: str, partition: int, key: bytes, isolation: str) -> int | None:
