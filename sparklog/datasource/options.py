@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sparklog.datasource.offsets import EARLIEST, LATEST, parse_json, parse_partition, parse_partition_numbers
@@ -290,8 +291,8 @@ def _keys(values: Mapping[str, str]) -> KeySet | None:
     keys: list[bytes]
     if "keysFile" in values:
         try:
-            with open(values["keysFile"], "rb") as file:
-                keys = [key for line in file.read().split(b"\n") if (key := line.removesuffix(b"\r"))]
+            lines = Path(values["keysFile"]).read_bytes().split(b"\n")
+            keys = [key for line in lines if (key := line.removesuffix(b"\r"))]
         except OSError as error:
             path = values["keysFile"]
             raise BadRequest(f"Option 'keysFile' must be a file that can be read: {path!r}: {error.strerror}") from None

@@ -169,6 +169,13 @@ class Places:
             tail.start_at_offset(int(self.offset))
 
 
+def _check_keys(keys: Sequence[str] | None, all_partitions: bool, partition: int | None, group: str | None) -> None:
+    if group is not None and keys:
+        raise BadParameter("a group reads all records: leave out --group", param_hint="'--key'")
+    if all_partitions and (not keys or partition is not None):
+        raise BadParameter("it goes with --key, without --partition", param_hint="'--all-partitions'")
+
+
 def _key_set(keys: Sequence[str], key_format: str | None, schemas: list[str] | None, anywhere: bool) -> KeySet:
     """Return the keys of --key, which are given as `get` takes its key."""
     from sparklog.log.read.key_set import KeySet
@@ -300,10 +307,7 @@ def consume(
 
     places = Places(from_beginning, offset, timestamp, to_offset, to_timestamp)
     places.check(partition, group, follow)
-    if group is not None and key:
-        raise BadParameter("a group reads all records: leave out --group", param_hint="'--key'")
-    if all_partitions and (not key or partition is not None):
-        raise BadParameter("it goes with --key, without --partition", param_hint="'--all-partitions'")
+    _check_keys(key, all_partitions, partition, group)
     shown = (print_timestamp, print_partition, print_offset, print_headers, print_key, print_value)
     layout = Layout(*shown, key_separator=unescaped(key_separator))
     values = record_values(key_format, key_schema, value_format, value_schema)

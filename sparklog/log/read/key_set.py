@@ -66,6 +66,6 @@ class KeySet:
 
         wanted = bytes_array(self.keys)
         for batch in batches:
-            found = batch.filter(pc.is_in(batch.column("key"), value_set=wanted))
-            if found.num_rows:
-                yield found
+            chosen = batch.filter(pc.is_in(batch.column("key"), value_set=wanted))
+            if chosen.num_rows:
+                yield chosen
