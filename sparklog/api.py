@@ -7,9 +7,9 @@ one the work is done in this process.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sparklog.errors import BadRequest
 from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, open_log, refuse_inside, resolve
@@ -71,10 +71,12 @@ class View:
         end: Position = "latest",
         isolation: IsolationLevel = "read_committed",
         columns: Sequence[str] = COLUMNS,
+        keys: Iterable[bytes | str] | None = None,
     ) -> Scan:
         """Return the records of a topic, as it is now; the arguments are those of `Topic.scan`."""
         self.log.refresh([topic])
-        return scan(self.log, topic, partitions=partitions, start=start, end=end, isolation=isolation, columns=columns)
+        bounds: dict[str, Any] = {"partitions": partitions, "start": start, "end": end}
+        return scan(self.log, topic, **bounds, isolation=isolation, columns=columns, keys=keys)
 
     def offset_for_timestamp(
         self, topic: str, timestamp_ms: int, isolation: IsolationLevel = "read_committed"

@@ -37,6 +37,7 @@ from sparklog.compaction.segment_writer import SegmentWriter
 from sparklog.errors import BadRequest, Conflict, Corrupt
 from sparklog.format.batch_scan import check_crcs, check_headers
 from sparklog.format.filter_batches import Filtered, filter_batches
+from sparklog.format.key_filter import MIN_SLICE_BYTES
 from sparklog.format.key_hash import HashKey, key_hashes
 from sparklog.format.offset_map import Hashes, Int64s, OffsetMap
 from sparklog.format.payloads import RecordFields, payloads, record_fields
@@ -259,7 +260,8 @@ class Cleaner:
 
     def group(self, segments: Sequence[PlannedSlice]) -> None:
         """Clean these segments into one, which has the base offset of the first of them."""
-        self._writer.begin(segments[0].base)
+        large = sum(segment.size for segment in segments) >= MIN_SLICE_BYTES
+        self._writer.begin(segments[0].base, sum(segment.records for segment in segments) if large else 0)
         for segment in segments:
             for window in self._reader.windows(segment):
                 self._window(window, segment)

@@ -24,10 +24,11 @@ from crc32c import crc32c
 from sparklog.compaction.sealing import check_offsets, patch_batches, scan_slices
 from sparklog.errors import Conflict, Corrupt, SparklogError
 from sparklog.format.append_file import WrittenSlice, build_index
+from sparklog.format.key_filter import MIN_SLICE_BYTES, FilterBuilder, KeyFilter, encode_filters
 from sparklog.format.record_batch import BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions, concatenate
 from sparklog.log.journal.env import SYSTEM, Env
-from sparklog.log.journal.names import append_path
+from sparklog.log.journal.names import append_path, filter_path
 from sparklog.log.journal.numbered_objects import READ_AHEAD
 from sparklog.log.read.aborted import aborted_of
 from sparklog.log.read.fetch import MissingFile, check_slice, read_range, read_windows
@@ -125,7 +126,7 @@ class _Run:
     def flags(self, tier: int) -> int:
         flags = 0
         for each in self.live:
-            flags |= each.flags
+            flags |= each.flags & ~SliceFlag.KEY_FILTER
         if flags & SliceFlag.LOG_APPEND_TIME:
             flags |= SliceFlag.TIMES_IN_BATCHES
         return with_tier(flags, tier)
@@ -286,6 +287,10 @@ class _Files:
         self._work = work
         self._shared: AppendOutput | None = None
         self._bases: list[int] = []
+        self._filters: list[KeyFilter] = []
+        """Of the shared file."""
+        self._keys: list[str] = []
+        """Of files of filters."""
         self._current: _Slice | None = None
         self._done: list[FileSlices] = []
 
@@ -294,19 +299,34 @@ class _Files:
             self._current = _Slice(run, self._output(run))
         current = self._current
         if current.add(data, headers):
-            current.end(self._work)
+            filters = current.end(self._work)
             if current.output is self._shared:
                 self._bases.append(run.base)
+                self._filters += filters
             else:
-                self._done.append(_based(current.output.close(), (run.base,)))
+                self._done.append(self._closed(current.output, (run.base,), filters))
             # Not before it is closed: what fails until then is for `discard`.
             self._current = None
 
     def close(self) -> tuple[FileSlices, ...]:
         if self._shared is not None:
-            self._done.append(_based(self._shared.close(), tuple(self._bases)))
+            self._done.append(self._closed(self._shared, tuple(self._bases), self._filters))
             self._shared = None
         return tuple(self._done)
+
+    def _closed(self, output: AppendOutput, bases: tuple[int, ...], filters: Sequence[KeyFilter]) -> FileSlices:
+        """Write the filters of a file, if it has any, then its footer."""
+        if filters:
+            work = self._work
+            self._keys.append(filter_path(f"{work.topic}/{output.path}"))
+            writer = work.store.writer(self._keys[-1])
+            try:
+                writer.write(encode_filters(filters))
+            except BaseException:
+                writer.discard()
+                raise
+            writer.close()
+        return _based(output.close(), bases)
 
     def discard(self) -> None:
         """Delete what was written; what the store refuses to delete is left to the vacuum."""
@@ -315,9 +335,12 @@ class _Files:
         for output in dict.fromkeys(outputs):
             if output is not None:
                 output.discard()
-        while self._done:
+        keys = self._keys + [f"{self._work.topic}/{file.path}" for file in self._done]
+        self._keys.clear()
+        self._done.clear()
+        while keys:
             with suppress(SparklogError):
-                self._work.store.delete(f"{self._work.topic}/{self._done.pop().path}")
+                self._work.store.delete(keys.pop())
 
     def _output(self, run: _Run) -> AppendOutput:
         large, work = run.nbytes >= OWN_FILE_BYTES, self._work
@@ -342,15 +365,20 @@ class _Slice:
         self._crc = 0
         self._nbytes = 0
         self._index: list[tuple[Int64s, Int64s, Int64s]] = []
+        self._keys = FilterBuilder(run.records) if run.nbytes >= MIN_SLICE_BYTES else None
 
     def add(self, data: memoryview, headers: BatchHeaders) -> bool:
         self.output.write(data)
+        if self._keys is not None:
+            self._keys.add(data, headers)
         self._crc = crc32c(data, self._crc)
         self._index.append((headers.position + self._nbytes, headers.base_offset, headers.max_timestamp))
         self._nbytes += len(data)
         return self._nbytes == self.run.nbytes
 
-    def end(self, work: MergeWork) -> None:
+    def end(self, work: MergeWork) -> list[KeyFilter]:
+        """End the slice; return the filter of its keys, if it has one."""
+        keys = None if self._keys is None else self._keys.finish(self.output.position, self._nbytes, self._crc)
         positions, offsets, newest = (np.concatenate(columns) for columns in zip(*self._index, strict=True))
         min_ts, max_ts = self.run.times(int(newest.max()))
         self.output.end_slice(
@@ -362,11 +390,12 @@ class _Slice:
                 min_ts=min_ts,
                 max_ts=max_ts,
                 crc=self._crc,
-                flags=self.run.flags(work.tier),
+                flags=self.run.flags(work.tier) | (0 if keys is None else SliceFlag.KEY_FILTER),
                 index=build_index(positions, offsets, newest, self._nbytes),
                 aborted=self.run.aborted(work.store),
             )
         )
+        return [] if keys is None else [keys]
 
 
 def _reports(work: MergeWork, runs: Sequence[_Run], seconds: float) -> tuple[PieceReport, ...]:

@@ -28,6 +28,7 @@ from sparklog.compaction.segment_writer import SegmentWriter
 from sparklog.errors import BadRequest, Conflict, Corrupt
 from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.filter_batches import rewrite_headers
+from sparklog.format.key_filter import MIN_SLICE_BYTES
 from sparklog.format.record_batch import BatchHeaders, BytesLike, Place
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.decisions.decision_log import own_whole_ends
@@ -159,6 +160,10 @@ def write_segments(outputs: Sequence[SegmentOutput], progress: Progress = silent
         raise
 
 
+def _keyed(sources: PlannedSlices) -> int:
+    return int(sources.records.sum()) if sources.nbytes >= MIN_SLICE_BYTES else 0
+
+
 class SegmentOutput:
     """One partition of the work: its slices as they come, and the segments being written."""
 
@@ -170,10 +175,11 @@ class SegmentOutput:
         writer: SegmentWriter,
         transactions: Callable[[], AbortedTransactions],
         end: int | None = None,
+        keyed: bool = False,
     ) -> None:
         """`transactions`: all that Kafka's producers aborted here, asked for where a slice is theirs.
 
-        `end`: batches from this offset on are left out.
+        `end`: batches from this offset on are left out. `keyed`: large segments get filters of their keys.
         """
         self.part = part
         self._store = store
@@ -181,8 +187,8 @@ class SegmentOutput:
         self._end = end
         kept = [sources[sources.status != ABORTED] for sources in part.segments]
         self._slices = joined(kept) if kept else None
-        self._begins = [int(sources.base[0]) for sources in part.segments]
-        """Base offsets of segments not begun yet."""
+        self._begins = [(int(sources.base[0]), _keyed(sources) if keyed else 0) for sources in part.segments]
+        """Base offsets of segments not begun yet, and the records that get a filter of their keys."""
         self._current = -1
         self._reached = 0
         self._held = bytearray()
@@ -205,10 +211,10 @@ class SegmentOutput:
         row = piece.slice
         if row.base != self._current:
             self._current = row.base
-            while self._begins and self._begins[0] <= row.base:
+            while self._begins and self._begins[0][0] <= row.base:
                 self._flush()
                 # Of a segment whose slices were all aborted nothing is written: the next one begins in its place.
-                self.writer.begin(self._begins.pop(0))
+                self.writer.begin(*self._begins.pop(0))
         if piece.verified and len(piece.data) < HELD_BYTES // 4:
             self._held_rows.append(row)
             self._held_starts.append(len(self._held))
@@ -356,7 +362,7 @@ class SealWork:
 
     def _output(self, part: SealPart, unique: str) -> SegmentOutput:
         writer = SegmentWriter(self.store, self.topic, part.partition, self.read_version, unique, self.configs)
-        return SegmentOutput(self.store, self.topic, part, writer, lambda: self._aborted(part))
+        return SegmentOutput(self.store, self.topic, part, writer, lambda: self._aborted(part), keyed=True)
 
     def _aborted(self, part: SealPart) -> AbortedTransactions:
         if part.history is None:

@@ -4,6 +4,7 @@
                                            00000000000000001234.index      8 bytes an entry: format/segment_indexes.py
                                            00000000000000001234.timeindex  12 bytes: format/segment_indexes.py
                                            00000000000000001234.txnindex   34 bytes; only where there are entries
+                                           00000000000000001234.bloom      format/key_filter.py: ours, not Kafka's
 
 Batches come with final offsets, in order; what they hold is not looked at. Index entries follow the rule for appends
 of single batches, which is also what Kafka's recovery rebuilds. The indexes grow while the log is written, so that a
@@ -27,10 +28,11 @@ from sparklog.format import transaction_index
 from sparklog.format.append_file import WrittenSlice
 from sparklog.format.batch_scan import MAX_OFFSET
 from sparklog.format.checksums import SUFFIXES, index_crc
+from sparklog.format.key_filter import MIN_SLICE_BYTES, FilterBuilder, KeyFilter, encode_filters
 from sparklog.format.record_batch import NO_TIMESTAMP, BatchHeaders, BytesLike
 from sparklog.format.segment_indexes import MAX_RELATIVE_OFFSET, OffsetIndex, TimeIndex
 from sparklog.format.transaction_index import AbortedTransactions
-from sparklog.log.journal.names import sealed_path
+from sparklog.log.journal.names import filter_path, sealed_path
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.storage.store import ObjectWriter, Store
@@ -63,16 +65,22 @@ class SegmentWriter:
         self._offset_entries = OffsetIndex.max_entries(index_bytes)
         self._time_entries = TimeIndex.max_entries(index_bytes)
         self._current: _Segment | None = None
+        self._keyed = 0
         self._done: list[FileSlices] = []
         self._keys: list[str] = []
 
     def path(self, base: int) -> str:
         return sealed_path(self._partition, *self._folder, base)
 
-    def begin(self, base: int) -> None:
-        """Go on with a segment of this base offset. The one before, if it holds anything, is finished."""
+    def begin(self, base: int, keyed: int | None = None) -> None:
+        """Go on with a segment of this base offset. The one before, if it holds anything, is finished.
+
+        `keyed`: it gets a filter of the keys of at most so many records, 0: none; None: as the segment before.
+        """
         self.finish()
-        self._current = _Segment(base, base, _Indexes(base, self._interval))
+        self._keyed = self._keyed if keyed is None else keyed
+        builder = FilterBuilder(self._keyed) if self._keyed else None
+        self._current = _Segment(base, base, _Indexes(base, self._interval), keys=builder)
 
     def fits(self, headers: BatchHeaders, segment_bytes: int = MAX_SEGMENT_BYTES) -> int:
         """Count the batches, from the first on, that still go into the current segment by Kafka's roll rule.
@@ -119,6 +127,8 @@ class SegmentWriter:
             current.path = self.path(current.base)
             current.writer = self._store.writer(f"{self._topic}/{current.path}")
         current.writer.write(body)
+        if current.keys is not None:
+            current.keys.add(data, headers)
         current.indexes.add(*_places(headers, current.size))
         current.crc = crc32c.crc32c(body, current.crc)
         current.size += len(body)
@@ -147,6 +157,9 @@ class SegmentWriter:
         for suffix, each in zip(SUFFIXES, data, strict=True):
             if each or suffix != "txnindex":
                 self._create(f"{stem}.{suffix}", each)
+        if (keys := current.key_filter()) is not None:
+            current.flags |= SliceFlag.KEY_FILTER
+            self._create(filter_path(stem + ".log"), encode_filters([keys]))
         self._done.append(replace(current.file(self._partition), index_crc=(index_crc(*data),)))
 
     def close(self) -> tuple[FileSlices, ...]:
@@ -216,6 +229,13 @@ class _Segment:
     path: str = ""
     writer: ObjectWriter | None = None
     aborted: list[AbortedTransactions] = field(default_factory=list)
+    keys: FilterBuilder | None = None
+
+    def key_filter(self) -> KeyFilter | None:
+        """Return the filter of a segment that is large enough to have one."""
+        if self.keys is None or self.size < MIN_SLICE_BYTES:
+            return None
+        return self.keys.finish(0, self.size, self.crc)
 
     def file(self, partition: int) -> FileSlices:
         flags = self.flags

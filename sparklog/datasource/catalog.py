@@ -100,7 +100,9 @@ def columns_with_options(include_headers: bool, options: Mapping[str, str]) -> S
 
 
 def check_create(options: Options, location: Location) -> None:
-    """Raises BadRequest for a table of no topic."""
+    """Raises BadRequest for a table of no topic, or of some columns only: it keeps its options with all of them."""
+    if options.read.columns is not None:
+        raise BadRequest("A table has all columns: leave out the option 'columns', and name them in the SELECT")
     if location.kind == ROOT and options.read.subscription is None:
         raise BadRequest(
             f"The path {location.path} is a root: name the table's topics with OPTIONS (subscribe 'orders'), or give a "

@@ -9,13 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sparklog.datasource.offsets import EARLIEST, LATEST, parse_json, parse_partition, parse_partition_numbers
 from sparklog.datasource.option_table import OPTIONS, STREAM, TOPIC_CONFIG, WRITE, OptionDef, find_option
+from sparklog.datasource.schema import listed_columns
 from sparklog.errors import BadRequest, nearest
 from sparklog.log.journal.env import iso_time, parse_iso_time
 from sparklog.log.journal.names import check_id
+from sparklog.log.read.key_set import KeySet
 from sparklog.log.state.configs import SECURITY, canonical, is_security
 from sparklog.storage.cloud_settings import is_setting
 from sparklog.storage.locations import with_settings
@@ -65,6 +68,8 @@ class ReadOptions:
     min_partitions: int | None
     max_records_per_partition: int | None
     include_headers: bool
+    columns: tuple[str, ...] | None
+    keys: KeySet | None
     isolation: str
     group_id: str | None
     group_instance: str | None
@@ -246,11 +251,15 @@ def _seconds(bound: Bound | None) -> tuple[str, ...]:
 def _read_options(values: Mapping[str, str], parsed: Mapping[str, Any]) -> ReadOptions:
     read = ReadOptions(
         subscription=_subscription(values),
+        keys=_keys(values),
         start=_bound(values, "starting"),
         end=_bound(values, "ending"),
         as_of=_as_of(values),
         no_match_is_latest=_parse(values, _BY_NAME["startingOffsetsByTimestampStrategy"]) == "latest",
-        **{name: parsed[name] for name in ReadOptions.__dataclass_fields__ if name in parsed},
+        **{
+            **{name: parsed[name] for name in ReadOptions.__dataclass_fields__ if name in parsed},
+            "columns": None if parsed["columns"] is None else listed_columns(parsed["columns"]),
+        },
     )
     least, most = read.min_offsets_per_trigger, read.max_offsets_per_trigger
     if least is not None and most is not None and least > most:
@@ -274,6 +283,43 @@ def _sink_options(values: Mapping[str, str], parsed: Mapping[str, Any], configs:
         codec = given["codec"] or "zstd"
         given["level"] = next((_parse(values, each) for each in OPTIONS if each.codec == codec), None)
     return SinkOptions(**given, configs=configs, partitions_given="num.partitions" in values)
+
+
+def _keys(values: Mapping[str, str]) -> KeySet | None:
+    """Return the keys to read. With `assign`, they are looked for in all partitions that it names."""
+    anywhere = _parse(values, _BY_NAME["allPartitions"])
+    if "keys" in values and "keysFile" in values:
+        raise BadRequest("Give one of 'keys' and 'keysFile', not both")
+    if "keys" not in values and "keysFile" not in values:
+        if anywhere:
+            raise BadRequest("Option 'allPartitions' goes with 'keys' or 'keysFile': give one of these, or remove it")
+        return None
+    keys: list[bytes]
+    if "keysFile" in values:
+        try:
+            lines = Path(values["keysFile"]).read_bytes().split(b"\n")
+            keys = [key for line in lines if (key := line.removesuffix(b"\r"))]
+        except OSError as error:
+            path = values["keysFile"]
+            raise BadRequest(f"Option 'keysFile' must be a file that can be read: {path!r}: {error.strerror}") from None
+    else:
+        keys = [text.encode() for text in _texts(values["keys"])]
+    if not keys:
+        raise BadRequest(f"Option '{'keys' if 'keys' in values else 'keysFile'}' must have keys, found none")
+    return KeySet.of(keys, anywhere or "assign" in values)
+
+
+def _texts(given: str) -> list[str]:
+    """Return the texts of `a,b` or of a JSON list."""
+    if not given.lstrip().startswith("["):
+        return [text for part in given.split(",") if (text := part.strip())]
+    try:
+        listed = parse_json(given)
+        if not isinstance(listed, list) or not all(isinstance(each, str) for each in listed):
+            raise ValueError(f"expected texts, found {given}")
+    except ValueError as error:
+        raise BadRequest(f'Option \'keys\' must be texts, or a JSON list like ["a","b"]: {error}') from None
+    return listed
 
 
 def _subscription(values: Mapping[str, str]) -> Subscription | None:

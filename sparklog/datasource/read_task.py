@@ -21,6 +21,7 @@ from sparklog.datasource.process import freeze_gc, user_errors, warn
 from sparklog.datasource.schema import Projection
 from sparklog.errors import NotFound
 from sparklog.kafka.in_place.location import Location, open_view
+from sparklog.log.read.key_set import KeySet
 from sparklog.log.state.view import LogView, OffsetRange, ReadPart, Stored
 
 PACK_BYTES = 16 << 20
@@ -106,13 +107,18 @@ def pack(
 
 
 def plan_tasks(
-    view: LogView, ranges: Sequence[OffsetRange], isolation: str, **limits: int | None
+    view: LogView, ranges: Sequence[OffsetRange], isolation: str, keys: KeySet | None = None, **limits: int | None
 ) -> list[list[ReadPart]]:
-    """Return the parts of each task for these ranges, from the view's snapshot; `limits` are those of `split`."""
+    """Return the parts of each task for these ranges, from the view's snapshot; `limits` are those of `split`.
+
+    `keys`: only what can hold them.
+    """
     wanted = [each for each in ranges if each.end > each.start]
+    wanted = wanted if keys is None else keys.ranges(view, wanted)
     pieces = split(wanted, view.stored(wanted), **limits)
     tasks = pack(pieces, **limits)
-    parts = {part.range: part for part in view.plan([piece.range for piece in pieces], isolation)}
+    listed = view.plan([piece.range for piece in pieces], isolation)
+    parts = {part.range: part for part in (listed if keys is None else keys.parts(listed))}
     planned = [[parts[piece.range] for piece in task if piece.range in parts] for task in tasks]
     return [task for task in planned if task]
 
@@ -138,9 +144,8 @@ class LogPartition(InputPartition):  # type: ignore[misc]
 
 
 def log_partitions(view: LogView, ranges: Sequence[OffsetRange], read: ReadOptions) -> list[InputPartition]:
-    tasks = plan_tasks(
-        view, ranges, read.isolation, min_partitions=read.min_partitions, max_records=read.max_records_per_partition
-    )
+    limits = {"min_partitions": read.min_partitions, "max_records": read.max_records_per_partition}
+    tasks = plan_tasks(view, ranges, read.isolation, read.keys, **limits)
     return [LogPartition(parts) for parts in tasks]
 
 
@@ -149,12 +154,14 @@ class ReadTask:
         self._location = location
         self._options = options
         self._projection = projection
+        self._columns = projection.columns if options.keys is None else options.keys.columns(projection.columns)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """Read a task; without a partition, or with one without a value, Spark means that there is nothing to read."""
         parts = () if partition is None else partition.value or ()
         with user_errors():
-            for batch in merge_small(self._records(parts)):
+            records, keys = self._records(parts), self._options.keys
+            for batch in merge_small(records if keys is None else keys.rows(records)):
                 shown = self._projection.to_spark(batch)
                 freeze_gc("read")
                 yield shown
@@ -164,16 +171,16 @@ class ReadTask:
             from sparklog.log.read.latest_by_key import latest_records, read_part
 
             read = read_part if self._options.fail_on_data_loss else self._what_is_left
-            yield from latest_records(parts, self._projection.columns, read=read)
+            yield from latest_records(parts, self._columns, read=read)
             return
         if self._options.fail_on_data_loss:
             from sparklog.log.read.scan import read_parts
 
             # Together: what lies side by side in a file is fetched once for all partitions of the task.
-            yield from read_parts(parts, self._projection.columns, batch_bytes=BATCH_BYTES)
+            yield from read_parts(parts, self._columns, batch_bytes=BATCH_BYTES)
             return
         for part in parts:
-            yield from self._what_is_left(part, self._projection.columns)
+            yield from self._what_is_left(part, self._columns)
 
     def _what_is_left(self, part: ReadPart, wanted: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
         """With failOnDataLoss=false: leave out, with a warning, records that were deleted since the plan was made."""

@@ -47,8 +47,37 @@ WRITE_TYPES = {
 }
 
 
-def read_schema(include_headers: bool) -> str:
-    return ", ".join(f"{name} {SPARK_TYPES[name]}" for name in COLUMNS if name != "headers" or include_headers)
+def read_columns(include_headers: bool, chosen: Sequence[str] | None = None) -> tuple[str, ...]:
+    """Return the columns of a read, in order; `chosen`: those of the option `columns`, None: all but the headers."""
+    names = tuple(name for name in COLUMNS if name != "headers") if chosen is None else tuple(chosen)
+    return names if not include_headers or "headers" in names else (*names, "headers")
+
+
+def read_schema(include_headers: bool, chosen: Sequence[str] | None = None) -> str:
+    return ", ".join(f"{name} {SPARK_TYPES[name]}" for name in read_columns(include_headers, chosen))
+
+
+def listed_columns(text: str) -> tuple[str, ...]:
+    """Return the columns of `value,timestamp`. Raises BadRequest where it names none, a wrong one, or one twice."""
+    names = tuple(name.strip() for name in text.split(","))
+    expected = f"names of columns, separated by commas, out of {', '.join(COLUMNS)}"
+    for at, name in enumerate(names):
+        if name not in SPARK_TYPES:
+            near = nearest(name.lower(), COLUMNS, limit=1) if name else []
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            raise BadRequest(f"Option 'columns' must be {expected}; found {name or text!r}{hint}")
+        if name in names[:at]:
+            raise BadRequest(f"Option 'columns' names {name!r} twice: remove one")
+    return names
+
+
+def check_chosen(schema: StructType, chosen: Sequence[str] | None, include_headers: bool) -> None:
+    """Raises BadRequest for a schema that is not that of the option `columns`: the user's, or that of a table."""
+    if chosen is not None and tuple(schema.fieldNames()) != read_columns(include_headers, chosen):
+        raise BadRequest(
+            f"Option 'columns' ({','.join(chosen)}) and a schema ({','.join(schema.fieldNames())}) are both given, or a"
+            " table, which has its own: leave out one of them"
+        )
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pyspark.sql.datasource import DataSource
 from sparklog.datasource import catalog
 from sparklog.datasource.options import Options, ReadOptions, parse_options
 from sparklog.datasource.process import user_errors, warn_once
-from sparklog.datasource.schema import projection, read_schema
+from sparklog.datasource.schema import Projection, check_chosen, projection, read_schema
 from sparklog.datasource.spark_versions import repartition_by_id, stream_reader, udf_of_keys
 from sparklog.datasource.table_view import check_table, refuse_table
 from sparklog.errors import BadRequest, NotFound, SparklogError
@@ -61,9 +61,9 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
     def schema(self) -> str | StructType:
         self._options.check_read()
         location = self._location_to_read()
-        headers = self._options.read.include_headers
+        headers, columns = self._options.read.include_headers, self._options.read.columns
         if self._created is None:
-            return read_schema(headers)
+            return read_schema(headers, columns)
         catalog.check_create(self._options, location)
         return catalog.columns_with_options(headers, self._created)
 
@@ -76,7 +76,7 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
         self._options.check_batch_read()
         check_table(self._options)
         warn_once((*self._options.warnings, *self._options.idle("batch")))
-        return SparklogBatchReader(self._location_to_read(), self._options, projection(schema))
+        return SparklogBatchReader(self._location_to_read(), self._options, self._projection(schema))
 
     def streamReader(self, schema: StructType) -> Any:  # noqa: N802
         from sparklog.datasource.reader import FailingStreamReader, SparklogStreamReader
@@ -89,7 +89,7 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
             location = self._location_to_read()
             check_group_place(self._options.read, location)
             warn_once(self._options.warnings)
-            reader = SparklogStreamReader(location, self._options, projection(schema))
+            reader = SparklogStreamReader(location, self._options, self._projection(schema))
             return stream_reader(reader, self._options.read)
         except SparklogError as error:
             # Raised here, Spark would hide it behind an UnboundLocalError of its own.
@@ -128,6 +128,10 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
             if not options:
                 raise BadRequest(catalog.NO_OPTIONS)
             self._options = _of_table(options)
+
+    def _projection(self, schema: StructType) -> Projection:
+        check_chosen(schema, self._options.read.columns, self._options.read.include_headers)
+        return projection(schema)
 
     def _location_to_read(self) -> Location:
         location = resolve(self._options.path)

@@ -3,7 +3,8 @@
 * The **floor** is the newest version older than `file.delete.delay.ms` by the store's clock. A reader of an older
   version has had that long. A writer that uploads for an older version is refused once the floor is committed.
 * A data file goes if its writer had read a version below the floor, and neither the state at the floor, nor a later
-  commit, nor a held version names it. An index goes with its segment. A file without a name of sparklog's stays.
+  commit, nor a held version names it. Indexes and filters of keys go with their file. A
+  file without a name of sparklog's stays.
 * A commit goes below the **anchor**: the newest sound checkpoint at or below the second newest sound one, the floor,
   and the oldest commit younger than max(7 days, twice the delay). So every version of that time can be rebuilt.
 * Of the checkpoints above the anchor that are older than an hour, the first of each hour stays, and the newest two.
@@ -34,17 +35,21 @@ from sparklog.log.topic.topic import RootContext, Topic
 from sparklog.maintenance.work_items import Settings
 from sparklog.storage.store import ObjectInfo
 
-APPEND, SEGMENT, INDEX = "append file", "segment", "segment index"
+APPEND, SEGMENT, INDEX, FILTER = "append file", "segment", "segment index", "key filter"
 COMMIT, CHECKPOINT, TEMPORARY = "commit", "checkpoint", "temporary file"
-KINDS = (APPEND, SEGMENT, INDEX, COMMIT, CHECKPOINT, TEMPORARY)
+KINDS = (APPEND, SEGMENT, INDEX, FILTER, COMMIT, CHECKPOINT, TEMPORARY)
 
 HOUR_MS = 3_600_000
 LEAST_COMMITS_MS = 7 * 24 * HOUR_MS
 """Commits stay at least this long, so that a process that slept for less can still read the fate of its commit."""
 
 _ID = r"[A-Za-z0-9_-]{1,64}"
-_APPEND = re.compile(rf"append/([0-9]{{20}})-{_ID}\.slices")
-_SEALED = re.compile(rf"(sealed/[0-9]{{1,10}}/([0-9]{{20}})-{_ID}/[0-9]{{20}})\.(log|(?:time|txn)?index|snapshot)")
+_APPEND = re.compile(rf"(append/([0-9]{{20}})-{_ID})\.(slices|bloom)")
+_SEALED = re.compile(
+    rf"(sealed/[0-9]{{1,10}}/([0-9]{{20}})-{_ID}/[0-9]{{20}})\.(log|(?:time|txn)?index|snapshot|bloom)"
+)
+
+_KIND_OF = {"slices": APPEND, "log": SEGMENT, "bloom": FILTER}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +76,10 @@ class Victim:
 def data_file(topic: str, info: ObjectInfo) -> DataFile | None:
     """Parse the name of an object below a topic's folder; None if it is not a name of sparklog's."""
     below = info.key[len(topic) + 1 :]
-    if match := _APPEND.fullmatch(below):
-        return DataFile(info.key, below, int(match[1]), APPEND, info.size)
-    if match := _SEALED.fullmatch(below):
-        kind = SEGMENT if match[3] == "log" else INDEX
-        return DataFile(info.key, f"{match[1]}.log", int(match[2]), kind, info.size)
+    for pattern, suffix in ((_APPEND, "slices"), (_SEALED, "log")):
+        if match := pattern.fullmatch(below):
+            kind = _KIND_OF.get(match[3], INDEX)
+            return DataFile(info.key, f"{match[1]}.{suffix}", int(match[2]), kind, info.size)
     return None
 
 

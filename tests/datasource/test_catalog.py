@@ -96,6 +96,7 @@ def test_columns_that_were_selected_are_no_table(root: str) -> None:
         ({"path": "/nowhere"}, "There is no log at /nowhere"),
         ({"subscribe": "a", "assign": "{}"}, "Give one of"),
         ({"frobnicate": "1"}, "Unknown option 'frobnicate'"),
+        ({"subscribe": "orders", "columns": "value"}, "A table has all columns: leave out the option 'columns'"),
     ],
 )
 def test_a_table_that_could_not_be_read_is_refused(root: str, more: dict[str, str], expected: str) -> None:

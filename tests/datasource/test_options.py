@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
@@ -47,7 +48,7 @@ def test_names_are_found_in_any_case() -> None:
 
 
 def test_the_table_fills_every_field_and_says_what_each_option_does() -> None:
-    made = {"subscription", "start", "end", "as_of", "no_match_is_latest", "configs", "partitions_given"}
+    made = {"subscription", "keys", "start", "end", "as_of", "no_match_is_latest", "configs", "partitions_given"}
     wanted = [each.name for kind in (ReadOptions, SinkOptions) for each in fields(kind) if each.name not in made]
     assert sorted(option.field for option in OPTIONS if option.field) == sorted(wanted)
     for option in OPTIONS:
@@ -141,6 +142,16 @@ def test_our_own_name_beats_kafkas() -> None:
         ({"kafka.auto.offset.reset": "earliest"}, "use startingOffsets"),
         ({"subscribe": "a", "assign": '{"a":[0]}'}, "Give one of"),
         ({"subscribe": " , "}, "must name topics"),
+        ({"keys": ""}, "Option 'keys' must have keys, found none"),
+        ({"keys": " , "}, "Option 'keys' must have keys, found none"),
+        ({"keys": "[]"}, "Option 'keys' must have keys, found none"),
+        ({"keys": "[1]"}, 'Option \'keys\' must be texts, or a JSON list like ["a","b"]: expected texts, found [1]'),
+        ({"keys": "[a"}, "Option 'keys' must be texts, or a JSON list like"),
+        ({"keys": "a", "keysfile": "/f"}, "Give one of 'keys' and 'keysFile', not both"),
+        ({"keysfile": "/nowhere/f"}, "must be a file that can be read: '/nowhere/f': No such file or directory"),
+        ({"keysfile": "/dev/null"}, "Option 'keysFile' must have keys, found none"),
+        ({"allpartitions": "true"}, "Option 'allPartitions' goes with 'keys' or 'keysFile': give one of these"),
+        ({"allpartitions": "yes", "keys": "a"}, "Option 'allPartitions' must be one of 'true', 'false'"),
         ({"subscribepattern": "a("}, "is not a regular expression"),
         ({"assign": '{"a":[]}'}, "must have a list of partitions"),
         ({"assign": '{"a":[-1]}'}, "is not a number from 0"),
@@ -297,3 +308,18 @@ def test_bounds_are_parsed() -> None:
     assert read.end is not None
     assert (read.end.kind, read.end.timestamp, read.end.option) == ("timestamp", 77, "endingTimestamp")
     assert parse_options({"startingoffsets": " Latest "}).read.start.kind == "latest"  # type: ignore[union-attr]
+
+
+def test_keys_of_a_read(tmp_path: Path) -> None:
+    def keys(**options: str) -> tuple[tuple[bytes, ...], bool]:
+        found = parse_options(options).read.keys
+        assert found is not None
+        return found.keys, found.anywhere
+
+    file = tmp_path / "keys"
+    file.write_bytes(b"a b\n\xff\r\n\n,\na b")
+    assert keys(keys="a, \u00e9,a") == ((b"a", b"\xc3\xa9"), False)
+    assert keys(keys=' ["a,b", ""]') == ((b"a,b", b""), False)
+    assert keys(keysfile=str(file)) == ((b"a b", b"\xff", b","), False)
+    assert keys(keys="a", allpartitions="true") == keys(keys="a", assign='{"t":[1]}') == ((b"a",), True)
+    assert parse_options({}).read.keys is None

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pyarrow as pa
 import pytest
 
+import sparklog
 from sparklog.datasource.schema import (
     LARGEST_MS,
     SMALLEST_MS,
@@ -104,6 +108,56 @@ def test_wrong_read_schemas(schema: types.StructType, expected: str) -> None:
     with pytest.raises(BadRequest) as error:
         projection(schema)
     assert expected in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "schema", "expected"),
+    [
+        ({"columns": "value, timestamp"}, None, ["value", "timestamp"]),
+        ({"columns": "value", "includeHeaders": "true"}, None, ["value", "headers"]),
+        ({"columns": "headers,value", "includeHeaders": "true"}, None, ["headers", "value"]),
+        ({"columns": "value"}, struct(("value", "binary")), ["value"]),
+        ({"columns": ""}, None, "must be names of columns, separated by commas, out of key, value, topic"),
+        ({"columns": "value,"}, None, "found 'value,'"),
+        ({"columns": "value,timestamptype"}, None, "found 'timestamptype' (did you mean 'timestampType'?)"),
+        ({"columns": "value,key,value"}, None, "Option 'columns' names 'value' twice: remove one"),
+        ({"columns": "key,value"}, struct(("value", "binary")), "(key,value) and a schema (value) are both given"),
+    ],
+)
+@pytest.mark.parametrize("read", ["reader", "streamReader"])
+def test_the_option_columns(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, str],
+    schema: types.StructType | None,
+    expected: list[str] | str,
+    read: str,
+) -> None:
+    from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+    from sparklog.datasource.process import HIDE_TRACEBACK
+    from sparklog.datasource.source import SparklogDataSource
+
+    monkeypatch.setenv(HIDE_TRACEBACK, "")
+    sparklog.open(tmp_path, create=True).ensure_topic("t").append(pa.table({"value": [b"v"]}))
+
+    def columns_read() -> list[str]:
+        first = {"startingOffsets": "earliest"} if read == "streamReader" else {}
+        source = SparklogDataSource({"path": f"{tmp_path}/t", **first, **options})
+        listed = [each.split(" ")[0] for each in str(source.schema()).split(", ")]
+        reader = getattr(source, read)(schema or struct(*((name, SPARK_TYPES[name]) for name in listed)))
+        bounds = ()
+        if read == "streamReader":
+            start = reader.initialOffset()
+            bounds = (start, reader.latestOffset(start, ReadAllAvailable()))
+        return [name for task in reader.partitions(*bounds) for each in reader.read(task) for name in each.schema.names]
+
+    if isinstance(expected, list):
+        assert columns_read() == expected
+        return
+    with pytest.raises(Exception, match=re.escape(expected)) as error:
+        columns_read()
+    assert "\n" not in str(error.value)
 
 
 def test_write_columns() -> None:

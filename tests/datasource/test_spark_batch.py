@@ -74,7 +74,7 @@ def test_a_user_schema_is_the_projection(spark: SparkSession, root: str) -> None
     df = read(spark, root, "offset long, value binary", subscribe="t")
     assert df.columns == ["offset", "value"]
     assert sorted(row.offset for row in df.collect()) == list(range(100))
-    headers = read(spark, root, f"headers {HEADERS}, topic string, timestampType int", subscribe="t")
+    headers = read(spark, root, columns="headers,topic,timestampType", subscribe="t")
     assert {(row.headers, row.topic, row.timestampType) for row in headers.collect()} == {(None, "t", 0)}
     assert read(spark, root, "offset long NOT NULL", subscribe="t").agg({"offset": "max"}).first()[0] == 99
 

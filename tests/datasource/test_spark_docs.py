@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 import sparklog
 from sparklog.log.topic.root import Root
 from sparklog.testing.records import RecordStream
+from tests.log.read import test_reading_less_guide
 from tests.log.read.test_topic_table import GUIDE, rows, snippets
 from tests.test_python_docs import run
 from tests.testing import test_guide
@@ -43,3 +44,10 @@ def test_the_guide_of_tables(tmp_path: Path, spark: SparkSession, capsys: pytest
     assert capsys.readouterr().out == "[Row(key='a', value='3')]\n"
     early = spark.read.format("sparklog").option("view", "table").option("asOfOffsets", '{"customers":{"0":0,"1":0}}')
     assert early.load(str(tmp_path / "log" / "customers")).count() == 0
+
+
+def test_the_guide_to_reading_less_runs(tmp_path: Path, spark: SparkSession) -> None:
+    names: dict[str, object] = {"spark": spark}
+    for text in test_reading_less_guide.snippets("In Spark", "python"):
+        exec(compile(text.replace("/data/log", str(tmp_path)), "reading-less.md", "exec"), names)
+    assert {"values", "some", "january", "first"} <= names.keys()

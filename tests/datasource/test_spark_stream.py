@@ -151,9 +151,7 @@ def test_once_and_starting_timestamp(spark: SparkSession, root: str, tmp_path: P
 
 def test_a_stream_with_a_projection(spark: SparkSession, root: str, tmp_path: Path) -> None:
     feed(root, "in", range(10))
-    stream = (
-        spark.readStream.format("sparklog").schema("offset long, topic string").option("startingOffsets", "earliest")
-    )
+    stream = spark.readStream.format("sparklog").option("columns", "offset,topic").option("startingOffsets", "earliest")
     writer = stream.load(f"{root}/in").writeStream.format("memory").queryName("projected")
     run(writer.option("checkpointLocation", str(tmp_path / "c")))
     rows = spark.table("projected").collect()

@@ -21,6 +21,7 @@ from sparklog.datasource.process import HIDE_TRACEBACK, user_errors
 from sparklog.datasource.stream_plan import StreamPlanner
 from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import BadRequest, Conflict, NotFound
+from sparklog.format.key_hash import partition_for_key
 from sparklog.kafka.in_place.location import open_view, resolve
 from sparklog.log.journal.env import SYSTEM
 from sparklog.log.state.history import History
@@ -245,6 +246,41 @@ def test_keys_of_batches_and_streams(tmp_path: Path) -> None:
     write(20, WriterKey("app", 5, mode="txn"))
     write(20, WriterKey("app", 4, mode="txn"))
     assert values(root, "t") == list(range(30))
+
+
+@pytest.mark.parametrize("read", ["reader", "streamReader"])
+@pytest.mark.parametrize(
+    "more", [{}, {"failOnDataLoss": "false"}, {"allPartitions": "true"}, {"assign": '{"t":[0,1]}'}]
+)
+def test_reads_of_some_keys(tmp_path: Path, read: str, more: dict[str, str]) -> None:
+    from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+    topic = sparklog.open(tmp_path, create=True).create_topic("t", partitions=3)
+    keys = [b"k%d" % i for i in range(30)]
+    topic.append(pa.table({"key": keys, "value": keys}))
+    partition = pa.array([_elsewhere()], pa.int32())
+    topic.append(pa.table({"key": [b"k3"], "value": [b"elsewhere"], "partition": partition}))
+    options = {"path": str(tmp_path), "keys": "k3,k4,nobody", "columns": "offset,value", **more}
+    options |= {} if "assign" in more else {"subscribe": "t"}
+    options |= {} if read == "reader" else {"startingOffsets": "earliest"}
+    source = SparklogDataSource(options)
+    reader = getattr(source, read)(StructType().add("offset", "long").add("value", "binary"))
+    bounds = () if read == "reader" else (reader.initialOffset(),)
+    if bounds:
+        bounds = (*bounds, reader.latestOffset(*bounds, ReadAllAvailable()))
+    batches = [batch for task in reader.partitions(*bounds) for batch in reader.read(task)]
+    assert all(batch.schema.names == ["offset", "value"] for batch in batches)
+    assigned = [0, 1] if "assign" in more else [0, 1, 2]
+    everything = topic.scan(partitions=assigned).to_table().to_pylist()
+    wanted = {row["value"] for row in everything if row["key"] in (b"k3", b"k4")}
+    if more in ({}, {"failOnDataLoss": "false"}):
+        wanted.discard(b"elsewhere")
+    assert {value for batch in batches for value in batch.column("value").to_pylist()} == wanted
+
+
+def _elsewhere() -> int:
+    """A partition of three that is neither that of k3 nor that of k4."""
+    return next(p for p in range(3) if p not in partition_for_key(pa.array([b"k3", b"k4"]), 3).tolist())
 
 
 def test_several_topics_share_one_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

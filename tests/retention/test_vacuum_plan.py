@@ -59,6 +59,8 @@ def info(key: str, age: int = 0) -> ObjectInfo:
         (f"t/append/{7:020d}-abc.slices", f"append/{7:020d}-abc.slices", plan.APPEND),
         (f"t/sealed/3/{7:020d}-abc/{5:020d}.log", f"sealed/3/{7:020d}-abc/{5:020d}.log", plan.SEGMENT),
         (f"t/sealed/3/{7:020d}-abc/{5:020d}.txnindex", f"sealed/3/{7:020d}-abc/{5:020d}.log", plan.INDEX),
+        (f"t/sealed/3/{7:020d}-abc/{5:020d}.bloom", f"sealed/3/{7:020d}-abc/{5:020d}.log", plan.FILTER),
+        (f"t/append/{7:020d}-abc.bloom", f"append/{7:020d}-abc.slices", plan.FILTER),
     ],
 )
 def test_data_files(key: str, path: str, kind: str) -> None:
@@ -69,7 +71,13 @@ def test_data_files(key: str, path: str, kind: str) -> None:
 
 @pytest.mark.parametrize(
     "below",
-    ["append/x.slices", f"append/{7:020d}-a/b.slices", f"sealed/3/{7:020d}-a/{5:020d}.txt", "append/7-a.slices"],
+    [
+        "append/x.slices",
+        f"append/{7:020d}-a/b.slices",
+        f"sealed/3/{7:020d}-a/{5:020d}.txt",
+        "append/7-a.slices",
+        "append/7-a.bloom",
+    ],
 )
 def test_what_is_not_ours(below: str) -> None:
     assert plan.data_file("t", info(f"t/{below}")) is None

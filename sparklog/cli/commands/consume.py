@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from sparklog.cli.record_text import Layout
     from sparklog.format.values import ValueFormat
     from sparklog.groups.consumer import Consumer
+    from sparklog.log.read.key_set import KeySet
     from sparklog.log.read.topic_scan import Tail
     from sparklog.log.state.view import LogView
 
@@ -168,6 +169,20 @@ class Places:
             tail.start_at_offset(int(self.offset))
 
 
+def _check_keys(keys: Sequence[str] | None, all_partitions: bool, partition: int | None, group: str | None) -> None:
+    if group is not None and keys:
+        raise BadParameter("a group reads all records: leave out --group", param_hint="'--key'")
+    if all_partitions and (not keys or partition is not None):
+        raise BadParameter("it goes with --key, without --partition", param_hint="'--all-partitions'")
+
+
+def _key_set(keys: Sequence[str], key_format: str | None, schemas: list[str] | None, anywhere: bool) -> KeySet:
+    """Return the keys of --key, which are given as `get` takes its key."""
+    from sparklog.log.read.key_set import KeySet
+
+    return KeySet.of([_key_and_values(key, key_format or "string", schemas, None)[0] for key in keys], anywhere)
+
+
 def _topics(source: Source, names: Sequence[str] | None, include: str | None) -> list[str]:
     """Return the topics to read: those named, those that match, or the only one."""
     if include is None:
@@ -249,6 +264,8 @@ def consume(
     topic_option: TopicsByOption = None,
     include: IncludeOption = None,
     partition: PartitionOption = None,
+    key: Annotated[list[str] | None, Option("--key", "-k", help="Only records with this key; may be repeated.")] = None,
+    all_partitions: Annotated[bool, Option("--all-partitions", help="Look for --key in all of them.")] = False,
     group: GroupOption = None,
     from_beginning: Annotated[bool, Option("--from-beginning", help="Start at the log start.")] = False,
     offset: StartOption = None,
@@ -282,12 +299,15 @@ def consume(
     Without a place to start it begins at the log start, or with --follow at the end. The columns are those of
     kafka-console-consumer, one partition after the other. Their number is printed on stderr. With --group it begins
     so only where the group has committed nothing; a consumer that the group has is fenced.
+
+    With --key it reads the partitions where Kafka's default partitioner puts the keys, or --partition.
     """
     from sparklog.cli.record_text import Layout
     from sparklog.log.read.topic_scan import Tail
 
     places = Places(from_beginning, offset, timestamp, to_offset, to_timestamp)
     places.check(partition, group, follow)
+    _check_keys(key, all_partitions, partition, group)
     shown = (print_timestamp, print_partition, print_offset, print_headers, print_key, print_value)
     layout = Layout(*shown, key_separator=unescaped(key_separator))
     values = record_values(key_format, key_schema, value_format, value_schema)
@@ -296,7 +316,8 @@ def consume(
     source = open_source(root, follow=follow, corrupt_records=corrupt_records, on_skipped=warn)
     names = _topics(source, chosen_topics(topics, topic_option), include)
     if group is None:
-        tails = [Tail(source.view, name, isolation, partition, warn=warn) for name in names]
+        keys = _key_set(key, key_format, key_schema, all_partitions or partition is not None) if key else None
+        tails = [Tail(source.view, name, isolation, partition, warn=warn, keys=keys) for name in names]
         for tail in tails:
             places.start(tail, follow)
         count = print_batches(_batches(tails, columns, follow, timeout_s), formatter, max_messages)

@@ -10,6 +10,8 @@ inversion cancel out.
 **SipHash-2-4** gives 128 bits for each run of bytes. Words are int64: additions wrap as unsigned ones do, and a
 rotation masks off the sign that the shift drags in. Bounds: each run is checked against the data before it is read; its
 last word is loaded byte by byte only where eight bytes would reach behind the data.
+
+**Filters** of keys take such hashes: `sparklog.format.key_filter`.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import numpy as np
 from sparklog.format.kernels.encode_kernels import cell
 from sparklog.format.kernels.kernel_choice import kernel
 from sparklog.format.kernels.kernel_memory import (
+    BYTES,
     BYTES_IN,
     INT,
     INT32,
@@ -207,3 +210,20 @@ def siphash_runs(data: Any, starts: Any, lengths: Any, key_low: int, key_high: i
             v0, v1, v2, v3 = sip_round(v0, v1, v2, v3)
         store_i64(out_at + 16 * run + 8, v0 ^ v1 ^ v2 ^ v3)
     return -1
+
+
+SALTS = (0x47B6137B, 0x44974D91, 0x8824AD5B, 0xA2B7289D, 0x705495C7, 0x2DF1424B, 0x9EFC4947, 0x5C6BFB31)
+"""Parquet's."""
+
+
+@kernel(VOID(INT64_IN, INT, BYTES))
+def add_to_filter(hashes: Any, blocks: int, bits: Any) -> None:
+    """Set the bits of each hash, of which there are two words, in a filter of `blocks` blocks of 32 bytes."""
+    hashes_at, bits_at = address(hashes), address(bits)
+    for row in range(len(hashes) >> 1):
+        word = load_i64(hashes_at + 16 * row)
+        low = word & 0xFFFFFFFF
+        block = bits_at + 32 * ((((word >> 32) & 0xFFFFFFFF) * blocks) >> 32)
+        for which in range(8):
+            bit = ((low * SALTS[which]) & 0xFFFFFFFF) >> 27
+            store_i32(block + 4 * which, load_u32(block + 4 * which) | (1 << bit))

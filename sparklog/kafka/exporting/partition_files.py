@@ -255,9 +255,9 @@ class _OutgoingWriter(SegmentWriter):
     def path(self, base: int) -> str:
         return f"{base:020d}.log"
 
-    def begin(self, base: int) -> None:
+    def begin(self, base: int, keyed: int | None = None) -> None:
         ends = (int(each.end[-1]) for each in self.files.plan.written.segments if each.base[0] == base)
-        super().begin(self.files.base_for(base, next(ends, base) - 1))
+        super().begin(self.files.base_for(base, next(ends, base) - 1), keyed)
 
     def append(self, data: BytesLike, headers: BatchHeaders, **facts: int) -> None:
         super().append(self.files.outgoing(data, headers), headers, **facts)

@@ -163,6 +163,11 @@ def sealed_path(partition: int, read_version: int, unique: str, base: int) -> st
     return f"{SEALED_FOLDER}/{partition}/{read_version:020d}-{unique}/{base:020d}.log"
 
 
+def filter_path(path: str) -> str:
+    """Return the path, or key, of the filters of keys beside a data file (`sparklog.format.key_filter`)."""
+    return f"{path.rpartition('.')[0]}.bloom"
+
+
 def is_sealed(path: str) -> bool:
     """True if the file is a sealed segment: Kafka's bytes with absolute offsets, and no footer."""
     return local_path(path).startswith(SEALED_FOLDER + "/")

@@ -1,7 +1,8 @@
 """The latest record of a key, looked for backwards from the end of the log. Works on every view.
 
 Kafka's default partitioner tells the partition. Its offsets are read in runs from the log end down, a few MiB first and
-more each time, of each run only the keys; the first run that has the key ends the search.
+more each time, of each run only the keys; the first run that has the key ends the search. Slices that cannot hold the
+key, by the filters beside their files, are left out.
 
 Adding partitions moves keys to others, so the partitions that the key had under earlier numbers are searched, too, the
 newest first. What lies in a partition that there was not before is newer than all that came before it; of other answers
@@ -16,7 +17,7 @@ import pyarrow as pa
 
 from sparklog.errors import BadRequest, NotFound
 from sparklog.log.journal.arrow_numpy import bytes_array, bytes_scalar
-from sparklog.log.state.view import COLUMNS, READ_COMMITTED, OffsetRange, TakenView
+from sparklog.log.state.view import COLUMNS, READ_COMMITTED, OffsetRange, ReadPart, TakenView
 
 FIRST_RUN_BYTES = 4 << 20
 LARGEST_RUN_BYTES = 256 << 20
@@ -59,29 +60,39 @@ def partitions_of_key(view: TakenView, topic: str, key: bytes) -> dict[int, int]
     listed = sorted(view.bounds(topic))
     if len(listed) == 1:
         return {listed[0]: 0}
-    if listed != list(range(len(listed))):
-        raise BadRequest(
-            f"{view.location} holds partitions {', '.join(map(str, listed))} of topic {topic}, not how many there are:"
-            " name the partition, or search all of them"
-        )
     from sparklog.format.key_hash import partition_for_key
 
-    counts = [len(listed), *reversed(view.earlier_partitions(topic))]
+    counts = numbers_of_partitions(view, topic)
     partitions: dict[int, int] = {}
     for count, earlier in zip(counts, [*counts[1:], 0], strict=True):
         partitions.setdefault(int(partition_for_key(bytes_array([key]), count)[0]), earlier)
     return partitions
 
 
+def numbers_of_partitions(view: TakenView, topic: str) -> list[int]:
+    """Return the numbers of partitions now and before, the newest first. `BadRequest` as `partitions_of_key`."""
+    listed = sorted(view.bounds(topic))
+    if listed != list(range(len(listed))):
+        raise BadRequest(
+            f"{view.location} holds partitions {', '.join(map(str, listed))} of topic {topic}, not how many there are:"
+            " name the partition, or search all of them"
+        )
+    return [len(listed), *reversed(view.earlier_partitions(topic))]
+
+
 def _newest_offset(view: TakenView, topic: str, partition: int, key: bytes, isolation: str) -> int | None:
+    from sparklog.log.read.key_filters import without_absent
+
     bounds = view.bounds(topic)[partition]
     end, run_bytes = bounds.end(isolation), FIRST_RUN_BYTES
     while end > bounds.log_start:
         start = _start_of_run(view, OffsetRange(topic, partition, bounds.log_start, end), run_bytes)
-        offset = _last_match(view, OffsetRange(topic, partition, start, end), key, isolation)
+        parts = without_absent(view.plan([OffsetRange(topic, partition, start, end)], isolation), [key])
+        offset = _last_match(parts, key)
         if offset is not None:
             return offset
-        end, run_bytes = start, min(run_bytes * 4, LARGEST_RUN_BYTES)
+        # A run of which nothing is read may be as long as it likes.
+        end, run_bytes = start, min(run_bytes * 4, LARGEST_RUN_BYTES) if parts else run_bytes * 4
     return None
 
 
@@ -93,12 +104,12 @@ def _start_of_run(view: TakenView, rest: OffsetRange, run_bytes: int) -> int:
     return min(*stored.at_bytes(stored.nbytes - run_bytes), *last, rest.end - 1)
 
 
-def _last_match(view: TakenView, wanted: OffsetRange, key: bytes, isolation: str) -> int | None:
+def _last_match(parts: Sequence[ReadPart], key: bytes) -> int | None:
     import pyarrow.compute as pc
 
     sought = bytes_scalar(key)
     newest = None
-    for part in view.plan([wanted], isolation):
+    for part in parts:
         for batch in part.read(("key", "offset")):
             rows = pc.indices_nonzero(pc.equal(batch.column("key"), sought))
             if len(rows):

@@ -15,7 +15,7 @@ follows a topic of any `LogView`, Kafka's directories too:
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
 from sparklog.log.decisions.decision_log import whole_ends
+from sparklog.log.read.key_set import KeySet
 from sparklog.log.read.scan import bounds_of, check_isolation, check_partition, plan_parts, read_parts, stored_in
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.view import (
@@ -116,6 +117,7 @@ class Scan:
     columns: tuple[str, ...]
     batch_bytes: int = 4 << 20
     threads: int = 1
+    keys: KeySet | None = None
 
     @property
     def schema(self) -> pa.Schema:
@@ -127,7 +129,11 @@ class Scan:
         return [part.range for part in self.parts]
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        return read_parts(self.parts, self.columns, batch_bytes=self.batch_bytes, threads=self.threads)
+        if self.keys is None:
+            return read_parts(self.parts, self.columns, batch_bytes=self.batch_bytes, threads=self.threads)
+        columns = self.keys.columns(self.columns)
+        rows = self.keys.rows(read_parts(self.parts, columns, batch_bytes=self.batch_bytes, threads=self.threads))
+        return rows if columns == self.columns else (batch.select(self.columns) for batch in rows)
 
     def to_reader(self) -> pa.RecordBatchReader:
         """Return a `RecordBatchReader`. Records are read as the reader is."""
@@ -163,6 +169,7 @@ def scan(
     columns: Sequence[str] = COLUMNS,
     batch_bytes: int = 4 << 20,
     threads: int = 1,
+    keys: Iterable[bytes | str] | None = None,
 ) -> Scan:
     check_isolation(isolation)
     check_columns(columns)
@@ -173,6 +180,7 @@ def scan(
     for given in (start, end):
         for partition in given if isinstance(given, Mapping) else ():
             check_partition(topic, partition, bounds)
+    wanted = None if keys is None else KeySet.of(keys, anywhere=partitions is not None)
     chosen = sorted(bounds) if partitions is None else list(dict.fromkeys(partitions))
     ranges = []
     for partition in chosen:
@@ -188,7 +196,10 @@ def scan(
                     f"{bound.log_end}; give an offset of these, {EARLIEST} or {LATEST}"
                 )
         ranges.append(OffsetRange(topic, partition, low, high))
-    return Scan(tuple(view.plan(ranges, isolation)), tuple(columns), batch_bytes, threads)
+    if wanted is None:
+        return Scan(tuple(view.plan(ranges, isolation)), tuple(columns), batch_bytes, threads)
+    parts = wanted.parts(view.plan(wanted.ranges(view, ranges), isolation))
+    return Scan(tuple(parts), tuple(columns), batch_bytes, threads, wanted)
 
 
 def _offset(position: Position, partition: int, bounds: Bounds, isolation: str, default: OffsetSpec) -> int:
@@ -229,6 +240,8 @@ class Tail:
     positions: dict[int, int] = field(default_factory=dict)
     ends: dict[int, int] = field(default_factory=dict)
     topic_id: str = ""
+    keys: KeySet | None = None
+    """Only their records are read."""
 
     def open(self) -> None:
         self.topic_id = self.view.topic_id(self.topic)
@@ -267,9 +280,18 @@ class Tail:
                 )
                 start = log_start
             end = max(start, min(bounds.end(self.isolation), self.ends.get(partition, bounds.log_end)))
-            for part in self.view.plan([OffsetRange(self.topic, partition, start, end)], self.isolation):
-                yield from part.read(columns)
+            yield from self._read(OffsetRange(self.topic, partition, start, end), columns)
             self.positions[partition] = end
+
+    def _read(self, wanted: OffsetRange, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
+        if self.keys is None:
+            for part in self.view.plan([wanted], self.isolation):
+                yield from part.read(columns)
+            return
+        ranges = self.keys.ranges(self.view, [wanted])
+        for part in self.keys.parts(self.view.plan(ranges, self.isolation)):
+            for batch in self.keys.rows(part.read(self.keys.columns(columns))):
+                yield batch.select(columns)
 
     def refresh(self) -> None:
         """Look for what is new; `Conflict` if the topic was deleted and created again."""

@@ -82,6 +82,8 @@ class SliceFlag(IntFlag):
     KAFKA_ABORTED = 16
     """ABORT markers lie in it. Which records they take back says the `.txnindex` beside a segment, in an append file
     the footer."""
+    KEY_FILTER = 32
+    """A filter of its keys was written beside the file: `sparklog.format.key_filter`."""
 
 
 _LOG_APPEND_TIME = int(SliceFlag.LOG_APPEND_TIME)

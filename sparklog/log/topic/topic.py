@@ -358,17 +358,19 @@ class Topic:
         columns: Sequence[str] = COLUMNS,
         batch_bytes: int = 4 << 20,
         threads: int = 1,
+        keys: Iterable[bytes | str] | None = None,
     ) -> Scan:
         """Plan a read of a range of records: iterate the scan, take its `to_table()`, or hand it to an Arrow library.
 
         Args:
-            partitions: numbers; None: all.
+            partitions: numbers; None: all, or with `keys` those where Kafka's partitioner puts them.
             start: the first offset: `earliest`, `latest`, an offset, or one of these per partition.
             end: the offset behind the last one, in the same forms.
             isolation: `read_committed` leaves out what is aborted or open, `read_uncommitted` does not.
             columns: of key, value, topic, partition, offset, timestamp, timestampType, headers.
             batch_bytes: about the size of one record batch.
             threads: how many decode at once; the order of the records stays the same.
+            keys: read only records with one of these keys.
 
         Raises:
             NotFound: a partition or an offset does not exist.
@@ -388,6 +390,7 @@ class Topic:
             columns=columns,
             batch_bytes=batch_bytes,
             threads=threads,
+            keys=keys,
         )
 
     def table(self, *, as_of: AsOf = None, columns: Sequence[str] = COLUMNS, threads: int = 1) -> TopicTable:

@@ -15,15 +15,16 @@ from typing import NamedTuple, TypeVar
 
 import crc32c
 
-from sparklog.errors import Corrupt, NotFound, Unavailable
+from sparklog.errors import BadRequest, Corrupt, NotFound, Unavailable
 from sparklog.format.append_file import decode_footer
 from sparklog.format.checksums import SUFFIXES, index_crc
+from sparklog.format.key_filter import decode_filters
 from sparklog.log.journal.creating import create_or_read
 from sparklog.log.journal.env import SYSTEM, Env
-from sparklog.log.journal.names import file_key
+from sparklog.log.journal.names import file_key, filter_path
 from sparklog.log.state.history import History
 from sparklog.log.state.slice_table import Slices, SliceTable, Snapshot
-from sparklog.log.state.slices import FileSlices
+from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.log.state.topic_state import EMPTY
 from sparklog.log.topic.cloning import file_slices
 from sparklog.storage import LocalStore
@@ -66,7 +67,7 @@ class Piece(NamedTuple):
 class DataFile:
     """A file to copy: from `key` to the key `to`, and what must be true of it. `footer` 0: a sealed segment.
 
-    `index_crc`: of the files beside a sealed segment, 0 if that is not known.
+    `index_crc`: of the files beside a sealed segment, 0 if that is not known. `filtered`: it has filters of keys.
     """
 
     key: str
@@ -75,6 +76,7 @@ class DataFile:
     footer: int
     pieces: tuple[Piece, ...]
     index_crc: int = 0
+    filtered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,8 @@ def data_file(topic: str, file: FileSlices, to: str | None = None) -> DataFile:
     key = file_key(topic, file.path)
     pieces = tuple(sorted(Piece(*item) for item in zip(file.starts, file.nbytes, file.crc, file.base, strict=True)))
     crc = file.index_crc[0] if file.index_crc else 0
-    return DataFile(key, key if to is None else to, file.size, file.footer_length, pieces, crc)
+    filtered = any(flags & SliceFlag.KEY_FILTER for flags in file.flags)
+    return DataFile(key, key if to is None else to, file.size, file.footer_length, pieces, crc, filtered)
 
 
 def data_files(topic: str, rows: Slices) -> list[DataFile]:
@@ -167,6 +170,8 @@ def _copy(source: Store, target: Store, file: DataFile, present: Mapping[str, in
     done = Copied()
     if file.footer == 0:
         done += _copy_indexes(source, target, file, present, options.env)
+    if file.filtered:
+        done += _copy_filters(source, target, file, present, options.env)
     if file.to in present:
         if present[file.to] != file.size:
             message = f"{target.location} holds {present[file.to]} bytes of it, expected {file.size}: delete it there"
@@ -272,6 +277,19 @@ def _copy_indexes(source: Store, target: Store, file: DataFile, present: Mapping
         if data is not None and name not in present and create_or_read(target, name, data, env) is None:
             done += Copied(1, len(data))
     return done
+
+
+def _copy_filters(source: Store, target: Store, file: DataFile, present: Mapping[str, int], env: Env) -> Copied:
+    """Copy the filters of keys beside a file. Without them, or where they are damaged, it is just read more often."""
+    name, data = filter_path(file.to), None
+    if name not in present and (data := _beside(source, filter_path(file.key))) is not None:
+        try:
+            decode_filters(data)
+        except (Corrupt, BadRequest):
+            data = None
+    if data is None or create_or_read(target, name, data, env) is not None:
+        return Copied()
+    return Copied(1, len(data))
 
 
 def _beside(source: Store, key: str) -> bytes | None:

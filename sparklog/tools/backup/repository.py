@@ -51,6 +51,7 @@ from sparklog.log.journal.names import (
     checkpoint_key,
     checkpoint_version,
     commit_key,
+    filter_path,
     foreign_name,
 )
 from sparklog.log.state.history import History
@@ -379,6 +380,7 @@ def named_keys(store: Store, manifest: Manifest) -> set[str]:
         keys |= named.files.keys()
         logs = [key.removesuffix("log") for key in named.files if key.endswith(".log")]
         keys |= {f"{stem}{suffix}" for stem in logs for suffix in SUFFIXES}
+        keys |= {filter_path(key) for key in named.files}
     for kind, entries in ((DECISIONS, manifest.decisions), (GROUPS, manifest.groups)):
         for each in entries:
             prefix = kind.prefix(each.id)

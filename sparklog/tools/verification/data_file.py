@@ -5,6 +5,7 @@
 | a slice                             | its CRC-32C, which commits and footer agree on, holds                         |
 | footer                              | its CRC-32C holds; its slices fill the file; its index is that of the batches |
 | `.index`, `.timeindex`, `.txnindex` | the CRC-32C in the commit holds; their entries name batches                   |
+| `.bloom`                            | its CRC-32Cs hold; it has all keys of its slices                              |
 
 A footer also describes slices that no version names any more: they are checked as well. Slices are decoded, too:
 batches' checksums, offsets, counts, times. Files are checked in pieces of work, so that a Spark job can spread them
@@ -30,6 +31,7 @@ from sparklog.log.state.commit import MAINTAIN
 from sparklog.log.state.slices import SliceFlag
 from sparklog.maintenance.work_items import Done, Progress, silent
 from sparklog.storage.store import Store
+from sparklog.tools.verification.filter_files import against_filter, batches_of, take_filters
 from sparklog.tools.verification.findings import FOOTER, INDEX, MISSING, SIZE, Counts, Finding
 from sparklog.tools.verification.index_files import WITHOUT_INDEX, Batches, check_index
 from sparklog.tools.verification.slice_checks import (
@@ -50,7 +52,9 @@ def check_file(store: Store, file: DataFile, progress: Progress) -> Checked:
     """Read a file whole and compare it with its footer and all versions that name it."""
     checked = Checked(store, file, progress)
     try:
+        filters = take_filters(checked)
         (_check_segment if file.sealed else _check_append_file)(checked)
+        checked.counts += filters
     except NotFound:
         return Checked(store, file, progress, gone=True)
     except CutOff as cut:
@@ -70,9 +74,10 @@ def _check_segment(checked: Checked) -> None:
         checked.findings.append(_goes_on(checked.file))
     counted = Counts(files=1)
     for claim in checked.file.claims:
-        batches = Batches()
+        batches = batches_of(checked, claim)
         walked = walk(checked, claim, batches)
         counted += walked or Counts(slices=1)
+        checked.findings += against_filter(checked, claim, batches)
         counted += _check_indexes(checked, claim, batches if walked is not None else None)
     checked.counts = counted
 
@@ -294,8 +299,9 @@ def _check_run(checked: Checked, run: Sequence[Claim], entries: dict[int, Writte
     if headers is None or headers.stop != "end" or not np.isin(starts, headers.position).all():
         counted = Counts()
         for claim in run:
-            batches, entry = Batches(), entries.get(claim.position)
+            batches, entry = batches_of(checked, claim), entries.get(claim.position)
             walked = walk(checked, claim, batches)
+            checked.findings += against_filter(checked, claim, batches)
             if entry is not None and walked is not None:
                 checked.findings += _against_index(checked.file.key, claim, entry, batches)
             counted += walked or Counts(slices=1)
@@ -307,8 +313,9 @@ def _check_run(checked: Checked, run: Sequence[Claim], entries: dict[int, Writte
     for row, claim in enumerate(run):
         entry = entries.get(claim.position)
         if entry is not None and (entry.index is not None or len(entry.aborted)):
-            batches = Batches()
+            batches = batches_of(checked, claim)
             batches.add(data, headers[row_of == row], -int(starts[row]))
+            checked.findings += against_filter(checked, claim, batches)
             checked.findings += _against_index(checked.file.key, claim, entry, batches)
     checked.progress(counted.records, nbytes)
     return counted

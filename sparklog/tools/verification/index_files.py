@@ -17,6 +17,7 @@ import numpy as np
 from sparklog.errors import Corrupt
 from sparklog.format import transaction_index
 from sparklog.format.control import ABORT, control_types
+from sparklog.format.key_filter import FilterBuilder, KeyFilter
 from sparklog.format.record_batch import BatchHeaders, BoolArray, BytesLike, Int64Array
 from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
 from sparklog.tools.verification.findings import INDEX, RESTORE, Finding
@@ -41,22 +42,37 @@ _NO_BATCHES = BatchColumns(_NONE, _NONE, _NONE, _NONE, _NONE.astype(np.bool_))
 
 @dataclass(slots=True)
 class Batches:
-    """Batches of a segment, window by window. `aborts`: offset of each ABORT marker -> its producer id."""
+    """Batches of a segment, window by window. `aborts`: offset of each ABORT marker -> its producer id.
+
+    `filter`: that of their keys, which are put into `keys` then.
+    """
 
     windows: list[BatchColumns] = field(default_factory=lambda: [_NO_BATCHES])
     aborts: dict[int, int] = field(default_factory=dict)
+    filter: KeyFilter | None = None
+    keys: FilterBuilder | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.filter is not None:
+            self.keys = FilterBuilder(0, blocks=len(self.filter.words))
 
     def add(self, data: BytesLike, headers: BatchHeaders, position: int) -> None:
         """Take in the batches of a window that begins at byte `position`."""
         offsets = headers.base_offset, headers.last_offset
         columns = BatchColumns(headers.position + position, *offsets, headers.max_timestamp, headers.is_legacy)
         self.windows.append(columns)
+        if self.keys is not None:
+            self.keys.add(data, headers)
         for row in np.flatnonzero(headers.is_control).tolist():
             one = headers[row : row + 1]
             # Of one that cannot be read the checksum says so, too.
             with suppress(Corrupt):
                 if int(control_types(data, one)[0]) == ABORT:
                     self.aborts[int(one.base_offset[0])] = int(one.producer_id[0])
+
+    def keys_beyond_filter(self) -> bool:
+        """True if the filter would deny some key: look-ups would not find it."""
+        return self.filter is not None and self.keys is not None and not self.keys.within(self.filter)
 
     def columns(self) -> BatchColumns:
         return BatchColumns(*map(np.concatenate, zip(*self.windows, strict=True)))

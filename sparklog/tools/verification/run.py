@@ -30,6 +30,7 @@ from sparklog.log.journal.names import (
     TRANSACTIONS_FOLDER,
     check_topic_name,
     commit_key,
+    filter_path,
     groups_prefix,
     id_folder,
     is_checkpoint_table_name,
@@ -45,6 +46,7 @@ from sparklog.storage.probe import PROBE_FOLDER
 from sparklog.storage.store import ObjectInfo, Store, key_kind
 from sparklog.tools.verification.data_file import Verified, VerifyWork, missing_indexes, pieces
 from sparklog.tools.verification.entry_chain import EntryChain, read_chain, read_object
+from sparklog.tools.verification.filter_files import missing_filters
 from sparklog.tools.verification.findings import (
     DECISION,
     GROUP,
@@ -268,6 +270,7 @@ class _Verification:
             self.named |= log.objects
             for file in log.files:
                 self.named |= {file.key, *(file.index_key(suffix) for suffix in SUFFIXES if file.sealed)}
+                self.named |= {filter_path(file.key)} if file.filtered else set()
         if not self.chosen:
             self.findings += check_transactions(self.logs, self.states, self._state_of)
             self.findings += check_groups(self.groups, self.states, self._state_of)
@@ -382,6 +385,7 @@ class _Verification:
             self.counts += Counts(files=1, slices=len(file.claims))
             if file.sealed:
                 self.findings += missing_indexes(self.store, file, sizes)
+            self.findings += missing_filters(self.store, file, sizes)
         return True
 
     def _gone(self, keys: Sequence[str], topics: set[str]) -> None:

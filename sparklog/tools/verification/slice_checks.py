@@ -15,6 +15,7 @@ from crc32c import crc32c
 
 from sparklog.errors import Corrupt
 from sparklog.format.batch_scan import check_headers, crc_failures, crc_message, scan_headers
+from sparklog.format.key_filter import KeyFilter
 from sparklog.format.record_batch import CRC_START, NO_PRODUCER_ID, BatchHeaders, Place
 from sparklog.log.journal.arrow_numpy import valid_rows
 from sparklog.log.read.fetch import SPAN_BYTES
@@ -61,6 +62,11 @@ class DataFile:
     index_crc: int = 0  # of a sealed segment, `sparklog.format.checksums`
 
     @property
+    def filtered(self) -> bool:
+        """True if filters of keys were written beside it."""
+        return any(claim.flags & SliceFlag.KEY_FILTER for claim in self.claims)
+
+    @property
     def sealed(self) -> bool:
         return self.footer_length == 0
 
@@ -83,6 +89,8 @@ class Checked:
     findings: list[Finding] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
     gone: bool = False
+    filters: dict[int, KeyFilter] = field(default_factory=dict)
+    """Sound filters of keys by the positions of their slices."""
 
     def read(self, start: int, length: int) -> bytes:
         """Read `length` bytes from byte `start` on. `CutOff` if the file ends before that, also at a second look."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sparklog.api import compact
 from sparklog.errors import BadRequest, Corrupt, Fenced, NotFound
 from sparklog.groups.lag import Groups
 from sparklog.log.journal.names import RESTORE_KEY, ROOT_KEY
@@ -16,11 +17,12 @@ from sparklog.storage import LocalStore
 from sparklog.testing.faulty_store import Crash, FaultyStore
 from sparklog.testing.world import DAY_MS, HOUR_MS
 from sparklog.tools.backup.backing_up import back_up, plan_backup
-from sparklog.tools.backup.repository import Repository
+from sparklog.tools.backup.repository import Repository, named_keys
 from sparklog.tools.backup.restore_point import MovedOffset, Wanted
 from sparklog.tools.backup.restoring import plan_restore, restore
 from sparklog.tools.verification.run import verify_root
 from sparklog.transactions.producer import transactional
+from tests.support.records import random_rows
 from tests.tools.backup.backup_world import Dying, RestoringWorld, Rows, batch, contents, rows_of
 
 
@@ -45,6 +47,26 @@ class TestTheCut:
             assert not ours.holds
             assert not world.root().topic(name).log.head().holds
         assert root.id != world.root().id
+
+    def test_filters_of_keys_are_copied_unless_they_are_damaged(self) -> None:
+        world = RestoringWorld()
+        for name in ("merged", "sealed", "damaged"):
+            topic = world.root().create_topic(name)
+            for seed in range(2):
+                topic.append(random_rows(1000, value_bytes=600, seed=seed))
+            compact(world.root(), topics=[name], roll=name != "merged")
+        (damaged,) = (info.key for info in world.store.list("damaged/") if info.key.endswith(".bloom"))
+        world.store.replace(damaged, b"?")
+        manifest = world.back_up()
+        kept = {info.key for info in world.place.list("") if info.key.endswith(".bloom")}
+        assert kept <= named_keys(world.place, manifest)
+        copied = [each.store for each in (world.restore(), world.restore(world.store))]
+        for store in (world.place, *copied):
+            filters = [info.key.split("/")[0] for info in store.list("") if info.key.endswith(".bloom")]
+            assert filters == ["merged", "sealed"]
+        for store in copied:
+            assert [finding.kind for finding in verify_root(store, env=world.env()).findings] == ["missing"]
+            assert world.root(store).topic("merged").get(b"k7") is not None
 
     def test_it_goes_on_as_a_root(self) -> None:
         world = RestoringWorld()

@@ -1,0 +1,71 @@
+"""Keys that are wanted of a scan: the partitions and slices that can hold them, and their records.
+
+Kafka's default partitioner tells the partitions, for the number of partitions now and for those before. It says nothing
+of records that were written to a partition by number: with `anywhere`, all partitions are read that were asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from sparklog.errors import BadRequest
+from sparklog.log.journal.arrow_numpy import bytes_array
+from sparklog.log.read.key_lookup import numbers_of_partitions
+from sparklog.log.state.view import OffsetRange, ReadPart, TakenView
+
+
+@dataclass(frozen=True)
+class KeySet:
+    """Some keys, distinct. `anywhere`: they may lie in any partition."""
+
+    keys: tuple[bytes, ...]
+    anywhere: bool = False
+
+    @classmethod
+    def of(cls, keys: Iterable[bytes | str], anywhere: bool = False) -> KeySet:
+        """Take a list of keys, texts as UTF-8. `BadRequest` for anything else."""
+        listed = keys if isinstance(keys, bytes | str) else list(keys)
+        if isinstance(listed, bytes | str) or not all(isinstance(key, bytes | str) for key in listed):
+            raise BadRequest(f"keys are a list of bytes or texts, found {listed!r:.80}: give [b'anna', b'ben']")
+        return cls(tuple(dict.fromkeys(key.encode() if isinstance(key, str) else key for key in listed)), anywhere)
+
+    def partitions(self, view: TakenView, topic: str) -> set[int]:
+        """Return the partitions of a topic that can hold the keys."""
+        listed = sorted(view.bounds(topic))
+        if self.anywhere or not self.keys:
+            return set(listed) if self.keys else set()
+        if len(listed) == 1:
+            return set(listed)
+        from sparklog.format.key_hash import partition_for_key
+
+        keys = bytes_array(self.keys)
+        counts = numbers_of_partitions(view, topic)
+        return {number for count in counts for number in partition_for_key(keys, count).tolist()}
+
+    def ranges(self, view: TakenView, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
+        """Return the ranges of partitions that can hold the keys."""
+        chosen = {topic: self.partitions(view, topic) for topic in dict.fromkeys(each.topic for each in ranges)}
+        return [each for each in ranges if each.partition in chosen[each.topic]]
+
+    def parts(self, parts: Sequence[ReadPart]) -> list[ReadPart]:
+        """Return parts without the slices that hold none of the keys; empty parts go."""
+        from sparklog.log.read.key_filters import without_absent
+
+        return without_absent(parts, self.keys)
+
+    def columns(self, columns: Sequence[str]) -> tuple[str, ...]:
+        """Return the columns to read for `rows`."""
+        return tuple(dict.fromkeys((*columns, "key")))
+
+    def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows with one of the keys, of batches that have the column `key`; batches without any go."""
+        import pyarrow.compute as pc
+
+        wanted = bytes_array(self.keys)
+        for batch in batches:
+            chosen = batch.filter(pc.is_in(batch.column("key"), value_set=wanted))
+            if chosen.num_rows:
+                yield chosen

@@ -1,0 +1,176 @@
+"""Look-ups by key leave out what the filters of keys deny, and read what has no sound filter."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+import sparklog
+from sparklog.log.journal.names import filter_path
+from sparklog.log.read import key_filters
+from sparklog.log.read.key_filters import FilterCache
+from sparklog.log.state.slices import SliceFlag
+from sparklog.log.topic.cloning import clone_topic
+from sparklog.log.topic.topic import Topic
+from sparklog.storage.memory import MemoryStore
+from sparklog.testing import CountingStore
+from sparklog.testing.world import World
+from sparklog.tools.verification.findings import INDEX, MISSING, Finding
+from sparklog.tools.verification.run import verify_root
+from tests.support.records import random_rows
+
+KEYS = 3000
+
+
+class FilteredWorld(World):
+    """A topic of 1.5 MB: appended in four, then merged into one slice, or sealed."""
+
+    def __init__(self, *, roll: bool, configs: dict[str, str] | None = None) -> None:
+        super().__init__()
+        self.counted = CountingStore(self.store)
+        topic = self.root().create_topic("t", partitions=1, configs=configs or {})
+        for i in range(4):
+            topic.append(random_rows(750, value_bytes=500, seed=i, first=750 * i).set_column(0, "key", _keys(i)))
+        sparklog.compact(self.root(), roll=roll)
+        (path,) = self.root().topic("t").read_snapshot().slices.paths()
+        self.filters = filter_path(f"t/{path}")
+
+    def get(self, key: bytes) -> tuple[pa.RecordBatch | None, int]:
+        """The answer, and the bytes read for it, by a process that has nothing in its cache."""
+        topic = self.root(self.counted).topic("t")
+        topic.read_snapshot()
+        before = self.counted.bytes_read
+        return topic.get(key), self.counted.bytes_read - before
+
+    def findings(self, **how: bool) -> tuple[Finding, ...]:
+        return verify_root(self.store, env=self.env(), **how).findings
+
+
+def _keys(part: int) -> pa.Array:
+    return pa.array([b"key-%d" % i for i in range(750 * part, 750 * part + 750)], pa.binary())
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_filters, "cache", FilterCache())
+
+
+@pytest.fixture(params=["merged", "sealed", "cleaned"])
+def world(request: pytest.FixtureRequest) -> FilteredWorld:
+    compacted = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}
+    return FilteredWorld(roll=request.param != "merged", configs=compacted if request.param == "cleaned" else None)
+
+
+def test_an_absent_key_costs_the_filter_once(world: FilteredWorld) -> None:
+    record, nbytes = world.get(b"nobody")
+    assert record is None
+    assert nbytes < 10_000
+    assert world.get(b"nobody else") == (None, 0)
+    record, nbytes = world.get(b"key-17")
+    assert record is not None
+    assert record["offset"].to_pylist() == [17]
+    assert nbytes > 1 << 20
+    assert world.findings() == () == world.findings(quick=True)
+
+
+def test_what_is_not_merged_yet_is_searched(world: FilteredWorld) -> None:
+    world.root().topic("t").append(pa.table({"key": [b"new", b"key-3"], "value": [b"v", b"w"]}))
+    for key in (b"new", b"key-3"):
+        record, _ = world.get(key)
+        assert record is not None
+        assert record["value"][0].as_py() in (b"v", b"w")
+
+
+def _with(store: MemoryStore, key: str, at: int, data: bytes) -> None:
+    before = store.get(key)
+    store.replace(key, before[:at] + data + before[at + len(data) :])
+
+
+@pytest.mark.parametrize("at", [0, 13, 30, -1])
+def test_a_damaged_filter_is_found_by_verify_and_ignored_by_reads(world: FilteredWorld, at: int) -> None:
+    data = world.store.get(world.filters)
+    _with(world.store, world.filters, at % len(data), bytes([data[at] ^ 1]))
+    record, nbytes = world.get(b"key-17")
+    assert record is not None
+    assert nbytes > 1 << 20
+    assert world.get(b"nobody")[0] is None
+    (finding,) = world.findings()
+    assert (finding.kind, finding.file) == (INDEX, world.filters)
+    assert "no record is lost" in finding.remedy
+
+
+def test_a_filter_of_other_bytes_counts_for_nothing(world: FilteredWorld) -> None:
+    other = FilteredWorld(roll=True, configs={"compression.type": "gzip"})
+    world.store.replace(world.filters, other.store.get(other.filters))
+    assert world.get(b"key-17")[0] is not None
+    assert world.get(b"nobody")[1] > 1 << 20
+    (finding,) = world.findings()
+    assert finding.message == "expected a filter of the slice at byte 0, found none"
+
+
+def test_a_missing_filter_is_found_and_not_missed(world: FilteredWorld) -> None:
+    world.store.delete(world.filters)
+    assert world.get(b"key-17")[0] is not None
+    for how in ({}, {"quick": True}):
+        (finding,) = world.findings(**how)
+        assert (finding.kind, finding.file) == (MISSING, world.filters)
+
+
+def test_a_filter_that_denies_a_key_is_found(world: FilteredWorld) -> None:
+    (made,) = key_filters.decode_filters(world.store.get(world.filters))
+    words = made.words.copy()
+    words[words.any(axis=1).argmax()] = 0
+    wrong = key_filters.KeyFilter(made.position, made.nbytes, made.crc, words)
+    from sparklog.format.key_filter import encode_filters
+
+    world.store.replace(world.filters, encode_filters([wrong]))
+    (finding,) = world.findings()
+    assert finding.message == "the filter denies keys that the slice has, so that look-ups do not find them"
+
+
+def test_a_clone_reads_the_filters_of_its_source(world: FilteredWorld) -> None:
+    clone_topic(world.root(), "t", "copy")
+    copied: Topic = world.root(world.counted).topic("copy")
+    assert world.get(b"nobody")[0] is None
+    before = world.counted.bytes_read
+    assert copied.get(b"nobody") is None
+    assert world.counted.bytes_read - before < 10_000
+    assert copied.get(b"key-9") is not None
+    assert world.findings() == ()
+
+
+def test_records_without_keys_and_small_slices_have_no_filter() -> None:
+    world = World()
+    for name, rows in (("a", random_rows(3000, value_bytes=500, keys=None)), ("b", random_rows(30))):
+        topic = world.root().create_topic(name)
+        topic.append(rows)
+        topic.append(rows)
+    sparklog.compact(world.root(), roll=True)
+    assert not [info.key for info in world.store.list("") if info.key.endswith(".bloom")]
+    for name in ("a", "b"):
+        flags = world.root().topic(name).read_snapshot().slices.all().flags
+        assert not (flags & int(SliceFlag.KEY_FILTER)).any()
+
+
+def test_filters_that_were_merged_again_are_made_again() -> None:
+    world = FilteredWorld(roll=False)
+    topic = world.root().topic("t")
+    for i in range(8):
+        topic.append(pa.table({"key": _keys(i % 4), "value": _keys(i)}))
+        sparklog.compact(world.root())
+    sparklog.compact(world.root(), roll=True)
+    assert world.get(b"nobody")[1] < 10_000
+    assert world.get(b"key-1")[0] is not None
+    assert world.findings() == ()
+
+
+def test_the_cache_is_bounded() -> None:
+    world = FilteredWorld(roll=True)
+    small, file = FilterCache(10), world.filters.replace(".bloom", ".log")
+    assert len(small.filters(world.counted, file)) == 1
+    assert len(small.filters(world.counted, file)) == 1
+    assert world.counted.counts["get"] == 2
+    large = FilterCache()
+    assert large.filters(world.counted, file) == large.filters(world.counted, file)
+    assert large.filters(world.counted, "t/none.log") == large.filters(world.counted, "t/none.log") == ()
+    assert world.counted.counts["get"] == 4
