@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,25 +22,24 @@ if TYPE_CHECKING:
 
 FOLDER = REPOSITORY / "examples" / "streams"
 NAMES = sorted(file.stem for file in FOLDER.glob("*.py") if file.stem != "running")
-SLOW: set[str] = set()
+SLOW = {"sessions", "stream_stream_join"}
 """Those that take longer than a default run has time for."""
-NEEDS: dict[str, tuple[str, ...]] = {}
+NEEDS: dict[str, tuple[str, ...]] = {"sessions": ("google.protobuf", "pandas")}
 """Packages beside pyspark that an example needs."""
-CHANGED = ("spark.sql.session.timeZone", "spark.sql.shuffle.partitions")
+CHANGED = (
+    "spark.sql.session.timeZone",
+    "spark.sql.shuffle.partitions",
+    "spark.sql.streaming.stateStore.providerClass",
+)
 """Settings that examples bring along, or set themselves."""
 
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def load(name: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[SparkSession, str], str]:
-    """The `main` of an example. Its module has no place in sys.modules, so that its functions travel to workers."""
+    """The `main` of an example, run as a file: so its functions travel to workers whole, not as a module's name."""
     monkeypatch.syspath_prepend(str(FOLDER))
-    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    main: Callable[[SparkSession, str], str] = module.main
+    main: Callable[[SparkSession, str], str] = runpy.run_path(str(FOLDER / f"{name}.py"))["main"]
     return main
 
 
@@ -95,13 +95,13 @@ def test_one_runs_as_a_program(spark_folder: Path, tmp_path: Path) -> None:
 
 
 CONNECT = """
-import importlib, sys
+import runpy, sys
 from pathlib import Path
 from running import session
 
 spark = session()
 for name in sys.argv[2:]:
-    printed = importlib.import_module(name).main(spark, f"{sys.argv[1]}/{name}") + chr(10)
+    printed = runpy.run_path(f"{name}.py")["main"](spark, f"{sys.argv[1]}/{name}") + chr(10)
     assert printed == Path(f"{name}.txt").read_text(), (name, printed)
     print(name)
 spark.stop()
