@@ -26,6 +26,8 @@ SLOW = {"sessions", "stream_stream_join"}
 """Those that take longer than a default run has time for."""
 NEEDS: dict[str, tuple[str, ...]] = {"sessions": ("google.protobuf", "pandas")}
 """Packages beside pyspark that an example needs."""
+SPARK = {"sessions": "4.1"}
+"""The first Spark that can run an example."""
 CHANGED = (
     "spark.sql.session.timeZone",
     "spark.sql.shuffle.partitions",
@@ -44,6 +46,7 @@ def load(name: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[SparkSession, 
 
 
 def require(name: str) -> None:
+    pytest.importorskip("pyspark", SPARK.get(name))
     for package in NEEDS.get(name, ()):
         pytest.importorskip(package, reason=f"the example {name} needs {package}")
 
