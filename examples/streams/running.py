@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -45,6 +46,7 @@ def start(main: Callable[[SparkSession, str], str]) -> None:
 
 def session() -> SparkSession:
     """A small local session, or one of Spark Connect."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # also for the workers of a local Spark Connect
     builder = sparklog.configure(SparkSession.builder.appName("sparklog example"))
     if "SPARK_REMOTE" not in os.environ:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
