@@ -1,0 +1,134 @@
+"""The programs of examples/streams print what their pages show, in the tests' session, alone and over Spark Connect."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.datasource import spark_session
+from tests.datasource.spark_session import REPOSITORY
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FOLDER = REPOSITORY / "examples" / "streams"
+NAMES = sorted(file.stem for file in FOLDER.glob("*.py") if file.stem != "running")
+SLOW = {"sessions", "stream_stream_join"}
+"""Those that take longer than a default run has time for."""
+NEEDS: dict[str, tuple[str, ...]] = {"sessions": ("google.protobuf", "pandas")}
+"""Packages beside pyspark that an example needs."""
+SPARK = {"sessions": "4.1"}
+"""The first Spark that can run an example."""
+CHANGED = (
+    "spark.sql.session.timeZone",
+    "spark.sql.shuffle.partitions",
+    "spark.sql.streaming.stateStore.providerClass",
+)
+"""Settings that examples bring along, or set themselves."""
+
+FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def load(name: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[SparkSession, str], str]:
+    """The `main` of an example, run as a file: so its functions travel to workers whole, not as a module's name."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    main: Callable[[SparkSession, str], str] = runpy.run_path(str(FOLDER / f"{name}.py"))["main"]
+    return main
+
+
+def require(name: str) -> None:
+    pytest.importorskip("pyspark", SPARK.get(name))
+    for package in NEEDS.get(name, ()):
+        pytest.importorskip(package, reason=f"the example {name} needs {package}")
+
+
+def output(name: str) -> str:
+    return (FOLDER / f"{name}.txt").read_text()
+
+
+@pytest.fixture
+def settings(spark: SparkSession) -> Iterator[None]:
+    before = {name: spark.conf.get(name, None) for name in CHANGED}
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    spark.conf.set("spark.sql.shuffle.partitions", "1")
+    yield
+    for name, value in before.items():
+        if value is None:
+            spark.conf.unset(name)
+        else:
+            spark.conf.set(name, value)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in NAMES]
+)
+def test_it_prints_its_output(
+    name: str, spark: SparkSession, settings: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require(name)
+    assert load(name, monkeypatch)(spark, str(tmp_path)) + "\n" == output(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_page_shows_its_code_and_output(name: str) -> None:
+    page, program = (FOLDER / f"{name}.md").read_text(), (FOLDER / f"{name}.py").read_text()
+    fences = FENCED.findall(page)
+    assert [text for kind, text in fences if kind == "python" and text not in program] == []
+    assert [text for kind, text in fences if kind == "text"] == [output(name)]
+    assert "## After a restart" in page
+    assert "## For your data" in page
+    assert program.count("\n") <= 90
+    assert f"({name}.md)" in (FOLDER / "README.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_one_runs_as_a_program(spark_folder: Path, tmp_path: Path) -> None:
+    done = run_program(["word_count.py", "--folder", str(tmp_path)], spark_session.environment(spark_folder))
+    assert done.stdout == output("word_count"), done.stderr[-3000:]
+
+
+CONNECT = """
+import runpy, sys
+from pathlib import Path
+from running import session
+
+spark = session()
+for name in sys.argv[2:]:
+    printed = runpy.run_path(f"{name}.py")["main"](spark, f"{sys.argv[1]}/{name}") + chr(10)
+    assert printed == Path(f"{name}.txt").read_text(), (name, printed)
+    print(name)
+spark.stop()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.skipif(
+    importlib.util.find_spec("grpc") is None or importlib.util.find_spec("pandas") is None,
+    reason="Spark Connect needs grpcio and pandas: pip install 'sparklog[connect]'",
+)
+def test_all_run_over_connect(spark_folder: Path, tmp_path: Path) -> None:
+    environment = {**spark_session.environment(spark_folder), "SPARK_REMOTE": "local[2]"}
+    done = run_program(["-c", CONNECT, str(tmp_path), *NAMES], environment)
+    assert done.stdout.split() == NAMES, done.stderr[-3000:]
+
+
+def run_program(arguments: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=FOLDER,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
