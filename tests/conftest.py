@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -42,6 +43,17 @@ def pytest_configure(config: pytest.Config) -> None:
     watch = starting_java.Watch()
     watch.install()
     config.pluginmanager.register(watch)
+
+
+def pytest_collection() -> None:
+    """Collect no garbage while thousands of tests are made, none of which is any."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Leave them out of later collections: with them these took a fourteenth of the time of all tests."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
