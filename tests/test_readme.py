@@ -73,7 +73,7 @@ def test_the_python_snippets_run_in_order(tmp_path: Path) -> None:
         text=True,
         env=with_sparklog(tmp_path),
         cwd=tmp_path,
-        timeout=300,
+        timeout=1200,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
