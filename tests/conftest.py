@@ -70,6 +70,11 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    """Let the interpreter's end free what was left out: DuckDB complains of what it finds alive."""
+    gc.unfreeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests by what they are: `spark`, `java`, `property`; those with Spark go first.
 

@@ -56,7 +56,7 @@ TRANSACTIONS_WITH_CACHES = Seeds(every_run=25, slow_run=600, chunk=25, slow_chun
 MAINTENANCE = Seeds(every_run=40, slow_run=2_000, chunk=40, slow_chunk=200)
 LEASES = Seeds(every_run=8, slow_run=400, chunk=8, slow_chunk=100)
 RETENTION = Seeds(every_run=8, slow_run=2_000, chunk=8, slow_chunk=100)
-VERIFICATION = Seeds(every_run=24, slow_run=600, chunk=24, slow_chunk=100)
+VERIFICATION = Seeds(every_run=8, slow_run=600, chunk=8, slow_chunk=100)
 BACKUPS = Seeds(every_run=5, slow_run=390, chunk=5, slow_chunk=30)
 # Of a store that behaves like S3 (`sparklog.testing.BucketStore`).
 LOG_IN_A_BUCKET = Seeds(every_run=50, slow_run=1_200, chunk=50, slow_chunk=400)
