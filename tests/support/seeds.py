@@ -60,7 +60,7 @@ VERIFICATION = Seeds(every_run=8, slow_run=600, chunk=8, slow_chunk=100)
 BACKUPS = Seeds(every_run=5, slow_run=390, chunk=5, slow_chunk=30)
 # Of a store that behaves like S3 (`sparklog.testing.BucketStore`).
 LOG_IN_A_BUCKET = Seeds(every_run=50, slow_run=1_200, chunk=50, slow_chunk=400)
-TRANSACTIONS_IN_A_BUCKET = Seeds(every_run=20, slow_run=600, chunk=20, slow_chunk=200)
+TRANSACTIONS_IN_A_BUCKET = Seeds(every_run=40, slow_run=600, chunk=40, slow_chunk=200)
 MAINTENANCE_IN_A_BUCKET = Seeds(every_run=6, slow_run=200, chunk=6, slow_chunk=50)
 RETENTION_IN_A_BUCKET = Seeds(every_run=1, slow_run=40, chunk=1, slow_chunk=20)
 BACKUPS_IN_A_BUCKET = Seeds(every_run=4, slow_run=100, chunk=4, slow_chunk=25)
