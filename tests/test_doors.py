@@ -12,7 +12,7 @@ import pytest
 
 import sparklog
 from sparklog.errors import SparklogError
-from sparklog.storage import local_writer
+from sparklog.storage import system_errors
 from sparklog.storage.local import LocalStore
 from sparklog.storage.locations import join
 from sparklog.tools.doctor.examine import examine_root
@@ -296,7 +296,7 @@ def test_a_mount_of_a_bucket_is_named_and_nothing_is_left(tmp_path: Path, monkey
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", no_link)
-    monkeypatch.setattr(local_writer, "mount_of", lambda path: f"{tmp_path} (fuse.s3fs)")
+    monkeypatch.setattr(system_errors, "mount_of", lambda path: f"{tmp_path} (fuse.s3fs)")
     for name in ("open, create", "topics create", "save"):
         text = answer(WRITERS[name], str(tmp_path / "a" / "b"), "")
         assert "if a bucket is mounted there, give the bucket below it as a URL, such as s3://bucket/log" in text

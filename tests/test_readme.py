@@ -14,7 +14,7 @@ import pytest
 import sparklog
 from sparklog.datasource.session import SETTINGS
 from sparklog.log.state.configs import CONFIGS
-from tests.datasource.spark_session import has_java
+from tests.datasource.spark_session import LAUNCHING, has_java
 
 REPOSITORY = Path(__file__).parents[1]
 README = REPOSITORY / "README.md"
@@ -45,6 +45,7 @@ def with_sparklog(folder: Path) -> dict[str, str]:
     command.chmod(0o755)
     return {
         **os.environ,
+        **LAUNCHING,
         "PATH": f"{command.parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(REPOSITORY),
         "PYSPARK_PYTHON": sys.executable,
@@ -72,7 +73,7 @@ def test_the_python_snippets_run_in_order(tmp_path: Path) -> None:
         text=True,
         env=with_sparklog(tmp_path),
         cwd=tmp_path,
-        timeout=300,
+        timeout=1200,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]

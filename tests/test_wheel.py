@@ -14,7 +14,7 @@ import pytest
 
 import sparklog
 from scripts.run_notebook import NOTEBOOK
-from tests.datasource.spark_session import has_java
+from tests.datasource.spark_session import LAUNCHING, has_java
 from tests.test_architecture import REPOSITORY
 
 pytestmark = pytest.mark.sweep
@@ -38,14 +38,16 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "env" / "bin"
 
 
-def run(installed: Path, where: Path, program: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def run(
+    installed: Path, where: Path, program: str, *arguments: str | Path, **environ: str
+) -> subprocess.CompletedProcess[str]:
     """Run a program of the environment as somebody without the checkout does."""
     left_out = ("PYTHONPATH", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_HOME")
     environment = {name: value for name, value in os.environ.items() if name not in left_out}
     return subprocess.run(
         [installed / program, *arguments],
         cwd=where,
-        env=environment | {"SPARK_LOCAL_IP": "127.0.0.1"},
+        env=environment | LAUNCHING | {"SPARK_LOCAL_IP": "127.0.0.1"} | environ,
         capture_output=True,
         text=True,
         check=False,
@@ -90,25 +92,40 @@ def test_the_notebook_runs_away_from_the_checkout(installed: Path, tmp_path: Pat
     assert cells[0].startswith("PATH = None")
     given = cells[0].replace("PATH = None", f"PATH = {str(tmp_path / 'root' / 'orders')!r}")
     shown = "print(overview.__file__, [ax.get_title(loc='left') for ax in overview.hottest_keys(found).axes])"
-    for first, title in ((cells[0], "10 of 83 keys"), (given, "1 of 1 keys")):
-        done = run(installed, tmp_path, "python", "-c", "\n".join((first, cells[1], shown)))
-        assert Path(done.stdout.partition(" ")[0]).is_relative_to(installed.parent), done.stderr
-        assert title in done.stdout
+    program = "\n".join(line for first in (cells[0], given) for line in (first, cells[1], shown))
+    done = run(installed, tmp_path, "python", "-c", program)
+    example, given_root = done.stdout.splitlines()[-2:]
+    assert Path(example.partition(" ")[0]).is_relative_to(installed.parent), done.stderr
+    assert "10 of 83 keys" in example
+    assert "1 of 1 keys" in given_root
 
 
-def test_maintenance(installed: Path, tmp_path: Path) -> None:
-    root = sparklog.open(tmp_path / "root", create=True)
+def compacted(installed: Path, folder: Path, **environ: str) -> str:
+    """Compact a topic of three records and expire none of it; what the compaction says on stderr."""
+    root = sparklog.open(folder / "root", create=True)
     topic = root.create_topic("t", configs={"segment.bytes": "1048576"})
     for number in range(3):
         topic.append(pa.table({"value": [b"%d" % number]}))
-    done = run(installed, tmp_path, "sparklog", "compact", "--root", root.location, "--roll")
+    done = run(installed, folder, "sparklog", "compact", "--root", root.location, "--roll", **environ)
     assert done.returncode == 0, done.stderr
-    assert len(list((tmp_path / "root" / "t" / "sealed").rglob("*.log"))) == 1
-    done = run(installed, tmp_path, "sparklog", "retain", "--root", root.location)
-    assert done.returncode == 0, done.stderr
+    assert len(list((folder / "root" / "t" / "sealed").rglob("*.log"))) == 1
+    expired = run(installed, folder, "sparklog", "retain", "--root", root.location, **environ)
+    assert expired.returncode == 0, expired.stderr
+    return done.stderr
+
+
+def test_maintenance(installed: Path, tmp_path: Path) -> None:
+    assert "Spark cannot be started" in compacted(installed, tmp_path, JAVA_HOME="/none")
     wrong = run(installed, tmp_path, "sparklog", "compact", "--rooot", "x")
     assert wrong.returncode == 2
     assert wrong.stderr.splitlines()[-1].startswith("sparklog: No such option: --rooot")
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.skipif(not has_java(), reason="needs Java")
+def test_maintenance_with_spark(installed: Path, tmp_path: Path) -> None:
+    assert "Spark cannot be started" not in compacted(installed, tmp_path)
 
 
 @pytest.mark.slow

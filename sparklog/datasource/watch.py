@@ -18,7 +18,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from sparklog.datasource.offsets import StreamOffset, parse_partition_numbers
 from sparklog.errors import BadRequest
-from sparklog.storage.local_writer import ForkLock
+from sparklog.storage.fork_safety import ForkLock
 from sparklog.tools.report.metrics import Metric, text_of, write_whole
 
 if TYPE_CHECKING:

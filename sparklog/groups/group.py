@@ -38,7 +38,7 @@ from sparklog.log.journal.entry_log import EntryLog, Step
 from sparklog.log.journal.env import Backoff, reading_clock_ms
 from sparklog.log.journal.names import check_id
 from sparklog.log.topic.root import Root
-from sparklog.storage.local_writer import read_each
+from sparklog.storage.parallel_reads import read_each
 
 _LOG = logging.getLogger("sparklog.groups")
 EMPTY, STABLE, DEAD = "Empty", "Stable", "Dead"

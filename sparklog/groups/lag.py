@@ -20,7 +20,7 @@ from sparklog.log.journal.entry_log import ids_of
 from sparklog.log.read.time_lookup import first_records
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.topic.root import Root, RootView, open_root
-from sparklog.storage.local_writer import ask_each, read_each
+from sparklog.storage.parallel_reads import ask_each, read_each
 from sparklog.storage.store import Store
 
 

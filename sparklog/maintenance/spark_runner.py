@@ -25,7 +25,7 @@ from sparklog.errors import SparklogError, Unavailable
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.maintenance.output import Meter, log
 from sparklog.maintenance.work_items import Done, InProcess, Progress, Runner, Work, silent
-from sparklog.storage.local_writer import ForkLock
+from sparklog.storage.fork_safety import ForkLock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

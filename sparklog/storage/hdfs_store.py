@@ -27,9 +27,10 @@ from typing import Any, NoReturn, TypeVar
 import hdfs_native
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
+from sparklog.storage.fork_safety import ForkGuard, ForkLock
 from sparklog.storage.hdfs_errors import FAILURES, NO_FOLDER, hdfs_error, remote_error
-from sparklog.storage.local_writer import ForkGuard, ForkLock, ask_each
 from sparklog.storage.locations import StoreUrl, parse_url
+from sparklog.storage.parallel_reads import ask_each
 from sparklog.storage.store import MAX_DOCUMENT, ObjectInfo, ObjectWriter, Store, check_key, check_prefix, is_part
 
 T = TypeVar("T")

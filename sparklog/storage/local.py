@@ -27,8 +27,10 @@ from contextlib import suppress
 from typing import NoReturn
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, Unavailable
-from sparklog.storage.local_writer import NEW_FILE, ForkLock, full_fsync, refuse, start_writeback, store_error
+from sparklog.storage.durable_files import NEW_FILE, full_fsync, start_writeback
+from sparklog.storage.fork_safety import ForkLock
 from sparklog.storage.store import MAX_DOCUMENT, ObjectInfo, ObjectWriter, Store, check_key, check_prefix, is_part
+from sparklog.storage.system_errors import refuse, store_error
 
 TEMPORARY_PREFIX = "~"
 _WRITE_BUFFER = 1 << 20

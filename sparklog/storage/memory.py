@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import NoReturn
 
 from sparklog.errors import BadRequest, NotFound, Unavailable
-from sparklog.storage.local_writer import ForkLock
+from sparklog.storage.fork_safety import ForkLock
 from sparklog.storage.store import ObjectInfo, ObjectWriter, Store, check_key, check_prefix
 
 Snapshot = dict[str, tuple[bytes, int]]

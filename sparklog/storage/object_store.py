@@ -33,7 +33,7 @@ from obstore import exceptions
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.storage.cloud_errors import cloud_error, network_failure, status_of
 from sparklog.storage.cloud_settings import AZURE, GCS, S3, client_config, endpoint_of_environment, plain_http
-from sparklog.storage.local_writer import ForkGuard, ForkLock
+from sparklog.storage.fork_safety import ForkGuard, ForkLock
 from sparklog.storage.locations import StoreUrl, parse_url
 from sparklog.storage.store import (
     MAX_DOCUMENT,

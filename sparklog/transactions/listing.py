@@ -21,7 +21,7 @@ from sparklog.log.journal.names import check_id
 from sparklog.log.state.commit import KafkaOpen
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.root import Root
-from sparklog.storage.local_writer import ask_each
+from sparklog.storage.parallel_reads import ask_each
 from sparklog.transactions.completion import resolve_topic, transactional_ids
 
 _LOG = logging.getLogger("sparklog.transactions")

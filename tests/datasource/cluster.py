@@ -28,7 +28,7 @@ LOCAL_CLUSTER = "local-cluster[2,1,1024]"
 """Spark's own: two executors as processes, of one core and 1024 MB each; master and workers in the driver's JVM."""
 DAEMON = {
     "SPARK_DAEMON_MEMORY": "200m",
-    "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    "SPARK_DAEMON_JAVA_OPTS": spark_session.CHEAP_JVM,
 }
 
 

@@ -1,23 +1,39 @@
 """A driver of its own, to be killed: `python -m tests.datasource.query_driver <folder> <root> <beside> <format>`.
 
-Streams topic `in` to topic `out` until a file `<beside>.stop` appears and everything is read; with `TOPICS` in the
-environment, each record to all of these topics. Its progress is in the consumer group `copier`.
+Streams topic `in` to topic `out`; with `TOPICS` in the environment, each record to all of these topics. Its progress is
+in the consumer group `copier`.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sparklog.storage.locations import join
 from tests.datasource import spark_session
 from tests.datasource.killing import JVM_FILE, TOPICS, CommitThenDieSource
 from tests.datasource.streams import source
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
 BATCH_RECORDS = 60
 GROUP = "copier"
+
+
+def start_copy(spark: SparkSession, root: str, beside: str, sink: str = "sparklog", topics: str = "") -> StreamingQuery:
+    """Start the query, or go on with it from its checkpoint."""
+    group = {"kafka.group.id": GROUP, "maxOffsetsPerTrigger": BATCH_RECORDS}
+    rows = source(spark, join(root, "in"), **group).select("key", "value")
+    if topics:
+        listed = ", ".join(f"'{topic}'" for topic in topics.split(","))
+        rows = rows.selectExpr("key", "value", f"explode(array({listed})) AS topic")
+    writer = rows.writeStream.format(sink).options(path=root, **{"num.partitions": 2})
+    writer = writer.option("checkpointLocation", f"{beside}.checkpoint")
+    return (writer if topics else writer.option("topic", "out")).trigger(processingTime="0 seconds").start()
 
 
 def main(folder: Path, root: str, beside: str, sink: str) -> None:
@@ -25,22 +41,7 @@ def main(folder: Path, root: str, beside: str, sink: str) -> None:
     process = spark.sparkContext._gateway.proc
     Path(os.environ[JVM_FILE]).write_text(str(process.pid))
     spark.dataSource.register(CommitThenDieSource)
-    group = {"kafka.group.id": GROUP, "maxOffsetsPerTrigger": BATCH_RECORDS}
-    rows = source(spark, join(root, "in"), **group).select("key", "value")
-    topics = os.environ.get(TOPICS, "")
-    if topics:
-        listed = ", ".join(f"'{topic}'" for topic in topics.split(","))
-        rows = rows.selectExpr("key", "value", f"explode(array({listed})) AS topic")
-    writer = rows.writeStream.format(sink).options(path=root, **{"num.partitions": 2})
-    writer = writer.option("checkpointLocation", f"{beside}.checkpoint")
-    query = (writer if topics else writer.option("topic", "out")).trigger(processingTime="0 seconds").start()
-    while not os.path.exists(f"{beside}.stop"):
-        if query.awaitTermination(0.1):
-            return
-    query.processAllAvailable()
-    time.sleep(0.2)
-    query.stop()
-    Path(f"{beside}.done").touch()
+    start_copy(spark, root, beside, sink, os.environ.get(TOPICS, "")).awaitTermination()
 
 
 if __name__ == "__main__":

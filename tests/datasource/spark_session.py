@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
+CHEAP_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""For processes that live for seconds: no threads that optimise code or collect garbage beside the work."""
+LAUNCHING = {"SPARK_SUBMIT_OPTS": CHEAP_JVM, "SPARK_LAUNCHER_OPTS": CHEAP_JVM}
+"""The same for the environment of a program that starts Spark by itself."""
 SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
@@ -33,7 +37,7 @@ SETTINGS = {
     "spark.sql.session.timeZone": "America/New_York",
     "spark.sql.streaming.stopTimeout": "60s",
     "spark.sql.streaming.metricsEnabled": "false",
-    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dlog4j2.level=error",
+    "spark.driver.extraJavaOptions": f"{CHEAP_JVM} -Dlog4j2.level=error",
 }
 
 
@@ -64,6 +68,7 @@ def environment(folder: Path) -> dict[str, str]:
     """What a process that starts Spark for a test must have in its environment."""
     path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH", ""))))
     return {
+        **LAUNCHING,
         "SPARK_HOME": str(spark_home(folder)),
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,

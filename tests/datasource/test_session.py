@@ -12,7 +12,7 @@ import pytest
 import sparklog
 from sparklog.datasource import session
 from sparklog.datasource.session import set_workers_python, worker_problem
-from tests.datasource.spark_session import REPOSITORY
+from tests.datasource.spark_session import LAUNCHING, REPOSITORY
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -94,7 +94,7 @@ def test_workers_without_sparklog_are_one_line_that_names_the_remedy(tmp_path: P
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     python.chmod(0o755)
     code = WITHOUT.format(repository=str(REPOSITORY))
-    environment = {"PATH": "/usr/bin:/bin", "PYSPARK_PYTHON": str(python), "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment = LAUNCHING | {"PATH": "/usr/bin:/bin", "PYSPARK_PYTHON": str(python), "SPARK_LOCAL_IP": "127.0.0.1"}
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )

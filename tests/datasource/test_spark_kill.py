@@ -27,7 +27,7 @@ from sparklog.log.topic.root import RootView
 from sparklog.storage.locations import join
 from tests.datasource import spark_session
 from tests.datasource.killing import JVM_FILE, KILL_AT, TOPICS, DieInTaskSource
-from tests.datasource.query_driver import BATCH_RECORDS, GROUP
+from tests.datasource.query_driver import BATCH_RECORDS, GROUP, start_copy
 from tests.datasource.streams import copy, failure, feed, finish, forget_commit, source, values
 
 if TYPE_CHECKING:
@@ -54,6 +54,10 @@ class Place:
 
 def on_disk(folder: Path) -> Place:
     return Place(str(folder / "log"), str(folder / "log"))
+
+
+def in_bucket(folder: Path, bucket: str) -> Place:
+    return Place(join(bucket, "log"), str(folder / "log"))
 
 
 class Feeder(threading.Thread):
@@ -143,9 +147,20 @@ def check_group(root: str, written: int, *, done: bool = False) -> None:
     assert (seen == written) if done else (written - BATCH_RECORDS - 2 <= seen <= written), (seen, written)
 
 
-def run_with_kills(folder: Path, place: Place, kills: Sequence[int], seed: int, topics: str = "") -> None:
+def finish_copy(spark: SparkSession, place: Place, topics: str) -> None:
+    """Let a session that nobody kills go on with the query, to the end of what there is."""
+    query = start_copy(spark, place.root, place.beside, topics=topics)
+    query.processAllAvailable()
+    time.sleep(0.2)
+    query.stop()
+
+
+def run_with_kills(
+    sessions: tuple[SparkSession, Path], place: Place, kills: Sequence[int], seed: int, topics: str = ""
+) -> None:
     """Every third of the numbered `kills` strikes between the sink's commit and Spark's, others at any moment."""
     root = place.root
+    spark, folder = sessions
     rng = random.Random(seed)
     feeder = Feeder(root, seed)
     feeder.start()
@@ -167,9 +182,7 @@ def run_with_kills(folder: Path, place: Place, kills: Sequence[int], seed: int, 
     feeder.join()
     assert feeder.failed is None
     records = feeder.records
-    place.file("stop").touch()
-    with driver(folder, place, topics=topics) as process:
-        wait(process, place, lambda: place.file("done").exists())
+    finish_copy(spark, place, topics)
     check_group(root, records, done=True)
     assert Groups(root).group(GROUP).description().generation == len(kills) + 1
     if topics:
@@ -213,38 +226,49 @@ def is_dead(pid: int) -> bool:
         return True
 
 
-def test_driver_killed_twice(spark_folder: Path, tmp_path: Path) -> None:
-    run_with_kills(spark_folder, on_disk(tmp_path), range(2), seed=1)
+@pytest.fixture
+def sessions(spark: SparkSession, spark_folder: Path) -> tuple[SparkSession, Path]:
+    """A session that lives on, and the folder where the drivers' own may have their files."""
+    return spark, spark_folder
+
+
+def test_driver_killed_at_any_moment(sessions: tuple[SparkSession, Path], tmp_path: Path) -> None:
+    run_with_kills(sessions, on_disk(tmp_path), range(1), seed=1)
 
 
 @pytest.mark.slow
-def test_driver_killed_twenty_times(spark_folder: Path, tmp_path: Path) -> None:
-    run_with_kills(spark_folder, on_disk(tmp_path), range(20), seed=2)
+def test_driver_killed_twenty_times(sessions: tuple[SparkSession, Path], tmp_path: Path) -> None:
+    run_with_kills(sessions, on_disk(tmp_path), range(20), seed=2)
 
 
 @pytest.mark.slow
-def test_three_topics_agree_whenever_the_driver_is_killed(spark_folder: Path, tmp_path: Path) -> None:
-    run_with_kills(spark_folder, on_disk(tmp_path), range(2), seed=3, topics="t0,t1,t2")
+def test_three_topics_agree_whenever_the_driver_is_killed(sessions: tuple[SparkSession, Path], tmp_path: Path) -> None:
+    run_with_kills(sessions, on_disk(tmp_path), range(2), seed=3, topics="t0,t1,t2")
 
 
 @pytest.mark.slow
-def test_three_topics_agree_after_twenty_kills(spark_folder: Path, tmp_path: Path) -> None:
-    run_with_kills(spark_folder, on_disk(tmp_path), range(20), seed=4, topics="t0,t1,t2")
+def test_three_topics_agree_after_twenty_kills(sessions: tuple[SparkSession, Path], tmp_path: Path) -> None:
+    run_with_kills(sessions, on_disk(tmp_path), range(20), seed=4, topics="t0,t1,t2")
 
 
-def test_driver_killed_before_spark_has_committed_to_a_bucket(spark_folder: Path, tmp_path: Path, bucket: str) -> None:
-    run_with_kills(spark_folder, Place(join(bucket, "log"), str(tmp_path / "log")), range(1, 2), seed=5)
-
-
-@pytest.mark.slow
-def test_driver_killed_six_times_with_a_bucket(spark_folder: Path, tmp_path: Path, bucket: str) -> None:
-    run_with_kills(spark_folder, Place(join(bucket, "log"), str(tmp_path / "log")), range(6), seed=6)
+def test_driver_killed_before_spark_has_committed_to_a_bucket(
+    sessions: tuple[SparkSession, Path], tmp_path: Path, bucket: str
+) -> None:
+    run_with_kills(sessions, in_bucket(tmp_path, bucket), range(1, 2), seed=5)
 
 
 @pytest.mark.slow
-def test_three_topics_in_a_bucket_agree_after_six_kills(spark_folder: Path, tmp_path: Path, bucket: str) -> None:
-    place = Place(join(bucket, "log"), str(tmp_path / "log"))
-    run_with_kills(spark_folder, place, range(6), seed=7, topics="t0,t1,t2")
+def test_driver_killed_six_times_with_a_bucket(
+    sessions: tuple[SparkSession, Path], tmp_path: Path, bucket: str
+) -> None:
+    run_with_kills(sessions, in_bucket(tmp_path, bucket), range(6), seed=6)
+
+
+@pytest.mark.slow
+def test_three_topics_in_a_bucket_agree_after_six_kills(
+    sessions: tuple[SparkSession, Path], tmp_path: Path, bucket: str
+) -> None:
+    run_with_kills(sessions, in_bucket(tmp_path, bucket), range(6), seed=7, topics="t0,t1,t2")
 
 
 def test_a_worker_killed_in_mid_task(spark: SparkSession, tmp_path: Path) -> None:

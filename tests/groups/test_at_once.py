@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from sparklog.groups.lag import Groups, lag
-from sparklog.storage.local_writer import ask_each
 from sparklog.storage.memory import MemoryStore
+from sparklog.storage.parallel_reads import ask_each
 from sparklog.testing.faulty_store import FaultyStore
 from sparklog.transactions.listing import list_transactions
 from tests.support.records import rows

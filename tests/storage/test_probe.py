@@ -15,7 +15,7 @@ import pytest
 from sparklog.errors import BadRequest, Unavailable
 from sparklog.storage import LocalStore
 from sparklog.storage import probe as probe_module
-from sparklog.storage.local_writer import ForkLock
+from sparklog.storage.fork_safety import ForkLock
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.probe import LARGE_BYTES, examine, probe
 from sparklog.storage.store import ObjectInfo
@@ -233,4 +233,4 @@ def test_every_lock_that_is_kept_is_free_after_a_fork() -> None:
     package = Path(probe_module.__file__).parents[1]
     plain = re.compile(r"threading\.(R?Lock|Condition|Semaphore)\(")
     found = {str(path.relative_to(package)) for path in package.rglob("*.py") if plain.search(path.read_text())}
-    assert found == {"storage/local_writer.py"}
+    assert found == {"storage/fork_safety.py"}

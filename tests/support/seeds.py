@@ -49,15 +49,15 @@ def seeds_of(parameters: Sequence[tuple[str, object]]) -> int:
     )
 
 
-LOG = Seeds(every_run=600, slow_run=20_000, chunk=100, slow_chunk=1_000)
+LOG = Seeds(every_run=150, slow_run=20_000, chunk=150, slow_chunk=1_000)
 REPLACED_ROOTS = Seeds(every_run=50, slow_run=500, chunk=50, slow_chunk=500)
-TRANSACTIONS = Seeds(every_run=300, slow_run=10_000, chunk=100, slow_chunk=1_000)
-TRANSACTIONS_WITH_CACHES = Seeds(every_run=50, slow_run=600, chunk=50, slow_chunk=200)
-MAINTENANCE = Seeds(every_run=80, slow_run=2_000, chunk=80, slow_chunk=200)
+TRANSACTIONS = Seeds(every_run=100, slow_run=10_000, chunk=100, slow_chunk=1_000)
+TRANSACTIONS_WITH_CACHES = Seeds(every_run=25, slow_run=600, chunk=25, slow_chunk=200)
+MAINTENANCE = Seeds(every_run=40, slow_run=2_000, chunk=40, slow_chunk=200)
 LEASES = Seeds(every_run=8, slow_run=400, chunk=8, slow_chunk=100)
-RETENTION = Seeds(every_run=16, slow_run=2_000, chunk=16, slow_chunk=100)
-VERIFICATION = Seeds(every_run=24, slow_run=600, chunk=24, slow_chunk=100)
-BACKUPS = Seeds(every_run=10, slow_run=390, chunk=10, slow_chunk=30)
+RETENTION = Seeds(every_run=8, slow_run=2_000, chunk=8, slow_chunk=100)
+VERIFICATION = Seeds(every_run=8, slow_run=600, chunk=8, slow_chunk=100)
+BACKUPS = Seeds(every_run=5, slow_run=390, chunk=5, slow_chunk=30)
 TABLES = Seeds(every_run=3, slow_run=300, chunk=3, slow_chunk=50)
 # Of a store that behaves like S3 (`sparklog.testing.BucketStore`).
 LOG_IN_A_BUCKET = Seeds(every_run=150, slow_run=1_200, chunk=75, slow_chunk=400)

@@ -1,4 +1,4 @@
-"""A process dies before and after each request of a transaction, one by one; whoever comes next ends it."""
+"""A process dies at each request of a transaction, one by one; whoever comes next ends it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from sparklog.groups.lag import Groups
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore
 from sparklog.transactions.completion import resolve_topic
 from sparklog.transactions.producer import transactional
+from tests.support.crash_points import crash_points
 from tests.support.records import rows
 from tests.support.topics_world import TopicsWorld
 
@@ -30,9 +31,6 @@ def consume(world: TopicsWorld, store: FaultyStore) -> None:
                 transaction.append(name, rows(*(value.decode() for value in batches[0]["value"].to_pylist())))
             transaction.send_offsets(consumer)
     consumer.close()
-
-
-KINDS = (FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER)
 
 
 def work(world: TopicsWorld, store: FaultyStore) -> None:
@@ -81,8 +79,7 @@ def test_the_steps_are_all_there() -> None:
 
 
 @pytest.mark.parametrize("completion", ["next instance", "timeout", "reader"])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("point", range(len(POINTS)))
+@pytest.mark.parametrize(("point", "kind"), crash_points(POINTS))
 def test_all_of_each_transaction_or_none(point: int, kind: FaultKind, completion: str) -> None:
     world = TopicsWorld()
     store = FaultyStore(world.store, lambda call: Fault(kind) if call.number == point else None)
@@ -111,8 +108,7 @@ def test_all_of_each_transaction_or_none(point: int, kind: FaultKind, completion
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("point", range(len(LOOP_POINTS)))
+@pytest.mark.parametrize(("point", "kind"), crash_points(LOOP_POINTS))
 def test_what_was_consumed_and_what_was_produced_go_together(point: int, kind: FaultKind) -> None:
     world = source()
     store = FaultyStore(world.store, lambda call: Fault(kind) if call.number == point else None)

@@ -59,9 +59,10 @@ from sparklog.log.state.view import READ_UNCOMMITTED
 from sparklog.log.topic.root import Root
 from sparklog.maintenance.work_items import Progress, silent
 from sparklog.storage import local_path
+from sparklog.storage.durable_files import sync_folder
 from sparklog.storage.local import LocalStore
-from sparklog.storage.local_writer import store_error, sync_folder
 from sparklog.storage.locations import is_url, without_settings
+from sparklog.storage.system_errors import store_error
 
 PARTITIONS_AT_ONCE = 128
 """Each may have a file open."""

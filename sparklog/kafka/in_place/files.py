@@ -13,8 +13,8 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from sparklog.kafka.in_place.store_files import StoreFile, StoreFiles, StorePath
 from sparklog.storage import Store, local_path, open_store
-from sparklog.storage.local_writer import ask_each
 from sparklog.storage.locations import is_url, normal_location, split
+from sparklog.storage.parallel_reads import ask_each
 from sparklog.storage.store import is_part
 
 T = TypeVar("T")

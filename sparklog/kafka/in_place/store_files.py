@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from sparklog.errors import NotFound
-from sparklog.storage.local_writer import ForkLock
+from sparklog.storage.fork_safety import ForkLock
 from sparklog.storage.locations import without_settings
 from sparklog.storage.store import ObjectInfo, Store
 

@@ -36,7 +36,8 @@ from sparklog.log.state.commit import Resolved, Txn
 from sparklog.log.state.commit_log import CommitLog
 from sparklog.log.state.slice_table import COMMITTED, Newer, Slices, Snapshot
 from sparklog.log.state.topic_state import Head, Offsets, Prepare
-from sparklog.storage.local_writer import ForkLock, ask_each
+from sparklog.storage.fork_safety import ForkLock
+from sparklog.storage.parallel_reads import ask_each
 from sparklog.storage.store import Store
 
 _LOG = logging.getLogger("sparklog.log")

@@ -18,7 +18,7 @@ from sparklog.log.journal.documents import KNOWN_WRITE_FEATURES, TEXT, TEXTS, UI
 from sparklog.log.journal.env import next_times
 from sparklog.log.journal.journal import Journal, Known, RootAccess
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, checkpoint_version, commit_key, id_folder
-from sparklog.storage.local_writer import read_each
+from sparklog.storage.parallel_reads import read_each
 from sparklog.storage.store import ObjectInfo, Store
 
 ENTRY_MEMBERS = (

@@ -23,7 +23,7 @@ from sparklog.errors import Corrupt, Fenced, NotFound, Unavailable
 from sparklog.log.journal.documents import decode, peek_commit_id
 from sparklog.log.journal.env import Backoff, Env, Moment, pause
 from sparklog.log.journal.names import ROOT_KEY, commit_key, read_root_id
-from sparklog.storage.local_writer import ask_each
+from sparklog.storage.parallel_reads import ask_each
 from sparklog.storage.store import Store
 
 READ_AHEAD = 16

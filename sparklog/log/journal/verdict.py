@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.log.journal.documents import TEXT, Member, StoredDocument, whole
-from sparklog.storage.local_writer import ForkLock
+from sparklog.storage.fork_safety import ForkLock
 from sparklog.storage.probe import PROBE_FOLDER, THREADS, ProbeReport, probe
 from sparklog.storage.store import Store
 

@@ -23,7 +23,8 @@ from sparklog.log.read.fetch import MissingFile, read_footer
 from sparklog.log.read.read_plan import PlannedSlice, planned_slices
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import SliceFlag
-from sparklog.storage.local_writer import ForkLock, ask_each
+from sparklog.storage.fork_safety import ForkLock
+from sparklog.storage.parallel_reads import ask_each
 from sparklog.storage.store import Store
 
 Aborted = AbortedTransactions | None

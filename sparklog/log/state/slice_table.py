@@ -25,7 +25,7 @@ from sparklog.log.journal.names import is_sealed, path_read_version
 from sparklog.log.state.commit import Commit, Removal, Resolved
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.topic_state import Head, Offsets
-from sparklog.storage.local_writer import ForkLock
+from sparklog.storage.fork_safety import ForkLock
 from sparklog.storage.store import Store
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.view import READ_UNCOMMITTED, PartitionSize, TimestampOffset
 from sparklog.log.topic.expiring import CREATED_ROOT, CREATED_TOPIC
 from sparklog.log.topic.topic import Topic, TopicLog
-from sparklog.storage.local_writer import ask_each, read_each
+from sparklog.storage.parallel_reads import ask_each, read_each
 from sparklog.storage.store import Store
 
 E = TypeVar("E", bound=Entry)

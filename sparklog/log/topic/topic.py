@@ -35,7 +35,7 @@ from sparklog.log.state.view import COLUMNS, READ_COMMITTED, IsolationLevel, Log
 from sparklog.log.topic.expiring import count_older, expires_before, warn_of_older
 from sparklog.log.write.append_writer import AppendOutcome, AppendTarget, ArrowData, WriteOptions, appended, write_files
 from sparklog.log.write.kafka_markers import end_kafka_transactions
-from sparklog.storage.local_writer import ask_each
+from sparklog.storage.parallel_reads import ask_each
 from sparklog.storage.store import Store
 
 MANY_UNSEALED = 300_000

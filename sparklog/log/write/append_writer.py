@@ -29,7 +29,7 @@ from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.registry import WriterKey
 from sparklog.log.state.slices import FileSlices, RowCounts, SliceFlag
 from sparklog.log.write.rows import ROW_COLUMNS, Partitioner, Rows, add_rows, check_columns, rows_of, sticky_seed
-from sparklog.storage.local_writer import ask_each
+from sparklog.storage.parallel_reads import ask_each
 from sparklog.storage.store import ObjectWriter, Store
 
 

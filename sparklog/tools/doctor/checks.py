@@ -29,7 +29,7 @@ from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import MANY_UNSEALED, Topic
 from sparklog.maintenance.output import size_text
 from sparklog.maintenance.properties import parse_properties
-from sparklog.storage.local_writer import mount_of
+from sparklog.storage.system_errors import mount_of
 from sparklog.transactions.listing import owner_of
 
 OK, WARN, FAIL = "ok", "warn", "fail"

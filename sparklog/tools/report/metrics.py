@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from sparklog.errors import BadRequest
-from sparklog.storage.local_writer import replace_file
+from sparklog.storage.durable_files import replace_file
 from sparklog.tools.report.facts import ATTENTION, GroupPartition, PartitionFacts, Report
 
 

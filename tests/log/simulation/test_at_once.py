@@ -25,7 +25,7 @@ from tests.log.simulation.simulated_world import SimulationError
 T = TypeVar("T")
 R = TypeVar("R")
 pytestmark = pytest.mark.sweep
-EVERY_RUN = 100
+EVERY_RUN = 40
 SLOW_RUN = range(20_000, 22_000)
 Patch = pytest.MonkeyPatch
 

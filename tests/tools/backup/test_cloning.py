@@ -21,6 +21,7 @@ from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyS
 from sparklog.testing.world import DAY_MS, HOUR_MS
 from sparklog.tools.verification.run import verify_root
 from sparklog.transactions.producer import transactional
+from tests.support.crash_points import crash_points
 from tests.tools.backup.backup_world import BackupWorld, batch, contents, rows_of
 
 LOG_DIR = Path(__file__).parents[3] / "examples" / "data" / "kafka-log-dir"
@@ -305,31 +306,30 @@ class TestVacuums:
         assert list(world.root().topic("a").log.head().holds) == []
 
 
-def requests_of_a_clone() -> int:
+def requests_of_a_clone() -> list[str]:
     world = BackupWorld()
     filled(world)
-    count = FaultyStore(world.store, lambda call: None)
-    clone_topic(world.root(count), "a", "b")
-    return sum(count.calls.values())
+    labels: list[str] = []
+    clone_topic(world.root(FaultyStore(world.store, lambda call: labels.append(call.label))), "a", "b")
+    return labels
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("kind", [FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER])
-def test_killed_at_any_request_there_is_a_whole_clone_or_none(kind: FaultKind) -> None:
-    for number in range(requests_of_a_clone()):
-        world = BackupWorld()
-        rows = rows_of(filled(world).topic("a"))
-        dying = FaultyStore(world.store, lambda call, at=number: Fault(kind) if call.number == at else None)
-        # A request that finds nothing fails before the process can die of it.
-        with contextlib.suppress(Crash):
-            clone_topic(world.root(dying), "a", "b")
-        TestVacuums().years(world, "a")
-        there = "b" in world.root().topics()
-        if not there:
-            assert not world.root().topic("a").log.head().holds
-            clone_topic(world.root(), "a", "b")
-        else:
-            assert rows_of(world.root().topic("b")) == rows
+@pytest.mark.parametrize(("point", "kind"), crash_points(requests_of_a_clone()))
+def test_killed_at_any_request_there_is_a_whole_clone_or_none(point: int, kind: FaultKind) -> None:
+    world = BackupWorld()
+    rows = rows_of(filled(world).topic("a"))
+    dying = FaultyStore(world.store, lambda call: Fault(kind) if call.number == point else None)
+    # A request that finds nothing fails before the process can die of it.
+    with contextlib.suppress(Crash):
+        clone_topic(world.root(dying), "a", "b")
+    TestVacuums().years(world, "a")
+    there = "b" in world.root().topics()
+    if not there:
+        assert not world.root().topic("a").log.head().holds
+        clone_topic(world.root(), "a", "b")
+    else:
+        assert rows_of(world.root().topic("b")) == rows
 
 
 @pytest.mark.sweep

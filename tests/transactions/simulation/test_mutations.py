@@ -171,31 +171,31 @@ def groups_keep_nothing_pending(patch: Patch) -> None:
         (late_slices_join, "everything", 60),
         (last_decision_wins, "calm", 200),
         (commits_are_forgotten_at_once, "calm", 40),
-        (forgotten_is_aborted, "calm", range(320, 330)),
-        (forgotten_is_aborted, "names", 50),
-        (forgotten_is_aborted, "folders", 100),
-        (nobody_waits_for_what_is_hidden, "names", 50),
-        (nobody_waits_for_what_is_hidden, "folders", 50),
-        (streams_do_not_wait, "names", 50),
-        (streams_do_not_wait, "folders", 50),
-        (streams_wait_for_the_log_end_alone, "folders", range(260, 290)),
+        (forgotten_is_aborted, "calm", range(324, 330)),
+        (forgotten_is_aborted, "names", range(16, 60)),
+        (forgotten_is_aborted, "folders", range(16, 100)),
+        (nobody_waits_for_what_is_hidden, "names", range(6, 50)),
+        (nobody_waits_for_what_is_hidden, "folders", range(4, 50)),
+        (streams_do_not_wait, "names", range(17, 60)),
+        (streams_do_not_wait, "folders", range(17, 60)),
+        (streams_wait_for_the_log_end_alone, "folders", range(263, 290)),
         (snapshots_do_not_agree, "calm", 100),
-        (every_partition_to_its_own_end, "zombies", 200),
+        (every_partition_to_its_own_end, "zombies", range(18, 200)),
         (nothing_times_out, "crashes", 40),
         (silence_is_abort, "calm", 40),
         (recorded_prepares_are_left_out, "calm", 60),
         (replays_are_written, "crashes", 100),
         (prepares_after_the_decision, "calm", 40),
-        (groups_do_not_fence, "calm", 100),
-        (members_do_not_wait_for_what_is_pending, "zombies", 200),
-        (commits_do_not_wait_for_groups, "everything", range(265, 275)),
+        (groups_do_not_fence, "calm", range(13, 100)),
+        (members_do_not_wait_for_what_is_pending, "zombies", range(96, 300)),
+        (commits_do_not_wait_for_groups, "everything", range(267, 280)),
         (groups_keep_nothing_pending, "calm", 60),
     ],
 )
 def test_a_broken_rule_is_found(
     mutate: Callable[[Patch], None], profile: str, seeds: int | range, monkeypatch: Patch
 ) -> None:
-    """`seeds`: how many from 0 on or, of a rule that few seeds need, which ones."""
+    """`seeds`: how many from 0 on or, of a rule that few seeds need, from shortly before one that found it once."""
     mutate(monkeypatch)
     found = None
     for seed in range(seeds) if isinstance(seeds, int) else seeds:
@@ -210,5 +210,5 @@ def test_a_broken_rule_is_found(
 @pytest.mark.parametrize("profile", ["answers", "calm", "crashes", "folders", "names", "zombies"])
 def test_with_all_rules_the_same_seeds_pass(profile: str) -> None:
     assert decision_log.whole_ends is root_view.whole_ends
-    for seed in range(20):
+    for seed in range(8):
         assert run_seed(seed, profile=profile).world.failure is None

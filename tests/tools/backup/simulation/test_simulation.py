@@ -38,8 +38,7 @@ def test_whatever_the_seed_in_a_bucket_as_well(seeds: range) -> None:
 
 @pytest.mark.sweep
 def test_a_seed_is_one_story() -> None:
-    for seed in (2, 4):
-        assert run(seed).world.trace == run(seed).world.trace
+    assert run(2).world.trace == run(2).world.trace
 
 
 @pytest.mark.parametrize(("seed", "caches"), [(16, "folders"), (19, "names"), (10_006, "names")])

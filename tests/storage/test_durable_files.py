@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.storage import local, local_writer
+from sparklog.storage import durable_files, local
 from sparklog.storage.local import LocalStore
 
 PIECE = b"x" * (5 << 20)
@@ -39,10 +39,10 @@ def test_a_store_that_is_not_durable_hands_nothing_over(tmp_path: Path, monkeypa
 
 
 def test_a_system_without_the_call_writes_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_writer, "_CALL", None)
+    monkeypatch.setattr(durable_files, "_CALL", None)
     assert written(tmp_path) == PIECE * 8
 
 
 def test_a_refused_call_is_no_error() -> None:
-    local_writer.start_writeback(-1, 0, 1)
-    assert local_writer.SYNC_FILE_RANGE_WRITE == 2
+    durable_files.start_writeback(-1, 0, 1)
+    assert durable_files.SYNC_FILE_RANGE_WRITE == 2

@@ -1,0 +1,48 @@
+"""Several requests to a store at once, where it answers them side by side (`Store.parallel_reads`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from sparklog.errors import SparklogError
+from sparklog.storage.store import Store
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def ask_each(store: Store, look: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+    """Yield the answer of `look`, which makes requests to `store`, for each item, in order.
+
+    Several run at once if the store has `parallel_reads`; else each runs when its answer is asked for.
+    """
+    at_once = min(store.parallel_reads, len(items))
+    if at_once <= 1:
+        yield from map(look, items)
+        return
+    with ThreadPoolExecutor(at_once, thread_name_prefix="sparklog-read") as pool:
+        yield from pool.map(look, items)
+
+
+def read_each(
+    store: Store, look: Callable[[str], R], names: Sequence[str], failures: list[SparklogError] | None
+) -> dict[str, R]:
+    """Return what `look` reads of each name, as `ask_each`. Errors go to `failures`, or are raised if it is None."""
+
+    def answer(name: str) -> R | SparklogError:
+        try:
+            return look(name)
+        except SparklogError as error:
+            return error
+
+    answers: dict[str, R] = {}
+    for name, one in zip(names, ask_each(store, answer, names), strict=True):
+        if not isinstance(one, SparklogError):
+            answers[name] = one
+        elif failures is None:
+            raise one
+        else:
+            failures.append(one)
+    return answers

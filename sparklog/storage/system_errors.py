@@ -1,0 +1,64 @@
+"""Errors of the system about a store's files, in words that say what to do, with the mount they are about."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import NoReturn
+
+from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable
+from sparklog.storage.locations import BUCKET_REMEDY
+
+_ADVICE = {
+    errno.ENOSPC: "the file system is full: free some space and try again",
+    errno.EDQUOT: "the disk quota is used up: free some space and try again",
+    errno.EACCES: "permission denied: the process needs to read and write there",
+    errno.EPERM: "operation not permitted: the process needs to read and write there",
+    errno.EROFS: "the file system is read-only: remount it writable or use another place",
+    errno.EIO: "the device reports an I/O error: check the disk",
+    errno.EMFILE: "too many open files in this process: raise its limit (ulimit -n)",
+    errno.ENFILE: "too many open files on this machine: raise its limit",
+    errno.ESTALE: "the network file system lost the file: try again",
+    errno.ENAMETOOLONG: "the name is too long for this file system: use a shorter path",
+    errno.ELOOP: "too many symbolic links: check where the path leads",
+}
+
+
+def store_error(error: OSError, action: str, key: str, location: str) -> SparklogError:
+    """Return the error to raise when the system refused to `action` the object `key` below `location`.
+
+    `NotFound` where an object to read is not there; most others are `Unavailable`: a write may have taken effect.
+    """
+    if isinstance(error, SparklogError):
+        return error
+    what = f"{key} in {location}" if key else location
+    if error.errno in (errno.ENOENT, errno.EISDIR, errno.ENOTDIR) and action == "read":
+        return NotFound(f"no object {what}: it was never written, or has been deleted")
+    if error.errno in (errno.ELOOP, errno.ENXIO) and action == "read":
+        return NotFound(f"no object {what}: a link or a socket lies there, expected a file")
+    if error.errno == errno.ENOTDIR:
+        return BadRequest(f"cannot {action} {what}: a part of the path is a file, expected a directory")
+    advice = _ADVICE.get(error.errno or 0) or f"{error.strerror or error} (errno {error.errno})"
+    return Unavailable(f"cannot {action} {what}: {advice}")
+
+
+def refuse(location: str, reason: str) -> NoReturn:
+    """Raise `BadRequest` for a place that cannot keep the promises of a store."""
+    mount = mount_of(location)
+    remedy = "use another file system"
+    if "(fuse" in mount:
+        remedy = f"if a bucket is mounted there, {BUCKET_REMEDY}; else {remedy}"
+    raise BadRequest(f"{location} on {mount} cannot hold a sparklog root: {reason}; {remedy}")
+
+
+def mount_of(path: str) -> str:
+    """Return the mount of a path, for messages: `/mnt/usb (vfat)`, or the mount point where the type is unknown."""
+    point = os.path.realpath(path)
+    while not os.path.ismount(point) and os.path.dirname(point) != point:
+        point = os.path.dirname(point)
+    try:
+        with open("/proc/self/mounts", encoding="utf-8", errors="replace") as mounts:
+            types = [fields[2] for fields in map(str.split, mounts) if len(fields) > 2 and fields[1] == point]
+    except OSError:
+        types = []
+    return f"{point} ({types[-1]})" if types else point

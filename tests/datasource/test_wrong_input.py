@@ -1,0 +1,170 @@
+"""Wrong input to the data source, called as Spark's planner calls it: one line each.
+
+How Spark shows such a line: `test_spark_errors.py`, with the first of each kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sparklog
+from sparklog.datasource.process import HIDE_TRACEBACK
+from tests.datasource.streams import feed
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructType
+
+from sparklog.datasource.source import SparklogDataSource
+
+VALUE = StructType().add("value", StringType())
+KEYS = StructType().add("key", BinaryType())
+TOPIC_AND_VALUE = StructType().add("topic", StringType()).add("value", StringType())
+
+
+@pytest.fixture(autouse=True)
+def _keep_tracebacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(HIDE_TRACEBACK, "")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> str:
+    made = str(tmp_path_factory.mktemp("errors") / "log")
+    feed(made, "orders", range(10), partitions=1)
+    feed(made, "payments", range(3), partitions=1)
+    return made
+
+
+def line(action: Callable[[], Any]) -> str:
+    """The error as Spark shows it: its name, and one line."""
+    with pytest.raises(Exception) as error:
+        action()
+    text = f"{type(error.value).__name__}: {error.value}"
+    assert text.startswith("[SPARKLOG_")
+    assert "\n" not in text
+    return text
+
+
+def source(path: str | None, **options: str) -> SparklogDataSource:
+    """The source with options as Spark hands them over: their names in small letters."""
+    given = {name.lower(): value for name, value in options.items()}
+    return SparklogDataSource(given if path is None else {"path": path, **given})
+
+
+def plan(path: str, schema: StructType = KEYS, **options: str) -> Any:
+    return source(path, **options).reader(schema).partitions()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (
+            {"subscribe": "orders", "startingOffset": "earliest"},
+            "[SPARKLOG_BAD_REQUEST]: Unknown option 'startingoffset': did you mean 'startingOffsets'?",
+        ),
+        (
+            {"subscribe": "orders", "startingOffsets": "erliest"},
+            (
+                "[SPARKLOG_BAD_REQUEST]: Option 'startingOffsets' must be 'earliest', 'latest', 'group' or JSON like "
+                "{\"topic\":{\"0\":23}}: found 'erliest'. Did you mean 'earliest'?"
+            ),
+        ),
+        (
+            {"subscribe": "orders", "subscribePattern": "o.*"},
+            (
+                "[SPARKLOG_BAD_REQUEST]: Give one of 'subscribe', 'subscribePattern' and 'assign', not 'subscribe' and "
+                "'subscribePattern'"
+            ),
+        ),
+        ({"topic": "orders"}, "[SPARKLOG_BAD_REQUEST]: Option 'topic' is for writing; name the topics to read with"),
+    ],
+)
+def test_options_are_checked_at_load(root: str, options: dict[str, str], expected: str) -> None:
+    assert line(lambda: source(root, **options).schema()).startswith(expected)
+
+
+def test_paths_are_checked_at_load(root: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    assert "is a file: give the root" in line(lambda: source(str(tmp_path / "file")).schema())
+    assert "[SPARKLOG_NOT_FOUND]: There is no log at" in line(lambda: source(str(tmp_path / "none")).schema())
+    assert "No path: give the root" in line(lambda: source(None).schema())
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"subscribe": "order"}, "[SPARKLOG_NOT_FOUND]: There is no topic 'order' at"),
+        ({}, "is a root with the topics orders, payments: name those to read with 'subscribe'"),
+        (
+            {"assign": '{"orders":[4]}'},
+            "Option 'assign' names partition 4 of topic 'orders', which has partition 0 only",
+        ),
+        (
+            {"subscribe": "orders", "startingOffsets": '{"orders":{"0":99}}'},
+            "[SPARKLOG_NOT_FOUND]: Offset 99 of orders-0 is out of range: the log ends at 10",
+        ),
+        (
+            {"subscribe": "orders", "endingOffsets": '{"orders":{"0":11}}'},
+            "[SPARKLOG_NOT_FOUND]: Offset 11 of orders-0 is out of range: the log ends at 10",
+        ),
+        (
+            {"subscribe": "orders", "startingOffsets": '{"orders":{"1":0}}'},
+            "startingOffsets names partitions that are not read: orders-1",
+        ),
+        ({"subscribe": "orders", "startingOffsets": "latest"}, "startingOffsets=latest is for streams"),
+    ],
+)
+def test_what_the_topics_do_not_have(root: str, options: dict[str, str], expected: str) -> None:
+    assert expected in line(lambda: plan(root, **options))
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        (StructType().add("offsett", LongType()), "names a column 'offsett' (did you mean 'offset'?)"),
+        (StructType().add("offset", IntegerType()), "Column 'offset' must have the type bigint; the schema says int"),
+        (StructType().add("key", BinaryType(), nullable=False), "Column 'key' may hold nulls"),
+    ],
+)
+def test_schemas_of_reads(root: str, schema: StructType, expected: str) -> None:
+    assert expected in line(lambda: plan(root, schema, subscribe="orders"))
+
+
+@pytest.mark.parametrize(
+    ("schema", "options", "expected"),
+    [
+        (
+            StructType().add("value", IntegerType()),
+            {"topic": "orders"},
+            "[SPARKLOG_BAD_REQUEST]: Column 'value' must be string or binary but is int: cast it",
+        ),
+        (StructType().add("key", StringType()), {"topic": "orders"}, "A column 'value' (string or binary) is required"),
+        (VALUE, {}, "No topic: give the option 'topic'"),
+        (VALUE, {"topic": "orders", "txnAppId": "a"}, "txnAppId is given without txnVersion"),
+        (
+            TOPIC_AND_VALUE,
+            {"kafka.transaction.timeout.ms": "86400001"},
+            "Option 'transaction.timeout.ms' must be at most 86400000 (a day); found 86400001",
+        ),
+        (VALUE, {"subscribe": "orders"}, "name the topic to write with 'topic'"),
+    ],
+)
+def test_what_cannot_be_written(root: str, schema: StructType, options: dict[str, str], expected: str) -> None:
+    assert expected in line(lambda: source(root, **options).writer(schema, False))
+    assert sparklog.open(root).topic("orders").log.head().log_end.tolist() == [10]
+
+
+def test_an_id_that_is_not_for_users(root: str) -> None:
+    writer = source(root, txnAppId="one-write:x", txnVersion="1").writer(TOPIC_AND_VALUE, False)
+    expected = "ids that begin with 'one-write:' are sparklog's own; choose another one"
+    assert expected in line(lambda: writer.commit([]))
+
+
+def test_where_nothing_can_be_written(root: str, fixtures: Path) -> None:
+    assert "A log is append-only" in line(lambda: source(root, topic="orders").writer(VALUE, True))
+    kafka = str(fixtures / "codecs" / "data")
+    assert "is a Kafka log directory, which is read-only" in line(lambda: source(kafka, topic="t").writer(VALUE, False))
