@@ -25,6 +25,7 @@ def test_examples_run(tmp_path: Path, spark: SparkSession) -> None:
     assert len(sparklog.open(tmp_path / "log").topic("orders").scan().to_table()) == 2
 
 
+@pytest.mark.slow
 def test_the_job_of_the_guide_to_tests_is_tested(
     spark: SparkSession, sparklog_disk_root: Root, sparklog_records: RecordStream, tmp_path: Path
 ) -> None:
