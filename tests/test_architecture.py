@@ -249,16 +249,21 @@ for module in sys.argv[1:]:
 """
 
 
-def test_what_planners_import_is_light() -> None:
-    """And only the adapter imports Spark: it comes last, since all are imported into one new interpreter."""
-    names = sorted(set(LIGHT), key=lambda module: "datasource" in module or "pyspark" in module)
+def loaded_by(*names: str) -> dict[str, set[str]]:
+    """Top-level names in `sys.modules` of a new interpreter after each of these imports, one after the other."""
     command = [sys.executable, "-c", IMPORTING, *names]
     answer = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=True)
-    imported = dict(map(json.loads, answer.stdout.splitlines()))
+    return {module: set(loaded) for module, loaded in map(json.loads, answer.stdout.splitlines())}
+
+
+def test_what_planners_import_is_light() -> None:
+    """And only the adapter imports Spark: it comes last."""
+    names = sorted(set(LIGHT), key=lambda module: "datasource" in module or "pyspark" in module)
+    imported = loaded_by(*names)
     assert list(imported) == names
     for module, loaded in imported.items():
         adapter = "datasource" in module or "pyspark" in module
-        heavy = {*loaded} & {*HEAVY, *(() if adapter else ("pyspark",))}
+        heavy = loaded & {*HEAVY, *(() if adapter else ("pyspark",))}
         assert not heavy, f"{module}, or one before it, imports {sorted(heavy)} before anything is read or written"
 
 

@@ -694,7 +694,7 @@ def test_an_error_leaves_no_half_written_segment(tmp_path: Path, monkeypatch: py
 
 
 def test_planning_is_light() -> None:
-    assert not loaded_by("sparklog.compaction.sealing") & set(HEAVY)
+    assert not loaded_by("sparklog.compaction.sealing")["sparklog.compaction.sealing"] & set(HEAVY)
 
 
 @dataclass(frozen=True)
