@@ -3,7 +3,8 @@
     sparklog conf spark_job.py > spark_job.py
     spark-submit --master spark://host:7077 spark_job.py compact --root /data/log
 
-The first argument is the job: compact, retain, verify, stream or mirror. The others are its own: `sparklog compact -h`.
+The first argument is the job: compact, retain, verify, stream, mirror, to-delta or from-delta. The others are its own:
+`sparklog compact -h`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-JOBS = ("compact", "retain", "verify", "stream", "mirror")
+JOBS = ("compact", "retain", "verify", "stream", "mirror", "to-delta", "from-delta")
 
 
 def main(given: list[str]) -> int:
@@ -20,7 +21,7 @@ def main(given: list[str]) -> int:
         print(f"spark_job.py: expected one of {', '.join(JOBS)} as the first argument, found {name}", file=sys.stderr)
         return 2
     try:
-        job = import_module(f"sparklog.jobs.{name}")
+        job = import_module(f"sparklog.jobs.{name.replace('-', '_')}")
     except ModuleNotFoundError as missing:
         remedy = "install sparklog into the driver's Python, or ship an environment that has it (--archives)"
         print(f"spark_job.py: Python at {sys.executable} has no module {missing.name}: {remedy}", file=sys.stderr)

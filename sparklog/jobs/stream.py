@@ -7,7 +7,7 @@ it has written what was there as it began.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Annotated, ParamSpec
@@ -31,9 +31,12 @@ COLUMNS = ("key", "value", "headers", "timestamp")
 
 
 @contextmanager
-def streaming_session(name: str, log_level: str = "WARN") -> Iterator[SparkSession]:
+def streaming_session(
+    name: str, log_level: str = "WARN", settings: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
     """Start Spark with the settings that streaming into a root needs, and stop it at the end."""
-    spark = quiet_session(sparklog.configure(SparkSession.builder), name, log_level)
+    builder = sparklog.configure(SparkSession.builder).config(map=dict(settings or {}))
+    spark = quiet_session(builder, name, log_level)
     try:
         yield spark
     finally:

@@ -118,6 +118,6 @@ def test_a_job_whose_imports_fail_is_one_line(name: str, fault: str, tmp_path: P
         check=False,
     )
     assert (done.returncode, done.stdout) == (code, "")
-    assert done.stderr.startswith(f"sparklog {name.removesuffix('.py')}: ")
+    assert done.stderr.startswith(f"sparklog {name.removesuffix('.py').replace('_', '-')}: ")
     assert says in done.stderr
     assert done.stderr.count("\n") == 1

@@ -18,7 +18,7 @@ import pytest
 
 from sparklog.cli.commands.jobs import HELP
 from sparklog.format.offset_map import slots_of
-from sparklog.jobs import compact, mirror, retain, verify
+from sparklog.jobs import compact, from_delta, mirror, retain, to_delta, verify
 from sparklog.log.topic.topic import MANY_UNSEALED
 from sparklog.maintenance.leases import LEASE_MS
 from sparklog.maintenance.work_items import Settings
@@ -32,6 +32,8 @@ JOBS: dict[str, Callable[[list[str]], object]] = {
     "jobs/retain.py": retain.arguments,
     "jobs/mirror.py": mirror.arguments,
     "jobs/verify.py": verify.arguments,
+    "jobs/to_delta.py": to_delta.arguments,
+    "jobs/from_delta.py": from_delta.arguments,
 }
 MAINTENANCE = {"jobs/compact.py", "jobs/retain.py"}
 FIELDS = re.compile(r"(\S+ +\S+ +\S+ +\S+ +\S+) +(.*)")

@@ -1,4 +1,4 @@
-"""`sparklog compact`, `retain`, `stream` and `mirror`: the jobs as commands, and `sparklog conf`: files to run them by.
+"""`sparklog compact`, `retain`, `stream`, `mirror`, `to-delta` and `from-delta`: the jobs as commands; `sparklog conf`.
 
 A job reads its arguments itself. Spark starts with the defaults of this machine; for a cluster use spark-submit.
 """
@@ -23,6 +23,8 @@ HELP = {
     "retain": "Expire records by time, size and log start, delete unnamed files (a job).",
     "stream": "Stream topics of a Kafka directory or a root into a root (a job; starts Spark).",
     "mirror": "Copy topics from or to a running Kafka cluster (a job; starts Spark with its Kafka connector).",
+    "to-delta": "Write a topic into a Delta table, as rows or by key (a job; starts Spark with Delta).",
+    "from-delta": "Write the changes of a Delta table into a compacted topic (a job; starts Spark with Delta).",
 }
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 """Arguments belong to the job, `--help` too."""
@@ -30,11 +32,11 @@ PACKAGE = Path(__file__).parents[2]
 
 
 def _job(context: Context) -> None:
-    name = context.info_name
+    name = str(context.info_name)
     # Spark's workers must be of this environment, not the first python3 on the PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     try:
-        job = import_module(f"sparklog.jobs.{name}")
+        job = import_module(f"sparklog.jobs.{name.replace('-', '_')}")
     except ModuleNotFoundError as error:
         if error.name not in ("pyspark", "py4j"):
             raise

@@ -1,0 +1,124 @@
+"""Delta for tests: its jars, fetched once per machine as those of `tests.kafka_tools`, and Spark sessions with them.
+
+`Missing` says why there is no Delta here: no network, or a pyspark that Delta does not fit.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import redirect_stderr
+from importlib import import_module
+from io import StringIO
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tests.datasource import spark_session
+from tests.kafka_tools import Missing, fetched_jars
+
+DELTA_VERSION, AVRO_VERSION = "4.4.0", "4.0.0"
+"""The oldest of Avro's functions that Spark 4.2 runs with, and that every mirror has."""
+LINE = "4.2"
+"""The releases of Spark that this Delta is for."""
+
+
+def _ivy(organisation: str, name: str, revision: str) -> str:
+    """What Ivy is to fetch: without what Spark brings itself."""
+    without = ("org.scala-lang", "org.scala-lang.modules", "org.apache.hadoop", "org.slf4j", "com.google.code.findbugs")
+    excluded = "".join(f'<exclude org="{each}"/>' for each in without)
+    return f"""<ivy-module version="2.0">
+  <info organisation="sparklog" module="{name}"/>
+  <configurations><conf name="default"/></configurations>
+  <dependencies>
+    <dependency org="{organisation}" name="{name}" rev="{revision}" conf="default->runtime(*),master(*)"/>
+    <exclude org="org.apache.spark" module="spark-tags_2.13"/>{excluded}
+  </dependencies>
+</ivy-module>
+"""
+
+
+def delta_jars() -> list[Path]:
+    """Delta's jars. `Missing` where they cannot be had or do not fit pyspark."""
+    try:
+        import pyspark
+    except ImportError:
+        raise Missing("Delta needs Spark: install sparklog[delta]") from None
+    if not pyspark.__version__.startswith(f"{LINE}."):
+        raise Missing(f"Delta {DELTA_VERSION} is for pyspark {LINE}, found {pyspark.__version__}")
+    return fetched()
+
+
+def fetched() -> list[Path]:
+    name = f"delta-spark_{LINE}_2.13"
+    folder = fetched_jars(
+        f"delta-{DELTA_VERSION}", _ivy("io.delta", name, DELTA_VERSION), f"{name}-{DELTA_VERSION}.jar"
+    )
+    return sorted(folder.glob("*.jar"))
+
+
+def avro_jars() -> list[Path]:
+    """The jar of `from_avro`, or none."""
+    name = "spark-avro_2.13"
+    ivy = _ivy("org.apache.spark", name, AVRO_VERSION)
+    try:
+        return sorted(fetched_jars(f"spark-avro-{AVRO_VERSION}", ivy, f"{name}-{AVRO_VERSION}.jar").glob("spark-avro*"))
+    except Missing:
+        return []
+
+
+class Driver:
+    """A driver process of its own with Delta: a session's jars cannot be added later."""
+
+    def __init__(self, folder: Path) -> None:
+        jars = ",".join(map(str, delta_jars() + avro_jars()))
+        spawn = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(1, spawn, _start, (folder, jars))
+
+    def job(self, name: str, *arguments: object, die: str = "") -> tuple[int, str]:
+        """Run a job: its exit code, and what it says on stderr. `die`: a step of it, see `_die_at`."""
+        return self._pool.submit(_job, name, [str(word) for word in arguments], die).result()
+
+    def sql(self, text: str) -> list[dict[str, Any]]:
+        return self._pool.submit(_sql, text).result()
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+
+_session: Any = None
+
+
+def _start(folder: Path, jars: str) -> None:
+    global _session
+    from sparklog.jobs.delta import SETTINGS
+
+    _session = spark_session.start(folder, **{"spark.jars": jars, **SETTINGS})
+
+
+def _job(name: str, arguments: list[str], die: str) -> tuple[int, str]:
+    module = import_module(f"sparklog.jobs.{name.replace('-', '_')}")
+    if die:
+        _die_at(module, die)
+    with redirect_stderr(StringIO()) as errors:
+        code = module.run(_session, module.arguments(arguments))
+    return code, errors.getvalue()
+
+
+def _die_at(module: ModuleType, step: str) -> None:
+    """Kill JVM and driver when the function of this name has done its work, in the second micro-batch."""
+    before = getattr(module, step)
+
+    def after(*given: Any) -> None:
+        before(*given)
+        if given[-1] == 1:
+            os.kill(_session.sparkContext._gateway.proc.pid, signal.SIGKILL)
+            os._exit(9)
+
+    setattr(module, step, after)
+
+
+def _sql(text: str) -> list[dict[str, Any]]:
+    return [row.asDict(recursive=True) for row in _session.sql(text).collect()]

@@ -1,0 +1,182 @@
+"""The jobs of Delta without Delta: command lines, schemas, lines of errors (the rest: test_job_delta_live)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark", reason="the jobs of Delta need Spark: install sparklog[spark]")
+
+from py4j.java_gateway import JavaPackage
+from pyspark.sql.types import (
+    BinaryType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from sparklog.errors import BadRequest
+from sparklog.jobs import delta, from_delta, to_delta
+from sparklog.jobs.delta_rows import END, Payload, framed_schema, key_types
+
+TO = ["--root", "log", "--topic", "orders", "--table", "t/", "--checkpoint", "c"]
+FROM = [*TO, "--key-columns", "id"]
+ORDER = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}
+
+
+@pytest.fixture
+def avsc(tmp_path: Path) -> str:
+    (tmp_path / "order.avsc").write_text(json.dumps(ORDER))
+    return str(tmp_path / "order.avsc")
+
+
+def test_a_command_line_says_what_rows_are(avsc: str) -> None:
+    raw = to_delta.arguments(TO)
+    assert raw.rows == Payload("raw", False, keys=("key",), headers=True)
+    assert (raw.mode, raw.bad_records, raw.starting_offsets, raw.follow) == ("append", "fail", "earliest", False)
+    assert (raw.quarantine, raw.max_offsets_per_trigger) == ("t_quarantine", 1_000_000)
+    parsed = to_delta.arguments(
+        [*TO, "--payload", "json", "--schema", "a INT", "--mode", "upsert", "--key-columns", "a, b", "--metadata"]
+    )
+    assert parsed.rows == Payload("json", True, "a INT", None, ("a", "b"), metadata=True)
+    for given, schema_id in ((avsc, None), (f"12={avsc}", 12)):
+        avro = to_delta.arguments([*TO, "--payload", "avro", "--schema", given])
+        assert (json.loads(avro.rows.schema), avro.rows.schema_id) == (ORDER, schema_id)
+    assert to_delta.arguments([*TO, "--follow", "--interval", "30 seconds"]).interval == "30 seconds"
+    back = from_delta.arguments([*FROM, "--starting-version", "12"])
+    assert (back.keys, back.starting_version, back.payload) == (("id",), "12", "json")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["--schema", "a INT"], "--schema, --key-columns and --metadata are of --payload json and avro"),
+        (["--metadata"], "--payload json and avro"),
+        (["--key-columns", "id"], "--payload json and avro"),
+        (["--payload", "json"], "--payload json needs --schema: columns such as"),
+        (["--payload", "avro"], "--payload avro needs --schema: the file of the Avro schema"),
+        (["--payload", "json", "--schema", "a INT", "--mode", "upsert"], "--mode upsert needs --key-columns"),
+        (["--payload", "avro", "--schema", "nowhere.avsc"], "nowhere.avsc cannot be read"),
+        (["--payload", "avro", "--schema", "7=nowhere.avsc"], "nowhere.avsc cannot be read"),
+        (["--payload", "xml"], "'raw', 'json', 'avro'"),
+        (["--mode", "overwrite"], "'append', 'upsert'"),
+        (["--bad-records", "drop"], "'fail', 'quarantine'"),
+        (["--interval", "1 minute"], "--interval is of --follow"),
+        (["--follow", "--interval", "soon"], "a number and a unit such as '30 seconds', found 'soon'"),
+        (["--max-offsets-per-trigger", "0"], "--max-offsets-per-trigger"),
+    ],
+)
+def test_wrong_usage_of_to_delta_ends_with_2(given: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    ends_with_2(to_delta, [*TO, *given], says, capsys)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (TO, "--key-columns"),
+        ([*TO, "--key-columns", " ,"], "--key-columns names no column"),
+        ([*FROM, "--starting-version", "first"], "a version of the table, or latest; found 'first'"),
+        ([*FROM, "--interval", "1 minute"], "--interval is of --follow"),
+        ([*FROM, "--payload", "avro"], "'json', 'raw'"),
+    ],
+)
+def test_wrong_usage_of_from_delta_ends_with_2(given: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    ends_with_2(from_delta, given, says, capsys)
+
+
+def ends_with_2(job: Any, given: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        job.arguments(given)
+    assert stopped.value.code == 2
+    assert says in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_packages_are_those_of_the_release_of_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delta, "version", lambda name: "4.4.7")
+    packages = "io.delta:delta-spark_4.2_2.13:4.4.7,org.apache.spark:spark-avro_2.13:4.2.0"
+    assert delta.settings({}, "4.2.1", avro=True) == delta.SETTINGS | {"spark.jars.packages": packages}
+    assert delta.settings({}, "4.2.1")["spark.jars.packages"] == packages.split(",")[0]
+    # Whoever starts Spark otherwise has named them.
+    for environ in ({"PYSPARK_GATEWAY_PORT": "1"}, {"PYSPARK_SUBMIT_ARGS": "--packages io.delta:x pyspark-shell"}):
+        assert delta.settings(environ, "4.2.1") == delta.SETTINGS
+
+
+def test_a_session_without_the_jars_is_told_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delta, "version", lambda name: "4.4.0")
+    missing = JavaPackage("x", None)
+    jvm = SimpleNamespace(
+        io=SimpleNamespace(delta=SimpleNamespace(tables=SimpleNamespace(DeltaTable=object()))),
+        org=SimpleNamespace(apache=SimpleNamespace(spark=SimpleNamespace(sql=SimpleNamespace(avro=SimpleNamespace())))),
+    )
+    jvm.org.apache.spark.sql.avro.functions = missing
+    spark: Any = SimpleNamespace(version="4.2.0", sparkContext=SimpleNamespace(_jvm=jvm))
+    delta.check_delta(spark)
+    with pytest.raises(BadRequest, match=r"no Avro: .* --packages io.delta:\S+4.4.0,org.apache.spark:spark-avro_2.13"):
+        delta.check_delta(spark, avro=True)
+    jvm.io.delta.tables.DeltaTable = missing
+    with pytest.raises(BadRequest, match=r"no Delta: .* --packages io.delta:delta-spark_4.2_2.13:4.4.0, or install"):
+        delta.check_delta(spark)
+
+
+TABLE = StructType([StructField("id", LongType(), nullable=False), StructField("Name", StringType())])
+
+
+@pytest.mark.parametrize(
+    ("rows", "missing", "says"),
+    [
+        ([("id", LongType()), ("Name", StringType())], [], ""),
+        ([("name", StringType())], [], ""),
+        ([("id", LongType()), ("at", TimestampType())], ["at"], "no column 'at' (timestamp): --grow-schema adds it"),
+        ([("id", IntegerType())], ["id"], "column 'id' is bigint in the table and int in the rows: change --schema"),
+    ],
+)
+def test_columns_that_a_table_lacks(rows: list[tuple[str, Any]], missing: list[str], says: str) -> None:
+    schema = StructType([StructField(*each) for each in rows])
+    assert delta.missing_columns(TABLE, schema, grow=True) == missing
+    if not says:
+        assert delta.missing_columns(TABLE, schema, grow=False) == []
+        return
+    with pytest.raises(BadRequest) as refused:
+        delta.missing_columns(TABLE, schema, grow=False)
+    assert says in str(refused.value)
+
+
+def test_key_columns_have_the_types_of_the_schema() -> None:
+    schema = StructType([StructField("a", DoubleType()), StructField("b", BinaryType())])
+    assert key_types(schema, ("a",)) == {"a": DoubleType()}
+    assert key_types(schema, ("b", "a")) == {"b": BinaryType(), "a": DoubleType()}
+    assert key_types(schema, ("other",)) == {"other": StringType()}
+    for keys, says in ((("A",), "did you mean 'a'"), (("a", "other"), "no column 'other' in the schema; it has a, b")):
+        with pytest.raises(BadRequest, match=says):
+            key_types(schema, keys)
+
+
+def test_an_avro_value_is_read_between_its_frame_and_its_end() -> None:
+    for schema_id, fields in ((None, ["value", "end"]), (7, ["frame", "value", "end"])):
+        made = json.loads(framed_schema(json.dumps(ORDER), schema_id))
+        assert [field["name"] for field in made["fields"]] == fields
+        types = {field["name"]: field["type"] for field in made["fields"]}
+        assert (types["value"], types["end"]["size"]) == (ORDER, len(END))
+
+
+@pytest.mark.parametrize(("schema", "says"), [("{", "is not JSON"), ('"long"', "of a record"), ("[]", "of a record")])
+def test_an_avro_schema_that_makes_no_columns(schema: str, says: str) -> None:
+    with pytest.raises(BadRequest, match=says):
+        framed_schema(schema, None)
+
+
+def test_an_upsert_deletes_updates_and_inserts() -> None:
+    assert to_delta.merge("delta.`t`", ["`id`", "`x`"], ["`id`"]) == (
+        "MERGE INTO delta.`t` AS t USING sparklog_rows AS s ON t.`id` = s.`id` "
+        "WHEN MATCHED AND s._sparklog_deleted THEN DELETE WHEN MATCHED THEN UPDATE SET t.`id` = s.`id`, t.`x` = s.`x` "
+        "WHEN NOT MATCHED AND NOT s._sparklog_deleted THEN INSERT (`id`, `x`) VALUES (s.`id`, s.`x`)"
+    )
+    assert delta.table_name("/a`b") == "delta.`/a``b`"
