@@ -113,7 +113,8 @@ def test_a_prune_that_breaks_off_leaves_no_backup_without_its_files() -> None:
     left = {info.key for info in target.list("")}
     assert len(repository.manifests()) == 2
     for manifest in repository.manifests():
-        assert named_keys(target, manifest) <= left
+        # A file of rows may have a filter of keys beside it, or none.
+        assert {key for key in named_keys(target, manifest) if not key.endswith(".bloom")} <= left
     world.now_ms += DAY_MS
     assert len(prune(target, keep=1, env=world.env()).dropped) == 1
 

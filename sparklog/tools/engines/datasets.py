@@ -252,7 +252,7 @@ def table(
         BadRequest: that is no time.
 
     Example:
-        customers = sparklog.table("/data/log", "orders", as_of={0: 2}, columns=["key", "value"])
+        customers = sparklog.table("/data/log", "orders", as_of={0: 1}, columns=["key", "value"])
         print(pa.table(customers).num_rows)
     """
     return open_table(_view(root), topic, partial(_view, root, tailing=True), as_of, columns, threads)
