@@ -24,7 +24,15 @@ FOLDER = REPOSITORY / "examples" / "streams"
 NAMES = sorted(file.stem for file in FOLDER.glob("*.py") if file.stem != "running")
 OWN_SPARK = {"declarative_pipeline"}
 """Those that start a Spark of their own in a process."""
-SLOW = {"declarative_pipeline", "registry_values", "sessions", "stream_stream_join", "two_sinks"}
+SLOW = {
+    "bad_records",
+    "declarative_pipeline",
+    "read_process_write",
+    "registry_values",
+    "sessions",
+    "stream_stream_join",
+    "two_sinks",
+}
 """Those that take longer than a default run has time for."""
 NEEDS: dict[str, tuple[str, ...]] = {
     "declarative_pipeline": ("grpc", "pandas", "yaml"),
@@ -101,6 +109,18 @@ def test_its_page_shows_its_code_and_output(name: str) -> None:
 def test_one_runs_as_a_program(spark_folder: Path, tmp_path: Path) -> None:
     done = run_program(["word_count.py", "--folder", str(tmp_path)], spark_session.environment(spark_folder))
     assert done.stdout == output("word_count"), done.stderr[-3000:]
+
+
+@pytest.mark.slow
+def test_an_auto_cdc_flow_needs_a_connector_that_merges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    require("declarative_pipeline")
+    monkeypatch.syspath_prepend(str(FOLDER))
+    program = runpy.run_path(str(FOLDER / "declarative_pipeline.py"))
+    program["append"](f"{tmp_path}/log", "customers", [("anna", "Bonn", "10:00")])
+    with pytest.raises(RuntimeError, match="AUTOCDC_TARGET_DOES_NOT_SUPPORT_MERGE"):
+        program["run_pipeline"](
+            str(tmp_path), "auto_cdc.py", {"example.format": "parquet"}, *program["LASTING_CATALOG"]
+        )
 
 
 CONNECT = """
