@@ -22,11 +22,25 @@ if TYPE_CHECKING:
 
 FOLDER = REPOSITORY / "examples" / "streams"
 NAMES = sorted(file.stem for file in FOLDER.glob("*.py") if file.stem != "running")
-SLOW = {"sessions", "stream_stream_join"}
+OWN_SPARK = {"declarative_pipeline"}
+"""Those that start a Spark of their own in a process."""
+SLOW = {
+    "bad_records",
+    "declarative_pipeline",
+    "read_process_write",
+    "registry_values",
+    "sessions",
+    "stream_stream_join",
+    "two_sinks",
+}
 """Those that take longer than a default run has time for."""
-NEEDS: dict[str, tuple[str, ...]] = {"sessions": ("google.protobuf", "pandas")}
+NEEDS: dict[str, tuple[str, ...]] = {
+    "declarative_pipeline": ("grpc", "pandas", "yaml"),
+    "registry_values": ("fastavro",),
+    "sessions": ("google.protobuf", "pandas"),
+}
 """Packages beside pyspark that an example needs."""
-SPARK = {"sessions": "4.1"}
+SPARK = {"declarative_pipeline": "4.1", "sessions": "4.1"}
 """The first Spark that can run an example."""
 CHANGED = (
     "spark.sql.session.timeZone",
@@ -97,6 +111,18 @@ def test_one_runs_as_a_program(spark_folder: Path, tmp_path: Path) -> None:
     assert done.stdout == output("word_count"), done.stderr[-3000:]
 
 
+@pytest.mark.slow
+def test_an_auto_cdc_flow_needs_a_connector_that_merges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    require("declarative_pipeline")
+    monkeypatch.syspath_prepend(str(FOLDER))
+    program = runpy.run_path(str(FOLDER / "declarative_pipeline.py"))
+    program["append"](f"{tmp_path}/log", "customers", [("anna", "Bonn", "10:00")])
+    with pytest.raises(RuntimeError, match="AUTOCDC_TARGET_DOES_NOT_SUPPORT_MERGE"):
+        program["run_pipeline"](
+            str(tmp_path), "auto_cdc.py", {"example.format": "parquet"}, *program["LASTING_CATALOG"]
+        )
+
+
 CONNECT = """
 import runpy, sys
 from pathlib import Path
@@ -119,8 +145,9 @@ spark.stop()
 )
 def test_all_run_over_connect(spark_folder: Path, tmp_path: Path) -> None:
     environment = {**spark_session.environment(spark_folder), "SPARK_REMOTE": "local[2]"}
-    done = run_program(["-c", CONNECT, str(tmp_path), *NAMES], environment)
-    assert done.stdout.split() == NAMES, done.stderr[-3000:]
+    names = [name for name in NAMES if name not in OWN_SPARK]
+    done = run_program(["-c", CONNECT, str(tmp_path), *names], environment)
+    assert done.stdout.split() == names, done.stderr[-3000:]
 
 
 def run_program(arguments: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:

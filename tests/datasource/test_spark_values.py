@@ -1,19 +1,47 @@
-"""The recipes for values in docs/guides/spark-recipes.md that need no jar of Spark."""
+"""The recipes for values in docs/guides/spark-recipes.md: those with Spark's jars in a process of their own."""
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+import sparklog
+from sparklog import formats
+from tests.datasource import spark_session
 from tests.datasource.spark_session import REPOSITORY
 
 PAGE = REPOSITORY / "docs" / "guides" / "spark-recipes.md"
 FENCED = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FIELDS = [{"name": "id", "type": "long"}, {"name": "item", "type": ["null", "string"], "default": None}]
+SCHEMA = {"type": "record", "name": "Order", "fields": FIELDS}
+ORDERS = [{"id": 1, "item": "book"}, {"id": 2, "item": None}]
+VERSIONS = ("", "4.1.1")
+"""Of spark-avro, to be tried in turn: that of pyspark, and one that works with it."""
+
+PROGRAM = """
+import os, pathlib, sys
+import pyspark
+from pyspark.sql import SparkSession
+from tests.datasource.spark_session import SETTINGS
+
+package = "org.apache.spark:spark-avro_2.13:" + (sys.argv[1] or pyspark.__version__)
+builder = SparkSession.builder.master("local[1]").config("spark.jars.packages", package)
+for name, value in SETTINGS.items():
+    builder = builder.config(name, value)
+spark = builder.getOrCreate()
+exec(pathlib.Path(sys.argv[2]).read_text())
+print([row.asDict() for row in orders.collect()])
+print([bytes(row.value).hex() for row in values.collect()])
+spark.stop()
+"""
 
 
 def snippet(word: str) -> str:
@@ -21,6 +49,31 @@ def snippet(word: str) -> str:
     found = [text for text in FENCED.findall(PAGE.read_text()) if word in text]
     assert len(found) == 1
     return str(found[0])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_avro_by_the_jar_of_spark(spark_folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("fastavro", reason="framed values for the recipe need fastavro")
+    values = formats.encode(pa.array(ORDERS), "avro", {7: SCHEMA})
+    sparklog.open(tmp_path / "log", create=True).create_topic("orders-avro").append(pa.table({"value": values}))
+    (tmp_path / "order.avsc").write_text(str(SCHEMA).replace("'", '"').replace("None", "null"))
+    (tmp_path / "recipe.py").write_text(snippet("import from_avro").replace("/data/", f"{tmp_path}/"))
+    for version in VERSIONS:
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, version, "recipe.py"],
+            cwd=tmp_path,
+            env={**os.environ, **spark_session.environment(spark_folder)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if "unresolved dependency" not in done.stderr + done.stdout:
+            break
+    else:
+        pytest.skip(f"Maven Central has no spark-avro_2.13 of {VERSIONS} for this machine")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines()[-2:] == [str(ORDERS), str([value.hex() for value in values.to_pylist()])]
 
 
 def test_protobuf_without_a_jar(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,63 @@
+"""Read, process, write: orders of two topics into three others, all of a micro-batch or nothing, across a kill."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+from pyspark.sql.functions import array, col, explode, lit, split, struct, when
+from running import append, finish, read, start
+
+OUTPUTS = ("alerts", "invoices", "shipments")
+
+
+def process(spark: SparkSession, folder: str) -> None:
+    """Make an invoice and a shipment of each order, and an alert of an expensive one, in one transaction."""
+    source = spark.readStream.format("sparklog").option("startingOffsets", "earliest")
+    orders = source.option("subscribe", "web-orders,shop-orders").load(f"{folder}/log")
+    fields = split(col("value").cast("string"), " ")
+    item, price = fields[0], fields[1]
+    expensive = when(price.cast("decimal(9,2)") >= 100, lit("alerts"))
+    records = orders.select(
+        "key",
+        explode(
+            array(
+                struct(lit("shipments").alias("topic"), item.alias("value")),
+                struct(lit("invoices").alias("topic"), price.alias("value")),
+                struct(expensive.alias("topic"), item.alias("value")),
+            )
+        ).alias("record"),
+    )
+    writer = records.select("key", "record.*").where("topic IS NOT NULL").writeStream.format("sparklog")
+    finish(writer.option("path", f"{folder}/log").option("checkpointLocation", f"{folder}/checkpoints/orders"))
+
+
+def kill_before_spark_notes_the_end(folder: str) -> None:
+    """Bring about the worst moment of a kill: the sink has committed, and Spark's checkpoint does not know it."""
+    for name in ("0", ".0.crc"):
+        Path(folder, "checkpoints", "orders", "commits", name).unlink(missing_ok=True)
+
+
+def outputs(folder: str) -> list[str]:
+    return [f"{topic}: {', '.join(sorted(read(f'{folder}/log', topic)))}" for topic in OUTPUTS]
+
+
+def main(spark: SparkSession, folder: str) -> str:
+    root = f"{folder}/log"
+    append(root, "web-orders", [("anna", "book 12.50", "10:00"), ("ben", "desk 310.00", "10:01")])
+    append(root, "shop-orders", [("carl", "lamp 80.00", "10:01")])
+    process(spark, folder)
+    first = outputs(folder)
+
+    kill_before_spark_notes_the_end(folder)
+    process(spark, folder)
+    replayed = outputs(folder)
+
+    append(root, "shop-orders", [("dora", "sofa 940.00", "10:05")])
+    process(spark, folder)
+    lines = ["first run:", *first, "killed, and run again: " + ("the same" if replayed == first else str(replayed))]
+    return "\n".join([*lines, "one order later:", *outputs(folder)])
+
+
+if __name__ == "__main__":
+    start(main)
