@@ -7,6 +7,7 @@ it has written what was there as it began.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -49,11 +50,17 @@ def streaming_job(name: str) -> Callable[[Callable[P, int]], Callable[P, int]]:
     return job(name, after_interrupt=again, foreign=(PySparkException,), reason=reason)
 
 
+_RAISED = re.compile(r"^pyspark\.errors\.\S+: (.+?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
+"""The line of a Python traceback that has Spark's own error."""
+
+
 def reason(text: str) -> str:
     """Return the line of a Spark error that says why: where `foreachBatch` failed, that of the innermost cause."""
-    lines = text.splitlines()
-    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-    return causes[-1] if causes and "FOREACH_BATCH_USER_FUNCTION_ERROR" in lines[0] else lines[0]
+    first = text.splitlines()[0]
+    if "FOREACH_BATCH_USER_FUNCTION_ERROR" not in first:
+        return first
+    causes = [line.removeprefix("Caused by: ") for line in text.splitlines() if line.startswith("Caused by: ")]
+    return (causes or _RAISED.findall(text) or [first])[-1]
 
 
 def known_timestamp() -> Column:

@@ -64,7 +64,7 @@ class Case:
         assert sorted(map(str, self.driver.sql(f"SELECT * FROM delta.`{path}`"))) == sorted(
             str({name: bytearray(v) if isinstance(v, bytes) else v for name, v in row.items() if name != "headers"})
             for row in found
-        ) or any("timestamp" in row or "at" in row for row in found)
+        ) or any({"timestamp", "_timestamp", "at"} & row.keys() for row in found)
         return found
 
     @property

@@ -218,6 +218,14 @@ def test_the_line_that_is_said_of_an_error() -> None:
         "Caused by: d.E: Invalid value bogus\n\t... 34 more\n"
     )
     assert reason(sent) == "d.E: Invalid value bogus"
+    raised = (
+        "[STREAM_FAILED] Query terminated with exception: [FOREACH_BATCH_USER_FUNCTION_ERROR] Reason: Traceback:\n"
+        '  File "a.py", line 1, in write\n'
+        "pyspark.errors.exceptions.captured.SparkRuntimeException: [USER_RAISED_EXCEPTION] t-0 offset 1: x "
+        "SQLSTATE: P0001\n"
+        " SQLSTATE: 39000 SQLSTATE: XXKST\n=== Streaming Query ===\n"
+    )
+    assert reason(raised) == "[USER_RAISED_EXCEPTION] t-0 offset 1: x"
 
 
 def test_rows_of_the_connector_become_rows_of_the_sink(spark: SparkSession) -> None:
