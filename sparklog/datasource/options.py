@@ -82,6 +82,10 @@ class ReadOptions:
     poll_interval_ms: int | None
     metadata_max_age_ms: int
 
+    @property
+    def is_table(self) -> bool:
+        return self.view == "table"
+
 
 @dataclass(frozen=True, kw_only=True)
 class SinkOptions:

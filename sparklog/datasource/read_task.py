@@ -167,7 +167,7 @@ class ReadTask:
                 yield shown
 
     def _records(self, parts: Sequence[Any]) -> Iterator[pa.RecordBatch]:
-        if self._options.view == "table":
+        if self._options.is_table:
             from sparklog.log.read.latest_by_key import latest_records, read_part
 
             read = read_part if self._options.fail_on_data_loss else self._what_is_left

@@ -20,7 +20,7 @@ from sparklog.datasource.spark_versions import ReadAllAvailable, ReadLimit, Read
 from sparklog.datasource.starting_offsets import batch_ranges
 from sparklog.datasource.stream_plan import StreamPlanner
 from sparklog.datasource.subscription import Subscriber
-from sparklog.datasource.table_view import TABLE, table_partitions
+from sparklog.datasource.table_view import table_partitions
 from sparklog.errors import SparklogError
 from sparklog.kafka.in_place.location import Location, open_view
 from sparklog.log.state.view import LogView
@@ -44,7 +44,7 @@ class SparklogBatchReader(DataSourceReader):  # type: ignore[misc]
         read = self._options.read
         view = open_view(self._location, tailing=False, corrupt_records=read.corrupt_records)
         subscriber = Subscriber(view, self._location, read.subscription)
-        if read.view == TABLE:
+        if read.is_table:
             return table_partitions(view, subscriber, read)
         return log_partitions(view, batch_ranges(view, subscriber, read), read)
 

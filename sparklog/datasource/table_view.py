@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from sparklog.log.read.table_plan import AsOf, PartitionTable
 
-TABLE = "table"
 AS_OF = ("asOfTimestamp", "asOfOffsets")
 
 
@@ -27,7 +26,7 @@ def check_table(options: Options) -> None:
     """Refuse what does not go with the view that is asked for."""
     given = sorted(options.given)
     as_of = [name for name in given if name in AS_OF]
-    if options.read.view != TABLE:
+    if not options.read.is_table:
         if as_of:
             raise BadRequest(f"Option '{as_of[0]}' goes with view=table only: a log is read up to 'endingOffsets'")
         return
@@ -48,8 +47,8 @@ def check_table(options: Options) -> None:
 def refuse_table(options: Options) -> None:
     """Refuse the options of tables, in a stream."""
     given = [name for name in AS_OF if name in options.given]
-    if options.read.view == TABLE or given:
-        name = "view=table" if options.read.view == TABLE else given[0]
+    if options.read.is_table or given:
+        name = "view=table" if options.read.is_table else given[0]
         raise BadRequest(
             f"Option '{name}' is for batch reads: a stream gives every record, in the order of its partition; keep "
             "the latest of each key in the query, or follow the table in Python: sparklog.table(...).follow()"

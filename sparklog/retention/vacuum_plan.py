@@ -3,8 +3,8 @@
 * The **floor** is the newest version older than `file.delete.delay.ms` by the store's clock. A reader of an older
   version has had that long. A writer that uploads for an older version is refused once the floor is committed.
 * A data file goes if its writer had read a version below the floor, and neither the state at the floor, nor a later
-  commit, nor a held version names it. Indexes and filters of keys go with their file. A
-  file without a name of sparklog's stays.
+  commit, nor a held version names it. Indexes and filters of keys go with their file.
+  A file without a name of sparklog's stays.
 * A commit goes below the **anchor**: the newest sound checkpoint at or below the second newest sound one, the floor,
   and the oldest commit younger than max(7 days, twice the delay). So every version of that time can be rebuilt.
 * Of the checkpoints above the anchor that are older than an hour, the first of each hour stays, and the newest two.

@@ -9,9 +9,15 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Generic, TypeVar
 from weakref import WeakSet
 
 from sparklog.errors import Unavailable
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class ForkLock:
@@ -40,6 +46,31 @@ def _free_all() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_free_all)
+
+
+class RecentlyUsed(Generic[K, V]):
+    """A cache of the values used last, up to `most` of what `size` says of each. Threads may share it."""
+
+    def __init__(self, most: int, size: Callable[[V], int]) -> None:
+        self._most = most
+        self._size = size
+        self._lock = ForkLock()
+        self._values: OrderedDict[K, V] = OrderedDict()
+        self._total = 0
+
+    def get(self, key: K) -> V | None:
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+            return self._values.get(key)
+
+    def put(self, key: K, value: V) -> None:
+        with self._lock:
+            if key not in self._values:
+                self._values[key] = value
+                self._total += self._size(value)
+            while self._total > self._most and self._values:
+                self._total -= self._size(self._values.popitem(last=False)[1])
 
 
 class ForkGuard:

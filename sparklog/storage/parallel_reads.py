@@ -1,9 +1,10 @@
-"""Several requests to a store at once, where it answers them side by side (`Store.parallel_reads`)."""
+"""Work in several threads, with the results in order: requests to a store that answers several, decoding."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from sparklog.errors import SparklogError
@@ -24,6 +25,21 @@ def ask_each(store: Store, look: Callable[[T], R], items: Sequence[T]) -> Iterat
         return
     with ThreadPoolExecutor(at_once, thread_name_prefix="sparklog-read") as pool:
         yield from pool.map(look, items)
+
+
+def work_ahead(work: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:
+    """Yield the result of `work` for each item, in order, `threads` of them under way before they are asked for."""
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="sparklog-work")
+    under_way: deque[Future[R]] = deque()
+    try:
+        for item in items:
+            under_way.append(pool.submit(work, item))
+            if len(under_way) > threads:
+                yield under_way.popleft().result()
+        while under_way:
+            yield under_way.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def read_each(

@@ -9,7 +9,6 @@ read once in a process. Other slices, and so native topics, cost nothing.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 from weakref import WeakKeyDictionary
@@ -23,7 +22,7 @@ from sparklog.log.read.fetch import MissingFile, read_footer
 from sparklog.log.read.read_plan import PlannedSlice, planned_slices
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import SliceFlag
-from sparklog.storage.fork_safety import ForkLock
+from sparklog.storage.fork_safety import ForkLock, RecentlyUsed
 from sparklog.storage.parallel_reads import ask_each
 from sparklog.storage.store import Store
 
@@ -32,32 +31,14 @@ Aborted = AbortedTransactions | None
 _FLAG = int(SliceFlag.KAFKA_ABORTED)
 FILES_AT_ONCE = 16
 """Files read before the next look at whether that is enough."""
-CACHED_ENTRIES = 1 << 20
-"""Of each store, 32 bytes each."""
-CACHED_FILES = 1 << 16
+CACHE_BYTES = 64 << 20
+"""Of the entries of each store that were used last."""
+FILE_BYTES = 1024
+"""Counted for a file beside its entries."""
+ENTRY_BYTES = 32
 
 
-class _Cache:
-    """Entries of the files of one store that were used last; safe to share between threads."""
-
-    def __init__(self) -> None:
-        self._lock = ForkLock()
-        self._found: OrderedDict[tuple[str, int], AbortedTransactions] = OrderedDict()
-        self._entries = 0
-
-    def get(self, key: tuple[str, int]) -> AbortedTransactions | None:
-        with self._lock:
-            if key in self._found:
-                self._found.move_to_end(key)
-            return self._found.get(key)
-
-    def put(self, key: tuple[str, int], ranges: AbortedTransactions) -> None:
-        with self._lock:
-            self._entries += len(ranges) - len(self._found.pop(key, ()))
-            self._found[key] = ranges
-            while self._entries > CACHED_ENTRIES or len(self._found) > CACHED_FILES:
-                self._entries -= len(self._found.popitem(last=False)[1])
-
+_Cache = RecentlyUsed[tuple[str, int], AbortedTransactions]
 
 _CACHES: WeakKeyDictionary[Store, _Cache] = WeakKeyDictionary()
 _CACHES_LOCK = ForkLock()
@@ -93,8 +74,12 @@ def _cache_of(store: Store) -> _Cache:
     with _CACHES_LOCK:
         cache = _CACHES.get(store)
         if cache is None:
-            cache = _CACHES[store] = _Cache()
+            cache = _CACHES[store] = RecentlyUsed(CACHE_BYTES, _size)
         return cache
+
+
+def _size(entries: AbortedTransactions) -> int:
+    return FILE_BYTES + ENTRY_BYTES * len(entries)
 
 
 def _read(store: Store, slices: Sequence[PlannedSlice], cache: _Cache) -> list[AbortedTransactions]:

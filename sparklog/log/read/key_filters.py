@@ -6,10 +6,8 @@ are kept in the process, `CACHE_BYTES` of them, those used last: files never cha
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
-from threading import Lock
 
 import numpy as np
 
@@ -20,6 +18,7 @@ from sparklog.log.read.read_plan import PlannedSlices
 from sparklog.log.read.scan import NativeReadPart
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.view import ReadPart
+from sparklog.storage.fork_safety import RecentlyUsed
 from sparklog.storage.store import Store
 
 CACHE_BYTES = 64 << 20
@@ -27,41 +26,28 @@ FILE_BYTES = 1024
 """Counted for a file beside its filters, also where it has none."""
 
 
-class FilterCache:
-    """Filters of the files used last."""
+Filters = tuple[KeyFilter, ...]
 
-    def __init__(self, most: int = CACHE_BYTES) -> None:
-        self._most = most
-        self._files: OrderedDict[tuple[str, str], tuple[KeyFilter, ...]] = OrderedDict()
-        self._nbytes = 0
-        self._lock = Lock()
 
-    def filters(self, store: Store, file: str) -> tuple[KeyFilter, ...]:
-        """Return the filters beside a data file, in one request or none."""
-        name = store.location, file
-        with self._lock:
-            if name in self._files:
-                self._files.move_to_end(name)
-                return self._files[name]
+def filter_cache(most: int = CACHE_BYTES) -> RecentlyUsed[tuple[str, str], Filters]:
+    """Make a cache of the filters beside files, by the location of the store and the name of the data file."""
+    return RecentlyUsed(most, lambda filters: FILE_BYTES + sum(each.words.nbytes for each in filters))
+
+
+cache = filter_cache()
+"""Of this process."""
+
+
+def filters_beside(store: Store, file: str) -> Filters:
+    """Return the filters beside a data file, in one request or none."""
+    filters = cache.get((store.location, file))
+    if filters is None:
         try:
             filters = decode_filters(store.get(filter_path(file)), file=filter_path(file))
         except (NotFound, Corrupt, BadRequest):
             filters = ()
-        with self._lock:
-            if name not in self._files:
-                self._files[name] = filters
-                self._nbytes += _size(filters)
-            while self._nbytes > self._most and self._files:
-                self._nbytes -= _size(self._files.popitem(last=False)[1])
-        return filters
-
-
-def _size(filters: Sequence[KeyFilter]) -> int:
-    return FILE_BYTES + sum(each.words.nbytes for each in filters)
-
-
-cache = FilterCache()
-"""Of this process."""
+        cache.put((store.location, file), filters)
+    return filters
 
 
 def without_absent(parts: Sequence[ReadPart], keys: Sequence[bytes]) -> list[ReadPart]:
@@ -89,7 +75,7 @@ def _that_may_hold(store: Store, slices: PlannedSlices, marked: Sequence[int], h
     rows = list(zip(*columns, strict=True))
     for row in marked:
         code, *slice_bytes = rows[row]
-        for each in cache.filters(store, file_key(slices.topic, slices.paths[code])):
+        for each in filters_beside(store, file_key(slices.topic, slices.paths[code])):
             if [each.position, each.nbytes, each.crc] == slice_bytes:
                 keep[row] = each.may_hold(hashes)
     return slices[keep]

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from sparklog.errors import BadRequest, NotFound
@@ -57,27 +59,33 @@ def partitions_of_key(view: TakenView, topic: str, key: bytes) -> dict[int, int]
     holds a single partition is that partition. `BadRequest` where partitions are missing (a directory of one of several
     brokers): their number is not known there.
     """
-    listed = sorted(view.bounds(topic))
-    if len(listed) == 1:
-        return {listed[0]: 0}
-    from sparklog.format.key_hash import partition_for_key
-
-    counts = numbers_of_partitions(view, topic)
+    placed = partitions_of_keys(view, topic, [key])
+    numbers_before = [*(count for count, _ in placed[1:]), 0]
     partitions: dict[int, int] = {}
-    for count, earlier in zip(counts, [*counts[1:], 0], strict=True):
-        partitions.setdefault(int(partition_for_key(bytes_array([key]), count)[0]), earlier)
+    for (_, numbers), before in zip(placed, numbers_before, strict=True):
+        partitions.setdefault(int(numbers[0]), before)
     return partitions
 
 
-def numbers_of_partitions(view: TakenView, topic: str) -> list[int]:
-    """Return the numbers of partitions now and before, the newest first. `BadRequest` as `partitions_of_key`."""
+def partitions_of_keys(view: TakenView, topic: str, keys: Sequence[bytes]) -> list[tuple[int, npt.NDArray[np.int32]]]:
+    """Return the numbers of partitions now and before, the newest first, each with the keys' partitions under it.
+
+    `BadRequest` as `partitions_of_key`.
+    """
     listed = sorted(view.bounds(topic))
+    if len(listed) == 1:
+        return [(1, np.full(len(keys), listed[0], np.int32))]
     if listed != list(range(len(listed))):
         raise BadRequest(
             f"{view.location} holds partitions {', '.join(map(str, listed))} of topic {topic}, not how many there are:"
             " name the partition, or search all of them"
         )
-    return [len(listed), *reversed(view.earlier_partitions(topic))]
+    from sparklog.format.key_hash import partition_for_key
+
+    hashed = bytes_array(keys)
+    return [
+        (count, partition_for_key(hashed, count)) for count in (len(listed), *reversed(view.earlier_partitions(topic)))
+    ]
 
 
 def _newest_offset(view: TakenView, topic: str, partition: int, key: bytes, isolation: str) -> int | None:

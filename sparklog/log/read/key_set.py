@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from sparklog.errors import BadRequest
 from sparklog.log.journal.arrow_numpy import bytes_array
-from sparklog.log.read.key_lookup import numbers_of_partitions
+from sparklog.log.read.key_lookup import partitions_of_keys
 from sparklog.log.state.view import OffsetRange, ReadPart, TakenView
 
 
@@ -34,16 +34,9 @@ class KeySet:
 
     def partitions(self, view: TakenView, topic: str) -> set[int]:
         """Return the partitions of a topic that can hold the keys."""
-        listed = sorted(view.bounds(topic))
-        if self.anywhere or not self.keys:
-            return set(listed) if self.keys else set()
-        if len(listed) == 1:
-            return set(listed)
-        from sparklog.format.key_hash import partition_for_key
-
-        keys = bytes_array(self.keys)
-        counts = numbers_of_partitions(view, topic)
-        return {number for count in counts for number in partition_for_key(keys, count).tolist()}
+        if not self.keys or self.anywhere:
+            return set(view.bounds(topic)) if self.keys else set()
+        return {number for _, numbers in partitions_of_keys(view, topic, self.keys) for number in numbers.tolist()}
 
     def ranges(self, view: TakenView, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
         """Return the ranges of partitions that can hold the keys."""

@@ -14,9 +14,7 @@ its key in a run that was read before.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -33,6 +31,7 @@ from sparklog.log.journal.env import SYSTEM
 from sparklog.log.read.scan import BATCH_BYTES, NativeReadPart
 from sparklog.log.read.table_plan import PartitionTable
 from sparklog.log.state.view import ReadPart
+from sparklog.storage.parallel_reads import work_ahead
 
 Int64s = npt.NDArray[np.int64]
 Read = Callable[[ReadPart, tuple[str, ...]], Iterator[pa.RecordBatch]]
@@ -128,22 +127,11 @@ class _Runs:
 
     def ahead(self, runs: Iterator[Run], threads: int) -> Iterator[tuple[Run, Outcome]]:
         """Yield runs in their order, with their records; `threads` of them are read at once."""
-        if threads == 1:
-            yield from ((run, self._records(run[0].part, *run[1:])) for run in runs)
-            return
-        pool = ThreadPoolExecutor(threads, thread_name_prefix="sparklog-table")
-        under_way: deque[tuple[Run, Future[Outcome]]] = deque()
-        try:
-            for run in runs:
-                under_way.append((run, pool.submit(self._records, run[0].part, *run[1:])))
-                if len(under_way) > threads:
-                    first, future = under_way.popleft()
-                    yield first, future.result()
-            while under_way:
-                first, future = under_way.popleft()
-                yield first, future.result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+
+        def with_records(run: Run) -> tuple[Run, Outcome]:
+            return run, self._records(run[0].part, *run[1:])
+
+        return map(with_records, runs) if threads == 1 else work_ahead(with_records, runs, threads)
 
     def descending(self, part: ReadPart, low: int, high: int, outcome: Outcome) -> Iterator[pa.RecordBatch]:
         """Yield the batches of a run, the last one first."""

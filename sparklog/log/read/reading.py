@@ -6,9 +6,7 @@ slices do not make a thousand batches; large slices are decoded a few record bat
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, groupby
 from operator import itemgetter
@@ -24,6 +22,7 @@ from sparklog.format.record_batch import BatchHeaders
 from sparklog.log.journal.arrow_numpy import fixed_array, repeated_text
 from sparklog.log.read.fetch import Cursor, Fetcher, Piece
 from sparklog.log.state.view import RECORD_SCHEMA, check_columns
+from sparklog.storage.parallel_reads import work_ahead
 
 Int64s = npt.NDArray[np.int64]
 
@@ -41,23 +40,8 @@ def read_cursors(
 ) -> Iterator[pa.RecordBatch]:
     decoder = _Decoder(check_columns(columns), batch_bytes)
     runs = _runs(Fetcher(cursors), decoder, batch_bytes)
-    decoded = chain.from_iterable(map(decoder.run, runs)) if threads == 1 else _in_threads(runs, decoder, threads)
-    return _joined(decoded, batch_bytes)
-
-
-def _in_threads(runs: Iterator[list[Piece]], decoder: _Decoder, threads: int) -> Iterator[pa.RecordBatch]:
-    """Decode `threads` runs at once; batches come in the order of the runs."""
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="sparklog-decode")
-    under_way: deque[Future[list[pa.RecordBatch]]] = deque()
-    try:
-        for run in runs:
-            under_way.append(pool.submit(lambda pieces: list(decoder.run(pieces)), run))
-            if len(under_way) > threads:
-                yield from under_way.popleft().result()
-        while under_way:
-            yield from under_way.popleft().result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+    decoded = map(decoder.run, runs) if threads == 1 else work_ahead(lambda run: list(decoder.run(run)), runs, threads)
+    return _joined(chain.from_iterable(decoded), batch_bytes)
 
 
 def _runs(pieces: Fetcher, decoder: _Decoder, batch_bytes: int) -> Iterator[list[Piece]]:

@@ -6,7 +6,7 @@ The command line, Spark, transactions, maintenance, import and export commit int
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -100,14 +100,14 @@ class TopicLog(CommitLog):
                 except SparklogError as error:
                     return error
 
-            looked, files = ask_each(self.store, lambda ask: ask(), (self.look, write))
-            target = self._target(looked if isinstance(looked, Moment) else None)
+            both: tuple[Callable[[], Any], ...] = self.look, write
+            looked, files = ask_each(self.store, lambda ask: ask(), both)
+            target = self._target(looked)
             floor = self.existing(refresh=False).head.floor
             if floor <= known.read_version and replace(target, read_version=known.read_version) == known:
                 if isinstance(files, SparklogError):
                     raise files
-                if isinstance(files, list):
-                    return files, replace(known, looked=target.looked)
+                return files, replace(known, looked=target.looked)
         target = self.append_target()
         return write_files(data, target, env, options=options, writer=writer), target
 
@@ -395,7 +395,8 @@ class Topic:
 
     def table(self, *, as_of: AsOf = None, columns: Sequence[str] = COLUMNS, threads: int = 1) -> TopicTable:
         """Plan a read of the latest record of each key: arguments and errors are those of `sparklog.table`."""
-        return open_table(self.root.log_view(), self.name, self.root.log_view, as_of, columns, threads)
+        table = open_table(self.root.log_view(), self.name, self.root.log_view, as_of, columns, threads)
+        return replace(table, env=self.root.env)
 
     def count(self, *, isolation: IsolationLevel = READ_COMMITTED) -> RecordCount:
         """Count records of a scan by metadata: `records`, `is_exact` (false: at most), `earliest_ms`, `latest_ms`."""

@@ -8,7 +8,7 @@ import pytest
 import sparklog
 from sparklog.log.journal.names import filter_path
 from sparklog.log.read import key_filters
-from sparklog.log.read.key_filters import FilterCache
+from sparklog.log.read.key_filters import filter_cache, filters_beside
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.topic.cloning import clone_topic
 from sparklog.log.topic.topic import Topic
@@ -52,7 +52,7 @@ def _keys(part: int) -> pa.Array:
 
 @pytest.fixture(autouse=True)
 def _empty_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_filters, "cache", FilterCache())
+    monkeypatch.setattr(key_filters, "cache", filter_cache())
 
 
 @pytest.fixture(params=["merged", "sealed", "cleaned"])
@@ -164,13 +164,14 @@ def test_filters_that_were_merged_again_are_made_again() -> None:
     assert world.findings() == ()
 
 
-def test_the_cache_is_bounded() -> None:
+def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     world = FilteredWorld(roll=True)
-    small, file = FilterCache(10), world.filters.replace(".bloom", ".log")
-    assert len(small.filters(world.counted, file)) == 1
-    assert len(small.filters(world.counted, file)) == 1
-    assert world.counted.counts["get"] == 2
-    large = FilterCache()
-    assert large.filters(world.counted, file) == large.filters(world.counted, file)
-    assert large.filters(world.counted, "t/none.log") == large.filters(world.counted, "t/none.log") == ()
-    assert world.counted.counts["get"] == 4
+    file = world.filters.replace(".bloom", ".log")
+    for most, gets in ((10, 2), (key_filters.CACHE_BYTES, 1)):
+        monkeypatch.setattr(key_filters, "cache", filter_cache(most))
+        before = world.counted.counts["get"]
+        assert len(filters_beside(world.counted, file)) == len(filters_beside(world.counted, file)) == 1
+        assert world.counted.counts["get"] == before + gets
+    before = world.counted.counts["get"]
+    assert filters_beside(world.counted, "t/none.log") == filters_beside(world.counted, "t/none.log") == ()
+    assert world.counted.counts["get"] == before + 1

@@ -184,7 +184,7 @@ def test_a_committed_transaction_may_be_cut_and_an_aborted_one_is_not_there() ->
 
 
 def test_a_followed_table_says_what_happened_to_its_topic() -> None:
-    world = TopicsWorld()
+    world = TopicsWorld(sleep_takes_time=True)
     topic = world.topic("a")
     topic.append(rows(("a", "1")))
     table = topic.table(columns=["value"])
@@ -203,6 +203,20 @@ def test_a_followed_table_says_what_happened_to_its_topic() -> None:
         live.refresh()
     with pytest.raises((Conflict, NotFound)):
         table.follow().refresh()
+
+
+def test_a_followed_table_goes_by_the_clock_of_its_root() -> None:
+    world = TopicsWorld(sleep_takes_time=True)
+    topic = world.topic("a")
+    topic.append(rows(("a", "1")))
+    live = topic.table().follow(poll=60)
+    topic.append(rows(("b", "2")))
+    assert "b" not in live
+    world.now_ms += 60_000
+    assert "b" in live
+    before = world.now_ms
+    assert not live.wait(600)
+    assert world.now_ms - before >= 600_000
 
 
 def test_a_followed_table_misses_no_tombstone_that_compaction_drops() -> None:
