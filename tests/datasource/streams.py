@@ -71,6 +71,14 @@ def copy(df: DataFrame, root: str | Path, checkpoint: str | Path, *, topic: str 
     return writer.options(path=str(root), checkpointLocation=str(checkpoint), **options)
 
 
+def insert(table: str, key: str, value: str, verb: str = "INSERT INTO") -> str:
+    """The statement for one record: with the columns that are given or, in Spark 4.0, with all of them."""
+    given = ", ".join(f"CAST('{text}' AS BINARY)" for text in (key, value))
+    if SPARK == (4, 0):
+        return f"{verb} {table} VALUES ({given}{', NULL' * 5})"
+    return f"{verb} {table} (key, value) VALUES ({given})"
+
+
 def finish(writer: Any) -> StreamingQuery:
     """Run to the end of what there is; return the last run that read something. Raises what the query ended with."""
     query = again = run(writer)
@@ -87,21 +95,20 @@ def _moved(query: StreamingQuery) -> bool:
 def run(writer: Any) -> StreamingQuery:
     """Run once with availableNow."""
     query: StreamingQuery = writer.trigger(availableNow=True).start()
-    done = query.awaitTermination(WAIT_SECONDS)
-    query.stop()
+    try:
+        done = query.awaitTermination(WAIT_SECONDS)
+    finally:
+        query.stop()
     assert done, "the query did not end in time"
     return query
 
 
 def failure(writer: Any) -> str:
     """The message that a query ends with."""
-    query = writer.trigger(availableNow=True).start()
     try:
-        query.awaitTermination(WAIT_SECONDS)
+        finish(writer)
     except Exception as error:  # noqa: BLE001  (whatever Spark raises is what is looked at)
         return str(error)
-    finally:
-        query.stop()
     raise AssertionError("the query ended without an error")
 
 

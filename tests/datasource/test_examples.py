@@ -40,8 +40,8 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "sessions": ("google.protobuf", "pandas"),
 }
 """Packages beside pyspark that an example needs."""
-SPARK = {"declarative_pipeline": "4.1", "sessions": "4.1"}
-"""The first Spark that can run an example."""
+SPARK = {"declarative_pipeline": "4.1", "sessions": "4.1", "windowed_counts": "4.2"}
+"""The first Spark that prints what the page of an example shows."""
 CHANGED = (
     "spark.sql.session.timeZone",
     "spark.sql.shuffle.partitions",

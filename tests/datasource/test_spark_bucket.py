@@ -11,7 +11,7 @@ import pytest
 
 import sparklog
 from sparklog.storage.locations import join
-from tests.datasource.streams import copy, finish, source, values
+from tests.datasource.streams import copy, finish, insert, source, values
 from tests.support.moto_server import KEY_ID, SECRET
 from tests.test_readme import DATA, README, snippets
 
@@ -47,7 +47,7 @@ def test_settings_as_options_and_tables(spark: SparkSession, bucket: str, tmp_pa
     spark.sql(f"CREATE TABLE bucket_table USING sparklog OPTIONS (path '{plain}/in', {given})")
     spark.sql(f"CREATE TABLE bucket_place USING sparklog LOCATION '{join(location, 'in')}'")
     for table in ("bucket_table", "bucket_place"):
-        spark.sql(f"INSERT INTO {table} (value) VALUES (CAST('20' AS BINARY))")
+        spark.sql(insert(table, "20", "20"))
     assert spark.sql("SELECT * FROM bucket_place").count() == 22
     plans = [str(frame._jdf.queryExecution()) for frame in (read, spark.sql("SELECT * FROM bucket_table"))]  # type: ignore[operator]
     written = [path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file()]

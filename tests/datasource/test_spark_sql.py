@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import sparklog
+from tests.datasource.streams import insert
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,26 +24,25 @@ def test_create_select_insert_and_drop(spark: SparkSession, tmp_path: Path) -> N
         found = spark.sql(f"SELECT CAST(key AS STRING) AS key FROM {table} {more} ORDER BY offset")
         return [row.key for row in found.collect()]
 
-    insert = "INSERT INTO {} (key, value) VALUES (encode('{}', 'UTF-8'), encode('lamp', 'UTF-8'))"
     spark.sql(
         f"CREATE TABLE by_option USING sparklog OPTIONS (path '{root}', subscribe 'orders', 'num.partitions' '1')"
     )
     spark.sql(f"CREATE TABLE by_place USING sparklog LOCATION '{root}/orders' COMMENT 'c' TBLPROPERTIES ('mine' = '1')")
-    spark.sql(insert.format("by_option", "ben"))
-    spark.sql(insert.format("by_place", "carl"))
+    spark.sql(insert("by_option", "ben", "lamp"))
+    spark.sql(insert("by_place", "carl", "lamp"))
     assert keys("by_option") == keys("by_place") == ["anna", "ben", "carl"]
     assert keys("by_place", """WITH ('startingOffsets' = '{"orders":{"0":2}}')""") == ["carl"]
 
     # Where it does not exist yet, the first INSERT makes the topic, with its configs.
     spark.sql(f"CREATE TABLE fresh USING sparklog OPTIONS (path '{root}', topic 'fresh', 'topic.retention.ms' '-1')")
-    spark.sql(insert.format("fresh", "dora"))
+    spark.sql(insert("fresh", "dora", "lamp"))
     assert keys("fresh") == ["dora"]
     assert sparklog.open(str(root)).topic("fresh").log.head().configs.explicit == {"retention.ms": "-1"}
 
     for wrong, expected in {
         f"CREATE TABLE x USING sparklog OPTIONS (path '{root}')": "is a root: name the table's topics",
         f"CREATE TABLE x USING sparklog OPTIONS (path '{root}', topic 'x') AS SELECT 'v' AS value": "without AS SELECT",
-        "INSERT OVERWRITE by_place (value) VALUES (X'00')": "append-only",
+        insert("by_place", "k", "v", "INSERT OVERWRITE"): "append-only",
         f"SELECT * FROM sparklog.`{root}/orders`": "UNSUPPORTED_DATASOURCE_FOR_DIRECT_QUERY",
     }.items():
         with pytest.raises(Exception, match=expected):
