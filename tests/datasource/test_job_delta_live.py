@@ -140,6 +140,38 @@ def test_an_upsert_is_a_dictionary(driver: Driver, tmp_path: Path) -> None:
         assert len(case.rows()) == len(model)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_after_any_history_the_rows_are_those_of_the_topics_table(driver: Driver, tmp_path: Path, seed: int) -> None:
+    options = ("--payload", "json", "--schema", DDL, "--mode", "upsert", "--key-columns", "id")
+    case = Case(driver, tmp_path, *options, "--max-offsets-per-trigger", "23")
+    seeded = random.Random(seed)
+    root = sparklog.open(case.root, create=True)
+    small = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}
+    topic = root.create_topic("orders", partitions=3, configs=small)
+    producer = sparklog.transactional(root, "shop")
+    for _ in range(4):
+        for _ in range(seeded.randrange(1, 4)):
+            records = [
+                (str(number).encode(), None) if seeded.random() < 0.3 else order(number, f"n{seeded.random()}")
+                for number in (seeded.randrange(15) for _ in range(seeded.randrange(1, 40)))
+            ]
+            keys, values = (pa.array(column, pa.binary()) for column in zip(*records, strict=True))
+            rows = pa.table({"key": keys, "value": values})
+            step = seeded.choice(("append", "commit", "abort", "compact", "roll"))
+            if step in ("commit", "abort"):
+                transaction = producer.begin()
+                transaction.append("orders", rows)
+                transaction.commit() if step == "commit" else transaction.abort()
+            elif step == "append":
+                topic.append(rows)
+            else:
+                sparklog.compact(root, roll=step == "roll")
+        fine(case.run())
+        latest = (json.loads(value) for value in topic.table().to_table()["value"].to_pylist())
+        assert sorted(latest, key=lambda row: int(row["id"])) == sorted(case.rows(), key=lambda row: int(row["id"]))
+    assert topic.scan(isolation="read_uncommitted").to_table().num_rows > 0
+
+
 @pytest.mark.parametrize("step", ["write_bad", "write_rows"])
 @pytest.mark.parametrize("mode", ["append", "upsert"])
 def test_kills_between_steps_lose_and_repeat_nothing(
