@@ -30,6 +30,7 @@ from sparklog.jobs.delta_rows import Payload, rows
 from tests.datasource.live_delta import delta_jars
 from tests.datasource.live_kafka import connector_jars
 from tests.kafka_broker import Broker
+from tests.kafka_tools import Missing
 
 DDL = "id BIGINT, name STRING, amount DOUBLE, at BIGINT"
 PAYLOADS = {
@@ -63,7 +64,10 @@ def main() -> None:
     arguments.add_argument("--records", type=int, default=1_000_000)
     arguments.add_argument("--rounds", type=int, default=3)
     chosen = arguments.parse_args()
-    jars = ",".join(map(str, {jar.name: jar for jar in (*delta_jars(), *connector_jars())}.values()))
+    try:
+        jars = ",".join(map(str, {jar.name: jar for jar in (*delta_jars(), *connector_jars())}.values()))
+    except Missing as missing:
+        raise SystemExit(f"{missing}: scripts/spark_version.sh makes an environment with that Spark") from None
     with tempfile.TemporaryDirectory(prefix="sparklog-delta-") as name:
         folder = Path(name)
         with Broker(folder / "broker") as broker:
