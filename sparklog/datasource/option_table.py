@@ -33,6 +33,8 @@ TOPIC_CONFIG = "topic."
 OFFSETS_JSON = 'JSON like {"topic":{"0":23}}'
 CORRUPT_RECORDS = ("fail", "skip", "truncate")
 """As in `sparklog.kafka.in_place.segment_recovery`, which option parsing does not import."""
+KEY_FORMATS = ("string", "short", "integer", "long", "float", "double", "json", "hex", "base64")
+"""As in `sparklog.format.values`, which option parsing does not import; `avro` would need a schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,9 @@ OPTIONS = (
               'Read only records with these keys: texts separated by commas, or a JSON list like ["a","b"].',
               kafka="own"),
     OptionDef("keysFile", "text", READ, "The same, out of a file on the driver: one key per line.", kafka="own"),
+    OptionDef("keyFormat", "choice", READ,
+              "With keys: what their texts stand for, as `--key-format` of the command line has it.",
+              default="string", choices=KEY_FORMATS, kafka="own"),
     OptionDef("allPartitions", "boolean", READ,
               "With keys: read all partitions, not only those where Kafka's default partitioner puts the keys.",
               default=False, kafka="own"),

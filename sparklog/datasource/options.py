@@ -16,6 +16,7 @@ from sparklog.datasource.offsets import EARLIEST, LATEST, parse_json, parse_part
 from sparklog.datasource.option_table import OPTIONS, STREAM, TOPIC_CONFIG, WRITE, OptionDef, find_option
 from sparklog.datasource.schema import listed_columns
 from sparklog.errors import BadRequest, nearest
+from sparklog.format.text import parse_key
 from sparklog.log.journal.env import iso_time, parse_iso_time
 from sparklog.log.journal.names import check_id
 from sparklog.log.read.key_set import KeySet
@@ -295,22 +296,26 @@ def _keys(values: Mapping[str, str]) -> KeySet | None:
     if "keys" in values and "keysFile" in values:
         raise BadRequest("Give one of 'keys' and 'keysFile', not both")
     if "keys" not in values and "keysFile" not in values:
-        if anywhere:
-            raise BadRequest("Option 'allPartitions' goes with 'keys' or 'keysFile': give one of these, or remove it")
+        useless = "allPartitions" if anywhere else "keyFormat" if "keyFormat" in values else None
+        if useless is not None:
+            raise BadRequest(f"Option '{useless}' goes with 'keys' or 'keysFile': give one of these, or remove it")
         return None
-    keys: list[bytes]
-    if "keysFile" in values:
-        try:
-            lines = Path(values["keysFile"]).read_bytes().split(b"\n")
-            keys = [key for line in lines if (key := line.removesuffix(b"\r"))]
-        except OSError as error:
-            path = values["keysFile"]
-            raise BadRequest(f"Option 'keysFile' must be a file that can be read: {path!r}: {error.strerror}") from None
-    else:
-        keys = [text.encode() for text in _texts(values["keys"])]
-    if not keys:
-        raise BadRequest(f"Option '{'keys' if 'keys' in values else 'keysFile'}' must have keys, found none")
+    name = "keys" if "keys" in values else "keysFile"
+    texts = _texts(values[name]) if name == "keys" else _lines(values[name])
+    if not texts:
+        raise BadRequest(f"Option '{name}' must have keys, found none")
+    kind = _parse(values, _BY_NAME["keyFormat"])
+    keys = [parse_key(text, kind, f"Option '{name}'") for text in texts]
     return KeySet.of(keys, anywhere or "assign" in values)
+
+
+def _lines(path: str) -> list[str]:
+    """Return the lines of a file that have a text."""
+    try:
+        lines = Path(path).read_bytes().split(b"\n")
+    except OSError as error:
+        raise BadRequest(f"Option 'keysFile' must be a file that can be read: {path!r}: {error.strerror}") from None
+    return [text.decode("utf-8", "surrogateescape") for line in lines if (text := line.removesuffix(b"\r"))]
 
 
 def _texts(given: str) -> list[str]:

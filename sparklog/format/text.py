@@ -35,13 +35,13 @@ def _replace(error: UnicodeError) -> tuple[str, int]:
 codecs.register_error(_ERRORS, _replace)
 
 
-def parse_key(text: str, kind: str | ValueFormat = "string") -> bytes:
-    """Return the bytes of a key given as text of a format. `BadRequest` if it is not of that format."""
+def parse_key(text: str, kind: str | ValueFormat = "string", place: str = "the key") -> bytes:
+    """Return the bytes of a key given as text of a format. `BadRequest`, with its place, if it is not of that format."""
     given = text.encode("utf-8", "surrogateescape")
     if kind == "string":
         return given
     from sparklog.format.values import binary_rows, value_format
 
     key = value_format(kind) if isinstance(kind, str) else kind
-    parsed: bytes = key.parse(binary_rows([given]), lambda row: "the key")[0].as_py()
+    parsed: bytes = key.parse(binary_rows([given]), lambda row: place)[0].as_py()
     return parsed

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.datasource.option_table import CORRUPT_RECORDS, KAFKA_IGNORED, OPTIONS, find_option
+from sparklog.datasource.option_table import CORRUPT_RECORDS, KAFKA_IGNORED, KEY_FORMATS, OPTIONS, find_option
 from sparklog.datasource.options import Bound, ReadOptions, SinkOptions, Subscription, parse_options
 from sparklog.errors import BadRequest
+from sparklog.format.values import NAMES_OF_ALL
 from sparklog.kafka.in_place.segment_recovery import FAIL, POLICIES, SKIP
 from sparklog.log.write.append_writer import MAX_BUFFER_BYTES
 
@@ -38,6 +39,7 @@ def test_defaults_are_those_of_the_connector_but_for_the_isolation_level() -> No
 
 def test_what_damage_does_is_named_as_the_kafka_views_name_it() -> None:
     assert CORRUPT_RECORDS == POLICIES
+    assert {*KEY_FORMATS, "avro"} == {*NAMES_OF_ALL}
     assert parse_options({}).read.corrupt_records == FAIL
     assert parse_options({"corruptrecords": "Skip"}).read.corrupt_records == SKIP
 
@@ -151,6 +153,9 @@ def test_our_own_name_beats_kafkas() -> None:
         ({"keysfile": "/nowhere/f"}, "must be a file that can be read: '/nowhere/f': No such file or directory"),
         ({"keysfile": "/dev/null"}, "Option 'keysFile' must have keys, found none"),
         ({"allpartitions": "true"}, "Option 'allPartitions' goes with 'keys' or 'keysFile': give one of these"),
+        ({"keyformat": "long"}, "Option 'keyFormat' goes with 'keys' or 'keysFile': give one of these"),
+        ({"keyformat": "avro", "keys": "a"}, "Option 'keyFormat' must be one of 'string', 'short', 'integer'"),
+        ({"keyformat": "long", "keys": "1,a"}, "Option 'keys': expected a long, found 'a'"),
         ({"allpartitions": "yes", "keys": "a"}, "Option 'allPartitions' must be one of 'true', 'false'"),
         ({"subscribepattern": "a("}, "is not a regular expression"),
         ({"assign": '{"a":[]}'}, "must have a list of partitions"),
@@ -322,4 +327,7 @@ def test_keys_of_a_read(tmp_path: Path) -> None:
     assert keys(keys=' ["a,b", ""]') == ((b"a,b", b""), False)
     assert keys(keysfile=str(file)) == ((b"a b", b"\xff", b","), False)
     assert keys(keys="a", allpartitions="true") == keys(keys="a", assign='{"t":[1]}') == ((b"a",), True)
+    assert keys(keys="1, -1", keyformat="integer") == ((b"\0\0\0\1", b"\xff" * 4), False)
+    file.write_bytes(b"00ff\n2a\n")
+    assert keys(keysfile=str(file), keyformat="HEX") == ((b"\0\xff", b"*"), False)
     assert parse_options({}).read.keys is None
