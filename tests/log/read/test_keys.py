@@ -66,7 +66,7 @@ def history(seed: int, steps: int) -> Iterator[tuple[World, random.Random, bool]
 
 def expected(whole: pa.Table, keys: list[bytes]) -> dict[int, list[object]]:
     mask = [key in keys for key in whole["key"].to_pylist()]
-    return by_partition(whole.filter(pa.array(mask)), "offset")
+    return by_partition(whole.filter(pa.array(mask, pa.bool_())), "offset")
 
 
 def check(world: World, rng: random.Random, placed: bool) -> None:
