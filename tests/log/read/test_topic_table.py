@@ -215,8 +215,8 @@ def test_a_followed_table_goes_by_the_clock_of_its_root() -> None:
     world.now_ms += 60_000
     assert "b" in live
     before = world.now_ms
-    assert not live.wait(600)
-    assert world.now_ms - before >= 600_000
+    assert not live.wait(20)
+    assert world.now_ms - before >= 20_000
 
 
 def test_a_followed_table_misses_no_tombstone_that_compaction_drops() -> None:
