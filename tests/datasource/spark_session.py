@@ -7,6 +7,7 @@ find pyspark where pip put it).
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import sys
@@ -23,7 +24,10 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 CHEAP_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """For processes that live for seconds: no threads that optimise code or collect garbage beside the work."""
-LAUNCHING = {"SPARK_SUBMIT_OPTS": CHEAP_JVM, "SPARK_LAUNCHER_OPTS": CHEAP_JVM}
+SCRATCH = tempfile.mkdtemp(prefix="sparklog-jvm-", dir="/tmp" if Path("/tmp").is_dir() else None)
+"""What JVMs leave behind, until this process ends. A short path: Spark's sockets have at most 104 characters."""
+atexit.register(shutil.rmtree, SCRATCH, ignore_errors=True)
+LAUNCHING = dict.fromkeys(("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"), f"{CHEAP_JVM} -Djava.io.tmpdir={SCRATCH}")
 """The same for the environment of a program that starts Spark by itself."""
 SETTINGS = {
     "spark.ui.enabled": "false",

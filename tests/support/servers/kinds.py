@@ -92,7 +92,8 @@ def s3mock(program: Program) -> Callable[[Path], AbstractContextManager[Running]
         jar = find(program)
 
         def command(port: int) -> list[str]:
-            options = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+            # Its temporary files stay behind.
+            options = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-Djava.io.tmpdir={folder}")
             return ["java", *options, "-jar", jar, f"--com.adobe.testing.s3mock.httpPort={port}", "--server.port=0"]
 
         with ServerProcess(folder, command) as server:
