@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +33,14 @@ def spark(spark_folder: Path) -> Iterator[SparkSession]:
     for query in session.streams.active:
         query.stop()
     session.stop()
+
+
+@pytest.fixture
+def connect_port() -> Iterator[None]:
+    """The port of a local Spark Connect, which is always the same: one test of this machine has it at a time."""
+    with open(Path(tempfile.gettempdir()) / "sparklog-tests-connect", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FOLDER = REPOSITORY / "examples" / "streams"
 NAMES = sorted(file.stem for file in FOLDER.glob("*.py") if file.stem != "running")
 OWN_SPARK = {"declarative_pipeline"}
-"""Those that start a Spark of their own in a process."""
+"""Those that start a Spark of their own in a process, a local Spark Connect."""
 SLOW = {
     "bad_records",
     "declarative_pipeline",
@@ -82,13 +82,16 @@ def settings(spark: SparkSession) -> Iterator[None]:
             spark.conf.set(name, value)
 
 
+@pytest.mark.usefixtures("settings")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in NAMES]
 )
 def test_it_prints_its_output(
-    name: str, spark: SparkSession, settings: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     require(name)
+    if name in OWN_SPARK:
+        request.getfixturevalue("connect_port")
     assert load(name, monkeypatch)(spark, str(tmp_path)) + "\n" == output(name)
 
 
@@ -112,6 +115,8 @@ def test_one_runs_as_a_program(spark_folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.usefixtures("connect_port")
 def test_an_auto_cdc_flow_needs_a_connector_that_merges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     require("declarative_pipeline")
     monkeypatch.syspath_prepend(str(FOLDER))
@@ -139,6 +144,7 @@ spark.stop()
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
+@pytest.mark.usefixtures("connect_port")
 @pytest.mark.skipif(
     importlib.util.find_spec("grpc") is None or importlib.util.find_spec("pandas") is None,
     reason="Spark Connect needs grpcio and pandas: pip install 'sparklog[connect]'",

@@ -67,6 +67,7 @@ spark.stop()
 
 
 @pytest.mark.timeout(1500)
+@pytest.mark.usefixtures("connect_port")
 @pytest.mark.skipif(
     importlib.util.find_spec("grpc") is None or importlib.util.find_spec("pandas") is None,
     reason="Spark Connect needs grpcio and pandas: pip install 'sparklog[connect]'",
