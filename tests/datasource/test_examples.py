@@ -40,7 +40,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "sessions": ("google.protobuf", "pandas"),
 }
 """Packages beside pyspark that an example needs."""
-SPARK = {"declarative_pipeline": "4.1", "sessions": "4.1", "windowed_counts": "4.2"}
+SPARK = {"declarative_pipeline": "4.1", "sessions": "4.2", "stream_stream_join": "4.2", "windowed_counts": "4.2"}
 """The first Spark that prints what the page of an example shows."""
 CHANGED = (
     "spark.sql.session.timeZone",
