@@ -36,7 +36,7 @@ codecs.register_error(_ERRORS, _replace)
 
 
 def parse_key(text: str, kind: str | ValueFormat = "string", place: str = "the key") -> bytes:
-    """Return the bytes of a key given as text of a format. `BadRequest`, with its place, if it is not of that format."""
+    """Return the bytes of a key given as text of a format. `BadRequest`, with its place, if it is not of it."""
     given = text.encode("utf-8", "surrogateescape")
     if kind == "string":
         return given

@@ -14,7 +14,7 @@ over tasks; findings come back as a value.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -124,13 +124,26 @@ def _check_indexes(checked: Checked, claim: Claim, batches: Batches | None) -> C
         for suffix, data in indexes.items():
             checked.findings += check_index(suffix, data, base, batches, file=file.index_key(suffix))
     if len(checked.findings) == before:
-        # Every entry is right: some must be missing. The time index ends with the greatest timestamp, so not there.
-        entries = len(indexes.get("txnindex", b"")) // transaction_index.ENTRY_BYTES
-        suspect = "txnindex" if batches is not None and entries < len(batches.aborts) else "index"
-        message = f"the index files beside the segment {_NO_MATCH}: entries are missing"
-        size = len(indexes.get(suspect, b""))
-        checked.findings.append(Finding(INDEX, file.index_key(suspect), message, WITHOUT_INDEX, size))
+        checked.findings += _of_no_entry(file, indexes, batches)
     return counted
+
+
+def _of_no_entry(file: DataFile, indexes: Mapping[str, bytes], batches: Batches | None) -> Iterator[Finding]:
+    """Yield findings where every entry is right by itself, so that some are missing or of another segment.
+
+    Aborted transactions can be counted. Which of the files it is else cannot be known: an index has as many entries as
+    its writer wanted, and the last stable offset of an aborted transaction is known from other segments only.
+    """
+    entries = len(indexes.get("txnindex", b"")) // transaction_index.ENTRY_BYTES
+    if batches is not None and entries < len(batches.aborts):
+        message = f"the index files beside the segment {_NO_MATCH}: entries are missing"
+        size = len(indexes.get("txnindex", b""))
+        yield Finding(INDEX, file.index_key("txnindex"), message, WITHOUT_INDEX, size)
+        return
+    which = ", ".join(f".{suffix}" for suffix in indexes)
+    message = f"one of {which} does not match the CRC-32C that the commit gives for all: entries are missing or others"
+    for suffix, data in indexes.items():
+        yield Finding(INDEX, file.index_key(suffix), message, WITHOUT_INDEX, len(data))
 
 
 _NO_MATCH = "do not match the CRC-32C that the commit gives for them"
