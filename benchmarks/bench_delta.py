@@ -27,7 +27,7 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_session import Timing, benchmark_session, timed
 
 from sparklog.jobs import delta, from_delta, to_delta
-from sparklog.jobs.delta_rows import Payload, rows
+from sparklog.jobs.delta_rows import rows
 from tests.datasource.live_delta import delta_jars
 from tests.datasource.live_kafka import connector_jars
 from tests.kafka_broker import Broker
@@ -44,7 +44,7 @@ RAW = ["key", "value", "topic", "partition", "offset", "timestamp"]
 
 @dataclass(frozen=True)
 class Sides:
-    """What a run of one side (`sparklog` or `kafka`) with a number writes, and how many rows that must be."""
+    """Two sides, `sparklog` and `kafka`: `run` writes rows by one of them, under a number; `expected`: so many rows."""
 
     run: Callable[[str, int], DataFrame]
     expected: int
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def fill(spark: SparkSession, folder: Path, servers: str, count: int) -> None:
-    """The same records in four partitions of a topic on each side."""
+    """Write the same records to a topic of four partitions on each side."""
     events = spark.range(count).selectExpr(
         f"CAST(CAST(id % {count // 10} AS STRING) AS BINARY) AS key",
         f"CAST(to_json(named_struct('id', id % {count // 10}, 'name', 'customer ' || id, "
@@ -97,7 +97,7 @@ def fill(spark: SparkSession, folder: Path, servers: str, count: int) -> None:
 
 
 def create_topic(spark: SparkSession, servers: str, name: str) -> None:
-    """Create a topic of four partitions on the broker."""
+    """Create a topic of four partitions on the broker, in the session's JVM: a run takes no time to start another."""
     java = spark.sparkContext._jvm.java.util
     admin = spark.sparkContext._jvm.org.apache.kafka.clients.admin
     properties, topics = java.Properties(), java.ArrayList()
@@ -178,7 +178,7 @@ def from_kafka(spark: SparkSession, servers: str, chosen: to_delta.ToDelta) -> A
         to_delta.prepare(spark, chosen, table_rows.schema)
         writer = table_rows.writeStream.format("delta").option("path", chosen.table)
     else:
-        made = rows(records, Payload("json", True, DDL, keys=("id",)))
+        made = rows(records, chosen.rows)
         to_delta.prepare(spark, chosen, made.select("row.*").schema)
 
         def merge(batch: DataFrame, number: int) -> None:

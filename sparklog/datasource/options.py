@@ -16,7 +16,7 @@ from sparklog.datasource.offsets import EARLIEST, LATEST, parse_json, parse_part
 from sparklog.datasource.option_table import OPTIONS, STREAM, TOPIC_CONFIG, WRITE, OptionDef, find_option
 from sparklog.datasource.schema import listed_columns
 from sparklog.errors import BadRequest, nearest
-from sparklog.format.text import parse_key
+from sparklog.format.text import parse_keys
 from sparklog.log.journal.env import iso_time, parse_iso_time
 from sparklog.log.journal.names import check_id
 from sparklog.log.read.key_set import KeySet
@@ -305,8 +305,7 @@ def _keys(values: Mapping[str, str]) -> KeySet | None:
     if not texts:
         raise BadRequest(f"Option '{name}' must have keys, found none")
     kind = _parse(values, _BY_NAME["keyFormat"])
-    keys = [parse_key(text, kind, f"Option '{name}'") for text in texts]
-    return KeySet.of(keys, anywhere or "assign" in values)
+    return KeySet.of(parse_keys(texts, kind, f"Option '{name}'"), anywhere or "assign" in values)
 
 
 def _lines(path: str) -> list[str]:

@@ -9,6 +9,7 @@ Keys are typed as text, or in another format of `sparklog.format.values`.
 from __future__ import annotations
 
 import codecs
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -35,13 +36,18 @@ def _replace(error: UnicodeError) -> tuple[str, int]:
 codecs.register_error(_ERRORS, _replace)
 
 
-def parse_key(text: str, kind: str | ValueFormat = "string", place: str = "the key") -> bytes:
-    """Return the bytes of a key given as text of a format. `BadRequest`, with its place, if it is not of it."""
-    given = text.encode("utf-8", "surrogateescape")
+def parse_key(text: str, kind: str | ValueFormat = "string") -> bytes:
+    """Return the bytes of a key given as text of a format. `BadRequest` if it is not of that format."""
+    return parse_keys([text], kind, "the key")[0]
+
+
+def parse_keys(texts: Sequence[str], kind: str | ValueFormat, place: str) -> list[bytes]:
+    """Return the bytes of keys given as texts of a format. `BadRequest`, with their place, if one is not."""
+    given = [text.encode("utf-8", "surrogateescape") for text in texts]
     if kind == "string":
         return given
     from sparklog.format.values import binary_rows, value_format
 
-    key = value_format(kind) if isinstance(kind, str) else kind
-    parsed: bytes = key.parse(binary_rows([given]), lambda row: place)[0].as_py()
+    keys = value_format(kind) if isinstance(kind, str) else kind
+    parsed: list[bytes] = keys.parse(binary_rows(given), lambda row: place).to_pylist()
     return parsed

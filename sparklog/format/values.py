@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -152,7 +152,7 @@ def each_row(column: pa.Array, function: Callable[[Any], bytes]) -> pa.Array:
     return binary_rows([None if cell is None else function(cell) for cell in column.to_pylist()])
 
 
-def binary_rows(cells: list[bytes | None]) -> pa.Array:
+def binary_rows(cells: Sequence[bytes | None]) -> pa.Array:
     """Return a binary column; `pa.array` would import pandas."""
     valid = np.array([cell is not None for cell in cells], np.bool_)
     return _from_buffers(np.array([len(cell or b"") for cell in cells], np.int64), valid, b"".join(filter(None, cells)))

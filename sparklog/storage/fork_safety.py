@@ -19,6 +19,9 @@ from sparklog.errors import Unavailable
 K = TypeVar("K")
 V = TypeVar("V")
 
+CACHE_BYTES = 64 << 20
+VALUE_BYTES = 1024
+
 
 class ForkLock:
     """A `threading.Lock` for `with` statements, free in every new child process."""
@@ -49,11 +52,14 @@ if hasattr(os, "register_at_fork"):
 
 
 class RecentlyUsed(Generic[K, V]):
-    """A cache of the values used last, up to `most` of what `size` says of each. Threads may share it."""
+    """A cache of the values used last, up to `most` bytes. Threads may share it.
 
-    def __init__(self, most: int, size: Callable[[V], int]) -> None:
+    `nbytes` tells the bytes of a value; `VALUE_BYTES` are counted for each on top.
+    """
+
+    def __init__(self, nbytes: Callable[[V], int], most: int = CACHE_BYTES) -> None:
+        self._nbytes = nbytes
         self._most = most
-        self._size = size
         self._lock = ForkLock()
         self._values: OrderedDict[K, V] = OrderedDict()
         self._total = 0
@@ -71,6 +77,9 @@ class RecentlyUsed(Generic[K, V]):
                 self._total += self._size(value)
             while self._total > self._most and self._values:
                 self._total -= self._size(self._values.popitem(last=False)[1])
+
+    def _size(self, value: V) -> int:
+        return VALUE_BYTES + self._nbytes(value)
 
 
 class ForkGuard:

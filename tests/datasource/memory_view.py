@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparklog.errors import NotFound
+from sparklog.log.journal.env import SYSTEM
 from sparklog.log.state.view import COLUMNS, RECORD_SCHEMA, Bounds, OffsetRange, Runs, Stored, TimestampOffset
 
 RECORD_BYTES = 100
@@ -98,6 +99,7 @@ class MemoryView:
 
     location = "memory"
     poll_interval_ms = 10
+    env = SYSTEM
 
     def topics(self) -> list[str]:
         self.listed += 1

@@ -148,7 +148,7 @@ class KafkaView:
         self.place = file_path(path)
         self.location = str(self.place)
         self._tailing = tailing
-        self._env = env
+        self.env = env
         self._opened_ms: int | None = env.boot_ms()
         self.layout = directory.kafka_layout(self.place)
         if self.layout is None:
@@ -264,7 +264,7 @@ class KafkaView:
     def _renew(self) -> None:
         """List a bucket anew, unless that was done a moment ago, to open it."""
         opened_ms, self._opened_ms = self._opened_ms, None
-        if opened_ms is None or self._env.boot_ms() - opened_ms > FRESH_MS:
+        if opened_ms is None or self.env.boot_ms() - opened_ms > FRESH_MS:
             renew(self.place)
 
     def _say(self, skipped: Skipped) -> None:
@@ -275,7 +275,7 @@ class KafkaView:
     def _refreshed(
         self, known: _Partition | None, folder: FilePath, key: TopicPartition, start: int | None, watermark: int | None
     ) -> _Partition:
-        state = known.state if known is not None else PartitionState(folder, *key, self._env, self._corrupt_records)
+        state = known.state if known is not None else PartitionState(folder, *key, self.env, self._corrupt_records)
         state.refresh()
         return _Partition(state, _bounds(state, start, watermark))
 

@@ -31,12 +31,6 @@ Aborted = AbortedTransactions | None
 _FLAG = int(SliceFlag.KAFKA_ABORTED)
 FILES_AT_ONCE = 16
 """Files read before the next look at whether that is enough."""
-CACHE_BYTES = 64 << 20
-"""Of the entries of each store that were used last."""
-FILE_BYTES = 1024
-"""Counted for a file beside its entries."""
-ENTRY_BYTES = 32
-
 
 _Cache = RecentlyUsed[tuple[str, int], AbortedTransactions]
 
@@ -74,12 +68,12 @@ def _cache_of(store: Store) -> _Cache:
     with _CACHES_LOCK:
         cache = _CACHES.get(store)
         if cache is None:
-            cache = _CACHES[store] = RecentlyUsed(CACHE_BYTES, _size)
+            cache = _CACHES[store] = RecentlyUsed(_nbytes)
         return cache
 
 
-def _size(entries: AbortedTransactions) -> int:
-    return FILE_BYTES + ENTRY_BYTES * len(entries)
+def _nbytes(entries: AbortedTransactions) -> int:
+    return transaction_index.ENTRY_BYTES * len(entries)
 
 
 def _read(store: Store, slices: Sequence[PlannedSlice], cache: _Cache) -> list[AbortedTransactions]:

@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 
 from sparklog.log.journal.arrow_numpy import fixed_array, fixed_values, valid_rows
-from sparklog.log.journal.env import Env
 from sparklog.log.read.latest_by_key import latest_records
 from sparklog.log.read.table_plan import TablePlan, plan_table
 from sparklog.log.read.topic_scan import Tail
@@ -108,19 +107,18 @@ class FollowedTable(Mapping[bytes, pa.RecordBatch]):
     with the greatest timestamp.
     """
 
-    def __init__(self, plan: TablePlan, view: LogView, poll: float | None, env: Env) -> None:
+    def __init__(self, plan: TablePlan, view: LogView, poll: float | None) -> None:
         self.topic = plan.topic
         self.columns = plan.columns
         self._poll_ms = None if poll is None else int(1000 * poll)
         self._view = view
-        self._env = env
         self._read = tuple(name for name in COLUMNS if name in plan.columns or name in NEEDED)
         ends = {each.partition: each.end for each in plan.ranges}
         self._tail = Tail(view, plan.topic, READ_COMMITTED, positions=ends, topic_id=plan.topic_id)
         self._rows: dict[int, _Rows] = {each.partition: _Rows() for each in plan.ranges}
         for batch in latest_records(plan.partitions, self._read, threads=plan.threads):
             self._rows_of(batch).put(batch)
-        self._looked_ms = self._env.boot_ms()
+        self._looked_ms = self._view.env.boot_ms()
 
     def __repr__(self) -> str:
         return f"FollowedTable({self.topic!r}, {self._view.location!r})"
@@ -132,7 +130,7 @@ class FollowedTable(Mapping[bytes, pa.RecordBatch]):
             Conflict: the topic was deleted and created again.
         """
         self._tail.refresh()
-        self._looked_ms = self._env.boot_ms()
+        self._looked_ms = self._view.env.boot_ms()
         changed = False
         cleaned = self._view.cleaned_through(self.topic)
         for partition, bounds in self._view.bounds(self.topic).items():
@@ -147,15 +145,15 @@ class FollowedTable(Mapping[bytes, pa.RecordBatch]):
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the table has changed, or for so many seconds. Returns False if nothing came."""
-        begun = self._env.boot_ms()
+        begun = self._view.env.boot_ms()
         while not self.refresh():
             pause_s = self._view.poll_interval_ms / 1000
             if timeout_s is not None:
-                left_s = timeout_s - (self._env.boot_ms() - begun) / 1000
+                left_s = timeout_s - (self._view.env.boot_ms() - begun) / 1000
                 if left_s <= 0:
                     return False
                 pause_s = min(pause_s, left_s)
-            self._env.sleep(pause_s)
+            self._view.env.sleep(pause_s)
         return True
 
     def __getitem__(self, key: bytes | str) -> pa.RecordBatch:
@@ -188,7 +186,7 @@ class FollowedTable(Mapping[bytes, pa.RecordBatch]):
         return dict.fromkeys(chain.from_iterable(each.numbers for each in self._rows.values()))
 
     def _look(self) -> None:
-        if self._poll_ms is not None and self._env.boot_ms() - self._looked_ms >= self._poll_ms:
+        if self._poll_ms is not None and self._view.env.boot_ms() - self._looked_ms >= self._poll_ms:
             self.refresh()
 
     def _rows_of(self, batch: pa.RecordBatch) -> _Rows:

@@ -1,7 +1,7 @@
 """Leave out of a plan the slices that cannot hold a key, by the filters of keys beside their files.
 
 Filters are a help, never the truth: without one, or with one that is damaged or of other bytes, a slice is read. They
-are kept in the process, `CACHE_BYTES` of them, those used last: files never change.
+are kept in the process, those used last: files never change.
 """
 
 from __future__ import annotations
@@ -21,21 +21,15 @@ from sparklog.log.state.view import ReadPart
 from sparklog.storage.fork_safety import RecentlyUsed
 from sparklog.storage.store import Store
 
-CACHE_BYTES = 64 << 20
-FILE_BYTES = 1024
-"""Counted for a file beside its filters, also where it has none."""
-
-
 Filters = tuple[KeyFilter, ...]
 
 
-def filter_cache(most: int = CACHE_BYTES) -> RecentlyUsed[tuple[str, str], Filters]:
-    """Make a cache of the filters beside files, by the location of the store and the name of the data file."""
-    return RecentlyUsed(most, lambda filters: FILE_BYTES + sum(each.words.nbytes for each in filters))
+def _nbytes(filters: Filters) -> int:
+    return sum(each.words.nbytes for each in filters)
 
 
-cache = filter_cache()
-"""Of this process."""
+cache = RecentlyUsed[tuple[str, str], Filters](_nbytes)
+"""Of this process, by the location of the store and the name of the data file."""
 
 
 def filters_beside(store: Store, file: str) -> Filters:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NoReturn
 import pyarrow as pa
 
 from sparklog.errors import BadRequest
-from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.read.table_plan import AsOf, TablePlan, plan_table, table_ranges
 from sparklog.log.read.topic_scan import check_threads, stream_reader
 from sparklog.log.state.view import COLUMNS, RECORD_SCHEMA, LogView, check_columns
@@ -34,7 +33,6 @@ class TopicTable:
 
     plan: TablePlan
     open_view: Callable[[], LogView]
-    env: Env = SYSTEM
 
     def __repr__(self) -> str:
         ends = ", ".join(f"{each.partition}: {each.end}" for each in self.plan.ranges)
@@ -90,7 +88,7 @@ class TopicTable:
         """
         from sparklog.log.read.followed_table import FollowedTable
 
-        return FollowedTable(self.plan, self.open_view(), poll, self.env)
+        return FollowedTable(self.plan, self.open_view(), poll)
 
 
 def open_table(

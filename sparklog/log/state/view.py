@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sparklog.errors import BadRequest
+from sparklog.log.journal.env import Env
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
 
@@ -243,6 +244,10 @@ class TakenView(Protocol):
 
 class LogView(TakenView, Protocol):
     """A set of topics that can be read, looked at again as often as wanted."""
+
+    @property
+    def env(self) -> Env:
+        """The clock by which a reader waits."""
 
     @property
     def poll_interval_ms(self) -> int:

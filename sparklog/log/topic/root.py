@@ -268,6 +268,7 @@ class RootView(SnapshotView):
     def __init__(self, root: Root) -> None:
         super().__init__(root.location, {})
         self.root = root
+        self.env = root.env
         self._topics: dict[str, Topic] = {}
         self._raw: dict[str, Snapshot] = {}
         self._came = root.env.now()

@@ -395,8 +395,7 @@ class Topic:
 
     def table(self, *, as_of: AsOf = None, columns: Sequence[str] = COLUMNS, threads: int = 1) -> TopicTable:
         """Plan a read of the latest record of each key: arguments and errors are those of `sparklog.table`."""
-        table = open_table(self.root.log_view(), self.name, self.root.log_view, as_of, columns, threads)
-        return replace(table, env=self.root.env)
+        return open_table(self.root.log_view(), self.name, self.root.log_view, as_of, columns, threads)
 
     def count(self, *, isolation: IsolationLevel = READ_COMMITTED) -> RecordCount:
         """Count records of a scan by metadata: `records`, `is_exact` (false: at most), `earliest_ms`, `latest_ms`."""

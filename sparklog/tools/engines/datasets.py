@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
@@ -256,8 +255,7 @@ def table(
         customers = sparklog.table("/data/log", "orders", as_of={0: 1}, columns=["key", "value"])
         print(pa.table(customers).num_rows)
     """
-    planned = open_table(_view(root), topic, partial(_view, root, tailing=True), as_of, columns, threads)
-    return replace(planned, env=root.env) if isinstance(root, Root) else planned
+    return open_table(_view(root), topic, partial(_view, root, tailing=True), as_of, columns, threads)
 
 
 def _view(root: RootLike, *, tailing: bool = False) -> LogView:

@@ -141,7 +141,7 @@ def _of_no_entry(file: DataFile, indexes: Mapping[str, bytes], batches: Batches 
         yield Finding(INDEX, file.index_key("txnindex"), message, WITHOUT_INDEX, size)
         return
     which = ", ".join(f".{suffix}" for suffix in indexes)
-    message = f"one of {which} does not match the CRC-32C that the commit gives for all: entries are missing or others"
+    message = f"one of {which} does not match the CRC-32C of them all in the commit: entries are missing or others"
     for suffix, data in indexes.items():
         yield Finding(INDEX, file.index_key(suffix), message, WITHOUT_INDEX, len(data))
 

@@ -8,10 +8,11 @@ import pytest
 import sparklog
 from sparklog.log.journal.names import filter_path
 from sparklog.log.read import key_filters
-from sparklog.log.read.key_filters import filter_cache, filters_beside
+from sparklog.log.read.key_filters import filters_beside
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.topic.cloning import clone_topic
 from sparklog.log.topic.topic import Topic
+from sparklog.storage.fork_safety import CACHE_BYTES, RecentlyUsed
 from sparklog.storage.memory import MemoryStore
 from sparklog.testing import CountingStore
 from sparklog.testing.world import World
@@ -52,7 +53,7 @@ def _keys(part: int) -> pa.Array:
 
 @pytest.fixture(autouse=True)
 def _empty_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_filters, "cache", filter_cache())
+    monkeypatch.setattr(key_filters, "cache", RecentlyUsed(key_filters._nbytes))
 
 
 @pytest.fixture(params=["merged", "sealed", "cleaned"])
@@ -167,8 +168,8 @@ def test_filters_that_were_merged_again_are_made_again() -> None:
 def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     world = FilteredWorld(roll=True)
     file = world.filters.replace(".bloom", ".log")
-    for most, gets in ((10, 2), (key_filters.CACHE_BYTES, 1)):
-        monkeypatch.setattr(key_filters, "cache", filter_cache(most))
+    for most, gets in ((10, 2), (CACHE_BYTES, 1)):
+        monkeypatch.setattr(key_filters, "cache", RecentlyUsed(key_filters._nbytes, most))
         before = world.counted.counts["get"]
         assert len(filters_beside(world.counted, file)) == len(filters_beside(world.counted, file)) == 1
         assert world.counted.counts["get"] == before + gets
