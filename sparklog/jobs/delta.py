@@ -84,6 +84,18 @@ def is_delta(spark: SparkSession, path: str) -> bool:
     return bool(jvm.io.delta.tables.DeltaTable.isDeltaTable(spark._jsparkSession, path))
 
 
+def check_new_folder(spark: SparkSession, path: str) -> None:
+    """Refuse to make a table among files of others, which a VACUUM of the table would delete."""
+    place = spark.sparkContext._jvm.org.apache.hadoop.fs.Path(path)
+    files = place.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
+    present = files.listStatus(place) if files.exists(place) else []
+    if len(present):
+        raise BadRequest(
+            f"there is no Delta table at {path}, but files such as {present[0].getPath().getName()}: "
+            f"name a new folder, or make a table of them first (CONVERT TO DELTA parquet.{quoted(path)})"
+        )
+
+
 def table_name(path: str) -> str:
     """Return a table's path as SQL names it."""
     return f"delta.{quoted(path)}"

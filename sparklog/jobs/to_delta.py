@@ -118,13 +118,15 @@ def _read_schema(given: str) -> tuple[str, int | None]:
 
 
 def prepare(spark: SparkSession, chosen: ToDelta, schema: StructType) -> None:
-    """Create the table, or add the columns that it lacks. Raises BadRequest if the rows do not fit it."""
+    """Create the table, or add the columns that it lacks. Raises BadRequest if the rows or the folder do not fit."""
     if delta.is_delta(spark, chosen.table):
         table = spark.read.format("delta").load(chosen.table).schema
         missing = delta.missing_columns(table, schema, grow=chosen.grow_schema)
         if not missing:
             return
         log(f"{chosen.table} grows by {', '.join(missing)}")
+    else:
+        delta.check_new_folder(spark, chosen.table)
     columns = StructType([StructField(field.name, field.dataType) for field in schema])
     empty = spark.createDataFrame([], columns).write.format("delta").mode("append")
     empty.option("mergeSchema", True).save(chosen.table)
