@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ pytestmark = pytest.mark.sweep
 
 REPOSITORY = Path(__file__).parents[2]
 IDS = ("left", "right")
+AHEAD = 8
+"""Transactions that a writer may write before the test has seen one more: some are under way when it is killed."""
 
 
 def read(root: Path) -> dict[str, list[str]]:
@@ -32,9 +35,33 @@ def read(root: Path) -> dict[str, list[str]]:
     return found
 
 
-def start(root: Path, name: str, first: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.transactions.writing_process", str(root), name, str(first)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY)
+class Writer:
+    """A process that writes as many transactions as it is allowed to, and no more, however fast the machine is."""
+
+    def __init__(self, root: Path, name: str, first: int) -> None:
+        command = [sys.executable, "-m", "tests.transactions.writing_process", str(root), name, str(first)]
+        self._name = name
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY
+        )
+
+    def allow(self, transactions: int) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n" * transactions)
+        self._process.stdin.flush()
+
+    def next_committed(self) -> str:
+        """Wait for the next transaction that the process has committed; return its value."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "the writer ended by itself"
+        return f"{self._name} {int(line)}"
+
+    def kill(self) -> set[str]:
+        """End the process where it is; return the values that it had committed and nobody had read yet."""
+        self._process.kill()
+        rest, _ = self._process.communicate()
+        return {f"{self._name} {int(line)}" for line in rest.splitlines(keepends=True) if line.endswith("\n")}
 
 
 def test_writers_killed_at_random(tmp_path: Path) -> None:
@@ -44,21 +71,19 @@ def test_writers_killed_at_random(tmp_path: Path) -> None:
     source = random.Random(5)
     committed: set[str] = set()
     for life in range(3):
-        processes = {name: start(tmp_path, name, 1000 * life) for name in IDS}
-        for name, process in processes.items():
-            assert process.stdout is not None
+        writers = [Writer(tmp_path, name, 1000 * life) for name in IDS]
+        for writer in writers:
+            writer.allow(AHEAD)
+        for writer in writers:
             for _ in range(source.randint(1, 12)):
-                line = process.stdout.readline()
-                assert line, "the writer ended by itself"
-                committed.add(f"{name} {int(line)}")
+                committed.add(writer.next_committed())
+                writer.allow(1)
                 seen = read(tmp_path)
                 assert seen["a"] == seen["b"]
-        for name, process in processes.items():
-            process.kill()
-            assert process.stdout is not None
-            committed.update(f"{name} {int(line)}" for line in process.stdout if line.endswith("\n"))
-            process.wait()
-            process.stdout.close()
+        for writer in writers:
+            writer.allow(AHEAD)
+            time.sleep(source.uniform(0, 0.03))
+            committed |= writer.kill()
     for name in IDS:
         with sparklog.transactional(tmp_path, name).begin():
             pass

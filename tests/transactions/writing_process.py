@@ -1,12 +1,11 @@
 """A process to be killed: `python -m tests.transactions.writing_process <root> <id> <first value>`.
 
-Writes transactions over topics `a` and `b` until it is killed; each committed one is a line on stdout.
+Writes a transaction over topics `a` and `b` for each line on stdin; each committed one is a line on stdout.
 """
 
 from __future__ import annotations
 
 import sys
-from itertools import count
 
 import sparklog
 from tests.support.records import rows
@@ -14,7 +13,7 @@ from tests.support.records import rows
 
 def main(root: str, transactional_id: str, first: int) -> None:
     producer = sparklog.transactional(root, transactional_id)
-    for value in count(first):
+    for value, _ in enumerate(sys.stdin, first):
         with producer.begin() as transaction:
             for name in ("a", "b"):
                 transaction.append(name, rows(f"{transactional_id} {value}"))
