@@ -286,13 +286,13 @@ def test_a_backup_of_an_hour_ago_is_still_there_while_times_between_are_asked_fo
 
 
 class TestMutations:
-    """The sweeps see what they are for."""
+    """The sweeps see what they are for. Each begins a few requests before the one that shows it."""
 
     def test_no_holds(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(backing_up.Holds, "take", lambda self, heads: None)
         monkeypatch.setattr(backing_up, "RETRIES", 1)
         with pytest.raises((AssertionError, SparklogError)):
-            sweep("tidy", 1, 40)
+            sweep("tidy", 1, 60)
 
     def test_a_cut_that_is_not_settled(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def as_read(self: consistent_cut._Cutter) -> consistent_cut.Cut:
@@ -300,15 +300,18 @@ class TestMutations:
 
         monkeypatch.setattr(consistent_cut._Cutter, "settle", as_read)
         with pytest.raises((AssertionError, SparklogError)):
-            sweep("move, all recorded", 1, 20)
+            sweep("move, all recorded", 1, 35)
 
     @pytest.mark.parametrize(
-        ("rule", "act"), [("_record", "commit, record and forget"), ("note_decisions", "move, all recorded")]
+        ("rule", "act", "start"),
+        [("_record", "commit, record and forget", 62), ("note_decisions", "move, all recorded", 36)],
     )
-    def test_a_cut_without_one_of_its_rules(self, monkeypatch: pytest.MonkeyPatch, rule: str, act: str) -> None:
+    def test_a_cut_without_one_of_its_rules(
+        self, monkeypatch: pytest.MonkeyPatch, rule: str, act: str, start: int
+    ) -> None:
         monkeypatch.setattr(consistent_cut._Cutter, rule, lambda *_: None)
         with pytest.raises((AssertionError, SparklogError)):
-            sweep(act, 1, 30)
+            sweep(act, 1, start)
 
     def test_groups_after_topics(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Without the rule for offsets, and with groups read last."""
@@ -324,7 +327,7 @@ class TestMutations:
 
         monkeypatch.setattr(backing_up, "cut_now", late)
         with pytest.raises((AssertionError, SparklogError)):
-            sweep("move", 1, 35)
+            sweep("move", 1, 78)
 
     def test_the_manifest_before_the_data(self, monkeypatch: pytest.MonkeyPatch) -> None:
         copy = backing_up._Run._copy_files
@@ -343,7 +346,7 @@ class TestMutations:
         monkeypatch.setattr(backing_up._Run, "_copy_files", skipped)
         monkeypatch.setattr(backing_up._Run, "_publish", first)
         with pytest.raises((AssertionError, SparklogError)):
-            killed(1, 100)
+            killed(1, 155)
 
 
 def test_a_hold_below_the_floor_is_refused_and_the_cut_taken_anew() -> None:
