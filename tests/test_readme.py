@@ -14,7 +14,7 @@ import pytest
 import sparklog
 from sparklog.datasource.session import SETTINGS
 from sparklog.log.state.configs import CONFIGS
-from tests.datasource.spark_session import LAUNCHING, has_java
+from tests.datasource import spark_session
 
 REPOSITORY = Path(__file__).parents[1]
 README = REPOSITORY / "README.md"
@@ -45,11 +45,8 @@ def with_sparklog(folder: Path) -> dict[str, str]:
     command.chmod(0o755)
     return {
         **os.environ,
-        **LAUNCHING,
+        **spark_session.environment(folder),
         "PATH": f"{command.parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(REPOSITORY),
-        "PYSPARK_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": "127.0.0.1",
     }
 
 
@@ -60,7 +57,7 @@ def test_every_language_is_one_that_is_run() -> None:
 
 @pytest.mark.spark
 @pytest.mark.skipif(
-    not has_java(), reason="Spark needs Java 17 or newer: there is no `java` on the PATH and no JAVA_HOME"
+    not spark_session.has_java(), reason="Spark needs Java 17 or newer: there is no `java` on the PATH and no JAVA_HOME"
 )
 def test_the_python_snippets_run_in_order(tmp_path: Path) -> None:
     program = "\n".join(snippets("python")).replace(DATA, f"{tmp_path}/")

@@ -23,7 +23,7 @@ from sparklog.jobs import compact
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.spark_runner import SparkIfNeeded, SparkRunner
 from sparklog.maintenance.work_items import Done, InProcess, PieceReport, Progress, Runner, silent
-from tests.datasource.spark_session import LAUNCHING
+from tests.datasource import spark_session
 from tests.datasource.standard_error import StandardError
 
 if TYPE_CHECKING:
@@ -372,7 +372,7 @@ def test_under_spark_submit_the_document_is_the_last_line_and_progress_can_be_re
         [submit, "--master", "local[1]", REPOSITORY / "jobs" / "compact.py", "--root", tmp_path, "--roll", "--json"],
         capture_output=True,
         text=True,
-        env={**os.environ, **LAUNCHING, "PYTHONPATH": str(REPOSITORY), "PYSPARK_PYTHON": sys.executable},
+        env={**os.environ, **spark_session.environment(spark_folder)},
         check=False,
     )
     assert done.returncode == 0, done.stderr
