@@ -19,7 +19,8 @@ from tests.test_architecture import LAYERS, ROOMS
 REPOSITORY = Path(__file__).parents[1]
 DOCS = REPOSITORY / "docs"
 EXAMPLES = REPOSITORY / "examples" / "streams"
-PAGES = [REPOSITORY / "README.md", *sorted(DOCS.rglob("*.md")), *sorted(EXAMPLES.glob("*.md"))]
+FACES = [REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
+PAGES = [*FACES, *sorted(DOCS.rglob("*.md")), *sorted(EXAMPLES.glob("*.md"))]
 PARTS = ("start", "guides", "reference", "design")
 GENERATED = {
     *("configs.md", "python.md", "python-maintenance.md", "python-testing.md", "python-values.md", "spark-options.md"),
