@@ -59,7 +59,8 @@ def visible_snapshot(topic: Topic) -> Snapshot:
     """
 
     def take(name: str) -> Snapshot:
-        return topic.root.topic_handle(name).snapshot()
+        sibling: Topic = topic.root.topic_handle(name)
+        return sibling.snapshot()
 
     raw = {topic.name: topic.snapshot()}
     gone: set[str] = set()

@@ -266,7 +266,7 @@ def test_what_is_hidden_in_another_topic_is_not_merged_away(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("roll", [False, True])
 def test_what_is_hidden_elsewhere_and_not_recorded_there_is_not_rewritten(roll: bool) -> None:
-    """Topic b has not recorded that "ab" is committed; it lies there behind "bc", which an open one hides in topic c."""
+    """Topic b has not recorded that "ab" is committed, which lies behind "bc" there; an open one hides that in c."""
     world = TopicsWorld()
     owner = world.producer("blocker", timeout_ms=3_600_000).begin()
 
