@@ -247,8 +247,8 @@ def _snapshots(root: Root, topics: Sequence[str], version: int | None, time_ms: 
     else:
         shown = {name: _older(root, name, version, time_ms) for name in topics}
     # Transactions of Kafka's producers may stay open: a broker knows what to do with them.
-    own = {name: replace(each, head=replace(each.head, kafka_open=())) for name, each in shown.items()}
-    held = [held_back(own[name], ends) for name, ends in whole_ends(own).items()]
+    native = {name: replace(each, head=replace(each.head, kafka_open=())) for name, each in shown.items()}
+    held = [held_back(native[name], ends) for name, ends in whole_ends(native).items()]
     return [replace(each, head=replace(each.head, kafka_open=shown[each.topic].head.kafka_open)) for each in held]
 
 
