@@ -236,7 +236,7 @@ class _TopicRun:
         if self._over:
             return
         try:
-            snapshot = self._topic.snapshot(refresh=False)
+            snapshot = visible_snapshot(self._topic)
             planned = explain(snapshot, self._settings, seal_only=seal_only, roll=self._roll)
         except SparklogError as error:
             self._stop(error)
@@ -262,14 +262,14 @@ class _TopicRun:
     def _snapshot(self) -> Snapshot | None:
         """Return the newest state; None, and end this topic's run, if it is gone."""
         try:
-            snapshot = self._topic.snapshot()
+            snapshot = visible_snapshot(self._topic)
         except NotFound:
             snapshot = None
         if snapshot is None or snapshot.head.topic_id != self._topic_id:
             self._over = True
             self.report = replace(self.report, notes=(*self.report.notes, "deleted meanwhile, nothing left to do"))
             return None
-        return visible_snapshot(self._topic, snapshot)
+        return snapshot
 
     def _failed(self, work: Work, error: SparklogError) -> SparklogError:
         if isinstance(error, (Conflict, NotFound)):

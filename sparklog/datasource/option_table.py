@@ -120,7 +120,9 @@ OPTIONS = (
               unit="ms", kafka="own"),
     OptionDef("asOfOffsets", "text", BATCH, f"With `view=table`: by what lies before these, -1: all: {OFFSETS_JSON}.",
               unit="offset", kafka="own"),
-    OptionDef("failOnDataLoss", "boolean", READ, "An error if records are gone before they are read; `false`: go on.",
+    OptionDef("failOnDataLoss", "boolean", READ,
+              "An error if records are gone before they are read; `false`: go on. Where a log ends before what a "
+              "checkpoint has read of it, an error in either case.",
               "fail_on_data_loss", True),
     OptionDef("corruptRecords", "choice", READ, "What damage in a Kafka directory does.",
               "corrupt_records", CORRUPT_RECORDS[0], CORRUPT_RECORDS, kafka="own"),

@@ -3,7 +3,7 @@
 A stream that is started again on another machine knows offsets that the machine before has seen. Network file systems
 cache names: this machine may not see the newest commits for a while. Taken for the end of the log, that would be data
 loss. The same holds for a decision of a transaction. So offsets beyond the end are looked for again, as long as caches
-last (`SETTLE_MS`), but not those of a topic that is gone or was created again.
+last (`SETTLE_MS`), but not those of a topic that was deleted or created again.
 
 A read may begin at the committed offsets of its group (`startingOffsets=group`). Where the group has no offset, or one
 out of range, `kafka.auto.offset.reset` says where a partition begins, as for Kafka's consumer. Where that is not given,
@@ -135,17 +135,17 @@ class Clock:
 def wait_until_reached(
     view: LogView,
     named: StreamOffset,
+    present: Collection[str],
     look: Callable[[], Collection[str]],
     clock: Clock,
     end_of: Callable[[Bounds], int] = attrgetter("log_end"),
 ) -> list[str]:
     """Look again until the view reaches these offsets, or longer has passed than caches last.
 
-    `look` takes a new snapshot and returns the topics that exist; one has been taken before, of all that are named.
+    `look` takes a new snapshot and returns the topics that exist; `present`: those in the snapshot taken before.
     `end_of` says which end of a partition counts. Returns the partitions that end before these offsets even so.
     """
     begun, tries = clock.now(), 0
-    present: Collection[str] = named.positions.keys()
     while beyond := _beyond(view, present, named, end_of):
         if tries >= MAX_TRIES or clock.now() - begun > SETTLE_MS / 1000:
             return beyond
@@ -163,7 +163,11 @@ def wait_until_reached(
 def _beyond(view: LogView, present: Collection[str], named: StreamOffset, end_of: Callable[[Bounds], int]) -> list[str]:
     beyond = []
     for topic, offsets in sorted(named.positions.items()):
-        if topic not in present or named.ids.get(topic) not in (None, view.topic_id(topic)):
+        if topic not in present:
+            hidden = topic in named.ids and is_unseen(view, topic)
+            beyond += [f"{topic}-{partition}" for partition in sorted(offsets) if hidden]
+            continue
+        if named.ids.get(topic) not in (None, view.topic_id(topic)):
             continue
         bounds = view.bounds(topic)
         beyond += [
@@ -172,6 +176,13 @@ def _beyond(view: LogView, present: Collection[str], named: StreamOffset, end_of
             if partition not in bounds or end_of(bounds[partition]) < offset
         ]
     return beyond
+
+
+def is_unseen(view: LogView, topic: str) -> bool:
+    """Return whether nothing of a topic can be seen here: a deleted one leaves its commits, which say so."""
+    from sparklog.log.topic.root import RootView
+
+    return isinstance(view, RootView) and view.root.topic_handle(topic).log.refresh().head.version < 0
 
 
 RESET_IT = "reset the group, or set kafka.auto.offset.reset to earliest or latest"
@@ -258,7 +269,8 @@ def batch_ranges(
     topics = subscriber.topics()
     known = group_offsets(view, read)
     subscriber.require(topics)
-    wait_until_reached(view, offsets_now(view, topics, known), lambda: subscriber.refresh(topics), clock or Clock())
+    named = offsets_now(view, topics, known)
+    wait_until_reached(view, named, topics, lambda: subscriber.refresh(topics), clock or Clock())
     partitions = {topic: subscriber.partitions(topic) for topic in topics}
     loss = DataLoss(read.fail_on_data_loss)
     end_bound = read.end or Bound("latest", "endingOffsets")

@@ -7,12 +7,14 @@ checkpoint. Hence:
 * The first answer always carries its own start (`$start`), idle or not. Later answers are the start itself while idle.
 * A topic's id stands beside its offsets, so a topic that was deleted and created again is data loss and not silence.
 * Partitions missing in a start begin at their log start.
+* What a checkpoint names has existed. Where this process does not see it, though the topic is the same, it waits, and
+  fails then, whatever `failOnDataLoss` says: to go on would pass records over, or read them twice.
 * A start that names what the query does not read is another query's, or the subscription has changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from operator import attrgetter
 
 from sparklog.datasource.offsets import StreamOffset, describe
@@ -30,6 +32,8 @@ from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import BadRequest, NotFound, Unavailable
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.log.state.view import READ_COMMITTED, Bounds, LogView, OffsetRange, Stored
+
+RESTORED = "; if the root was restored from an older copy, start the query anew, with a checkpointLocation of its own"
 
 Document = dict[str, object]
 Offsets = dict[str, dict[int, int]]
@@ -91,8 +95,9 @@ class StreamPlanner:
         others = self._others(begin_at)
         if limited and self._target is None and self._idle:
             self._wait()
-        self._refresh()
-        self._reach(begin_at, self._topics)
+        # A listing may be as old as the rest: topics of the checkpoint are looked for by name.
+        self._refresh(begin_at.positions.keys() - others.keys())
+        self._reach_checkpoint(begin_at, self._topics)
         self._check_names(begin_at)
         begin = self._begin(begin_at, others)
         ends = self._ends() if self._target is None else self._up_to_target(self._target)
@@ -130,12 +135,13 @@ class StreamPlanner:
             return None
         return {topic: {str(p): n for p, n in sorted(ends.items())} for topic, ends in sorted(self._ends().items())}
 
-    def _refresh(self) -> None:
+    def _refresh(self, known: Set[str] = frozenset()) -> None:
         now = self._clock.now()
         age = self._options.metadata_max_age_ms / 1000
         if self._listed_at is None or (self._subscriber.open_ended and now - self._listed_at >= age):
             self._topics = self._subscriber.topics()
             self._listed_at = now
+        self._topics = sorted({*known, *self._topics})
         self._snapshot_taken(self._subscriber.refresh(self._topics))
 
     def _check_names(self, start: StreamOffset) -> None:
@@ -173,13 +179,26 @@ class StreamPlanner:
             self._snapshot_taken(self._subscriber.refresh(topics))
             return self._present
 
-        positions = {topic: offsets for topic, offsets in named.positions.items() if topic in self._present}
-        return wait_until_reached(self._view, StreamOffset(positions, named.ids), look, self._clock, end_of)
+        return wait_until_reached(self._view, named, self._present, look, self._clock, end_of)
+
+    def _reach_checkpoint(self, named: StreamOffset, topics: list[str]) -> None:
+        others = self._subscriber.others(named.positions)
+        positions = {
+            topic: {p: offset for p, offset in offsets.items() if p not in others.get(topic, {})}
+            for topic, offsets in named.positions.items()
+        }
+        hidden = self._reach(StreamOffset(positions, named.ids), topics)
+        hidden = [each for each in hidden if each.rpartition("-")[0] in named.ids]
+        if hidden:
+            raise Unavailable(
+                f"The checkpoint has read further in {', '.join(hidden)} than the log goes as it is seen here: try "
+                f"again later, as a mount may hide what is new{RESTORED}"
+            )
 
     def _reach_end(self, base: StreamOffset, stop: StreamOffset) -> None:
         """Reach the end of a batch planned before: all of it was decided then, and is to be read as it was then."""
         topics = sorted(stop.positions)
-        self._reach(stop, topics)
+        self._reach_checkpoint(stop, topics)
         if self._options.isolation != READ_COMMITTED:
             return
         read: Offsets = {}

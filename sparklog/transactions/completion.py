@@ -10,15 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sparklog.errors import BadRequest, Conflict, SparklogError
+from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
 from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.log.decisions.decision import DECISIONS, Committed, Decisions, Prepared, PreparedGroup, forget
-from sparklog.log.decisions.decision_log import DecisionLog, held_back, whole_ends
+from sparklog.log.decisions.decision_log import DecisionLog, held_back, settle, whole_ends
 from sparklog.log.journal.entry_log import collect_entries, collect_log, ids_of
 from sparklog.log.journal.journal import Journal, S
 from sparklog.log.state.commit import Resolved
 from sparklog.log.state.commit_intents import MaintainIntent
-from sparklog.log.state.commit_log import LogState
+from sparklog.log.state.commit_log import LogState, no_topic
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
@@ -51,20 +51,33 @@ def resolve_topic(topic: Topic) -> tuple[Resolved, ...]:
     return resolved
 
 
-def visible_snapshot(topic: Topic, snapshot: Snapshot) -> Snapshot:
-    """Return a topic's snapshot that ends where a reader's does: before a transaction that is open here or elsewhere.
+def visible_snapshot(topic: Topic) -> Snapshot:
+    """Return a topic's newest snapshot that ends where a reader's does. `NotFound` if there is no topic.
 
-    A rewritten slice no longer carries its transaction: one that is still hidden in another topic would be seen here.
+    It ends before a transaction that is hidden here, or in a topic that shares transactions with this one, or with one
+    that does. A rewritten slice no longer carries its transaction, so readers of both topics would see it here alone.
     """
-    snapshots = {topic.name: snapshot}
-    waiting = list(snapshot.head.siblings)
-    while waiting:
-        name = waiting.pop()
-        log = topic.root.topic_handle(name).log
-        if name not in snapshots and log.refresh().head.exists:
-            snapshots[name] = topic.root.topic_handle(name).snapshot(refresh=False)
-            waiting += snapshots[name].head.siblings
-    return held_back(snapshot, whole_ends(snapshots)[topic.name])
+
+    def take(name: str) -> Snapshot:
+        sibling: Topic = topic.root.topic_handle(name)
+        return sibling.snapshot()
+
+    raw = {topic.name: topic.snapshot()}
+    gone: set[str] = set()
+    while True:
+        # Outcomes count as recorded: a committed transaction is hidden also where its topic has not recorded it.
+        shown, missing = settle(topic.root.decisions, raw, take)
+        gone |= missing
+        if topic.name not in raw:
+            raise no_topic(topic.name, topic.root.location)
+        further = {name for each in shown.values() for name in each.head.siblings} - raw.keys() - gone
+        if not further:
+            return held_back(raw[topic.name], whole_ends(shown)[topic.name])
+        for name in sorted(further):
+            try:
+                raw[name] = take(name)
+            except NotFound:
+                gone.add(name)
 
 
 def recorded_everywhere(root: Root, state: Decisions, *, ask: bool | None = None) -> set[int]:

@@ -21,7 +21,7 @@ from sparklog.datasource.source import check_group_place
 from sparklog.datasource.starting_offsets import batch_ranges
 from sparklog.datasource.stream_plan import Clock, StreamPlanner
 from sparklog.datasource.subscription import Subscriber
-from sparklog.errors import BadRequest, Conflict, Fenced, NotFound
+from sparklog.errors import BadRequest, Conflict, Fenced, NotFound, Unavailable
 from sparklog.groups.group import Group
 from sparklog.groups.lag import Groups
 from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, ROOT, Location
@@ -402,15 +402,15 @@ def test_a_restored_root_keeps_the_offsets_that_it_was_restored_with(world: Topi
     first.batch()
     assert offsets(world) == {("a", 0): 20, ("a", 1): 10, ("a", 2): 10}
     world.store.restore(before)
-    following = Query(world)
-    following.at = first.at
-    with pytest.raises(NotFound, match=r"Partition 2 of topic 'a' is gone\. To go on .*failOnDataLoss=false"):
+    for loss in ("true", "false"):
+        following = Query(world, failOnDataLoss=loss)
+        following.at = first.at
+        with pytest.raises(Unavailable, match=r"read further in a-0, a-2 than .* a checkpointLocation of its own"):
+            following.batch()
+        assert offsets(world) == {("a", 0): 7, ("a", 1): 10}
+    following = Query(world, startingOffsets="group")
+    for _ in range(2):
         following.batch()
-    assert offsets(world) == {("a", 0): 7, ("a", 1): 10}
-    following = Query(world, failOnDataLoss="false")
-    following.at = first.at
-    assert following.batch() == {("a", 0): 10, ("a", 1): 10}
-    following.batch()
     assert offsets(world) == {("a", 0): 10, ("a", 1): 10}
 
 

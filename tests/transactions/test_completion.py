@@ -265,6 +265,43 @@ def test_what_is_hidden_in_another_topic_is_not_merged_away(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("roll", [False, True])
+def test_what_is_hidden_elsewhere_and_not_recorded_there_is_not_rewritten(roll: bool) -> None:
+    """Topic b has not recorded that "ab" is committed, which lies behind "bc" there; an open one hides that in c."""
+    world = TopicsWorld()
+    owner = world.producer("blocker", timeout_ms=3_600_000).begin()
+
+    def block(part: str, topic: str) -> None:
+        job = world.producer("blocker", timeout_ms=3_600_000).join(owner.n, part)
+        job.append(topic, rows("open"))
+        job.prepare()
+
+    block("first", "c")
+    for names in ("bc", "ab"):
+        with world.producer(names).begin() as transaction:
+            for name in names:
+                transaction.append(name, rows(names))
+    world.topic("a").append(rows("plain"))
+    block("second", "a")
+    assert [item.txn.id for item in world.topic("a").log.head().open] == ["blocker"]
+    assert [item.txn.id for item in world.topic("b").log.head().open] == ["ab"]
+    view = RootView(world.root())
+
+    def seen() -> list[int]:
+        view.refresh(["a", "b", "c"])
+        return [view.bounds(name)[0].last_stable for name in "abc"]
+
+    assert seen() == [0, 0, 0]
+    reports = compact_root(world.root(), Settings(world.now_ms), InProcess(), CompactOptions(["a"], roll=roll))
+    assert not any(report.failures or report.pieces for report in reports)
+    assert seen() == [0, 0, 0]
+    owner.commit()
+    assert seen() == [3, 2, 2]
+    [report] = compact_root(world.root(), Settings(world.now_ms), InProcess(), CompactOptions(["a"], roll=roll))
+    assert report.pieces
+    assert seen() == [3, 2, 2]
+
+
+@pytest.mark.parametrize("roll", [False, True])
 def test_merging_and_sealing_drop_aborted_slices_and_leave_open_ones(tmp_path: Path, roll: bool) -> None:
     world = TopicsWorld(partitions=2, store=LocalStore(str(tmp_path), durable=False))
     world.now_ms = world.store.now_ms()

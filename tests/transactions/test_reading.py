@@ -10,6 +10,7 @@ import pytest
 
 from sparklog.errors import Corrupt, NotFound, Unavailable
 from sparklog.log.decisions.decision_log import DecisionLog
+from sparklog.log.journal.entry_log import KEEP_MS
 from sparklog.log.journal.env import SETTLE_MS
 from sparklog.log.journal.names import checkpoint_key, commit_key
 from sparklog.log.read.scan import read_parts
@@ -237,7 +238,7 @@ def test_what_stays_unclear_was_aborted() -> None:
     producer = world.producer()
     world.prepare(producer, a=["never"]).abort()
     forgotten(world, producer)
-    world.now_ms += SETTLE_MS
+    world.now_ms += KEEP_MS
     assert world.undecided("a") == [1]
     world.now_ms += 1
     assert world.undecided("a") == [0]

@@ -51,8 +51,10 @@ from sparklog.kafka.exporting.plan import (
     stable_ends,
 )
 from sparklog.kafka.in_place.directory import CONSUMER_OFFSETS
+from sparklog.log.decisions.decision_log import held_back, settle, whole_ends
 from sparklog.log.journal.env import Env
 from sparklog.log.journal.names import check_topic_name
+from sparklog.log.state.commit_log import no_topic
 from sparklog.log.state.history import History
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.view import READ_UNCOMMITTED
@@ -166,7 +168,7 @@ def export_topics(
         # Before the snapshots: an offset that is committed later could lie beyond the end of the export.
         ids = {name: root.topic(name).log.head(refresh=False).topic_id for name in topics}
         offsets = committed_offsets(root, options.groups, ids)
-    snapshots = [_snapshot(root, name, options.version, options.time_ms) for name in topics]
+    snapshots = _snapshots(root, topics, options.version, options.time_ms)
     plans = [plan_export(each, options.partitions, *_range(root, each, options)) for each in snapshots]
     stage = _Stage(directory, root.env, options.durable)
     try:
@@ -235,9 +237,22 @@ def _not_empty(path: str) -> Conflict:
     return Conflict(f"{path} is not empty: an export goes to a directory of its own; choose another or empty it")
 
 
-def _snapshot(root: Root, name: str, version: int | None, time_ms: int | None) -> Snapshot:
+def _snapshots(root: Root, topics: Sequence[str], version: int | None, time_ms: int | None) -> list[Snapshot]:
+    """Return snapshots that end, in all topics, before a transaction that is hidden in one: none goes out in part."""
     if version is None and time_ms is None:
-        return root.topic(name).snapshot()
+        raw = {name: root.topic(name).snapshot() for name in topics}
+        shown, gone = settle(root.decisions, raw, lambda name: root.topic(name).snapshot())
+        for name in gone:
+            raise no_topic(name, root.location)
+    else:
+        shown = {name: _older(root, name, version, time_ms) for name in topics}
+    # Transactions of Kafka's producers may stay open: a broker knows what to do with them.
+    native = {name: replace(each, head=replace(each.head, kafka_open=())) for name, each in shown.items()}
+    held = [held_back(native[name], ends) for name, ends in whole_ends(native).items()]
+    return [replace(each, head=replace(each.head, kafka_open=shown[each.topic].head.kafka_open)) for each in held]
+
+
+def _older(root: Root, name: str, version: int | None, time_ms: int | None) -> Snapshot:
     check_topic_name(name)
     history = History(root.store, name)
     if not len(history.commits):

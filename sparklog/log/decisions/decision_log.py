@@ -3,7 +3,7 @@
 The newest entry forgets a COMMIT once every topic and group that it names has recorded it. A cache of a network file
 system may hide that record from a reader: to it a forgotten COMMIT looks like an ABORT. So it reads the entry that
 decided, which stays for a week. Where that entry is gone, or hidden as well, the outcome is unclear. It counts as open
-until it has been unclear for longer than any cache lasts (`SETTLE_MS`).
+for that week (`KEEP_MS`): who then still sees it open knows that it was aborted.
 
 A slice that a transaction holds open carries (id, n) and the version of its prepare; the decision log of the id has the
 outcome of n. A commit to a topic records it there (the COMMIT or ABORT marker of a native topic), and aborts
@@ -28,7 +28,7 @@ import numpy as np
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.log.decisions.decision import BY_TIMEOUT, DECISIONS, Decisions, abort
-from sparklog.log.journal.entry_log import EntryLog
+from sparklog.log.journal.entry_log import KEEP_MS, EntryLog
 from sparklog.log.journal.env import SETTLE_MS, SYSTEM, Backoff
 from sparklog.log.journal.journal import RootAccess
 from sparklog.log.journal.names import commit_key
@@ -81,16 +81,17 @@ class DecisionLog(EntryLog[Decisions]):
         return known
 
     def is_over(self, n: int) -> bool:
-        """True if a decided `n` has been unclear for longer than caches last, since the entry that has forgotten it.
+        """True if the entry that decided an unclear `n` may be gone: the ones seen after it are a week old.
 
         A reader that then still sees it open, in a snapshot taken after this call, knows that it was aborted there.
-        False where the store cannot tell the time (a read-only mount).
+        Younger entries are only hidden, for however long a mount may do so. False where the store cannot tell the time
+        (a read-only mount).
         """
         info = self.store.stat(self.key(self._search(n)[1]))
         if info is None:
             return False
         try:
-            return self.store.now_ms() - info.modified_ms > SETTLE_MS
+            return self.store.now_ms() - info.modified_ms > KEEP_MS
         except (SparklogError, OSError):
             return False
 

@@ -7,7 +7,7 @@ in whatever topics it shares files with itself, so no vacuum can get in between 
 A clone has its own topic id, no idempotency registry (a writer of the source is unknown there) and the next leader
 epoch. Offsets, configs, log starts and Kafka's open transactions are the source's. Slices of transactions that are
 aborted, or undecided by the time of the hold, are left out, which leaves gaps; what was committed since the version
-that is cloned is in it.
+that is cloned is in it, unless it went on after that version.
 """
 
 from __future__ import annotations
@@ -207,7 +207,9 @@ def _decided(topic: Topic, snapshot: Snapshot) -> Snapshot:
     newest = topic.log.refresh().head
     resolved: list[Resolved] = []
     for _, commit in History(topic.store, topic.name).walk(snapshot.head, newest.version):
-        resolved += [item for item in commit.resolved if (item.id, item.n) in waiting]
+        # One that went on after the snapshot would be in the clone in part.
+        ended = [item for item in commit.resolved if max(item.committed, default=0) <= snapshot.version]
+        resolved += [item for item in ended if (item.id, item.n) in waiting]
     return settled(snapshot, resolved)
 
 

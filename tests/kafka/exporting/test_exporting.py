@@ -37,6 +37,7 @@ from sparklog.log.write.append_writer import WriteOptions
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore
 from sparklog.testing.world import START_MS, World
+from sparklog.transactions.completion import resolve_topic
 from tests.compaction.test_kafka_tools import PEERS, fill, parsed, some_rows
 from tests.fixture_data import ExpectedRecord
 from tests.format.old_messages import message
@@ -44,6 +45,8 @@ from tests.kafka.logs import batch, marker, read, records, write_partition
 from tests.kafka_tools import KafkaTools
 from tests.log.rewriting import prepared, resolve
 from tests.support.counted_root import CountedRoot
+from tests.support.records import rows
+from tests.support.topics_world import TopicsWorld
 
 DAY_MS = 86_400_000
 SMALL = {"segment.bytes": 20_000, "index.interval.bytes": 500}
@@ -453,6 +456,28 @@ def test_above_the_last_stable_offset_is_named(place: CountedRoot, tmp_path: Pat
         export(topic, tmp_path / "out", ends={0: 10})
     (part,) = export(topic, tmp_path / "out").partitions
     assert (part.log_start, part.log_end, part.segments) == (0, 0, 1)
+
+
+def test_a_transaction_goes_out_whole_or_not_at_all(tmp_path: Path) -> None:
+    world = TopicsWorld(partitions=2)
+    world.topic("c").append(rows("below", partition=1))
+    blocker = world.producer("blocker").begin()
+    blocker.append("a", rows("open", partition=0))
+    blocker._prepare_topics()
+    with world.producer().begin() as transaction:
+        for name, partition in (("a", 0), ("a", 1), ("b", 0), ("c", 1)):
+            transaction.append(name, rows(name, partition=partition))
+    for name in "bc":
+        resolve_topic(world.topic(name))
+
+    def exported(out: str, *topics: str) -> dict[str, list[int]]:
+        found = export_topics(world.root(), tmp_path / out, topics, ExportOptions(durable=False))
+        return {each.topic: [part.log_end for part in each.partitions] for each in found}
+
+    assert exported("open", "a", "b", "c") == {"a": [0, 0], "b": [0, 0], "c": [0, 1]}
+    assert exported("one", "a") == {"a": [0, 0]}
+    blocker.commit()
+    assert exported("decided", "a", "b", "c") == {"a": [2, 1], "b": [1, 0], "c": [0, 2]}
 
 
 def test_topics_are_named_once(place: CountedRoot, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -256,15 +256,15 @@ def test_what_is_committed_during_an_export_is_not_beyond_its_end(
 ) -> None:
     end = int(root.topic("b").log.head().log_end[0])
     Groups(root).group("busy").alter({"b": {0: end}})
-    take = exporting._snapshot
+    take = exporting._snapshots
 
-    def busy(root: Root, topic: str, version: int | None, time_ms: int | None) -> Snapshot:
-        found = take(root, topic, version, time_ms)
+    def busy(root: Root, topics: Sequence[str], version: int | None, time_ms: int | None) -> list[Snapshot]:
+        found = take(root, topics, version, time_ms)
         root.topic("b").append(rows("late", partition=0))
         Groups(root).group("busy").alter({"b": {0: end + 1}})
         return found
 
-    monkeypatch.setattr(exporting, "_snapshot", busy)
+    monkeypatch.setattr(exporting, "_snapshots", busy)
     exported(root, tmp_path / "busy", "b", groups="busy")
     assert offsets_in_part(tmp_path / "busy") == {("busy", "b", 0): end}
 

@@ -12,7 +12,7 @@ from sparklog.log.decisions import decision
 from sparklog.log.decisions.decision import Committed, Decisions, Prepared
 from sparklog.log.decisions.decision_log import DecisionLog
 from sparklog.log.journal import entry_log, journal
-from sparklog.log.journal.env import SETTLE_MS
+from sparklog.log.journal.entry_log import KEEP_MS
 from sparklog.log.journal.journal import RootAccess
 from sparklog.log.journal.names import checkpoint_key, commit_key
 from sparklog.storage.memory import MemoryStore
@@ -241,7 +241,7 @@ def test_what_the_newest_entry_forgot_is_told_by_the_one_that_decided_it() -> No
     assert store.counts["get"] <= 14
 
 
-def test_what_no_entry_tells_is_over_only_after_longer_than_caches_last() -> None:
+def test_what_no_entry_tells_is_over_once_entries_may_be_gone() -> None:
     world = World()
     store = world.store
     history(log_of(world, store))
@@ -255,7 +255,7 @@ def test_what_no_entry_tells_is_over_only_after_longer_than_caches_last() -> Non
     assert log.outcome(31) is not None
     assert log.outcome(30) is not None
     assert log.outcome(7) is None
-    world.now_ms += SETTLE_MS - 1_000
+    world.now_ms += KEEP_MS - 1_000
     assert not log.is_over(7)
     world.now_ms += 1
     assert log.is_over(7)

@@ -141,6 +141,21 @@ class TestWhatItShows:
         )
         assert not world.root().topic("b").log.head().open
 
+    def test_a_transaction_that_went_on_after_the_version_is_not_in_the_clone_in_part(self) -> None:
+        world = BackupWorld()
+        root = filled(world, configs={})
+        owner = transactional(root, "two").begin()
+        for part in (b"one", b"two"):
+            job = transactional(root, "two").join(owner.n, part.decode())
+            job.append("a", batch([part]))
+            job.prepare()
+        owner.commit()
+        version = root.topic("a").append(batch([b"behind"])).version
+        for older, (name, seen) in enumerate([("all", {b"one", b"two"}), ("both", {b"one", b"two"}), ("half", set())]):
+            clone_topic(world.root(), "a", name, version=version - older)
+            values = {value for _, value, _ in rows_of(world.root().topic(name)).values()}
+            assert values & {b"one", b"two"} == seen
+
     def test_a_writer_of_the_source_is_unknown_to_the_clone(self) -> None:
         world = BackupWorld()
         root = filled(world)

@@ -31,14 +31,18 @@ ROLES = ("writer", "instances", "driver", "drivers", "shared", "appender", "keep
 CACHES = ("names", "folders")
 """Profiles in which every machine remembers names: one by one, or by folder (`NameCachingStore`)."""
 LONGEST_CACHE_MS = 60_000
+HIDDEN = "hidden"
+"""A profile in which machines remember names for minutes: longer than anybody waits for what is not seen."""
+HIDDEN_MS = [120_000, 240_000, 600_000]
 Body = Callable[[Actor], None]
 PROFILES = ("calm", "answers", "errors", "crashes", "zombies", "everything", "damage")
 
 
 def draw_caches(run: Run, profile: str, source: random.Random) -> tuple[FaultKind, ...]:
     """How long machines remember names; also the faults that come beside that."""
-    longest = source.choice([2_000, 10_000, LONGEST_CACHE_MS])
-    run.name_ms, run.folder_ms = (longest, 0) if profile == "names" else (0, longest)
+    longest = source.choice(HIDDEN_MS if profile == HIDDEN else [2_000, 10_000, LONGEST_CACHE_MS])
+    by_name = source.random() < 0.5 if profile == HIDDEN else profile == "names"
+    run.name_ms, run.folder_ms = (longest, 0) if by_name else (0, longest)
     return tuple(source.choice([(), CRASHES]))
 
 
@@ -51,6 +55,7 @@ def spawn_followers(
         label, polls, pace = f"follower-{number}", source.randint(10, 40), source.choice([0.3, 2.0])
         spawn(label, follower(run, decide(label), f"host-{number}", topics, polls, pace))
     batches, loss = source.randint(4, 10), source.choice(["true", "false"])
+    batches *= 3 if max(run.name_ms, run.folder_ms) > LONGEST_CACHE_MS else 1
     spawn("query", query(run, decide("query"), ("host-0", "host-1"), batches, loss))
 
 
@@ -68,7 +73,7 @@ def draw(run: Run, profile: str | None) -> None:
     }.get(profile, ERRORS + ANSWERS + CRASHES)
     run.count(f"profile {profile}")
     kinds = of_bucket(kinds) if run.world.is_bucket else kinds
-    if profile in CACHES:
+    if profile in (*CACHES, HIDDEN):
         kinds = draw_caches(run, profile, source)
 
     def decide(name: str) -> Decide:
@@ -83,7 +88,7 @@ def draw(run: Run, profile: str | None) -> None:
         run.world.spawn(name, body, skew_ms=skew, start_ms=source.randint(0, 2_000))
 
     spawn("reader", reader(run, decide("reader"), source.randint(4, 12)))
-    if profile in CACHES:
+    if profile in (*CACHES, HIDDEN):
         spawn_followers(run, source, decide, spawn)
     for number in range(source.randint(1, 5)):
         name, label = source.choice(ROLES), f"{number}"

@@ -16,7 +16,7 @@ from sparklog.groups.group_state import GroupState
 from sparklog.log.decisions import decision, decision_log
 from sparklog.log.decisions.decision import Decisions
 from sparklog.log.decisions.decision_log import DecisionLog
-from sparklog.log.journal.env import Backoff
+from sparklog.log.journal.env import SETTLE_MS, Backoff
 from sparklog.log.state.commit import Resolved
 from sparklog.log.state.registry import Verdict
 from sparklog.log.topic import root as root_view
@@ -77,6 +77,16 @@ def streams_wait_for_the_log_end_alone(patch: Patch) -> None:
     patch.setattr(
         StreamPlanner, "_reach", lambda self, named, topics, end_of=None: [] if end_of else real(self, named, topics)
     )
+
+
+def what_is_hidden_is_lost(patch: Patch) -> None:
+    """Where a log still ends before what a checkpoint has read of it, the rest counts as lost."""
+    patch.setattr(StreamPlanner, "_reach_checkpoint", StreamPlanner._reach)
+
+
+def hidden_entries_are_gone(patch: Patch) -> None:
+    """What is unclear for longer than most caches last was aborted."""
+    patch.setattr(decision_log, "KEEP_MS", SETTLE_MS)
 
 
 def snapshots_do_not_agree(patch: Patch) -> None:
@@ -179,6 +189,8 @@ def groups_keep_nothing_pending(patch: Patch) -> None:
         (streams_do_not_wait, "names", range(17, 60)),
         (streams_do_not_wait, "folders", range(17, 60)),
         (streams_wait_for_the_log_end_alone, "folders", range(263, 290)),
+        (what_is_hidden_is_lost, "hidden", 50),
+        (hidden_entries_are_gone, "hidden", range(60, 100)),
         (snapshots_do_not_agree, "calm", 100),
         (every_partition_to_its_own_end, "zombies", range(18, 200)),
         (nothing_times_out, "crashes", 40),

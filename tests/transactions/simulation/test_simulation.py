@@ -12,9 +12,9 @@ from collections import Counter
 import pytest
 
 from tests.log.simulation.simulated_world import SimulatedWorld
-from tests.support.seeds import TRANSACTIONS, TRANSACTIONS_IN_A_BUCKET, TRANSACTIONS_WITH_CACHES
+from tests.support.seeds import TRANSACTIONS, TRANSACTIONS_HIDDEN, TRANSACTIONS_IN_A_BUCKET, TRANSACTIONS_WITH_CACHES
 from tests.transactions.simulation.actors import Run
-from tests.transactions.simulation.seeds import CACHES, run_seed
+from tests.transactions.simulation.seeds import CACHES, HIDDEN, run_seed
 
 REPLAY = (
     "{profile}SPARKLOG_SEED={seed} python -m pytest tests/transactions/simulation/test_simulation.py -k test_one_seed"
@@ -72,6 +72,23 @@ def test_whatever_a_machine_remembers_of_names_nothing_is_passed_over(profile: s
         found.update(check(seed, profile).counters)
     for what in ("committed", "follower polls", "query batches", "batches planned again", "group looks"):
         assert found[what] > 10, f"the runs did too little to show anything: {found}"
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("seeds", TRANSACTIONS_HIDDEN.few())
+def test_whatever_a_mount_hides_for_minutes_a_stream_passes_over_nothing(seeds: range) -> None:
+    found: Counter[str] = Counter()
+    for seed in seeds:
+        found.update(check(seed, HIDDEN).counters)
+    for what in ("follower polls", "query batches", "batches planned again", "query Unavailable"):
+        assert found[what] > 5, f"the runs did too little to show anything: {found}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", TRANSACTIONS_HIDDEN.many())
+def test_many_seeds_where_a_mount_hides_for_minutes(seeds: range) -> None:
+    for seed in seeds:
+        assert check(seed, HIDDEN).world.failure is None
 
 
 @pytest.mark.slow
