@@ -292,13 +292,15 @@ class StreamPlanner:
             stored = self._stored(begin, end)
             total = sum(held.records for held in stored.values())
             if total > most:
+                # At least one record, beyond the limit too, as in Kafka's connector: shares below one would leave small
+                # partitions unread for as long as large ones grow.
                 end = _cut_each(end, stored, lambda held: held.at_records(max(1, held.records * most // total))[0])
         limit = self._options.max_bytes_per_trigger
         if limit is not None:
             stored = self._stored(begin, end)
             size = sum(held.nbytes for held in stored.values())
             if size > limit:
-                # At least one record: what a byte's share comes to may lie inside it.
+                # At least one record, too: what a byte's share comes to may lie inside it.
                 end = _cut_each(
                     end, stored, lambda held: max(*held.at_bytes(held.nbytes * limit // size), *held.at_records(1))
                 )

@@ -164,6 +164,17 @@ def test_max_offsets_are_shared_in_proportion_with_one_each() -> None:
     assert source.latest(start, limited=False)["t"] == {"0": 100, "1": 50, "2": 1}
 
 
+def test_max_offsets_are_exceeded_where_partitions_are_many_so_that_none_waits() -> None:
+    view = MemoryView()
+    view.create("t", 101)
+    for partition in range(100):
+        view.add("t", 1, partition)
+    view.add("t", 900, 100)
+    source = planner(view, maxOffsetsPerTrigger="100")
+    end = source.latest(source.initial(), limited=True)["t"]
+    assert (sum(end.values()), end["100"]) == (190, 90)
+
+
 def test_every_batch_moves_on_and_all_is_read_once_whatever_the_limits() -> None:
     rng = random.Random(5)
     view = MemoryView()
