@@ -76,9 +76,8 @@ class StreamPlanner:
             self._topics = self._subscriber.topics()
             self._listed_at = self._clock.now()
             known = group_offsets(self._view, self._options)
-            self._subscriber.require(self._topics)
-            self._note_present(self._topics)
-            self._reach(offsets_now(self._view, self._topics, known), self._topics)
+            self._note_present(self._subscriber.existing(self._topics))
+            self._reach(offsets_now(self._view, self._present, known), self._topics)
             partitions = {topic: self._subscriber.partitions(topic) for topic in self._present}
             positions = start_positions(self._view, partitions, self._options, "latest", self._loss, known)
             for topic, offsets in positions.items():

@@ -32,9 +32,9 @@ class Subscriber:
 
     @property
     def open_ended(self) -> bool:
-        """True if new topics may join while a stream runs."""
+        """True if topics are those that are listed, and may come and go: the user gives no names."""
         if self._subscription is not None:
-            return self._subscription.pattern is not None
+            return self._subscription.pattern is not None and self._location.kind != TOPIC
         return self._location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION)
 
     def others(self, positions: Positions) -> dict[str, dict[int, int]]:
@@ -96,6 +96,16 @@ class Subscriber:
                     self._view.refresh([topic])
                     present.append(topic)
             return present
+
+    def existing(self, topics: Sequence[str]) -> list[str]:
+        """Take a snapshot of topics, and return those that exist: one that was listed may be deleted since.
+
+        Raises NotFound, as `require` does, for one that the user named.
+        """
+        present = self.refresh(topics)
+        if not self.open_ended:
+            self.require([topic for topic in topics if topic not in present])
+        return present
 
     def require(self, topics: Sequence[str]) -> None:
         """Take a snapshot of topics that must exist. Raises NotFound naming the first that does not, and near names."""

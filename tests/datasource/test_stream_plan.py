@@ -276,6 +276,22 @@ def test_new_topics_are_found_when_metadata_is_old_and_begin_at_their_start() ->
     assert read(source.ranges(end, following)) == [("ordinary", 0, 0, 7)]
 
 
+@pytest.mark.parametrize("loss", ["true", "false"])
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+def test_a_topic_deleted_since_it_was_listed_is_left_out(start: str, loss: str) -> None:
+    view = view_of(orders=2, ordinary=3)
+    view.deleted_once_listed = ("ordinary",)
+    source = planner(view, subscribepattern="ord.*", startingoffsets=start, failOnDataLoss=loss)
+    assert set(source.initial()) == {"orders", "$ids", "$initial"}
+    assert source.latest(source.initial(), limited=True)["orders"] == {"0": 2}
+    view.create("ordinary", topic_id="id-2")
+    view.add("ordinary", 1)
+    view.deleted_once_listed = ()
+    later = planner(view, subscribepattern="ord.*", startingoffsets=start, failOnDataLoss=loss)
+    end = later.latest(stored(source.initial()), limited=True)
+    assert ("ordinary", 0, 0, 1) in read(later.ranges(source.initial(), end))
+
+
 def test_new_partitions_begin_at_their_log_start() -> None:
     view = view_of(t=5)
     source = planner(view, startingoffsets="latest")
