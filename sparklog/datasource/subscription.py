@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 
 from sparklog.datasource.offsets import Positions, describe
 from sparklog.datasource.options import Subscription
 from sparklog.errors import BadRequest, NotFound, nearest
 from sparklog.kafka.in_place.directory import is_internal
 from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, KAFKA_PARTITION, TOPIC, Location
-from sparklog.log.state.view import Bounds, LogView
+from sparklog.log.state.view import Bounds, LogView, refresh_existing
 
 
 class Subscriber:
@@ -86,16 +85,7 @@ class Subscriber:
         )
 
     def refresh(self, topics: Sequence[str]) -> list[str]:
-        try:
-            self._view.refresh(topics)
-            return list(topics)
-        except NotFound:
-            present = []
-            for topic in topics:
-                with suppress(NotFound):
-                    self._view.refresh([topic])
-                    present.append(topic)
-            return present
+        return refresh_existing(self._view, topics)
 
     def existing(self, topics: Sequence[str]) -> list[str]:
         """Take a snapshot of topics, and return those that exist: one that was listed may be deleted since.

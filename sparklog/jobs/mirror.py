@@ -215,6 +215,9 @@ def plan(mirror: Mirror, source: Endpoint, target: Endpoint) -> tuple[dict[str, 
     else:
         wanted = list(mirror.topics)
     partitions = source.partitions(wanted)
+    if mirror.pattern is not None:
+        # Without those that were deleted since they were listed.
+        wanted = list(partitions)
     for name in wanted:
         if name not in partitions:
             raise NotFound(
