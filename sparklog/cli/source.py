@@ -56,8 +56,18 @@ class Source:
             try:
                 results.append(look(name))
             except SparklogError as error:
-                self.failures.append(error)
+                if not self._is_gone(name):
+                    self.failures.append(error)
         return results
+
+    def _is_gone(self, name: str) -> bool:
+        """True if a topic that was listed was deleted since."""
+        from sparklog.log.state.view import refresh_existing
+
+        try:
+            return not refresh_existing(self.view, [name])
+        except SparklogError:
+            return False
 
     def refreshed(self, names: Sequence[str] | None) -> list[str]:
         """Return the topics of these names, or all, in one new snapshot of the view."""

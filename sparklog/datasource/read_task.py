@@ -2,8 +2,9 @@
 
 A task costs 15 to 30 ms in Python however little it reads, so a thousand partitions of a few records are a few tasks.
 A range is split where it holds more than `SPLIT_BYTES` or `SPLIT_RECORDS`, where `maxRecordsPerPartition` asks for it,
-and where it is more than its share of `minPartitions` tasks. What counts is what is stored: offsets that nothing lies
-at cost nothing, however many there are. Pieces keep the order of the ranges and of their offsets.
+and where fewer partitions than `minPartitions` are read: then there are as many tasks as Kafka's connector makes, and
+none is shared. What counts is what is stored: offsets that nothing lies at cost nothing, however many there are. Pieces
+keep the order of the ranges and of their offsets.
 """
 
 from __future__ import annotations
@@ -55,25 +56,56 @@ def split(
     max_records: int | None = None,
 ) -> list[Piece]:
     """Cut ranges (non-empty) into pieces of nearly equal numbers of records, those with many bytes further. Pure."""
-    total = max(sum(held.records for held in stored), 1)
+    parts = [
+        (wanted, part)
+        for wanted, held in zip(ranges, stored, strict=True)
+        for part in _by_records(held, 1 if max_records is None else -(-held.records // max_records))
+    ]
     pieces: list[Piece] = []
-    for wanted, held in zip(ranges, stored, strict=True):
-        count = min(-(-held.records // SPLIT_RECORDS), held.batches)
-        asked = 0 if max_records is None else -(-held.records // max_records)
-        if min_partitions is not None:
-            asked = max(asked, -(-held.records * min_partitions // total))
-        count = min(held.records, max(count, min(asked, max(held.nbytes, UNDOUBTED))))
-        for part in _shares(held, held.at_records, held.records, count):
+    for (wanted, held), asked in zip(parts, _shares_of_tasks(parts, min_partitions), strict=True):
+        for part in _by_records(held, max(asked, min(-(-held.records // SPLIT_RECORDS), held.batches))):
             for each in _shares(part, part.at_bytes, part.nbytes, min(-(-part.nbytes // SPLIT_BYTES), part.batches)):
                 offsets = OffsetRange(wanted.topic, wanted.partition, each.start, each.end)
                 pieces.append(Piece(offsets, each.records, each.nbytes))
     return pieces
 
 
+def _shares_of_tasks(parts: Sequence[tuple[OffsetRange, Stored]], least: int | None) -> list[int]:
+    """Return into how many tasks to cut each part, as Kafka's connector does for `minPartitions`. Pure.
+
+    That makes about `least` tasks: parts worth one are taken off first, and the others share the rest by their size. A
+    partition of which one part is worth a task is not cut further.
+    """
+    sizes = [held.records for _, held in parts]
+    if least is None or sum(size > 0 for size in sizes) >= least:
+        return [1] * len(parts)
+    places = [(wanted.topic, wanted.partition) for wanted, _ in parts]
+    total = sum(sizes)
+    small = {index for index, size in enumerate(sizes) if size > 0 and _share(size, total, least) == 1}
+    whole = {places[index] for index in small}
+    left, tasks = total - sum(sizes[index] for index in small), max(least - len(small), 1)
+    return [
+        1 if place in whole or not size else _share(size, left, tasks)
+        for place, size in zip(places, sizes, strict=True)
+    ]
+
+
+def _share(size: int, total: int, tasks: int) -> int:
+    """Return a part's share of tasks, rounded half up and at least one, by the same steps in doubles as on the JVM."""
+    share = size / total * tasks
+    return max(int(share) + (share % 1 >= 0.5), 1)
+
+
+def _by_records(held: Stored, count: int) -> list[Stored]:
+    return _shares(held, held.at_records, held.records, min(count, held.records, max(held.nbytes, UNDOUBTED)))
+
+
 def _shares(held: Stored, offsets_at: Callable[..., list[int]], amount: int, count: int) -> list[Stored]:
+    """Cut into parts of nearly the same amount, the smaller ones first, as Kafka's connector does."""
     if count <= 1:
         return [held]
-    cuts = offsets_at(*(amount * index // count for index in range(1, count)))
+    each, small = amount // count, count - amount % count
+    cuts = offsets_at(*(each * index + max(0, index - small) for index in range(1, count)))
     return [held.part(low, high) for low, high in pairwise(sorted({held.start, *cuts, held.end}))]
 
 
@@ -82,20 +114,21 @@ def pack(
 ) -> list[list[Piece]]:
     """Put neighbouring pieces into tasks while they are small. Pure.
 
-    With `min_partitions`, a task takes at most its share of all records, so that there are at least so many tasks (or
-    one per piece); with `max_records`, at most so many records.
+    With `min_partitions`, there are at least so many tasks (or one per piece), of at most their share of all records
+    where pieces allow it; with `max_records`, a task has at most so many records.
     """
-    records_each = float("inf") if max_records is None else float(max_records)
+    records_each: float = PACK_RECORDS if max_records is None else min(PACK_RECORDS, max_records)
     if min_partitions is not None:
         records_each = min(records_each, sum(piece.records for piece in pieces) / min_partitions)
     tasks: list[list[Piece]] = []
     nbytes = records = 0
-    for piece in pieces:
+    for index, piece in enumerate(pieces):
         full = (
             not tasks
+            or len(tasks) + len(pieces) - index <= (min_partitions or 0)
             or len(tasks[-1]) >= PACK_PIECES
             or nbytes + piece.nbytes > PACK_BYTES
-            or records + piece.records > min(records_each, PACK_RECORDS)
+            or records + piece.records > records_each
         )
         if full:
             tasks.append([])
@@ -104,6 +137,23 @@ def pack(
         nbytes += piece.nbytes
         records += piece.records
     return tasks
+
+
+def split_and_pack(
+    ranges: Sequence[OffsetRange],
+    stored: Sequence[Stored],
+    *,
+    min_partitions: int | None = None,
+    max_records: int | None = None,
+) -> list[list[Piece]]:
+    """Return the pieces of each task. Pure.
+
+    Where `min_partitions` asks for more tasks than partitions hold records, none is shared: the numbers are Kafka's.
+    """
+    pieces = split(ranges, stored, min_partitions=min_partitions, max_records=max_records)
+    if min_partitions is not None and sum(held.records > 0 for held in stored) < min_partitions:
+        return [[piece] for piece in pieces]
+    return pack(pieces, min_partitions=min_partitions, max_records=max_records)
 
 
 def plan_tasks(
@@ -115,9 +165,8 @@ def plan_tasks(
     """
     wanted = [each for each in ranges if each.end > each.start]
     wanted = wanted if keys is None else keys.ranges(view, wanted)
-    pieces = split(wanted, view.stored(wanted), **limits)
-    tasks = pack(pieces, **limits)
-    listed = view.plan([piece.range for piece in pieces], isolation)
+    tasks = split_and_pack(wanted, view.stored(wanted), **limits)
+    listed = view.plan([piece.range for task in tasks for piece in task], isolation)
     parts = {part.range: part for part in (listed if keys is None else keys.parts(listed))}
     planned = [[parts[piece.range] for piece in task if piece.range in parts] for task in tasks]
     return [task for task in planned if task]

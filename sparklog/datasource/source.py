@@ -15,7 +15,17 @@ from sparklog.datasource.schema import Projection, check_chosen, projection, rea
 from sparklog.datasource.spark_versions import repartition_by_id, stream_reader, udf_of_keys
 from sparklog.datasource.table_view import check_table, refuse_table
 from sparklog.errors import BadRequest, NotFound, SparklogError
-from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, Location, missing, resolve
+from sparklog.kafka.in_place.location import (
+    KAFKA_DIRECTORY,
+    KAFKA_PARTITION,
+    NOTHING,
+    ROOT,
+    TOPIC,
+    Location,
+    missing,
+    open_view,
+    resolve,
+)
 from sparklog.log.journal.env import SYSTEM
 
 if TYPE_CHECKING:
@@ -63,6 +73,7 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
         location = self._location_to_read()
         headers, columns = self._options.read.include_headers, self._options.read.columns
         if self._created is None:
+            self._check_topics(location)
             return read_schema(headers, columns)
         catalog.check_create(self._options, location)
         return catalog.columns_with_options(headers, self._created)
@@ -132,6 +143,15 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
     def _projection(self, schema: StructType) -> Projection:
         check_chosen(schema, self._options.read.columns, self._options.read.include_headers)
         return projection(schema)
+
+    def _check_topics(self, location: Location) -> None:
+        """Raises BadRequest at `load` for a root without names of topics, and a topic's folder with those of others."""
+        from sparklog.datasource.subscription import Subscriber
+
+        subscription = self._options.read.subscription
+        if location.kind == (ROOT if subscription is None else TOPIC):
+            view = open_view(location, tailing=False, corrupt_records=self._options.read.corrupt_records)
+            Subscriber(view, location, subscription).topics()
 
     def _location_to_read(self) -> Location:
         location = resolve(self._options.path)

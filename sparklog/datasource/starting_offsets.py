@@ -268,17 +268,21 @@ def batch_ranges(
     """Return the ranges of a batch read, from one snapshot. Raises BadRequest and NotFound for wrong bounds."""
     topics = subscriber.topics()
     known = group_offsets(view, read)
-    subscriber.require(topics)
-    named = offsets_now(view, topics, known)
-    wait_until_reached(view, named, topics, lambda: subscriber.refresh(topics), clock or Clock())
-    partitions = {topic: subscriber.partitions(topic) for topic in topics}
+    present = subscriber.existing(topics)
+
+    def look() -> list[str]:
+        present[:] = subscriber.existing(topics)
+        return present
+
+    wait_until_reached(view, offsets_now(view, present, known), present, look, clock or Clock())
+    partitions = {topic: subscriber.partitions(topic) for topic in present}
     loss = DataLoss(read.fail_on_data_loss)
     end_bound = read.end or Bound("latest", "endingOffsets")
     starts = start_positions(view, partitions, read, "earliest", loss, known)
     ends = resolve_bound(view, partitions, end_bound, read.isolation, no_match_is_latest=True)
     ranges: list[OffsetRange] = []
-    for topic in topics:
-        for partition, limits in sorted(partitions[topic].items()):
+    for topic, bounds in partitions.items():
+        for partition, limits in sorted(bounds.items()):
             start, end = starts[topic][partition], ends[topic][partition]
             # A time range without records is no mistake.
             if read.start is not None and start > end and read.start.kind == end_bound.kind == "offsets":

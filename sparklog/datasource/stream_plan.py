@@ -1,8 +1,13 @@
 """Plan the offsets of each micro-batch: the streaming source without Spark.
 
-Spark asks for an end offset again and again, comparing answers as text, keeps end offsets (never the initial one) in
-its checkpoint, and asks for the range between two of them, also after a restart and then with texts from the
-checkpoint. Hence:
+Spark asks three questions:
+
+* Where does a new query begin? (`initial`) No checkpoint keeps the answer.
+* Where does the next micro-batch end? (`latest`) Asked again and again: Spark compares the answers as text, and keeps
+  in its checkpoint those that differ from the one before.
+* Which offsets lie between two answers? (`ranges`) Asked after a restart too, with texts from the checkpoint.
+
+Hence:
 
 * The first answer always carries its own start (`$start`), idle or not. Later answers are the start itself while idle.
 * A topic's id stands beside its offsets, so a topic that was deleted and created again is data loss and not silence.
@@ -40,7 +45,18 @@ Offsets = dict[str, dict[int, int]]
 
 
 class StreamPlanner:
-    """Answers Spark's questions for one running query; keeps state between micro-batches."""
+    """Answers Spark's questions for one running query; keeps state between micro-batches.
+
+    What is kept:
+
+    * `_topics`: names to read, from the options or matched by the pattern; `_listed_at`: when they were matched
+    * `_present`: those of them that exist in the newest snapshot; `_probed_at`: when it was taken
+    * `_names_checked`: a restarted query has made sure of the user's names, which is done once
+    * `_idle`: the last answer was its own start, so that the next one may wait for news
+    * `_last_trigger`: when a micro-batch was last let through, for `maxTriggerDelay`
+    * `_target`: ends of an AvailableNow run, None in others
+    * `_initial`: the answer of `initial`, once it was given
+    """
 
     def __init__(self, view: LogView, subscriber: Subscriber, options: ReadOptions, clock: Clock | None = None) -> None:
         self._view = view
@@ -53,7 +69,7 @@ class StreamPlanner:
         self._present: list[str] = []
         self._probed_at: float | None = None
         self._idle = False
-        self._checked = False
+        self._names_checked = False
         self._last_trigger: float | None = None
         self._target: Offsets | None = None
         self._initial: Document | None = None
@@ -64,9 +80,8 @@ class StreamPlanner:
             self._topics = self._subscriber.topics()
             self._listed_at = self._clock.now()
             known = group_offsets(self._view, self._options)
-            self._subscriber.require(self._topics)
-            self._snapshot_taken(self._topics)
-            self._reach(offsets_now(self._view, self._topics, known), self._topics)
+            self._note_present(self._subscriber.existing(self._topics))
+            self._reach(offsets_now(self._view, self._present, known), self._topics)
             partitions = {topic: self._subscriber.partitions(topic) for topic in self._present}
             positions = start_positions(self._view, partitions, self._options, "latest", self._loss, known)
             for topic, offsets in positions.items():
@@ -92,30 +107,31 @@ class StreamPlanner:
         `limited=False` (Trigger.Once) ignores the rate options and never waits.
         """
         begin_at = StreamOffset.from_json(start)
-        others = self._others(begin_at)
+        others = self._subscriber.others(begin_at.positions)
+        self._check_others(others, begin_at)
         if limited and self._target is None and self._idle:
             self._wait()
         # A listing may be as old as the rest: topics of the checkpoint are looked for by name.
         self._refresh(begin_at.positions.keys() - others.keys())
         self._reach_checkpoint(begin_at, self._topics)
-        self._check_names(begin_at)
+        if not self._names_checked:
+            self._check_names(begin_at)
+            self._names_checked = True
         begin = self._begin(begin_at, others)
         ends = self._ends() if self._target is None else self._up_to_target(self._target)
-        wanted = {
+        end = {
             topic: {p: max(offset, ends.get(topic, {}).get(p, offset)) for p, offset in offsets.items()}
             for topic, offsets in begin.items()
         }
-        end = begin if limited and self._hold_back(begin, wanted) else wanted
-        if limited:
+        if limited and self._is_held_back(begin, end):
+            end = begin
+        elif limited:
+            self._last_trigger = self._clock.now()
             end = self._limit(begin, end)
-        answer = StreamOffset(end, self._ids(end), start=begin if begin_at.initial else None)
         self._idle = end == begin
+        answer = StreamOffset(end, self._ids(end), start=begin if begin_at.initial else None)
         # An answer that says no more than `start` must be `start` itself, to the letter.
-        known = {topic: {**offsets, **begin_at.positions.get(topic, {})} for topic, offsets in begin.items()}
-        same_ids = all(begin_at.ids.get(topic, topic_id) == topic_id for topic, topic_id in answer.ids.items())
-        if not begin_at.initial and same_ids and end == {**begin_at.positions, **known}:
-            return start
-        return answer.to_json()
+        return start if _says_no_more_than(begin_at, answer, begin) else answer.to_json()
 
     def ranges(self, start: Document, end: Document) -> list[OffsetRange]:
         """Return the offsets between two answers, checked against what can still be read."""
@@ -124,13 +140,14 @@ class StreamPlanner:
         base, stop = StreamOffset.from_json(start), StreamOffset.from_json(end)
         if stop.start is not None:
             base = StreamOffset(stop.start, stop.ids)
-        self._others(stop)
+        self._check_others(self._subscriber.others(stop.positions), stop)
         if not self._covered(stop):
-            self._snapshot_taken(self._subscriber.refresh(sorted(stop.positions)))
+            self._note_present(self._subscriber.refresh(sorted(stop.positions)))
             self._reach_end(base, stop)
         return [each for topic in sorted(stop.positions) for each in self._topic_ranges(topic, base, stop)]
 
     def report(self) -> Document | None:
+        """Return where the logs end in the newest snapshot, for a query's progress; None without topics."""
         if not self._present:
             return None
         return {topic: {str(p): n for p, n in sorted(ends.items())} for topic, ends in sorted(self._ends().items())}
@@ -142,31 +159,29 @@ class StreamPlanner:
             self._topics = self._subscriber.topics()
             self._listed_at = now
         self._topics = sorted({*known, *self._topics})
-        self._snapshot_taken(self._subscriber.refresh(self._topics))
+        self._note_present(self._subscriber.refresh(self._topics))
 
     def _check_names(self, start: StreamOffset) -> None:
         """A topic named by the user that was never there is a mistake, also where a query is restarted."""
-        if not self._checked and not self._subscriber.open_ended:
+        if not self._subscriber.open_ended:
             self._subscriber.require([t for t in self._topics if t not in self._present and t not in start.positions])
-        self._checked = True
 
-    def _others(self, known: StreamOffset) -> Offsets:
-        """Return what a checkpoint holds and this query does not read. Raises BadRequest, unless losses are allowed.
+    def _check_others(self, others: Offsets, known: StreamOffset) -> None:
+        """Raise BadRequest for what a checkpoint holds and this query does not read, unless losses are allowed.
 
         A checkpoint without anything that is read is another query's, which nothing allows.
         """
-        others = self._subscriber.others(known.positions)
-        if others:
-            what = f"The checkpoint holds offsets of {describe(others)}, which this query does not read"
-            if self._loss.fail or others == known.positions:
-                raise BadRequest(
-                    f"{what} ({self._subscriber}): give this query a checkpointLocation of its own, or subscribe to "
-                    "them again if it is this query's"
-                )
-            self._loss.report(what, "goes on without them")
-        return others
+        if not others:
+            return
+        what = f"The checkpoint holds offsets of {describe(others)}, which this query does not read"
+        if self._loss.fail or others == known.positions:
+            raise BadRequest(
+                f"{what} ({self._subscriber}): give this query a checkpointLocation of its own, or subscribe to "
+                "them again if it is this query's"
+            )
+        self._loss.report(what, "goes on without them")
 
-    def _snapshot_taken(self, present: list[str]) -> None:
+    def _note_present(self, present: list[str]) -> None:
         self._present = sorted(present)
         self._probed_at = self._clock.now()
 
@@ -176,7 +191,7 @@ class StreamPlanner:
         """Wait for offsets that an earlier run has seen and a cache may hide; return the partitions not seen."""
 
         def look() -> list[str]:
-            self._snapshot_taken(self._subscriber.refresh(topics))
+            self._note_present(self._subscriber.refresh(topics))
             return self._present
 
         return wait_until_reached(self._view, named, self._present, look, self._clock, end_of)
@@ -279,18 +294,14 @@ class StreamPlanner:
         )
         return False
 
-    def _hold_back(self, begin: Offsets, end: Offsets) -> bool:
-        """Wait for `minOffsetsPerTrigger`, but no longer than `maxTriggerDelay`; the first is not held back."""
+    def _is_held_back(self, begin: Offsets, end: Offsets) -> bool:
+        """True while `minOffsetsPerTrigger` waits for records, which `maxTriggerDelay` ends; the first is not held."""
         least = self._options.min_offsets_per_trigger
-        if least is None or self._target is not None:
+        if least is None or self._target is not None or self._last_trigger is None:
             return False
-        now = self._clock.now()
-        delay = self._options.max_trigger_delay_ms / 1000
-        late = self._last_trigger is None or now - self._last_trigger >= delay
-        if not late and sum(held.records for held in self._stored(begin, end).values()) < least:
-            return True
-        self._last_trigger = now
-        return False
+        if self._clock.now() - self._last_trigger >= self._options.max_trigger_delay_ms / 1000:
+            return False
+        return sum(held.records for held in self._stored(begin, end).values()) < least
 
     def _limit(self, begin: Offsets, end: Offsets) -> Offsets:
         """The rate options, by what is stored: offsets that nothing lies at are passed at once, however many."""
@@ -299,14 +310,16 @@ class StreamPlanner:
             stored = self._stored(begin, end)
             total = sum(held.records for held in stored.values())
             if total > most:
-                end = _ends(end, stored, lambda held: held.at_records(max(1, held.records * most // total))[0])
+                # At least one record, beyond the limit too, as in Kafka's connector: shares below one would leave small
+                # partitions unread for as long as large ones grow.
+                end = _cut_each(end, stored, lambda held: held.at_records(max(1, held.records * most // total))[0])
         limit = self._options.max_bytes_per_trigger
         if limit is not None:
             stored = self._stored(begin, end)
             size = sum(held.nbytes for held in stored.values())
             if size > limit:
-                # At least one record: what a byte's share comes to may lie inside it.
-                end = _ends(
+                # At least one record, too: what a byte's share comes to may lie inside it.
+                end = _cut_each(
                     end, stored, lambda held: max(*held.at_bytes(held.nbytes * limit // size), *held.at_records(1))
                 )
         return end
@@ -354,8 +367,17 @@ class StreamPlanner:
         return ranges
 
 
-def _ends(ends: Offsets, stored: Mapping[TopicPartition, Stored], cut: Callable[[Stored], int]) -> Offsets:
+def _cut_each(ends: Offsets, stored: Mapping[TopicPartition, Stored], cut: Callable[[Stored], int]) -> Offsets:
+    """Replace the end of each partition that has something stored by what `cut` makes of that."""
     return {
         topic: {p: cut(stored[topic, p]) if (topic, p) in stored else end for p, end in offsets.items()}
         for topic, offsets in ends.items()
     }
+
+
+def _says_no_more_than(start: StreamOffset, answer: StreamOffset, begin: Offsets) -> bool:
+    """True if an answer has the ids and positions of `start`, and for partitions new since then where they begin."""
+    if start.initial or any(start.ids.get(topic, topic_id) != topic_id for topic, topic_id in answer.ids.items()):
+        return False
+    known = {topic: {**offsets, **start.positions.get(topic, {})} for topic, offsets in begin.items()}
+    return answer.positions == {**start.positions, **known}

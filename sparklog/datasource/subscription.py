@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 
 from sparklog.datasource.offsets import Positions, describe
 from sparklog.datasource.options import Subscription
 from sparklog.errors import BadRequest, NotFound, nearest
 from sparklog.kafka.in_place.directory import is_internal
 from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, KAFKA_PARTITION, TOPIC, Location
-from sparklog.log.state.view import Bounds, LogView
+from sparklog.log.state.view import Bounds, LogView, refresh_existing
 
 
 class Subscriber:
@@ -32,9 +31,9 @@ class Subscriber:
 
     @property
     def open_ended(self) -> bool:
-        """True if new topics may join while a stream runs."""
+        """True if topics are those that are listed, and may come and go: the user gives no names."""
         if self._subscription is not None:
-            return self._subscription.pattern is not None
+            return self._subscription.pattern is not None and self._location.kind != TOPIC
         return self._location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION)
 
     def others(self, positions: Positions) -> dict[str, dict[int, int]]:
@@ -86,16 +85,17 @@ class Subscriber:
         )
 
     def refresh(self, topics: Sequence[str]) -> list[str]:
-        try:
-            self._view.refresh(topics)
-            return list(topics)
-        except NotFound:
-            present = []
-            for topic in topics:
-                with suppress(NotFound):
-                    self._view.refresh([topic])
-                    present.append(topic)
-            return present
+        return refresh_existing(self._view, topics)
+
+    def existing(self, topics: Sequence[str]) -> list[str]:
+        """Take a snapshot of topics, and return those that exist: one that was listed may be deleted since.
+
+        Raises NotFound, as `require` does, for one that the user named.
+        """
+        present = self.refresh(topics)
+        if not self.open_ended:
+            self.require([topic for topic in topics if topic not in present])
+        return present
 
     def require(self, topics: Sequence[str]) -> None:
         """Take a snapshot of topics that must exist. Raises NotFound naming the first that does not, and near names."""

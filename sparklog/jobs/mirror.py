@@ -73,7 +73,7 @@ class Mirror:
         str | None, Option(metavar="FILE", help="Such options, as the client.properties of Kafka's tools.")
     ] = None
     isolation: IsolationOption = "read_committed"
-    max_offsets_per_trigger: Annotated[int, Option(min=1, help="Records of one micro-batch at most.")] = 1_000_000
+    max_offsets_per_trigger: Annotated[int, Option(min=1, help="About so many records in one micro-batch.")] = 1_000_000
     no_fail_on_data_loss: Annotated[
         bool, Option("--no-fail-on-data-loss", help="Go on where records are gone that were not moved yet.")
     ] = False
@@ -215,6 +215,9 @@ def plan(mirror: Mirror, source: Endpoint, target: Endpoint) -> tuple[dict[str, 
     else:
         wanted = list(mirror.topics)
     partitions = source.partitions(wanted)
+    if mirror.pattern is not None:
+        # Without those that were deleted since they were listed.
+        wanted = list(partitions)
     for name in wanted:
         if name not in partitions:
             raise NotFound(

@@ -99,7 +99,7 @@ class Copy:
     subscribe_pattern: Annotated[str | None, Option(help="Regular expression of topics.")] = None
     topic: Annotated[str | None, Option(help="One topic for all records; else each keeps its topic.")] = None
     num_partitions: Annotated[int | None, Option(help="Of topics that do not exist yet.", show_default="1")] = None
-    max_offsets_per_trigger: Annotated[int | None, Option(help="Records of one micro-batch at most.")] = None
+    max_offsets_per_trigger: Annotated[int | None, Option(help="About so many records in one micro-batch.")] = None
     group: Annotated[str | None, Option(help="Consumer group that commits the query's offsets; of a root.")] = None
     follow: Annotated[bool, Option("--follow", help="Go on with what comes later.")] = False
 

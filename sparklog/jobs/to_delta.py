@@ -76,7 +76,7 @@ class ToDelta:
     starting_offsets: Annotated[
         str, Option(metavar="OFFSETS", help='Of a new checkpoint: earliest, latest or {"topic":{"0":23}}.')
     ] = "earliest"
-    max_offsets_per_trigger: Annotated[int, Option(min=1, help="Records of one micro-batch at most.")] = 1_000_000
+    max_offsets_per_trigger: Annotated[int, Option(min=1, help="About so many records in one micro-batch.")] = 1_000_000
     no_fail_on_data_loss: Annotated[
         bool, Option("--no-fail-on-data-loss", help="Go on where records are gone that were not written yet.")
     ] = False

@@ -10,7 +10,9 @@ import pyarrow as pa
 import pytest
 
 import sparklog as package
+from sparklog.errors import SparklogError
 from sparklog.groups.lag import Groups
+from sparklog.log.topic.root import Root
 from tests.cli.conftest import REPOSITORY, Sparklog
 
 KAFKA = REPOSITORY / "examples" / "data" / "kafka-log-dir"
@@ -45,6 +47,28 @@ def test_the_others_are_shown(damaged: Path, sparklog: Sparklog) -> None:
     assert sparklog("offsets", code=1).lines == ["a:0:3", "c:0:3"]
     assert sparklog("offsets", "a", "c").lines == ["a:0:3", "c:0:3"]
     assert sparklog("offsets", "a", "b", code=1).out == ""
+
+
+def test_a_topic_deleted_since_it_was_listed_is_no_failure(
+    root: Path, sparklog: Sparklog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "abc":
+        sparklog("topics", "create", name)
+    listed = Root.topics
+
+    def deleted_at_once(self: Root, failures: list[SparklogError] | None = None) -> list[str]:
+        names = listed(self, failures)
+        if "b" in names:
+            self.delete_topic("b")
+        return names
+
+    monkeypatch.setattr(Root, "topics", deleted_at_once)
+    for command in (("topics", "describe"), ("offsets",), ("configs", "describe")):
+        said = sparklog(*command)
+        assert (said.err, any("c" in line for line in said.lines)) == ("", True), command
+        sparklog("topics", "create", "b")
+    assert set(package.datasets(root)) == {"a", "c"}
+    sparklog("topics", "describe", "b", code=1)
 
 
 def test_groups_and_transactions_are_shown_without_it(damaged: Path, sparklog: Sparklog) -> None:

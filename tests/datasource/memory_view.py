@@ -83,6 +83,7 @@ class MemoryView:
         self.seen: dict[str, tuple[str, dict[int, Bounds]]] = {}
         self.refreshed: list[tuple[str, ...]] = []
         self.listed = 0
+        self.deleted_once_listed: tuple[str, ...] = ()
 
     # What tests do
 
@@ -103,7 +104,10 @@ class MemoryView:
 
     def topics(self) -> list[str]:
         self.listed += 1
-        return sorted(self.now)
+        names = sorted(self.now)
+        for name in self.deleted_once_listed:
+            self.now.pop(name, None)
+        return names
 
     def topic_id(self, topic: str) -> str:
         return self._snapshot(topic)[0]

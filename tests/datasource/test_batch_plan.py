@@ -42,6 +42,23 @@ def test_everything(view: MemoryView) -> None:
     assert ranges(view, assign='{"t":[1]}') == [("t", 1, 0, 4)]
 
 
+@pytest.mark.parametrize("loss", ["true", "false"])
+def test_a_topic_deleted_since_it_was_listed_is_left_out(view: MemoryView, loss: str) -> None:
+    view.deleted_once_listed = ("u",)
+    assert ranges(view, subscribePattern="[tu]", failOnDataLoss=loss) == [("t", 0, 0, 10), ("t", 1, 0, 4)]
+    view.create("u")
+    assert ranges(view, KAFKA_DIRECTORY, failOnDataLoss=loss) == [("t", 0, 0, 10), ("t", 1, 0, 4)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [(ROOT, {"subscribe": "t,gone"}), (ROOT, {"assign": '{"gone":[0]}'}), (TOPIC, {"subscribePattern": "go.*"})],
+)
+def test_a_topic_that_the_user_named_must_exist(view: MemoryView, kind: str, options: dict[str, str]) -> None:
+    with pytest.raises(NotFound, match="There is no topic 'gone' at memory"):
+        ranges(view, kind, "gone", **options)
+
+
 def test_a_topic_folder_is_itself(view: MemoryView) -> None:
     assert ranges(view, TOPIC, "t") == [("t", 0, 0, 10), ("t", 1, 0, 4)]
     assert ranges(view, TOPIC, "t", assign='{"t":[0]}') == [("t", 0, 0, 10)]

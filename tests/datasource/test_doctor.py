@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from sparklog.tools.doctor.checks import OK, ask_spark, check_settings
+from sparklog.tools.doctor.checks import ARROW_BYTES, OK, WARN, ask_spark, check_settings
 from tests.tools.doctor.machines import EMPTY
 
 if TYPE_CHECKING:
@@ -19,3 +19,15 @@ def test_a_running_session_is_asked(spark: SparkSession) -> None:
     assert settings.source == "the session"
     assert [each.status for each in check_settings(EMPTY, settings)] == [OK, OK]
     assert spark.range(3).count() == 3
+
+
+def test_a_session_that_sets_nothing_is_asked(spark: SparkSession) -> None:
+    before = spark.conf.get(ARROW_BYTES)
+    spark.conf.unset(ARROW_BYTES)
+    try:
+        settings, (finding,) = ask_spark()
+    finally:
+        spark.conf.set(ARROW_BYTES, before)
+    assert finding.status == OK, finding
+    setting = check_settings(EMPTY, settings)[0]
+    assert (setting.status, "is not set in the session" in setting.found) == (WARN, True)

@@ -107,6 +107,17 @@ def test_topics_that_are_missing_get_the_partitions_of_the_source(tmp_path: Path
     assert planned(tmp_path / "new", FakeKafka(), "--pattern", "o.*", back=True) == ({"orders": 3}, ["orders"])
 
 
+def test_a_topic_deleted_since_the_pattern_was_looked_up_is_left_out(tmp_path: Path) -> None:
+    class Deleting(FakeKafka):
+        def names(self) -> list[str]:
+            names = super().names()
+            self.topics.pop("other", None)
+            return names
+
+    kafka = Deleting(orders=3, other=1)
+    assert planned(tmp_path / "new", kafka, "--pattern", ".*") == ({"orders": 3}, ["orders"])
+
+
 @pytest.mark.parametrize(
     ("topics", "what", "kind", "says"),
     [

@@ -170,6 +170,17 @@ def test_max_offsets_are_shared_in_proportion_with_one_each() -> None:
     assert source.latest(start, limited=False)["t"] == {"0": 100, "1": 50, "2": 1}
 
 
+def test_max_offsets_are_exceeded_where_partitions_are_many_so_that_none_waits() -> None:
+    view = MemoryView()
+    view.create("t", 101)
+    for partition in range(100):
+        view.add("t", 1, partition)
+    view.add("t", 900, 100)
+    source = planner(view, maxOffsetsPerTrigger="100")
+    end = source.latest(source.initial(), limited=True)["t"]
+    assert (sum(end.values()), end["100"]) == (190, 90)
+
+
 def test_every_batch_moves_on_and_all_is_read_once_whatever_the_limits() -> None:
     rng = random.Random(5)
     view = MemoryView()
@@ -269,6 +280,22 @@ def test_new_topics_are_found_when_metadata_is_old_and_begin_at_their_start() ->
     assert following["ordinary"] == {"0": 7}
     assert "other" not in following
     assert read(source.ranges(end, following)) == [("ordinary", 0, 0, 7)]
+
+
+@pytest.mark.parametrize("loss", ["true", "false"])
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+def test_a_topic_deleted_since_it_was_listed_is_left_out(start: str, loss: str) -> None:
+    view = view_of(orders=2, ordinary=3)
+    view.deleted_once_listed = ("ordinary",)
+    source = planner(view, subscribepattern="ord.*", startingoffsets=start, failOnDataLoss=loss)
+    assert set(source.initial()) == {"orders", "$ids", "$initial"}
+    assert source.latest(source.initial(), limited=True)["orders"] == {"0": 2}
+    view.create("ordinary", topic_id="id-2")
+    view.add("ordinary", 1)
+    view.deleted_once_listed = ()
+    later = planner(view, subscribepattern="ord.*", startingoffsets=start, failOnDataLoss=loss)
+    end = later.latest(stored(source.initial()), limited=True)
+    assert ("ordinary", 0, 0, 1) in read(later.ranges(source.initial(), end))
 
 
 def test_new_partitions_begin_at_their_log_start() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import sparklog
 from sparklog.errors import BadRequest, NotFound, SparklogError
-from sparklog.log.topic.root import Root
+from sparklog.log.topic.root import Root, RootView
 
 pytest.importorskip("pyspark")
 
@@ -78,6 +78,24 @@ def test_the_latest_of_each_key(root: Root) -> None:
     assert read(root, "offset", asOfOffsets=OFFSETS) == [[{"offset": 2}, {"offset": 1}, {"offset": 0}]]
     assert read(root, "key", subscribe="u", asOfTimestamp="9000000000000", minPartitions="2")[1:] == [[{"key": b"z"}]]
     assert read(root, asOfTimestamp="2020-01-31T12:00:00") == []
+
+
+@pytest.mark.parametrize("view", ["log", "table"])
+def test_a_topic_deleted_since_it_was_listed_is_left_out(
+    root: Root, view: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = RootView.topics
+
+    def deleted_at_once(self: RootView) -> list[str]:
+        names = listed(self)
+        root.delete_topic("u")
+        return names
+
+    monkeypatch.setattr(RootView, "topics", deleted_at_once)
+    source = SparklogDataSource({"path": root.location, "subscribePattern": "[tu]", "view": view})
+    reader = source.reader(schema("topic"))
+    batches = [batch for task in reader.partitions() for batch in reader.read(task)]
+    assert {row["topic"] for batch in batches for row in batch.to_pylist()} == {"t"}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import pairwise
 
 import pytest
@@ -12,9 +13,8 @@ from sparklog.datasource.read_task import (
     SPLIT_BYTES,
     SPLIT_RECORDS,
     Piece,
-    pack,
     plan_tasks,
-    split,
+    split_and_pack,
 )
 from sparklog.log.state.view import OffsetRange
 from tests.datasource.memory_view import MemoryView, dense
@@ -34,8 +34,7 @@ def covered(tasks: list[list[Piece]]) -> dict[int, list[tuple[int, int]]]:
 
 def plan(sizes: list[int], nbytes: list[int], low: int | None = None, most: int | None = None) -> list[list[Piece]]:
     held = [dense(wanted, size) for wanted, size in zip(ranges(*sizes), nbytes, strict=True)]
-    pieces = split(ranges(*sizes), held, min_partitions=low, max_records=most)
-    tasks = pack(pieces, min_partitions=low, max_records=most)
+    tasks = split_and_pack(ranges(*sizes), held, min_partitions=low, max_records=most)
     for partition, size in enumerate(sizes):
         parts = covered(tasks)[partition]
         assert parts[0][0] == 100
@@ -64,14 +63,88 @@ def test_well_compressed_partitions_are_not_one_task() -> None:
     assert len(plan([PACK_RECORDS // 2] * 8, [10] * 8)) == 4
 
 
-@pytest.mark.parametrize(
-    "sizes", [[10], [3, 2], [1000, 1, 1], [96, 1, 1, 1, 1], [96, 1, 1, 1, 1, 1, 1], [5, 5, 5], [1] * 100]
-)
+VECTORS: list[tuple[list[int], int, int | None, list[int]]] = [
+    ([10, 1, 3, 10, 5, 1], 12, None, [4, 1, 1, 4, 2, 1]),
+    ([706, 43, 42, 1, 1022, 5, 276, 3], 24, None, [7, 1, 1, 1, 10, 1, 3, 1]),
+    ([10, 1, 10, 5, 3], 17, None, [6, 1, 6, 3, 2]),
+    ([1, 3, 5, 1, 10], 12, None, [1, 2, 3, 1, 6]),
+    ([10, 3, 1, 2, 3, 23, 1, 10], 28, None, [5, 2, 1, 1, 2, 12, 1, 5]),
+    ([1, 1, 1], 28, None, [1, 1, 1]),
+    ([745, 10, 10], 177, None, [172, 2, 2]),
+    ([3, 10, 5, 5, 5, 10, 41], 13, None, [1, 1, 1, 1, 1, 1, 6]),
+    ([10, 1970, 1, 1965, 3, 1608, 945], 17, None, [1, 4, 1, 4, 1, 3, 2]),
+    ([3, 26, 3, 100000, 328], 15, None, [1, 1, 1, 11, 1]),
+    ([3, 1, 3, 2, 5, 10, 5, 1], 13, None, [1, 1, 1, 1, 2, 4, 2, 1]),
+    ([32, 5, 3, 1000, 1, 8], 15, None, [1, 1, 1, 10, 1, 1]),
+    ([1, 2, 42, 1, 1000, 1], 17, None, [1, 1, 1, 1, 12, 1]),
+    ([3, 2, 10, 1, 1, 738, 3], 23, None, [1, 1, 1, 1, 1, 17, 1]),
+    ([10, 5, 3, 2, 10, 1, 697], 24, None, [1, 1, 1, 1, 1, 1, 18]),
+    ([10], 119, 3, [10]),
+    ([10000, 49, 18, 43, 725], 24, 601, [17, 1, 1, 1, 2]),
+    ([10, 140, 2, 626, 1], 8, 129, [1, 2, 1, 5, 1]),
+    ([5, 302, 1, 1219, 10, 1860], 27, 226, [1, 2, 1, 6, 1, 9]),
+    ([3, 1, 1000, 2, 10, 1], 13, 59, [1, 1, 17, 1, 1, 1]),
+    ([10, 5, 1], 20, 2, [10, 3, 1]),
+]
+"""Records of each partition, minPartitions, maxRecordsPerPartition: by the class KafkaOffsetRangeCalculator of
+spark-sql-kafka 4.2.0 each partition becomes so many tasks."""
+
+
+@pytest.mark.parametrize(("sizes", "low", "most", "expected"), VECTORS)
+def test_more_tasks_than_partitions_are_those_of_kafkas_connector(
+    sizes: list[int], low: int, most: int | None, expected: list[int]
+) -> None:
+    tasks = plan(sizes, [size * 10 for size in sizes], low, most)
+    assert all(len(task) == 1 for task in tasks)
+    assert [len(parts) for _, parts in sorted(covered(tasks).items())] == expected
+
+
+def rounded_half_up(size: int, total: int, tasks: int) -> int:
+    return max(1, (2 * size * tasks + total) // (2 * total))
+
+
+def shares(part: tuple[int, int, int], count: int) -> list[tuple[int, int, int]]:
+    """Cut (partition, start, end): each in turn takes an equal share, rounded down, of what is left."""
+    partition, start, end = part
+    cuts = [start]
+    for left in range(count, 0, -1):
+        cuts.append(cuts[-1] + (end - cuts[-1]) // left)
+    return [(partition, low, high) for low, high in pairwise(cuts) if low < high]
+
+
+def kafkas_ranges(sizes: list[int], low: int, most: int | None) -> list[tuple[int, int, int]]:
+    """State the rule of Kafka's connector plainly."""
+    parts = [(partition, 100, 100 + size) for partition, size in enumerate(sizes)]
+    if most is not None:
+        parts = [each for part in parts for each in shares(part, -(-(part[2] - part[1]) // most))]
+    if len(parts) >= low:
+        return parts
+    total = sum(end - start for _, start, end in parts)
+    small = [part for part in parts if rounded_half_up(part[2] - part[1], total, low) == 1]
+    untouched = {partition for partition, _, _ in small}
+    total, low = total - sum(end - start for _, start, end in small), max(1, low - len(small))
+    counts = [1 if part[0] in untouched else rounded_half_up(part[2] - part[1], total, low) for part in parts]
+    return [each for part, count in zip(parts, counts, strict=True) for each in shares(part, count)]
+
+
+def test_random_partitions_are_cut_by_the_rule_of_kafkas_connector() -> None:
+    rng = random.Random(20)
+    for _ in range(500):
+        sizes = [
+            rng.choice([1, 2, 5, rng.randrange(1, 50), 10 ** rng.randrange(6)]) for _ in range(rng.randrange(1, 9))
+        ]
+        low = len(sizes) + rng.randrange(1, 30)
+        most = None if rng.random() < 0.7 else -(-sum(sizes) // rng.randrange(1, 20))
+        tasks = plan(sizes, [size * 10 for size in sizes], low, most)
+        found = [(piece.range.partition, piece.range.start, piece.range.end) for task in tasks for piece in task]
+        assert found == kafkas_ranges(sizes, low, most), (sizes, low, most)
+        assert len(tasks) == len(found)
+
+
 @pytest.mark.parametrize("low", [1, 2, 4, 7, 50])
-def test_min_partitions_holds_where_there_are_records_enough(sizes: list[int], low: int) -> None:
-    tasks = plan(sizes, [size * 10 for size in sizes], low=low)
-    assert len(tasks) >= min(low, sum(sizes))
-    assert len(tasks) <= 2 * low + len(sizes)
+def test_partitions_enough_share_tasks_down_to_min_partitions(low: int) -> None:
+    for sizes in ([1000] + [1] * 99, [1] * 100, [1] * 99 + [1000], [5, 500] * 30):
+        assert low <= len(plan(sizes, [size * 10 for size in sizes], low)) <= 2 * low
 
 
 def test_max_records_bounds_the_whole_task() -> None:

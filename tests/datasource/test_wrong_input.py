@@ -94,6 +94,15 @@ def test_paths_are_checked_at_load(root: str, tmp_path: Path) -> None:
     assert "No path: give the root" in line(lambda: source(None).schema())
 
 
+def test_topics_that_are_not_named_are_said_at_load(root: str) -> None:
+    nameless = "is a root with the topics orders, payments: name those to read with 'subscribe'"
+    assert nameless in line(lambda: source(root).schema())
+    assert nameless in line(lambda: source(root, startingOffsets="earliest").schema())
+    other = line(lambda: source(f"{root}/orders", subscribe="payments").schema())
+    assert "is the folder of topic 'orders' only: to read others give the root" in other
+    assert source(f"{root}/orders").schema() == source(root, subscribe="orders").schema()
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

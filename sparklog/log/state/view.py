@@ -9,6 +9,7 @@ stored bytes, from metadata alone. All numbers are estimates: they decide where 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol, TypeAlias
 
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sparklog.errors import BadRequest
+from sparklog.errors import BadRequest, NotFound
 from sparklog.log.journal.env import Env
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
@@ -269,3 +270,17 @@ class LogView(TakenView, Protocol):
 
     def partition_sizes(self, topic: str) -> list[PartitionSize]:
         """Return the size of every partition, from the snapshot."""
+
+
+def refresh_existing(view: LogView, topics: Sequence[str]) -> list[str]:
+    """Take a new snapshot of topics, and return those that exist: one that was listed may be deleted since."""
+    try:
+        view.refresh(topics)
+        return list(topics)
+    except NotFound:
+        present = []
+        for topic in topics:
+            with suppress(NotFound):
+                view.refresh([topic])
+                present.append(topic)
+        return present

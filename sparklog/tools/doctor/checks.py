@@ -1,7 +1,8 @@
 """Checks of a machine and of a root, each with what puts its trouble right.
 
 Spark starts its workers with PYSPARK_PYTHON (or `spark.pyspark.python` of spark-submit), else with plain `python3` of
-the PATH, whatever Python the driver runs in; both must be of the same minor version.
+the PATH, whatever Python the driver runs in; both must be of the same minor version. Where neither is set, sparklog's
+commands and `sparklog.configure` set PYSPARK_PYTHON to their own Python: then a wrong `python3` is a warning.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from sparklog.datasource.session import SETTINGS
+from sparklog.datasource.session import SETTINGS, set_workers_python
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.log.journal.env import reading_clock_ms
 from sparklog.log.journal.names import is_topic_name
@@ -29,8 +30,12 @@ from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import MANY_UNSEALED, Topic
 from sparklog.maintenance.output import size_text
 from sparklog.maintenance.properties import parse_properties
+from sparklog.maintenance.spark_runner import quiet_session
 from sparklog.storage.system_errors import mount_of
 from sparklog.transactions.listing import owner_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 ANSWER_SECONDS = 60
@@ -109,6 +114,7 @@ def check_workers(machine: Machine, spark_python: str | None, *, spark: bool) ->
     """
     source, program = "python3 on the PATH", "python3"
     fix = f"export PYSPARK_PYTHON={sys.executable}"
+    chosen = bool(spark_python or machine.environ.get("PYSPARK_PYTHON"))
     if spark_python:
         source, program = "spark.pyspark.python", spark_python
         fix = f"spark.pyspark.python {sys.executable} in spark-defaults.conf"
@@ -116,7 +122,10 @@ def check_workers(machine: Machine, spark_python: str | None, *, spark: bool) ->
         source, program = "PYSPARK_PYTHON", machine.environ["PYSPARK_PYTHON"]
 
     def bad(message: str) -> Finding:
-        return Finding("workers' python", FAIL if spark else WARN, message, fix)
+        if not chosen:
+            others = f"sparklog's commands and programs that call sparklog.configure take {sys.executable}"
+            message += f"; spark-submit and pyspark would take it. {others}"
+        return Finding("workers' python", FAIL if spark and chosen else WARN, message, fix)
 
     path = machine.which(program)
     if path is None:
@@ -335,6 +344,15 @@ def _in_a_worker(_: int) -> tuple[str, str, str]:
     return ".".join(map(str, sys.version_info[:3])), sys.executable, version
 
 
+def _start_session() -> SparkSession:
+    """Start a local session, whose workers are of this Python as those of `configure` are, with Spark's settings."""
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local[1]")
+    set_workers_python(builder._options, os.environ)
+    return quiet_session(builder, "sparklog doctor")
+
+
 def ask_spark() -> tuple[SparkSettings, list[Finding]]:
     """Start a local session, or use the one that runs, and ask it: its settings, and what a worker of it is."""
     try:
@@ -344,10 +362,14 @@ def ask_spark() -> tuple[SparkSettings, list[Finding]]:
         return SparkSettings(None, {}), [Finding("spark session", FAIL, f"no pyspark: {error}", fix)]
     running = SparkSession.getActiveSession()
     try:
-        session = running or SparkSession.builder.master("local[1]").appName("sparklog doctor").getOrCreate()
+        session = running or _start_session()
         context = session.sparkContext
         values = dict(context.getConf().getAll())
-        values[ARROW_BYTES] = str(session.conf.get(ARROW_BYTES, ""))
+        # Spark checks a default that is given, as if it were to be set.
+        if (arrow_bytes := session.conf.get(ARROW_BYTES, None)) is None:
+            values.pop(ARROW_BYTES, None)
+        else:
+            values[ARROW_BYTES] = arrow_bytes
         settings = SparkSettings(SESSION, values)
         version, executable, sparklog = context.parallelize([0], 1).map(_in_a_worker).collect()[0]
         message = f"Spark {session.version}; a worker is Python {version} ({executable}) with sparklog {sparklog}"

@@ -30,6 +30,7 @@ from sparklog.log.state.view import (
     LogView,
     OffsetRange,
     check_columns,
+    refresh_existing,
 )
 from sparklog.log.topic.root import Root, RootView, open_root
 from sparklog.storage.store import Store
@@ -184,8 +185,11 @@ def datasets(
     check_isolation(isolation)
     check_threads(threads)
     view = _view(root)
-    names = view.topics() if topics is None else list(dict.fromkeys(topics))
-    view.refresh(names)
+    if topics is None:
+        names = refresh_existing(view, view.topics())
+    else:
+        names = list(dict.fromkeys(topics))
+        view.refresh(names)
     return {name: TopicDataset(view, name, isolation, threads) for name in names}
 
 

@@ -52,12 +52,22 @@ def test_a_worker_that_will_do() -> None:
     ],
 )
 def test_workers_that_will_not_do(answer: Answer, says: str) -> None:
-    broken = machine({"/bin/python3": answer})
+    broken = machine({"/bin/python3": answer}, {"PYSPARK_PYTHON": "python3"})
     finding = check_workers(broken, None, spark=True)
     assert finding.status == FAIL
     assert says in finding.found
     assert finding.fix == f"export PYSPARK_PYTHON={sys.executable}"
     assert check_workers(broken, None, spark=False).status == WARN
+
+
+def test_a_wrong_python3_is_no_failure_where_configure_would_not_take_it() -> None:
+    wrong = machine({"/bin/python3": Answer(0, python_says(sparklog=None, error="ModuleNotFoundError"))})
+    finding = check_workers(wrong, None, spark=True)
+    assert finding.status == WARN
+    assert "cannot import sparklog: ModuleNotFound" in finding.found
+    assert f"programs that call sparklog.configure take {sys.executable}" in finding.found
+    assert finding.fix == f"export PYSPARK_PYTHON={sys.executable}"
+    assert check_workers(wrong, "/bin/python3", spark=True).status == FAIL
 
 
 def test_which_python_the_workers_are() -> None:
