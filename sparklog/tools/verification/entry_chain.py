@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice, pairwise
 from typing import Generic, TypeVar
 
 from crc32c import crc32c
@@ -77,9 +78,12 @@ def read_object(
         return None, data, [_placed(Finding.of(kind, error, key), data)]
 
 
-def missing(prefix: str, what: str, needed: Iterable[int], existing: Iterable[int]) -> Iterator[Finding]:
-    """Name objects that no collection deletes, and that are missing."""
-    for number in sorted(set(needed) - set(existing))[:MOST_MISSING]:
+def missing(prefix: str, what: str, first: int, end: int, existing: Iterable[int]) -> Iterator[Finding]:
+    """Name objects from `first` up to `end` (not itself) that no collection deletes, and that are missing."""
+    inside = sorted(number for number in {*existing} if first <= number < end)
+    # Numbers are names: one that is far away makes a gap too long to be listed.
+    gaps = (number for low, high in pairwise([first - 1, *inside, end]) for number in range(low + 1, high))
+    for number in islice(gaps, MOST_MISSING):
         yield Finding(MISSING, commit_key(prefix, number), f"{what} {number} is not there, and later ones are")
 
 
@@ -164,8 +168,8 @@ def _read(store: Store, kind: EntryKind[E], folder: str, chain: EntryChain[E]) -
         if number <= end:
             chain.newest = entry
     _copies(store, kind, chain, copies, stored)
-    needed = range(copies[-2] if len(copies) > 1 else 0, max([*entries, *copies]) + 1)
-    chain.findings += missing(prefix, "entry", needed, entries)
+    first = copies[-2] if len(copies) > 1 else 0
+    chain.findings += missing(prefix, "entry", first, max([*entries, *copies]) + 1, entries)
     return chain
 
 

@@ -292,7 +292,7 @@ class _Replay:
         limit = min(floor, checkpoints[-2]) if len(checkpoints) > 1 else -1
         anchor = max((version for version in checkpoints if version <= limit), default=-1)
         if self.state is not None:
-            self.log.findings += missing(self.name, "commit", range(max(anchor, 0), start), versions.tolist())
+            self.log.findings += missing(self.name, "commit", max(anchor, 0), start, versions.tolist())
         for version in checkpoints:
             if version < start - 1:
                 self.state, kept = None, self.state
