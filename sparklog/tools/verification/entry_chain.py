@@ -20,7 +20,14 @@ from crc32c import crc32c
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.log.journal.entry_log import Entry, EntryKind
-from sparklog.log.journal.names import checkpoint_key, checkpoint_version, commit_key, id_folder
+from sparklog.log.journal.names import (
+    LOG_FOLDER,
+    checkpoint_key,
+    checkpoint_prefix,
+    checkpoint_version,
+    commit_key,
+    id_folder,
+)
 from sparklog.storage.store import Store
 from sparklog.tools.verification.findings import CHAIN, CHECKPOINT, LOG, MISSING, Counts, Finding
 
@@ -87,6 +94,15 @@ def missing(prefix: str, what: str, first: int, end: int, existing: Iterable[int
         yield Finding(MISSING, commit_key(prefix, number), f"{what} {number} is not there, and later ones are")
 
 
+def obstacles(store: Store, prefix: str, what: str, kind: str) -> Iterator[Finding]:
+    """Name what is no object and has the name of one of a log: no listing shows it, and it stops who comes there."""
+    for folder in (f"{prefix}/{LOG_FOLDER}/", checkpoint_prefix(prefix)):
+        for name in store.obstacles(folder):
+            if checkpoint_version(name) is not None:
+                message = f"expected a file or nothing, found a folder, a link or a special file: no {what} can be"
+                yield Finding(kind, folder + name, f"{message} written under this name", "move it away")
+
+
 def _placed(finding: Finding, data: bytes) -> Finding:
     """Add the place of the damage, as well as it can be told."""
     end = _TRAILER.search(data)
@@ -137,6 +153,7 @@ def read_chain(store: Store, kind: EntryKind[E], folder: str, label: str) -> Ent
 
 def _read(store: Store, kind: EntryKind[E], folder: str, chain: EntryChain[E]) -> EntryChain[E]:
     prefix = chain.prefix
+    chain.findings += obstacles(store, prefix, "entry", chain.label)
     numbers = {info.key: checkpoint_version(info.key) for info in store.list(f"{prefix}/_log/")}
     entries = [n for key, n in numbers.items() if n is not None and key == commit_key(prefix, n)]
     copies = [n for key, n in numbers.items() if n is not None and key == checkpoint_key(prefix, n)]

@@ -27,7 +27,7 @@ from sparklog.log.state.invariants import check_commit, check_state
 from sparklog.log.state.slice_table import Slices, SliceTable, added
 from sparklog.log.state.topic_state import EMPTY, HEAD_JSON, Head
 from sparklog.storage.store import Store
-from sparklog.tools.verification.entry_chain import log_end, missing, read_object, unreached
+from sparklog.tools.verification.entry_chain import log_end, missing, obstacles, read_object, unreached
 from sparklog.tools.verification.findings import CHAIN, CHECKPOINT, LOG, MISSING, RESTORE, STATE, Counts, Finding
 from sparklog.tools.verification.slice_checks import Claim, DataFile
 
@@ -134,6 +134,7 @@ class _Replay:
         self.ids: set[str] = set()
 
     def run(self) -> TopicLog:
+        self.log.findings += obstacles(self.store, self.name, "commit", LOG)
         versions = self.history.commits.version
         if not len(versions):
             if self.history.checkpoints or self.history.tables:
