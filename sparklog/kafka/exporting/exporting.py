@@ -239,7 +239,7 @@ def _snapshot(root: Root, name: str, version: int | None, time_ms: int | None) -
     if version is None and time_ms is None:
         return root.topic(name).snapshot()
     check_topic_name(name)
-    history = History(root.store, name)
+    history = History(root.store, name, root.env)
     if not len(history.commits):
         root.topic(name)
     at = version if version is not None else history.version_at(time_ms or 0)
