@@ -29,7 +29,16 @@ from sparklog.log.journal.names import (
     id_folder,
 )
 from sparklog.storage.store import Store
-from sparklog.tools.verification.findings import CHAIN, CHECKPOINT, LOG, MISSING, Counts, Finding
+from sparklog.tools.verification.findings import (
+    CHAIN,
+    CHECKPOINT,
+    LOG,
+    MISSING,
+    RESTORE_BOTH,
+    TWO_WINNERS,
+    Counts,
+    Finding,
+)
 
 MOST_UNREACHED = 20
 MOST_MISSING = 20
@@ -180,8 +189,8 @@ def _read(store: Store, kind: EntryKind[E], folder: str, chain: EntryChain[E]) -
             chain.findings.append(Finding(chain.label, key, f"{kind.what} of '{entry.id}' do not belong here"))
         if known is not None and entry.prev_crc != known:
             broken = f"the chain is broken: entry {number} was made after one with CRC-32C {entry.prev_crc}"
-            remedy, key = "one of the two is another one's: restore both", commit_key(prefix, number - 1)
-            chain.findings.append(Finding(CHAIN, key, f"{broken}, this one has {known}", remedy))
+            key = commit_key(prefix, number - 1)
+            chain.findings.append(Finding(CHAIN, key, f"{broken}, this one has {known}", RESTORE_BOTH))
         if number <= end:
             chain.newest = entry
     _copies(store, kind, chain, copies, stored)
@@ -203,6 +212,6 @@ def _copies(
             chain.findings.append(replace(finding, kind=CHECKPOINT, file=key, remedy=remedy, offset=None))
         if entry is not None and number in stored and stored[number] != data:
             message = f"the copy is not what entry {number} says"
-            chain.findings.append(Finding(CHECKPOINT, key, message, DELETE_COPY))
+            chain.findings.append(Finding(CHECKPOINT, key, message, f"{DELETE_COPY}; {TWO_WINNERS}"))
         if entry is not None and (chain.newest is None or chain.newest.number < number):
             chain.newest = entry
