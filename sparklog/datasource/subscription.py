@@ -134,6 +134,6 @@ def _listed(topics: Sequence[str]) -> str:
 def _partitions(numbers: Sequence[int]) -> str:
     if not numbers:
         return "no partitions"
-    if list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
+    if numbers[-1] - numbers[0] == len(numbers) - 1:
         return f"partitions {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"partition {numbers[0]} only"
     return f"partitions {', '.join(map(str, numbers[:20]))}"

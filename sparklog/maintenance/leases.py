@@ -161,7 +161,7 @@ class Lease:
 def leased(root: Root, job: str, topics: Sequence[str], *, wanted: bool) -> Iterator[Lease]:
     """Take a lease for a run, keep it, and give it back; print whom topics are left to.
 
-    Without one where it is not `wanted`, or cannot be had: a fault of the leases stops no job.
+    Without one where it is not `wanted`, or cannot be had, which each run prints: a fault of the leases stops no job.
     """
     lease = Lease(root, job, topics)
     if not (wanted and root.store.writable):
@@ -173,7 +173,7 @@ def leased(root: Root, job: str, topics: Sequence[str], *, wanted: bool) -> Iter
         try:
             lease.take()
         except SparklogError as error:
-            log(f"{job}: goes on without a lease: {error} [{error.code}]")
+            log(f"{job}: RUNS WITHOUT A LEASE, so another run may do the same work twice: {error} [{error.code}]")
         else:
             keeper.start()
         for claim in lease.others:

@@ -180,7 +180,8 @@ def vacuum(topic: Topic, settings: Settings, *, runner: Runner | None = None, dr
 
     `settings.now_ms` decides how old a version is; holds, registry entries, commits, checkpoints and temporary files go
     by the store's clock. Raises before anything is deleted: `Corrupt` or `NotFound` if an older version cannot be
-    rebuilt, `Unavailable`, `Conflict`. Deletions that the store refuses are reported as failures.
+    rebuilt, `Unavailable` (also if a commit stays hidden for 90 s), `Conflict`. Deletions that the store refuses are
+    reported as failures.
     """
     for _ in range(TRIES - 1):
         # Another vacuum may have deleted listed files: list again. Nothing was deleted here so far.
@@ -192,7 +193,7 @@ def vacuum(topic: Topic, settings: Settings, *, runner: Runner | None = None, dr
 def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> VacuumReport:
     store = topic.store
     store_ms = store_clock_ms(store, topic.root.env, dry_run=dry_run)
-    history = History(store, topic.name)
+    history = History(store, topic.name, topic.root.env)
     head = topic.log.refresh().head
     delay_ms = delete_delay_ms(history, head, settings)
     floor = plan.floor_version(history.commits, head.version, settings.now_ms, delay_ms)
@@ -238,7 +239,7 @@ def unreferenced(topic: Topic) -> tuple[int, int]:
     kept = plan.own_paths(topic.name, snapshot.slices.paths())
     held = {hold.version for hold in snapshot.head.holds.values()}
     if held:
-        history = History(topic.store, topic.name)
+        history = History(topic.store, topic.name, topic.root.env)
         kept |= plan.own_paths(topic.name, set().union(*(history.at(version).slices.paths() for version in held)))
     sizes = [file.size for file in files if file.path not in kept]
     return len(sizes), sum(sizes)

@@ -238,7 +238,7 @@ def needed_by_clones(topic: Topic, head: Head, settings: Settings, now_ms: int) 
 
 
 def _still_named(root: RootContext, clone: str, topic_id: str, owner: str, settings: Settings, now_ms: int) -> bool:
-    history = History(root.store, clone)
+    history = History(root.store, clone, root.env)
     head = root.topic_handle(clone).log.refresh().head
     if head.version < 0 or (is_given_up(head, topic_id) and clone != owner):
         return False

@@ -154,6 +154,9 @@ class HdfsStore(Store):
             elif deep and status.isdir and is_part(name):
                 yield from self.temporary_files(f"{folder}{name}/")
 
+    def obstacles(self, folder: str) -> Iterator[str]:
+        return self.list_folders(folder)
+
     def delete_temporary(self, key: str) -> None:
         folder, slash, name = key.rpartition("/")
         if not name.startswith(TEMPORARY_PREFIX) or not is_part(name[len(TEMPORARY_PREFIX) :]):

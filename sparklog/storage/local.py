@@ -201,6 +201,10 @@ class LocalStore(Store):
             elif deep and is_part(entry.name) and is_folder:
                 yield from self.temporary_files(f"{folder}{entry.name}/")
 
+    def obstacles(self, folder: str) -> Iterator[str]:
+        check_prefix(folder, folder=True)
+        return (entry.name for entry, _ in self._entries(folder) if not entry.is_file(follow_symlinks=False))
+
     def delete_temporary(self, key: str) -> None:
         folder, slash, name = key.rpartition("/")
         if not name.startswith(TEMPORARY_PREFIX) or not is_part(name[len(TEMPORARY_PREFIX) :]):

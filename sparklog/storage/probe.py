@@ -30,7 +30,7 @@ LARGE_ROUNDS = 2
 Clock = Callable[[], int]
 
 
-def _wall_ms() -> int:
+def wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
@@ -97,7 +97,7 @@ class Outcome:
     error: SparklogError | None
 
 
-def probe(store: Store, wall_ms: Clock = _wall_ms) -> ProbeReport:
+def probe(store: Store, wall_ms: Clock = wall_clock_ms) -> ProbeReport:
     """Test all promises but that of deleting; `BadRequest` names the one that is broken."""
     with Trial(store, wall_ms) as trial:
         for promise in PROMISES:
@@ -105,7 +105,7 @@ def probe(store: Store, wall_ms: Clock = _wall_ms) -> ProbeReport:
         return trial.report()
 
 
-def examine(store: Store, wall_ms: Clock = _wall_ms) -> tuple[ProbeReport, list[Outcome]]:
+def examine(store: Store, wall_ms: Clock = wall_clock_ms) -> tuple[ProbeReport, list[Outcome]]:
     """Test all promises and say how each came out. Without `create` the others cannot be tested."""
     outcomes: list[Outcome] = []
     with Trial(store, wall_ms) as trial:

@@ -236,6 +236,10 @@ class Store(ABC):
         """
         return iter(())
 
+    def obstacles(self, folder: str) -> Iterator[str]:
+        """Yield the names directly below a folder where no object lies and none can be created: of a folder, a FIFO."""
+        return iter(())
+
     def delete_temporary(self, key: str) -> None:
         """Remove a file that `temporary_files` named; no error if there is none. Its writer then fails to close."""
         raise BadRequest(f"{key} is not the name of a temporary file")

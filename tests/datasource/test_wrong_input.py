@@ -5,6 +5,7 @@ How Spark shows such a line: `test_spark_errors.py`, with the first of each kind
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 import sparklog
 from sparklog.datasource.process import HIDE_TRACEBACK
+from sparklog.datasource.subscription import _partitions
 from tests.datasource.streams import feed
 
 pytest.importorskip("pyspark")
@@ -177,3 +179,14 @@ def test_where_nothing_can_be_written(root: str, fixtures: Path) -> None:
     assert "A log is append-only" in line(lambda: source(root, topic="orders").writer(VALUE, True))
     kafka = str(fixtures / "codecs" / "data")
     assert "is a Kafka log directory, which is read-only" in line(lambda: source(kafka, topic="t").writer(VALUE, False))
+
+
+def test_the_folder_of_a_far_partition_costs_no_memory() -> None:
+    """Of a log dir of Kafka's, names of folders say which partitions there are."""
+    tracemalloc.start()
+    try:
+        assert _partitions([0, 2_000_000]) == "partitions 0, 2000000"
+        assert _partitions([2, 3, 4]) == "partitions 2 to 4"
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import threading
@@ -382,9 +383,29 @@ def test_damaged_leases_stop_no_job(place: Path, capsys: pytest.CaptureFixture[s
     next(place.glob("_maintenance/compact/_log/*0.json")).write_text("{}")
     assert compacted(place) == 0
     assert sealed(place) == {"a", "b"}
-    assert "compact: goes on without a lease: " in capsys.readouterr().err
+    assert WITHOUT in capsys.readouterr().err
     (finding,) = verify_root(sparklog.open(place).store).findings
     assert finding.kind == "lease"
+
+
+WITHOUT = "compact: RUNS WITHOUT A LEASE, so another run may do the same work twice: "
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/null", path)])
+def test_what_lies_in_the_way_of_the_next_entry_is_named_by_each_run_and_by_verify(
+    place: Path, capsys: pytest.CaptureFixture[str], make: Callable[[Path], None]
+) -> None:
+    assert compacted(place, "--topic", "a") == 0
+    in_the_way = place / "_maintenance/compact/_log" / f"{2:020d}.json"
+    make(in_the_way)
+    for _ in range(2):
+        assert compacted(place) == 0
+        err = capsys.readouterr().err
+        assert WITHOUT in err
+        assert f"{in_the_way.name} in {place}: no regular file lies there; move it away" in err
+    assert sealed(place) == {"a", "b"}
+    (finding,) = verify_root(sparklog.open(place).store).findings
+    assert (finding.kind, finding.file, finding.remedy) == ("lease", f"{in_the_way.relative_to(place)}", "move it away")
 
 
 def test_old_entries_go_with_the_vacuum_and_the_state_stays() -> None:

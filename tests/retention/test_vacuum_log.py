@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from sparklog.errors import Conflict, Corrupt, Unavailable
+from sparklog.log.journal.names import commit_key
 from sparklog.log.state.history import History
 from sparklog.maintenance.work_items import Settings
+from sparklog.retention.retain import retain_root
 from sparklog.retention.vacuum import vacuum
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind
 from sparklog.testing.world import DAY_MS, HOUR_MS, MINUTE_MS
@@ -359,6 +361,45 @@ def test_who_finds_a_head_finds_its_table_at_every_moment() -> None:
             break
     assert not struck
     assert torn == []
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+@pytest.mark.parametrize("hidden_ms", [60_000, 10 * MINUTE_MS])
+def test_a_commit_that_a_cache_hides_is_waited_for(deleted: bool, hidden_ms: int) -> None:
+    """A mount that remembers "no such name" says so of what its own listing shows."""
+    world = VacuumWorld(configs={"file.delete.delay.ms": 3 * DAY_MS})
+    paths = world.append(3)
+    world.rewrite()
+    if deleted:
+        world.process().root.delete_topic("t")
+    cleaner = world.process()
+    cleaner.root.topic_handle("t").log.refresh()
+    world.advance(4 * DAY_MS)
+    until = world.now_ms + hidden_ms
+    cleaner.hidden = lambda key: key == commit_key("t", 2) and world.now_ms < until
+    if hidden_ms > 90_000:
+        before = world.files()
+        with pytest.raises(Unavailable, match=r"t/_log/.*2.json .* is listed and cannot be read: .*; try again"):
+            world.vacuum(cleaner)
+        assert world.files() == before
+        (report,) = retain_root(cleaner.root, world.settings(), topics=["t"])
+        assert [failure.code for failure in report.failures] == ["SPARKLOG_UNAVAILABLE"]
+        world.advance(hidden_ms)
+    world.vacuum(cleaner)
+    assert not set(paths) & set(world.files())
+
+
+def test_a_hidden_delete_shortens_no_delay() -> None:
+    world = VacuumWorld(configs={"file.delete.delay.ms": 30 * DAY_MS})
+    paths = world.append(2)
+    world.process().root.delete_topic("t")
+    cleaner = world.process()
+    version = cleaner.root.topic_handle("t").log.refresh().head.version
+    world.advance(4 * DAY_MS)
+    until = world.now_ms + MINUTE_MS
+    cleaner.hidden = lambda key: key == commit_key("t", version) and world.now_ms < until
+    world.vacuum(cleaner)
+    assert set(paths) <= set(world.files())
 
 
 def test_a_log_that_is_not_what_this_process_saw_is_not_touched() -> None:

@@ -167,6 +167,7 @@ def test_create_where_a_folder_or_a_file_is_in_the_way(hdfs: FakeHdfs, store: St
         with pytest.raises(BadRequest, match="a part of the path is a file"):
             write()
     assert [info.key for info in store.list("")] == ["a/b"]
+    assert list(store.obstacles("")) == ["a"]
     assert not list(store.temporary_files(""))
 
 

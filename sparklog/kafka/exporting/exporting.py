@@ -254,7 +254,7 @@ def _snapshots(root: Root, topics: Sequence[str], version: int | None, time_ms: 
 
 def _older(root: Root, name: str, version: int | None, time_ms: int | None) -> Snapshot:
     check_topic_name(name)
-    history = History(root.store, name)
+    history = History(root.store, name, root.env)
     if not len(history.commits):
         root.topic(name)
     at = version if version is not None else history.version_at(time_ms or 0)

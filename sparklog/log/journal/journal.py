@@ -26,7 +26,7 @@ from typing import Generic, Protocol, TypeVar
 
 import crc32c
 
-from sparklog.errors import Corrupt, NotFound, SparklogError, Unavailable
+from sparklog.errors import Corrupt, Fenced, NotFound, SparklogError, Unavailable
 from sparklog.log.journal.documents import peek_commit_id
 from sparklog.log.journal.env import ClockGuard, Env, Moment, pause
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, checkpoint_version
@@ -113,6 +113,7 @@ class Journal(ABC, Generic[S, E, D]):
         self._guard = root.guard
         self._numbered = NumberedObjects(root.store, prefix, root.env, root.root_id)
         self._known: Known[S] | None = None
+        self._writes = False
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.prefix!r}, {self.store.location!r})"
@@ -225,10 +226,18 @@ class Journal(ABC, Generic[S, E, D]):
         if not data:
             return self._publish(replace(known, seen=seen)), []
         entries = self._decode_all(data, first)
+        self._check_promise(known, entries)
         newer = self._extended(known, entries, seen)
         if self._numbered.is_far and known.state.number >= 0 and known.state.crc is not None:
             newer = replace(newer, earlier=(known.state.number, known.state.crc))
         return self._publish(newer), entries
+
+    def _check_promise(self, known: Known[S], entries: Sequence[E]) -> None:
+        """`Fenced` if what was read next contradicts what this process has created, or shows that the store lies."""
+        first = known.state.number + 1
+        self._numbered.check_created(first, [entry.crc for entry in entries])
+        if self._writes and entries and entries[0].prev_crc != known.state.crc:
+            self._numbered.check_followed(known.state.number)
 
     def _extended(self, known: Known[S], entries: Sequence[E], seen: Moment) -> Known[S]:
         try:
@@ -261,6 +270,7 @@ class Journal(ABC, Generic[S, E, D]):
                     break
             start = base.state.number + 1
             entries = self._decode_all(self._numbered.read_forward(start, ahead=True), start)
+            self._numbered.check_created(start - 1, [base.state.crc, *(entry.crc for entry in entries)])
             known = self._extended(base, entries, seen)
             newest = known.state.number
             missing = bool(numbers) and newest < numbers[-1]
@@ -315,6 +325,7 @@ class Journal(ABC, Generic[S, E, D]):
         Raises what `step` raises on the newest state, and `Unavailable` if the outcome stays unknown.
         """
         self._guard.check()
+        self._writes = True
         commit_id = self.env.new_id()
         known, is_newest, tries = self._current(), False, 0
         is_far = self._numbered.is_far
@@ -427,6 +438,9 @@ class Journal(ABC, Generic[S, E, D]):
     def _checkpointed_if_due(self, known: Known[S]) -> Known[S]:
         try:
             return self._write_checkpoint(known) if self._is_checkpoint_due(known) else known
+        except Fenced:
+            # The entry that was acknowledged is gone.
+            raise
         except (SparklogError, OSError) as error:
             _LOG.warning("no checkpoint of %s at %s %s: %s", self.title, self.noun, known.state.number, error)
             return known

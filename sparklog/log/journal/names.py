@@ -284,7 +284,7 @@ def create_root_id(store: Store, env: Env) -> str:
     if store.stat(RESTORE_KEY) is not None:
         raise BadRequest(f"a restore into {store.location} is unfinished: run it again, or choose another folder")
     refuse_foreign(store)
-    ensure_probed(store)
+    ensure_probed(store, env.wall_ms)
     created = RootId(env.new_id(), env.wall_ms())
     existing = create_or_read(store, ROOT_KEY, ROOT_JSON.encode(created), env)
     return created.root_id if existing is None else ROOT_JSON.decode(existing, ROOT_KEY).root_id

@@ -7,11 +7,14 @@ A process may outlive its root: the folder is moved away and restored, or made a
 acknowledged on two conditions. The root has the id with which it was opened; that is looked at before. And the object
 before it is still the one that it was made after; that is looked at afterwards, and if it is not, the new object is
 taken back, for it is part of no journal.
+
+A store that lets two create one number looks alike (`lost_commits`). So the newest object created here is remembered,
+and compared with whatever is read next: of this number, or made after it. That costs no request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
@@ -34,6 +37,10 @@ STALE_MS = 3_600_000
 SURE_TRIES = 3
 """So often in a row an object must be read as damaged, or as another one, before that is believed."""
 REOPEN = "stop this process, and open the root again"
+REPLACED = (
+    "the root was moved away and restored, or removed and made again; if not, the store does not keep its promise, and "
+    "sparklog doctor may show it"
+)
 
 
 class Answer(Enum):
@@ -90,6 +97,8 @@ class NumberedObjects:
     root_id: str | None = None
     _unsettled: set[str] = field(default_factory=set, compare=False, repr=False)
     """Objects of others that were read here, and whose names a power loss might still take."""
+    _created: dict[int, tuple[int, str]] = field(default_factory=dict, compare=False, repr=False)
+    """The newest number that was created here: its CRC-32C and commit id."""
 
     def key(self, number: int) -> str:
         return commit_key(self.prefix, number)
@@ -209,7 +218,10 @@ class NumberedObjects:
                 answer = Answer.OURS if stored_id == commit_id else Answer.LOST
                 if answer is Answer.LOST and sight.before is not None and crc32c.crc32c(sight.before) == basis.crc:
                     return answer, sight
-                return self._confirm(answer, number, commit_id, basis), sight
+                answer = self._confirm(answer, number, commit_id, basis)
+                if answer is Answer.OURS:
+                    self._remember(number, crc32c.crc32c(stored), commit_id)
+                return answer, sight
             if is_over:
                 raise self._unknown(number, failure)
             backoff.sleep()
@@ -269,7 +281,7 @@ class NumberedObjects:
             except Unavailable:
                 if not backoff.wait():
                     raise
-        raise Fenced(f"{self.key(number)} in {self.store.location} is not what this process has seen; {REOPEN}")
+        raise self._replaced(number)
 
     def _root_id(self) -> str | None:
         """Return the id of the root that lies here now; None if there is none, which a listing must confirm."""
@@ -346,21 +358,58 @@ class NumberedObjects:
     def _refuse(self, number: int, at: int, commit_id: str) -> NoReturn:
         """Raise `Fenced`: `number` follows no object that is here. If it is ours, delete it: no process has used it."""
         key = self.key(number)
-        message = (
-            f"{self.key(at)} in {self.store.location} is not what this process has seen: the root was moved "
-            "away and restored, or removed and made again"
-        )
         backoff = Backoff(self.env)
         while True:
             try:
                 data = self.read(number)
                 if data is not None and peek_commit_id(data) != commit_id:
-                    raise Fenced(f"{message}; {REOPEN}")
+                    raise self._replaced(at)
                 self.store.delete(key)
-                raise Fenced(f"{message}; {key} was taken back; {REOPEN}")
+                raise self._replaced(at, f"; {key} was taken back")
             except Unavailable as error:
                 if backoff.is_over():
                     raise Unavailable(
-                        f"{message}; {key}, which follows no object here, cannot be taken back: {error}; delete it"
+                        f"{self._replaced(at)}; {key}, which follows no object here, cannot be taken back: {error}; "
+                        "delete it"
                     ) from error
             backoff.sleep()
+
+    def _remember(self, number: int, crc: int, commit_id: str) -> None:
+        """Remember the newest number created here. `Fenced` if another thread was told that it had created it, too."""
+        if self._created.get(number, (crc, commit_id)) != (crc, commit_id):
+            raise self._replaced(number)
+        self._created[number] = crc, commit_id
+        for older in [each for each in tuple(self._created) if each < number]:
+            self._created.pop(older, None)
+
+    def check_created(self, first: int, crcs: Sequence[int | None]) -> None:
+        """`Fenced` if a number that was created here is among objects just read, from `first` on, with another CRC."""
+        for number, (crc, _) in tuple(self._created.items()):
+            if 0 <= number - first < len(crcs) and crcs[number - first] != crc:
+                raise self._replaced(number)
+
+    def check_followed(self, at: int) -> None:
+        """Look into a chain that breaks behind `at`: `Fenced` if ours is gone from there, or the store is to blame."""
+        data = None
+        with suppress(Unavailable):
+            data = self.read(at)
+        created = self._created.get(at)
+        if created is not None and data is not None and crc32c.crc32c(data) != created[0]:
+            raise self._replaced(at)
+        what = f"the object behind {self.key(at)} in {self.store.location} was made after another one"
+        if (error := self._contradiction(what)) is not None:
+            raise error
+
+    def _replaced(self, at: int, done: str = "") -> Fenced:
+        """Return the error for a number that is not what this process knows."""
+        what, lost = f"{self.key(at)} in {self.store.location} is not what this process has seen", None
+        if at in self._created:
+            crc, commit_id = self._created[at]
+            what, lost = f"{what}, which created commit {commit_id} there", (self.key(at), commit_id, crc)
+        return self._contradiction(what, lost) or Fenced(f"{what}: {REPLACED}{done}; {REOPEN}")
+
+    def _contradiction(self, what: str, lost: tuple[str, str, int] | None = None) -> Fenced | None:
+        # Who only reads needs none of it.
+        from sparklog.log.journal.lost_commits import contradiction
+
+        return contradiction(self.store, self.env, what, lost)

@@ -7,7 +7,8 @@ the verdict of a root that was copied to another bucket or endpoint is not even 
 A local path is probed by each process that commits. That costs milliseconds, and the same path may be another mount, or
 another client of a network file system, on each machine.
 
-A verdict does not expire. Who replaces the server behind an endpoint runs `sparklog doctor`, which probes anew.
+A server may be replaced or upgraded behind its endpoint. So a verdict counts for a day, and no longer once something
+contradicts it: `doubt` takes it back and probes anew.
 """
 
 from __future__ import annotations
@@ -21,8 +22,18 @@ from dataclasses import dataclass
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.log.journal.documents import TEXT, Member, StoredDocument, whole
 from sparklog.storage.fork_safety import ForkLock
-from sparklog.storage.probe import PROBE_FOLDER, THREADS, ProbeReport, probe
+from sparklog.storage.probe import PROBE_FOLDER, THREADS, Clock, ProbeReport, probe, wall_clock_ms
 from sparklog.storage.store import Store
+
+VERDICT_MS = 86_400_000
+"""A verdict counts for so long: as long as the vacuum keeps files that no commit names (`file.delete.delay.ms`).
+
+So when the next probe shows that commits may have been lost, the files of their records are still there.
+"""
+DOUBT_MS = 60_000
+"""After a probe that doubt has caused and that passed, the next doubt causes none for so long: who fails in a loop, in
+a root that was restored under it, makes no load.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,27 +60,31 @@ VERDICT_JSON = StoredDocument(
 )
 
 _VERDICT = re.compile(rf"{PROBE_FOLDER}/verdict-[0-9a-f]{{16}}\.json")
-_probed: set[tuple[str, str]] = set()
-"""Places that this process trusts."""
+_probed: dict[tuple[str, str], int] = {}
+"""Places that this process trusts, and when they were probed."""
+_doubted: dict[tuple[str, str], int] = {}
+"""Places that this process has doubted, and when they passed the probe that followed."""
 _lock = ForkLock()
 
 
-def ensure_probed(store: Store) -> None:
+def ensure_probed(store: Store, wall_ms: Clock = wall_clock_ms) -> None:
     """Probe a store unless this process knows of a verdict. `BadRequest` names the promise that is broken."""
-    place = (store.location, store.server)
-    if not store.needs_probe or place in _probed:
+    if not store.needs_probe or _is_fresh(_probed, store, wall_ms()):
         return
     with _lock:
-        if place not in _probed:
-            if not _keeps_verdicts(store) or not _is_trusted(store):
-                _keep(store, probe(store))
-            _probed.add(place)
+        if _is_fresh(_probed, store, wall_ms()):
+            return
+        probed_ms = _kept(store, wall_ms()) if _keeps_verdicts(store) else None
+        if probed_ms is None:
+            _keep(store, probe(store, wall_ms))
+            probed_ms = wall_ms()
+        _probed[_place(store)] = probed_ms
 
 
-def probe_anew(store: Store) -> ProbeReport:
+def probe_anew(store: Store, wall_ms: Clock = wall_clock_ms) -> ProbeReport:
     """Probe a store whatever the verdict; renew that, or take it back where a promise is broken."""
     try:
-        report = probe(store)
+        report = probe(store, wall_ms)
     except BadRequest:
         forget(store)
         raise
@@ -78,9 +93,28 @@ def probe_anew(store: Store) -> ProbeReport:
     return report
 
 
+def doubt(store: Store, wall_ms: Clock) -> BadRequest | None:
+    """Take back the verdict on a store that contradicts it, and probe anew; return which promise is broken.
+
+    None if none is, as far as a probe can show, or if it cannot be tried.
+    """
+    if not (store.needs_probe and store.writable) or _is_fresh(_doubted, store, wall_ms(), DOUBT_MS):
+        return None
+    with _lock:
+        try:
+            probe_anew(store, wall_ms)
+        except BadRequest as error:
+            return error
+        except SparklogError:
+            forget(store)
+        else:
+            _doubted[_place(store)] = wall_ms()
+    return None
+
+
 def forget(store: Store) -> None:
     """Take the verdict on a store back."""
-    _probed.discard((store.location, store.server))
+    _probed.pop(_place(store), None)
     if _keeps_verdicts(store):
         with suppress(SparklogError):
             store.delete(_key(store))
@@ -88,6 +122,16 @@ def forget(store: Store) -> None:
 
 def is_verdict(key: str) -> bool:
     return _VERDICT.fullmatch(key) is not None
+
+
+def _place(store: Store) -> tuple[str, str]:
+    return store.location, store.server
+
+
+def _is_fresh(times: dict[tuple[str, str], int], store: Store, now_ms: int, limit_ms: int = VERDICT_MS) -> bool:
+    """True if a place has a time that is not long ago, nor far ahead: clocks may be set."""
+    at = times.get(_place(store))
+    return at is not None and abs(now_ms - at) < limit_ms
 
 
 def _keeps_verdicts(store: Store) -> bool:
@@ -99,15 +143,16 @@ def _key(store: Store) -> str:
     return f"{PROBE_FOLDER}/verdict-{hashlib.sha256(place.encode()).hexdigest()[:16]}.json"
 
 
-def _is_trusted(store: Store) -> bool:
-    """True if a probe of this place, no weaker than one of today, has passed."""
+def _kept(store: Store, now_ms: int) -> int | None:
+    """Return when this place passed a probe no weaker than one of today; None if it did not, or too long ago."""
     key = _key(store)
     try:
         verdict = VERDICT_JSON.decode(store.get(key), key)
     except SparklogError:  # none, or one that cannot be read
-        return False
-    same = (verdict.location, verdict.server) == (store.location, store.server)
-    return same and verdict.rounds >= store.probe_rounds and verdict.threads >= THREADS
+        return None
+    same = (verdict.location, verdict.server) == _place(store)
+    counts = same and verdict.rounds >= store.probe_rounds and verdict.threads >= THREADS
+    return verdict.probed_ms if counts and abs(now_ms - verdict.probed_ms) < VERDICT_MS else None
 
 
 def _keep(store: Store, report: ProbeReport) -> None:

@@ -10,8 +10,9 @@ few `SPAN_BYTES`, whatever it reads. Where each request costs a round trip, seve
 Sealed segments have no footer. They are entered by the `.index` and `.timeindex` beside them, as Kafka does, but these
 have no checksum, and a stale one would hide records (docs/reference/kafka-format.md). So an entry is proven by the log
 before it is believed: at its position lies a batch whose CRC is right and whose last offset is the entry's, and the
-batch that a time entry names has the entry's time. Otherwise, and where an index is missing or out of order, the
-segment is read from its start. The end of a read is only a guess at how much to ask for: a wrong one costs a request.
+batch that a time entry names has the entry's time. Otherwise, and where an index is missing, unreadable or out of
+order, the segment is read from its start. The end of a read is only a guess at how much to ask for: a wrong one costs a
+request.
 
 A file that is gone was replaced (merged, sealed, compacted) after the plan was made: the topic is opened anew and the
 same offsets are read from where they lie now. Only a log start beyond them is data loss.
@@ -32,6 +33,7 @@ from sparklog.format.append_file import INDEX_MIN_BYTES, Footer, SliceIndex, dec
 from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.record_batch import HEADER_BYTES, LOG_OVERHEAD, BatchHeaders
 from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
+from sparklog.log.read.helper_files import Unreadable, read_helper_file
 from sparklog.log.read.read_ahead import ReadAhead, Request
 from sparklog.log.read.read_plan import PlannedSlice, PlannedSlices
 from sparklog.log.state.view import OffsetRange
@@ -72,9 +74,9 @@ def _read_index(
         return None
     try:
         # Entries are smaller than batches: an index that is larger than its log is none.
-        data = store.get(planned.file.removesuffix(".log") + suffix, 0, planned.size)
-        return parse(data, planned.base)
-    except (NotFound, Corrupt):
+        data = read_helper_file(store, planned.file.removesuffix(".log") + suffix, planned.size)
+        return None if data is None else parse(data, planned.base)
+    except (Unreadable, Corrupt):
         return None
 
 

@@ -1,7 +1,7 @@
 """Leave out of a plan the slices that cannot hold a key, by the filters of keys beside their files.
 
-Filters are a help, never the truth: without one, or with one that is damaged or of other bytes, a slice is read. They
-are kept in the process, those used last: files never change.
+Filters are a help, never the truth: a slice is read without one, or where it cannot be read, is damaged or of other
+bytes. They are kept in the process, those used last: files never change.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from sparklog.errors import BadRequest, Corrupt, NotFound
+from sparklog.errors import BadRequest, Corrupt
 from sparklog.format.key_filter import Hashes, KeyFilter, decode_filters, hashes_of
 from sparklog.log.journal.names import file_key, filter_path
+from sparklog.log.read.helper_files import Unreadable, read_helper_file
 from sparklog.log.read.read_plan import PlannedSlices
 from sparklog.log.read.scan import NativeReadPart
 from sparklog.log.state.slices import SliceFlag
@@ -36,9 +37,13 @@ def filters_beside(store: Store, file: str) -> Filters:
     """Return the filters beside a data file, in one request or none."""
     filters = cache.get((store.location, file))
     if filters is None:
+        key = filter_path(file)
         try:
-            filters = decode_filters(store.get(filter_path(file)), file=filter_path(file))
-        except (NotFound, Corrupt, BadRequest):
+            data = read_helper_file(store, key)
+            filters = () if data is None else decode_filters(data, file=key)
+        except Unreadable:
+            return ()
+        except (Corrupt, BadRequest):
             filters = ()
         cache.put((store.location, file), filters)
     return filters

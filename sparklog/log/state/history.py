@@ -19,8 +19,8 @@ import crc32c
 import numpy as np
 import numpy.typing as npt
 
-from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
-from sparklog.log.journal.env import newest_at
+from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, Unavailable
+from sparklog.log.journal.env import Backoff, Env, newest_at
 from sparklog.log.journal.names import (
     checkpoint_key,
     checkpoint_prefix,
@@ -60,11 +60,15 @@ class CommitFiles:
 
 
 class History:
-    """The commits and checkpoints of a topic, from one listing each. `tables`: whether or not a head names them."""
+    """The commits and checkpoints of a topic, from one listing each. `tables`: whether or not a head names them.
 
-    def __init__(self, store: Store, topic: str) -> None:
+    With an `env` reads wait up to 90 s for a commit that a listing shows and a cache of names denies.
+    """
+
+    def __init__(self, store: Store, topic: str, env: Env | None = None) -> None:
         self.store = store
         self.topic = topic
+        self.env = env
         # 20 digits hold every version with a zero in front, and so no checkpoint is listed with the commits.
         self.commits = _commits(store.list(f"{topic}/_log/0"))
         below = list(store.list(checkpoint_prefix(topic)))
@@ -160,7 +164,7 @@ class History:
 
     def commit(self, version: int) -> Commit:
         """One commit as it lies there, whatever its place in the chain. `NotFound` if it is gone."""
-        return self._decode(version, self.store.get(commit_key(self.topic, version)))
+        return self._decode(version, self._data(version))
 
     def _decode(self, version: int, data: bytes) -> Commit:
         key = commit_key(self.topic, version)
@@ -171,13 +175,26 @@ class History:
             return decode_commit(self.store.get(key), key, version)
 
     def _read(self, first: int, last: int) -> Iterator[tuple[int, bytes]]:
-        keys = [commit_key(self.topic, version) for version in range(first, last + 1)]
+        versions = range(first, last + 1)
         if self.store.parallel_reads <= 1:
-            yield from enumerate(map(self.store.get, keys), first)
+            yield from enumerate(map(self._data, versions), first)
             return
         with ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="sparklog-read") as pool:
-            for start in range(0, len(keys), _BLOCK):
-                yield from enumerate(pool.map(self.store.get, keys[start : start + _BLOCK]), first + start)
+            for start in range(0, len(versions), _BLOCK):
+                yield from enumerate(pool.map(self._data, versions[start : start + _BLOCK]), first + start)
+
+    def _data(self, version: int) -> bytes:
+        key = commit_key(self.topic, version)
+        backoff = None if self.env is None else Backoff(self.env)
+        while True:
+            try:
+                return self.store.get(key)
+            except NotFound:
+                if backoff is None or all(info.key != key for info in self.store.list(key)):
+                    raise
+            if not backoff.wait():
+                problem = f"{key} in {self.store.location} is listed and cannot be read: a cache of names may hide it"
+                raise Unavailable(f"{problem}; try again")
 
 
 def _commits(listing: Iterator[ObjectInfo]) -> CommitFiles:

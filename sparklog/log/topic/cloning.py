@@ -146,7 +146,7 @@ def _chosen(root: Root, topic: Topic, version: int | None, time_ms: int | None) 
         root.topic(topic.name)
     if version is None and time_ms is None:
         return topic.snapshot()
-    history = History(root.store, topic.name)
+    history = History(root.store, topic.name, root.env)
     chosen = history.version_at(time_ms or 0) if version is None else version
     if chosen > head.version:
         raise NotFound(f"topic '{topic.name}' has versions up to {head.version}, found {chosen}")
@@ -206,7 +206,7 @@ def _decided(topic: Topic, snapshot: Snapshot) -> Snapshot:
         return snapshot
     newest = topic.log.refresh().head
     resolved: list[Resolved] = []
-    for _, commit in History(topic.store, topic.name).walk(snapshot.head, newest.version):
+    for _, commit in History(topic.store, topic.name, topic.root.env).walk(snapshot.head, newest.version):
         # One that went on after the snapshot would be in the clone in part.
         ended = [item for item in commit.resolved if max(item.committed, default=0) <= snapshot.version]
         resolved += [item for item in ended if (item.id, item.n) in waiting]

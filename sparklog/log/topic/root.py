@@ -49,7 +49,6 @@ class Root:
         self.decisions = DecisionLogs(self._access)
         self._topics: dict[str, Topic] = {}
         self._entries: dict[str, EntryLog[Any]] = {}
-        self._probed = False
 
     def __repr__(self) -> str:
         return f"Root({self.location!r})"
@@ -58,12 +57,10 @@ class Root:
         return Root, (self.store, self.id, self.env)
 
     def ensure_probed(self) -> None:
-        """Check once in each process that commits that the store keeps its promises."""
-        if not self._probed:
-            from sparklog.log.journal.verdict import ensure_probed
+        """Check, once a day in each process that commits, that the store keeps its promises."""
+        from sparklog.log.journal.verdict import ensure_probed
 
-            ensure_probed(self.store)
-            self._probed = True
+        ensure_probed(self.store, self.env.wall_ms)
 
     def by_store_clock(self, wall_ms: int) -> int:
         """Return a time of this machine's clock by the store's. `Unavailable` if this clock is far ahead."""

@@ -166,7 +166,7 @@ class Repository:
             # Another first backup may have been quicker.
             if first is not None and not is_repository(store):
                 raise BadRequest(f"{store.location} is not empty, found {first}; give backups a folder of their own")
-            ensure_probed(store)
+            ensure_probed(store, env.wall_ms)
             create_or_read(store, PLACE_KEY, REPOSITORY_JSON.encode(RootId(root_id, env.wall_ms())), env)
         repository = cls.open(store)
         if repository.root_id != root_id:
@@ -174,7 +174,7 @@ class Repository:
                 f"{store.location} holds backups of root {repository.root_id}, found root {root_id}: a restored root "
                 "is another one; give its backups a folder of their own"
             )
-        ensure_probed(store)
+        ensure_probed(store, env.wall_ms)
         return repository
 
     def manifests(self) -> list[Manifest]:

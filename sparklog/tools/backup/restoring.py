@@ -282,7 +282,7 @@ def _write_plan(
     refuse_inside(target)
     backup, cut = _chosen(source, wanted, env)
     names = _names(cut, wanted, rename)
-    ensure_probed(target)
+    ensure_probed(target, env.wall_ms)
     plan = _planned(backup, cut, names, request, env.new_id, env.wall_ms)
     data = RESTORE_JSON.encode(plan)
     if create_or_read(target, RESTORE_KEY, data, env) not in (None, data):

@@ -13,15 +13,32 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice, pairwise
 from typing import Generic, TypeVar
 
 from crc32c import crc32c
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.log.journal.entry_log import Entry, EntryKind
-from sparklog.log.journal.names import checkpoint_key, checkpoint_version, commit_key, id_folder
+from sparklog.log.journal.names import (
+    LOG_FOLDER,
+    checkpoint_key,
+    checkpoint_prefix,
+    checkpoint_version,
+    commit_key,
+    id_folder,
+)
 from sparklog.storage.store import Store
-from sparklog.tools.verification.findings import CHAIN, CHECKPOINT, LOG, MISSING, Counts, Finding
+from sparklog.tools.verification.findings import (
+    CHAIN,
+    CHECKPOINT,
+    LOG,
+    MISSING,
+    RESTORE_BOTH,
+    TWO_WINNERS,
+    Counts,
+    Finding,
+)
 
 MOST_UNREACHED = 20
 MOST_MISSING = 20
@@ -77,10 +94,22 @@ def read_object(
         return None, data, [_placed(Finding.of(kind, error, key), data)]
 
 
-def missing(prefix: str, what: str, needed: Iterable[int], existing: Iterable[int]) -> Iterator[Finding]:
-    """Name objects that no collection deletes, and that are missing."""
-    for number in sorted(set(needed) - set(existing))[:MOST_MISSING]:
+def missing(prefix: str, what: str, first: int, end: int, existing: Iterable[int]) -> Iterator[Finding]:
+    """Name objects from `first` up to `end` (not itself) that no collection deletes, and that are missing."""
+    inside = sorted(number for number in {*existing} if first <= number < end)
+    # Numbers are names: one that is far away makes a gap too long to be listed.
+    gaps = (number for low, high in pairwise([first - 1, *inside, end]) for number in range(low + 1, high))
+    for number in islice(gaps, MOST_MISSING):
         yield Finding(MISSING, commit_key(prefix, number), f"{what} {number} is not there, and later ones are")
+
+
+def obstacles(store: Store, prefix: str, what: str, kind: str) -> Iterator[Finding]:
+    """Name what is no object and has the name of one of a log: no listing shows it, and it stops who comes there."""
+    for folder in (f"{prefix}/{LOG_FOLDER}/", checkpoint_prefix(prefix)):
+        for name in store.obstacles(folder):
+            if checkpoint_version(name) is not None:
+                message = f"expected a file or nothing, found a folder, a link or a special file: no {what} can be"
+                yield Finding(kind, folder + name, f"{message} written under this name", "move it away")
 
 
 def _placed(finding: Finding, data: bytes) -> Finding:
@@ -133,6 +162,7 @@ def read_chain(store: Store, kind: EntryKind[E], folder: str, label: str) -> Ent
 
 def _read(store: Store, kind: EntryKind[E], folder: str, chain: EntryChain[E]) -> EntryChain[E]:
     prefix = chain.prefix
+    chain.findings += obstacles(store, prefix, "entry", chain.label)
     numbers = {info.key: checkpoint_version(info.key) for info in store.list(f"{prefix}/_log/")}
     entries = [n for key, n in numbers.items() if n is not None and key == commit_key(prefix, n)]
     copies = [n for key, n in numbers.items() if n is not None and key == checkpoint_key(prefix, n)]
@@ -159,13 +189,13 @@ def _read(store: Store, kind: EntryKind[E], folder: str, chain: EntryChain[E]) -
             chain.findings.append(Finding(chain.label, key, f"{kind.what} of '{entry.id}' do not belong here"))
         if known is not None and entry.prev_crc != known:
             broken = f"the chain is broken: entry {number} was made after one with CRC-32C {entry.prev_crc}"
-            remedy, key = "one of the two is another one's: restore both", commit_key(prefix, number - 1)
-            chain.findings.append(Finding(CHAIN, key, f"{broken}, this one has {known}", remedy))
+            key = commit_key(prefix, number - 1)
+            chain.findings.append(Finding(CHAIN, key, f"{broken}, this one has {known}", RESTORE_BOTH))
         if number <= end:
             chain.newest = entry
     _copies(store, kind, chain, copies, stored)
-    needed = range(copies[-2] if len(copies) > 1 else 0, max([*entries, *copies]) + 1)
-    chain.findings += missing(prefix, "entry", needed, entries)
+    first = copies[-2] if len(copies) > 1 else 0
+    chain.findings += missing(prefix, "entry", first, max([*entries, *copies]) + 1, entries)
     return chain
 
 
@@ -182,6 +212,6 @@ def _copies(
             chain.findings.append(replace(finding, kind=CHECKPOINT, file=key, remedy=remedy, offset=None))
         if entry is not None and number in stored and stored[number] != data:
             message = f"the copy is not what entry {number} says"
-            chain.findings.append(Finding(CHECKPOINT, key, message, DELETE_COPY))
+            chain.findings.append(Finding(CHECKPOINT, key, message, f"{DELETE_COPY}; {TWO_WINNERS}"))
         if entry is not None and (chain.newest is None or chain.newest.number < number):
             chain.newest = entry

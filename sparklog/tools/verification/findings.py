@@ -12,9 +12,11 @@ from sparklog.maintenance.output import count, json_value, size_text
 
 ROOT, LOG, CHAIN, CHECKPOINT, STATE = "root", "commit", "chain", "checkpoint", "state"
 MISSING, SIZE, CHECKSUM, FOOTER, INDEX, CONTENT = "missing", "size", "checksum", "footer", "index", "content"
-DECISION, GROUP, LEASE, TRANSACTION = "decision", "group", "lease", "transaction"
+DECISION, GROUP, LEASE, TRANSACTION, PROMISE = "decision", "group", "lease", "transaction", "promise"
 """Kinds of findings."""
 RESTORE = "restore the file from a backup"
+TWO_WINNERS = "if nobody changed it, the store told two that they had created it: sparklog doctor tries that"
+RESTORE_BOTH = f"one of the two is another one's: restore both; {TWO_WINNERS}"
 _ADVICE = re.compile(r"[;:] (?:restore|delete)\b.*\Z")
 """Advice at the end of an error's message: here the remedy takes its place."""
 

@@ -20,6 +20,7 @@ from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.log.decisions.decision import DECISIONS, Decisions
 from sparklog.log.journal.entry_log import EntryKind
 from sparklog.log.journal.env import SYSTEM, Env, reading_clock_ms
+from sparklog.log.journal.lost_commits import is_note, lost_commits
 from sparklog.log.journal.names import (
     GROUPS_FOLDER,
     LOG_FOLDER,
@@ -52,9 +53,11 @@ from sparklog.tools.verification.findings import (
     GROUP,
     LEASE,
     MISSING,
+    PROMISE,
     ROOT,
     SIZE,
     TRANSACTION,
+    TWO_WINNERS,
     Counts,
     Finding,
     Orphan,
@@ -63,6 +66,7 @@ from sparklog.tools.verification.findings import (
 from sparklog.tools.verification.slice_checks import DataFile
 from sparklog.tools.verification.topic_log import TopicLog, read_topic
 
+REWRITE = "let sparklog doctor try the store, write the commit's records again, then delete"
 TOGETHER = "topics that share transactions are restored together: restore the one that is behind"
 
 
@@ -126,7 +130,7 @@ def _named(state: Decisions, topics: Mapping[str, TopicLog]) -> Iterator[Finding
             prepared, key = topic.prepares.get(each.version), commit_key(each.topic, each.version)
             damaged = prepared is None and any(finding.file == key for finding in topic.findings)
             if each.version >= topic.first and not damaged and prepared != (each.commit_id, state.id, item.n):
-                yield Finding(TRANSACTION, key, f"{what}; that commit is another one", TOGETHER)
+                yield Finding(TRANSACTION, key, f"{what}; that commit is another one", f"{TOGETHER}; {TWO_WINNERS}")
 
 
 def _recorded(topic: TopicLog, state_of: StateOf) -> Iterator[Finding]:
@@ -167,6 +171,14 @@ def check_siblings(store: Store, topics: Mapping[str, TopicLog]) -> Iterator[Fin
                 yield Finding(TRANSACTION, commit_key(name, version), message, TOGETHER)
 
 
+def lost(store: Store, topics: Collection[str]) -> Iterator[Finding]:
+    """Name the commits that their writers have missed, in these topics, or in all logs."""
+    for note, each in lost_commits(store):
+        if not topics or each.key.partition("/")[0] in topics:
+            message = f"commit {each.commit_id} was acknowledged to its writer under this name, and is not there"
+            yield Finding(PROMISE, each.key, f"{message}: the store did not keep its promise", f"{REWRITE} {note}")
+
+
 def sorted_out(
     store: Store, listing: Sequence[ObjectInfo], named: Collection[str], topics: Mapping[str, TopicLog], now_ms: int
 ) -> tuple[tuple[Orphan, ...], tuple[Orphan, ...]]:
@@ -178,11 +190,16 @@ def sorted_out(
     def orphan(info: ObjectInfo, why: str) -> Orphan:
         return Orphan(info.key, info.size, max(0, now_ms - info.modified_ms), why)
 
-    unnamed = [(info, _why(info, topics)) for info in listing if info.key not in named and not is_verdict(info.key)]
+    unnamed = [(info, _why(info, topics)) for info in listing if info.key not in named and not is_kept(info.key)]
     orphans = [orphan(info, why) for info, why in unnamed if why is not None]
     orphans += [orphan(info, "temporary file: being written, or left") for info in store.temporary_files("")]
     foreign = [orphan(info, "sparklog gives no such name") for info, why in unnamed if why is None]
     return tuple(orphans), tuple(foreign)
+
+
+def is_kept(key: str) -> bool:
+    """True for what lies beside the root for good: verdicts of probes, notes of lost commits."""
+    return is_verdict(key) or is_note(key)
 
 
 def _why(info: ObjectInfo, topics: Mapping[str, TopicLog]) -> str | None:
@@ -275,6 +292,7 @@ class _Verification:
             self.findings += check_transactions(self.logs, self.states, self._state_of)
             self.findings += check_groups(self.groups, self.states, self._state_of)
         self.findings += check_siblings(self.store, self.logs)
+        self.findings += lost(self.store, self.chosen)
         self._files({info.key: info for info in listing})
         now_ms = reading_clock_ms(self.store, self.env)
         orphans, foreign = sorted_out(self.store, listing, self.named, self.logs, now_ms)

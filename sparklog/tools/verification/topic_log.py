@@ -27,8 +27,19 @@ from sparklog.log.state.invariants import check_commit, check_state
 from sparklog.log.state.slice_table import Slices, SliceTable, added
 from sparklog.log.state.topic_state import EMPTY, HEAD_JSON, Head
 from sparklog.storage.store import Store
-from sparklog.tools.verification.entry_chain import log_end, missing, read_object, unreached
-from sparklog.tools.verification.findings import CHAIN, CHECKPOINT, LOG, MISSING, RESTORE, STATE, Counts, Finding
+from sparklog.tools.verification.entry_chain import log_end, missing, obstacles, read_object, unreached
+from sparklog.tools.verification.findings import (
+    CHAIN,
+    CHECKPOINT,
+    LOG,
+    MISSING,
+    RESTORE,
+    RESTORE_BOTH,
+    STATE,
+    TWO_WINNERS,
+    Counts,
+    Finding,
+)
 from sparklog.tools.verification.slice_checks import Claim, DataFile
 
 _CLAIM = tuple(each.name for each in fields(Claim) if each.name in COLUMN_TYPES)
@@ -134,6 +145,7 @@ class _Replay:
         self.ids: set[str] = set()
 
     def run(self) -> TopicLog:
+        self.log.findings += obstacles(self.store, self.name, "commit", LOG)
         versions = self.history.commits.version
         if not len(versions):
             if self.history.checkpoints or self.history.tables:
@@ -191,8 +203,7 @@ class _Replay:
         self.ids.add(commit.commit_id)
         if crc is not None and commit.prev_crc != crc:
             broken = f"the chain is broken: commit {version} was made after one with CRC-32C {commit.prev_crc}"
-            remedy = "one of the two commits is another one's: restore both"
-            self._report(CHAIN, commit_key(self.name, version - 1), f"{broken}, this one has {crc}", remedy)
+            self._report(CHAIN, commit_key(self.name, version - 1), f"{broken}, this one has {crc}", RESTORE_BOTH)
             self.state = None
         if commit.files:
             self.added[version] = commit
@@ -231,7 +242,7 @@ class _Replay:
         table = self._table(checkpoint, version)
         if crc is not None and checkpoint.head.crc != crc:
             message = f"it follows a commit with CRC-32C {checkpoint.head.crc}, commit {version} has {crc}"
-            self._report(CHECKPOINT, key, message, DELETE_CHECKPOINT)
+            self._report(CHECKPOINT, key, message, f"{DELETE_CHECKPOINT}; {TWO_WINNERS}")
             return
         if self.state is not None:
             self._compare(key, checkpoint, table, *self.state)
@@ -292,7 +303,7 @@ class _Replay:
         limit = min(floor, checkpoints[-2]) if len(checkpoints) > 1 else -1
         anchor = max((version for version in checkpoints if version <= limit), default=-1)
         if self.state is not None:
-            self.log.findings += missing(self.name, "commit", range(max(anchor, 0), start), versions.tolist())
+            self.log.findings += missing(self.name, "commit", max(anchor, 0), start, versions.tolist())
         for version in checkpoints:
             if version < start - 1:
                 self.state, kept = None, self.state

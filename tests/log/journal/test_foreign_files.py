@@ -65,8 +65,26 @@ def test_links_and_fifos_stop_nothing(root: Root, tmp_path: Path) -> None:
         root.create_topic("loop")
     reports = retain_root(root, Settings(now_ms=root.env.wall_ms()))
     assert [report.topic for report in reports if not report.failures] == ["a", "b", "d"]
-    assert verify_root(root.store).sound
+    findings = verify_root(root.store).findings
+    assert [(each.kind, each.file) for each in findings] == [
+        ("commit", commit_key("a", 2)),
+        ("commit", checkpoint_key("a", 1)),
+    ]
     back_up(root, LocalStore(tmp_path / "place", durable=False), topics=["b"])
+
+
+def test_verify_names_what_is_in_the_way_in_any_log(root: Root) -> None:
+    Groups(root).group("g").alter({"a": {0: 1}})
+    root.decisions.log("x").abort(0, "abort")
+    assert verify_root(root.store).sound
+    keys = [commit_key("_groups/g", 1), commit_key("_transactions/x", 5), checkpoint_key("_transactions/x", 0)]
+    for key in keys:
+        Path(root.location, key, "below").mkdir(parents=True)
+    findings = verify_root(root.store).findings
+    assert sorted(each.file for each in findings) == sorted(keys)
+    assert {each.remedy for each in findings} == {"move it away"}
+    with pytest.raises(BadRequest, match="no regular file lies there; move it away"):
+        Groups(root).group("g").alter({"a": {0: 0}})
 
 
 def test_sparse_json_is_damage_of_its_topic_alone(root: Root) -> None:

@@ -15,7 +15,7 @@ from sparklog.errors import BadRequest, Unavailable
 from sparklog.log.journal import verdict
 from sparklog.log.journal.env import SYSTEM
 from sparklog.log.journal.names import create_root_id
-from sparklog.log.journal.verdict import VERDICT_JSON, ensure_probed, probe_anew
+from sparklog.log.journal.verdict import DOUBT_MS, VERDICT_JSON, VERDICT_MS, doubt, ensure_probed, probe_anew
 from sparklog.log.topic.root import Root
 from sparklog.storage import LocalStore
 from sparklog.storage import probe as probe_module
@@ -53,7 +53,8 @@ class Twice(Far):
 @pytest.fixture(autouse=True)
 def new_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Make this process one that has probed nothing; again at each call."""
-    monkeypatch.setattr(verdict, "_probed", set())
+    monkeypatch.setattr(verdict, "_probed", {})
+    monkeypatch.setattr(verdict, "_doubted", {})
     return verdict._probed.clear
 
 
@@ -65,7 +66,7 @@ def verdict_key(store: MemoryStore) -> str:
 def probes(store: MemoryStore) -> int:
     """How many probes `ensure_probed` makes in this process."""
     counting = CountingStore(store)
-    ensure_probed(counting)
+    ensure_probed(counting, clock)
     return counting.counts["create"] // 100
 
 
@@ -75,8 +76,8 @@ def test_one_probe_for_all_processes(new_process: Callable[[], None]) -> None:
     for _ in range(2):
         new_process()
         counting = CountingStore(store)
-        ensure_probed(counting)
-        ensure_probed(counting)
+        ensure_probed(counting, clock)
+        ensure_probed(counting, clock)
         counting.expect(get=1)
     stored = VERDICT_JSON.decode(store.get(verdict_key(store)), "verdict")
     assert (stored.location, stored.server, stored.rounds, stored.threads) == ("memory:test", "", 12, 8)
@@ -85,7 +86,7 @@ def test_one_probe_for_all_processes(new_process: Callable[[], None]) -> None:
 
 def test_a_verdict_does_not_hold_where_it_was_copied_to(new_process: Callable[[], None]) -> None:
     store, elsewhere = Far(clock, "a"), Far(clock, "b")
-    ensure_probed(store)
+    ensure_probed(store, clock)
     elsewhere.restore(store.snapshot())
     assert probes(elsewhere) == 1
     assert len(list(elsewhere.list("_probe/"))) == 2
@@ -98,7 +99,7 @@ def test_a_verdict_does_not_hold_where_it_was_copied_to(new_process: Callable[[]
 
 def test_verdicts_that_do_not_count(new_process: Callable[[], None]) -> None:
     store = Far(clock)
-    ensure_probed(store)
+    ensure_probed(store, clock)
     key = verdict_key(store)
     good = VERDICT_JSON.decode(store.get(key), key)
     elsewhere = [replace(good, location="x"), replace(good, server="x")]
@@ -112,10 +113,10 @@ def test_verdicts_that_do_not_count(new_process: Callable[[], None]) -> None:
 
 def test_a_store_that_fails_gets_none_and_loses_the_one_it_has(new_process: Callable[[], None]) -> None:
     good, bad = Far(clock), Twice(clock)
-    ensure_probed(good)
+    ensure_probed(good, clock)
     new_process()
     with pytest.raises(BadRequest, match="must be 1"):
-        ensure_probed(bad)
+        ensure_probed(bad, clock)
     assert list(bad.list("")) == []
     bad.restore(good.snapshot())
     with pytest.raises(BadRequest, match="must be 1"):
@@ -123,11 +124,68 @@ def test_a_store_that_fails_gets_none_and_loses_the_one_it_has(new_process: Call
     assert list(bad.list("")) == []
 
 
+@pytest.mark.parametrize("days", [-2, 2])
+def test_a_verdict_counts_for_a_day(days: int, new_process: Callable[[], None]) -> None:
+    """A server may be upgraded behind its endpoint, under processes that live on; and clocks may be set."""
+    now = [clock()]
+    store = Far(lambda: now[0])
+
+    def made() -> int:
+        counting = CountingStore(store)
+        ensure_probed(counting, lambda: now[0])
+        return counting.counts["create"] // 100
+
+    now[0] += 10 * VERDICT_MS
+    assert made() == 1
+    now[0] += VERDICT_MS - 1
+    assert made() == 0
+    now[0] += days * VERDICT_MS
+    assert made() == 1, "by the process that has probed it"
+    assert made() == 0
+    new_process()
+    assert made() == 0, "it was renewed"
+    now[0] += days * VERDICT_MS
+    new_process()
+    assert made() == 1, "by another one"
+
+
+def test_a_store_that_is_doubted_is_probed_anew(new_process: Callable[[], None]) -> None:
+    now, store = [clock()], Far(lambda: now[0])
+    ensure_probed(store, lambda: now[0])
+    counting = CountingStore(store)
+    assert doubt(counting, lambda: now[0]) is None
+    assert counting.counts["create"] > 100
+    counting.reset()
+    assert doubt(counting, lambda: now[0]) is None
+    counting.expect()
+    now[0] += DOUBT_MS
+    bad = Twice(lambda: now[0])
+    bad.restore(store.snapshot())
+    for _ in range(2):
+        error = doubt(bad, lambda: now[0])
+        assert error is not None
+        assert "must be 1" in str(error)
+        assert list(bad.list("")) == []
+    with pytest.raises(BadRequest, match="must be 1"):
+        ensure_probed(bad, lambda: now[0])
+
+
+def test_a_doubted_store_that_cannot_be_tried_has_no_verdict(new_process: Callable[[], None]) -> None:
+    store = Far(clock)
+    ensure_probed(store, clock)
+    store.down = True
+    assert doubt(store, clock) is None
+    assert list(store.list("")) == []
+    with pytest.raises(Unavailable):
+        ensure_probed(store, clock)
+    assert doubt(MemoryStore(clock), clock) is None
+
+
 def test_a_failed_probe_is_not_remembered() -> None:
     store = Far(clock)
     store.down = True
     with pytest.raises(Unavailable):
-        ensure_probed(store)
+        ensure_probed(store, clock)
     store.down = False
     assert probes(store) == 1
 
@@ -146,28 +204,29 @@ def test_a_verdict_that_cannot_be_kept_is_no_failure(monkeypatch: pytest.MonkeyP
 
 def test_local_paths_are_probed_by_each_process(tmp_path: Path, new_process: Callable[[], None]) -> None:
     store = CountingStore(LocalStore(tmp_path, durable=False))
-    ensure_probed(store)
+    ensure_probed(store, clock)
     made = store.counts["create"]
     assert made >= 8
-    ensure_probed(store)
+    ensure_probed(store, clock)
     ensure_probed(LocalStore(tmp_path, durable=False))
     assert store.counts["create"] == made
     new_process()
-    ensure_probed(store)
+    ensure_probed(store, clock)
     assert store.counts["create"] == 2 * made
     assert list(tmp_path.iterdir()) == []
 
 
 def test_memory_is_not_probed() -> None:
     store = CountingStore(MemoryStore(clock))
-    ensure_probed(store)
+    ensure_probed(store, clock)
     assert not store.counts
 
 
 def test_a_root_has_a_verdict_and_is_usable(new_process: Callable[[], None]) -> None:
     store = Far(clock)
     store.create("_probe/x/0-race", b"left by a probe that was killed")
-    root = Root(store, create_root_id(store, SYSTEM))
+    env = replace(SYSTEM, wall_ms=clock)
+    root = Root(store, create_root_id(store, env), env)
     new_process()
     made = len(list(store.list("_probe/")))
     root.ensure_probed()

@@ -6,16 +6,19 @@ import pyarrow as pa
 import pytest
 
 import sparklog
+from sparklog.errors import BadRequest, SparklogError, Unavailable
 from sparklog.log.journal.names import filter_path
-from sparklog.log.read import key_filters
+from sparklog.log.read import helper_files, key_filters
 from sparklog.log.read.key_filters import filters_beside
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.topic.cloning import clone_topic
 from sparklog.log.topic.topic import Topic
 from sparklog.storage.fork_safety import CACHE_BYTES, RecentlyUsed
 from sparklog.storage.memory import MemoryStore
+from sparklog.storage.store import Store
 from sparklog.testing import CountingStore
 from sparklog.testing.world import World
+from sparklog.testing.wrapper_stores import WrapperStore
 from sparklog.tools.verification.findings import INDEX, MISSING, Finding
 from sparklog.tools.verification.run import verify_root
 from tests.support.records import random_rows
@@ -54,6 +57,7 @@ def _keys(part: int) -> pa.Array:
 @pytest.fixture(autouse=True)
 def _empty_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_filters, "cache", RecentlyUsed(key_filters._nbytes))
+    monkeypatch.setattr(helper_files, "_warned", set())
 
 
 @pytest.fixture(params=["merged", "sealed", "cleaned"])
@@ -98,6 +102,38 @@ def test_a_damaged_filter_is_found_by_verify_and_ignored_by_reads(world: Filtere
     (finding,) = world.findings()
     assert (finding.kind, finding.file) == (INDEX, world.filters)
     assert "no record is lost" in finding.remedy
+
+
+class Failing(WrapperStore):
+    """Cannot read some files."""
+
+    def __init__(self, inner: Store, suffix: str, error: SparklogError) -> None:
+        super().__init__(inner)
+        self.suffix, self.error = suffix, error
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        if key.endswith(self.suffix):
+            raise self.error
+        return super().get(key, start, length)
+
+
+@pytest.mark.parametrize("error", [Unavailable("the device reports an I/O error"), BadRequest("no regular file")])
+def test_a_filter_that_cannot_be_read_fails_no_look_up(
+    world: FilteredWorld, error: SparklogError, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.counted.inner = Failing(world.store, ".bloom", error)
+    for key, number in ((b"key-17", 17), (b"key-2999", 2999)):
+        record, nbytes = world.get(key)
+        assert record is not None
+        assert record["offset"].to_pylist() == [number]
+        assert nbytes > 1 << 20
+    assert world.get(b"nobody")[0] is None
+    one = world.root(world.counted).topic("t").scan(keys=[b"key-17"]).to_table()
+    assert one["offset"].to_pylist() == [17]
+    assert [world.filters in each.getMessage() for each in caplog.records] == [True], "one warning"
+    world.counted.inner = world.store
+    record, nbytes = world.get(b"nobody")
+    assert (record, nbytes < 10_000) == (None, True), "it is read again once it can be"
 
 
 def test_a_filter_of_other_bytes_counts_for_nothing(world: FilteredWorld) -> None:

@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sparklog.errors import Corrupt
+from sparklog.errors import Corrupt, Unavailable
 from sparklog.format.append_file import INDEX_MIN_BYTES
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.record_batch import BatchHeaders
 from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
-from sparklog.log.read import fetch
+from sparklog.log.read import fetch, helper_files
 from sparklog.log.state.view import TimestampOffset
 from sparklog.log.topic.topic import Topic
 from sparklog.testing.world import START_MS
@@ -147,6 +147,24 @@ def test_without_index_files_the_segment_is_read_from_its_start(segment: Segment
         segment.remove(suffix)
     assert not segment.wrong_offsets([0, 999, 2950])
     assert not segment.wrong_times()
+
+
+@pytest.mark.parametrize("suffix", ["index", "timeindex"])
+def test_with_index_files_that_cannot_be_read_too(
+    segment: Segment, suffix: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(helper_files, "_warned", set())
+    real = segment.place.store.get
+
+    def get(key: str, start: int = 0, length: int | None = None) -> bytes:
+        if key.endswith(f".{suffix}"):
+            raise Unavailable("the device reports an I/O error")
+        return real(key, start, length)
+
+    monkeypatch.setattr(segment.place.store, "get", get)
+    assert not segment.wrong_offsets([0, 999, 2950])
+    assert not segment.wrong_times()
+    assert len(caplog.records) == 1
 
 
 def shifted(segment: Segment) -> OffsetIndex:

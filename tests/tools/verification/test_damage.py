@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from sparklog.format.checksums import SUFFIXES
-from sparklog.log.journal.names import commit_key
+from sparklog.log.journal.names import checkpoint_key, commit_key
+from sparklog.maintenance.leases import leased
 from sparklog.tools.verification.findings import CHAIN, MISSING, SIZE
 from tests.tools.verification.damage import by_kind, flip, named, replaced, sampled, undone, verified
 from tests.tools.verification.whole_root import WholeRoot
@@ -127,6 +129,29 @@ def test_commits_missing_in_the_middle_and_entries(whole: WholeRoot) -> None:
         with undone(whole):
             whole.store.delete(key)
             assert MISSING in [finding.kind for finding in named(verified(whole, key), key)], key
+
+
+@pytest.mark.parametrize("prefix", ["_maintenance/compact", "_groups/billing", "_transactions/job", "plain", "old"])
+@pytest.mark.parametrize("copied", [False, True])
+def test_an_object_with_a_far_number_is_named_and_costs_no_memory(whole: WholeRoot, prefix: str, copied: bool) -> None:
+    """A name decides no loop: numbers may be as far apart as 20 digits allow."""
+    far = 3_000_000
+    with undone(whole):
+        with leased(whole.root(), "compact", (), wanted=True):
+            pass
+        newest = max(info.key for info in whole.store.list(f"{prefix}/_log/0"))
+        keys = [commit_key(prefix, far)] + [checkpoint_key(prefix, far)] * copied
+        for key in keys:
+            whole.store.create(key, whole.store.get(newest))
+        tracemalloc.start()
+        try:
+            report = verified(whole, quick=True)
+            used = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    for key in keys:
+        assert named(report, key), key
+    assert used < 40 << 20, "a set of the numbers between takes some 200 MiB"
 
 
 def test_commits_that_nobody_needs_are_left_over(whole: WholeRoot) -> None:
