@@ -118,7 +118,7 @@ def cloud_error(error: BaseException, action: str, key: str, url: StoreUrl) -> S
         return BadRequest(
             f"{url} cannot hold a sparklog root: its server does not know conditional requests ({code or 501})"
         )
-    if isinstance(error, NotImplementedError) and "conditional put is disabled" in text:
+    if "conditional put is disabled" in text:
         return BadRequest(
             f"cannot {action} {what}: AWS_CONDITIONAL_PUT turns conditional requests off, and a commit is one; unset it"
         )
@@ -132,7 +132,7 @@ def cloud_error(error: BaseException, action: str, key: str, url: StoreUrl) -> S
 def _refusal(text: str, status: int, code: str) -> str:
     answer = f"the store answered {status}{f' ({code})' if code else ''}"
     if _ASKS_FOR_CHECKSUM.search(text):
-        return f"{answer}: its object lock asks for checksums; set AWS_CHECKSUM_ALGORITHM=CRC64NVME"
+        return f"{answer}: its object lock asks for checksums; set checksum_algorithm=CRC64NVME in the URL"
     return f"{answer}: it refuses this request, and would again; check the settings of the URL and of the bucket"
 
 

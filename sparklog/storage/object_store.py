@@ -33,6 +33,7 @@ from sparklog.storage.cloud_settings import (
     AZURE,
     GCS,
     S3,
+    checksum_headers,
     client_config,
     endpoint_of_environment,
     plain_http,
@@ -67,7 +68,7 @@ _DATA_TIMEOUT = timedelta(seconds=120)
 """Of any other request. Either limit asks for 70 kB/s: a part or object of 8 MiB takes 120 s then."""
 _RETRY_TIMEOUT = timedelta(seconds=15)
 _RETRIES = 3
-_FAILURES = (exceptions.BaseError, OSError, ValueError, NotImplementedError)
+_FAILURES = (exceptions.BaseError, OSError, ValueError, RuntimeError)
 _GUARD = ForkGuard("obstore")
 
 
@@ -365,13 +366,13 @@ class ObjectStore(Store):
 _kept: dict[tuple[str, str, int], Any] = {}
 _lock = ForkLock()
 _MOST_KEPT = 64
-_OF_CLOUDS = ("AWS_", "AZURE_", "GOOGLE_")
+_OF_CLIENTS = ("AWS_", "AZURE_", "GOOGLE_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "SSL_CERT_")
 
 
 def _kept_client(url: StoreUrl, kind: str) -> Any:
     """Return the process' client of a place: its connections outlive the stores that are opened for it."""
     # Where the environment changes, the credentials may. They are not kept here.
-    surroundings = hash(frozenset(item for item in os.environ.items() if item[0].startswith(_OF_CLOUDS)))
+    surroundings = hash(frozenset(item for item in os.environ.items() if item[0].upper().startswith(_OF_CLIENTS)))
     place = (str(url), kind, surroundings)
     with _lock:
         if place not in _kept:
@@ -387,6 +388,8 @@ def _new_client(url: StoreUrl, environ: Mapping[str, str], kind: str) -> Any:
     settings = dict(url.settings)
     timeout, retry = _limits(kind)
     client: Any = {"timeout": timeout, **root_certificates(url.scheme, environ)}
+    if kind in ("create", "create large"):
+        client.update(checksum_headers(url.scheme, settings, environ))
     if plain_http(url.scheme, settings, environ):
         client["allow_http"] = True
     config = client_config(url.scheme, settings)

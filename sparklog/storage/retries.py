@@ -16,14 +16,14 @@ from typing import TypeVar
 T = TypeVar("T")
 
 BUSY_BUDGET_S = 30.0
-"""How long a request is repeated that a server is too busy for: as long as Kafka's `request.timeout.ms`."""
+"""A request that a server is too busy for is repeated for so long: Kafka's `request.timeout.ms`."""
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long to go on, by which clock (seconds, monotonic), and how to pause. `random` gives numbers from 0 to 1."""
+    """The budget of a request, the clock (seconds, monotonic) and the pauses. `random` gives numbers from 0 to 1."""
 
     budget_s: float = BUSY_BUDGET_S
     now: Callable[[], float] = time.monotonic

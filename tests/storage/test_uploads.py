@@ -57,7 +57,9 @@ def test_whatever_ends_the_thread_is_a_failure(point: str, kind: type[BaseExcept
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_object_that_is_there_whole_is_stored_whatever_its_last_request_answers(kind: type[BaseException]) -> None:
-    upload(Bucket("after complete", kind("the answer is lost")))
+    store = Bucket("after complete", kind("the answer is lost"))
+    upload(store)
+    assert store.inner.get(KEY) == DATA
 
 
 class Shortening(FailingThreads):
@@ -195,12 +197,13 @@ def test_seeds(seeds: range) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", FAILING_THREADS.many())
 def test_many_seeds(seeds: range) -> None:
-    for seed in seeds:
-        run(seed)
+    assert all(run(seed) for seed in seeds)
 
 
 def test_one_seed() -> None:
-    print(dict(run(int(os.environ.get("SPARKLOG_SEED", "7")))))
+    met = run(int(os.environ.get("SPARKLOG_SEED", "7")))
+    assert met
+    print(dict(met))
 
 
 @pytest.mark.parametrize("kind", [KeepsExpectedErrorsOnly, KeepsExceptionsOnly])

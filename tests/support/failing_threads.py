@@ -28,7 +28,7 @@ class Panic(BaseException):
     """A panic of a library in Rust: no `Exception`."""
 
 
-KINDS = (MemoryError, RuntimeError, NotImplementedError, OSError, Unavailable, Panic, SystemExit)
+KINDS = (MemoryError, RuntimeError, OSError, Unavailable, Panic, SystemExit)
 
 
 class FailingThreads(WrapperStore):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -75,12 +76,16 @@ class StubBucket:
 
 
 @contextmanager
-def stub_bucket(scheme: str = "s3") -> Iterator[StubBucket]:
-    """Serve an empty bucket; `url` is its location."""
+def stub_bucket(scheme: str = "s3", certificate: str | None = None) -> Iterator[StubBucket]:
+    """Serve an empty bucket; `url` is its location. With TLS if there is a `certificate`: a file that has its key."""
     bucket = StubBucket()
     server = _Server(bucket)
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    bucket.url = f"{scheme}://bucket/log?endpoint=http://127.0.0.1:{server.server_port}"
+    bucket.url = f"{scheme}://bucket/log?endpoint=http{'s' if certificate else ''}://127.0.0.1:{server.server_port}"
     try:
         yield bucket
     finally:
@@ -99,6 +104,10 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
     protocol_version = "HTTP/1.1"
+
+    def do_CONNECT(self) -> None:
+        """Refuse to be a proxy."""
+        self._send(403, b"", {})
 
     def log_message(self, *args: object) -> None:
         return
