@@ -180,13 +180,15 @@ def test_a_bulk_delete_that_leaves_out_a_busy_key_is_repeated(
 
 def test_a_list_goes_on_behind_its_last_page(stub: StubBucket, monkeypatch: pytest.MonkeyPatch, pauses: Pauses) -> None:
     monkeypatch.setattr("sparklog.storage.object_store._RETRIES", 0)
-    stub.page = 2
-    names = ["a", "b/1", "b/2", "b/3", "c", "d", "e"]
+    stub.page = 500
+    names = [f"{number:04}" for number in range(2300)]
     stub.objects.update({f"log/{name}": b"" for name in names})
-    for turn in range(4):
+    for turn in (0, 1, 3, 4):
+        stub.requests.clear()
         stub.answer_next("LIST", *[Answer(AS_ASKED)] * turn, Answer(503, "SlowDown"))
         assert [info.key for info in open_store(stub.url).list("")] == names
-        assert len(pauses.made) == turn + 1
+    assert len(pauses.made) == 4
+    assert "start-after=log%2F1999" in stub.requests[5][1]
 
 
 @pytest.mark.parametrize("status", [409, 412])
