@@ -17,6 +17,7 @@ import sparklog
 from sparklog.storage import Store, open_store
 from sparklog.storage.locations import join
 from tests.support.moto_server import KEY_ID, SECRET
+from tests.support.pauses import Pauses
 from tests.support.stub_bucket import Answer, StubBucket, stub_bucket
 from tests.test_doors import READERS, RECORDS, WRITERS, answer
 
@@ -33,7 +34,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubBucket]:
     """A bucket with a root, in which there is a topic of three records."""
     for name, value in {"ACCESS_KEY_ID": KEY_ID, "SECRET_ACCESS_KEY": SECRET, "SESSION_TOKEN": TOKEN}.items():
         monkeypatch.setenv(f"AWS_{name}", value)
-    monkeypatch.setattr("sparklog.storage.object_store._FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("sparklog.storage.object_store.ObjectStore.retry_policy", Pauses().policy())
     # A root is made for each test, and none is about the races that a new bucket is tried with.
     monkeypatch.setattr("sparklog.storage.object_store.ObjectStore.probe_rounds", 2, raising=False)
     with stub_bucket() as bucket:

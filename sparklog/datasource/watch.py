@@ -72,13 +72,30 @@ def watch(
     """
     lags = QueryLags(spark, tell or _LOG.info, None if metrics_file is None else str(metrics_file))
     if type(spark).__module__.startswith("pyspark.sql.connect"):
-        # Spark Connect waits for events in a thread that would keep the process from ending, but for a daemon.
-        adding = Thread(target=spark.streams.addListener, args=(lags,), daemon=True)
-        adding.start()
-        adding.join()
+        _add_from_daemon(spark, lags)
     else:
         spark.streams.addListener(lags)
     return lags
+
+
+def _add_from_daemon(spark: SparkSession, lags: QueryLags) -> None:
+    """Add a listener of Spark Connect, which waits for events in a thread like the one that adds it.
+
+    It would keep the process from ending, unless that is a daemon. An error of it is raised here.
+    """
+    failures: list[BaseException] = []
+
+    def add() -> None:
+        try:
+            spark.streams.addListener(lags)
+        except BaseException as error:  # noqa: BLE001 - raised below
+            failures.append(error)
+
+    adding = Thread(target=add, daemon=True)
+    adding.start()
+    adding.join()
+    if failures:
+        raise failures[0]
 
 
 class QueryLags(StreamingQueryListener):  # type: ignore[misc]

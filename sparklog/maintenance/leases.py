@@ -152,6 +152,8 @@ class Lease:
                 return
             except SparklogError as error:
                 log(f"{self.job}: the lease was not renewed: {error} [{error.code}]")
+            except BaseException as error:  # noqa: BLE001 - without this thread the lease would run out in silence
+                log(f"{self.job}: the lease was not renewed: {type(error).__name__}")
 
     def _now_ms(self) -> int:
         return self._root.by_store_clock(self._root.env.wall_ms())

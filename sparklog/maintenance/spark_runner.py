@@ -79,8 +79,8 @@ class SparkRunner:
         if not works:
             return
         batch = _Batch(self._context, works, self._quiet, self._env)
-        batch.start(min(self._parallelism or _at_once(self._context), len(works)))
         try:
+            batch.start(min(self._parallelism or _at_once(self._context), len(works)))
             for _ in works:
                 yield batch.next()
         finally:
@@ -169,6 +169,8 @@ class _Batch:
                 index, answer = self._answers.get(timeout=HEARTBEAT_MS / 1000)
                 break
             except queue.Empty:
+                if not any(thread.is_alive() for thread in self._threads) and self._answers.empty():
+                    raise Unavailable("the threads that start Spark's jobs ended before the work: try again") from None
                 if not self._quiet:
                     log(self._heartbeat(), self._env)
         self._finished += 1

@@ -16,7 +16,13 @@ _STATUS = re.compile(r"status code: (\d{3})|inner: Status \{\s*status: (\d{3})")
 _HTTP = re.compile(r"HttpError \{\s*kind: ([A-Za-z]+)")
 # The second form: of one key in the answer to a bulk delete, which has the status 200.
 _CODE = re.compile(r"<Code>([A-Za-z]{1,60})</Code>|\(code: ([A-Za-z]{1,60})\)")
+_CERTIFICATE = re.compile(r"InvalidCertificate\(\s*([A-Za-z]+)")
+_BUSY_CODES = ("SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout", "ServerBusy", "OperationTimedOut")
+"""Where the status does not say it: for one key of a bulk delete, and S3's 400 for a body that came too slowly."""
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted")
+_MAY_PASS = (404, 409, 412, 425)
+"""Of those that begin with 4, answers that are no refusal: the next one may be another."""
+_ASKS_FOR_CHECKSUM = re.compile(r"<Message>[^<]*(?:Content-MD5|x-amz-checksum)[^<]*Object Lock", re.IGNORECASE)
 _RIGHTS = {
     S3: {
         "read": "s3:GetObject (and s3:ListBucket, without which S3 answers so for an object that does not exist)",
@@ -42,6 +48,15 @@ _KEYS = {
     GCS: "GOOGLE_APPLICATION_CREDENTIALS, or a service account of the machine",
     AZURE: "AZURE_STORAGE_ACCOUNT_KEY, AZURE_CLIENT_ID and its secret, or a managed identity",
 }
+_CLOCK_CODES = ("RequestTimeTooSkewed", "RequestExpired")
+_CERTIFICATES = {
+    "UnknownIssuer": "no authority that this machine trusts has signed it; name the file of yours in AWS_CA_BUNDLE "
+    "(S3) or SSL_CERT_FILE",
+    "Expired": "it has expired, or the clock of this machine is off",
+    "NotValidYet": "it is not valid yet, or the clock of this machine is off",
+    "NotValidForName": "it is for another host than the endpoint names",
+    "Revoked": "it has been revoked",
+}
 _METADATA_SERVERS = ("169.254.169.254", "169.254.170.2", "metadata.google.internal", "fd00:ec2::254")
 
 
@@ -57,7 +72,20 @@ def network_failure(error: BaseException) -> str:
     return match[1] if match else ""
 
 
-def cloud_error(error: Exception, action: str, key: str, url: StoreUrl) -> SparklogError:
+def is_busy(error: BaseException) -> bool:
+    """True if the server was too busy for a request, or failed at it: sent again later, it may be answered."""
+    if isinstance(error, SparklogError):
+        return False
+    status = status_of(error) or 0
+    return status in (408, 429) or (500 <= status < 600 and status not in (501, 505)) or _code_of(error) in _BUSY_CODES
+
+
+def _code_of(error: BaseException) -> str:
+    match = _CODE.search(str(error))
+    return (match[1] or match[2]) if match else ""
+
+
+def cloud_error(error: BaseException, action: str, key: str, url: StoreUrl) -> SparklogError:
     """Return the error to raise when a request to `action` (read, list, create, delete, open) an object failed.
 
     `NotFound` for an object that does not exist, `BadRequest` where a setting or the server is wrong, else
@@ -66,13 +94,15 @@ def cloud_error(error: Exception, action: str, key: str, url: StoreUrl) -> Spark
     if isinstance(error, SparklogError):
         return error
     text = str(error)
-    status, code_match = status_of(error), _CODE.search(text)
-    code = (code_match[1] or code_match[2]) if code_match else ""
+    status, code = status_of(error), _code_of(error)
     what = f"{key} in {url}" if key else str(url)
     if code in _NO_BUCKET:
         return BadRequest(f"cannot {action} {what}: there is no bucket {url.host}; create it or check its name")
-    if isinstance(error, FileNotFoundError) or status == 404:
+    # Not of a create: what is missing then is the upload, which was given up, or put together by a request before.
+    if (isinstance(error, FileNotFoundError) or status == 404) and action != "create":
         return NotFound(f"no object {what}: it was never written, or has been deleted")
+    if code in _CLOCK_CODES:
+        return Unavailable(f"cannot {action} {what}: the clock of this machine is off ({code}); set it, best by NTP")
     if any(server in text for server in _METADATA_SERVERS) or "MissingCredentials" in text:
         return Unavailable(f"cannot {action} {what}: no credentials were given; set {_KEYS[url.scheme]}")
     if status == 401 or code in ("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"):
@@ -88,19 +118,45 @@ def cloud_error(error: Exception, action: str, key: str, url: StoreUrl) -> Spark
         return BadRequest(
             f"{url} cannot hold a sparklog root: its server does not know conditional requests ({code or 501})"
         )
+    if "conditional put is disabled" in text:
+        return BadRequest(
+            f"cannot {action} {what}: AWS_CONDITIONAL_PUT turns conditional requests off, and a commit is one; unset it"
+        )
     if status in (429, 503):
         return Unavailable(f"cannot {action} {what}: the store asks to slow down ({code or status}); try again later")
+    if status is not None and 400 <= status < 500 and status not in _MAY_PASS and not is_busy(error):
+        return BadRequest(f"cannot {action} {what}: {_refusal(text, status, code)}")
     return Unavailable(f"cannot {action} {what}: {_reason(error, status, code)}")
 
 
-def _reason(error: Exception, status: int | None, code: str) -> str:
+def _refusal(text: str, status: int, code: str) -> str:
+    answer = f"the store answered {status}{f' ({code})' if code else ''}"
+    if _ASKS_FOR_CHECKSUM.search(text):
+        return f"{answer}: its object lock asks for checksums; set checksum_algorithm=CRC64NVME in the URL"
+    return f"{answer}: it refuses this request, and would again; check the settings of the URL and of the bucket"
+
+
+def _reason(error: BaseException, status: int | None, code: str) -> str:
     if status is not None:
         return f"the store answered {status}{f' ({code})' if code else ''}; try again later"
     failure, text = network_failure(error), str(error)
     if failure == "Timeout":
         return "no answer came in time; check the network and try again"
+    certificate = _CERTIFICATE.search(text)
+    if certificate:
+        kind = certificate[1].removesuffix("Context")
+        return f"the certificate of the server is refused ({kind}): {_CERTIFICATES.get(kind, 'see the server')}"
+    if "InvalidContentType" in text:
+        return "the server does not speak TLS there; check the endpoint's port, or give it as http://"
+    if "TunnelUnsuccessful" in text:
+        return "the proxy refuses to connect to it; check HTTPS_PROXY, or name its host in NO_PROXY"
     if failure:
         return "the server cannot be reached; check the endpoint, the region and the network"
-    if "Failed to parse URL" in text or "Configuration" in text or "builder" in text.lower():
+    if (
+        "Failed to parse URL" in text
+        or "Generic Config error" in text
+        or "Configuration" in text
+        or "builder" in text.lower()
+    ):
         return "its settings do not fit; check the endpoint and the environment's settings of the store"
     return f"the client failed ({type(error).__name__}); try again later"

@@ -47,6 +47,12 @@ def _not_flag(value: str) -> str:
     return "false" if _flag(value) == "true" else "true"
 
 
+def _checksum(value: str) -> str:
+    if value.upper() not in ("SHA256", "CRC64NVME"):
+        raise ValueError("SHA256 or CRC64NVME")
+    return value.upper()
+
+
 def _endpoint(value: str) -> str:
     """Return an endpoint as a URL: Hadoop's may lack the scheme. `ValueError` for one with a user part or a query."""
     url = value if "://" in value else f"https://{value}"
@@ -80,6 +86,8 @@ SETTINGS = (
     Setting("server_side_encryption", (S3,), _text, "AES256, aws:kms or aws:kms:dsse",
             {"fs.s3a.encryption.algorithm": _text}),
     Setting("sse_kms_key_id", (S3,), _text, "the id of the KMS key", {"fs.s3a.encryption.key": _text}),
+    Setting("checksum_algorithm", (S3,), _checksum, "checksum of uploads, for object lock: SHA256 or CRC64NVME", {}),
+    Setting("request_payer", (S3,), _flag, "true: whoever asks pays, in a bucket of requester pays", {}),
     Setting("account_name", (AZURE,), _text, "the storage account", {}),
     Setting("use_azure_cli", (AZURE,), _flag, "true: the login of the az program", {}),
     Setting("use_emulator", (AZURE,), _flag, "true: Azurite on this machine", {}),
@@ -124,17 +132,47 @@ def check_settings(scheme: str, given: Mapping[str, str], where: str) -> dict[st
     return dict(sorted(settings.items()))
 
 
-def client_config(scheme: str, settings: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the configuration of obstore's client: the settings, and the keys of a profile of `~/.aws/credentials`.
-
-    The rest of the environment is read by obstore itself.
-    """
+def client_config(scheme: str, settings: Mapping[str, str]) -> dict[str, Any]:
+    """Return the configuration of obstore's client. The environment is read by obstore itself, but for profiles."""
     config: dict[str, Any] = {name: value for name, value in settings.items() if name not in ("profile", "allow_http")}
     if scheme == GCS and "endpoint" in config:
         config["base_url"] = config.pop("endpoint")
-    if scheme == S3 and "AWS_ACCESS_KEY_ID" not in environ and config.get("skip_signature") != "true":
-        config.update(_profile_keys(settings.get("profile") or environ.get("AWS_PROFILE"), environ))
     return config
+
+
+def profile_keys(scheme: str, settings: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return the keys of a profile of `~/.aws/credentials` as obstore's `S3Credential`; empty if none is meant.
+
+    A profile of the URL counts more than the keys of the environment, and these more than `AWS_PROFILE`.
+    """
+    named = settings.get("profile")
+    if scheme != S3 or settings.get("skip_signature") == "true" or (not named and "AWS_ACCESS_KEY_ID" in environ):
+        return {}
+    return _keys_of(named or environ.get("AWS_PROFILE"), environ)
+
+
+def checksum_headers(scheme: str, settings: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return the client's option for a PUT with a checksum: the header that names it, as programs of AWS send it.
+
+    obstore sends the checksum alone. That is what S3 asks for where a bucket has object lock; others look for the name.
+    """
+    name = settings.get("checksum_algorithm") or environ.get("AWS_CHECKSUM_ALGORITHM")
+    return {"default_headers": {"x-amz-sdk-checksum-algorithm": name.upper()}} if scheme == S3 and name else {}
+
+
+def root_certificates(scheme: str, environ: Mapping[str, str]) -> dict[str, bytes]:
+    """Return the client's option for the authorities in `AWS_CA_BUNDLE`, trusted besides those of the machine."""
+    path = environ.get("AWS_CA_BUNDLE") if scheme == S3 else None
+    if not path:
+        return {}
+    try:
+        with open(os.path.expanduser(path), "rb") as file:
+            data = file.read()
+    except OSError as error:
+        raise BadRequest(f"AWS_CA_BUNDLE names {path}, which cannot be read ({error.strerror}); correct it") from None
+    if b"-----BEGIN CERTIFICATE-----" not in data:
+        raise BadRequest(f"AWS_CA_BUNDLE names {path}, in which there is no certificate; expected a file in PEM format")
+    return {"root_certificate": data}
 
 
 _ENDPOINTS = {
@@ -155,7 +193,7 @@ def plain_http(scheme: str, settings: Mapping[str, str], environ: Mapping[str, s
     return settings.get("allow_http") == "true" or endpoint.startswith("http://")
 
 
-def _profile_keys(profile: str | None, environ: Mapping[str, str]) -> dict[str, str]:
+def _keys_of(profile: str | None, environ: Mapping[str, str]) -> dict[str, Any]:
     """Return the keys of a profile; none if no profile is named and the file has no `default` with keys."""
     path = os.path.expanduser(environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials")
     parser = configparser.RawConfigParser(default_section="")
@@ -172,7 +210,9 @@ def _profile_keys(profile: str | None, environ: Mapping[str, str]) -> dict[str, 
             f"{path} has no keys for the profile {profile}: expected aws_access_key_id and aws_secret_access_key in "
             f"the section [{profile}]; for single sign-on run `aws configure export-credentials`"
         )
-    keys = {"access_key_id": section["aws_access_key_id"], "secret_access_key": section["aws_secret_access_key"]}
-    if section.get("aws_session_token"):
-        keys["session_token"] = section["aws_session_token"]
-    return keys
+    return {
+        "access_key_id": section["aws_access_key_id"],
+        "secret_access_key": section["aws_secret_access_key"],
+        "token": section.get("aws_session_token") or None,
+        "expires_at": None,
+    }

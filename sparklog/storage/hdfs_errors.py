@@ -49,6 +49,12 @@ def remote_error(error: BaseException) -> tuple[str, str]:
     return match[1], _first_line(match[2].replace('\\"', '"'))
 
 
+def is_busy(error: BaseException) -> bool:
+    """True if the namenode refuses for a while: it is starting, or in safe mode. The request has had no effect."""
+    text = str(error)
+    return isinstance(error, FAILURES) and ("SafeModeException" in text or "RetriableException" in text)
+
+
 def hdfs_error(error: Exception, action: str, key: str, url: StoreUrl) -> SparklogError:
     """Return the error to raise when a request to `action` (read, list, create, delete, open) an object failed.
 

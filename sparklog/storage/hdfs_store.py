@@ -10,6 +10,9 @@ has its reason:
   is deleted, which the namenode does once: if it was still there, the rename has not happened and never will; if not,
   the object is compared with what was written.
 
+A namenode that is in safe mode, as each is for a while after its start, is asked again within the budget of
+`sparklog.storage.retries`: not by a commit, whose caller looks at the log between its tries.
+
 Names that begin with `~` are temporary files. No key can begin so, listings skip them, and the vacuum removes old ones.
 
 hdfs-native's threads do not survive a fork: a child process of one that has used it would hang, and gets an error
@@ -28,9 +31,10 @@ import hdfs_native
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.storage.fork_safety import ForkGuard, ForkLock
-from sparklog.storage.hdfs_errors import FAILURES, NO_FOLDER, hdfs_error, remote_error
+from sparklog.storage.hdfs_errors import FAILURES, NO_FOLDER, hdfs_error, is_busy, remote_error
 from sparklog.storage.locations import StoreUrl, parse_url
 from sparklog.storage.parallel_reads import ask_each
+from sparklog.storage.retries import ONCE, RetryPolicy
 from sparklog.storage.store import MAX_DOCUMENT, ObjectInfo, ObjectWriter, Store, check_key, check_prefix, is_part
 
 T = TypeVar("T")
@@ -51,6 +55,8 @@ class HdfsStore(Store):
 
     Picklable; safe to use from threads; a process that was forked by one that used HDFS cannot.
     """
+
+    retry_policy = RetryPolicy()
 
     def __init__(self, url: str) -> None:
         self._url = parse_url(url)
@@ -88,7 +94,7 @@ class HdfsStore(Store):
         if not wanted:
             return b""
         try:
-            return bytes(file.read_range(start, wanted))
+            return bytes(self.retry_policy.call(lambda: file.read_range(start, wanted), is_busy))
         except FAILURES as error:
             if self.stat(key) is None:
                 raise NotFound(f"no object {key} in {self.location}: it has been deleted") from None
@@ -110,13 +116,13 @@ class HdfsStore(Store):
         status = self._status(self._file(key), key)
         if status is not None:
             return self._taken(key, status)
-        file, temporary = self._temporary(key)
+        file, temporary = self._temporary(key, ONCE)
         self._fill(file, temporary, key, [data])
-        return self._publish(temporary, key, lambda: self.get(key) == data)
+        return self._publish(temporary, key, lambda: self.get(key) == data, ONCE)
 
     def writer(self, key: str) -> ObjectWriter:
         check_key(key)
-        file, temporary = self._temporary(key)
+        file, temporary = self._temporary(key, self.retry_policy)
         return _HdfsWriter(self, key, file, temporary)
 
     def delete(self, key: str) -> None:
@@ -138,7 +144,8 @@ class HdfsStore(Store):
         path = f"{folder}/{_temporary_name()}"
 
         def stamp() -> int:
-            self._client.create(path).close()
+            with suppress(FileExistsError):  # made by a try before
+                self._client.create(path).close()
             return int(self._client.get_file_info(path).modification_time)
 
         try:
@@ -173,10 +180,10 @@ class HdfsStore(Store):
                 self._opened = _new_client(self._url)
             return self._opened
 
-    def _ask(self, action: str, key: str, send: Callable[[], T]) -> T:
-        """Return the answer to a request; raise what its error means."""
+    def _ask(self, action: str, key: str, send: Callable[[], T], policy: RetryPolicy | None = None) -> T:
+        """Return the answer to a request, repeated as a policy says; raise what its error means."""
         try:
-            return send()
+            return (policy or self.retry_policy).call(send, is_busy)
         except SparklogError:  # some of them are built-in errors as well
             raise
         except FAILURES as error:
@@ -200,19 +207,19 @@ class HdfsStore(Store):
             raise BadRequest(f"cannot create {key} in {self.location}: a folder lies there; move it away")
         return False
 
-    def _temporary(self, key: str) -> tuple[Any, str]:
+    def _temporary(self, key: str, policy: RetryPolicy) -> tuple[Any, str]:
         """Open a new file beside a key. Folders are made as needed, with the permissions of the one above."""
         folder = self._file(key).rpartition("/")[0]
         for _ in range(_ATTEMPTS):
             path = f"{folder}/{_temporary_name()}"
             # An answer that got lost makes the client ask twice: the file exists already, and is ours.
             with suppress(FileExistsError):
-                return self._ask_new(path, key), path
+                return self._ask_new(path, key, policy), path
         raise Unavailable(f"cannot create {key} in {self.location}: HDFS calls each new name taken; try again later")
 
-    def _ask_new(self, path: str, key: str) -> Any:
+    def _ask_new(self, path: str, key: str, policy: RetryPolicy) -> Any:
         try:
-            return self._client.create(path)
+            return policy.call(lambda: self._client.create(path), is_busy)
         except (SparklogError, FileExistsError):
             raise
         except FAILURES as error:
@@ -230,18 +237,18 @@ class HdfsStore(Store):
             self._clean(temporary)
             self._fail(error, "create", key)
 
-    def _publish(self, temporary: str, key: str, is_ours: Callable[[], bool]) -> bool:
+    def _publish(self, temporary: str, key: str, is_ours: Callable[[], bool], policy: RetryPolicy) -> bool:
         """Give a finished temporary file its name, exclusively. False: the name is taken.
 
         `is_ours` compares the object of that name with the file's content.
         """
         path = self._file(key)
         try:
-            self._client.rename(temporary, path, overwrite=False)
+            policy.call(lambda: self._client.rename(temporary, path, overwrite=False), is_busy)
             return True
         except FAILURES as error:
             failure = error
-        if self._unlink(temporary, key):
+        if self._unlink(temporary, key, policy):
             status = self._status(path, key)
             if status is not None:
                 return self._taken(key, status)
@@ -252,10 +259,10 @@ class HdfsStore(Store):
             f"cannot create {key} in {self.location}: its temporary file was deleted meanwhile, or the answer got lost"
         )
 
-    def _unlink(self, path: str, key: str) -> bool:
+    def _unlink(self, path: str, key: str, policy: RetryPolicy | None = None) -> bool:
         """Delete a file; return whether this call did. False where a folder with content lies."""
         try:
-            return bool(self._client.delete(path, recursive=False))
+            return bool((policy or self.retry_policy).call(lambda: self._client.delete(path, recursive=False), is_busy))
         except SparklogError:
             raise
         except FileNotFoundError:
@@ -324,7 +331,8 @@ class _HdfsWriter:
         self._written += len(data)
         if len(self._held) >= _WRITE_BUFFER:
             held, self._held = self._held, bytearray()
-            self._store._ask("write", self._key, lambda: self._file.write(held))
+            # Once: a part of it may have been written.
+            self._store._ask("write", self._key, lambda: self._file.write(held), ONCE)
 
     def close(self) -> None:
         if self._file is None:
@@ -339,7 +347,7 @@ class _HdfsWriter:
                 raise NotFound(self._key)
             return info.size == self._written
 
-        if not store._publish(self._temporary, self._key, is_ours):
+        if not store._publish(self._temporary, self._key, is_ours, store.retry_policy):
             raise Unavailable(f"{self._key} exists already in {store.location}: write it again under a new name")
 
     def discard(self) -> None:

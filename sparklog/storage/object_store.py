@@ -1,13 +1,13 @@
 """Objects in a bucket: S3 and servers that speak it, Google Cloud Storage, Azure. Through obstore.
 
-`create` is a conditional PUT. What makes it safe to build on:
+Each kind of request has its rule for a server that is slow, busy or gone:
 
-* "Already exists" proves nothing on S3: 409 may mean that nothing landed, and an answer that got lost makes our own
-  success look like a loss. So after an answer that leaves the effect open the object is read and compared.
-* A create that timed out is not sent again. If nothing is there yet: `Unavailable`, effect unknown.
-* 429 (Google Cloud Storage and R2 take one write a second and key) means somebody else writes that key: look at it, do
-  not wait.
-* 501 means that a server does not know conditional PUTs. The client would take it for an outage and repeat it.
+* `create`, of commits: a few conditional PUTs within a second. Its caller decides what to do about an open effect, and
+  by when. "Already exists" proves nothing on S3, so what is there is read and compared (`_create`).
+* Data objects have names that no other writer uses. A PUT of one may be sent again as often as needed, and whatever is
+  there with the same bytes is ours (`put_whole`, `sparklog.storage.uploads`).
+* Reads, lists and deletes are repeated as long as the server is busy, within the budget of `sparklog.storage.retries`.
+* A server that cannot be reached is given up after `_RETRIES`, in a second or two: most often its address is wrong.
 
 Listings are filtered and their order checked here: not every server heeds where a listing begins.
 
@@ -18,10 +18,7 @@ A pickled store carries its URL alone. Credentials are read in each process.
 from __future__ import annotations
 
 import os
-import queue
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -31,10 +28,21 @@ import obstore
 from obstore import exceptions
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
-from sparklog.storage.cloud_errors import cloud_error, network_failure, status_of
-from sparklog.storage.cloud_settings import AZURE, GCS, S3, client_config, endpoint_of_environment, plain_http
+from sparklog.storage.cloud_errors import cloud_error, is_busy, network_failure, status_of
+from sparklog.storage.cloud_settings import (
+    AZURE,
+    GCS,
+    S3,
+    checksum_headers,
+    client_config,
+    endpoint_of_environment,
+    plain_http,
+    profile_keys,
+    root_certificates,
+)
 from sparklog.storage.fork_safety import ForkGuard, ForkLock
 from sparklog.storage.locations import StoreUrl, parse_url
+from sparklog.storage.retries import BUSY_BUDGET_S, FIRST_PAUSE_S, LONGEST_PAUSE_S, Retries, RetryPolicy
 from sparklog.storage.store import (
     MAX_DOCUMENT,
     ObjectInfo,
@@ -44,22 +52,23 @@ from sparklog.storage.store import (
     check_prefix,
     is_key,
 )
+from sparklog.storage.uploads import PART_BYTES, Upload
 
 T = TypeVar("T")
 
 PARALLEL_REQUESTS = 16
-PART_BYTES = 8 << 20
-"""Size of a part of a multipart upload; a data object up to this size is one PUT."""
 _UPLOADS_AT_ONCE = 4
-_WAITING_PARTS = 2
 _DELETE_AT_ONCE = 1000
 _CREATE_ATTEMPTS = 4
-_FIRST_PAUSE_S = 0.1
+"""PUTs of a commit, within a second: its caller looks at the log between its tries, and goes on for 90 s."""
+_SMALL_BYTES = 512 << 10
 _DOCUMENT_TIMEOUT = timedelta(seconds=10)
+"""Of a request whose bodies have at most `_SMALL_BYTES`. Several fit into the 90 s of a commit."""
 _DATA_TIMEOUT = timedelta(seconds=120)
+"""Of any other request. Either limit asks for 70 kB/s: a part or object of 8 MiB takes 120 s then."""
 _RETRY_TIMEOUT = timedelta(seconds=15)
 _RETRIES = 3
-_FAILURES = (exceptions.BaseError, OSError, ValueError)
+_FAILURES = (exceptions.BaseError, OSError, ValueError, RuntimeError)
 _GUARD = ForkGuard("obstore")
 
 
@@ -68,6 +77,8 @@ class ObjectStore(Store):
 
     Picklable; safe to use from threads; a process that was forked by one that used a bucket cannot.
     """
+
+    retry_policy = RetryPolicy()
 
     def __init__(self, url: str) -> None:
         self._url = parse_url(url)
@@ -121,16 +132,20 @@ class ObjectStore(Store):
         if length == 0 or start >= 1 << 62:
             self._size(key)
             return b""
-        try:
-            if length is None:
-                options: Any = {"range": {"offset": start}}
-                return bytes(obstore.get(self._client("data"), key, options=options).bytes())
-            end = min(start + length, 1 << 62)
-            return bytes(obstore.get_range(self._client("data"), key, start=start, end=end))
-        except _FAILURES as error:
-            if status_of(error) == 416 or (start and start >= self._size(key)):
-                return b""
-            self._fail(error, "read", key)
+
+        def read() -> bytes:
+            try:
+                if length is None:
+                    options: Any = {"range": {"offset": start}}
+                    return bytes(obstore.get(self._client("data"), key, options=options).bytes())
+                end = min(start + length, 1 << 62)
+                return bytes(obstore.get_range(self._client("data"), key, start=start, end=end))
+            except _FAILURES as error:
+                if status_of(error) == 416 or (start and not is_busy(error) and start >= self._size(key)):
+                    return b""
+                raise
+
+        return self._ask("read", key, read)
 
     def _size(self, key: str) -> int:
         info = self.stat(key)
@@ -149,27 +164,39 @@ class ObjectStore(Store):
         check_prefix(prefix)
         objects = self._list(prefix, after)
         if self._is_express:
-            # S3 Express lists in no order.
-            return iter(sorted(objects, key=lambda info: info.key))
+            # S3 Express lists in no order. A list that was begun again names objects twice.
+            return iter(sorted(set(objects), key=lambda info: info.key))
         return self._checked_order(objects)
 
     def _list(self, prefix: str, after: str) -> Iterator[ObjectInfo]:
-        folder, slash, start = prefix.rpartition("/")
-        # The greatest text below all that begin with the prefix, more or less: what slips through is left out below.
-        # In front of `0` comes `/`, and no path has two of them.
-        last = "" if start.endswith("0") else f"{chr(ord(start[-1]) - 1)}~" if start else ""
-        offset = max(after, f"{folder}{slash}{start[:-1]}{last}".removesuffix("/") if start else "")
-        begin: Any = {} if not offset or self._is_express else {"offset": offset}
-        chunks = self._ask(
-            "list", folder, lambda: obstore.list(self._client("document"), folder or None, chunk_size=1000, **begin)
-        )
-        while (chunk := self._ask("list", folder, lambda: next(chunks, None))) is not None:
-            for meta in chunk:
-                key = meta["path"]
-                if key.startswith(prefix) and key > after and is_key(key):
-                    yield _info(meta)
-                elif key > prefix and not key.startswith(prefix) and not self._is_express:
-                    return
+        for meta in self._pages(prefix.rpartition("/")[0], max(after, _start_after(prefix))):
+            key = meta["path"]
+            if key.startswith(prefix) and key > after and is_key(key):
+                yield _info(meta)
+            elif key > prefix and not key.startswith(prefix) and not self._is_express:
+                return
+
+    def _pages(self, folder: str, start: str) -> Iterator[Any]:
+        """Yield what is listed below a folder behind a key `start`, page by page.
+
+        Where the server is busy, the list is begun again behind the last page; the budget is that of one page.
+        """
+        retries, last = Retries(self.retry_policy), ""
+        while True:
+            try:
+                for page in self._listing(folder, max(start, last)):
+                    # A server that does not heed where a list begins gives the first pages once more.
+                    yield from (meta for meta in page if meta["path"] > last)
+                    if page and not self._is_express:
+                        retries, last = Retries(self.retry_policy), page[-1]["path"]
+                return
+            except _FAILURES as error:
+                if isinstance(error, SparklogError) or not (is_busy(error) and retries.wait()):
+                    self._fail(error, "list", folder)
+
+    def _listing(self, folder: str, start: str) -> Iterator[Sequence[Any]]:
+        begin: Any = {} if not start or self._is_express else {"offset": start}
+        return iter(obstore.list(self._client("document"), folder or None, chunk_size=1000, **begin))
 
     def _checked_order(self, objects: Iterator[ObjectInfo]) -> Iterator[ObjectInfo]:
         before = ""
@@ -191,35 +218,89 @@ class ObjectStore(Store):
         return self._create(check_key(key), data)
 
     def _create(self, key: str, data: bytes) -> bool:
-        """Create an object by conditional PUTs, repeated as long as the effect of the last one can be told."""
-        unsure, error = False, None
+        """Create an object by conditional PUTs, repeated as long as the effect of the last one can be told.
+
+        False proves nothing, says `Store.create`, and its callers look. This looks as well where an answer leaves it
+        open, so that a create of our own is not reported as a loss.
+        """
+        retries, may_have_landed = Retries(self.retry_policy), False
         for attempt in range(_CREATE_ATTEMPTS):
-            if attempt:
-                time.sleep(_FIRST_PAUSE_S * 2 ** (attempt - 1) * (0.5 + os.urandom(1)[0] / 256))
-            try:
-                obstore.put(self._client("create"), key, data, mode="create", use_multipart=False)
+            if attempt and not retries.wait():
+                break
+            error = self._put(key, data)
+            if error is None:
                 return True
-            except _FAILURES as failure:
-                error = failure
             status = status_of(error)
             if _is_taken(error, status) or status == 429:
-                if status == 412 and not unsure:
+                # 412 to the only PUT that was sent: another object is there. After a lost answer it may be ours.
+                if status == 412 and not may_have_landed:
                     return False
+                # 409 may mean two PUTs at once of which none landed. 429 (Google Cloud Storage and R2 take one write a
+                # second and key): another writes this key. Look at it; if nothing is there, send it again.
                 existing = self._read_if_there(key)
                 if existing is not None:
-                    return unsure and existing == data
-            elif network_failure(error) == "Timeout":
-                # Not sent again: it may still land, and the caller has a deadline.
+                    return may_have_landed and existing == data
+            elif status == 504 or network_failure(error) == "Timeout":
+                # It may land yet, at any time: it is not sent again, and its effect is unknown if nothing is there.
                 existing = self._read_if_there(key)
                 if existing is not None:
                     return existing == data
                 break
             elif status in (500, 502, 503) or network_failure(error):
-                unsure = True
+                may_have_landed = True
             else:
+                # Refused. 501 too: a server that does not know conditional PUTs, which a repeat does not teach it.
                 break
         assert error is not None
         raise cloud_error(error, "create", key, self._url)
+
+    def _put(self, key: str, data: bytes) -> Exception | None:
+        """Send one conditional PUT; return its error."""
+        kind = "create" if len(data) <= _SMALL_BYTES else "create large"
+        try:
+            obstore.put(self._client(kind), key, data, mode="create", use_multipart=False)
+        except SparklogError:  # some of them are built-in errors as well
+            raise
+        except _FAILURES as error:
+            return error
+        return None
+
+    def put_whole(self, key: str, data: bytes) -> None:
+        """Store a data object by one PUT, repeated within the budget. Its key has no other writer.
+
+        So it may be sent again after any failure that may pass, and an object of the same bytes is ours: a gateway that
+        repeats a request, or we ourselves, have sent it before.
+        """
+        retries, attempt = Retries(self.retry_policy), 0
+        while (error := self._put(key, data)) is not None:
+            attempt += 1
+            away = bool(network_failure(error))
+            if _is_taken(error, status_of(error)):
+                if self._is_stored(key, data):
+                    return
+            elif not (is_busy(error) or (away and attempt < _CREATE_ATTEMPTS)):
+                self._fail(error, "create", key)
+            if not retries.wait():
+                if away and self._is_stored(key, data):
+                    return  # no answer came in time, and the object is there
+                self._fail(error, "create", key)
+
+    def _is_stored(self, key: str, data: bytes) -> bool:
+        """True if an object of these bytes is there, False if none is. `Unavailable` if it is another."""
+        info = self.stat(key)
+        if info is None:
+            return False
+        if info.size == len(data) and self._read_if_there(key) == data:
+            return True
+        raise Unavailable(f"{key} exists already in {self.location}: write it again under a new name")
+
+    def put_parts(self, key: str, parts: Iterator[bytes]) -> None:
+        """Store a data object by a multipart upload, each request of which the client repeats within the budget."""
+        client = self._client("upload")
+        obstore.put(client, key, parts, use_multipart=True, chunk_size=PART_BYTES, max_concurrency=_UPLOADS_AT_ONCE)
+
+    def upload_failure(self, error: BaseException, key: str) -> SparklogError:
+        return cloud_error(error, "create", key, self._url)
 
     def _read_if_there(self, key: str) -> bytes | None:
         try:
@@ -228,7 +309,7 @@ class ObjectStore(Store):
             return None
 
     def writer(self, key: str) -> ObjectWriter:
-        return _Upload(self, check_key(key))
+        return Upload(self, check_key(key))
 
     def delete(self, key: str) -> None:
         self.delete_many([key])
@@ -248,7 +329,7 @@ class ObjectStore(Store):
     def now_ms(self) -> int:
         # The clock that stamps objects.
         key = f"_probe/clock-{os.urandom(12).hex()}"
-        self._create(key, b"")
+        self.put_whole(key, b"")
         info = self.stat(key)
         with suppress(Unavailable):  # writers may lack the right to delete
             self.delete(key)
@@ -262,7 +343,7 @@ class ObjectStore(Store):
         return _is_express(self._url)
 
     def _client(self, kind: str) -> Any:
-        """Return obstore's store for one kind of request: `document`, `data` (long), `create` (never repeated)."""
+        """Return obstore's store for one kind of request (`_limits`)."""
         _GUARD.use()
         client = self._clients.get(kind)
         if client is None:
@@ -270,28 +351,28 @@ class ObjectStore(Store):
         return client
 
     def _ask(self, action: str, key: str, send: Callable[[], T]) -> T:
-        """Return the answer to a request; raise what its error means."""
+        """Return the answer to a request, repeated while the server is busy; raise what its error means."""
         try:
-            return send()
+            return self.retry_policy.call(send, is_busy)
         except SparklogError:  # some of them are built-in errors as well
             raise
         except _FAILURES as error:
             self._fail(error, action, key)
 
-    def _fail(self, error: Exception, action: str, key: str) -> NoReturn:
+    def _fail(self, error: BaseException, action: str, key: str) -> NoReturn:
         raise cloud_error(error, action, key, self._url) from None
 
 
 _kept: dict[tuple[str, str, int], Any] = {}
 _lock = ForkLock()
 _MOST_KEPT = 64
-_OF_CLOUDS = ("AWS_", "AZURE_", "GOOGLE_")
+_OF_CLIENTS = ("AWS_", "AZURE_", "GOOGLE_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "SSL_CERT_")
 
 
 def _kept_client(url: StoreUrl, kind: str) -> Any:
     """Return the process' client of a place: its connections outlive the stores that are opened for it."""
     # Where the environment changes, the credentials may. They are not kept here.
-    surroundings = hash(frozenset(item for item in os.environ.items() if item[0].startswith(_OF_CLOUDS)))
+    surroundings = hash(frozenset(item for item in os.environ.items() if item[0].upper().startswith(_OF_CLIENTS)))
     place = (str(url), kind, surroundings)
     with _lock:
         if place not in _kept:
@@ -305,20 +386,68 @@ def _new_client(url: StoreUrl, environ: Mapping[str, str], kind: str) -> Any:
     from obstore import store as stores
 
     settings = dict(url.settings)
-    client: Any = {"timeout": _DATA_TIMEOUT if kind == "data" else _DOCUMENT_TIMEOUT}
+    timeout, retry = _limits(kind)
+    client: Any = {"timeout": timeout, **root_certificates(url.scheme, environ)}
+    if kind in ("create", "create large"):
+        client.update(checksum_headers(url.scheme, settings, environ))
     if plain_http(url.scheme, settings, environ):
         client["allow_http"] = True
-    retry: Any = {"max_retries": 0 if kind == "create" else _RETRIES, "retry_timeout": _RETRY_TIMEOUT}
-    config = client_config(url.scheme, settings, environ)
+    config = client_config(url.scheme, settings)
+    keys = profile_keys(url.scheme, settings, environ)
+    # Not in the configuration: to that the client would add a session token of the environment, which is of other keys.
+    extra: Any = {"credential_provider": lambda: keys} if keys else {}
     if _is_express(url):
         config["s3_express"] = "true"  # another server, and another signature
     makers: dict[str, Any] = {S3: stores.S3Store, GCS: stores.GCSStore, AZURE: stores.AzureStore}
     try:
         return makers[url.scheme](
-            url.host, prefix=url.path or None, config=config, client_options=client, retry_config=retry
+            url.host, prefix=url.path or None, config=config, client_options=client, retry_config=retry, **extra
         )
     except _FAILURES as error:
         raise cloud_error(error, "open", "", url) from None
+
+
+def _limits(kind: str) -> tuple[timedelta, Any]:
+    """Return the time that one request of a kind may take, and how the client itself repeats it.
+
+    | kind           | requests                                                                     |
+    |----------------|------------------------------------------------------------------------------|
+    | `document`     | without a large body: HEAD, lists, deletes                                   |
+    | `data`         | reads                                                                        |
+    | `create`       | a PUT of up to `_SMALL_BYTES`; never repeated by the client, which cannot compare |
+    | `create large` | a longer one                                                                 |
+    | `upload`       | those of a multipart upload, which cannot be begun again                     |
+    """
+    timeout = _DOCUMENT_TIMEOUT if kind in ("document", "create") else _DATA_TIMEOUT
+    if kind in ("create", "create large"):
+        return timeout, {"max_retries": 0, "retry_timeout": _RETRY_TIMEOUT}
+    if kind == "upload":
+        pauses = {"init_backoff": timedelta(seconds=FIRST_PAUSE_S), "max_backoff": timedelta(seconds=LONGEST_PAUSE_S)}
+        return timeout, {"max_retries": 1000, "retry_timeout": timedelta(seconds=BUSY_BUDGET_S), "backoff": pauses}
+    return timeout, {"max_retries": _RETRIES, "retry_timeout": _RETRY_TIMEOUT}
+
+
+def _start_after(prefix: str) -> str:
+    """Return a key after which a list begins so that it names all keys with a prefix, and few before them.
+
+    A server lists what is greater than the key that it is given. So this is less than every key with the prefix: its
+    last character is replaced by the one before it, and `~`, which is greater than any character of a key.
+
+    >>> _start_after("t/append/00b")
+    't/append/00a~'
+    >>> _start_after("t/append/")
+    ''
+
+    The character before `0` is `/`, which begins no name. There the character is left out:
+
+    >>> _start_after("t/_log/10")
+    't/_log/1'
+    """
+    last = prefix[-1:]
+    if last in ("", "/"):
+        return ""  # the list is of that folder
+    before = "" if last == "0" else f"{chr(ord(last) - 1)}~"
+    return f"{prefix[:-1]}{before}".removesuffix("/")
 
 
 def _is_express(url: StoreUrl) -> bool:
@@ -333,106 +462,3 @@ def _is_taken(error: Exception, status: int | None) -> bool:
 
 def _info(meta: Any) -> ObjectInfo:
     return ObjectInfo(meta["path"], meta["size"], int(meta["last_modified"].timestamp() * 1000))
-
-
-class _Discarded(Exception):  # noqa: N818
-    """Ends an upload from within; never seen outside."""
-
-
-class _Upload:
-    """A data object being written: one PUT if it stays small, else parts that a thread uploads meanwhile."""
-
-    def __init__(self, store: ObjectStore, key: str) -> None:
-        self._store = store
-        self._key = key
-        self._parts: list[bytes] | None = []
-        self._held = 0
-        self._queue: queue.Queue[bytes | Exception | None] | None = None
-        self._thread: threading.Thread | None = None
-        self._error: Exception | None = None
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        if self._parts is None:
-            raise ValueError(f"the writer of {self._key} is closed")
-        self._parts.append(bytes(data))
-        self._held += len(data)
-        if self._held > PART_BYTES:
-            self._hand_over()
-
-    def close(self) -> None:
-        if self._parts is None:
-            return
-        try:
-            if self._queue is None:
-                self._put(b"".join(self._parts))
-            else:
-                self._hand_over()
-                if self._store.stat(self._key) is not None:
-                    self._refuse()
-                self._end(None)
-                if self._error is not None:
-                    raise cloud_error(self._error, "create", self._key, parse_url(self._store.location)) from None
-        finally:
-            self.discard()
-
-    def discard(self) -> None:
-        self._parts = None
-        if self._thread is not None and self._thread.is_alive():
-            self._end(_Discarded())
-
-    def _put(self, data: bytes) -> None:
-        if not self._store._create(self._key, data):
-            self._refuse()
-
-    def _refuse(self) -> NoReturn:
-        raise Unavailable(f"{self._key} exists already in {self._store.location}: write it again under a new name")
-
-    def _hand_over(self) -> None:
-        """Give what is held to the uploading thread, which is started with the first part."""
-        assert self._parts is not None
-        if self._queue is None:
-            self._store._client("data")
-            self._queue = queue.Queue(_WAITING_PARTS)
-            self._thread = threading.Thread(
-                target=self._upload, args=(self._queue,), name="sparklog-upload", daemon=True
-            )
-            self._thread.start()
-        if self._parts:
-            self._offer(b"".join(self._parts))
-        self._parts, self._held = [], 0
-
-    def _offer(self, item: bytes | Exception | None) -> None:
-        assert self._queue is not None
-        assert self._thread is not None
-        while self._thread.is_alive():
-            with suppress(queue.Full):
-                self._queue.put(item, timeout=1)
-                return
-        if self._error is not None and not isinstance(item, Exception):
-            raise cloud_error(self._error, "create", self._key, parse_url(self._store.location)) from None
-
-    def _end(self, last: Exception | None) -> None:
-        assert self._thread is not None
-        self._offer(last)
-        self._thread.join()
-
-    def _upload(self, parts: queue.Queue[bytes | Exception | None]) -> None:
-        def each() -> Iterator[bytes]:
-            while (part := parts.get()) is not None:
-                if isinstance(part, Exception):
-                    raise part  # obstore gives the multipart upload up
-                yield part
-
-        try:
-            obstore.put(
-                self._store._client("data"),
-                self._key,
-                each(),
-                use_multipart=True,
-                chunk_size=PART_BYTES,
-                max_concurrency=_UPLOADS_AT_ONCE,
-            )
-        except _Discarded:
-            return
-        except _FAILURES as error:
-            self._error = error

@@ -144,7 +144,11 @@ def _race(trial: Trial, pool: ThreadPoolExecutor, number: int, size: int) -> byt
         except Unavailable as error:  # it may have taken effect
             return error
 
-    answers = list(pool.map(create, bodies))
+    try:
+        answers = list(pool.map(create, bodies))
+    except BaseException:
+        start.abort()  # a thread that could not be started would be waited for by all others
+        raise
     winners = [body for body, answer in zip(bodies, answers, strict=True) if answer is True]
     if len(winners) > 1:
         trial.broken(

@@ -109,3 +109,14 @@ def test_threads_of_spark_connect_do_not_keep_the_process_from_ending(module: st
     session = type("Session", (), {"__module__": module, "streams": SimpleNamespace(addListener=add)})
     assert [watch(session())] == listeners
     assert [thread.daemon for thread in made] == [daemon]
+
+
+@pytest.mark.parametrize("module", ["pyspark.sql.connect.session", "pyspark.sql.session"])
+@pytest.mark.parametrize("kind", [RuntimeError, MemoryError, SystemExit])
+def test_a_listener_that_cannot_be_added_is_an_error(module: str, kind: type[BaseException]) -> None:
+    def add(listener: object) -> None:
+        raise kind("struck")
+
+    session = type("Session", (), {"__module__": module, "streams": SimpleNamespace(addListener=add)})
+    with pytest.raises(kind, match="struck"):
+        watch(session())

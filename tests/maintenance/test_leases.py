@@ -29,6 +29,7 @@ from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyS
 from sparklog.testing.world import DAY_MS, HOUR_MS, MINUTE_MS, START_MS, World
 from sparklog.tools.verification.run import verify_root
 from tests.support import seeds
+from tests.support.failing_threads import Panic
 
 ALL: tuple[str, ...] = ()
 
@@ -136,6 +137,23 @@ def test_the_clock_is_the_stores() -> None:
     assert taken(world).waits
     world.now_ms += LEASE_MS
     assert not taken(world).waits
+
+
+@pytest.mark.parametrize("kind", [MemoryError, RuntimeError, Panic])
+def test_whatever_a_renewal_fails_with_the_lease_is_renewed_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: type[BaseException]
+) -> None:
+    monkeypatch.setattr(leases, "RENEW_SECONDS", 0)
+    lease, ended, turns = taken(World()), threading.Event(), iter([kind("struck"), Fenced("enough")])
+
+    def renew() -> None:
+        raise next(turns)
+
+    monkeypatch.setattr(lease, "renew", renew)
+    lease.keep(ended)
+    assert f"the lease was not renewed: {kind.__name__}" in capsys.readouterr().err
+    with pytest.raises(Fenced, match="enough"):
+        lease.check()
 
 
 class Struck:

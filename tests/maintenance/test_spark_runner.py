@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sparklog.maintenance.spark_runner import CLUSTER_JOBS, NAMED, _at_once, _Batch
+from sparklog.errors import Unavailable
+from sparklog.maintenance import spark_runner
+from sparklog.maintenance.spark_runner import CLUSTER_JOBS, NAMED, SparkRunner, _at_once, _Batch
 from sparklog.testing.world import World
 
 
@@ -37,3 +41,42 @@ def test_a_line_names_a_few_of_those_that_run(running: int, more: str) -> None:
         batch._take()
     names = ", ".join(f"seal t-{number} (0 s)" for number in range(NAMED))
     assert batch._heartbeat() == f"0 of {running} pieces finished, running: {names}{more}"
+
+
+def runner_of(works: int) -> tuple[SparkRunner, Any]:
+    context = SimpleNamespace(master="local[2]", defaultParallelism=2, cancelJobGroup=lambda group: None)
+    pieces: Any = [SimpleNamespace(title=f"seal t-{number}") for number in range(works)]
+    return SparkRunner(SimpleNamespace(sparkContext=context), quiet=True), pieces  # type: ignore[arg-type]
+
+
+def test_threads_that_die_before_their_work_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def take(batch: _Batch) -> int | None:
+        raise MemoryError("struck")
+
+    monkeypatch.setattr(spark_runner, "HEARTBEAT_MS", 10)
+    monkeypatch.setattr(_Batch, "_take", take)
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
+    runner, works = runner_of(2)
+    with pytest.raises(Unavailable, match="ended before the work"):
+        list(runner.run(works))
+
+
+def test_a_thread_that_cannot_be_started_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, batches, first = threading.Thread.start, list[_Batch](), iter([True])
+
+    def limited(thread: threading.Thread) -> None:
+        if not next(first, False):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    def work(batch: _Batch) -> None:
+        batches.append(batch)
+        while not batch._stopped:
+            time.sleep(0.001)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    monkeypatch.setattr(_Batch, "_work", work)
+    runner, works = runner_of(3)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        list(runner.run(works))
+    assert [batch._stopped for batch in batches] == [True]

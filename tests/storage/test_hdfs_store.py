@@ -18,14 +18,23 @@ from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable
 from sparklog.storage import Store, hdfs_store, open_store
 from sparklog.storage.hdfs_errors import FAILURES
 from sparklog.storage.hdfs_store import HdfsStore
+from sparklog.storage.retries import BUSY_BUDGET_S
 from sparklog.testing.store_tests import StoreTests
 from tests.support.fake_hdfs import FakeHdfs, remote
+from tests.support.pauses import Pauses
 
 URL = "hdfs://namenode:8020/data/log"
 
 
 @pytest.fixture
-def hdfs(monkeypatch: pytest.MonkeyPatch) -> FakeHdfs:
+def pauses(monkeypatch: pytest.MonkeyPatch) -> Pauses:
+    pauses = Pauses()
+    monkeypatch.setattr(HdfsStore, "retry_policy", pauses.policy())
+    return pauses
+
+
+@pytest.fixture
+def hdfs(monkeypatch: pytest.MonkeyPatch, pauses: Pauses) -> FakeHdfs:
     namenode = FakeHdfs()
     monkeypatch.setattr(hdfs_store, "_new_client", lambda url: namenode)
     return namenode
@@ -121,6 +130,61 @@ def test_effect_is_unknown_while_no_namenode_answers(hdfs: FakeHdfs, store: Stor
     with pytest.raises(Unavailable, match="does not answer"):
         store.create("a", b"ours")
     assert store.get("a") == b"ours"
+
+
+SAFE_MODE = remote("hdfs.server.namenode.SafeModeException", "Cannot create file. Name node is in safe mode.")
+STARTING = remote("ipc.RetriableException", "NameNode still not started")
+
+
+@pytest.mark.parametrize("error", [SAFE_MODE, STARTING])
+@pytest.mark.parametrize(
+    ("call", "use"),
+    [
+        ("read", lambda store: store.get("a")),
+        ("read_range", lambda store: store.get("a")),
+        ("get_file_info", lambda store: store.stat("a")),
+        ("list_status", lambda store: list(store.list(""))),
+        ("delete", lambda store: store.delete("a")),
+        ("delete", lambda store: store.delete_many(["a"])),
+        ("create", lambda store: store.now_ms()),
+        ("create", lambda store: store.writer("t/x").close()),
+        ("rename", lambda store: store.writer("t/x").close()),
+    ],
+)
+def test_a_namenode_in_safe_mode_is_asked_again(
+    hdfs: FakeHdfs, store: Store, pauses: Pauses, call: str, use: Callable[[Store], object], error: Exception
+) -> None:
+    hdfs.files["/data/log/a"] = (b"x", 1)
+    hdfs.before[call] = [error] * 6
+    use(store)
+    assert len(pauses.made) == 6
+    hdfs.files["/data/log/a"] = (b"x", 1)
+    hdfs.before[call] = [error] * 1000
+    with pytest.raises(Unavailable):
+        use(store)
+    assert BUSY_BUDGET_S < pauses.seconds < 3 * BUSY_BUDGET_S
+
+
+@pytest.mark.parametrize("call", ["create", "rename"])
+def test_a_commit_does_not_wait_for_the_end_of_safe_mode(
+    hdfs: FakeHdfs, store: Store, pauses: Pauses, call: str
+) -> None:
+    hdfs.before[call] = [SAFE_MODE]
+    with pytest.raises(Unavailable, match="in safe mode"):
+        store.create("a", b"x")
+    assert not pauses.made
+    assert not hdfs.files
+
+
+def test_a_write_that_failed_is_not_repeated(hdfs: FakeHdfs, store: Store, pauses: Pauses) -> None:
+    """A part of its bytes may have been taken."""
+    hdfs.before["write"] = [SAFE_MODE]
+    writer = store.writer("t/x")
+    with pytest.raises(Unavailable, match="in safe mode"):
+        writer.write(bytes(2 << 20))
+    writer.discard()
+    assert not pauses.made
+    assert not hdfs.files
 
 
 def test_temporary_name_that_is_ours_already_is_left_alone(hdfs: FakeHdfs, store: Store) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from sparklog.errors import BadRequest
 from sparklog.storage import open_store
-from sparklog.storage.cloud_settings import client_config, plain_http
+from sparklog.storage.cloud_settings import plain_http, profile_keys
 from sparklog.storage.locations import is_url, join, normal_location, parse_url, split, with_settings
 
 SECRET = "wJalrXUtnFEMI"
@@ -129,14 +129,18 @@ def test_keys_of_a_profile(tmp_path: object) -> None:
         "[team]\naws_access_key_id = C\naws_secret_access_key = D\naws_session_token = E\n[sso]\nsso_session = x\n"
     )
     environ = {"AWS_SHARED_CREDENTIALS_FILE": str(file)}
-    assert client_config("s3", {}, environ) == {"access_key_id": "A", "secret_access_key": "B"}
-    team = {"access_key_id": "C", "secret_access_key": "D", "session_token": "E"}
-    assert client_config("s3", {"profile": "team"}, environ) == team
-    assert client_config("s3", {}, {**environ, "AWS_PROFILE": "team"}) == team
-    assert client_config("s3", {}, {**environ, "AWS_ACCESS_KEY_ID": "Z"}) == {}
+    default = {"access_key_id": "A", "secret_access_key": "B", "token": None, "expires_at": None}
+    assert profile_keys("s3", {}, environ) == default
+    team = {"access_key_id": "C", "secret_access_key": "D", "token": "E", "expires_at": None}
+    assert profile_keys("s3", {"profile": "team"}, environ) == team
+    assert profile_keys("s3", {}, {**environ, "AWS_PROFILE": "team"}) == team
+    assert profile_keys("s3", {}, {**environ, "AWS_ACCESS_KEY_ID": "Z"}) == {}
+    assert profile_keys("s3", {}, {**environ, "AWS_ACCESS_KEY_ID": "Z", "AWS_PROFILE": "team"}) == {}
+    assert profile_keys("s3", {"profile": "team"}, {**environ, "AWS_ACCESS_KEY_ID": "Z"}) == team
+    assert profile_keys("s3", {"skip_signature": "true"}, environ) == {}
     for profile in ("sso", "none"):
         with pytest.raises(BadRequest, match=f"no keys for the profile {profile}"):
-            client_config("s3", {"profile": profile}, environ)
+            profile_keys("s3", {"profile": profile}, {**environ, "AWS_ACCESS_KEY_ID": "Z"})
     file.write_text("no sections")
     with pytest.raises(BadRequest, match="is no credentials file of AWS"):
-        client_config("s3", {}, environ)
+        profile_keys("s3", {}, environ)

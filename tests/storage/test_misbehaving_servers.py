@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from datetime import timedelta
+from itertools import product
 
 import pytest
 
 from sparklog.errors import BadRequest, NotFound, Unavailable
 from sparklog.storage import Store, open_store
-from tests.support.stub_bucket import DROP, SILENT, Answer, StubBucket, stub_bucket
+from sparklog.storage.object_store import ObjectStore
+from sparklog.storage.retries import BUSY_BUDGET_S
+from sparklog.storage.uploads import PART_BYTES
+from tests.support.pauses import Pauses
+from tests.support.stub_bucket import AS_ASKED, DROP, LATE, SILENT, Answer, StubBucket, stub_bucket
 
 LANDED = True
 
 
 @pytest.fixture
-def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubBucket]:
+def pauses(monkeypatch: pytest.MonkeyPatch) -> Pauses:
+    pauses = Pauses()
+    monkeypatch.setattr(ObjectStore, "retry_policy", pauses.policy())
+    return pauses
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch, pauses: Pauses) -> Iterator[StubBucket]:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
-    monkeypatch.setattr("sparklog.storage.object_store._FIRST_PAUSE_S", 0.001)
     with stub_bucket() as bucket:
         yield bucket
 
@@ -85,13 +95,172 @@ def test_create_without_an_answer_is_not_sent_again(
     assert stub.count("PUT") <= 1
 
 
-def test_server_that_stays_down_is_given_up_soon(stub: StubBucket, store: Store) -> None:
-    stub.answer_next("PUT", *[Answer(503, "SlowDown")] * 50)
-    began = time.monotonic()
+def test_server_that_stays_down_is_given_up_soon(stub: StubBucket, store: Store, pauses: Pauses) -> None:
+    # By a commit. Its caller goes on.
+    stub.always["PUT"] = Answer(503, "SlowDown")
     with pytest.raises(Unavailable, match="asks to slow down"):
         store.create("a", b"mine")
-    assert time.monotonic() - began < 5
-    assert stub.count("PUT") <= 5
+    assert stub.count("PUT") == 4
+    assert pauses.seconds < 1
+
+
+@pytest.mark.parametrize("there", [b"mine", b"other", None])
+def test_a_commit_that_a_gateway_gave_up_is_read_and_not_sent_again(
+    stub: StubBucket, store: Store, there: bytes | None
+) -> None:
+    stub.answer_next("PUT", Answer(504, lands=there == b"mine"))
+    if there == b"other":
+        stub.objects["log/a"] = there
+    if there is None:
+        with pytest.raises(Unavailable, match="the store answered 504"):
+            store.create("a", b"mine")
+    else:
+        assert store.create("a", b"mine") is (there == b"mine")
+    assert stub.count("PUT") == 1
+
+
+KEY = "t/append/x.slices"
+BUSY = [Answer(503, "SlowDown"), Answer(429), Answer(500, "InternalError"), Answer(502), Answer(504), Answer(408)]
+CALLS = {
+    "GET": lambda store: store.get("a"),
+    "range": lambda store: store.get("a", 1, 3),
+    "HEAD": lambda store: store.stat("a"),
+    "LIST": lambda store: [info.key for info in store.list("")],
+    "folders": lambda store: list(store.list_folders("")),
+    "POST": lambda store: store.delete("b"),
+    "PUT": lambda store: write(store, b"mine"),
+    "clock": lambda store: store.now_ms(),
+}
+VERBS = {"range": "GET", "folders": "LIST", "clock": "PUT"}
+
+
+def write(store: Store, *parts: bytes) -> None:
+    writer = store.writer(KEY)
+    for part in parts:
+        writer.write(part)
+    writer.close()
+
+
+@pytest.mark.parametrize(("name", "answer"), [*product(CALLS, BUSY[:1]), *product(("GET", "PUT"), BUSY[1:])], ids=str)
+def test_a_busy_server_is_asked_again_for_seconds(
+    stub: StubBucket, monkeypatch: pytest.MonkeyPatch, pauses: Pauses, name: str, answer: Answer
+) -> None:
+    monkeypatch.setattr("sparklog.storage.object_store._RETRIES", 0)
+    stub.objects.update({"log/a": b"hello", "log/b": b""})
+    stub.answer_next(VERBS.get(name, name), *[answer] * 7)
+    CALLS[name](open_store(stub.url))
+    assert len(pauses.made) == 7
+    assert 5 < pauses.seconds < BUSY_BUDGET_S
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_server_that_stays_busy_is_given_up_within_the_budget(
+    stub: StubBucket, monkeypatch: pytest.MonkeyPatch, pauses: Pauses, name: str
+) -> None:
+    monkeypatch.setattr("sparklog.storage.object_store._RETRIES", 0)
+    stub.objects["log/a"] = b"hello"
+    stub.always[VERBS.get(name, name)] = Answer(503, "SlowDown")
+    with pytest.raises(Unavailable, match="slow down" if name != "POST" else "503|slow down"):
+        CALLS[name](open_store(stub.url))
+    assert BUSY_BUDGET_S / 2 < pauses.seconds <= BUSY_BUDGET_S
+
+
+def test_a_bulk_delete_that_leaves_out_a_busy_key_is_repeated(
+    stub: StubBucket, monkeypatch: pytest.MonkeyPatch, pauses: Pauses
+) -> None:
+    monkeypatch.setattr("sparklog.storage.object_store._RETRIES", 0)
+    error = "<DeleteResult><Error><Key>log/b</Key><Code>SlowDown</Code><Message>x</Message></Error></DeleteResult>"
+    stub.answer_next("POST", Answer(200, body=error))
+    stub.objects.update({"log/a": b"", "log/b": b""})
+    open_store(stub.url).delete_many(["a", "b"])
+    assert stub.count("POST") == 2
+    assert not stub.objects
+    assert len(pauses.made) == 1
+
+
+def test_a_list_goes_on_behind_its_last_page(stub: StubBucket, monkeypatch: pytest.MonkeyPatch, pauses: Pauses) -> None:
+    monkeypatch.setattr("sparklog.storage.object_store._RETRIES", 0)
+    stub.page = 500
+    names = [f"{number:04}" for number in range(2300)]
+    stub.objects.update({f"log/{name}": b"" for name in names})
+    for turn in (0, 1, 3, 4):
+        stub.requests.clear()
+        stub.answer_next("LIST", *[Answer(AS_ASKED)] * turn, Answer(503, "SlowDown"))
+        assert [info.key for info in open_store(stub.url).list("")] == names
+    assert len(pauses.made) == 4
+    assert "start-after=log%2F1999" in stub.requests[5][1]
+
+
+@pytest.mark.parametrize("status", [409, 412])
+def test_a_data_object_of_ours_that_is_called_taken_is_stored(stub: StubBucket, store: Store, status: int) -> None:
+    # A gateway repeats a request whose answer it lost.
+    stub.answer_next("PUT", Answer(status, lands=LANDED))
+    write(store, b"mine")
+    assert stub.objects == {f"log/{KEY}": b"mine"}
+    assert stub.count("PUT") == 1
+
+
+@pytest.mark.parametrize("there", [b"other", b"four"])
+def test_a_data_object_of_another_is_never_taken_for_ours(stub: StubBucket, store: Store, there: bytes) -> None:
+    stub.objects[f"log/{KEY}"] = there
+    with pytest.raises(Unavailable, match="exists already in s3://"):
+        write(store, b"mine")
+    assert stub.objects == {f"log/{KEY}": there}
+
+
+def test_a_data_object_without_an_answer_is_sent_again(stub: StubBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparklog.storage.object_store._DOCUMENT_TIMEOUT", timedelta(seconds=0.2))
+    stub.silence_s = 0.5
+    stub.answer_next("PUT", Answer(SILENT))
+    write(open_store(stub.url), b"mine")
+    assert stub.objects == {f"log/{KEY}": b"mine"}
+    assert stub.count("PUT") == 2
+
+
+LARGE = (bytes(PART_BYTES), b"end")
+
+
+@pytest.mark.parametrize("first", [500, 503, DROP])
+def test_an_upload_whose_last_answer_is_lost_is_stored(stub: StubBucket, store: Store, first: int) -> None:
+    # The request is repeated, and its upload is no longer there.
+    stub.answer_next("COMPLETE", Answer(first, lands=LANDED))
+    write(store, *LARGE)
+    assert stub.count("COMPLETE") == 2
+    assert len(stub.objects[f"log/{KEY}"]) == PART_BYTES + 3
+
+
+@pytest.mark.parametrize("answers", [[Answer(404, "NoSuchUpload")], [Answer(500), Answer(404, "NoSuchUpload")]])
+def test_an_upload_that_is_gone_is_no_missing_object(stub: StubBucket, store: Store, answers: list[Answer]) -> None:
+    # "Not found" would mean to an append that its topic was deleted.
+    stub.answer_next("COMPLETE", *answers)
+    with pytest.raises(Unavailable, match=r"cannot create t/append/.*: the store answered 404 \(NoSuchUpload\)"):
+        write(store, *LARGE)
+    assert not stub.objects
+
+
+@pytest.mark.parametrize("verb", ["BEGIN", "PART", "COMPLETE"])
+def test_a_busy_server_delays_an_upload(
+    stub: StubBucket, store: Store, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    monkeypatch.setattr("sparklog.storage.object_store.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("sparklog.storage.object_store.LONGEST_PAUSE_S", 0.002)
+    stub.answer_next(verb, *[Answer(503, "SlowDown")] * 20)
+    write(store, *LARGE)
+    assert len(stub.objects[f"log/{KEY}"]) == PART_BYTES + 3
+
+
+def test_the_time_allowed_goes_by_the_size(stub: StubBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A PUT of 8 MiB takes longer than the answer to a small one may."""
+    monkeypatch.setattr("sparklog.storage.object_store._DOCUMENT_TIMEOUT", timedelta(seconds=0.2))
+    stub.silence_s = 0.5
+    for size, puts in ((PART_BYTES, 1), (600_000, 1), (100, 2)):
+        stub.requests.clear()
+        stub.objects.clear()
+        stub.answer_next("PUT", Answer(LATE))
+        write(open_store(stub.url), bytes(size))
+        assert stub.count("PUT") == puts
+    stub.answer_next("PUT", Answer(LATE))
+    assert open_store(stub.url).create("t/_log/large.json", bytes(600_000))
 
 
 def test_server_without_conditional_writes_is_refused_at_once(stub: StubBucket, store: Store) -> None:
@@ -196,11 +365,14 @@ def test_denied_verb_names_the_missing_right(stub: StubBucket, store: Store, ver
         (400, "ExpiredToken", "the credentials are refused"),
         (404, "NoSuchBucket", "there is no bucket bucket"),
         (400, "AuthorizationHeaderMalformed", "another region"),
-        (418, "Teapot", "the store answered 418 .Teapot."),
+        (403, "RequestTimeTooSkewed", "the clock of this machine is off"),
+        (400, "InvalidRequest", "the store answered 400 .InvalidRequest.: it refuses this request, and would again"),
+        (400, "RequestTimeout", "the store answered 400 .RequestTimeout.; try again later"),
+        (418, "Teapot", "the store answered 418 .Teapot.: it refuses"),
     ],
 )
 def test_errors_are_one_line(stub: StubBucket, store: Store, status: int, code: str, words: str) -> None:
-    stub.answer_next("GET", Answer(status, code))
+    stub.always["GET"] = Answer(status, code)
     with pytest.raises((Unavailable, BadRequest), match=words) as caught:
         store.get("a")
     assert "\n" not in str(caught.value)

@@ -12,7 +12,7 @@ import pytest
 
 from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable
 from sparklog.storage import Store, open_store
-from sparklog.storage.object_store import PART_BYTES, ObjectStore
+from sparklog.storage.object_store import PART_BYTES, ObjectStore, _start_after
 from sparklog.testing.store_tests import StoreTests
 
 
@@ -138,6 +138,34 @@ def test_prefixes_that_end_within_a_name(bucket: str) -> None:
         assert [info.key for info in store.list(key[:-1])] == [key]
 
 
+@pytest.mark.parametrize(
+    ("prefix", "start"),
+    [
+        ("", ""),
+        ("t/append/", ""),
+        ("t/append/00b", "t/append/00a~"),
+        ("t/_log/10", "t/_log/1"),
+        ("t/_log/0", "t/_log"),
+        ("0", ""),
+        ("b", "a~"),
+        ("t/A", "t/@~"),
+        ("t/a.", "t/a-~"),
+    ],
+)
+def test_a_list_begins_a_little_before_its_prefix(prefix: str, start: str) -> None:
+    assert _start_after(prefix) == start
+
+
+def test_no_key_lies_before_the_beginning_of_its_list() -> None:
+    characters = "059AZaz._-%=+@,"
+    for last in characters:
+        start = _start_after(f"t/x{last}")
+        for follower in ("", *characters):
+            assert f"t/x{last}{follower}" > start
+        # Few others come after it: none whose last character is less, but for that of `0`.
+        assert last == "0" or all(f"t/x{lower}{lower}" <= start for lower in characters if lower < last)
+
+
 def test_missing_bucket_is_no_missing_object(bucket: str) -> None:
     store = open_store(bucket.replace("s3://", "s3://not-"))
     for call in (
@@ -196,3 +224,25 @@ def test_buckets_of_s3_express_are_asked_in_their_zone() -> None:
     express = ObjectStore("s3://logs--use1-az4--x-s3/a?region=us-east-1")._client("data")
     assert express.config["s3_express"] == "true"
     assert "s3_express" not in ObjectStore("s3://logs/a?region=us-east-1")._client("data").config
+
+
+def test_retained_objects_need_a_checksum_and_get_it(bucket: str) -> None:
+    """A bucket with object lock, whose server refuses uploads without the header."""
+    boto3 = pytest.importorskip("boto3")
+    name, _, endpoint = bucket.removeprefix("s3://").partition("?endpoint=")
+    client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1")
+    client.create_bucket(Bucket=f"{name}-lock", ObjectLockEnabledForBucket=True)
+    rule = {"DefaultRetention": {"Mode": "GOVERNANCE", "Days": 1}}
+    locked = {"ObjectLockEnabled": "Enabled", "Rule": rule}
+    client.put_object_lock_configuration(Bucket=f"{name}-lock", ObjectLockConfiguration=locked)
+    url = bucket.replace(name, f"{name}-lock")
+    with pytest.raises(BadRequest, match="its object lock asks for checksums; set checksum_algorithm=CRC64NVME in the"):
+        open_store(url).create("a", b"x")
+    for algorithm in ("crc64nvme", "SHA256"):
+        store = open_store(f"{url}&checksum_algorithm={algorithm}")
+        assert store.create(f"{algorithm}/a", b"x")
+        for size in (3, PART_BYTES + 1):
+            writer = store.writer(f"{algorithm}/{size}")
+            writer.write(bytes(size))
+            writer.close()
+            assert store.get(f"{algorithm}/{size}") == bytes(size)

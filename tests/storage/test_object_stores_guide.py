@@ -34,9 +34,13 @@ class Limited(ObjectStore):
         super().__init__(url)
         self._creates, self._deletes = re.compile(creates), re.compile(deletes)
 
-    def _create(self, key: str, data: bytes) -> bool:
+    def create(self, key: str, data: bytes) -> bool:
         self._check(self._creates, key, "create")
-        return super()._create(key, data)
+        return super().create(key, data)
+
+    def put_whole(self, key: str, data: bytes) -> None:
+        self._check(self._creates, key, "create")
+        super().put_whole(key, data)
 
     def delete_many(self, keys: Iterable[str]) -> None:
         names = list(keys)

@@ -17,7 +17,7 @@ from sparklog.storage import LocalStore
 from sparklog.storage import probe as probe_module
 from sparklog.storage.fork_safety import ForkLock
 from sparklog.storage.memory import MemoryStore
-from sparklog.storage.probe import LARGE_BYTES, examine, probe
+from sparklog.storage.probe import LARGE_BYTES, THREADS, examine, probe
 from sparklog.storage.store import ObjectInfo
 from sparklog.testing.wrapper_stores import CountingStore
 from tests.support.forked import in_child
@@ -234,3 +234,16 @@ def test_every_lock_that_is_kept_is_free_after_a_fork() -> None:
     plain = re.compile(r"threading\.(R?Lock|Condition|Semaphore)\(")
     found = {str(path.relative_to(package)) for path in package.rglob("*.py") if plain.search(path.read_text())}
     assert found == {"storage/fork_safety.py"}
+
+
+def test_a_race_whose_threads_cannot_all_be_started_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, started = threading.Thread.start, iter(range(THREADS - 1))
+
+    def limited(thread: threading.Thread) -> None:
+        if next(started, None) is None:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        probe(MemoryStore(clock))

@@ -60,6 +60,7 @@ RETENTION = Seeds(every_run=8, slow_run=2_000, chunk=8, slow_chunk=100)
 VERIFICATION = Seeds(every_run=8, slow_run=600, chunk=8, slow_chunk=100)
 BACKUPS = Seeds(every_run=5, slow_run=390, chunk=5, slow_chunk=30)
 TABLES = Seeds(every_run=3, slow_run=300, chunk=3, slow_chunk=50)
+FAILING_THREADS = Seeds(every_run=20, slow_run=600, chunk=20, slow_chunk=100)
 # Of a store that behaves like S3 (`sparklog.testing.BucketStore`).
 LOG_IN_A_BUCKET = Seeds(every_run=150, slow_run=1_200, chunk=75, slow_chunk=400)
 TRANSACTIONS_IN_A_BUCKET = Seeds(every_run=40, slow_run=600, chunk=40, slow_chunk=200)

@@ -67,8 +67,8 @@ def micro_batch(tasks: int) -> Requests:
 
 
 def upload(nbytes: float) -> Requests:
-    """A data object; of a multipart upload also its begin, its end, and a look whether the name is free."""
-    return Requests(puts=1) if nbytes <= PUT_BYTES else Requests(puts=2 + ceil(nbytes / PUT_BYTES), gets=1)
+    """A data object; of a multipart upload also its begin, its end, and a look before and after: free, and whole?"""
+    return Requests(puts=1) if nbytes <= PUT_BYTES else Requests(puts=2 + ceil(nbytes / PUT_BYTES), gets=2)
 
 
 @dataclass(frozen=True, slots=True)

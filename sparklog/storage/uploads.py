@@ -1,0 +1,169 @@
+"""A data object on its way into a bucket: one PUT if it stays small, else parts that a thread uploads meanwhile.
+
+A commit will name the object. So `close` returns only once the object is there, whole:
+
+* A PUT that was answered with success has stored every byte: its length goes along, and its checksum in the signature.
+  Nothing more is asked.
+* A multipart upload is the work of a thread. Whatever ends that thread before its last line is a failure, also an error
+  that is no `Exception`, such as a panic of the library. Then the object is asked for, and must have the size of what
+  was written. That one HEAD also settles an upload whose last answer was lost: the repeated request gets 404, although
+  the object is there.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Protocol
+
+from sparklog.errors import SparklogError, Unavailable
+from sparklog.storage.store import ObjectInfo
+
+PART_BYTES = 8 << 20
+"""Size of a part of a multipart upload; a data object up to this size is one PUT."""
+_WAITING_PARTS = 2
+
+
+class Bucket(Protocol):
+    """The requests that an upload makes."""
+
+    @property
+    def location(self) -> str: ...
+
+    def stat(self, key: str) -> ObjectInfo | None: ...
+
+    def put_whole(self, key: str, data: bytes) -> None:
+        """Store an object by one PUT. `Unavailable` if the key is another's."""
+
+    def put_parts(self, key: str, parts: Iterator[bytes]) -> None:
+        """Store an object by parts. An error of `parts` gives the upload up, and is raised."""
+
+    def upload_failure(self, error: BaseException, key: str) -> SparklogError:
+        """Return the error to raise where `put_parts` raised this one."""
+
+
+class Upload:
+    """The writer of one data object. See `sparklog.storage.store.ObjectWriter`."""
+
+    def __init__(self, bucket: Bucket, key: str, part_bytes: int = PART_BYTES) -> None:
+        self._bucket = bucket
+        self._key = key
+        self._part_bytes = part_bytes
+        self._pending: list[bytes] | None = []
+        """Not handed over yet; None: closed."""
+        self._pending_bytes = 0
+        self._written = 0
+        self._sender: _Sender | None = None
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self._pending is None:
+            raise ValueError(f"the writer of {self._key} is closed")
+        self._pending.append(bytes(data))
+        self._pending_bytes += len(data)
+        self._written += len(data)
+        if self._pending_bytes > self._part_bytes:
+            self._hand_over(self._pending)
+
+    def close(self) -> None:
+        if self._pending is None:
+            return
+        try:
+            if self._sender is None:
+                self._bucket.put_whole(self._key, b"".join(self._pending))
+            else:
+                self._finish(self._hand_over(self._pending))
+        finally:
+            self.discard()
+
+    def discard(self) -> None:
+        self._pending = None
+        if self._sender is not None:
+            self._sender.end(_Discarded())
+
+    def _hand_over(self, pending: list[bytes]) -> _Sender:
+        """Give what is pending to the uploading thread, which is started with the first part."""
+        sender = self._sender = self._sender or _Sender(self._bucket, self._key)
+        if pending:
+            if not sender.offer(b"".join(pending)):
+                raise self._failure(sender)
+            pending.clear()
+            self._pending_bytes = 0
+        return sender
+
+    def _finish(self, sender: _Sender) -> None:
+        # A look and then the upload's end: another writer could come between them. But the name of a data object is
+        # random and has no second writer. The look is for a caller that gives a key twice.
+        if self._bucket.stat(self._key) is not None:
+            raise Unavailable(f"{self._key} exists already in {self._bucket.location}: write it again under a new name")
+        sender.end(None)
+        try:
+            info = self._bucket.stat(self._key)
+        except SparklogError:
+            if sender.done:
+                raise
+            info = None  # the upload's own failure says more
+        if info is not None and info.size == self._written:
+            return
+        if not sender.done:
+            raise self._failure(sender)
+        raise Unavailable(
+            f"{self._key} was uploaded to {self._bucket.location}, expected {self._written} bytes there, found "
+            f"{'no object' if info is None else info.size}: write it again under a new name"
+        )
+
+    def _failure(self, sender: _Sender) -> SparklogError:
+        if sender.error is None:
+            return Unavailable(
+                f"cannot create {self._key} in {self._bucket.location}: its upload ended early; try again"
+            )
+        return self._bucket.upload_failure(sender.error, self._key)
+
+
+class _Discarded(Exception):  # noqa: N818
+    """Ends an upload from within; never seen outside."""
+
+
+class _Sender:
+    """The thread that uploads one object, and the parts that wait for it."""
+
+    def __init__(self, bucket: Bucket, key: str) -> None:
+        self._bucket = bucket
+        self._key = key
+        self._waiting: queue.Queue[bytes | _Discarded | None] = queue.Queue(_WAITING_PARTS)
+        self.done = False
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="sparklog-upload", daemon=True)
+        self._thread.start()
+
+    def offer(self, item: bytes | _Discarded | None) -> bool:
+        """Hand a part to the thread; False if the thread has ended."""
+        while self._thread.is_alive():
+            with suppress(queue.Full):
+                self._waiting.put(item, timeout=1)
+                return True
+        return False
+
+    def end(self, last: _Discarded | None) -> None:
+        """Tell the thread that no part follows, or to give up; wait for its end."""
+        self.offer(last)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._bucket.put_parts(self._key, self._parts())
+            self.done = True  # in the last line: whatever ends the thread before it is a failure
+        except BaseException as error:  # noqa: BLE001 - the writer's thread raises it
+            self.error = error
+        finally:
+            # Nobody takes them any more; a writer that waits for room goes on, and sees that the thread has ended.
+            with suppress(queue.Empty):
+                while True:
+                    self._waiting.get_nowait()
+
+    def _parts(self) -> Iterator[bytes]:
+        while (part := self._waiting.get()) is not None:
+            if isinstance(part, _Discarded):
+                raise part
+            yield part

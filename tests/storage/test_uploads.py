@@ -1,0 +1,213 @@
+"""Uploads by a thread: an object is there, whole, or `close` says that it is not, whatever ends the thread."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from obstore import exceptions
+
+import sparklog
+from sparklog.errors import Unavailable
+from sparklog.storage.uploads import Upload, _Sender
+from sparklog.testing.world import World
+from tests.support.failing_threads import KINDS, PART_BYTES, FailingThreads, Panic
+from tests.support.records import random_rows, small
+from tests.support.seeds import FAILING_THREADS
+
+REPLAY = "SPARKLOG_SEED={} python -m pytest tests/storage/test_uploads.py -k test_one_seed"
+KEY = "t/append/x"
+DATA = os.urandom(10 * PART_BYTES)
+
+
+class Bucket(FailingThreads):
+    """Fails with one error at one point of an upload."""
+
+    def __init__(self, point: str, error: BaseException | None) -> None:
+        super().__init__(World().store, seed=0, rate=0)
+        self.point, self.error = point, error
+
+    def _strike(self, point: str, key: str) -> None:
+        if point == self.point and self.error is not None:
+            raise self.error
+
+
+def upload(store: FailingThreads, data: bytes = DATA) -> None:
+    writer = store.writer(KEY)
+    try:
+        for start in range(0, len(data), 50):
+            writer.write(data[start : start + 50])
+        writer.close()
+    except BaseException:
+        writer.discard()
+        raise
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("point", ["begin", "part", "complete"])
+def test_whatever_ends_the_thread_is_a_failure(point: str, kind: type[BaseException]) -> None:
+    store = Bucket(point, kind("struck"))
+    with pytest.raises(Unavailable, match=r"struck|cannot create t/append/x in s3://bucket/log"):
+        upload(store)
+    assert store.inner.stat(KEY) is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_object_that_is_there_whole_is_stored_whatever_its_last_request_answers(kind: type[BaseException]) -> None:
+    store = Bucket("after complete", kind("the answer is lost"))
+    upload(store)
+    assert store.inner.get(KEY) == DATA
+
+
+class Shortening(FailingThreads):
+    """Loses the last part, and says that all is well."""
+
+    def put_parts(self, key: str, parts: Iterator[bytes]) -> None:
+        super().put_parts(key, iter([*parts][:-1]))
+
+
+class Losing(FailingThreads):
+    """Stores nothing, and says that all is well."""
+
+    def put_parts(self, key: str, parts: Iterator[bytes]) -> None:
+        for _ in parts:
+            pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), [(Shortening, r"expected 640 bytes there, found 600:"), (Losing, "found no object")]
+)
+def test_the_size_of_what_was_uploaded_is_asked_for(kind: type[FailingThreads], words: str) -> None:
+    with pytest.raises(Unavailable, match=words):
+        upload(kind(World().store, 0, 0))
+
+
+def test_a_writer_that_waits_for_room_goes_on_when_the_thread_dies() -> None:
+    writer = Bucket("part", Panic("struck")).writer(KEY)
+    with pytest.raises(Unavailable, match=r"the client failed \(Panic\)"):  # noqa: PT012
+        while True:
+            writer.write(bytes(2 * PART_BYTES))
+
+
+def test_what_was_discarded_leaves_nothing() -> None:
+    store = FailingThreads(World().store, 0, 0)
+    writer = store.writer(KEY)
+    writer.write(DATA)
+    writer.discard()
+    assert store.inner.stat(KEY) is None
+    with pytest.raises(ValueError, match="is closed"):
+        writer.write(b"more")
+
+
+class KeepsExpectedErrorsOnly(Upload):
+    """As it was: the thread keeps errors of the client, and an upload without one is done."""
+
+    def _finish(self, sender: _Sender) -> None:
+        sender.end(None)
+        if isinstance(sender.error, (exceptions.BaseError, OSError, ValueError)):
+            raise self._failure(sender)
+
+
+class KeepsExceptionsOnly(KeepsExpectedErrorsOnly):
+    """Takes a panic, or an exit, for an end."""
+
+    def _finish(self, sender: _Sender) -> None:
+        sender.end(None)
+        if isinstance(sender.error, Exception):
+            raise self._failure(sender)
+
+
+class Story:
+    """One seed: appends and compactions over threads that fail, then a look at everything without faults."""
+
+    def __init__(self, seed: int, kind: type[Upload]) -> None:
+        self.rng = random.Random(seed)
+        self.world = World(seed=1000 * seed)
+        self.world.root().create_topic("t")
+        self.faulty = FailingThreads(self.world.store, seed, self.rng.choice([0.02, 0.1, 0.3]), kind)
+        self.values: list[set[bytes]] = []
+        self.acknowledged: list[set[bytes]] = []
+        self.met: Counter[str] = Counter()
+
+    def run(self) -> None:
+        for step in range(8):
+            work = self.append if step < 2 else self.rng.choice([self.append, self.append, self.compact, self.read])
+            root = None
+            try:
+                root = self.world.root(self.faulty)
+                work(root)
+                self.met[f"{work.__name__} held"] += 1
+            except (Exception, Panic, SystemExit) as error:  # noqa: BLE001 - any of them may come out, none may be lost
+                self.met[f"{work.__name__} failed"] += 1
+                self.met[type(error).__name__] += 1
+        self.met.update(self.faulty.struck)
+        self.judge()
+
+    def append(self, root: sparklog.Root) -> None:
+        rows = random_rows(5, first=100 * len(self.values), value_bytes=60, seed=self.rng.randrange(1 << 30))
+        self.values.append(set(rows["value"].to_pylist()))
+        root.topic("t").append(rows, options=small())
+        self.acknowledged.append(self.values[-1])
+
+    def compact(self, root: sparklog.Root) -> None:
+        reports = sparklog.compact(root, roll=True)
+        assert not [failure for report in reports for failure in report.failures]
+
+    def read(self, root: sparklog.Root) -> None:
+        self.check(root.topic("t").scan().to_table()["value"].to_pylist())
+
+    def check(self, values: list[bytes]) -> None:
+        assert len(values) == len(set(values)), "a record was stored twice"
+        for group in self.values:
+            here = len(group & set(values))
+            assert here in (0, len(group)), "a part of an append is there"
+            assert here or group not in self.acknowledged, "an acknowledged append is lost"
+
+    def judge(self) -> None:
+        root = self.world.root()
+        report = sparklog.verify(root)
+        assert report.sound, [str(finding) for finding in report.findings]
+        self.check(root.topic("t").scan().to_table()["value"].to_pylist())
+
+
+def run(seed: int, kind: type[Upload] = Upload) -> Counter[str]:
+    story = Story(seed, kind)
+    try:
+        story.run()
+    except Exception as error:
+        raise AssertionError(f"seed {seed}: {error}\nreplay: {REPLAY.format(seed)}") from error
+    return story.met
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("seeds", FAILING_THREADS.few())
+def test_seeds(seeds: range) -> None:
+    met: Counter[str] = Counter()
+    for seed in seeds:
+        met.update(run(seed))
+    wanted = ["append held", "append failed", "compact held", "compact failed", "read held", "read failed", "Panic"]
+    assert not [name for name in wanted if not met[name]], dict(met)
+    points = {name.partition(":")[0] for name in met}
+    assert points >= {"begin", "part", "complete", "after complete", "get", "after get"}, points
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", FAILING_THREADS.many())
+def test_many_seeds(seeds: range) -> None:
+    assert all(run(seed) for seed in seeds)
+
+
+def test_one_seed() -> None:
+    met = run(int(os.environ.get("SPARKLOG_SEED", "7")))
+    assert met
+    print(dict(met))
+
+
+@pytest.mark.parametrize("kind", [KeepsExpectedErrorsOnly, KeepsExceptionsOnly])
+def test_a_broken_rule_is_found(kind: type[Upload]) -> None:
+    with pytest.raises(AssertionError, match=r"missing: t/|acknowledged append is lost"):  # noqa: PT012
+        for seed in range(FAILING_THREADS.every_run):
+            run(seed, kind)

@@ -1,0 +1,19 @@
+"""Pauses that take no time: a clock that only they move, for what waits and goes on within a budget."""
+
+from __future__ import annotations
+
+from sparklog.storage.retries import BUSY_BUDGET_S, RetryPolicy
+
+
+class Pauses:
+    """A clock in seconds; `made`: the pauses so far."""
+
+    def __init__(self) -> None:
+        self.made: list[float] = []
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.made)
+
+    def policy(self, budget_s: float = BUSY_BUDGET_S) -> RetryPolicy:
+        return RetryPolicy(budget_s, now=lambda: self.seconds, sleep=self.made.append, random=lambda: 0.5)
