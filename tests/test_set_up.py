@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import dependency_versions
+from scripts import dependency_versions, install
 
 REPOSITORY = Path(__file__).parents[1]
 CHECK = REPOSITORY / "scripts" / "check_machine.py"
@@ -197,3 +197,60 @@ def test_ci_runs_lint_and_the_same_tests() -> None:
     assert "make --no-print-directory lint" in text
     assert "make --no-print-directory test " in text
     assert os.access(REPOSITORY / ".ci" / "run", os.X_OK)
+
+
+SILENT_PIP = """
+import pathlib, sys, time
+site, seen = map(pathlib.Path, sys.argv[1:3])
+print("Collecting numpy<3 (from sparklog)", flush=True)
+def wait(name):
+    for _ in range(6000):
+        if (seen / name).exists():
+            return
+        time.sleep(0.01)
+    sys.exit(f"nothing was shown: {name}")
+wait("Collecting numpy<3 (from sparklog)")
+(site / "numpy-2.0.dist-info").mkdir()
+wait("packages installed: 1")
+(site / "lz4-4.0.dist-info").mkdir()
+wait("packages installed: 2")
+"""
+
+
+def test_an_installation_shows_where_a_silent_pip_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site, seen = tmp_path / "site", tmp_path / "seen"
+    seen.mkdir()
+    (site / "old-1.0.dist-info").mkdir(parents=True)
+    show = install.Progress.show
+
+    def show_and_tell(progress: install.Progress, text: str) -> None:
+        show(progress, text)
+        (seen / text).touch()
+
+    monkeypatch.setattr(install.Progress, "show", show_and_tell)
+    monkeypatch.setattr(install, "PIP", [sys.executable, "-c", SILENT_PIP, str(site), str(seen)])
+    monkeypatch.setattr(install, "SITE", str(site))
+    monkeypatch.setattr(install, "SILENT_SECONDS", 0.01)
+    assert install.main([]) == 0
+    printed = [line.split(" s  ")[1] for line in capsys.readouterr().out.splitlines()]
+    shown = [
+        text for text, before in zip(printed, ["", *printed], strict=False) if text != before and text != "pip starts"
+    ]
+    assert shown == ["Collecting numpy<3 (from sparklog)", "packages installed: 1", "packages installed: 2"]
+
+
+def test_an_installation_shows_downloads_and_all_of_a_pip_that_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    downloads = "  Downloading numpy-2.0-cp311.whl (18.3 MB)\n  Downloading six.whl (11 kB)\n"
+    lines = f"{downloads}Installing collected packages: six\n"
+    monkeypatch.setattr(install, "PIP", [sys.executable, "-c", f"print({lines!r}, end=''); raise SystemExit(3)"])
+    assert install.main([]) == 3
+    printed = capsys.readouterr()
+    assert [line.split(" s  ")[1] for line in printed.out.splitlines()] == [
+        "numpy-2.0-cp311.whl (18 MB), 18 MB so far",
+        "installing collected packages",
+    ]
+    assert printed.err == lines
