@@ -22,7 +22,7 @@ export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-fast test-slow test-spark demo notebook lint bench clean
+.PHONY: help venv test test-fast test-slow test-spark test-oldest demo notebook lint bench clean
 
 help:
 	@echo "make demo       scan a directory that Kafka wrote, stream it into a topic, tail it (needs nothing but Python and Java)"
@@ -30,6 +30,7 @@ help:
 	@echo "make test-fast  run those without Spark, without Kafka's programs and without sweeps"
 	@echo "make test-slow  run the long sweeps and report what ran (SEEDS=1000: so many seeds of each simulation)"
 	@echo "make test-spark SPARK=4.1  run those with Spark on that release, in an environment of its own"
+	@echo "make test-oldest  run those without Spark and Java with the lowest versions that pyproject.toml allows, likewise"
 	@echo "make notebook   run notebooks/ and store them with their plots"
 	@echo "make lint       ruff, mypy"
 	@echo "make bench      measure, against Parquet, Kafka clients and a bare Python data source"
@@ -53,12 +54,17 @@ test: venv
 test-fast: venv
 	$(PY) -m pytest $(PARALLEL) -m "not slow and not sweep and not spark and not java"
 
-test-slow: venv
+# With the newest version of everything, and what needs no Spark with the oldest.
+test-slow: venv test-oldest
+	@$(PY) scripts/dependency_versions.py installed
 	SPARKLOG_SEEDS=$(SEEDS) $(PY) -m pytest $(PARALLEL) -m "slow or property" \
 		-p tests.support.slow_report --slow-report $(SLOW_REPORT)
 
 test-spark: venv
 	@sh scripts/spark_version.sh $(VENV) $(SPARK)
+
+test-oldest: venv
+	@sh scripts/oldest_versions.sh $(VENV) $(PARALLEL) -m "not slow and not spark and not java"
 
 demo: venv
 	@$(PY) scripts/check_machine.py

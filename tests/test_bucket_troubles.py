@@ -167,6 +167,7 @@ def test_nothing_shows_a_key(
     bucket: str, root: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """Objects, pickles, texts of objects, output and log lines of a day's work; `DEBUG` of all libraries as well."""
+    pytest.importorskip("pyspark", "4.2")
     caplog.set_level(logging.DEBUG)
     url = join(bucket, "log")
     sparklog.open(url, create=True).create_topic("t").append(RECORDS)

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from scripts import dependency_versions, install
+
 REPOSITORY = Path(__file__).parents[1]
 CHECK = REPOSITORY / "scripts" / "check_machine.py"
-TARGETS = ("venv", "test", "test-slow", "test-spark", "demo", "lint", "bench", "clean", "help")
+TARGETS = ("venv", "test", "test-slow", "test-spark", "test-oldest", "demo", "lint", "bench", "clean", "help")
 
 
 def script(folder: Path, name: str, text: str) -> Path:
@@ -107,8 +109,11 @@ folder=$(dirname "$(dirname "$0")")
 case "$*" in
     "-m venv --clear "*) mkdir -p "$4/bin" && cp "$0" "$4/bin/python" ;;
     "-c import sysconfig"*) echo "$folder" ;;
+    "scripts/dependency_versions.py lowest") echo "numpy==1" ;;
+    "scripts/dependency_versions.py installed") echo "numpy 1.0" ;;
+    "scripts/install.py -e "*) echo "installs with $(cat "$PIP_CONSTRAINT" "$PIP_BUILD_CONSTRAINT" | tr '\\n' ' ')" ;;
     "scripts/install.py "*) echo "installs $2 beside $(ls "$folder")" ;;
-    "-m pytest"*) echo "with $(basename "$PYSPARK_PYTHON"), $(cat "$folder/base.pth"): $*" ;;
+    "-m pytest"*) echo "with $(basename "$PYSPARK_PYTHON"), $(cat "$folder"/base.pth): $*" ;;
 esac
 """
 
@@ -136,6 +141,50 @@ def test_a_release_of_spark_that_is_none_is_one_line(tmp_path: Path) -> None:
     assert done.stderr == "expected a release of Spark such as 4.1, found 'four': make test-spark SPARK=4.1\n"
 
 
+def test_set_up_takes_the_newest_of_everything(tmp_path: Path) -> None:
+    python = script(
+        tmp_path, "bin/python3", 'case "$1" in -m) mkdir -p "$4/bin"; cp "$0" "$4/bin/python" ;; esac; echo "$@"'
+    )
+    for name in ("mkdir", "cp"):
+        script(python.parent, name, f'PATH=/bin:/usr/bin exec {name} "$@"')
+    done = set_up(tmp_path, python.parent)
+    assert done.returncode == 0, done.stderr
+    arguments = "--upgrade --upgrade-strategy eager -e .[spark,connect,state,dev]"
+    assert done.stdout.splitlines()[-1] == f"scripts/install.py {arguments}"
+
+
+def oldest_versions(folder: Path, *arguments: str) -> list[str]:
+    """Run scripts/oldest_versions.sh on top of such an environment, where there is no Python 3.10."""
+    base = script(folder, "base/bin/python", PYTHON).parents[1]
+    script(folder, "bin/python3.10", "exit 1")
+    command = ["/bin/sh", REPOSITORY / "scripts" / "oldest_versions.sh", base, *arguments]
+    environ = {**os.environ, "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=folder, env=environ, check=True
+    ).stdout.splitlines()
+
+
+def test_the_lowest_versions_get_an_environment_until_their_ranges_change(tmp_path: Path) -> None:
+    ranges, stamp = tmp_path / "pyproject.toml", tmp_path / ".venv-oldest" / ".installed"
+    ranges.touch()
+    installs, shows = "installs with numpy==1 numpy==1 ", "numpy 1.0"
+    assert oldest_versions(tmp_path)[:2] == [installs, shows]
+    assert oldest_versions(tmp_path, "-x", "one") == [shows, "with python, : -m pytest -x one"]
+    os.utime(ranges, (stamp.stat().st_mtime + 10,) * 2)
+    assert oldest_versions(tmp_path)[:2] == [installs, shows]
+
+
+def test_the_lowest_versions_are_those_of_the_ranges() -> None:
+    tomllib = pytest.importorskip("tomllib")
+    project = tomllib.loads(dependency_versions.PYPROJECT.read_text())
+    groups = [project["build-system"]["requires"], project["project"]["dependencies"]]
+    groups += project["project"]["optional-dependencies"].values()
+    texts = [text for group in groups for text in group if not text.startswith("sparklog[")]
+    pairs = {(re.split(r"[\[>]", text)[0], text.partition(">=")[2].partition(",<")[0]) for text in texts}
+    assert dict(pairs) == dependency_versions.lowest_versions()
+    assert len(dict(pairs)) == len(pairs), "two ranges of a package begin differently"
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_make_has_the_targets_it_names(target: str) -> None:
     done = subprocess.run(["make", "-n", target], capture_output=True, text=True, cwd=REPOSITORY, check=False)
@@ -148,3 +197,60 @@ def test_ci_runs_lint_and_the_same_tests() -> None:
     assert "make --no-print-directory lint" in text
     assert "make --no-print-directory test " in text
     assert os.access(REPOSITORY / ".ci" / "run", os.X_OK)
+
+
+SILENT_PIP = """
+import pathlib, sys, time
+site, seen = map(pathlib.Path, sys.argv[1:3])
+print("Collecting numpy<3 (from sparklog)", flush=True)
+def wait(name):
+    for _ in range(6000):
+        if (seen / name).exists():
+            return
+        time.sleep(0.01)
+    sys.exit(f"nothing was shown: {name}")
+wait("Collecting numpy<3 (from sparklog)")
+(site / "numpy-2.0.dist-info").mkdir()
+wait("packages installed: 1")
+(site / "lz4-4.0.dist-info").mkdir()
+wait("packages installed: 2")
+"""
+
+
+def test_an_installation_shows_where_a_silent_pip_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site, seen = tmp_path / "site", tmp_path / "seen"
+    seen.mkdir()
+    (site / "old-1.0.dist-info").mkdir(parents=True)
+    show = install.Progress.show
+
+    def show_and_tell(progress: install.Progress, text: str) -> None:
+        show(progress, text)
+        (seen / text).touch()
+
+    monkeypatch.setattr(install.Progress, "show", show_and_tell)
+    monkeypatch.setattr(install, "PIP", [sys.executable, "-c", SILENT_PIP, str(site), str(seen)])
+    monkeypatch.setattr(install, "SITE", str(site))
+    monkeypatch.setattr(install, "SILENT_SECONDS", 0.01)
+    assert install.main([]) == 0
+    printed = [line.split(" s  ")[1] for line in capsys.readouterr().out.splitlines()]
+    shown = [
+        text for text, before in zip(printed, ["", *printed], strict=False) if text != before and text != "pip starts"
+    ]
+    assert shown == ["Collecting numpy<3 (from sparklog)", "packages installed: 1", "packages installed: 2"]
+
+
+def test_an_installation_shows_downloads_and_all_of_a_pip_that_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    downloads = "  Downloading numpy-2.0-cp311.whl (18.3 MB)\n  Downloading six.whl (11 kB)\n"
+    lines = f"{downloads}Installing collected packages: six\n"
+    monkeypatch.setattr(install, "PIP", [sys.executable, "-c", f"print({lines!r}, end=''); raise SystemExit(3)"])
+    assert install.main([]) == 3
+    printed = capsys.readouterr()
+    assert [line.split(" s  ")[1] for line in printed.out.splitlines()] == [
+        "numpy-2.0-cp311.whl (18 MB), 18 MB so far",
+        "installing collected packages",
+    ]
+    assert printed.err == lines

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pyarrow.dataset as ds
 from pyspark.sql import SparkSession
-from running import append, read, start
+from running import append, read, require, start
+
+require('".[spark,connect]" "pyspark[pipelines]"', "grpcio", "grpcio-status", "pandas", "PyYAML")
 
 DEFINITIONS = Path(__file__).resolve().parent / "pipelines"
 LASTING_CATALOG = ("--conf", "spark.sql.catalogImplementation=hive")

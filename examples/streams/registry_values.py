@@ -7,10 +7,12 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from running import finish, start
+from running import finish, require, start
 
 import sparklog
 from sparklog import formats
+
+require('".[spark,avro]"', "fastavro")
 
 FIELDS = [{"name": "id", "type": "long"}, {"name": "item", "type": "string"}]
 PRICE = {"name": "price", "type": ["null", "double"], "default": None}

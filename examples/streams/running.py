@@ -10,6 +10,7 @@ With SPARK_REMOTE in the environment (`sc://host`, or `local[2]`) it runs over S
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import os
 import sys
 import tempfile
@@ -29,6 +30,13 @@ SETTINGS = {
 LOG_SETTINGS = Path(__file__).resolve().parents[1] / "log4j2.properties"
 
 Record = tuple[str | None, str | None, str]
+
+
+def require(install: str, *packages: str) -> None:
+    """Leave with one line, before Spark starts, if a package is missing that `pip install` of `install` brings."""
+    missing = [name for name in packages if not any(importlib.metadata.distributions(name=name))]
+    if missing:
+        raise SystemExit(f"this example needs {', '.join(missing)}: pip install {install}")
 
 
 def start(main: Callable[[SparkSession, str], str]) -> None:
@@ -52,6 +60,8 @@ def session() -> SparkSession:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         builder.master("local[2]").config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
         builder.config("spark.driver.extraJavaOptions", f'"-Dlog4j2.configurationFile={LOG_SETTINGS}"')
+    else:
+        require('".[spark,connect]"', "grpcio", "grpcio-status", "pandas")
     for name, value in SETTINGS.items():
         builder.config(name, value)
     return builder.getOrCreate()

@@ -8,7 +8,9 @@ from typing import Any
 
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
-from running import append, finish, read, start
+from running import append, finish, read, require, start
+
+require('".[spark,state]"', "pandas", "protobuf")
 
 SILENCE_MS = 15 * 60_000
 

@@ -34,7 +34,16 @@ from sparklog.cli.commands import (
     transactions,
 )
 from sparklog.cli.options import SHORT_HELP
-from sparklog.cli.terminal import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, UsageError, WarningLines, leave_for_usage, warn
+from sparklog.cli.terminal import (
+    EXIT_ERROR,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    Command,
+    UsageError,
+    WarningLines,
+    leave_for_usage,
+    warn,
+)
 from sparklog.errors import SparklogError, Unavailable
 from sparklog.maintenance.output import interrupted
 
@@ -141,3 +150,6 @@ for name, commands in (("topics", topics), ("configs", configs), ("transactions"
     app.add_typer(commands.app, name=name)
 for module in (produce, consume, table, history, storage, health, kafka_logs, backup, jobs, dump_log):
     app.registered_commands += module.app.registered_commands
+for each in (app, topics.app, configs.app, transactions.app, groups.app):
+    for info in each.registered_commands:
+        info.cls = Command

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from typer import BadParameter, Exit
+from typer.core import TyperCommand
 
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.maintenance.output import json_value, table
@@ -41,19 +42,30 @@ def warn(message: object) -> None:
     print("sparklog:", printable(" ".join(str(message).split())), file=sys.stderr)
 
 
+class Command(TyperCommand):
+    """A command that all its usage errors know; typer leaves it out of the one for an option without its value."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
+
+
 BROKER_OPTIONS = {"--bootstrap-server", "--bootstrap-servers", "--bootstrap-controller", "--broker-list"}
 BROKER_OPTIONS |= {"--brokers", "--broker", "--zookeeper", "-b"}
 
 
 def usage_line(error: Any) -> str:
     """Return a usage error as a line; to an option that names a broker the answer is where the topics are."""
-    option = getattr(error, "option_name", None)
-    if option in BROKER_OPTIONS:
-        if error.ctx.command_path.endswith(" mirror"):
+    option, context = getattr(error, "option_name", None), error.ctx
+    if context is not None and option in BROKER_OPTIONS:
+        if context.command_path.endswith(" mirror"):
             return f"{option}: give the cluster as kafka://HOST:PORT, to --from or to --to"
         return f"{option}: there is no broker; give --root PATH, a folder of topics, or a Kafka directory to read"
-    if option is not None and (command := option.lstrip("-")) in getattr(error.ctx.command, "commands", ()):
-        return f"{option} is a command here: {error.ctx.command_path} {command}"
+    if context is not None and option and (command := option.lstrip("-")) in getattr(context.command, "commands", ()):
+        return f"{option} is a command here: {context.command_path} {command}"
     return str(error.format_message()).replace("Value error, ", "")
 
 

@@ -27,7 +27,7 @@ from sparklog.cli.options import (
     TopicsOption,
     topic_names,
 )
-from sparklog.cli.terminal import UsageError, leave_for_usage
+from sparklog.cli.terminal import Command, UsageError, leave_for_usage
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.log.journal.documents import INT64_MAX
 from sparklog.log.topic.root import Root
@@ -48,7 +48,7 @@ def parse(name: str, options: Callable[..., T], given: Sequence[str], about: str
     `options` declares them as the commands of `sparklog.cli` do; `about`: the job's docstring, for `--help`.
     """
     app = Typer(add_completion=False, rich_markup_mode=None, context_settings=SHORT_HELP)
-    app.command(name, help=(about or "").partition("\n\n")[0])(options)
+    app.command(name, cls=Command, help=(about or "").partition("\n\n")[0])(options)
     command = typer.main.get_command(app)
     try:
         chosen: T | int = command.main(list(given), prog_name=f"sparklog {name}", standalone_mode=False)

@@ -9,6 +9,7 @@ import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -20,7 +21,7 @@ from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.locations import join
 from sparklog.transactions.producer import transactional
-from tests.support.command_line import invoke
+from tests.support.command_line import commands_of_the_tree, invoke
 
 IN_TURN = (
     *("topics create", "topics list", "topics describe"),
@@ -109,6 +110,23 @@ def begin_on_monday(location: str) -> None:
 
 def test_no_command_is_left_out() -> None:
     assert sorted(commands()) == sorted((*IN_TURN, *JOBS))
+
+
+@pytest.mark.parametrize("command", IN_TURN)
+def test_an_option_without_its_value_is_one_line(command: str) -> None:
+    tree = commands_of_the_tree()
+    for word in command.split():
+        tree = tree.commands[word]
+    names = [name for option in tree.params if is_option_with_a_value(option) for name in option.opts]
+    assert names or command in ("conf", "configs docs")
+    for name in names:
+        result = invoke([*command.split(), name])
+        line = f"sparklog: Option '{name}' requires an argument. (see 'root {command} --help')\n"
+        assert (result.exit_code, result.stdout, result.stderr) == (2, "", line)
+
+
+def is_option_with_a_value(option: Any) -> bool:
+    return option.param_type_name == "option" and not option.is_flag and not option.count
 
 
 def on_this_machine(line: str, command: str, place: Path, bucket: str | None = None) -> str:

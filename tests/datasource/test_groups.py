@@ -462,6 +462,7 @@ finally:
 
 
 def test_a_query_that_spark_ends_by_a_signal_leaves_its_group_at_once(tmp_path: Path) -> None:
+    pytest.importorskip("pyspark", "4.2")
     root = open_root(tmp_path / "log", create=True)
     root.create_topic("in").append(rows("x"))
     environ = {**os.environ, "PYTHON_WORKER_FACTORY_SECRET": "x"}

@@ -60,6 +60,7 @@ def test_the_default_schema_is_the_connectors() -> None:
 
 
 def test_arrow_types_are_those_that_spark_expects() -> None:
+    pytest.importorskip("pyspark", "4.2")
     from pyspark.sql.pandas.types import to_arrow_schema
 
     for schema in (everything(), struct(("offset", "bigint", False), ("value", "binary"), ("topic", "string", False))):
@@ -133,6 +134,7 @@ def test_the_option_columns(
     expected: list[str] | str,
     read: str,
 ) -> None:
+    pytest.importorskip("pyspark", "4.2")
     from pyspark.sql.streaming.datasource import ReadAllAvailable
 
     from sparklog.datasource.process import HIDE_TRACEBACK

@@ -126,6 +126,7 @@ def test_what_is_refused(root: Root, options: dict[str, str], kind: type[Sparklo
 
 @pytest.mark.parametrize("options", [{"view": "table"}, {"asOfTimestamp": "1"}, {"asOfOffsets": OFFSETS}])
 def test_a_stream_has_no_table(root: Root, options: dict[str, str]) -> None:
+    pytest.importorskip("pyspark", "4.2")
     source = SparklogDataSource({"path": root.location, "subscribe": "t", **options})
     reader = source.streamReader(schema())
     assert isinstance(reader, FailingStreamReader)

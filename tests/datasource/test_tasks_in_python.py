@@ -253,6 +253,7 @@ def test_keys_of_batches_and_streams(tmp_path: Path) -> None:
     "more", [{}, {"failOnDataLoss": "false"}, {"allPartitions": "true"}, {"assign": '{"t":[0,1]}'}]
 )
 def test_reads_of_some_keys(tmp_path: Path, read: str, more: dict[str, str]) -> None:
+    pytest.importorskip("pyspark", "4.2")
     from pyspark.sql.streaming.datasource import ReadAllAvailable
 
     topic = sparklog.open(tmp_path, create=True).create_topic("t", partitions=3)

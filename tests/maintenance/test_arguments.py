@@ -64,6 +64,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path: Path) -> None:
         (["--root", "r", "--now-ms", "9" * 30], "--now-ms"),
         (["--root", "r", "--properties", "/nowhere/x.properties"], "/nowhere/x.properties cannot be read"),
         (["--root", "r", "--wait"], "--wait"),
+        (["--root"], "Option '--root' requires an argument. (see 'sparklog retain --help')"),
     ],
 )
 def test_wrong_usage_ends_with_2_and_says_what_is_wrong(

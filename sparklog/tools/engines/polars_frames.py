@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
+from inspect import signature
 from typing import Any
 
 import pyarrow as pa
@@ -22,6 +23,7 @@ from sparklog.log.state.view import COLUMNS, READ_COMMITTED, RECORD_SCHEMA, Isol
 from sparklog.tools.engines.datasets import RootLike, TopicDataset, datasets
 from sparklog.tools.engines.narrowing import columns_of
 
+INSTALL = 'pip install "polars>=1.33"'
 COMPARISONS: tuple[Callable[[Any, Any], Any], ...] = (
     operator.eq,
     operator.ge,
@@ -51,7 +53,7 @@ def polars(
 
     Raises:
         NotFound: there is no root, or no such topic.
-        BadRequest: Polars is not installed.
+        BadRequest: Polars is not installed, or too old.
 
     Example:
         import polars as pl
@@ -62,7 +64,9 @@ def polars(
     try:
         pl, plugins = import_module("polars"), import_module("polars.io.plugins")
     except ImportError:
-        raise BadRequest("sparklog.polars needs Polars: pip install polars") from None
+        raise BadRequest(f"sparklog.polars needs Polars: {INSTALL}") from None
+    if "is_pure" not in signature(plugins.register_io_source).parameters:
+        raise BadRequest(f"sparklog.polars needs Polars 1.33 or newer, found {pl.__version__}: {INSTALL}")
     empty = pl.DataFrame(RECORD_SCHEMA.empty_table())
     opened = datasets(root, topics=topics, isolation=isolation, threads=threads)
     return {

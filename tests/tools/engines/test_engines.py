@@ -131,7 +131,13 @@ def test_wrong_input_is_one_line(topic: Topic, call: Any, kind: type[Exception],
 
 def test_polars_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, topic: Topic) -> None:
     monkeypatch.setitem(sys.modules, "polars", None)
-    with pytest.raises(BadRequest, match="pip install polars"):
+    with pytest.raises(BadRequest, match=r'needs Polars: pip install "polars>=1\.33"'):
+        sparklog.polars(topic.root)
+
+
+def test_polars_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch, topic: Topic) -> None:
+    monkeypatch.setattr("polars.io.plugins.register_io_source", lambda io_source, *, schema: None)
+    with pytest.raises(BadRequest, match=r'needs Polars 1.33 or newer, found [\d.]+: pip install "polars>=1.33"'):
         sparklog.polars(topic.root)
 
 
