@@ -268,10 +268,14 @@ class CleanWork:
     def _replayed(self) -> PartitionProducers | None:
         if not (self.sources.flags & int(SliceFlag.KAFKA_PRODUCERS)).any():
             return None
+        log_start = self.offsets.log_start
         try:
-            return replay(self.store, self.sources, self.offsets.log_end)
+            state = replay(self.store, self.sources, self.offsets.log_end, log_start)
         except NotFound as error:
             raise Conflict(f"a file was replaced since this pass was planned; plan again: {error}") from None
+        # Kafka's cleaner does not know of those that ended below the log start: no reader sees their records.
+        aborted = state.aborted
+        return replace(state, aborted=aborted.select(aborted.last_offsets >= log_start))
 
     def plan(self, state: PartitionProducers | None = None) -> Cleanable:
         """Plan the pass; without `state` as if no transaction of Kafka's producers were open."""

@@ -104,9 +104,10 @@ def active(producers: Mapping[int, Producer], now_ms: int, expiration_ms: int) -
     }
 
 
-def replay(store: Store, sources: PlannedSlices, log_end: int) -> PartitionProducers:
+def replay(store: Store, sources: PlannedSlices, log_end: int, log_start: int = 0) -> PartitionProducers:
     """Replay all slices of a partition, given in offset order, and read the `.txnindex` files beside sealed ones.
 
+    A transaction without a batch from `log_start` on is not open: its marker may be gone, and no reader needs it.
     Reads each slice with `KAFKA_PRODUCERS` once, in windows of `SPAN_BYTES`; slices of aborted sparklog transactions
     and those without that flag are passed over. Raises `Corrupt`, naming the place, if a slice is not what was written
     or a marker cannot be read; `NotFound` if a file is gone.
@@ -122,6 +123,9 @@ def replay(store: Store, sources: PlannedSlices, log_end: int) -> PartitionProdu
         markers = state.aborts[before:]
         if markers and source.sealed:
             indexed.append(_transaction_index(store, source, markers))
+    for producer in state.producers.values():
+        if producer.last_data_offset < log_start:
+            producer.open_since = NONE
     open_since = [each.open_since for each in state.producers.values() if each.open_since != NONE]
     return PartitionProducers(
         last_stable=min(open_since, default=log_end),

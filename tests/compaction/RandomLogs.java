@@ -68,6 +68,7 @@ public class RandomLogs {
     final boolean packed;
     UnifiedLog log;
     long logStart = 0;
+    long cleanedThrough = 0;
     int epoch = 0;
     byte magic;
 
@@ -130,13 +131,16 @@ public class RandomLogs {
     void run() throws Exception {
         open();
         write(30 + random.nextInt(50));
+        if (random.nextInt(4) == 0) {
+            moveLogStart();
+        }
         stage("before", "");
         for (int round = 1; round <= 3; round++) {
             clock.now += new long[] {0, 200, 1000, 6000, 90_000_000}[random.nextInt(round == 3 ? 5 : 4)];
             pass("pass-" + round);
             magic = 2;
             write(5 + random.nextInt(30));
-            if (random.nextInt(3) == 0) {
+            if (random.nextInt(2) == 0) {
                 moveLogStart();
             }
             stage("appended-" + round, "");
@@ -230,12 +234,14 @@ public class RandomLogs {
         writer.open = false;
     }
 
+    /** Anywhere, or in the dirty range: within batches and transactions, also those that are open. */
     void moveLogStart() throws IOException {
-        long stable = log.lastStableOffset();
-        if (stable > log.logStartOffset()) {
-            long offset = log.logStartOffset() + random.nextInt((int) (stable - log.logStartOffset()));
+        long from = random.nextBoolean() ? log.logStartOffset() : Math.max(log.logStartOffset(), cleanedThrough);
+        long until = random.nextBoolean() ? log.lastStableOffset() : log.highWatermark() + 1;
+        if (until > from) {
+            long offset = from + random.nextInt((int) (until - from));
             log.maybeIncrementLogStartOffset(offset, LogStartOffsetIncrementReason.ClientRecordDeletion);
-            // Segments below it are not imported.
+            // As Kafka's cleaner does some seconds later. Segments below the log start are not imported.
             log.deleteOldSegments();
         }
     }
@@ -251,7 +257,7 @@ public class RandomLogs {
         ConcurrentHashMap<TopicPartition, UnifiedLog> logs = new ConcurrentHashMap<>(Map.of(PARTITION, log));
         LogCleanerManager manager = new LogCleanerManager(List.of(work.toFile()), logs, failures);
         Optional<LogToClean> chosen = manager.grabFilthiestCompactedLog(clock, new PreCleanStats());
-        SkimpyOffsetMap offsets = new SkimpyOffsetMap(24 * new int[] {3, 6, 12, 1000, 1000}[random.nextInt(5)]);
+        SkimpyOffsetMap offsets = new SkimpyOffsetMap(24 * new int[] {3, 6, 9, 12, 1000, 1000}[random.nextInt(6)]);
         StringBuilder told = new StringBuilder("\"cleaner\": {\"clockMs\": " + clock.now);
         told.append(", \"chosen\": ").append(chosen.isPresent());
         told.append(", \"offsetMapSlots\": ").append(offsets.slots());
@@ -260,6 +266,7 @@ public class RandomLogs {
             Cleaner cleaner = new Cleaner(0, offsets, 1 << 16, 1 << 20, 0.9, throttler, clock, each -> { });
             Map.Entry<Long, CleanerStats> done = cleaner.clean(chosen.get());
             manager.doneCleaning(PARTITION, work.toFile(), done.getKey());
+            cleanedThrough = done.getKey();
             CleanerStats stats = done.getValue();
             told.append(", \"firstUncleanableOffset\": ").append(chosen.get().firstUncleanableOffset());
             told.append(", \"endOffset\": ").append(done.getKey());

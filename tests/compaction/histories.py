@@ -86,6 +86,19 @@ class History:
             active.modified_ms = self.now_ms
             self.log.segments.append(PlainSegment(self.log.log_end, [], self.now_ms))
 
+    def delete_records(self) -> None:
+        """Move the log start to any offset: within the dirty range, a batch, a transaction. Segments below it go."""
+        log = self.log
+        lowest = self.rng.choice((log.log_start, max(log.log_start, log.cleaned_through)))
+        log.log_start = self.rng.randrange(lowest, log.log_end + 1)
+        self.drop_segments()
+
+    def drop_segments(self) -> None:
+        """Drop closed segments without a batch from the log start on. (Kafka keeps one that ends with a gap there.)"""
+        *closed, active = self.log.segments
+        start = self.log.log_start
+        self.log.segments = [each for each in closed if not each.batches or each.batches[-1].last >= start] + [active]
+
     def end_transactions(self) -> None:
         """End all that are open."""
         for writer in self.writers:

@@ -80,6 +80,7 @@ def written(log: PlainLog, folder: Path) -> Path:
         if entries:
             (partition / f"{segment.base:020d}.txnindex").write_bytes(b"".join(entries))
     (folder / "cleaner-offset-checkpoint").write_text(f"0\n1\nt 0 {log.cleaned_through}\n")
+    (folder / "log-start-offset-checkpoint").write_text(f"0\n1\nt 0 {log.log_start}\n")
     return folder
 
 
@@ -150,6 +151,8 @@ def test_random_logs_end_as_the_rules_say(seed: int, tmp_path: Path) -> None:
         if rng.random() < 0.3:
             history.end_transactions()
         history.roll()
+        if seed % 2 and rng.random() < 0.5:
+            history.delete_records()
         history.now_ms += rng.choice((0, 200, 1000, 6000, 90_000_000 if seed % 4 == 0 else 0))
         place = CountedRoot("memory", tmp_path, seed=round_ + 1)
         topic = topic_of(place, history.log, configs, tmp_path / f"round-{round_}")
@@ -157,12 +160,14 @@ def test_random_logs_end_as_the_rules_say(seed: int, tmp_path: Path) -> None:
         works = plan_cleaning(topic.store, topic.snapshot(), settings, slots=configs.offset_map_slots)
         done = committed(topic, works[0]) if works else CleanDone((), (), ())
         told = clean(history.log, configs, now_ms=history.now_ms)
+        history.drop_segments()
         assert bool(done.rewrites) == told.chosen
         passes += told.chosen
         if told.chosen:
             assert_told(topic, done, told)
         assert_state(topic, history.log)
-    assert passes > 1
+    # Log starts move in odd seeds, and may leave nothing to clean.
+    assert passes > 1 or seed % 2
 
 
 def assert_told(topic: Topic, done: CleanDone, told: Told) -> None:
@@ -189,7 +194,10 @@ def assert_state(topic: Topic, log: PlainLog) -> None:
         assert batches == segment.batches
         for mine, other in zip(batches, segment.batches, strict=True):
             assert mine.codec or mine.raw == other.to_bytes()
-        assert entries == segment.aborted
+        # Below the log start an import names transactions again whose markers Kafka's cleaner had forgotten.
+        assert [each for each in entries if each.last >= log.log_start] == [
+            each for each in segment.aborted if each.last >= log.log_start
+        ]
         data = [batch for batch in batches if not batch.control]
         assert slices.end[row] == batches[-1].last + 1
         assert slices.records[row] == sum(len(batch.records) for batch in data)

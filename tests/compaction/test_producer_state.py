@@ -206,6 +206,16 @@ def test_other_control_records_and_batches_without_a_producer_change_nothing() -
     assert found.producers == {7: Producer(0, 1, 50, 0)}
 
 
+@pytest.mark.parametrize(("log_start", "open_since"), [(4, 0), (5, -1)])
+def test_a_transaction_without_a_batch_from_the_log_start_on_is_not_open(log_start: int, open_since: int) -> None:
+    """Its marker may have gone in a pass while a record of it stayed: it would hold back cleaning for ever."""
+    store = MemoryStore(lambda: 0)
+    parts = [(0, batch(0, 4, 7, 3) + batch(5, 9, 8, transactional=False), b""), (10, b"", b"")]
+    found = replay(store, stored(store, parts), 10, log_start)
+    assert found.producers[7] == Producer(3, 4, 50, open_since)
+    assert found.last_stable == (10 if open_since == -1 else 0)
+
+
 def test_batches_of_the_active_part_are_shifted() -> None:
     found = replay_parts([(0, [batch(0, 4)], []), (5, [end(0), batch(1, 2, 8)], [])], log_end=8, shift=5)
     assert rows(found) == [(7, 0, 5, 6)]

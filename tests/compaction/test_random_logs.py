@@ -1,7 +1,9 @@
 """Random logs that Kafka's own classes wrote, cleaned and expired, pass by pass: sparklog's passes leave the same.
 
 `RandomLogs.java` makes them in one JVM, in the layout of the compaction fixtures: formats v0, v1 and v2, codecs,
-producers, transactions, tombstones, records without keys, moved log starts, leader epochs, small maps, retention.
+producers, transactions, tombstones, records without keys, leader epochs, small maps, retention, and log starts moved
+to any offset between two passes. Two things are as after a restart of a broker, since that is what a log dir says by
+itself (docs/design/differences.md): segments below the log start are gone, and producers are those of the batches.
 """
 
 from __future__ import annotations

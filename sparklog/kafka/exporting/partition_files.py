@@ -133,7 +133,7 @@ class PartitionFiles:
         if self._producers is None:
             history, end = self.plan.written.history, self.plan.log_end
             nothing = PartitionProducers(end, transaction_index.none(), {})
-            self._producers = nothing if history is None else replay(self.source, history, end)
+            self._producers = nothing if history is None else replay(self.source, history, end, self.plan.log_start)
         return self._producers
 
     def base_for(self, base: int, last: int) -> int:
