@@ -3,14 +3,22 @@
 `os.fork` copies locks that other threads hold at that moment; in the child no thread releases them. Python forks by
 itself (multiprocessing on Linux up to 3.13, Spark's worker daemon), so every lock that outlives a call is a `ForkLock`.
 What it guards must be usable at any point of a critical section: a cache, of which an entry may be missing.
+
+Python has a lock for each module that is being imported, pyarrow one while it imports pandas, at its first array, and
+numba one while it compiles. They cannot be freed in the child, where the work is half done. So a fork waits until no
+other thread imports or compiles.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
+from importlib import _bootstrap
 from typing import Generic, TypeVar
 from weakref import WeakSet
 
@@ -21,6 +29,10 @@ V = TypeVar("V")
 
 CACHE_BYTES = 64 << 20
 VALUE_BYTES = 1024
+WAIT_S = 30.0
+"""The longest that a fork waits: an import may itself wait for what the forking thread holds."""
+_LOOK_EVERY_S = 0.002
+_LOG = logging.getLogger("sparklog")
 
 
 class ForkLock:
@@ -47,8 +59,37 @@ def _free_all() -> None:
         lock._lock = threading.Lock()
 
 
+def _await_others() -> None:
+    """Wait until no other thread imports or compiles."""
+    end = time.monotonic() + WAIT_S
+    while threading.active_count() > 1 and (_imports_elsewhere() or _compiles_elsewhere()):
+        if time.monotonic() > end:
+            _LOG.warning("a thread imports or compiles for %d s already: a child that does so, too, may hang", WAIT_S)
+            return
+        time.sleep(_LOOK_EVERY_S)
+
+
+def _imports_elsewhere() -> bool:
+    """True if another thread holds the lock of a module, which only importlib's inner part knows."""
+    locks = [reference() for reference in list(getattr(_bootstrap, "_module_locks", {}).values())]
+    return any(getattr(lock, "owner", None) not in (None, threading.get_ident()) for lock in locks)
+
+
+def _compiles_elsewhere() -> bool:
+    """True if another thread holds numba's lock."""
+    numba = sys.modules.get("numba.core.compiler_lock")
+    lock = getattr(getattr(numba, "global_compiler_lock", None), "_lock", None)
+    if lock is None:
+        return False
+    if not lock.acquire(blocking=False):
+        return True
+    lock.release()
+    return False
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_free_all)
+    # Later than logging's, so that it runs earlier: logging holds its lock during a fork, and the others may want it.
+    os.register_at_fork(before=_await_others, after_in_child=_free_all)
 
 
 class RecentlyUsed(Generic[K, V]):

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 import threading
+from collections.abc import Callable
+from pathlib import Path
 
+import pytest
+
+from sparklog.storage import fork_safety
 from sparklog.storage.fork_safety import VALUE_BYTES, ForkLock, RecentlyUsed
+from tests.support.forked import in_child
 
 ROOM = 3 * VALUE_BYTES + 10
 """For three values of three bytes."""
@@ -47,3 +55,75 @@ def test_what_was_not_used_for_longest_goes_first() -> None:
     assert [name for name in "abcde" if cache.get(name) is not None] == []
     cache.put("f", b"")
     assert cache.get("f") == b""
+
+
+class Working:
+    """Work of a thread that lasts until a fork has seen it going on, or for longer than the child may take."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, look: str) -> None:
+        self.begun, self._seen = threading.Event(), threading.Event()
+        real: Callable[[], bool] = getattr(fork_safety, look)
+
+        def seen() -> bool:
+            busy = real()
+            if busy:
+                self._seen.set()
+            return busy
+
+        monkeypatch.setattr(fork_safety, look, seen)
+
+    def work(self) -> None:
+        self.begun.set()
+        self._seen.wait(20)
+
+    def fork_meanwhile(self, work: Callable[[], object], in_the_child: Callable[[], object]) -> int:
+        """Fork while a thread is at work; return how the child ended, which is killed after ten seconds."""
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert self.begun.wait(30)
+        child = os.fork()
+        if child == 0:
+            in_child(in_the_child)
+        _, status = os.waitpid(child, 0)
+        thread.join()
+        return os.waitstatus_to_exitcode(status)
+
+
+def test_a_child_imports_what_a_thread_of_its_parent_was_importing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    working = Working(monkeypatch, "_imports_elsewhere")
+    (tmp_path / "slow_to_import.py").write_text("import sys\nsys.slow_work()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "slow_work", working.work, raising=False)
+
+    def load() -> object:
+        return importlib.import_module("slow_to_import")
+
+    assert working.fork_meanwhile(load, load) == 0
+
+
+def test_a_child_compiles_although_a_thread_of_its_parent_was_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = pytest.importorskip("numba.core.compiler_lock").global_compiler_lock
+    working = Working(monkeypatch, "_compiles_elsewhere")
+
+    def compile_slowly() -> None:
+        with lock:
+            working.work()
+
+    def compile_one() -> None:
+        with lock:
+            pass
+
+    assert working.fork_meanwhile(compile_slowly, compile_one) == 0
+
+
+def test_a_fork_does_not_wait_for_the_import_that_it_is_part_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "forks_itself.py").write_text("import sys\nsys.fork_here()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    answers: list[bool] = []
+    monkeypatch.setattr(sys, "fork_here", lambda: answers.append(fork_safety._imports_elsewhere()), raising=False)
+    importlib.import_module("forks_itself")
+    assert answers == [False]
