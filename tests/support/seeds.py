@@ -55,6 +55,7 @@ TRANSACTIONS = Seeds(every_run=100, slow_run=10_000, chunk=100, slow_chunk=1_000
 TRANSACTIONS_WITH_CACHES = Seeds(every_run=25, slow_run=600, chunk=25, slow_chunk=200)
 TRANSACTIONS_HIDDEN = Seeds(every_run=25, slow_run=600, chunk=25, slow_chunk=200)
 MAINTENANCE = Seeds(every_run=40, slow_run=2_000, chunk=40, slow_chunk=200)
+INTERLEAVED = Seeds(every_run=11, slow_run=1_000, chunk=11, slow_chunk=100)
 LEASES = Seeds(every_run=8, slow_run=400, chunk=8, slow_chunk=100)
 RETENTION = Seeds(every_run=8, slow_run=2_000, chunk=8, slow_chunk=100)
 VERIFICATION = Seeds(every_run=8, slow_run=600, chunk=8, slow_chunk=100)

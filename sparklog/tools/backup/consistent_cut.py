@@ -248,11 +248,10 @@ class _Cutter:
             return False
         if self._awaited(step):
             return True
-        if outcome is None:
-            return False
+        what = "may be" if outcome is None else "is"
         raise Unavailable(
-            f"transaction {n} of '{transactional_id}' is committed, and a topic or group that has recorded it does not "
-            "show that; try again later"
+            f"transaction {n} of '{transactional_id}' {what} committed, and a topic or group that has recorded it does "
+            "not show that; try again later"
         )
 
     def _record(self) -> None:

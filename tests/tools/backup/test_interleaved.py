@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from sparklog.errors import Conflict, SparklogError
+from sparklog.errors import Conflict, SparklogError, Unavailable
 from sparklog.groups.lag import Groups
 from sparklog.log.journal.env import SETTLE_MS
+from sparklog.log.journal.names import checkpoint_key, commit_key
 from sparklog.log.topic.root import Root
 from sparklog.storage.memory import MemoryStore
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore
@@ -392,5 +393,38 @@ def test_a_backup_waits_for_what_a_cache_hides(kind: str) -> None:
     begun = world.now_ms
     back_up(here, place)
     assert world.now_ms - begun <= SETTLE_MS
+    restore(place, restored, env=world.env())
+    assert contents(world.root(restored)) == contents(root)
+
+
+def test_a_backup_takes_no_hidden_decision_for_an_abort() -> None:
+    """A mount hides for minutes what a has recorded, and the entries that have the decision; the newest is seen."""
+    world = BackupWorld()
+    root = world.root()
+    for name in ("a", "b"):
+        root.create_topic(name)
+    log = root.decisions.log(ID)
+    writing = transactional(root, ID).begin()
+    writing.append("a", batch([b"paid"]))
+    writing.prepare()
+    writing.commit()
+    decided, version = log.refresh().number, root.topic("a").append(batch([b"plain"])).version
+    with transactional(root, ID).begin() as following:
+        following.append("b", batch([b"more"]))
+    newest = log.refresh().number
+    assert len(log.refresh().commits) == 1
+    world.store.create(checkpoint_key(log.prefix, newest), world.store.get(log.key(newest)))
+    hidden = {commit_key("a", version), *map(log.key, range(decided, newest))}
+
+    def hides(call: Call) -> Fault | None:
+        return Fault(FaultKind.ABSENT) if call.key in hidden else None
+
+    here = world.root(FaultyStore(world.store, hides, world.env().sleep))
+    world.now_ms += 2 * SETTLE_MS
+    with pytest.raises(Unavailable, match=f"of '{ID}' may be committed"):
+        back_up(here, world.another("place"))
+    hidden.clear()
+    place, restored = world.another("other"), world.another("restored")
+    back_up(here, place)
     restore(place, restored, env=world.env())
     assert contents(world.root(restored)) == contents(root)

@@ -1,0 +1,393 @@
+"""Transactions of several producers over the same topics, in any order, while maintenance rewrites these topics.
+
+After each object that a process creates a ledger asks readers of one topic, of two and of all: of each transaction they
+see all in their topics or none, nothing of an aborted one, and never less than before. The ledger reads commits and
+decisions as they land, and shares no code with what it judges.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from sparklog.compaction.run import CompactOptions, compact_root
+from sparklog.errors import SparklogError
+from sparklog.log.journal import entry_log
+from sparklog.log.journal.env import Env
+from sparklog.log.read.scan import read_parts
+from sparklog.log.state import commit_log
+from sparklog.log.state.slice_table import COMMITTED, PLAIN
+from sparklog.log.state.view import READ_COMMITTED, OffsetRange
+from sparklog.log.topic.root import Root, RootView, open_root
+from sparklog.maintenance.work_items import InProcess, Settings
+from sparklog.retention.retain import retain_root
+from sparklog.storage.memory import MemoryStore
+from sparklog.testing.faulty_store import Decide, FaultyStore, Seeded
+from sparklog.transactions.producer import TransactionalProducer, transactional
+from tests.log.simulation.model import expect
+from tests.log.simulation.simulated_world import Actor, SimulatedWorld
+from tests.log.simulation.workload import ANSWERS, CRASHES, ERRORS, Stalls, process
+from tests.maintenance.simulation.workload import RACES, Shuffled
+from tests.support.name_caching_store import NameCachingStore
+from tests.support.records import rows
+
+TOPICS = ("u", "v", "w")
+CONFIGS = {"segment.bytes": "200", "retention.ms": "-1", "min.cleanable.dirty.ratio": "0.0"}
+TIMEOUT_MS = 60_000
+PROFILES = ("calm", "calm", "names", "errors", "crashes", "stalls", "everything")
+_COMMIT = re.compile(r"([uvw])/_log/([0-9]{20})\.json\Z")
+_DECISION = re.compile(r"_transactions/[^/]+/_log/([0-9]{20})\.json\Z")
+Transaction = tuple[str, int]
+Place = tuple[str, int, int]
+"""Topic, partition, offset."""
+
+
+@dataclass
+class Ledger:
+    """What lies at each offset, and what was decided."""
+
+    prepared: dict[Transaction, list[tuple[str, int, set[Place]]]] = field(default_factory=dict)
+    """Of each transaction the topics and versions of its prepares, and their offsets."""
+    plain: set[Place] = field(default_factory=set)
+    decided: dict[Transaction, dict[str, set[int]] | None] = field(default_factory=dict)
+    """The versions by topic that a COMMIT names; None: ABORT."""
+    newest: dict[str, int] = field(default_factory=dict)
+
+    def created(self, key: str, data: bytes) -> bool:
+        """Take in an object; False if it changes nothing that readers see."""
+        commit, decision = _COMMIT.match(key), _DECISION.match(key)
+        if commit is None and decision is None:
+            return False
+        document = json.loads(data.split(b"\n", 1)[0])
+        if commit is not None:
+            self._appended(commit[1], int(commit[2]), document)
+        elif document["newest"] > self.newest.get(document["id"], -1):
+            self.newest[document["id"]] = document["newest"]
+            self._decided(document)
+        return True
+
+    def _appended(self, topic: str, version: int, document: dict[str, Any]) -> None:
+        places = set()
+        for file in () if document.get("edits") else document.get("files", ()):
+            for p, base, count in zip(file["partition"], file["base"], file["offsets"], strict=True):
+                places |= {(topic, p, offset) for offset in range(base, base + count)}
+        if "txn" in document:
+            transaction = document["txn"]["id"], document["txn"]["n"]
+            self.prepared.setdefault(transaction, []).append((topic, version, places))
+        else:
+            self.plain |= places
+
+    def _decided(self, document: dict[str, Any]) -> None:
+        named: dict[str, set[int]] | None = None
+        for item in document["commits"]:
+            if item["n"] == document["newest"]:
+                named = {}
+                for prepare in item["prepares"]:
+                    named.setdefault(prepare["topic"], set()).add(prepare["version"])
+        self.decided[document["id"], document["newest"]] = named
+
+    def committed(self) -> dict[Transaction, set[Place]]:
+        """The offsets of each committed transaction."""
+        return {
+            each: {
+                place for topic, version, places in self.prepared[each] for place in places if version in named[topic]
+            }
+            for each, named in self.decided.items()
+            if named
+        }
+
+
+class ObservedStore(MemoryStore):
+    """A memory store whose readers look after each object that changes what they see."""
+
+    def __init__(self, run: Run, name: str) -> None:
+        super().__init__(lambda: run.world.now_ms, name)
+        self._run = run
+
+    def create(self, key: str, data: bytes) -> bool:
+        created = super().create(key, data)
+        if created and self._run.ledger.created(key, data):
+            try:
+                self._run.look()
+            except BaseException as error:
+                self._run.world.fail(error)
+                raise
+        return created
+
+
+@dataclass
+class Run:
+    """One simulated run."""
+
+    seed: int
+    partitions: int = 1
+    clean: bool = True
+    """No faults are injected: nothing may fail but by losing a race."""
+    name_ms: int = 0
+    folder_ms: int = 0
+    """How long each machine remembers names (`NameCachingStore`); readers remember none."""
+    ledger: Ledger = field(default_factory=Ledger)
+    views: dict[tuple[str, ...], tuple[RootView, set[Place]]] = field(default_factory=dict)
+    """Readers by their topics, with what each has seen."""
+    counters: dict[str, int] = field(default_factory=dict)
+    world: SimulatedWorld = field(init=False)
+
+    def __post_init__(self) -> None:
+        store = ObservedStore(self, f"seed-{self.seed}")
+        self.world = SimulatedWorld(self.seed, store=store, max_steps=60_000)
+        for name, policy in zip(TOPICS, ("delete", "delete", "compact"), strict=True):
+            configs = {**CONFIGS, "cleanup.policy": policy}
+            self.outsider().create_topic(name, partitions=self.partitions, configs=configs)
+        for count in (1, 2, 3):
+            for names in combinations(TOPICS, count):
+                self.views[names] = RootView(self.outsider()), set()
+
+    def count(self, what: str, times: int = 1) -> None:
+        self.counters[what] = self.counters.get(what, 0) + times
+
+    def outsider(self, decide: Decide | None = None) -> Root:
+        """Somebody whose requests let nobody go first, fail as `decide` says, and whose sleep moves the clock."""
+
+        def sleep(seconds: float) -> None:
+            self.world.now_ms += round(seconds * 1000)
+
+        env = Env(lambda: self.world.now_ms, lambda: self.world.now_ms, sleep, random.Random(self.seed))
+        store = self.world.store if decide is None else FaultyStore(self.world.store, decide, sleep)
+        return open_root(store, create=True, env=env)
+
+    def root(self, actor: Actor, decide: Decide) -> Root:
+        """A new process of an actor, on the actor's machine."""
+        store = actor.store(decide)
+        if self.name_ms or self.folder_ms:
+            times = {"name_ms": self.name_ms, "folder_ms": self.folder_ms}
+            return open_root(NameCachingStore(store, lambda: self.world.now_ms, **times), env=actor.env)
+        return open_root(store, env=actor.env)
+
+    def look(self) -> None:
+        """Let each reader see what is there now."""
+        committed = self.ledger.committed()
+        others = {
+            place
+            for transaction, prepares in self.ledger.prepared.items()
+            for _, _, places in prepares
+            for place in places - committed.get(transaction, set())
+        }
+        for names, (view, before) in self.views.items():
+            view.refresh(names)
+            seen = visible(view, names)
+            expect(before <= seen | others, f"readers of {names} saw {sorted(before - seen)[:5]}, and do so no longer")
+            before |= seen
+            for transaction, places in committed.items():
+                here = {place for place in places if place[0] in names}
+                shown = here & seen
+                hidden = sorted(here - seen)
+                expect(not shown or not hidden, f"readers of {names} see {transaction} but for {hidden[:5]}")
+        self.count("looks")
+
+
+def visible(view: RootView, names: Sequence[str]) -> set[Place]:
+    """The offsets that a reader of committed records gets, gaps of rewritten slices included."""
+    seen = set()
+    for name in names:
+        rows = view.snapshot(name).slices.all()
+        shown = np.flatnonzero(np.isin(rows.status, (PLAIN, COMMITTED))).tolist()
+        ends = {partition: bounds.end(READ_COMMITTED) for partition, bounds in view.bounds(name).items()}
+        for row in shown:
+            partition = int(rows.partition[row])
+            end = min(int(rows.end[row]), ends[partition])
+            seen |= {(name, partition, offset) for offset in range(int(rows.base[row]), end)}
+    return seen
+
+
+# -- who takes part
+
+
+def produce(run: Run, actor: Actor, producer: TransactionalProducer, keys: list[int]) -> None:
+    """One transaction over some topics, in any order: by one process, or shared by a job for each topic."""
+    names = actor.random.sample(TOPICS, actor.random.choice([2, 2, 2, 3]))
+    pause = actor.random.choice([0.1, 3.0, 25.0])
+    owner = producer.begin()
+    shared = actor.random.random() < 0.6
+    for part, name in enumerate(names):
+        keys[0] += 1
+        key = f"{producer.id}:{keys[0]}"
+        table = rows(key, partition=actor.random.randrange(run.partitions))
+        table = table.append_column("key", table["value"])
+        job = (
+            transactional(producer.root, producer.id, timeout_ms=TIMEOUT_MS).join(owner.n, f"{part}")
+            if shared
+            else owner
+        )
+        job.append(name, table)
+        if shared:
+            job.prepare()
+        actor.sleep(actor.random.random() * pause)
+    if actor.random.random() < 0.2:
+        owner.abort()
+        run.count("aborted")
+    else:
+        owner.commit()
+        run.count("shared" if shared else "committed")
+
+
+def producer(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
+    keys = [0]
+
+    def body(actor: Actor) -> None:
+        def turn() -> None:
+            root = run.root(actor, decide)
+            produce(run, actor, transactional(root, actor.name, timeout_ms=TIMEOUT_MS), keys)
+
+        lives(run, actor, rounds, turn, 3.0)
+
+    return body
+
+
+def appender(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
+    """Appends without a transaction, each of which records the decisions of those that are open."""
+    keys = [0]
+
+    def body(actor: Actor) -> None:
+        def turn() -> None:
+            keys[0] += 1
+            table = rows(f"{actor.name}:{keys[0]}", partition=actor.random.randrange(run.partitions))
+            topic = run.root(actor, decide).topic(actor.random.choice(TOPICS))
+            topic.append(table.append_column("key", table["value"]))
+
+        lives(run, actor, rounds, turn, 10.0)
+
+    return body
+
+
+def compactor(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
+    """Seals, merges and cleans one topic, some or all."""
+
+    def body(actor: Actor) -> None:
+        def turn() -> None:
+            names = actor.random.sample(TOPICS, actor.random.choice([1, 1, 1, 3]))
+            options = CompactOptions(names, seal_only=actor.random.random() < 0.2, roll=actor.random.random() < 0.8)
+            settings = Settings(now_ms=run.world.store.now_ms())
+            for report in compact_root(run.root(actor, decide), settings, Shuffled(actor.random), options):
+                for piece in report.pieces:
+                    run.count(f"pieces {piece.action}")
+                for failure in report.failures:
+                    expect(not run.clean or failure.code in RACES, f"nothing was injected, and yet: {failure}")
+
+        lives(run, actor, rounds, turn, 5.0)
+
+    return body
+
+
+def retainer(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
+    """Records outcomes, aborts what is overdue, collects decisions, expires nothing."""
+
+    def body(actor: Actor) -> None:
+        def turn() -> None:
+            retain_root(run.root(actor, decide), Settings(now_ms=run.world.store.now_ms()))
+
+        lives(run, actor, rounds, turn, 20.0)
+
+    return body
+
+
+def lives(run: Run, actor: Actor, turns: int, turn: Callable[[], None], pause_s: float) -> None:
+    """`turns` turns by processes that are started again when they die; what fails on purpose is counted."""
+    left = [turns]
+
+    def life() -> None:
+        while left[0] > 0:
+            left[0] -= 1
+            try:
+                turn()
+            except SparklogError as error:
+                actor.note(f"{error.code} {error}")
+                run.count(type(error).__name__)
+            actor.sleep(actor.random.random() * pause_s)
+
+    process(actor, life)
+
+
+# -- the end
+
+
+def finish(run: Run) -> None:
+    """What was begun lands; then all is decided and rewritten, and the records are those that were committed."""
+    run.world.landing = True
+    for store in run.world.stores:
+        store.land()
+    run.world.now_ms += 10 * TIMEOUT_MS
+    root = run.outsider()
+    retain_root(root, Settings(now_ms=run.world.now_ms))
+    reports = compact_root(root, Settings(now_ms=run.world.now_ms), InProcess(), CompactOptions(roll=True))
+    expect(not any(report.failures for report in reports), f"undisturbed, and yet: {reports}")
+    run.look()
+    everything = run.ledger.plain.union(*run.ledger.committed().values())
+    view = RootView(run.outsider())
+    view.refresh(TOPICS)
+    expect(records_of(view) == everything, "the records are not those that were committed")
+    for name in TOPICS:
+        expect(
+            bool(view.snapshot(name).slices.all().sealed().all()), f"{name} has unsealed slices after all was rolled"
+        )
+
+
+def records_of(view: RootView) -> set[Place]:
+    found = []
+    for name in TOPICS:
+        ranges = [OffsetRange(name, p, each.log_start, each.last_stable) for p, each in view.bounds(name).items()]
+        for batch in read_parts(view.plan(ranges, READ_COMMITTED), ("partition", "offset", "value")):
+            places = zip(batch["partition"].to_pylist(), batch["offset"].to_pylist(), strict=True)
+            found += [(name, partition, offset) for partition, offset in places]
+    expect(len(set(found)) == len(found), "a record is there twice")
+    return set(found)
+
+
+# -- one seed
+
+
+def draw(run: Run, profile: str | None) -> None:
+    """The seed decides who takes part and what goes wrong (`profile`, if it is not given)."""
+    source = random.Random(f"draw {run.seed}")
+    drawn = source.choice(PROFILES)
+    profile = drawn if profile is None else profile
+    faults = {"errors": ERRORS + ANSWERS[:2], "crashes": CRASHES, "everything": ERRORS + ANSWERS[:2] + CRASHES}
+    kinds = faults.get(profile, ())
+    run.clean = profile == "calm"
+    if profile == "names":
+        longest = source.choice([2_000, 20_000, 60_000])
+        run.name_ms, run.folder_ms = source.choice([(longest, 0), (0, longest)])
+
+    def spawn(name: str, make: Callable[[Run, Decide, int], Callable[[Actor], None]], turns: int) -> None:
+        chances = random.Random(f"{run.seed}/faults/{name}")
+        plan = Seeded(chances, source.choice([0.01, 0.04]) if kinds else 0.0, kinds, 5.0)
+        stalls = 0.1 if profile in ("stalls", "everything") else 0.0
+        body = make(run, Stalls(plan, chances, stalls, 2 * TIMEOUT_MS), turns)
+        run.world.spawn(name, body, start_ms=source.randint(0, 3_000))
+
+    for number in range(source.choice([2, 2, 3])):
+        spawn(f"producer-{number}", producer, source.randint(2, 4))
+    for number in range(source.randint(1, 2)):
+        spawn(f"compactor-{number}", compactor, source.randint(4, 8))
+    spawn("appender", appender, source.choice([0, 0, 2]))
+    spawn("retainer", retainer, source.randint(0, 2))
+
+
+def run_seed(seed: int, runs: list[Run] | None = None, profile: str | None = None) -> Run:
+    """One seed, from the first request to the verdict. Raises what broke; the run is returned otherwise."""
+    few = mock.patch.object(commit_log, "CHECKPOINT_COMMITS", 9), mock.patch.object(entry_log, "CHECKPOINT_ENTRIES", 5)
+    with few[0], few[1]:
+        run = Run(seed, partitions=1 + seed % 2)
+        if runs is not None:
+            runs.append(run)
+        draw(run, profile)
+        run.world.run()
+        finish(run)
+    return run
