@@ -11,13 +11,16 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping, MutableMapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from sparklog.datasource.process import warn_once
 from sparklog.errors import BadRequest
+from sparklog.log.journal.env import SYSTEM
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 SETTINGS = {
@@ -92,8 +95,8 @@ def register(spark: SparkSession) -> None:
     """Make the format `sparklog` known to a session, and check that Spark's workers can import it.
 
     Spark knows the format by itself where its Python has sparklog installed. Call this with `--py-files`, and where
-    Spark answers `[DATA_SOURCE_NOT_FOUND]`: the error then names the reason. The check is one small Spark job, once for
-    each application.
+    Spark answers `[DATA_SOURCE_NOT_FOUND]`: the error then names the reason. The check is one small Spark job, with a
+    task for each executor that runs by then, once for each application.
 
     Args:
         spark: the session.
@@ -123,7 +126,7 @@ def _is_known(spark: SparkSession) -> bool:
 
 
 def check_workers(spark: SparkSession) -> None:
-    """Run one task that imports sparklog. Raises BadRequest with what is wrong and what to set."""
+    """Run a task for each executor that imports sparklog. Raises BadRequest: the host, what is wrong, what to set."""
     from pyspark.sql import functions as F  # noqa: N812
 
     application = str(spark.conf.get("spark.app.id", ""))
@@ -132,6 +135,7 @@ def check_workers(spark: SparkSession) -> None:
 
     def describe_worker(number: int) -> str:  # in a worker: nothing of sparklog may be needed to unpickle it
         import json
+        import socket
         import sys
         from importlib import import_module
 
@@ -139,7 +143,7 @@ def check_workers(spark: SparkSession) -> None:
             facts = {"sparklog": import_module("sparklog").__version__}
         except Exception as error:  # noqa: BLE001 - a broken installation raises anything
             facts = {"error": f"{type(error).__name__}: {error}"}
-        return json.dumps({"python": sys.executable, **facts})
+        return json.dumps({"python": sys.executable, "host": socket.gethostname(), **facts})
 
     describe_worker.__annotations__.clear()  # Spark would try to read them, and warn
     remedy = (
@@ -147,28 +151,83 @@ def check_workers(spark: SparkSession) -> None:
         "sparklog.configure(SparkSession.builder)"
     )
     try:
-        (row,) = (
-            spark.range(0, 1, 1, 1)
-            .select(F.udf(describe_worker, "string", useArrow=False)("id").alias("facts"))
-            .collect()
-        )
+        described = F.udf(describe_worker, "string", useArrow=False)("id").alias("facts")
+        count = _executors(spark)
+        with _own_job_group(spark) as failed_tasks:
+            rows = spark.range(0, count, 1, count).select(described).collect()
+            # A task that fails on one executor may have been done by another one.
+            problems = [start_problem(failure, host) for host, failure in failed_tasks() if _reasons(failure)]
     except Exception as error:  # noqa: BLE001 - Spark wraps what a worker raises in many kinds
-        reason = next((line.strip() for line in str(error).splitlines() if _is_reason(line)), type(error).__name__)
-        raise BadRequest(f"Spark's Python workers do not start ({reason[:300]}): {remedy}") from None
-    problem = worker_problem(json.loads(row["facts"]), sys.modules["sparklog"].__version__)
-    if problem:
+        raise BadRequest(f"{start_problem(str(error))}: {remedy}") from None
+    problems += [worker_problem(json.loads(row["facts"]), sys.modules["sparklog"].__version__) for row in rows]
+    for problem in filter(None, problems):
         raise BadRequest(f"{problem}: {remedy}")
     _checked.add(application)
 
 
+def _executors(spark: SparkSession) -> int:
+    """Return how many executors run: idle ones get a task each of a job of so many. One where that is not known."""
+    try:
+        # With the driver, which in a local session is the executor.
+        return max(1, int(spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size()) - 1)
+    except Exception:  # noqa: BLE001 - Spark Connect has no context, and refuses in a way of its own
+        return 1
+
+
+FailedTasks = Callable[[], list[tuple[str, str]]]
+"""Hosts and messages of the tasks that failed so far."""
+_GROUP = "spark.jobGroup.id"
+
+
+@contextmanager
+def _own_job_group(spark: SparkSession) -> Iterator[FailedTasks]:
+    """Make the jobs within a group of their own, to ask for their failed tasks; without a context there are none."""
+    try:
+        context = spark.sparkContext
+    except Exception:  # noqa: BLE001 - as above
+        yield list
+        return
+    group, before = f"sparklog-{SYSTEM.new_id()}", context.getLocalProperty(_GROUP)
+    context.setLocalProperty(_GROUP, group)
+    try:
+        yield lambda: _failed_tasks(context, group)
+    finally:
+        context.setLocalProperty(_GROUP, before)
+
+
+def _failed_tasks(context: SparkContext, group: str) -> list[tuple[str, str]]:
+    inner: Any = context._jsc.sc()
+    inner.listenerBus().waitUntilEmpty()
+    tracker, failed = context.statusTracker(), []
+    for job in map(tracker.getJobInfo, tracker.getJobIdsForGroup(group)):
+        for stage in [] if job is None else job.stageIds:
+            tasks = inner.statusStore().taskList(stage, 0, 10_000)
+            listed = [tasks.apply(index) for index in range(tasks.size())]
+            failed += [
+                (str(task.host()), str(task.errorMessage().get())) for task in listed if task.status() == "FAILED"
+            ]
+    return failed
+
+
 def worker_problem(worker: Mapping[str, str], version: str) -> str:
     """Return what is wrong with a worker's Python, or an empty text; `version`: of this program's sparklog."""
+    python = f"Spark's workers on {worker['host']} are {worker['python']}, which"
     if "sparklog" not in worker:
-        return f"Spark's workers are {worker['python']}, which cannot import sparklog ({worker['error']})"
+        return f"{python} cannot import sparklog ({worker['error']})"
     if worker["sparklog"] != version:
-        return f"Spark's workers ({worker['python']}) have sparklog {worker['sparklog']}, this program has {version}"
+        return f"{python} has sparklog {worker['sparklog']}, this program has {version}"
     return ""
 
 
-def _is_reason(line: str) -> bool:
-    return any(mark in line for mark in ("PYTHON_VERSION_MISMATCH", "Cannot run program", "ModuleNotFoundError"))
+def start_problem(failure: str, host: str = "") -> str:
+    """Return why workers do not start, and on which host, by the text of Spark's failure."""
+    lost = re.search(r"Lost task .*\(TID \d+\) \((\S+) executor \S+\): ", failure)
+    if lost is not None:
+        host, failure = host or lost[1], failure[lost.end() :]
+    reason = next(iter([*_reasons(failure), *failure.splitlines()]), "no reason given").strip()
+    return f"Spark's Python workers do not start{host and f' on {host}'} ({reason[:300]})"
+
+
+def _reasons(failure: str) -> list[str]:
+    marks = ("PYTHON_VERSION_MISMATCH", "Cannot run program", "ModuleNotFoundError")
+    return [line for line in failure.splitlines() if any(mark in line for mark in marks)]

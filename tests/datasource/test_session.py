@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,8 +14,8 @@ import pytest
 
 import sparklog
 from sparklog.datasource import session
-from sparklog.datasource.session import set_workers_python, worker_problem
-from tests.datasource.spark_session import LAUNCHING, REPOSITORY
+from sparklog.datasource.session import set_workers_python, start_problem, worker_problem
+from tests.datasource.spark_session import LAUNCHING, REPOSITORY, environment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,10 +60,25 @@ def test_workers_become_this_python_in_a_local_session_alone(
 
 
 def test_another_sparklog_in_the_workers_is_a_problem() -> None:
-    assert worker_problem({"python": "/p", "sparklog": "1"}, "1") == ""
-    assert worker_problem({"python": "/p", "sparklog": "0"}, "1") == (
-        "Spark's workers (/p) have sparklog 0, this program has 1"
+    worker = {"host": "h2", "python": "/p"}
+    assert worker_problem({**worker, "sparklog": "1"}, "1") == ""
+    assert worker_problem({**worker, "sparklog": "0"}, "1") == (
+        "Spark's workers on h2 are /p, which has sparklog 0, this program has 1"
     )
+
+
+FAILURE = """An error occurred while calling o52.collectToPython.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 1 in stage 0.0 failed 4 times, most recent \
+failure: Lost task 1.3 in stage 0.0 (TID 5) (10.0.0.7 executor 1): java.io.IOException: Cannot run program "/p": \
+error=2, No such file or directory
+\tat java.base/java.lang.ProcessBuilder.start(ProcessBuilder.java:1143)
+"""
+
+
+def test_workers_that_do_not_start_are_one_line_with_their_host() -> None:
+    line = start_problem(FAILURE)
+    reason = 'java.io.IOException: Cannot run program "/p": error=2, No such file or directory'
+    assert line == f"Spark's Python workers do not start on 10.0.0.7 ({reason})"
 
 
 @pytest.mark.spark
@@ -101,3 +119,49 @@ def test_workers_without_sparklog_are_one_line_that_names_the_remedy(tmp_path: P
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("refused: ")]
     assert "cannot import sparklog (ModuleNotFoundError: No module named 'sparklog'): set PYSPARK_PYTHON" in line
     assert "sparklog.configure(SparkSession.builder)" in line
+
+
+ON_TWO_EXECUTORS = """
+import sys
+import sparklog
+from pyspark.sql import SparkSession
+builder = SparkSession.builder.master("local-cluster[2,1,512]").config("spark.ui.enabled", "false")
+builder = builder.config("spark.executor.memory", "512m").config("spark.driver.memory", "512m")
+builder = builder.config("spark.scheduler.minRegisteredResourcesRatio", "1.0")
+builder = builder.config("spark.scheduler.maxRegisteredResourcesWaitingTime", "300s")
+spark = builder.getOrCreate()
+try:
+    sparklog.register(spark)
+except sparklog.BadRequest as error:
+    print(f"refused: {error}")
+spark.stop()
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize(
+    ("broken", "says"),
+    [
+        ("exec PYTHON -S", "do not start on 127.0.0.1 (PYTHON: Error while finding module specification for 'pyspark."),
+        ("PYTHONPATH=SITE exec PYTHON -S", "on HOST are PYTHON, which cannot import sparklog (ModuleNotFoundError"),
+    ],
+)
+def test_a_broken_python_of_one_executor_of_two_is_one_line_with_its_host(
+    spark_folder: Path, tmp_path: Path, number: int, broken: str, says: str
+) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    for name in ("pyspark", "py4j"):
+        (site / name).symlink_to(Path(str(getattr(find_spec(name), "origin", ""))).parent)
+    python = tmp_path / "python-of-some"
+    bare = f'case "$PWD" in */app-*/{number}) {broken} "$@";; esac'.replace("SITE", str(site))
+    python.write_text(f'#!/bin/sh\n{bare}\nexec PYTHON "$@"\n'.replace("PYTHON ", f"{sys.executable} "))
+    python.chmod(0o755)
+    given = {**os.environ, **environment(spark_folder), "PYSPARK_PYTHON": str(python)}
+    done = subprocess.run(
+        [sys.executable, "-c", ON_TWO_EXECUTORS], cwd=tmp_path, env=given, capture_output=True, text=True, check=False
+    )
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("refused: ")]
+    assert says.replace("PYTHON", sys.executable).replace("HOST", socket.gethostname()) in line
