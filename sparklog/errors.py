@@ -35,7 +35,7 @@ class Conflict(SparklogError):
 
 
 class Fenced(SparklogError):
-    """A newer instance of this writer took over, or the root was replaced by another one: stop."""
+    """A newer instance of this writer took over, the root was replaced, or the store has lost commits: stop."""
 
     code = "SPARKLOG_FENCED"
 

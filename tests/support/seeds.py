@@ -51,6 +51,7 @@ def seeds_of(parameters: Sequence[tuple[str, object]]) -> int:
 
 LOG = Seeds(every_run=150, slow_run=20_000, chunk=150, slow_chunk=1_000)
 REPLACED_ROOTS = Seeds(every_run=50, slow_run=500, chunk=50, slow_chunk=500)
+LYING_STORES = Seeds(every_run=40, slow_run=600, chunk=40, slow_chunk=300)
 TRANSACTIONS = Seeds(every_run=100, slow_run=10_000, chunk=100, slow_chunk=1_000)
 TRANSACTIONS_WITH_CACHES = Seeds(every_run=25, slow_run=600, chunk=25, slow_chunk=200)
 TRANSACTIONS_HIDDEN = Seeds(every_run=25, slow_run=600, chunk=25, slow_chunk=200)

@@ -243,6 +243,9 @@ class Journal(ABC, Generic[S, E, D]):
         try:
             state = self._applied(known.state, entries)
         except Corrupt as error:
+            crcs = (known.state.crc, *(entry.crc for entry in entries))
+            if any(entry.prev_crc != crc for crc, entry in zip(crcs, entries, strict=False)):
+                self._numbered.distrust()
             raise error if error.file else Corrupt(error.message, file=f"{self.prefix}/_log") from None
         return Known(state, seen, known.checkpoint, known.tail_bytes + sum(entry.nbytes for entry in entries))
 

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from sparklog.errors import BadRequest, Corrupt, Fenced, NotFound, SparklogError
-from sparklog.log.journal.documents import TEXT, UINT32_MAX, Member, StoredDocument, peek_commit_id, whole
+from sparklog.log.journal.documents import TEXT, Member, StoredDocument, peek_commit_id, whole
 from sparklog.log.journal.env import Env
 from sparklog.log.journal.verdict import doubt
 from sparklog.storage.probe import PROBE_FOLDER
@@ -38,7 +38,6 @@ class LostCommit:
 
     key: str
     commit_id: str
-    crc: int
     noted_ms: int
 
 
@@ -47,7 +46,6 @@ LOST_JSON = StoredDocument(
     LostCommit,
     Member("key", TEXT),
     Member("commitId", TEXT),
-    Member("crc", whole(0, UINT32_MAX)),
     Member("notedMs", whole(0)),
 )
 
@@ -74,10 +72,10 @@ def _is_there(store: Store, lost: LostCommit) -> bool:
         return False
 
 
-def contradiction(store: Store, env: Env, what: str, lost: tuple[str, str, int] | None) -> Fenced | None:
+def contradiction(store: Store, env: Env, what: str, lost: tuple[str, str] | None) -> Fenced | None:
     """Probe a store that contradicts what this process knows (`what`); return the error if it breaks its promise.
 
-    `lost`: key, commit id and CRC-32C of what this process has created, and what is gone.
+    `lost`: key and id of the commit that this process has created and that is gone.
     """
     broken = doubt(store, env.wall_ms)
     if broken is None:

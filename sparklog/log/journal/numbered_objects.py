@@ -400,15 +400,21 @@ class NumberedObjects:
         if (error := self._contradiction(what)) is not None:
             raise error
 
+    def distrust(self) -> None:
+        """Take back the verdict on the store: a chain is broken in it."""
+        from sparklog.log.journal.verdict import distrust
+
+        distrust(self.store, self.env.wall_ms)
+
     def _replaced(self, at: int, done: str = "") -> Fenced:
         """Return the error for a number that is not what this process knows."""
         what, lost = f"{self.key(at)} in {self.store.location} is not what this process has seen", None
         if at in self._created:
-            crc, commit_id = self._created[at]
-            what, lost = f"{what}, which created commit {commit_id} there", (self.key(at), commit_id, crc)
+            commit_id = self._created[at][1]
+            what, lost = f"{what}, which created commit {commit_id} there", (self.key(at), commit_id)
         return self._contradiction(what, lost) or Fenced(f"{what}: {REPLACED}{done}; {REOPEN}")
 
-    def _contradiction(self, what: str, lost: tuple[str, str, int] | None = None) -> Fenced | None:
+    def _contradiction(self, what: str, lost: tuple[str, str] | None = None) -> Fenced | None:
         # Who only reads needs none of it.
         from sparklog.log.journal.lost_commits import contradiction
 

@@ -112,6 +112,15 @@ def doubt(store: Store, wall_ms: Clock) -> BadRequest | None:
     return None
 
 
+def distrust(store: Store, wall_ms: Clock) -> None:
+    """Take back the verdict on a store in which a chain is broken: who commits next probes it.
+
+    Who reads does not, for a probe costs a hundred requests, and needs the right to write.
+    """
+    if store.needs_probe and store.writable and not _is_fresh(_doubted, store, wall_ms(), DOUBT_MS):
+        forget(store)
+
+
 def forget(store: Store) -> None:
     """Take the verdict on a store back."""
     _probed.pop(_place(store), None)

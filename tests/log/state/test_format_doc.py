@@ -21,6 +21,7 @@ from sparklog.log.decisions.decision import (
 from sparklog.log.journal.documents import FORMAT, KNOWN_READ_FEATURES, KNOWN_WRITE_FEATURES, Document
 from sparklog.log.journal.entry_log import CHECKPOINT_ENTRIES
 from sparklog.log.journal.journal import CHECKPOINT_BYTES
+from sparklog.log.journal.lost_commits import LOST_JSON
 from sparklog.log.journal.names import ROOT_JSON
 from sparklog.log.journal.verdict import VERDICT_JSON
 from sparklog.log.state.checkpoint import CHECKPOINT_JSON, COLUMN_NAMES, TABLE_REF_JSON
@@ -77,6 +78,7 @@ def names(table: str) -> list[str]:
     [
         ("`_root.json`: member", ROOT_JSON),
         ("`_probe/verdict-<hash>.json`: member", VERDICT_JSON),
+        ("`_probe/lost-<hash>.json`: member", LOST_JSON),
         ("Commits: member", COMMIT_JSON),
         ("A file in `files`: member", FILE_JSON),
         ("The other objects: in `writer`", WRITER_JSON),

@@ -1,0 +1,186 @@
+"""A store that breaks its promise after the probe: the error of its next writer, the note beside the root, verify."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sparklog.errors import BadRequest, Corrupt, Fenced, SparklogError
+from sparklog.groups.lag import Groups
+from sparklog.log.decisions.decision import BY_OWNER
+from sparklog.log.journal import verdict
+from sparklog.log.journal.documents import peek_commit_id
+from sparklog.log.journal.names import commit_key
+from sparklog.log.journal.numbered_objects import Answer, Basis, NumberedObjects
+from sparklog.log.topic.root import Root, open_root
+from sparklog.storage.memory import MemoryStore
+from sparklog.testing.world import HOUR_MS, World
+from sparklog.testing.wrapper_stores import CountingStore
+from sparklog.tools.verification.findings import CHAIN, PROMISE, Finding
+from sparklog.tools.verification.run import verify_root
+from tests.log.protocol import Hooked
+
+LIES = (
+    r"does not keep its promise, that of all who create one object exactly one is told so: .*sparklog verify.*must be 1"
+)
+ROWS = pa.table({"value": [b"x"]})
+PREFIXES = {"topic": "a", "group": "_groups/g", "decisions": "_transactions/job"}
+_offsets = count()
+
+
+class Writer:
+    """A process that lives on."""
+
+    def __init__(self, log: str, root: Root) -> None:
+        self.topic, self.group, self.decisions = root.topic("a"), Groups(root).group("g"), root.decisions.log("job")
+        self.journal: Any = (
+            {"topic": self.topic, "group": self.group}[log].log if log != "decisions" else self.decisions
+        )
+        self.log = log
+
+    def __call__(self) -> None:
+        """One more commit."""
+        if self.log == "topic":
+            self.topic.append(ROWS)
+        elif self.log == "group":
+            self.group.alter({"a": {0: next(_offsets)}})
+        else:
+            self.decisions.abort(self.decisions.current().newest + 1, BY_OWNER)
+
+
+class Replaced(MemoryStore):
+    """A server that heeds the condition of a create, until another one takes its place."""
+
+    needs_probe = True
+    last_wins: bool | None = None
+
+    def create(self, key: str, data: bytes) -> bool:
+        created = super().create(key, data)
+        if not created and self.last_wins is not None:
+            if self.last_wins:
+                self.replace(key, data)
+            return True
+        return created
+
+
+class Case:
+    """Two processes that write to one log; both were told that they had created `key`, and `loser` has lost."""
+
+    def __init__(self, log: str, last_wins: bool) -> None:
+        self.world = World()
+        self.store = self.world.store = Replaced(self.world.clock)
+        self.log = log
+        self.world.root().create_topic("a")
+        hooked = Hooked(self.store)
+        first, second = Writer(log, self.world.root()), Writer(log, open_root(hooked, env=self.world.env()))
+        first()
+        second.journal.refresh()
+        self.key = commit_key(PREFIXES[log], len(self.numbers()))
+        self.store.last_wins = last_wins
+        hooked.before = first
+        second()
+        self.loser, self.winner = (first, second) if last_wins else (second, first)
+
+    def numbers(self) -> list[str]:
+        return [info.key for info in self.store.list(f"{PREFIXES[self.log]}/_log/0")]
+
+    def promises(self, *topics: str) -> list[Finding]:
+        findings = verify_root(self.store, topics=topics, env=self.world.env()).findings
+        return [each for each in findings if each.kind == PROMISE]
+
+
+@pytest.fixture(autouse=True)
+def _new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_probed", "_doubted"):
+        monkeypatch.setattr(verdict, name, {})
+
+
+@pytest.mark.parametrize("log", PREFIXES)
+@pytest.mark.parametrize("last_wins", [False, True])
+def test_who_goes_on_after_a_lost_commit_is_stopped_and_verify_names_it(log: str, last_wins: bool) -> None:
+    case = Case(log, last_wins)
+    kept = case.numbers()
+    assert kept[-1] == case.key
+    assert case.promises() == []
+    with pytest.raises(Fenced, match=LIES) as caught:
+        case.loser()
+    assert case.numbers() == kept, "what it tried to add was taken back"
+    assert f"{case.key} in memory:test is not what this process has seen, which created commit " in str(caught.value)
+    (finding,) = case.promises()
+    assert finding.file == case.key
+    lost_id = finding.message.split()[1]
+    assert lost_id in str(caught.value)
+    assert lost_id != peek_commit_id(case.store.get(case.key))
+    assert [bool(case.promises("a"))] == [log == "topic"]
+    for write in (case.loser, case.winner) if log == "topic" else (case.loser,):
+        with pytest.raises(SparklogError, match="must be 1"):
+            write()
+    with pytest.raises(BadRequest, match="must be 1"):
+        open_root(case.store, env=case.world.env()).ensure_probed()
+    note = finding.remedy.rpartition(" ")[2]
+    case.store.delete(note)
+    assert case.promises() == []
+
+
+@pytest.mark.parametrize("log", PREFIXES)
+def test_a_store_that_keeps_its_promise_again_is_one_cause_of_two(log: str) -> None:
+    """The root may have been restored: the error names both, and nothing is noted."""
+    case = Case(log, True)
+    case.store.last_wins = None
+    for _ in range(2):
+        with pytest.raises(
+            Fenced, match=r"which created commit \S+ there: the root was moved away .*; stop this proc"
+        ) as e:
+            case.loser()
+        assert "if not, the store does not keep its promise, and sparklog doctor may show it" in str(e.value)
+    assert case.promises() == []
+    case.winner()
+
+
+@pytest.mark.parametrize("log", PREFIXES)
+@pytest.mark.parametrize("hours", [0, 2])
+def test_a_process_that_reads_on_is_told_too(log: str, hours: int) -> None:
+    """It meets what was made after the other commit, or opens the log anew after an hour."""
+    case = Case(log, True)
+    case.store.last_wins = None
+    case.winner()
+    case.world.advance(hours * HOUR_MS)
+    with pytest.raises(Fenced, match=r"which created commit .*does not keep its promise"):
+        case.loser.journal.refresh()
+
+
+def test_two_threads_of_one_process_that_are_both_told() -> None:
+    world = World()
+    store = Replaced(world.clock)
+    root = open_root(store, create=True, env=world.env())
+    numbered = NumberedObjects(store, "x", root.env, root.id)
+    store.last_wins = False
+    basis = Basis(root.env.now(), None)
+    assert numbered.create(0, b'{"commitId":"one"}', "one", basis)[0] is Answer.OURS
+    with pytest.raises(Fenced, match=LIES):
+        numbered.create(0, b'{"commitId":"two"}', "two", basis)
+
+
+def test_a_broken_chain_drops_the_verdict_and_who_reads_makes_no_probe() -> None:
+    case = Case("topic", False)
+    case.store.last_wins = None
+    stranger = open_root(case.store, env=case.world.env())
+    stranger.ensure_probed()
+    assert len(list(case.store.list("_probe/verdict-"))) == 1
+    # The loser was stopped between its create and its look back.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NumberedObjects, "_confirm", lambda *given: given[1])
+        case.loser()
+    counting = CountingStore(case.store)
+    with pytest.raises(Corrupt, match=r"the chain of commits is broken: .*, or the store does not keep its promise"):
+        open_root(counting, env=case.world.env()).topic("a").scan()
+    assert (counting.counts["create"], counting.counts["delete"]) == (0, 1)
+    assert list(case.store.list("_probe/verdict-")) == []
+    (finding,) = [each for each in verify_root(case.store, env=case.world.env()).findings if each.kind == CHAIN]
+    assert "the store told two that they had created it: sparklog doctor tries that" in finding.remedy
+    case.store.last_wins = True
+    with pytest.raises(BadRequest, match="must be 1"):
+        stranger.ensure_probed()
