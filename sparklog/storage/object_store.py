@@ -274,14 +274,14 @@ class ObjectStore(Store):
         retries, attempt = Retries(self.retry_policy), 0
         while (error := self._put(key, data)) is not None:
             attempt += 1
-            away = bool(network_failure(error))
-            if _is_taken(error, status_of(error)):
+            status, away = status_of(error), bool(network_failure(error))
+            if _is_taken(error, status):
                 if self._is_stored(key, data):
                     return
             elif not (is_busy(error) or (away and attempt < _CREATE_ATTEMPTS)):
                 self._fail(error, "create", key)
             if not retries.wait():
-                if away and self._is_stored(key, data):
+                if (away or status == 504) and self._is_stored(key, data):
                     return  # no answer came in time, and the object is there
                 self._fail(error, "create", key)
 

@@ -191,6 +191,15 @@ def test_a_list_goes_on_behind_its_last_page(stub: StubBucket, monkeypatch: pyte
     assert "start-after=log%2F1999" in stub.requests[5][1]
 
 
+def test_a_data_object_whose_answers_a_gateway_drops_is_looked_for(
+    stub: StubBucket, store: Store, pauses: Pauses
+) -> None:
+    stub.always["PUT"] = Answer(504, lands=LANDED)
+    write(store, b"mine")
+    assert stub.objects == {f"log/{KEY}": b"mine"}
+    assert pauses.seconds > BUSY_BUDGET_S / 2
+
+
 @pytest.mark.parametrize("status", [409, 412])
 def test_a_data_object_of_ours_that_is_called_taken_is_stored(stub: StubBucket, store: Store, status: int) -> None:
     # A gateway repeats a request whose answer it lost.
