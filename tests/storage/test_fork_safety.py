@@ -74,13 +74,13 @@ class Working:
 
     def work(self) -> None:
         self.begun.set()
-        self._seen.wait(20)
+        self._seen.wait(90)
 
     def fork_meanwhile(self, work: Callable[[], object], in_the_child: Callable[[], object]) -> int:
-        """Fork while a thread is at work; return how the child ended, which is killed after ten seconds."""
+        """Fork while a thread is at work; return how the child ended; `in_child` kills one that hangs."""
         thread = threading.Thread(target=work)
         thread.start()
-        assert self.begun.wait(30)
+        assert self.begun.wait(300)
         child = os.fork()
         if child == 0:
             in_child(in_the_child)
