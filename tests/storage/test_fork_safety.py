@@ -127,3 +127,19 @@ def test_a_fork_does_not_wait_for_the_import_that_it_is_part_of(
     monkeypatch.setattr(sys, "fork_here", lambda: answers.append(fork_safety._imports_elsewhere()), raising=False)
     importlib.import_module("forks_itself")
     assert answers == [False]
+
+
+def test_a_fork_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(fork_safety, "WAIT_S", 0)
+    monkeypatch.setattr(fork_safety, "_imports_elsewhere", lambda: True)
+    fork_safety._await_others()
+    if threading.active_count() == 1:  # alone, it does not even look
+        assert not caplog.messages
+    caplog.clear()
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait)
+    thread.start()
+    fork_safety._await_others()
+    ended.set()
+    thread.join()
+    assert caplog.messages == ["a thread imports or compiles for 0 s already: a child that does so, too, may hang"]
