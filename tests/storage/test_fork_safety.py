@@ -74,13 +74,13 @@ class Working:
 
     def work(self) -> None:
         self.begun.set()
-        self._seen.wait(20)
+        self._seen.wait(90)
 
     def fork_meanwhile(self, work: Callable[[], object], in_the_child: Callable[[], object]) -> int:
-        """Fork while a thread is at work; return how the child ended, which is killed after ten seconds."""
+        """Fork while a thread is at work; return how the child ended; `in_child` kills one that hangs."""
         thread = threading.Thread(target=work)
         thread.start()
-        assert self.begun.wait(30)
+        assert self.begun.wait(300)
         child = os.fork()
         if child == 0:
             in_child(in_the_child)
@@ -127,3 +127,19 @@ def test_a_fork_does_not_wait_for_the_import_that_it_is_part_of(
     monkeypatch.setattr(sys, "fork_here", lambda: answers.append(fork_safety._imports_elsewhere()), raising=False)
     importlib.import_module("forks_itself")
     assert answers == [False]
+
+
+def test_a_fork_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(fork_safety, "WAIT_S", 0)
+    monkeypatch.setattr(fork_safety, "_imports_elsewhere", lambda: True)
+    fork_safety._await_others()
+    if threading.active_count() == 1:  # alone, it does not even look
+        assert not caplog.messages
+    caplog.clear()
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait)
+    thread.start()
+    fork_safety._await_others()
+    ended.set()
+    thread.join()
+    assert caplog.messages == ["a thread imports or compiles for 0 s already: a child that does so, too, may hang"]

@@ -392,7 +392,7 @@ def test_child_of_a_process_that_used_hdfs_does_not_hang(hdfs: FakeHdfs, store: 
     answers = context.Queue()
     child = context.Process(target=_in_child, args=(answers,))
     child.start()
-    assert "forked by one that had used hdfs_native" in answers.get(timeout=20)
+    assert "forked by one that had used hdfs_native" in answers.get(timeout=300)
     child.join()
     assert os.getpid() != child.pid
 

@@ -203,7 +203,7 @@ def test_child_of_a_process_that_used_a_bucket_does_not_hang(bucket: str) -> Non
     answers = context.Queue()
     child = context.Process(target=_in_child, args=(bucket, answers))
     child.start()
-    assert "forked by one that had used obstore" in answers.get(timeout=20)
+    assert "forked by one that had used obstore" in answers.get(timeout=300)
     child.join()
 
 

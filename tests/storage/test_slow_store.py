@@ -149,7 +149,7 @@ def test_a_seed_is_one_series_of_waits_and_a_copy_has_one_of_its_own(tmp_path: P
 
 def test_requests_of_threads_wait_at_the_same_time() -> None:
     together = threading.Barrier(8)
-    store = SlowStore(memory(), S3_STANDARD, random.Random(1), sleep=lambda _: together.wait(20) and None)
+    store = SlowStore(memory(), S3_STANDARD, random.Random(1), sleep=lambda _: together.wait(300) and None)
     assert store.parallel_reads == 16
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(store.stat, map(str, range(8)))) == [None] * 8

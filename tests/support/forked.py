@@ -13,7 +13,7 @@ def in_child(action: Callable[[], object]) -> NoReturn:
     code = 1
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(10)
+        signal.alarm(60)
         action()
         code = 0
     finally:

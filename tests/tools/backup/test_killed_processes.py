@@ -84,6 +84,11 @@ def backup_process(source: Path, place: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
+def marks(place: Path) -> set[str]:
+    """Return what the runs at work, and those that were killed, have left."""
+    return {path.name for path in (place / "_backups" / "running").glob("*")}
+
+
 def check(restored: Path, source: Root) -> None:
     """A sound root: of each transaction all or nothing, groups that fit, nothing that the source does not hold."""
     assert not verify_root(LocalStore(restored)).findings
@@ -119,8 +124,12 @@ def test_killed_and_run_again_while_four_write(tmp_path: Path, seed: int) -> Non
         thread.start()
     try:
         for _ in range(4):
+            before = marks(place)
             process = backup_process(source, place)
-            time.sleep(chances.uniform(0.3, 2.5))
+            # Imports take most of a process' life on a slow machine: wait until it has begun to work, then a moment.
+            while process.poll() is None and marks(place) <= before:
+                time.sleep(0.002)
+            time.sleep(chances.uniform(0, 1))
             process.kill()
             process.communicate()
         process = backup_process(source, place)
