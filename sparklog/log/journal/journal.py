@@ -26,7 +26,7 @@ from typing import Generic, Protocol, TypeVar
 
 import crc32c
 
-from sparklog.errors import Corrupt, Fenced, NotFound, SparklogError, Unavailable
+from sparklog.errors import Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.log.journal.documents import peek_commit_id
 from sparklog.log.journal.env import ClockGuard, Env, Moment, pause
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, checkpoint_version
@@ -441,9 +441,6 @@ class Journal(ABC, Generic[S, E, D]):
     def _checkpointed_if_due(self, known: Known[S]) -> Known[S]:
         try:
             return self._write_checkpoint(known) if self._is_checkpoint_due(known) else known
-        except Fenced:
-            # The entry that was acknowledged is gone.
-            raise
         except (SparklogError, OSError) as error:
             _LOG.warning("no checkpoint of %s at %s %s: %s", self.title, self.noun, known.state.number, error)
             return known

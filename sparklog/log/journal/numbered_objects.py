@@ -281,7 +281,7 @@ class NumberedObjects:
             except Unavailable:
                 if not backoff.wait():
                     raise
-        raise self._replaced(number)
+        raise Fenced(f"{self.key(number)} in {self.store.location} is not what this process has seen; {REOPEN}")
 
     def _root_id(self) -> str | None:
         """Return the id of the root that lies here now; None if there is none, which a listing must confirm."""

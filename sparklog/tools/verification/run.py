@@ -190,14 +190,14 @@ def sorted_out(
     def orphan(info: ObjectInfo, why: str) -> Orphan:
         return Orphan(info.key, info.size, max(0, now_ms - info.modified_ms), why)
 
-    unnamed = [(info, _why(info, topics)) for info in listing if info.key not in named and not is_kept(info.key)]
+    unnamed = [(info, _why(info, topics)) for info in listing if info.key not in named and not _stays(info.key)]
     orphans = [orphan(info, why) for info, why in unnamed if why is not None]
     orphans += [orphan(info, "temporary file: being written, or left") for info in store.temporary_files("")]
     foreign = [orphan(info, "sparklog gives no such name") for info, why in unnamed if why is None]
     return tuple(orphans), tuple(foreign)
 
 
-def is_kept(key: str) -> bool:
+def _stays(key: str) -> bool:
     """True for what lies beside the root for good: verdicts of probes, notes of lost commits."""
     return is_verdict(key) or is_note(key)
 
