@@ -95,7 +95,7 @@ READERS: Mapping[str, Door] = {
     "restore of": lambda at, root: sparklog.restore(at, f"{root}-again"),
     "clone": lambda at, root: sparklog.clone(at, "t", "u"),
     "export_kafka of": lambda at, root: sparklog.export_kafka(at, ["t"], f"{root}-kafka"),
-    "load": source("schema"),
+    "load": source("schema", subscribe="t"),
     "load a stream": source("streamReader", subscribe="t"),
     **{
         line: command(line)
@@ -277,7 +277,7 @@ def test_settings_are_options_of_spark(bucket: str) -> None:
     url, _, endpoint = join(bucket, "log").partition("?endpoint=")
     sparklog.open(f"{url}?endpoint={endpoint}", create=True).create_topic("t")
     for name in ("endpoint", "Endpoint", "fs.s3a.endpoint"):
-        source("schema", **{name: endpoint, "fs.s3a.path.style.access": "true"})(url, "")
+        source("schema", subscribe="t", **{name: endpoint, "fs.s3a.path.style.access": "true"})(url, "")
     for options, words in {
         ("endpoint", "http://other:1"): "the URL says endpoint=http://127.0.0.1",
         ("regoin", "x"): "Unknown option 'regoin': did you mean 'region'?",
