@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Annotated, ParamSpec
 
@@ -25,6 +25,7 @@ from sparklog.cli.options import RootOption
 from sparklog.datasource.options import parse_options
 from sparklog.datasource.spark_versions import READ_LIMITS
 from sparklog.datasource.subscription import Subscriber
+from sparklog.jobs.ivy import without_ivy
 from sparklog.jobs.program import DONE, job, parse
 from sparklog.kafka.in_place.location import NOTHING, open_log, open_view, refuse_inside, resolve
 from sparklog.maintenance.output import StatusLine
@@ -39,8 +40,10 @@ def streaming_session(
     name: str, log_level: str = "WARN", settings: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
     """Start Spark with the settings that streaming into a root needs, and stop it at the end."""
-    builder = sparklog.configure(SparkSession.builder).config(map=dict(settings or {}))
-    spark = quiet_session(builder, name, log_level)
+    settings = settings or {}
+    builder = sparklog.configure(SparkSession.builder).config(map=dict(settings))
+    with without_ivy() if "spark.jars.packages" in settings else nullcontext():
+        spark = quiet_session(builder, name, log_level)
     try:
         yield spark
     finally:
