@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Annotated, Any
 
 from py4j.java_gateway import JavaPackage
@@ -18,7 +19,7 @@ from pyspark.sql.types import StructType
 from typer import Option
 
 from sparklog.datasource.writer import QUERY_ID
-from sparklog.errors import BadRequest, did_you_mean
+from sparklog.errors import BadRequest, NotFound, did_you_mean
 
 DELTA_VERSION = "4.4.0"
 SETTINGS = {
@@ -77,6 +78,14 @@ def check_delta(spark: SparkSession, *, avro: bool = False) -> None:
                 f"Spark has no {name}: start this job with spark-submit --packages {packages}, or install "
                 "sparklog[delta] and run it as a command of sparklog"
             )
+
+
+def check_local_table(path: str, environ: Mapping[str, str]) -> None:
+    """Raise NotFound for a table that is not on this machine, before Spark starts; a cluster may have it elsewhere."""
+    has_scheme = ":" in path.partition("/")[0]
+    here = not has_scheme and SUBMITTED not in environ and "HADOOP_CONF_DIR" not in environ
+    if here and not Path(path).is_dir():
+        raise NotFound(f"there is no Delta table at {path}: look at --table")
 
 
 def is_delta(spark: SparkSession, path: str) -> bool:

@@ -33,7 +33,7 @@ from sparklog.errors import BadRequest, NotFound
 from sparklog.jobs import delta
 from sparklog.jobs.delta import CheckpointOption, FollowOption, IntervalOption, TableOption
 from sparklog.jobs.program import DONE, parse
-from sparklog.jobs.stream import print_end, so_far, streaming_job, streaming_session
+from sparklog.jobs.stream import check_target, print_end, so_far, streaming_job, streaming_session
 
 CHANGES = ("_change_type", "_commit_version", "_commit_timestamp")
 FEED = "delta.enableChangeDataFeed"
@@ -190,5 +190,7 @@ def run(spark: SparkSession, chosen: FromDelta) -> int:
 @streaming_job("from-delta")
 def main(given: Sequence[str]) -> int:
     chosen = arguments(given)
+    check_target(chosen.root)
+    delta.check_local_table(chosen.table, os.environ)
     with streaming_session("sparklog from-delta", "FATAL", delta.settings(os.environ, pyspark.__version__)) as spark:
         return run(spark, chosen)

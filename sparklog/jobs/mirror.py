@@ -317,10 +317,14 @@ def stop_between_batches(query: StreamingQuery) -> None:
     query.stop()
 
 
+def root_of(mirror: Mirror) -> RootEndpoint:
+    return RootEndpoint(mirror.source if mirror.into_kafka else mirror.target, target=not mirror.into_kafka)
+
+
 @streaming_job("mirror")
 def run(spark: SparkSession, mirror: Mirror) -> int:
     sparklog.register(spark)
-    root = RootEndpoint(mirror.source if mirror.into_kafka else mirror.target, target=not mirror.into_kafka)
+    root = root_of(mirror)
     kafka = KafkaEndpoint(spark, mirror.servers, mirror.options)
     try:
         source, target = (root, kafka) if mirror.into_kafka else (kafka, root)
@@ -378,5 +382,7 @@ def _client_options(file: str | None, given: Sequence[str]) -> dict[str, str]:
 @streaming_job("mirror")
 def main(given: Sequence[str]) -> int:
     mirror = arguments(given)
+    # Before Spark starts, which takes seconds.
+    root_of(mirror)
     with streaming_session("sparklog mirror") as spark:
         return run(spark, mirror)

@@ -7,7 +7,6 @@ the report to stdout; spark-submit joins the two, and with --json the document i
 
 # Without `annotations` of the future: typer could not read the options of a class in the module of its subclass.
 import json
-import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,6 +34,7 @@ from sparklog.maintenance.leases import Lease, leased
 from sparklog.maintenance.output import interrupted, say
 from sparklog.maintenance.properties import settings_of_file
 from sparklog.maintenance.report import say_failures
+from sparklog.maintenance.spark_runner import hide_interrupts
 from sparklog.maintenance.work_items import Settings, store_clock_ms
 
 DONE, FAILED, INTERRUPTED = 0, 1, 130
@@ -62,10 +62,6 @@ def parse(name: str, options: Callable[..., T], given: Sequence[str], about: str
     return chosen
 
 
-def _no_interrupt(record: logging.LogRecord) -> bool:
-    return record.exc_info is None or record.exc_info[0] is not KeyboardInterrupt
-
-
 def job(
     name: str, *, after_interrupt: str, foreign: tuple[type[Exception], ...] = (), reason: Callable[[str], str] = str
 ) -> Callable[[Callable[P, int]], Callable[P, int]]:
@@ -77,8 +73,7 @@ def job(
     def decorate(run: Callable[P, int]) -> Callable[P, int]:
         @wraps(run)
         def guarded(*args: P.args, **kwargs: P.kwargs) -> int:
-            # Py4J logs the stack of an interrupt, by the root logger.
-            logging.getLogger().addFilter(_no_interrupt)
+            hide_interrupts()
             try:
                 return run(*args, **kwargs)
             except SparklogError as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Annotated, ParamSpec
 
@@ -22,8 +22,12 @@ from typer import BadParameter, Option
 
 import sparklog
 from sparklog.cli.options import RootOption
+from sparklog.datasource.options import parse_options
 from sparklog.datasource.spark_versions import READ_LIMITS
+from sparklog.datasource.subscription import Subscriber
+from sparklog.jobs.ivy import without_ivy
 from sparklog.jobs.program import DONE, job, parse
+from sparklog.kafka.in_place.location import NOTHING, open_log, open_view, refuse_inside, resolve
 from sparklog.maintenance.output import StatusLine
 from sparklog.maintenance.spark_runner import quiet_session
 
@@ -36,8 +40,10 @@ def streaming_session(
     name: str, log_level: str = "WARN", settings: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
     """Start Spark with the settings that streaming into a root needs, and stop it at the end."""
-    builder = sparklog.configure(SparkSession.builder).config(map=dict(settings or {}))
-    spark = quiet_session(builder, name, log_level)
+    settings = settings or {}
+    builder = sparklog.configure(SparkSession.builder).config(map=dict(settings))
+    with without_ivy() if "spark.jars.packages" in settings else nullcontext():
+        spark = quiet_session(builder, name, log_level)
     try:
         yield spark
     finally:
@@ -61,6 +67,22 @@ def reason(text: str) -> str:
         return first
     causes = [line.removeprefix("Caused by: ") for line in text.splitlines() if line.startswith("Caused by: ")]
     return (causes or _RAISED.findall(text) or [first])[-1]
+
+
+def check_source(path: str, **options: str | None) -> None:
+    """Raise what is wrong with a log to read, or with these options of its read: Spark takes seconds to start."""
+    read = parse_options({name: value for name, value in options.items() if value is not None}).read
+    location = resolve(path)
+    Subscriber(open_view(location, tailing=False), location, read.subscription).topics()
+
+
+def check_target(path: str) -> None:
+    """Raise what is wrong with a root to write, which may not exist yet, before Spark starts."""
+    location = resolve(path)
+    if location.kind == NOTHING:
+        refuse_inside(location.root)
+    else:
+        open_log(location)
 
 
 def known_timestamp() -> Column:
@@ -147,6 +169,8 @@ def run(spark: SparkSession, copy: Copy) -> int:
 @streaming_job("stream")
 def main(given: Sequence[str]) -> int:
     copy = arguments(given)
+    check_source(copy.source, subscribe=copy.subscribe, subscribepattern=copy.subscribe_pattern)
+    check_target(copy.root)
     # Spark logs the stack of a query's failure, whose reason is the job's last line.
     with streaming_session("sparklog stream", "FATAL") as spark:
         return run(spark, copy)

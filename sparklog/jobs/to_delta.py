@@ -37,7 +37,7 @@ from sparklog.jobs import delta
 from sparklog.jobs.delta import CheckpointOption, FollowOption, IntervalOption, TableOption
 from sparklog.jobs.delta_rows import METADATA, Payload, framed_schema, rows
 from sparklog.jobs.program import DONE, parse
-from sparklog.jobs.stream import print_end, so_far, streaming_job, streaming_session
+from sparklog.jobs.stream import check_source, print_end, so_far, streaming_job, streaming_session
 from sparklog.maintenance.output import log
 
 TXN_APP_ID, TXN_VERSION = "spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion"
@@ -244,6 +244,7 @@ def run(spark: SparkSession, chosen: ToDelta) -> int:
 @streaming_job("to-delta")
 def main(given: Sequence[str]) -> int:
     chosen = arguments(given)
+    check_source(chosen.root, subscribe=chosen.topic, startingoffsets=chosen.starting_offsets)
     settings = delta.settings(os.environ, pyspark.__version__, avro=chosen.payload == "avro")
     # Spark logs the stack of a query's failure, whose reason is the job's last line.
     with streaming_session("sparklog to-delta", "FATAL", settings) as spark:

@@ -13,6 +13,7 @@ Needs a session with a SparkContext: `spark-submit`, not Spark Connect. pyspark 
 
 from __future__ import annotations
 
+import logging
 import queue
 import re
 import signal
@@ -40,6 +41,15 @@ NAMED = 8
 _Answer = tuple[int, "Done | SparklogError | BaseException"]
 
 
+def hide_interrupts() -> None:
+    """Keep the stack of an interrupt out of the log: Py4J writes it, by the root logger."""
+    logging.getLogger().addFilter(_no_interrupt)
+
+
+def _no_interrupt(record: logging.LogRecord) -> bool:
+    return record.exc_info is None or record.exc_info[0] is not KeyboardInterrupt
+
+
 def quiet_session(builder: SparkSession.Builder, name: str, log_level: str = "WARN") -> SparkSession:
     """Start Spark without its log of each step, and with Python's own Ctrl-C.
 
@@ -48,6 +58,7 @@ def quiet_session(builder: SparkSession.Builder, name: str, log_level: str = "WA
     """
     # spark-submit logs every step of every task, and draws a bar over it: our own lines could not be found in that.
     quiet = {"spark.log.level": log_level, "spark.ui.showConsoleProgress": "false"}
+    hide_interrupts()
     builder = builder.appName(name).config(map=quiet)
     if threading.current_thread() is not threading.main_thread():
         return builder.getOrCreate()

@@ -1,0 +1,65 @@
+"""What a job lets through of its JVM's standard error."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark", reason="the jobs of Delta need Spark: install sparklog[spark]")
+
+from sparklog.jobs import stream
+from sparklog.jobs.ivy import without_report
+
+REPORT = b""":: loading settings :: url = jar:file:ivy-2.5.3.jar!/ivysettings.xml
+Ivy Default Cache set to: .ivy2.5.2/cache
+io.delta#delta-spark_4.2_2.13 added as a dependency
+:: resolving dependencies :: org.apache.spark#spark-submit-parent-1;1.0
+\tconfs: [default]
+\tfound io.delta#delta-spark_4.2_2.13;4.4.0 in central
+\t|      default     |   5   |   0   |   0   |   0   ||   5   |   0   |
+:: retrieving :: org.apache.spark#spark-submit-parent-1
+\t5 artifacts copied, 0 already retrieved (14099kB/20ms)
+"""
+WHY = (
+    b'Exception in thread "main" java.lang.RuntimeException: [unresolved dependency: io.delta#delta-spark: not found]\n'
+)
+
+
+def test_a_report_is_left_out_and_all_else_is_kept() -> None:
+    lines = [b"WARN: before\n", *REPORT.splitlines(keepends=True), b"WARN: after\n", b"\tconfs: of others\n"]
+    assert list(without_report(lines)) == [b"WARN: before\n", b"WARN: after\n", b"\tconfs: of others\n"]
+
+
+def test_a_report_that_failed_leaves_its_reason() -> None:
+    lines = REPORT.splitlines(keepends=True)[:6]
+    assert list(without_report([*lines, b":::: ERRORS\n", WHY, b"\tat org.apache.spark.X\n"])) == [WHY]
+
+
+@pytest.mark.parametrize("packages", [True, False])
+def test_what_the_jvm_writes_passes_also_after_the_start(
+    packages: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    running: list[subprocess.Popen[bytes]] = []
+
+    class Session:
+        def stop(self) -> None:
+            running[0].communicate(b"done\n")
+
+    def start(*_: Any) -> Session:
+        """Report, then write a line once the session is told to stop."""
+        script = 'printf "%s" "$1" >&2; read line; echo "later $line" >&2'
+        running.append(subprocess.Popen(["sh", "-c", script, "sh", REPORT], stdin=subprocess.PIPE))
+        return Session()
+
+    monkeypatch.setattr(stream, "quiet_session", start)
+    settings = {"spark.jars.packages": "io.delta:delta"} if packages else {}
+    with stream.streaming_session("name", settings=settings):
+        print("of this process", file=sys.stderr)
+    for thread in [each for each in threading.enumerate() if each.name == "sparklog-ivy"]:
+        thread.join(10)
+    said = capfd.readouterr().err
+    assert ("later done" in said, "of this process" in said, "Ivy" in said) == (True, True, not packages)
