@@ -41,8 +41,8 @@ class StubBucket:
     objects: dict[str, bytes] = field(default_factory=dict)
     parts: dict[str, dict[int, bytes]] = field(default_factory=dict)
     """Of uploads that are under way."""
-    headers: list[dict[str, str]] = field(default_factory=list)
-    """Of the requests, names in small letters."""
+    headers: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    """Verbs and headers of the requests, names in small letters."""
     script: list[tuple[str, Answer]] = field(default_factory=list)
     """Verbs and the answers to the next requests of each.
 
@@ -224,7 +224,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, verb: str, land: object, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
         self.server.bucket.requests.append((verb, self.path))
-        self.server.bucket.headers.append({name.lower(): value for name, value in self.headers.items()})
+        self.server.bucket.headers.append((verb, {name.lower(): value for name, value in self.headers.items()}))
         denied = Answer(403, "AccessDenied") if verb in self.server.bucket.denied else None
         scripted = denied or self.server.bucket.take(verb)
         if scripted is not None and scripted.status == LATE:
