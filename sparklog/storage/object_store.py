@@ -20,6 +20,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, NoReturn, TypeVar
@@ -156,7 +157,9 @@ class ObjectStore(Store):
     def stat(self, key: str) -> ObjectInfo | None:
         check_key(key)
         try:
-            return _info(self._ask("read", key, lambda: obstore.head(self._client("document"), key)))
+            info = _info(self._ask("read", key, lambda: obstore.head(self._client("document"), key)))
+            # obstore 0.11 names it from the bucket on, not from the folder that this store is.
+            return replace(info, key=key)
         except NotFound:
             return None
 
