@@ -16,6 +16,7 @@ from sparklog.format import key_filter
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.encode import EncodeOptions, encode
 from sparklog.format.key_filter import FilterBuilder, KeyFilter, decode_filters, encode_filters, hashes_of
+from sparklog.format.record_batch import BatchHeaders
 from tests.format.test_key_hash import plain_siphash
 from tests.support.kernel_ways import both_ways
 
@@ -79,16 +80,70 @@ def test_repeated_keys_make_a_small_filter() -> None:
 def test_there_is_no_filter_without_keys_or_for_records_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert filter_of([None] * 5) is None
     monkeypatch.setattr(key_filter, "TRIED_RECORDS", 100)
-    data, more = slice_of([None] * 150), slice_of([b"k"])
-    builder = FilterBuilder(200)
-    builder.add(data, scan_headers(data))
-    builder.add(more, scan_headers(more))
-    assert builder.finish(0, 1, 2) is None
+    for count in (99, 100, 150):
+        data, more = slice_of([None] * count), slice_of([b"k"])
+        builder = FilterBuilder(200)
+        builder.add(data, scan_headers(data))
+        builder.add(more, scan_headers(more))
+        assert (builder.finish(0, 1, 2) is None) == (count >= 100)
     broken = bytearray(slice_of([b"key"] * 10))
     broken[61] ^= 0xFF
     builder = FilterBuilder(10)
     builder.add(broken, scan_headers(broken))
     assert builder.finish(0, 1, 2) is None
+
+
+@pytest.mark.parametrize("bound", [1, 2, 3, 7, 100])
+def test_about_so_many_records_are_opened_at_once(monkeypatch: pytest.MonkeyPatch, bound: int) -> None:
+    """Batches go on being added while the records before them are fewer than the next multiple of the bound."""
+    monkeypatch.setattr(key_filter, "RECORDS_AT_ONCE", bound)
+    sizes = (3, 1, 2, 4, 1, 1, 6, 1)
+    data = b"".join(slice_of([b"%d-%d" % (at, i) for i in range(size)]) for at, size in enumerate(sizes))
+    builder, parts, add = FilterBuilder(sum(sizes)), list[list[int]](), FilterBuilder._add
+
+    def noted(self: FilterBuilder, data: bytes, headers: BatchHeaders) -> None:
+        parts.append(headers.count.tolist())
+        add(self, data, headers)
+
+    monkeypatch.setattr(FilterBuilder, "_add", noted)
+    builder.add(data, scan_headers(data))
+    groups: dict[int, list[int]] = {}
+    for at, size in enumerate(sizes):
+        groups.setdefault(sum(sizes[:at]) // bound, []).append(size)
+    assert parts == list(groups.values())
+    made = builder.finish(0, 1, 2)
+    assert made is not None
+    assert all(made.may_hold(hashes_of([b"%d-%d" % (at, i)])) for at, size in enumerate(sizes) for i in range(size))
+
+
+def test_a_filter_is_within_another_if_it_has_all_keys() -> None:
+    other = filter_of([b"%d" % i for i in range(50)])
+    assert other is not None
+
+    def within(keys: list[bytes | None], *, damaged: bool = False) -> bool:
+        builder = FilterBuilder(len(keys), blocks=len(other.words))
+        data = bytearray(slice_of(keys))
+        data[61] ^= 0xFF * damaged
+        builder.add(data, scan_headers(data))
+        return builder.within(other)
+
+    assert within([b"%d" % i for i in range(50)])
+    assert within([b"7"])
+    assert within([None])
+    assert not within([b"7", b"absent"])
+    # Of records that cannot be read nothing is known.
+    assert within([b"absent"], damaged=True)
+
+
+def test_a_filter_grows_by_whole_blocks() -> None:
+    """At least ten bits to a key; a multiple of a power of two that is at most an eighth larger."""
+    for records in (1, 25, 26, 51, 52, 204, 205, 230, 231, 1000, 5000):
+        wanted = -(-records * 10 // 256)
+        blocks = len(FilterBuilder(records)._words)
+        assert wanted <= blocks <= max(wanted, wanted * 9 // 8)
+        step = 1 << max(0, wanted.bit_length() - 4)
+        assert blocks % step == 0
+        assert blocks - wanted < step
 
 
 def test_the_bytes_of_a_file() -> None:
@@ -99,6 +154,7 @@ def test_the_bytes_of_a_file() -> None:
     assert len(data) == 12 + 2 * 28 + 4 + 3 * 32
     assert data[-4:] == bytes([15, 0, 0, 0])
     assert hashlib.sha256(data).hexdigest()[:16] == "249f480b646efa15"
+    assert decode_filters(encode_filters([])) == ()
     first, second = decode_filters(data)
     assert (first.words == made.words).all()
     assert (second.position, second.nbytes, second.crc, second.words.shape) == (200, 300, 5, (2, 8))

@@ -36,7 +36,6 @@ from sparklog.format.checkpoint_files import (
 )
 from sparklog.kafka.exporting.group_offsets import (
     DEFAULT_OFFSETS_PARTITIONS,
-    GROUPS_FILE,
     GroupOffsets,
     committed_offsets,
     exported_offsets,
@@ -47,10 +46,9 @@ from sparklog.kafka.exporting.plan import (
     PartitionPlan,
     plan_export,
     properties_file,
-    properties_name,
     stable_ends,
 )
-from sparklog.kafka.in_place.directory import CONSUMER_OFFSETS
+from sparklog.kafka.in_place.directory import CONSUMER_OFFSETS, GROUPS_FILE, properties_name
 from sparklog.log.decisions.decision_log import held_back, settle, whole_ends
 from sparklog.log.journal.env import Env
 from sparklog.log.journal.names import check_topic_name

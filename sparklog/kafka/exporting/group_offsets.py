@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 
 ALL_GROUPS = "all"
-GROUPS_FILE = "consumer-groups.csv"
 DEFAULT_OFFSETS_PARTITIONS = 50
 """Kafka's `offsets.topic.num.partitions`."""
 OFFSETS_CONFIGS = {"cleanup.policy": "compact", "compression.type": "producer", "segment.bytes": 100 << 20}

@@ -14,12 +14,12 @@ Configs go out as a properties file for Kafka's tools. A config that a broker re
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sparklog.compaction.sealing import SealPart
 from sparklog.errors import NotFound
+from sparklog.kafka.in_place.directory import properties_name
 from sparklog.log.read.read_plan import PlannedSlice, PlannedSlices, planned_slices
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.segments import RollRule, segments_of
@@ -29,9 +29,6 @@ from sparklog.log.state.slices import SliceFlag
 GONE = frozenset({"message.format.version", "message.downconversion.enable", "message.timestamp.difference.max.ms"})
 """Removed in Kafka 4.0."""
 LEAST_SEGMENT_BYTES = 1 << 20
-SUFFIX = ".properties"
-MAX_FILE_NAME = 255
-"""Bytes, on all file systems in use; a topic's name may have 249."""
 
 
 def broker_configs(configs: TopicConfigs) -> tuple[dict[str, str], dict[str, str]]:
@@ -46,13 +43,6 @@ def broker_configs(configs: TopicConfigs) -> tuple[dict[str, str], dict[str, str
         else:
             taken[name] = value
     return taken, refused
-
-
-def properties_name(topic: str) -> str:
-    """Return `<topic>.properties`, or 180 letters of the topic and a hash of it if that is too long for a file name."""
-    if len(topic) + len(SUFFIX) > MAX_FILE_NAME:
-        topic = f"{topic[:180]}-{hashlib.sha256(topic.encode()).hexdigest()[:32]}"
-    return topic + SUFFIX
 
 
 def properties_file(topic: str, partitions: int, configs: TopicConfigs) -> bytes:

@@ -252,7 +252,9 @@ class _Copies:
         self.leader_epoch = max(self.leader_epoch, copied.leader_epoch)
 
     def leave_out(self, name: SegmentName, damage: LeftOut) -> None:
-        target = self._target
+        target, end = self._target, damage[3]
+        # What reading in place leaves out has its offsets there, at the log's end as well.
+        self.next_offset = max(self.next_offset, 0 if end is None else end)
         target.on_skipped(Skipped(target.topic, self._partition, str(name.path), *damage))
 
     def _copy(self, name: SegmentName, after: SegmentName | None) -> CopiedSegment:

@@ -56,6 +56,9 @@ Progress: TypeAlias = Callable[[int, int], None]
 """Called with the progress since the last call: records, bytes."""
 
 
+RECORD_COLUMNS = ("offset", "timestamp", "key", "value", "headers")
+
+
 class OldMessages(Exception):  # noqa: N818
     """Messages of formats v0 or v1 in a copy that may hold batches only: copy the segment as a closed one."""
 
@@ -164,7 +167,11 @@ class CopiedSegment:
     def _add_records(self, window: Window, file: SegmentFile) -> None:
         headers = window.headers
         holds = ~headers.is_control & (headers.count > 0)
-        records = window.decode(("offset", "timestamp", "key"), file.path, holds)
+        try:
+            records = window.decode(("offset", "timestamp", "key"), file.path, holds)
+        except Corrupt as error:
+            message = f"{error.message}; restore the file, or import what can be read with corrupt_records skip"
+            raise Corrupt(message, file=error.file, position=error.position, offset=error.offset) from None
         self.records += len(records)
         if records.key is not None and records.key.null_count:
             self.flags |= SliceFlag.HAS_NULL_KEYS
@@ -219,8 +226,10 @@ def copy_segment(
     copied = CopiedSegment(copy.begin, copy.begin)
     windows = _windows(file, copy)
     windows = windows if copy.since is None else _since(windows, copy.since, file)
+    if copy.policy == SKIP:
+        windows = _ended(_decodable(windows, copy, file), copy, copied, file)
     try:
-        for window in _ended(windows, copy, copied, file) if copy.policy == SKIP else windows:
+        for window in windows:
             if not is_sealed(copy.path) and window.headers.is_legacy.any():
                 raise OldMessages
             before = copied.records
@@ -237,6 +246,38 @@ def copy_segment(
         writer.discard()
         raise
     return copied
+
+
+def _decodable(windows: Iterator[Window], copy: SegmentCopy, file: SegmentFile) -> Iterator[Window]:
+    """Yield the windows without batches whose checksums are right and whose records cannot be decoded."""
+    for window in windows:
+        try:
+            _decode(window, file)
+        except Corrupt:
+            for row in range(len(window.headers)):
+                single = _single(window, row)
+                try:
+                    _decode(single, file)
+                except Corrupt as error:
+                    header = single.headers.row(0)
+                    end = int(single.headers.next_offset[0])
+                    copy.left_out.append((single.start, header.size, header.base_offset, end, error.message))
+                else:
+                    yield single
+        else:
+            yield window
+
+
+def _decode(window: Window, file: SegmentFile) -> None:
+    headers = window.headers
+    window.decode(RECORD_COLUMNS, file.path, ~headers.is_control & (headers.count > 0))
+
+
+def _single(window: Window, row: int) -> Window:
+    headers = window.headers[row : row + 1]
+    cut, size = int(headers.position[0]), int(headers.size[0])
+    shifted = replace(headers, position=headers.position - cut)
+    return Window(window.data[cut : cut + size], window.start + cut, shifted)
 
 
 def _ended(windows: Iterator[Window], copy: SegmentCopy, copied: CopiedSegment, file: SegmentFile) -> Iterator[Window]:

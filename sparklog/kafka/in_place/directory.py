@@ -55,6 +55,11 @@ CONSUMER_OFFSETS = "__consumer_offsets"
 TRANSACTION_STATE = "__transaction_state"
 CLUSTER_METADATA = "__cluster_metadata"
 OTHER_INTERNAL_TOPICS = ("__share_group_state", CLUSTER_METADATA, "__remote_log_metadata")
+GROUPS_FILE = "consumer-groups.csv"
+"""Committed offsets, beside the partitions of an export."""
+PROPERTIES = ".properties"
+MAX_FILE_NAME = 255
+"""Bytes, on all file systems in use; a topic's name may have 249."""
 _SEGMENT = re.compile(r"^(\d{20})\.log$")
 _SWAPPED_SEGMENT = re.compile(r"^(\d{20})\.log\.swap$")
 _CLEANED_FILE = re.compile(r"^(\d{20})\..*\.cleaned$")
@@ -64,6 +69,14 @@ SETTLE_TRIES = 20
 SETTLE_PAUSE_SECONDS = 0.05
 ABANDONED_MS = 10_000
 """A swap in a folder that did not change for so long is not waited for: its broker is dead."""
+
+
+def properties_name(topic: str) -> str:
+    """Return the name of an export's file of configs: the topic's, or 180 letters and a hash of it if that is longer
+    than a file name may be."""
+    if len(topic) + len(PROPERTIES) > MAX_FILE_NAME:
+        topic = f"{topic[:180]}-{hashlib.sha256(topic.encode()).hexdigest()[:32]}"
+    return topic + PROPERTIES
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -7,8 +7,6 @@ nothing. Where a default or a range is not that of Kafka 4.1's `LogConfig`, `kaf
 
 Kafka's other settings mean nothing here. They are no mistakes, only from another world: instead of the nearest of our
 names, the answer says what does their work.
-
-X
 """
 
 from __future__ import annotations

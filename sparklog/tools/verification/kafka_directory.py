@@ -11,13 +11,19 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from contextlib import suppress
 
 from sparklog.errors import Corrupt, NotFound, did_you_mean
 from sparklog.format import checkpoint_files
 from sparklog.format.checkpoint_files import CLEANER_OFFSETS_FILE, LOG_STARTS_FILE, TopicPartition
-from sparklog.kafka.in_place.directory import kafka_layout, partition_folders, split_folder_name
+from sparklog.kafka.in_place.directory import (
+    GROUPS_FILE,
+    kafka_layout,
+    partition_folders,
+    properties_name,
+    split_folder_name,
+)
 from sparklog.kafka.in_place.files import (
     DELETED,
     FilePath,
@@ -77,7 +83,8 @@ def verify_log_dir(
         notes += part.notes
         counts += part.counts
     findings += _ids(read, folder)
-    orphans, foreign = _others(folder, layout, read, env.wall_ms())
+    exported = {GROUPS_FILE, *map(properties_name, names)}
+    orphans, foreign = _others(folder, layout, read, exported, env.wall_ms())
     counts += Counts(topics=len({topic for topic, _ in read}))
     seconds = (env.boot_ms() - begun) / 1000
     unique = tuple(dict.fromkeys(findings))
@@ -135,9 +142,9 @@ def _ids(read: dict[TopicPartition, KafkaPartition], root: FilePath) -> list[Fin
 
 
 def _others(
-    folder: FilePath, layout: str, read: dict[TopicPartition, KafkaPartition], now_ms: int
+    folder: FilePath, layout: str, read: dict[TopicPartition, KafkaPartition], exported: Set[str], now_ms: int
 ) -> tuple[tuple[Orphan, ...], tuple[Orphan, ...]]:
-    """Return the other files: Kafka's left-overs, and files that it does not know."""
+    """Return the other files: Kafka's left-overs, and files that neither it nor an export (`exported`) writes."""
     orphans: list[Orphan] = []
     foreign: list[Orphan] = []
 
@@ -155,7 +162,7 @@ def _others(
             note(join(part.folder, name), "the broker removes or finishes it" if left else None)
     if layout == "log-dir":
         partitions = {name_of(part.folder) for part in read.values()}
-        for name in sorted(set(names_in(folder)) - KNOWN - partitions):
+        for name in sorted(set(names_in(folder)) - KNOWN - exported - partitions):
             path = join(folder, name)
             if not is_folder(path):
                 note(path, None)

@@ -25,17 +25,17 @@ from sparklog.groups.lag import Groups
 from sparklog.kafka.exporting import ExportedTopic, export_topics, exporting
 from sparklog.kafka.exporting.exporting import ExportOptions
 from sparklog.kafka.exporting.group_offsets import (
-    GROUPS_FILE,
     GroupOffsets,
     group_partition,
     group_records,
 )
 from sparklog.kafka.in_place import KafkaView
-from sparklog.kafka.in_place.directory import CONSUMER_OFFSETS
+from sparklog.kafka.in_place.directory import CONSUMER_OFFSETS, GROUPS_FILE
 from sparklog.log.journal.names import commit_key, groups_prefix
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.topic.root import Root, open_root
 from sparklog.testing.world import START_MS
+from sparklog.tools.verification.kafka_directory import verify_log_dir
 from tests.fixture_data import ExpectedRecord
 from tests.kafka.logs import read
 from tests.kafka_tools import KafkaTools
@@ -100,6 +100,15 @@ def offsets_in(path: Path, partitions: int = 50) -> dict[tuple[str, str, int], O
         assert state == GroupValue("consumer", state.generation, None, None, START_MS)
         assert state.generation >= generations[name]
     return found
+
+
+def test_verify_knows_all_that_an_export_writes(root: Root, tmp_path: Path) -> None:
+    long = root.create_topic("l" * 249).name
+    exported(root, tmp_path / "out", "a", "b", "c", long, groups=["billing"])
+    (tmp_path / "out" / "gone.properties").write_bytes(b"of a topic that is not here")
+    report = verify_log_dir(tmp_path / "out", topics=["a"])
+    assert report.sound
+    assert [each.file for each in report.foreign] == ["gone.properties"]
 
 
 def test_the_partition_of_a_group_is_kafkas(fixtures: Path) -> None:
