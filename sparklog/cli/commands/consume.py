@@ -44,8 +44,9 @@ from sparklog.cli.record_values import (
     record_values,
 )
 from sparklog.cli.source import Source, open_source
-from sparklog.cli.terminal import print_json, printable, warn, write
+from sparklog.cli.terminal import print_json, printable, warn
 from sparklog.errors import BadRequest, NotFound
+from sparklog.maintenance.output import write
 
 if TYPE_CHECKING:
     import pyarrow as pa
