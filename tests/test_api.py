@@ -48,6 +48,22 @@ def test_views_of_a_root_a_topic_and_kafka(root: sparklog.Root) -> None:
         sparklog.open_view(root.location, corrupt_records="skip")
 
 
+def test_without_columns_rows_are_counted(root: sparklog.Root) -> None:
+    topic = root.topic("t")
+    for read in (topic.scan(columns=[]), topic.scan(columns=[], threads=2), topic.table(columns=[])):
+        table = read.to_table()
+        assert (table.num_rows, table.column_names) == (2, [])
+        assert (sum(batch.num_rows for batch in read), pa.table(read).num_rows) == (2, 2)
+    assert topic.scan(columns=[], keys=["a"]).to_table().num_rows == 1
+    dataset = sparklog.datasets(root)["t"]
+    assert (dataset.to_table(columns=[]).num_rows, dataset.count_rows()) == (2, 2)
+    with sparklog.consumer(root, "g", topics="t", auto_offset_reset="earliest", columns=[]) as consumer:
+        assert [batch.num_rows for batch in consumer.poll()] == [2]
+    view = sparklog.open_view(KAFKA)
+    for name in view.topics():
+        assert view.scan(name, columns=[]).to_table().num_rows == view.scan(name).to_table().num_rows
+
+
 def test_verify_takes_roots_topics_and_kafka(root: sparklog.Root) -> None:
     for place in (root, root.store, root.location, f"{root.location}/t", KAFKA):
         assert sparklog.verify(place).sound

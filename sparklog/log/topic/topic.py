@@ -367,7 +367,7 @@ class Topic:
             start: the first offset: `earliest`, `latest`, an offset, or one of these per partition.
             end: the offset behind the last one, in the same forms.
             isolation: `read_committed` leaves out what is aborted or open, `read_uncommitted` does not.
-            columns: of key, value, topic, partition, offset, timestamp, timestampType, headers.
+            columns: of key, value, topic, partition, offset, timestamp, timestampType, headers; none: only rows.
             batch_bytes: about the size of one record batch.
             threads: how many decode at once; the order of the records stays the same.
             keys: read only records with one of these keys.

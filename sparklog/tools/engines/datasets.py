@@ -52,7 +52,7 @@ class TopicScanner:
         """Yield the rows, batch by batch."""
         expression = self._expression
         needed = set() if expression is None else columns_of(expression)
-        read = [name for name in COLUMNS if name in needed or name in self._columns] or ["partition"]
+        read = [name for name in COLUMNS if name in needed or name in self._columns]
         for batch in self._dataset.batches(read, expression, needed):
             rows = pa.Table.from_batches([batch])
             if expression is not None:
