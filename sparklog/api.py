@@ -15,6 +15,7 @@ from sparklog.errors import BadRequest
 from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, open_log, refuse_inside, resolve
 from sparklog.kafka.in_place.location import open_view as open_log_view
 from sparklog.kafka.in_place.segment_recovery import CorruptRecords
+from sparklog.log.journal.env import warn_of_seconds
 from sparklog.log.read.topic_scan import Position, Scan, scan
 from sparklog.log.state.view import COLUMNS, Bounds, IsolationLevel, LogView, TimestampOffset
 from sparklog.log.topic.cloning import Cloned, clone_topic
@@ -82,6 +83,7 @@ class View:
         self, topic: str, timestamp_ms: int, isolation: IsolationLevel = "read_committed"
     ) -> dict[int, TimestampOffset | None]:
         """Return, per partition, the first record at or after a time (ms): its offset and time, or None."""
+        warn_of_seconds(timestamp_ms=timestamp_ms)
         targets = dict.fromkeys(self.bounds(topic), timestamp_ms)
         return self.log.offsets_for_timestamps(topic, targets, isolation)
 
@@ -305,6 +307,7 @@ def restore(
     from sparklog.tools.backup.restoring import plan_restore
     from sparklog.tools.backup.restoring import restore as restore_backup
 
+    warn_of_seconds(time_ms=time_ms)
     wanted = Wanted(None if topics is None else tuple(dict.fromkeys(topics)), number, version, time_ms)
     refuse_inside(os.fspath(to))
     if dry_run:
@@ -340,6 +343,7 @@ def clone(
     Example:
         sparklog.clone("/data/log", "orders", "orders-yesterday")
     """
+    warn_of_seconds(time_ms=time_ms)
     return clone_topic(_opened(root), topic, name, version=version, time_ms=time_ms, dry_run=dry_run)
 
 
@@ -455,6 +459,7 @@ def export_kafka(
     """
     from sparklog.kafka.exporting import ExportOptions, export_topics
 
+    warn_of_seconds(start_ms=start_ms, end_ms=end_ms, time_ms=time_ms)
     options = ExportOptions(
         partitions,
         start_ms=start_ms,
@@ -483,5 +488,6 @@ def _settings(root: Root, properties: PathLike | None, now_ms: int | None, dry_r
     from sparklog.maintenance.properties import settings_of_file
     from sparklog.maintenance.work_items import Settings, store_clock_ms
 
+    warn_of_seconds(now_ms=now_ms)
     given = Settings(0) if properties is None else settings_of_file(os.fspath(properties))
     return replace(given, now_ms=store_clock_ms(root.store, root.env, dry_run=dry_run) if now_ms is None else now_ms)

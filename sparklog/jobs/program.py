@@ -30,6 +30,7 @@ from sparklog.cli.options import (
 from sparklog.cli.terminal import UsageError, leave_for_usage
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.log.journal.documents import INT64_MAX
+from sparklog.log.journal.env import warn_of_seconds
 from sparklog.log.topic.root import Root
 from sparklog.maintenance.leases import Lease, leased
 from sparklog.maintenance.output import interrupted, say
@@ -121,6 +122,7 @@ class Maintenance:
     def __post_init__(self) -> None:
         self.settings = Settings(0) if self.properties is None else settings_of_file(self.properties)
         self.topics = topic_names(self.topic)
+        warn_of_seconds(**{"--now-ms": self.now_ms})
 
     def settings_at(self, store_ms: int) -> Settings:
         """Return the settings with their clock: the one that was given, else the store's."""

@@ -120,16 +120,16 @@ class Places:
 
     from_beginning: bool
     offset: str | None
-    since: str | None
+    since: int | None
     end: int | None
-    until: str | None
+    until: int | None
 
     def check(self, partition: int | None, group: str | None, follow: bool) -> None:
         """Refuse what contradicts itself, before anything is opened."""
         starts = {"--from-beginning": self.from_beginning, "--offset": self.offset, "--from-timestamp": self.since}
         ends = {"--to-offset": self.end, "--to-timestamp": self.until}
         for options, what in ((starts, "start"), (ends, "end")):
-            given = [name for name, value in options.items() if value not in (None, False)]
+            given = [name for name, value in options.items() if value is not None and value is not False]
             if len(given) > 1:
                 raise BadParameter(f"one place to {what}, found {' and '.join(given)}")
             if given and follow and what == "end":
@@ -147,17 +147,16 @@ class Places:
 
     def start(self, tail: Tail, follow: bool) -> None:
         """Open a tail, and put it at its start and its end."""
-        since = None if self.since is None else parse_time(self.since)
-        until = None if self.until is None else parse_time(self.until, "--to-timestamp")
         tail.open()
-        if until is not None or self.end is not None:
+        if self.until is not None or self.end is not None:
             tail.start_at_log_start()
             tail.ends = dict.fromkeys(tail.positions, self.end or 0)
-        if until is not None:
-            answers = tail.view.offsets_for_timestamps(tail.topic, dict.fromkeys(tail.ends, until), tail.isolation)
+        if self.until is not None:
+            targets = dict.fromkeys(tail.ends, self.until)
+            answers = tail.view.offsets_for_timestamps(tail.topic, targets, tail.isolation)
             tail.ends = {partition: answer.offset for partition, answer in answers.items() if answer is not None}
-        if since is not None:
-            tail.start_at_time(since)
+        if self.since is not None:
+            tail.start_at_time(self.since)
         elif self.offset == "latest" or (follow and not self.from_beginning and self.offset is None):
             tail.start_at_end()
         elif self.offset in (None, "earliest"):
@@ -306,7 +305,9 @@ def consume(
     from sparklog.cli.record_text import Layout
     from sparklog.log.read.topic_scan import Tail
 
-    places = Places(from_beginning, offset, timestamp, to_offset, to_timestamp)
+    since = None if timestamp is None else parse_time(timestamp)
+    until = None if to_timestamp is None else parse_time(to_timestamp, "--to-timestamp")
+    places = Places(from_beginning, offset, since, to_offset, until)
     places.check(partition, group, follow)
     _check_keys(key, all_partitions, partition, group)
     shown = (print_timestamp, print_partition, print_offset, print_headers, print_key, print_value)

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from sparklog.errors import BadRequest, NotFound, SparklogError
 from sparklog.log.decisions.decision_log import DecisionLogs, read_snapshot
-from sparklog.log.journal.env import Env, Moment
+from sparklog.log.journal.env import Env, Moment, warn_of_seconds
 from sparklog.log.journal.journal import RootAccess
 from sparklog.log.read.counting import RecordCount, count_of
 from sparklog.log.read.key_lookup import latest_record
@@ -32,7 +32,7 @@ from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.slices import FileSlices, content_of
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, IsolationLevel, LogView, TimestampOffset
-from sparklog.log.topic.expiring import count_older, expires_before, warn_of_older
+from sparklog.log.topic.expiring import count_older, expires_before, warn_of_older, warn_of_seconds_in
 from sparklog.log.write.append_writer import AppendOutcome, AppendTarget, ArrowData, WriteOptions, appended, write_files
 from sparklog.log.write.kafka_markers import end_kafka_transactions
 from sparklog.storage.parallel_reads import ask_each
@@ -170,10 +170,13 @@ class TopicLog(CommitLog):
         self.warn_of_older(files, outcome.head, now=target.configs.log_append_time)
         return appended(outcome.commit, intent.count)
 
-    def warn_of_older(self, files: Iterable[FileSlices], head: Head, *, now: bool = False) -> None:
-        """Warn of records in new files that the topic's retention deletes; `now`: all got the commit's time."""
+    def warn_of_older(self, files: Sequence[FileSlices], head: Head, *, now: bool = False) -> None:
+        """Warn of old records in new files, which retention deletes; `now`: all got the commit's time."""
+        if now:
+            return
+        warn_of_seconds_in(self.root.id, self.topic, files)
         before_ms = expires_before(head.configs, self.root.env.wall_ms())
-        if before_ms is not None and not now:
+        if before_ms is not None:
             warn_of_older(self.root.id, self.topic, head.configs, count_older(files, before_ms))
 
     def end_kafka_transactions(
@@ -395,6 +398,7 @@ class Topic:
 
     def table(self, *, as_of: AsOf = None, columns: Sequence[str] = COLUMNS, threads: int = 1) -> TopicTable:
         """Plan a read of the latest record of each key: arguments and errors are those of `sparklog.table`."""
+        warn_of_seconds(as_of=as_of)
         return open_table(self.root.log_view(), self.name, self.root.log_view, as_of, columns, threads)
 
     def count(self, *, isolation: IsolationLevel = READ_COMMITTED) -> RecordCount:
@@ -407,6 +411,7 @@ class Topic:
         self, timestamp_ms: int, partition: int | None = None, isolation: IsolationLevel = READ_COMMITTED
     ) -> dict[int, TimestampOffset | None]:
         """Return, per partition or for one, the first record at or after a time (ms): its offset and time, or None."""
+        warn_of_seconds(timestamp_ms=timestamp_ms)
         snapshot = self.read_snapshot()
         chosen = range(snapshot.head.partitions) if partition is None else (partition,)
         targets = dict.fromkeys(chosen, timestamp_ms)

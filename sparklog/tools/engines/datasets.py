@@ -18,6 +18,7 @@ import pyarrow.dataset as ds
 
 from sparklog.errors import BadRequest
 from sparklog.kafka.in_place.location import open_view, resolve
+from sparklog.log.journal.env import warn_of_seconds
 from sparklog.log.read.scan import check_isolation, read_parts
 from sparklog.log.read.table_plan import AsOf
 from sparklog.log.read.topic_scan import SnapshotView, check_threads, stream_reader
@@ -255,6 +256,7 @@ def table(
         customers = sparklog.table("/data/log", "orders", as_of={0: 1}, columns=["key", "value"])
         print(pa.table(customers).num_rows)
     """
+    warn_of_seconds(as_of=as_of)
     return open_table(_view(root), topic, partial(_view, root, tailing=True), as_of, columns, threads)
 
 
