@@ -41,7 +41,7 @@ def test_views_of_a_root_a_topic_and_kafka(root: sparklog.Root) -> None:
     view = sparklog.open_view(KAFKA)
     topic = next(name for name in view.topics() if not name.startswith("_"))
     committed = len(values(view.scan(topic)))
-    assert 0 < committed <= len(values(view.scan(topic, isolation="read_uncommitted")))
+    assert 0 < committed <= len(values(view.scan(topic, isolation_level="read_uncommitted")))
     with pytest.raises(sparklog.NotFound, match="does not exist"):
         sparklog.open_view(f"{root.location}/nothing/at/all")
     with pytest.raises(sparklog.BadRequest, match="leave it out"):

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sparklog.errors import BadRequest
+from sparklog.log.journal.arguments import NAMES
 from sparklog.log.journal.env import Env
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
@@ -150,6 +151,7 @@ RECORD_SCHEMA = pa.schema(
 
 def check_columns(columns: Sequence[str]) -> tuple[str, ...]:
     """Return the columns if they are distinct ones of `COLUMNS`, else raise `BadRequest`."""
+    NAMES.check("columns", columns)
     if any(name not in COLUMNS for name in columns) or len(set(columns)) != len(columns):
         raise BadRequest(f"expected distinct columns of {', '.join(COLUMNS)}; found {', '.join(columns)}")
     return tuple(columns)

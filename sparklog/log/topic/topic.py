@@ -14,6 +14,17 @@ import pyarrow as pa
 
 from sparklog.errors import BadRequest, NotFound, SparklogError
 from sparklog.log.decisions.decision_log import DecisionLogs, read_snapshot
+from sparklog.log.journal.arguments import (
+    CONFIGS,
+    KEY,
+    NUMBER,
+    NUMBERS,
+    OFFSETS,
+    TIME,
+    checked,
+    instance,
+    whole,
+)
 from sparklog.log.journal.env import Env, Moment, warn_of_seconds
 from sparklog.log.journal.journal import RootAccess
 from sparklog.log.read.counting import RecordCount, count_of
@@ -41,6 +52,8 @@ from sparklog.storage.store import Store
 MANY_UNSEALED = 300_000
 METADATA_MAX_AGE_MS = 300_000
 """Kafka's `metadata.max.age.ms`."""
+WRITE_OPTIONS = instance("WriteOptions", WriteOptions).or_none()
+WRITER = instance("a WriterKey", WriterKey).or_none()
 _LOG = logging.getLogger("sparklog.log")
 
 
@@ -221,6 +234,7 @@ class Topic:
 
     # -- changing the topic
 
+    @checked(configs=CONFIGS.or_none(), partitions=NUMBER.or_none())
     def alter(
         self,
         *,
@@ -250,6 +264,7 @@ class Topic:
         head = self.log.head()
         return self.log.commit(self._alteration(head, configs, partitions, force), since or head).head
 
+    @checked(configs=CONFIGS.or_none(), partitions=NUMBER.or_none())
     def plan_alter(
         self, *, configs: Mapping[str, object | None] | None = None, partitions: int | None = None, force: bool = False
     ) -> dict[str, str | None]:
@@ -267,6 +282,7 @@ class Topic:
         check_delete_delay(changes, force)
         return AlterIntent(head.topic_id, changes, partitions, drop_keyless=force)
 
+    @checked(before=OFFSETS)
     def delete_records(self, before: Mapping[int, int]) -> Mapping[int, int]:
         """Delete the records below an offset, per partition.
 
@@ -290,6 +306,7 @@ class Topic:
         starts = after.log_start if after.topic_id == head.topic_id and after.exists else head.log_start
         return {partition: max(offset, int(starts[partition])) for partition, offset in intent.log_starts.items()}
 
+    @checked(before=OFFSETS)
     def plan_delete_records(self, before: Mapping[int, int]) -> Mapping[int, int]:
         """Return where the log would start after `delete_records`. Raises what `delete_records` raises."""
         head = self.log.head()
@@ -309,6 +326,7 @@ class Topic:
         log_starts = {p: int(head.log_end[p]) if offset == -1 else offset for p, offset in before.items()}
         return LogStartIntent(head.topic_id, log_starts)
 
+    @checked(version=NUMBER.or_none())
     def delete(self, *, version: int | None = None) -> None:
         """Delete the topic; `retain` deletes its files later.
 
@@ -323,6 +341,7 @@ class Topic:
 
     # -- records
 
+    @checked(options=WRITE_OPTIONS, writer=WRITER)
     def append(
         self, data: ArrowData, *, options: WriteOptions | None = None, writer: WriterKey | None = None
     ) -> AppendOutcome:
@@ -351,13 +370,14 @@ class Topic:
         files, target = self.log.write(data, options, writer)
         return self.log.commit_append(files, target, writer=writer)
 
+    @checked(partitions=NUMBERS.or_none(), batch_bytes=whole(1))
     def scan(
         self,
         *,
         partitions: Sequence[int] | None = None,
         start: Position = "earliest",
         end: Position = "latest",
-        isolation: IsolationLevel = READ_COMMITTED,
+        isolation_level: IsolationLevel = READ_COMMITTED,
         columns: Sequence[str] = COLUMNS,
         batch_bytes: int = 4 << 20,
         threads: int = 1,
@@ -369,7 +389,7 @@ class Topic:
             partitions: numbers; None: all, or with `keys` those where Kafka's partitioner puts them.
             start: the first offset: `earliest`, `latest`, an offset, or one of these per partition.
             end: the offset behind the last one, in the same forms.
-            isolation: `read_committed` leaves out what is aborted or open, `read_uncommitted` does not.
+            isolation_level: `read_committed` leaves out what is aborted or open, `read_uncommitted` does not.
             columns: of key, value, topic, partition, offset, timestamp, timestampType, headers; none: only rows.
             batch_bytes: about the size of one record batch.
             threads: how many decode at once; the order of the records stays the same.
@@ -389,49 +409,56 @@ class Topic:
             partitions=partitions,
             start=start,
             end=end,
-            isolation=isolation,
+            isolation=isolation_level,
             columns=columns,
             batch_bytes=batch_bytes,
             threads=threads,
             keys=keys,
         )
 
+    @checked()
     def table(self, *, as_of: AsOf = None, columns: Sequence[str] = COLUMNS, threads: int = 1) -> TopicTable:
         """Plan a read of the latest record of each key: arguments and errors are those of `sparklog.table`."""
         warn_of_seconds(as_of=as_of)
         return open_table(self.root.log_view(), self.name, self.root.log_view, as_of, columns, threads)
 
-    def count(self, *, isolation: IsolationLevel = READ_COMMITTED) -> RecordCount:
+    @checked()
+    def count(self, *, isolation_level: IsolationLevel = READ_COMMITTED) -> RecordCount:
         """Count records of a scan by metadata: `records`, `is_exact` (false: at most), `earliest_ms`, `latest_ms`."""
         snapshot = self.read_snapshot()
         bounds = SnapshotView(self.root.location, {self.name: snapshot}).bounds(self.name)
-        return count_of(snapshot, bounds, isolation)
+        return count_of(snapshot, bounds, isolation_level)
 
+    @checked(timestamp_ms=TIME, partition=NUMBER.or_none())
     def offset_for_timestamp(
-        self, timestamp_ms: int, partition: int | None = None, isolation: IsolationLevel = READ_COMMITTED
+        self, timestamp_ms: int, partition: int | None = None, isolation_level: IsolationLevel = READ_COMMITTED
     ) -> dict[int, TimestampOffset | None]:
         """Return, per partition or for one, the first record at or after a time (ms): its offset and time, or None."""
         warn_of_seconds(timestamp_ms=timestamp_ms)
         snapshot = self.read_snapshot()
         chosen = range(snapshot.head.partitions) if partition is None else (partition,)
         targets = dict.fromkeys(chosen, timestamp_ms)
-        return offsets_for_timestamps(snapshot, targets, isolation, newer=self.read_snapshot)
+        return offsets_for_timestamps(snapshot, targets, isolation_level, newer=self.read_snapshot)
 
-    def record_at(self, partition: int, offset: int, isolation: IsolationLevel = READ_COMMITTED) -> pa.RecordBatch:
+    @checked(partition=NUMBER, offset=NUMBER)
+    def record_at(
+        self, partition: int, offset: int, isolation_level: IsolationLevel = READ_COMMITTED
+    ) -> pa.RecordBatch:
         """Return the record at exactly this offset: one row with all columns.
 
         Raises:
             NotFound: the offset is out of range, or holds no record (compacted away, a marker, aborted).
         """
-        return record_at(self.read_snapshot(), partition, offset, isolation)
+        return record_at(self.read_snapshot(), partition, offset, isolation_level)
 
+    @checked(key=KEY, partition=NUMBER.or_none())
     def get(
         self,
         key: bytes | str,
         *,
         partition: int | None = None,
         all_partitions: bool = False,
-        isolation: IsolationLevel = READ_COMMITTED,
+        isolation_level: IsolationLevel = READ_COMMITTED,
     ) -> pa.RecordBatch | None:
         """Look up the latest record of a key.
 
@@ -439,7 +466,7 @@ class Topic:
             key: as it was written.
             partition: look only there; default: where Kafka's partitioner puts the key, and put it before.
             all_partitions: look everywhere, for records that were written to a partition by number.
-            isolation: as for `scan`.
+            isolation_level: as for `scan`.
 
         Returns:
             One row with all columns, its value null if the key was deleted; None if there is no record.
@@ -451,8 +478,9 @@ class Topic:
         view = SnapshotView(self.root.location, {self.name: self.read_snapshot()})
         chosen = sorted(view.bounds(self.name)) if all_partitions else None if partition is None else [partition]
         wanted = key.encode() if isinstance(key, str) else key
-        return latest_record(view, self.name, wanted, partitions=chosen, isolation=isolation)
+        return latest_record(view, self.name, wanted, partitions=chosen, isolation=isolation_level)
 
+    @checked(producers=NUMBERS.or_none())
     def end_kafka_transactions(
         self, *, producers: Collection[int] | None = None, commit: bool = False
     ) -> tuple[KafkaOpen, ...]:

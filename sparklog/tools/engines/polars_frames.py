@@ -18,8 +18,10 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from sparklog.errors import BadRequest
+from sparklog.log.journal.arguments import NAMES, checked
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, RECORD_SCHEMA, IsolationLevel
-from sparklog.tools.engines.datasets import RootLike, TopicDataset, datasets
+from sparklog.log.topic.root import ROOT
+from sparklog.tools.engines.datasets import ByTopic, RootLike, TopicDataset, datasets
 from sparklog.tools.engines.narrowing import columns_of
 
 COMPARISONS: tuple[Callable[[Any, Any], Any], ...] = (
@@ -31,11 +33,12 @@ COMPARISONS: tuple[Callable[[Any, Any], Any], ...] = (
 )
 
 
+@checked(root=ROOT, topics=NAMES.or_none())
 def polars(
     root: RootLike,
     *,
     topics: Sequence[str] | None = None,
-    isolation: IsolationLevel = READ_COMMITTED,
+    isolation_level: IsolationLevel = READ_COMMITTED,
     threads: int = 1,
 ) -> dict[str, Any]:
     """Open topics as lazy frames of Polars: one consistent state of all, as of now.
@@ -43,7 +46,7 @@ def polars(
     Args:
         root: an open root, or where it lies; a Kafka log directory, too.
         topics: names; None: all.
-        isolation: as for `Topic.scan`.
+        isolation_level: as for `Topic.scan`.
         threads: as for `Topic.scan`.
 
     Returns:
@@ -64,11 +67,13 @@ def polars(
     except ImportError:
         raise BadRequest("sparklog.polars needs Polars: pip install polars") from None
     empty = pl.DataFrame(RECORD_SCHEMA.empty_table())
-    opened = datasets(root, topics=topics, isolation=isolation, threads=threads)
-    return {
-        name: plugins.register_io_source(partial(_frames, dataset), schema=empty.schema, is_pure=True)
-        for name, dataset in opened.items()
-    }
+    opened = datasets(root, topics=topics, isolation_level=isolation_level, threads=threads)
+    return ByTopic(
+        {
+            name: plugins.register_io_source(partial(_frames, dataset), schema=empty.schema, is_pure=True)
+            for name, dataset in opened.items()
+        }
+    )
 
 
 def _frames(
