@@ -26,10 +26,10 @@ from sparklog.cli.options import (
     RootOption,
     TopicsOption,
     topic_names,
+    whole_number,
 )
 from sparklog.cli.terminal import UsageError, leave_for_usage
 from sparklog.errors import BadRequest, SparklogError
-from sparklog.log.journal.documents import INT64_MAX
 from sparklog.log.journal.env import warn_of_seconds
 from sparklog.log.topic.root import Root
 from sparklog.maintenance.leases import Lease, leased
@@ -109,7 +109,7 @@ class Maintenance:
     topic: TopicsOption = None
     properties: PropertiesOption = None
     now_ms: Annotated[
-        int | None, Option(min=0, max=INT64_MAX, metavar="MS", help="Milliseconds to go by in place of the clock.")
+        int | None, whole_number("--now-ms", metavar="MS", text="Milliseconds to go by in place of the clock.")
     ] = None
     dry_run: DryRunOption = False
     lease: Annotated[

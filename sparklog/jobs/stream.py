@@ -21,7 +21,7 @@ from pyspark.sql.streaming import StreamingQuery
 from typer import BadParameter, Option
 
 import sparklog
-from sparklog.cli.options import RootOption
+from sparklog.cli.options import RootOption, whole_number
 from sparklog.datasource.spark_versions import READ_LIMITS
 from sparklog.jobs.program import DONE, job, parse
 from sparklog.maintenance.output import StatusLine
@@ -98,8 +98,12 @@ class Copy:
     subscribe: Annotated[str | None, Option(help="Topics, with commas between them.")] = None
     subscribe_pattern: Annotated[str | None, Option(help="Regular expression of topics.")] = None
     topic: Annotated[str | None, Option(help="One topic for all records; else each keeps its topic.")] = None
-    num_partitions: Annotated[int | None, Option(help="Of topics that do not exist yet.", show_default="1")] = None
-    max_offsets_per_trigger: Annotated[int | None, Option(help="Records of one micro-batch at most.")] = None
+    num_partitions: Annotated[
+        int | None, whole_number("--num-partitions", low=1, text="Of topics that do not exist yet.", default="1")
+    ] = None
+    max_offsets_per_trigger: Annotated[
+        int | None, whole_number("--max-offsets-per-trigger", low=1, text="Records of one micro-batch at most.")
+    ] = None
     group: Annotated[str | None, Option(help="Consumer group that commits the query's offsets; of a root.")] = None
     follow: Annotated[bool, Option("--follow", help="Go on with what comes later.")] = False
 
