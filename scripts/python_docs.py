@@ -26,7 +26,8 @@ OPTIONS_HEAD = """# Options of the Spark data source
 Of `spark.read`, `spark.readStream`, `df.write` and `df.writeStream` with `format("sparklog")`, and of [tables in
 SQL](../guides/spark-recipes.md#sql). Settings of Kafka's clients (`kafka.*`) that are not here are accepted without
 effect, or refused with the reason. `scripts/python_docs.py` makes this page from the table of options. Columns of a
-write: `value`, and if you like `key`, `headers`, `topic`, `partition`, `timestamp`.
+write: `value`, and if you like `key`, `headers`, `topic`, `partition`, `timestamp`. A DataFrame of a batch read keeps
+the plan of its first action: what comes later it never sees, so `load()` again.
 
 The last column compares with Spark's Kafka connector: *yes* if name, values and default are the same there, *own* if it
 has no such option, else what differs. Type `timestamp` is milliseconds since 1970, or ISO 8601: `2026-01-31T12:00:00`,

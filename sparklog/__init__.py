@@ -15,13 +15,11 @@ from sparklog.lazy import lazy_names
 
 if TYPE_CHECKING:
     from sparklog.api import (
-        View,
         backup,
         clone,
         compact,
         export_kafka,
         import_kafka,
-        open_view,
         restore,
         retain,
         verify,
@@ -32,6 +30,7 @@ if TYPE_CHECKING:
     from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable
     from sparklog.groups.consumer import Consumer, consumer
     from sparklog.groups.lag import Groups
+    from sparklog.kafka.in_place.open_view import View, open_view
     from sparklog.log.read.followed_table import FollowedTable
     from sparklog.log.read.topic_scan import Scan
     from sparklog.log.read.topic_table import TopicTable
@@ -57,13 +56,14 @@ if not TYPE_CHECKING:
     __getattr__ = lazy_names(
         __name__,
         {
-            "sparklog.api": "View backup clone compact export_kafka import_kafka open_view restore retain verify",
+            "sparklog.api": "backup clone compact export_kafka import_kafka restore retain verify",
             "sparklog.datasource.session": "configure register",
             "sparklog.datasource.source": "partitioned",
             "sparklog.datasource.watch": "watch",
             "sparklog.errors": "BadRequest Conflict Corrupt Fenced NotFound SparklogError Unavailable",
             "sparklog.groups.consumer": "Consumer consumer",
             "sparklog.groups.lag": "Groups",
+            "sparklog.kafka.in_place.open_view": "View open_view",
             "sparklog.log.read.followed_table": "FollowedTable",
             "sparklog.log.read.topic_scan": "Scan",
             "sparklog.log.read.topic_table": "TopicTable",

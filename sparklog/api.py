@@ -1,4 +1,4 @@
-"""The functions of `import sparklog` that work on whole roots and directories: view, maintain, copy, import, export.
+"""The functions of `import sparklog` that work on whole roots and directories: maintain, copy, import, export.
 
 Each is what a command or a job of the same name does. `spark` is a session in which files are read and written; without
 one the work is done in this process.
@@ -7,18 +7,31 @@ one the work is done in this process.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparklog.errors import BadRequest
 from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, open_log, refuse_inside, resolve
-from sparklog.kafka.in_place.location import open_view as open_log_view
+from sparklog.kafka.in_place.open_view import CORRUPT_RECORDS
 from sparklog.kafka.in_place.segment_recovery import CorruptRecords
-from sparklog.log.read.topic_scan import Position, Scan, scan
-from sparklog.log.state.view import COLUMNS, Bounds, IsolationLevel, LogView, TimestampOffset
+from sparklog.log.journal.arguments import (
+    CONFIGS,
+    NAME,
+    NAMES,
+    NUMBER,
+    NUMBERS,
+    PATH,
+    RENAMED,
+    TIME,
+    Kind,
+    checked,
+    one_of,
+    whole,
+)
+from sparklog.log.journal.env import warn_of_seconds
 from sparklog.log.topic.cloning import Cloned, clone_topic
-from sparklog.log.topic.root import Root, open_root
+from sparklog.log.topic.root import ROOT, Root, open_root
 from sparklog.storage import open_store
 from sparklog.storage.store import Store
 
@@ -41,75 +54,7 @@ RootLike = Root | Store | PathLike
 DAY_MS = 86_400_000
 
 
-@dataclass(frozen=True)
-class View:
-    """Topics of a Kafka directory, or of a root, to read: see `open_view`."""
-
-    log: LogView
-    topic: str | None = None
-
-    @property
-    def location(self) -> str:
-        """The path of the directory."""
-        return self.log.location
-
-    def topics(self) -> list[str]:
-        """Names of all topics, sorted; Kafka's internal ones are among them."""
-        return self.log.topics() if self.topic is None else [self.topic]
-
-    def bounds(self, topic: str) -> Mapping[int, Bounds]:
-        """Log start, last stable offset and log end of each partition, as of now."""
-        self.log.refresh([topic])
-        return self.log.bounds(topic)
-
-    def scan(
-        self,
-        topic: str,
-        *,
-        partitions: Sequence[int] | None = None,
-        start: Position = "earliest",
-        end: Position = "latest",
-        isolation: IsolationLevel = "read_committed",
-        columns: Sequence[str] = COLUMNS,
-        keys: Iterable[bytes | str] | None = None,
-    ) -> Scan:
-        """Return the records of a topic, as it is now; the arguments are those of `Topic.scan`."""
-        self.log.refresh([topic])
-        bounds: dict[str, Any] = {"partitions": partitions, "start": start, "end": end}
-        return scan(self.log, topic, **bounds, isolation=isolation, columns=columns, keys=keys)
-
-    def offset_for_timestamp(
-        self, topic: str, timestamp_ms: int, isolation: IsolationLevel = "read_committed"
-    ) -> dict[int, TimestampOffset | None]:
-        """Return, per partition, the first record at or after a time (ms): its offset and time, or None."""
-        targets = dict.fromkeys(self.bounds(topic), timestamp_ms)
-        return self.log.offsets_for_timestamps(topic, targets, isolation)
-
-
-def open_view(path: PathLike, *, corrupt_records: CorruptRecords = "fail") -> View:
-    """Open a directory of Kafka's to read its topics where it lies, also under a running broker. Nothing is written.
-
-    Args:
-        path: a Kafka log directory, one partition folder of it, a root, or a topic's folder.
-        corrupt_records: what damage in Kafka's files does: `fail` with `Corrupt`, `skip` the damaged batches, or
-            `truncate` the partition in front of its first damage, as Kafka's recovery does.
-
-    Returns:
-        A `View`: topics, bounds, scans.
-
-    Raises:
-        NotFound: there is no log at the path.
-        BadRequest: the path is a file, or damage of a root is to be passed over.
-
-    Example:
-        view = sparklog.open_view("/var/lib/kafka/data")
-        for topic in view.topics():
-            print(topic, view.scan(topic).to_table().num_rows)
-    """
-    location = resolve(os.fspath(path))
-    return View(open_log_view(location, tailing=False, corrupt_records=corrupt_records), location.topic)
-
-
+@checked(root=ROOT, topics=NAMES, properties=PATH.or_none(), now_ms=NUMBER.or_none())
 def compact(
     root: RootLike,
     *,
@@ -151,6 +96,7 @@ def compact(
     return compact_root(opened, settings, _runner(spark), CompactOptions(topics, seal_only, roll, dry_run))
 
 
+@checked(root=ROOT, topics=NAMES, properties=PATH.or_none(), now_ms=NUMBER.or_none())
 def retain(
     root: RootLike,
     *,
@@ -187,6 +133,7 @@ def retain(
     return retain_root(opened, settings, topics=topics, runner=_runner(spark), dry_run=dry_run)
 
 
+@checked(path=ROOT, topics=NAMES)
 def verify(
     path: RootLike, *, topics: Sequence[str] = (), quick: bool = False, spark: SparkSession | None = None
 ) -> Report:
@@ -224,6 +171,7 @@ def verify(
     return verify_root(open_store(location.root), topics=chosen, quick=quick, runner=_runner(spark))
 
 
+@checked(root=ROOT, to=PATH, topics=NAMES.or_none(), keep=whole(1).or_none(), keep_days=NUMBER.or_none())
 def backup(
     root: RootLike,
     to: PathLike,
@@ -266,6 +214,15 @@ def backup(
     return made
 
 
+@checked(
+    source=PATH,
+    to=PATH,
+    topics=NAMES.or_none(),
+    number=NUMBER.or_none(),
+    version=NUMBER.or_none(),
+    time_ms=TIME.or_none(),
+    rename=RENAMED.or_none(),
+)
 def restore(
     source: PathLike,
     to: PathLike,
@@ -305,6 +262,7 @@ def restore(
     from sparklog.tools.backup.restoring import plan_restore
     from sparklog.tools.backup.restoring import restore as restore_backup
 
+    warn_of_seconds(time_ms=time_ms)
     wanted = Wanted(None if topics is None else tuple(dict.fromkeys(topics)), number, version, time_ms)
     refuse_inside(os.fspath(to))
     if dry_run:
@@ -312,6 +270,7 @@ def restore(
     return restore_backup(open_store(source), open_store(to), wanted, rename=rename, link=link)
 
 
+@checked(root=ROOT, topic=NAME, name=NAME, version=NUMBER.or_none(), time_ms=TIME.or_none())
 def clone(
     root: RootLike,
     topic: str,
@@ -340,9 +299,19 @@ def clone(
     Example:
         sparklog.clone("/data/log", "orders", "orders-yesterday")
     """
+    warn_of_seconds(time_ms=time_ms)
     return clone_topic(_opened(root), topic, name, version=version, time_ms=time_ms, dry_run=dry_run)
 
 
+@checked(
+    root=ROOT,
+    log_dir=PATH,
+    topics=NAMES.or_none(),
+    configs=CONFIGS.or_none(),
+    corrupt_records=CORRUPT_RECORDS,
+    open_transactions=one_of("keep", "abort", "refuse"),
+    link=one_of("auto", "never"),
+)
 def import_kafka(
     root: RootLike,
     log_dir: PathLike,
@@ -414,6 +383,17 @@ def import_into(path: str, log_dir: PathLike, options: ImportOptions, *, dry_run
     return import_log_dir(log, log_dir, options, dry_run=dry_run, **watch)
 
 
+@checked(
+    root=ROOT,
+    topics=NAMES,
+    to=PATH,
+    partitions=NUMBERS.or_none(),
+    start_ms=TIME.or_none(),
+    end_ms=TIME.or_none(),
+    version=NUMBER.or_none(),
+    time_ms=TIME.or_none(),
+    groups=Kind("a list of names, 'all' or None", lambda value: value in (None, "all") or NAMES.accepts(value)),
+)
 def export_kafka(
     root: RootLike,
     topics: Sequence[str],
@@ -455,6 +435,7 @@ def export_kafka(
     """
     from sparklog.kafka.exporting import ExportOptions, export_topics
 
+    warn_of_seconds(start_ms=start_ms, end_ms=end_ms, time_ms=time_ms)
     options = ExportOptions(
         partitions,
         start_ms=start_ms,
@@ -483,5 +464,6 @@ def _settings(root: Root, properties: PathLike | None, now_ms: int | None, dry_r
     from sparklog.maintenance.properties import settings_of_file
     from sparklog.maintenance.work_items import Settings, store_clock_ms
 
+    warn_of_seconds(now_ms=now_ms)
     given = Settings(0) if properties is None else settings_of_file(os.fspath(properties))
     return replace(given, now_ms=store_clock_ms(root.store, root.env, dry_run=dry_run) if now_ms is None else now_ms)

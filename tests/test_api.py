@@ -41,11 +41,27 @@ def test_views_of_a_root_a_topic_and_kafka(root: sparklog.Root) -> None:
     view = sparklog.open_view(KAFKA)
     topic = next(name for name in view.topics() if not name.startswith("_"))
     committed = len(values(view.scan(topic)))
-    assert 0 < committed <= len(values(view.scan(topic, isolation="read_uncommitted")))
+    assert 0 < committed <= len(values(view.scan(topic, isolation_level="read_uncommitted")))
     with pytest.raises(sparklog.NotFound, match="does not exist"):
         sparklog.open_view(f"{root.location}/nothing/at/all")
     with pytest.raises(sparklog.BadRequest, match="leave it out"):
         sparklog.open_view(root.location, corrupt_records="skip")
+
+
+def test_without_columns_rows_are_counted(root: sparklog.Root) -> None:
+    topic = root.topic("t")
+    for read in (topic.scan(columns=[]), topic.scan(columns=[], threads=2), topic.table(columns=[])):
+        table = read.to_table()
+        assert (table.num_rows, table.column_names) == (2, [])
+        assert (sum(batch.num_rows for batch in read), pa.table(read).num_rows) == (2, 2)
+    assert topic.scan(columns=[], keys=["a"]).to_table().num_rows == 1
+    dataset = sparklog.datasets(root)["t"]
+    assert (dataset.to_table(columns=[]).num_rows, dataset.count_rows()) == (2, 2)
+    with sparklog.consumer(root, "g", topics="t", auto_offset_reset="earliest", columns=[]) as consumer:
+        assert [batch.num_rows for batch in consumer.poll()] == [2]
+    view = sparklog.open_view(KAFKA)
+    for name in view.topics():
+        assert view.scan(name, columns=[]).to_table().num_rows == view.scan(name).to_table().num_rows
 
 
 def test_verify_takes_roots_topics_and_kafka(root: sparklog.Root) -> None:

@@ -54,6 +54,7 @@ READING = (
 )
 AFTER_INTERRUPT = {
     **dict.fromkeys(READING, "nothing was changed"),
+    "consume": "nothing was changed but the offsets of a --group",
     "backup": "there is no new backup; run it again: what was copied is not copied again",
     "export": "nothing was exported",
     "import": "what was committed stays; run it again to go on",

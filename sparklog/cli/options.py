@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from typer import Argument, BadParameter, Option
 
-from sparklog.log.journal.env import parse_iso_time
+from sparklog.log.journal.env import parse_iso_time, warn_of_seconds
 from sparklog.log.journal.names import check_topic_name
 
 SHORT_HELP = {"help_option_names": ["-h", "--help"]}
@@ -179,6 +179,7 @@ VERSIONS = 10**10
 def parse_time(text: str, option: str = "--from-timestamp") -> int:
     """Return milliseconds since the epoch of `1700000000000` or ISO 8601 (UTC unless it names a zone), floored."""
     if text.isdecimal() and int(text) <= INT64_MAX:
+        warn_of_seconds(**{option: text})
         return int(text)
     try:
         millis = parse_iso_time(text)

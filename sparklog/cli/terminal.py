@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -25,9 +24,6 @@ EXIT_OK, EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 # typer may bring its own copy of click: this way the class is public in every version.
 UsageError: Any = BadParameter.__mro__[1]
-
-_CONTROL = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
-"""C0 without tab and newline, DEL, and C1 in UTF-8."""
 
 
 def printable(text: object) -> str:
@@ -87,14 +83,6 @@ def warn_and_leave(failures: Sequence[SparklogError]) -> None:
         warn(message)
     if failures:
         raise Exit(EXIT_ERROR)
-
-
-def write(data: bytes) -> None:
-    """Write bytes to stdout, all of them at once; on a terminal without its control characters."""
-    if sys.stdout.isatty():
-        data = _CONTROL.sub(lambda match: rb"\x%02x" % match[0][-1], data)
-    sys.stdout.buffer.write(data)
-    sys.stdout.flush()
 
 
 class WarningLines(logging.Handler):

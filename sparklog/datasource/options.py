@@ -17,7 +17,7 @@ from sparklog.datasource.option_table import OPTIONS, STREAM, TOPIC_CONFIG, WRIT
 from sparklog.datasource.schema import listed_columns
 from sparklog.errors import BadRequest, nearest
 from sparklog.format.text import parse_keys
-from sparklog.log.journal.env import iso_time, parse_iso_time
+from sparklog.log.journal.env import parse_iso_time, seconds_taken
 from sparklog.log.journal.names import check_id
 from sparklog.log.read.key_set import KeySet
 from sparklog.log.state.configs import SECURITY, canonical, is_security
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 GROUP = "group"
 """`startingOffsets=group`: the committed offsets of the consumer group."""
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
-SECONDS = range(978_307_200, 978_307_200_000)
-"""Times of 2001 and later in seconds, which are before 2001 in ms."""
 _BY_NAME = {each.name: each for each in OPTIONS}
 
 
@@ -247,9 +245,9 @@ def _seconds(bound: Bound | None) -> tuple[str, ...]:
         return ()
     times = [time for each in (bound.timestamps or {}).values() for time in each.values()]
     for time in times if bound.timestamp is None else [bound.timestamp]:
-        if time in SECONDS:
-            at = f"{bound.option}: {time} is {iso_time(time)}, as times are milliseconds"
-            return (f"{at}; if these are seconds, give {time}000, or {iso_time(time * 1000)!r}",)
+        warning = seconds_taken(bound.option, time)
+        if warning is not None:
+            return (warning,)
     return ()
 
 

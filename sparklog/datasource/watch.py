@@ -18,8 +18,9 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from sparklog.datasource.offsets import StreamOffset, parse_partition_numbers
 from sparklog.errors import BadRequest
+from sparklog.maintenance.output import write_output
 from sparklog.storage.fork_safety import ForkLock
-from sparklog.tools.report.metrics import Metric, text_of, write_whole
+from sparklog.tools.report.metrics import Metric, text_of
 
 if TYPE_CHECKING:
     import os
@@ -145,7 +146,7 @@ class QueryLags(StreamingQueryListener):  # type: ignore[misc]
         if self._metrics_file is None:
             return
         try:
-            write_whole(self._metrics_file, text_of(_metrics(self())), "metrics_file")
+            write_output(self._metrics_file, text_of(_metrics(self())), "metrics_file")
         except BadRequest as error:
             _LOG.warning("%s", error)
 

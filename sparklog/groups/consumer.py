@@ -23,10 +23,12 @@ from sparklog.errors import BadRequest, Conflict, Fenced, NotFound, SparklogErro
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.group import SESSION_TIMEOUT_MS, Group, Membership, Offsets
 from sparklog.groups.group_state import CommittedOffset, GroupMetadata
+from sparklog.log.journal.arguments import NAME, NAMES, NUMBER, POSITIONS, SECONDS, Kind, checked, whole
 from sparklog.log.journal.env import SETTLE_MS, Backoff, Moment
+from sparklog.log.journal.names import is_topic_name
 from sparklog.log.read.scan import check_isolation, read_parts
 from sparklog.log.state.view import COLUMNS, Bounds, IsolationLevel, OffsetRange, check_columns
-from sparklog.log.topic.root import Root, RootView, open_root
+from sparklog.log.topic.root import ROOT, Root, RootView, open_root
 from sparklog.storage.store import Store
 
 _LOG = logging.getLogger("sparklog.groups")
@@ -38,6 +40,15 @@ HEARTBEATS = 3
 """Signs of life per session timeout, from a consumer that has nothing to commit."""
 
 
+@checked(
+    root=ROOT,
+    group=NAME,
+    topics=Kind("a name or a list of names", lambda value: NAME.accepts(value) or NAMES.accepts(value)),
+    auto_commit_interval_ms=NUMBER,
+    session_timeout_ms=NUMBER,
+    max_poll_records=whole(1).or_none(),
+    instance=NAME.or_none(),
+)
 def consumer(
     root: Root | Store | str | os.PathLike[str],
     group: str,
@@ -112,7 +123,7 @@ class Consumer:
         columns: Sequence[str],
         instance: str | None,
     ) -> None:
-        _check(topics, auto_offset_reset, auto_commit_interval_ms, max_poll_records, columns)
+        _check(topics, auto_offset_reset, columns)
         self.isolation = check_isolation(isolation_level)
         self.topics = tuple(dict.fromkeys(topics))
         self.auto_commit_interval_ms = auto_commit_interval_ms
@@ -152,6 +163,7 @@ class Consumer:
 
     # -- reading
 
+    @checked(timeout=SECONDS)
     def poll(self, timeout: float = 0.0) -> list[pa.RecordBatch]:
         """Return the next records; wait up to `timeout` seconds for some. Empty if there are none.
 
@@ -246,6 +258,7 @@ class Consumer:
 
     # -- positions
 
+    @checked(topic=NAME, partition=NUMBER)
     def position(self, topic: str, partition: int) -> int:
         """Return the next offset that `poll` reads of a partition. `NotFound` if it is not read here."""
         if (topic, partition) not in self._positions:
@@ -259,11 +272,10 @@ class Consumer:
             positions[topic][partition] = offset
         return positions
 
+    @checked(topic=NAME, partition=NUMBER, offset=NUMBER)
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Go on from an offset. If it is out of range, `auto_offset_reset` counts at the next `poll`."""
         self.position(topic, partition)
-        if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
-            raise BadRequest(f"expected an offset of at least 0, found {offset!r}")
         self._drop_read()
         self._positions[topic, partition] = offset
 
@@ -345,6 +357,7 @@ class Consumer:
         """Return the committed offsets of the group, by (topic, partition)."""
         return self.group.committed()
 
+    @checked(offsets=POSITIONS.or_none())
     def commit(self, offsets: Offsets | None = None) -> None:
         """Commit positions (or `offsets`), and return when that is done. `Fenced` if a newer consumer took over."""
         self._check_open()
@@ -398,15 +411,12 @@ class Consumer:
             raise BadRequest(f"{self!r} is closed: make another one")
 
 
-def _check(
-    topics: Sequence[str], reset: str, interval_ms: int | None, limit: int | None, columns: Sequence[str]
-) -> None:
+def _check(topics: Sequence[str], reset: str, columns: Sequence[str]) -> None:
     if not topics:
         raise BadRequest("a consumer needs topics, found none")
+    for name in topics:
+        if not is_topic_name(name):
+            raise BadRequest(f"a consumer reads topics by their names, found {name!r}; root.topics() lists them")
     if reset not in (EARLIEST, LATEST, NONE):
         raise BadRequest(f"auto_offset_reset is {EARLIEST}, {LATEST} or {NONE}, found {reset!r}")
-    if interval_ms is not None and interval_ms < 0:
-        raise BadRequest(f"auto_commit_interval_ms is at least 0, found {interval_ms}")
-    if limit is not None and limit < 1:
-        raise BadRequest(f"max_poll_records is at least 1, found {limit}")
     check_columns(columns)

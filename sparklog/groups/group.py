@@ -33,6 +33,7 @@ from sparklog.groups.group_state import (
     topic_offsets,
 )
 from sparklog.log.decisions.decision import BY_NEWER_GENERATION, BY_TIMEOUT
+from sparklog.log.journal.arguments import NAME, PARTITIONS, checked
 from sparklog.log.journal.documents import INT64_MAX
 from sparklog.log.journal.entry_log import EntryLog, Step
 from sparklog.log.journal.env import Backoff, reading_clock_ms
@@ -210,6 +211,7 @@ class Group:
 
     # -- members
 
+    @checked(instance=NAME.or_none())
     def join(self, instance: str | None = None, *, session_timeout_ms: int = SESSION_TIMEOUT_MS) -> Membership:
         """Become the group's member, as a new generation: every older one is fenced from here on.
 
@@ -264,6 +266,7 @@ class Group:
         self._act(lambda base: steps.alter(base, checked), dry_run, force)
         return {(item.topic, item.partition): item for each in checked for item in each.committed()}
 
+    @checked(gone=PARTITIONS)
     def delete_offsets(self, gone: Mapping[str, Collection[int]], *, dry_run: bool = False) -> None:
         """Drop the offsets of these partitions by topic. `Conflict` while the group is active; `NotFound`: no group."""
         self._check_exists()

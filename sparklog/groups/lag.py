@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from sparklog.errors import NotFound, SparklogError
 from sparklog.groups.group import STABLE, Group, GroupDescription
 from sparklog.groups.group_state import GROUPS, GroupState
+from sparklog.log.journal.arguments import NAME, NAMES, checked
 from sparklog.log.journal.entry_log import ids_of
 from sparklog.log.read.time_lookup import first_records
 from sparklog.log.state.slice_table import Snapshot
-from sparklog.log.topic.root import Root, RootView, open_root
+from sparklog.log.topic.root import ROOT, Root, RootView, open_root
 from sparklog.storage.parallel_reads import ask_each, read_each
 from sparklog.storage.store import Store
 
@@ -33,6 +34,7 @@ class Groups:
             print(name, groups.group(name).committed())
     """
 
+    @checked(root=ROOT)
     def __init__(self, root: Root | Store | str | os.PathLike[str]) -> None:
         self.root = root if isinstance(root, Root) else open_root(root)
 
@@ -48,6 +50,7 @@ class Groups:
         states = read_each(self.root.store, lambda name: self.root.entries(GROUPS, name).refresh(), names, failures)
         return [name for name, state in states.items() if state.exists]
 
+    @checked(names=NAMES)
     def descriptions(
         self, names: Sequence[str], failures: list[SparklogError] | None = None
     ) -> dict[str, GroupDescription]:
@@ -57,6 +60,7 @@ class Groups:
     def states(self, names: Sequence[str], failures: list[SparklogError] | None = None) -> dict[str, GroupState]:
         return read_each(self.root.store, lambda name: self.group(name).state(), names, failures)
 
+    @checked(name=NAME)
     def group(self, name: str) -> Group:
         """Return the group of this name, which may not exist yet. `BadRequest` for no name."""
         return Group(self.root, name)

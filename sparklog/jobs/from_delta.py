@@ -28,7 +28,7 @@ from pyspark.sql.types import BinaryType, StructType
 from typer import Option
 
 import sparklog
-from sparklog.cli.options import RootOption, comma_separated
+from sparklog.cli.options import RootOption, comma_separated, whole_number
 from sparklog.errors import BadRequest, NotFound
 from sparklog.jobs import delta
 from sparklog.jobs.delta import CheckpointOption, FollowOption, IntervalOption, TableOption
@@ -63,7 +63,9 @@ class FromDelta:
         str | None,
         Option(metavar="N|latest", help="Of a new checkpoint: the first version.", show_default="the rows there are"),
     ] = None
-    num_partitions: Annotated[int | None, Option(help="Of a topic that does not exist yet.", show_default="1")] = None
+    num_partitions: Annotated[
+        int | None, whole_number("--num-partitions", low=1, text="Of a topic that does not exist yet.", default="1")
+    ] = None
     follow: FollowOption = False
     interval: IntervalOption = None
     keys: tuple[str, ...] = field(init=False)

@@ -28,7 +28,7 @@ from pyspark.sql.streaming import StreamingQuery
 from typer import Option
 
 import sparklog
-from sparklog.cli.options import IsolationOption, comma_separated
+from sparklog.cli.options import IsolationOption, comma_separated, whole_number
 from sparklog.cli.terminal import read_text
 from sparklog.datasource.spark_versions import READ_LIMITS
 from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable, did_you_mean
@@ -73,7 +73,9 @@ class Mirror:
         str | None, Option(metavar="FILE", help="Such options, as the client.properties of Kafka's tools.")
     ] = None
     isolation: IsolationOption = "read_committed"
-    max_offsets_per_trigger: Annotated[int, Option(min=1, help="About so many records in one micro-batch.")] = 1_000_000
+    max_offsets_per_trigger: Annotated[
+        int, whole_number("--max-offsets-per-trigger", low=1, text="About so many records in one micro-batch.")
+    ] = 1_000_000
     no_fail_on_data_loss: Annotated[
         bool, Option("--no-fail-on-data-loss", help="Go on where records are gone that were not moved yet.")
     ] = False

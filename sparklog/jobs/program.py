@@ -25,10 +25,11 @@ from sparklog.cli.options import (
     RootOption,
     TopicsOption,
     topic_names,
+    whole_number,
 )
 from sparklog.cli.terminal import Command, UsageError, leave_for_usage
 from sparklog.errors import BadRequest, SparklogError
-from sparklog.log.journal.documents import INT64_MAX
+from sparklog.log.journal.env import warn_of_seconds
 from sparklog.log.topic.root import Root
 from sparklog.maintenance.leases import Lease, leased
 from sparklog.maintenance.output import interrupted, say
@@ -103,7 +104,7 @@ class Maintenance:
     topic: TopicsOption = None
     properties: PropertiesOption = None
     now_ms: Annotated[
-        int | None, Option(min=0, max=INT64_MAX, metavar="MS", help="Milliseconds to go by in place of the clock.")
+        int | None, whole_number("--now-ms", metavar="MS", text="Milliseconds to go by in place of the clock.")
     ] = None
     dry_run: DryRunOption = False
     lease: Annotated[
@@ -116,6 +117,7 @@ class Maintenance:
     def __post_init__(self) -> None:
         self.settings = Settings(0) if self.properties is None else settings_of_file(self.properties)
         self.topics = topic_names(self.topic)
+        warn_of_seconds(**{"--now-ms": self.now_ms})
 
     def settings_at(self, store_ms: int) -> Settings:
         """Return the settings with their clock: the one that was given, else the store's."""

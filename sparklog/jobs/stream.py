@@ -21,7 +21,7 @@ from pyspark.sql.streaming import StreamingQuery
 from typer import BadParameter, Option
 
 import sparklog
-from sparklog.cli.options import RootOption
+from sparklog.cli.options import RootOption, whole_number
 from sparklog.datasource.options import parse_options
 from sparklog.datasource.spark_versions import READ_LIMITS
 from sparklog.datasource.subscription import Subscriber
@@ -120,8 +120,12 @@ class Copy:
     subscribe: Annotated[str | None, Option(help="Topics, with commas between them.")] = None
     subscribe_pattern: Annotated[str | None, Option(help="Regular expression of topics.")] = None
     topic: Annotated[str | None, Option(help="One topic for all records; else each keeps its topic.")] = None
-    num_partitions: Annotated[int | None, Option(help="Of topics that do not exist yet.", show_default="1")] = None
-    max_offsets_per_trigger: Annotated[int | None, Option(help="About so many records in one micro-batch.")] = None
+    num_partitions: Annotated[
+        int | None, whole_number("--num-partitions", low=1, text="Of topics that do not exist yet.", default="1")
+    ] = None
+    max_offsets_per_trigger: Annotated[
+        int | None, whole_number("--max-offsets-per-trigger", low=1, text="About so many records in one micro-batch.")
+    ] = None
     group: Annotated[str | None, Option(help="Consumer group that commits the query's offsets; of a root.")] = None
     follow: Annotated[bool, Option("--follow", help="Go on with what comes later.")] = False
 

@@ -30,7 +30,7 @@ from pyspark.sql.types import StructField, StructType
 from typer import Option
 
 import sparklog
-from sparklog.cli.options import SourceOption, comma_separated
+from sparklog.cli.options import SourceOption, comma_separated, whole_number
 from sparklog.cli.terminal import read_text
 from sparklog.errors import BadRequest
 from sparklog.jobs import delta
@@ -76,7 +76,9 @@ class ToDelta:
     starting_offsets: Annotated[
         str, Option(metavar="OFFSETS", help='Of a new checkpoint: earliest, latest or {"topic":{"0":23}}.')
     ] = "earliest"
-    max_offsets_per_trigger: Annotated[int, Option(min=1, help="About so many records in one micro-batch.")] = 1_000_000
+    max_offsets_per_trigger: Annotated[
+        int, whole_number("--max-offsets-per-trigger", low=1, text="About so many records in one micro-batch.")
+    ] = 1_000_000
     no_fail_on_data_loss: Annotated[
         bool, Option("--no-fail-on-data-loss", help="Go on where records are gone that were not written yet.")
     ] = False

@@ -1,4 +1,4 @@
-"""Output of commands and jobs: lines on stderr, text tables and JSON documents.
+"""Output of commands and jobs: lines on stderr, text tables, JSON documents, bytes on stdout, and files.
 
 Progress while a job runs, from each task every few seconds and from the driver for each finished piece:
 
@@ -10,6 +10,7 @@ Lines of tasks reach the console of a local master; on a cluster they are in the
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 import unicodedata
@@ -18,8 +19,9 @@ from dataclasses import fields, is_dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from sparklog.errors import SparklogError
+from sparklog.errors import BadRequest, SparklogError
 from sparklog.log.journal.env import SYSTEM, Env, iso_time
+from sparklog.storage.durable_files import write_to
 
 if TYPE_CHECKING:
     from sparklog.maintenance.work_items import Done, Work
@@ -32,6 +34,34 @@ def say(line: str) -> None:
 def log(line: str, env: Env = SYSTEM) -> None:
     """Print a line of a job's log on stderr, behind its time (UTC)."""
     say(f"{iso_time(env.wall_ms())} {line}")
+
+
+_CONTROL = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
+"""C0 without tab and newline, DEL, and C1 in UTF-8."""
+STANDARD_OUTPUT = "-"
+
+
+def write(data: bytes) -> None:
+    """Write bytes to stdout, all of them at once; on a terminal without its control characters."""
+    if sys.stdout.isatty():
+        data = _CONTROL.sub(lambda match: rb"\x%02x" % match[0][-1], data)
+    sys.stdout.buffer.write(data)
+    sys.stdout.flush()
+
+
+def write_output(path: str, text: str, option: str) -> None:
+    """Write a text to a file that an option names; `-` is stdout.
+
+    A regular file is written whole: readers see the old text or the new one, and of several writers at once the last
+    one counts. Links are followed; devices and pipes are written to. `BadRequest` if it cannot be written.
+    """
+    if path == STANDARD_OUTPUT:
+        write(text.encode())
+        return
+    try:
+        write_to(path, text)
+    except OSError as error:
+        raise BadRequest(f"{path} cannot be written: {error.strerror}; choose another {option}") from None
 
 
 def size_text(nbytes: float) -> str:

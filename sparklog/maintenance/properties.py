@@ -190,6 +190,11 @@ _ELSEWHERE = {
     "log.dir": "give the place as --root",
     "num.partitions": "it is an option of writers",
     "compression.type": "set compression.type on the topic",
+    "delete.topic.enable": "who may write to the folder may delete topics",
+    "auto.create.topics.enable": "no job creates topics; create them by sparklog topics create",
+    "min.insync.replicas": "the disk or the bucket keeps the copies",
+    "unclean.leader.election.enable": "there are no leaders, and the disk or the bucket keeps the copies",
+    "default.replication.factor": "the disk or the bucket keeps the copies",
     "message.max.bytes": "set max.message.bytes on the topic",
     "log.message.timestamp.type": "set message.timestamp.type on the topic",
 }

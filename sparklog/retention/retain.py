@@ -11,11 +11,13 @@ that names them. Deleted topics are vacuumed too.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from sparklog.errors import Conflict, NotFound, SparklogError
 from sparklog.groups.collecting import collect_groups, kept_entries_ms
+from sparklog.log.journal.env import seconds_taken
 from sparklog.log.journal.names import (
     GROUPS_FOLDER,
     MAINTENANCE_FOLDER,
@@ -34,9 +36,11 @@ from sparklog.maintenance.leases import collect_leases
 from sparklog.maintenance.output import json_value, size_text, table
 from sparklog.maintenance.report import Failure
 from sparklog.maintenance.work_items import Runner, Settings, store_clock_ms
-from sparklog.retention.expiry import REASONS, Expiry, plan_expiry
+from sparklog.retention.expiry import REASONS, TIME, Expired, Expiry, plan_expiry
 from sparklog.retention.vacuum import Removed, VacuumReport, remove_temporaries, vacuum
 from sparklog.transactions.completion import collect, resolve_topic
+
+_LOG = logging.getLogger("sparklog.retention")
 
 
 def summary(reports: Sequence[RetainReport], *, dry_run: bool = False) -> str:
@@ -252,6 +256,7 @@ def expire(topic: Topic, settings: Settings, *, dry_run: bool = False) -> list[P
     head = snapshot.head
     planned = plan_topic(snapshot, settings)
     moved = {e.partition: e.log_start for e, _ in planned if e.log_start > head.log_start[e.partition]}
+    _warn_of_seconds(topic, head.version, [item for each, _ in planned for item in each.gone])
     if moved and not dry_run:
         topic.log.commit(LogStartIntent(head.topic_id, moved, op=RETAIN), head)
     expired = []
@@ -273,6 +278,19 @@ def expire(topic: Topic, settings: Settings, *, dry_run: bool = False) -> list[P
             )
         )
     return expired
+
+
+def _warn_of_seconds(topic: Topic, version: int, gone: Sequence[Expired]) -> None:
+    """Warn of records that expire because seconds were taken for milliseconds: they expire, as in Kafka."""
+    times = [each.segment.max_ts for each in gone if each.reason == TIME]
+    taken = (seconds_taken(f"a timestamp that expires in topic {topic.name}", time_ms) for time_ms in times)
+    warning = next(filter(None, taken), None)
+    if warning is not None:
+        _LOG.warning(
+            "%s; retention.ms=-1 keeps such records; until their files are deleted (file.delete.delay.ms) "
+            "sparklog clone %s NAME --as-of %d shows those that expire now",
+            *(warning, topic.name, version),
+        )
 
 
 def retain_topic(

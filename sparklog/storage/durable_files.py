@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import stat
 import sys
 from contextlib import suppress
 from typing import Any
@@ -27,6 +28,33 @@ def start_writeback(fd: int, start: int, length: int) -> None:
     """Begin writing bytes `[start, start + length)` of an open file; return at once and report nothing."""
     if _CALL is not None:
         _CALL(fd, start, length, SYNC_FILE_RANGE_WRITE)
+
+
+def write_to(path: str, text: str) -> None:
+    """Write to what a path names, links followed, as a shell's `>` does.
+
+    A regular file is replaced whole. A device or a pipe is written to: another file in its place would break the
+    machine or whoever reads it. So is the file that is this process's standard output or error.
+    """
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        status = None
+    opened = None if status is None else _output_stream(status)
+    if opened is None and (status is None or stat.S_ISREG(status.st_mode)):
+        replace_file(os.path.realpath(path), text)
+        return
+    fd = os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC) if opened is None else os.dup(opened)
+    with open(fd, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _output_stream(status: os.stat_result) -> int | None:
+    for fd in (1, 2):
+        with suppress(OSError):
+            if os.path.samestat(status, os.fstat(fd)):
+                return fd
+    return None
 
 
 def replace_file(path: str, text: str) -> None:

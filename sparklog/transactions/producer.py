@@ -31,11 +31,13 @@ from sparklog.log.decisions.decision import (
     prepare,
 )
 from sparklog.log.decisions.decision_log import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS, DecisionLog
+from sparklog.log.journal.arguments import NAME, checked, instance
 from sparklog.log.journal.names import check_id
 from sparklog.log.state.commit import Txn
 from sparklog.log.state.registry import WriterKey
 from sparklog.log.state.slices import FileSlices
-from sparklog.log.topic.root import Root, open_root
+from sparklog.log.topic.root import ROOT, Root, open_root
+from sparklog.log.topic.topic import WRITE_OPTIONS
 from sparklog.log.write.append_writer import AppendOutcome, AppendTarget, AppendWriter, TopicFiles, batches
 from sparklog.storage.store import Store
 from sparklog.transactions.completion import check_not_one_write, recorded_everywhere
@@ -48,9 +50,11 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("sparklog.transactions")
 LOOK_AGAIN_MS = 1_000
 """A transaction older than this looks for a newer instance before it prepares: one request."""
+GROUP = instance("a consumer, another member, or the name of a group", str, GroupMetadata, Membership)
 OPEN, PREPARED, COMMITTED, ABORTED, UNKNOWN = "open", "prepared", "committed", "aborted", "unknown"
 
 
+@checked(root=ROOT, transactional_id=NAME, instance=NAME.or_none())
 def transactional(
     root: Root | Store | str | os.PathLike[str],
     transactional_id: str,
@@ -143,6 +147,7 @@ class TransactionalProducer:
         self._open = Transaction(self, state.newest + 1, self.instance, None)
         return self._open
 
+    @checked(part=NAME.or_none())
     def join(self, n: int, part: str | None = None) -> Transaction:
         """Take part in transaction `n`, which another job began. `Conflict` or `Fenced` if `n` is decided already.
 
@@ -193,6 +198,7 @@ class Transaction:
 
     # -- contents
 
+    @checked(topic=NAME, options=WRITE_OPTIONS)
     def append(self, topic: str, data: ArrowData, *, options: WriteOptions | None = None) -> None:
         """Append rows to a topic, as `Topic.append`. `commit` publishes them.
 
@@ -234,13 +240,14 @@ class Transaction:
             group = group.membership
         if offsets is None:
             raise BadRequest("expected offsets, topic to partition to offset; only a consumer knows its own")
+        GROUP.check("group", group)
         ids = group.topic_ids if isinstance(group, Membership) else None
         member = group.metadata if isinstance(group, Membership) else None if isinstance(group, str) else group
         name = str(group) if member is None else member.group
-        checked = Group(self._root, name).checked(offsets, ids)
-        if not checked:
+        rows = Group(self._root, name).checked(offsets, ids)
+        if not rows:
             return
-        self._offsets[name] = merged(self._offsets.get(name, ()), checked)
+        self._offsets[name] = merged(self._offsets.get(name, ()), rows)
         # Offsets that are sent by the name alone keep the member that was given before.
         self._members[name] = member or self._members.get(name)
 

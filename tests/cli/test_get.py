@@ -159,7 +159,7 @@ def test_the_isolation_level_decides_which_record_is_the_latest(log: Root) -> No
     committed = topic.get(b"a")
     assert committed is not None
     assert committed.column("value")[0].as_py() == b"2"
-    seen = topic.get(b"a", isolation=READ_UNCOMMITTED)
+    seen = topic.get(b"a", isolation_level=READ_UNCOMMITTED)
     assert seen is not None
     assert seen.column("value")[0].as_py() == b"aborted"
 

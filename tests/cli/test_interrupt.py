@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import sparklog as library
@@ -19,8 +20,9 @@ from tests.support.command_line import commands_of_the_tree, invoke
 
 NOTHING, COMMITTED = "nothing was changed", "what was committed stays"
 STAYS = {
-    **dict.fromkeys(("consume", "history", "log-dirs", "report", "verify", "topics list", "groups describe"), NOTHING),
+    **dict.fromkeys(("history", "log-dirs", "report", "verify", "topics list", "groups describe"), NOTHING),
     **dict.fromkeys(("produce", "clone", "topics create", "groups reset", "delete-records"), COMMITTED),
+    "consume": "nothing was changed but the offsets of a --group",
     "backup": "there is no new backup; run it again: what was copied is not copied again",
     "export": "nothing was exported",
     "import": "what was committed stays; run it again to go on",
@@ -47,6 +49,29 @@ def test_every_command_ends_with_one_line_and_130(
     assert result.stderr.startswith("sparklog: interrupted; ")
     assert result.stderr.count("\n") == 1
     assert result.stderr[len("sparklog: interrupted; ") : -1] == STAYS.get(command, result.stderr[23:-1])
+
+
+@pytest.mark.parametrize("line", ["consume t", "consume t --group g", "consume t --group g --follow", "table t"])
+def test_a_reader_says_how_many_records_it_has_printed(
+    sparklog: Sparklog, root: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    from sparklog.cli.commands import consume
+
+    topic = library.open(root, create=True).create_topic("t", partitions=2)
+    topic.append(pa.table({"key": ["a", "b", "c"], "value": ["1", "2", "3"], "partition": [0, 0, 1]}))
+    printed = consume.write
+
+    def write(data: bytes) -> None:
+        if b"3" in data:
+            raise KeyboardInterrupt
+        printed(data)
+
+    monkeypatch.setattr(consume, "write", write)
+    # One batch a partition.
+    monkeypatch.setattr("sparklog.log.read.reading._joined", lambda batches, _: batches)
+    outcome = sparklog(*line.split(), "--from-beginning" if "--follow" in line else "--print-value", code=130)
+    assert outcome.err.startswith("sparklog: interrupted: processed a total of 2 messages; nothing was changed")
+    assert (outcome.err.count("\n"), len(outcome.lines)) == (1, 2)
 
 
 def test_it_says_how_far_it_was(

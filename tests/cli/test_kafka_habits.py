@@ -90,6 +90,17 @@ def test_it_answers(sparklog: Sparklog, root: Path, place: Path, line: str, prin
     assert shown.removeprefix("  segment.ms: 604800000 -> 7|") == printed.replace("ROOT", str(root))
 
 
+def test_a_replication_factor_is_taken(sparklog: Sparklog, root: Path) -> None:
+    assert "copies" not in sparklog("topics", "create", "one", "--replication-factor", 1).err
+    keeps = f"changes nothing: what holds {root} keeps the copies\n"
+    for factor in (3, -1):
+        outcome = sparklog("topics", "create", f"r{factor + 1}", "--replication-factor", factor, "-p", 2)
+        assert outcome.err.startswith(f"sparklog: --replication-factor {factor} {keeps}")
+        assert outcome.out.startswith("Created topic r")
+    assert keeps in sparklog("topics", "alter", "one", "-p", 2, "--replication-factor", 3).err
+    assert library.open(root).topic("one").describe().partitions[-1].partition == 1
+
+
 NO_BROKER = "there is no broker; give --root PATH, a folder of topics, or a Kafka directory to read"
 ONCE = "leave one out"
 
@@ -116,6 +127,9 @@ ONCE = "leave one out"
         ("topics --create --topic orders", " topics create (see "),
         ("topics create a -p x", "expected a whole number of at least 1, found 'x'"),
         ("topics create a -p 0", "expected a whole number of at least 1, found '0'"),
+        ("history orders --limit 0", "expected a whole number of at least 1, found '0'"),
+        ("retain --now-ms -5", "expected a whole number of at least 0, found '-5'"),
+        ("topics create a --replication-factor two", "expected a whole number of at least -1, found 'two'"),
         ("topics alter a -p 1.5", "expected a whole number of at least 1, found '1.5'"),
         ("produce a -p 2147483648", "expected a whole number from 0 to 2147483647, found '2147483648'"),
         ("consume orders -n -1", "expected a whole number of at least 0, found '-1'"),

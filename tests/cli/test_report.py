@@ -34,6 +34,16 @@ def test_the_page_is_written_and_json_says_the_same(sparklog: Sparklog, root: Pa
     assert sum(part["records"] for part in found["topics"][1]["partitions"]) == 3
 
 
+def test_a_dash_is_standard_output(sparklog: Sparklog, root: Path) -> None:
+    library.open(root, create=True).create_topic("orders")
+    page = sparklog("report", "--html", "-").out
+    assert page.startswith("<!DOCTYPE html>")
+    assert page.rstrip().endswith("</html>")
+    assert sparklog("metrics", "--output", "-").out.startswith("# HELP sparklog_")
+    assert not Path("-").exists()
+    assert "- is standard output, where --json prints" in sparklog("report", "--html", "-", "--json", code=2).err
+
+
 def test_the_time_of_the_report_and_its_topics_can_be_given(sparklog: Sparklog, root: Path, page: Path) -> None:
     log = library.open(root, create=True)
     for name in ("a", "b"):

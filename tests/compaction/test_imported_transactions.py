@@ -63,12 +63,12 @@ def place(tmp_path: Path) -> CountedRoot:
 
 
 def read(topic: Topic, partition: int, isolation: str) -> list[ExpectedRecord]:
-    found = topic.scan(partitions=[partition], isolation=isolation)
+    found = topic.scan(partitions=[partition], isolation_level=isolation)
     return [record for each in found for record in records(each)]
 
 
 def seen(topic: Topic, isolation: str, partition: int = 0, **options: int) -> list[Seen]:
-    found = topic.scan(partitions=[partition], isolation=isolation, columns=("offset", "key", "value"), **options)
+    found = topic.scan(partitions=[partition], isolation_level=isolation, columns=("offset", "key", "value"), **options)
     return [(row["offset"], row["key"], row["value"]) for row in found.to_table().to_pylist()]
 
 

@@ -83,7 +83,7 @@ def scanned(topic: Topic, partition: int) -> list[Parsed]:
     """What a scan returns of the offsets that are sealed."""
     slices = topic.snapshot().slices.select(partition)
     end = int(slices.end[slices.sealed()].max())
-    table = topic.scan(partitions=[partition], end=end, isolation=READ_UNCOMMITTED).to_table()
+    table = topic.scan(partitions=[partition], end=end, isolation_level=READ_UNCOMMITTED).to_table()
     times = table["timestamp"].cast(pa.int64()).to_pylist()
     rows = table.drop_columns(["timestamp"]).to_pylist()
     return [
@@ -250,7 +250,7 @@ def test_what_brokers_wrote_is_accepted_after_sealing(fixtures: Path, kafka_tool
             topics.append(topic)
             for partition in range(topic.log.head().partitions):
                 kafka = expected_records(fixtures / name, f"{topic.name}-{partition}")
-                table = topic.scan(partitions=[partition], isolation=READ_UNCOMMITTED).to_table()
+                table = topic.scan(partitions=[partition], isolation_level=READ_UNCOMMITTED).to_table()
                 assert table["offset"].to_pylist() == [record.offset for record in kafka]
                 assert table["value"].to_pylist() == [record.value for record in kafka]
                 if partition in {each.partition for each in topic.log.head().kafka_open}:
@@ -337,11 +337,11 @@ def test_sealed_segments_of_native_topics_are_accepted(kafka_tools: KafkaTools, 
         fill(with_aborts, [number])
         prepared(place, with_aborts, some_rows(50, 100 + number), "tx", number)
         resolve(place, with_aborts, "tx", number, committed=number % 2 == 0)
-    before = [topic.scan(isolation=READ_UNCOMMITTED).to_table().num_rows for topic in sealed]
+    before = [topic.scan(isolation_level=READ_UNCOMMITTED).to_table().num_rows for topic in sealed]
     sealed.append(with_aborts)
     for topic in sealed:
         compacted(topic, place.world.now_ms, seal_only=True, roll=True)
-    assert [topic.scan(isolation=READ_UNCOMMITTED).to_table().num_rows for topic in sealed[:-1]] == before
+    assert [topic.scan(isolation_level=READ_UNCOMMITTED).to_table().num_rows for topic in sealed[:-1]] == before
     logs = all_logs(tmp_path)
     assert len(logs) > 40
     assert kafka_tools.complaints(logs) == []

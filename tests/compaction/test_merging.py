@@ -80,7 +80,7 @@ def merge(place: CountedRoot, topic: Topic) -> list[MergeWork]:
 
 
 def whole(topic: Topic, isolation: str = READ_UNCOMMITTED) -> pa.Table:
-    read = topic.scan(isolation=isolation).to_table()
+    read = topic.scan(isolation_level=isolation).to_table()
     return read.sort_by([("partition", "ascending"), ("offset", "ascending")])
 
 
@@ -157,11 +157,11 @@ def test_append_times_are_patched_in(place: CountedRoot) -> None:
         topic.append(random_rows(40, first=i * 40, seed=40 + i))
     expected = whole(topic)
     targets = [start, start + 1500, start + 3000, start + 5000, start + 5001]
-    answers = [topic.offset_for_timestamp(target, isolation=READ_UNCOMMITTED) for target in targets]
+    answers = [topic.offset_for_timestamp(target, isolation_level=READ_UNCOMMITTED) for target in targets]
     merge(place, topic)
     assert whole(topic) == expected
     assert expected["timestampType"].to_pylist().count(1) == 240
-    assert [topic.offset_for_timestamp(target, isolation=READ_UNCOMMITTED) for target in targets] == answers
+    assert [topic.offset_for_timestamp(target, isolation_level=READ_UNCOMMITTED) for target in targets] == answers
     found = topic.snapshot().slices.all()
     both = int(SliceFlag.LOG_APPEND_TIME | SliceFlag.TIMES_IN_BATCHES)
     assert [flags & both for flags in found.flags.tolist()] == [both, both]
@@ -223,7 +223,7 @@ def test_gaps_markers_and_flags_are_carried_over(memory: CountedRoot) -> None:
     assert (found.base[0], found.end[0], found.records[0]) == (0, topic.log.head().log_end[0], 3 + 10 + 2)
     assert batches(memory, topic, 0).is_control.sum() == 1
     for start in range(0, int(found.end[0]), 7):
-        read = topic.scan(start=start, isolation=READ_UNCOMMITTED).to_table()
+        read = topic.scan(start=start, isolation_level=READ_UNCOMMITTED).to_table()
         assert read == expected.filter(pa.compute.greater_equal(expected["offset"], start))
 
 

@@ -332,7 +332,7 @@ def test_aborted_slices_are_dropped_and_leave_a_gap(memory: CountedRoot) -> None
     assert [row[0] for row in before] == [*range(5), *range(15, 20)]
     (done,) = seal(memory, topic, roll=True)
     assert scanned(topic) == before
-    assert scanned(topic, isolation="read_uncommitted") == before
+    assert scanned(topic, isolation_level="read_uncommitted") == before
     assert peers_records(memory, topic) == dict.fromkeys(PEERS, before)
     assert shape(topic) == [(0, 20, True)]
     (report,) = done.reports

@@ -169,7 +169,7 @@ def test_after_any_history_the_rows_are_those_of_the_topics_table(driver: Driver
         fine(case.run())
         latest = (json.loads(value) for value in topic.table().to_table()["value"].to_pylist())
         assert sorted(latest, key=lambda row: int(row["id"])) == sorted(case.rows(), key=lambda row: int(row["id"]))
-    assert topic.scan(isolation="read_uncommitted").to_table().num_rows > 0
+    assert topic.scan(isolation_level="read_uncommitted").to_table().num_rows > 0
 
 
 @pytest.mark.parametrize("step", ["write_bad", "write_rows"])

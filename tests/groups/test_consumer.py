@@ -221,7 +221,7 @@ def test_a_seek_drops_what_was_read_and_goes_on_from_there(place: Place) -> None
     consumer.seek_to_end()
     assert everything(consumer) == []
     for wrong in (-1, True, "1"):
-        with pytest.raises(BadRequest, match="expected an offset of at least 0"):
+        with pytest.raises(BadRequest, match="offset is a whole number of at least 0"):
             consumer.seek("a", 0, wrong)  # type: ignore[arg-type]
     with pytest.raises(NotFound, match="does not read partition 9 of topic a"):
         consumer.seek("a", 9, 0)
@@ -314,8 +314,8 @@ def test_wrong_settings(place: Place) -> None:
     for how, says in (
         ({"topics": []}, "needs topics"),
         ({"auto_offset_reset": "newest"}, "auto_offset_reset is earliest, latest or none, found 'newest'"),
-        ({"max_poll_records": 0}, "max_poll_records is at least 1"),
-        ({"auto_commit_interval_ms": -1}, "auto_commit_interval_ms is at least 0"),
+        ({"max_poll_records": 0}, "max_poll_records is a whole number of at least 1"),
+        ({"auto_commit_interval_ms": -1}, "auto_commit_interval_ms is a whole number of at least 0"),
         ({"isolation_level": "odd"}, "expected isolation read_committed or read_uncommitted"),
         ({"columns": ("value", "odd")}, "expected distinct columns"),
         ({"session_timeout_ms": 0}, r"session.timeout.ms is 1 to"),

@@ -47,7 +47,7 @@ def fresh(number: int = 1) -> Root:
 
 
 def read(topic: Topic, partition: int = 0, isolation: str = READ_UNCOMMITTED) -> list[ExpectedRecord]:
-    scan = topic.scan(partitions=[partition], isolation=isolation, columns=COLUMNS)
+    scan = topic.scan(partitions=[partition], isolation_level=isolation, columns=COLUMNS)
     return [record for found in scan for record in records(found)]
 
 

@@ -264,7 +264,7 @@ def transaction(producer: int, status: Status, *partitions: tuple[str, int]) -> 
 
 
 def read(root: Root, topic: str) -> list[bytes]:
-    values: list[bytes] = root.topic(topic).scan(isolation=READ_COMMITTED).to_table()["value"].to_pylist()
+    values: list[bytes] = root.topic(topic).scan(isolation_level=READ_COMMITTED).to_table()["value"].to_pylist()
     return values
 
 

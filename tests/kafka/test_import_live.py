@@ -55,7 +55,7 @@ def compare(broker: Broker, root: Root) -> None:
     for partition in (0, 1):
         for isolation in (READ_UNCOMMITTED, READ_COMMITTED):
             start, end, expected = broker.consume("live", partition, isolation, idle_ms=1500)
-            scan = topic.scan(partitions=[partition], isolation=isolation, columns=COLUMNS)
+            scan = topic.scan(partitions=[partition], isolation_level=isolation, columns=COLUMNS)
             found = [record for batch in scan for record in records(batch)]
             assert [(each.offset, each.key, each.value, each.timestamp) for each in found] == [
                 (each.offset, each.key, each.value, each.timestamp) for each in expected

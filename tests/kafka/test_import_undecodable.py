@@ -79,7 +79,7 @@ def test_an_import_leaves_out_what_reading_in_place_leaves_out(tmp_path: Path, n
     root = imported(tmp_path, SKIP, said)
     topic = root.topic("t")
     assert [
-        record for piece in topic.scan(isolation=READ_UNCOMMITTED, columns=COLUMNS) for record in records(piece)
+        record for piece in topic.scan(isolation_level=READ_UNCOMMITTED, columns=COLUMNS) for record in records(piece)
     ] == in_place
     head = topic.log.head()
     assert (int(head.log_start[0]), int(head.log_end[0])) == (bounds.log_start, bounds.log_end)

@@ -75,7 +75,7 @@ def stage_facts(fixture: Path, stage: str) -> dict[str, Any]:
 
 def read(topic: Topic, partition: int = 0) -> list[ExpectedRecord]:
     """All records of a partition, aborted ones included."""
-    scan = topic.scan(partitions=[partition], isolation=READ_UNCOMMITTED, columns=COLUMNS)
+    scan = topic.scan(partitions=[partition], isolation_level=READ_UNCOMMITTED, columns=COLUMNS)
     return [record for found in scan for record in records(found)]
 
 

@@ -44,7 +44,7 @@ def root() -> Root:
 
 def scanned(topic: Topic, partition: int = 0, start: int | None = None, end: int | None = None) -> list[ExpectedRecord]:
     wanted = {name: offset for name, offset in (("start", start), ("end", end)) if offset is not None}
-    scan = topic.scan(partitions=[partition], isolation=READ_UNCOMMITTED, columns=COLUMNS, **wanted)
+    scan = topic.scan(partitions=[partition], isolation_level=READ_UNCOMMITTED, columns=COLUMNS, **wanted)
     return [record for found in scan for record in records(found)]
 
 

@@ -45,7 +45,7 @@ def in_place(folder: Path, isolation: str = READ_COMMITTED, policy: str = SKIP) 
 
 
 def imported(root: Root, isolation: str = READ_COMMITTED) -> list[int]:
-    scan = root.topic("t").scan(isolation=isolation, columns=COLUMNS)
+    scan = root.topic("t").scan(isolation_level=isolation, columns=COLUMNS)
     return offsets([record for found in scan for record in records(found)])
 
 

@@ -24,7 +24,7 @@ def imported(folder: Path, policy: str, left_out: list[Skipped]) -> list[int]:
     """Offsets of the topic after an import of the log dir."""
     root = World().root()
     import_log_dir(root, folder, ImportOptions(corrupt_records=policy), on_skipped=left_out.append)
-    found = root.topic("t").scan(isolation=READ_UNCOMMITTED, columns=COLUMNS)
+    found = root.topic("t").scan(isolation_level=READ_UNCOMMITTED, columns=COLUMNS)
     return [record.offset for piece in found for record in records(piece)]
 
 

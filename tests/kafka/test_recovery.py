@@ -228,7 +228,7 @@ def imported(root: Root, fixtures: Path, name: str, policy: str, said: list[Skip
 
 
 def scan(topic: Topic) -> Scan:
-    return topic.scan(isolation=READ_UNCOMMITTED, columns=COLUMNS)
+    return topic.scan(isolation_level=READ_UNCOMMITTED, columns=COLUMNS)
 
 
 @pytest.mark.parametrize("name", DAMAGES)
@@ -278,7 +278,9 @@ def test_an_import_that_skips_leaves_out_the_damaged_batch_alone(fixtures: Path,
     assert found == [record for record in good if not 226 <= record.offset < 232]
     topic = root.topic("damaged")
     for offset in (197, 225, 232, 240, 255, 256, 338):
-        for piece in topic.scan(start={0: offset}, end={0: offset + 1}, isolation=READ_UNCOMMITTED, columns=COLUMNS):
+        for piece in topic.scan(
+            start={0: offset}, end={0: offset + 1}, isolation_level=READ_UNCOMMITTED, columns=COLUMNS
+        ):
             assert records(piece) == [record for record in good if record.offset == offset]
 
 

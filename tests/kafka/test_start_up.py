@@ -74,7 +74,7 @@ def test_a_crash_at_each_step_of_a_cleaning(
     assert seen(folder, env) == expected
     root = World().root()
     import_log_dir(root, tmp_path)
-    found = root.topic("t").scan(isolation=READ_UNCOMMITTED, columns=COLUMNS)
+    found = root.topic("t").scan(isolation_level=READ_UNCOMMITTED, columns=COLUMNS)
     assert [record.offset for piece in found for record in records(piece)] == expected
     assert snapshot(folder) == before
 

@@ -31,7 +31,7 @@ class TopicsWorld(World):
 
     def values(self, name: str, isolation: str = READ_COMMITTED) -> list[str]:
         """The records of a topic, in the order of partitions and offsets, as one more process reads them."""
-        table = self.topic(name).scan(isolation=isolation, columns=("value",)).to_table()
+        table = self.topic(name).scan(isolation_level=isolation, columns=("value",)).to_table()
         return [value.decode() for value in table["value"].to_pylist()]
 
     def values_by_topic(self, isolation: str = READ_COMMITTED) -> dict[str, list[str]]:

@@ -44,8 +44,9 @@ from sparklog.cli.record_values import (
     record_values,
 )
 from sparklog.cli.source import Source, open_source
-from sparklog.cli.terminal import print_json, printable, warn, write
+from sparklog.cli.terminal import print_json, printable, warn
 from sparklog.errors import BadRequest, NotFound
+from sparklog.maintenance.output import write
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -104,13 +105,32 @@ def _batches(
         last_seen = time.monotonic()
 
 
-def print_batches(batches: Iterator[pa.RecordBatch], formatter: Formatter, limit: int | None) -> int:
-    count = 0
-    while (limit is None or count < limit) and (batch := next(batches, None)) is not None:
-        part = batch if limit is None else batch.slice(0, limit - count)
-        write(formatter(part))
-        count += part.num_rows
-    return count
+class Printer:
+    """Prints records, at most `limit`, and says at the end how many, also at an interrupt."""
+
+    def __init__(self, formatter: Formatter, limit: int | None) -> None:
+        self._formatter = formatter
+        self._limit = limit
+        self.count = 0
+
+    def __enter__(self) -> Printer:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            print(f"Processed a total of {self.count} messages", file=sys.stderr)
+        elif isinstance(error, KeyboardInterrupt):
+            error.args = (f"processed a total of {self.count} messages",)
+
+    def left(self) -> int | None:
+        """Return how many may still be printed; None: any number."""
+        return None if self._limit is None else self._limit - self.count
+
+    def print(self, batches: Iterator[pa.RecordBatch]) -> None:
+        while self.left() != 0 and (batch := next(batches, None)) is not None:
+            part = batch.slice(0, self.left())
+            write(self._formatter(part))
+            self.count += part.num_rows
 
 
 @dataclass(frozen=True)
@@ -119,16 +139,16 @@ class Places:
 
     from_beginning: bool
     offset: str | None
-    since: str | None
+    since: int | None
     end: int | None
-    until: str | None
+    until: int | None
 
     def check(self, partition: int | None, group: str | None, follow: bool) -> None:
         """Refuse what contradicts itself, before anything is opened."""
         starts = {"--from-beginning": self.from_beginning, "--offset": self.offset, "--from-timestamp": self.since}
         ends = {"--to-offset": self.end, "--to-timestamp": self.until}
         for options, what in ((starts, "start"), (ends, "end")):
-            given = [name for name, value in options.items() if value not in (None, False)]
+            given = [name for name, value in options.items() if value is not None and value is not False]
             if len(given) > 1:
                 raise BadParameter(f"one place to {what}, found {' and '.join(given)}")
             if given and follow and what == "end":
@@ -146,17 +166,16 @@ class Places:
 
     def start(self, tail: Tail, follow: bool) -> None:
         """Open a tail, and put it at its start and its end."""
-        since = None if self.since is None else parse_time(self.since)
-        until = None if self.until is None else parse_time(self.until, "--to-timestamp")
         tail.open()
-        if until is not None or self.end is not None:
+        if self.until is not None or self.end is not None:
             tail.start_at_log_start()
             tail.ends = dict.fromkeys(tail.positions, self.end or 0)
-        if until is not None:
-            answers = tail.view.offsets_for_timestamps(tail.topic, dict.fromkeys(tail.ends, until), tail.isolation)
+        if self.until is not None:
+            targets = dict.fromkeys(tail.ends, self.until)
+            answers = tail.view.offsets_for_timestamps(tail.topic, targets, tail.isolation)
             tail.ends = {partition: answer.offset for partition, answer in answers.items() if answer is not None}
-        if since is not None:
-            tail.start_at_time(since)
+        if self.since is not None:
+            tail.start_at_time(self.since)
         elif self.offset == "latest" or (follow and not self.from_beginning and self.offset is None):
             tail.start_at_end()
         elif self.offset in (None, "earliest"):
@@ -233,28 +252,25 @@ def _member(source: Source, group: str, **options: Any) -> Consumer:
     return consumer(source.root, group, **options)
 
 
-def _print_of_group(
-    member: Consumer, formatter: Formatter, limit: int | None, follow: bool, timeout_s: float | None
-) -> int:
+def _print_of_group(member: Consumer, printer: Printer, follow: bool, timeout_s: float | None) -> None:
     """Print what the group has not read, and commit what was printed, also at an interrupt."""
-    count, batches = 0, []
+    batches = []
     wait_s = 0.0 if not follow else GROUP_POLL_S if timeout_s is None else min(GROUP_POLL_S, timeout_s)
     last_seen = time.monotonic()
     try:
-        while limit is None or count < limit:
-            member.max_poll_records = None if limit is None else limit - count
+        while printer.left() != 0:
+            member.max_poll_records = printer.left()
             batches = member.poll(wait_s)
             if not batches and (not follow or (timeout_s is not None and time.monotonic() - last_seen >= timeout_s)):
                 break
             if batches:
-                count += print_batches(iter(batches), formatter, None)
+                printer.print(iter(batches))
                 batches, last_seen = [], time.monotonic()
     finally:
         if not batches:
             # Else they were printed in part: they come again.
             member.commit()
         member.close(commit=False)
-    return count
 
 
 @app.command("consume", epilog=example("sparklog consume orders --root /data/log --print-key --max-messages 10"))
@@ -305,7 +321,9 @@ def consume(
     from sparklog.cli.record_text import Layout
     from sparklog.log.read.topic_scan import Tail
 
-    places = Places(from_beginning, offset, timestamp, to_offset, to_timestamp)
+    since = None if timestamp is None else parse_time(timestamp)
+    until = None if to_timestamp is None else parse_time(to_timestamp, "--to-timestamp")
+    places = Places(from_beginning, offset, since, to_offset, until)
     places.check(partition, group, follow)
     _check_keys(key, all_partitions, partition, group)
     shown = (print_timestamp, print_partition, print_offset, print_headers, print_key, print_value)
@@ -315,17 +333,17 @@ def consume(
     timeout_s = None if timeout_ms is None else timeout_ms / 1000
     source = open_source(root, follow=follow, corrupt_records=corrupt_records, on_skipped=warn)
     names = _topics(source, chosen_topics(topics, topic_option), include)
-    if group is None:
-        keys = _key_set(key, key_format, key_schema, all_partitions or partition is not None) if key else None
-        tails = [Tail(source.view, name, isolation, partition, warn=warn, keys=keys) for name in names]
-        for tail in tails:
-            places.start(tail, follow)
-        count = print_batches(_batches(tails, columns, follow, timeout_s), formatter, max_messages)
-    else:
-        reset = "latest" if follow and not from_beginning else "earliest"
-        options = {"topics": names, "auto_offset_reset": reset, "isolation_level": isolation, "columns": columns}
-        count = _print_of_group(_member(source, group, **options), formatter, max_messages, follow, timeout_s)
-    print(f"Processed a total of {count} messages", file=sys.stderr)
+    with Printer(formatter, max_messages) as printer:
+        if group is None:
+            keys = _key_set(key, key_format, key_schema, all_partitions or partition is not None) if key else None
+            tails = [Tail(source.view, name, isolation, partition, warn=warn, keys=keys) for name in names]
+            for tail in tails:
+                places.start(tail, follow)
+            printer.print(_batches(tails, columns, follow, timeout_s))
+        else:
+            reset = "latest" if follow and not from_beginning else "earliest"
+            options = {"topics": names, "auto_offset_reset": reset, "isolation_level": isolation, "columns": columns}
+            _print_of_group(_member(source, group, **options), printer, follow, timeout_s)
 
 
 @app.command("get", epilog=example("sparklog get orders --key customer-17 --root /data/log --print-offset"))

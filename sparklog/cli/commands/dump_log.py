@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, BadParameter, Option, Typer
 
 from sparklog.cli.options import JsonOption, example, whole_number
-from sparklog.cli.terminal import printable, write
+from sparklog.cli.terminal import printable
 from sparklog.errors import BadRequest
+from sparklog.maintenance.output import write
 
 if TYPE_CHECKING:
     from sparklog.tools.inspection.dump import Line

@@ -19,9 +19,9 @@ from sparklog.cli.options import (
     root_option,
 )
 from sparklog.cli.source import open_source, report_settings
-from sparklog.cli.terminal import print_json, printable, write
+from sparklog.cli.terminal import print_json, printable
 from sparklog.errors import BadRequest, NotFound
-from sparklog.maintenance.output import StatusLine
+from sparklog.maintenance.output import STANDARD_OUTPUT, StatusLine, write_output
 
 app = Typer()
 
@@ -138,7 +138,7 @@ def doctor(
 @app.command("report", epilog=example("sparklog report --root /data/log --html report.html"))
 def report(
     root: SourceOption,
-    html: Annotated[str | None, Option(metavar="FILE", help="Write the page here.")] = None,
+    html: Annotated[str | None, Option(metavar="FILE", help="Write the page here; - is standard output.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print the facts as JSON, for scripts.")] = False,
     topic: TopicsOption = None,
     properties: PropertiesOption = None,
@@ -158,6 +158,8 @@ def report(
 
     if html is None and not as_json:
         raise BadParameter("say what to make: --html FILE, or --json", param_hint="'--html'")
+    if html == STANDARD_OUTPUT and as_json:
+        raise BadParameter("- is standard output, where --json prints: give a file, or one of them")
     source = open_source(root)
     chosen = source.narrowed(comma_separated(topic))
     settings = report_settings(source, properties, now)
@@ -165,11 +167,10 @@ def report(
         status(f"reading the logs of {source.view.location}")
         facts = gather(source.view, settings, topics=chosen, made_by=f"sparklog {__version__}")
     if html is not None:
-        from sparklog.tools.report.metrics import write_whole
         from sparklog.tools.report.page import as_html
 
-        write_whole(html, as_html(facts), "--html")
-        if not as_json:
+        write_output(html, as_html(facts), "--html")
+        if not as_json and html != STANDARD_OUTPUT:
             print(f"Wrote {html}.")
     if as_json:
         print_json(facts)
@@ -181,8 +182,8 @@ def report(
 def metrics(
     root: SourceOption,
     output: Annotated[
-        str | None, Option("--output", "-o", metavar="FILE", help="Write here; otherwise it is printed.")
-    ] = None,
+        str, Option("--output", "-o", metavar="FILE", help="Write here; - is standard output.")
+    ] = STANDARD_OUTPUT,
     topic: TopicsOption = None,
 ) -> None:
     """Print lag of consumer groups, offsets, sizes and open transactions in Prometheus' text format.
@@ -191,12 +192,9 @@ def metrics(
     collector and run this from cron. A Kafka log directory is measured in place.
     """
     from sparklog.tools.report.gather import gather
-    from sparklog.tools.report.metrics import exposition, write_whole
+    from sparklog.tools.report.metrics import exposition
 
     source = open_source(root)
     chosen = source.narrowed(comma_separated(topic))
     text = exposition(gather(source.view, report_settings(source), topics=chosen, maintenance=False))
-    if output is None:
-        write(text.encode())
-    else:
-        write_whole(output, text, "--output")
+    write_output(output, text, "--output")

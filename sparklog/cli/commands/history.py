@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option, Typer
+from typer import Argument, Typer
 
-from sparklog.cli.options import JsonOption, RootOption, example
+from sparklog.cli.options import JsonOption, RootOption, example, whole_number
 from sparklog.cli.source import open_root
 from sparklog.cli.terminal import print_json, print_table
 from sparklog.log.journal.env import iso_time
@@ -59,7 +59,7 @@ def writer_of(commit: Commit) -> str | None:
 def history(
     topic: Annotated[str, Argument(metavar="TOPIC", help="The topic; also a deleted one.")],
     root: RootOption,
-    limit: Annotated[int, Option(min=1, help="Commits at most.")] = 100,
+    limit: Annotated[int, whole_number("--limit", low=1, text="Commits at most.")] = 100,
     as_json: JsonOption = False,
 ) -> None:
     """Show the commits of a topic, newest first: version, time, operation, records and bytes that it brought, writer.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Annotated
 
 from typer import BadParameter, Option, Typer
@@ -12,8 +11,8 @@ from sparklog.cli.commands.consume import (
     FormatOption,
     LimitOption,
     NullOption,
+    Printer,
     SeparatorOption,
-    print_batches,
     record_formatter,
 )
 from sparklog.cli.options import (
@@ -81,7 +80,8 @@ def table(
     source = open_source(root, corrupt_records=corrupt_records, on_skipped=warn)
     name = source.one_topic(chosen(topic, topic_option))
     rows = open_table(source.view, name, lambda: source.view, place, columns)
-    print(f"Processed a total of {print_batches(iter(rows), show, max_messages)} messages", file=sys.stderr)
+    with Printer(show, max_messages) as printer:
+        printer.print(iter(rows))
 
 
 def _offsets(text: str | None) -> dict[int, int] | None:

@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 
 app = Typer(no_args_is_help=True, rich_markup_mode=None, help="Create, list, describe, alter and delete topics.")
 
+ReplicationOption = Annotated[
+    int | None,
+    whole_number("--replication-factor", low=-1, text="Taken as Kafka's scripts pass it; the disk keeps the copies."),
+]
+
 
 @dataclass(frozen=True)
 class PartitionRow:
@@ -63,6 +68,7 @@ def create(
     topic: TopicArgument = None,
     topic_option: TopicOption = None,
     partitions: Annotated[int, whole_number("--partitions", "-p", low=1, text="How many.")] = 1,
+    replication_factor: ReplicationOption = None,
     config: ConfigOption = None,
     if_not_exists: Annotated[bool, Option("--if-not-exists", help="Succeed if it is there already.")] = False,
     as_json: JsonOption = False,
@@ -70,6 +76,7 @@ def create(
     """Create a topic. A folder that holds nothing yet becomes a new root."""
     from sparklog.log.topic.expiring import default_expiry
 
+    _say_where_copies_are(replication_factor, root)
     configs = parse_configs(config)
     topic = required(topic, topic_option)
     log = open_root(root, create=True)
@@ -86,6 +93,11 @@ def create(
     expiry = default_expiry(head.configs)
     if expiry is not None and not existed:
         warn(f"topic {topic}: {expiry}")
+
+
+def _say_where_copies_are(replication_factor: int | None, root: str) -> None:
+    if replication_factor not in (None, 1):
+        warn(f"--replication-factor {replication_factor} changes nothing: what holds {root} keeps the copies")
 
 
 @app.command("list", epilog=example("sparklog topics list --root /data/log"))
@@ -173,9 +185,11 @@ def alter(
     partitions: Annotated[int, whole_number("--partitions", "-p", low=1, text="Raise to so many.")],
     topic: TopicArgument = None,
     topic_option: TopicOption = None,
+    replication_factor: ReplicationOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Add partitions. Configs are altered by `sparklog configs alter`, as in Kafka by kafka-configs."""
+    _say_where_copies_are(replication_factor, root)
     topic = required(topic, topic_option)
     open_root(root).topic(topic).alter(partitions=partitions)
     shown = printable(topic)

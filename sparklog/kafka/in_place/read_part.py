@@ -35,7 +35,7 @@ from sparklog.kafka.in_place.segment_recovery import (
     sound_windows,
 )
 from sparklog.log.journal.arrow_numpy import fixed_array, repeated_text
-from sparklog.log.state.view import RECORD_SCHEMA, OffsetRange, check_columns
+from sparklog.log.state.view import COUNTED, RECORD_SCHEMA, OffsetRange, check_columns
 
 if TYPE_CHECKING:
     from sparklog.format.decode import RecordColumns
@@ -69,8 +69,9 @@ class KafkaReadPart:
         Raises `Corrupt` with file, position and offset, unless damage is skipped; `NotFound` if the log no longer holds
         the range: its start was deleted, or its end was taken back.
         """
-        check_columns(columns)
-        yield from _coalesced(self._pieces(list(columns), batch_bytes), batch_bytes)
+        wanted = list(check_columns(columns))
+        batches = _coalesced(self._pieces(wanted or list(COUNTED), batch_bytes), batch_bytes)
+        yield from batches if wanted else (batch.select([]) for batch in batches)
 
     def _pieces(self, columns: list[str], batch_bytes: int) -> Iterator[pa.RecordBatch]:
         """One RecordBatch per window, window sizes following how much records grow when they are decoded."""

@@ -16,6 +16,7 @@ ahead and back again leaves commits from the future. Their followers are not pin
 from __future__ import annotations
 
 import base64
+import logging
 import random
 import re
 import time
@@ -23,11 +24,13 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
-from typing import Protocol, TypedDict
+from operator import index
+from typing import Protocol, SupportsIndex, TypedDict
 
 from sparklog.errors import Unavailable
 from sparklog.storage.store import Store
 
+_LOG = logging.getLogger("sparklog.log")
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 LAST_MS = 253_402_300_799_999
 """The last ms of the year 9999, where Python's times end; Kafka's do not."""
@@ -38,6 +41,28 @@ def iso_time(ms: int) -> str:
     if not 0 <= ms <= LAST_MS:
         return str(ms)
     return (EPOCH + timedelta(milliseconds=ms)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+FIRST_SECONDS, LAST_SECONDS = 978_307_200, 9_999_999_999
+"""Times of the years 2001 to 2286 in seconds. As milliseconds they are of early 1970."""
+
+
+def seconds_taken(what: str, time_ms: int) -> str | None:
+    """Return a warning if a time in ms looks like seconds; `what` says where it was given."""
+    if not FIRST_SECONDS <= time_ms <= LAST_SECONDS:
+        return None
+    at = f"{what}: {time_ms} is {iso_time(time_ms)}, as times are milliseconds"
+    return f"{at}; if these are seconds, give {time_ms}000, or {iso_time(time_ms * 1000)!r}"
+
+
+def warn_of_seconds(**times: object) -> None:
+    """Log a warning for each time, by the name of its argument, that is a number and looks like seconds."""
+    for name, time_ms in times.items():
+        number = int(time_ms) if isinstance(time_ms, str) and time_ms.isdecimal() else time_ms
+        # Numbers may be numpy's.
+        warning = seconds_taken(name, index(number)) if isinstance(number, SupportsIndex) else None
+        if warning is not None:
+            _LOG.warning("%s", warning)
 
 
 _ISO_TIME = re.compile(r"(\d{4}-\d\d-\d\d[T ]\d\d(?::\d\d(?::\d\d)?)?)(?:[.,](\d+))?(?:(Z)|([+-]\d\d)(?::?(\d\d))?)?")

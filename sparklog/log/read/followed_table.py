@@ -14,6 +14,7 @@ from itertools import chain
 import numpy as np
 import pyarrow as pa
 
+from sparklog.log.journal.arguments import KEY, SECONDS, checked
 from sparklog.log.journal.arrow_numpy import fixed_array, fixed_values, valid_rows
 from sparklog.log.read.latest_by_key import latest_records
 from sparklog.log.read.table_plan import TablePlan, plan_table
@@ -143,6 +144,7 @@ class FollowedTable(Mapping[bytes, pa.RecordBatch]):
             self._rows_of(batch).put(batch)
         return changed
 
+    @checked(timeout_s=SECONDS.or_none())
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the table has changed, or for so many seconds. Returns False if nothing came."""
         begun = self._view.env.boot_ms()
@@ -158,6 +160,7 @@ class FollowedTable(Mapping[bytes, pa.RecordBatch]):
 
     def __getitem__(self, key: bytes | str) -> pa.RecordBatch:
         """Return the row of a key: one row with the table's columns."""
+        KEY.check("key", key)
         self._look()
         wanted = key.encode() if isinstance(key, str) else key
         rows = [row for each in self._rows.values() if (row := each.row(wanted)) is not None]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from sparklog.errors import BadRequest
+from sparklog.log.journal.arguments import KEY, KEYS
 from sparklog.log.journal.arrow_numpy import bytes_array
 from sparklog.log.read.key_lookup import partitions_of_keys
 from sparklog.log.state.view import OffsetRange, ReadPart, TakenView
@@ -27,9 +27,10 @@ class KeySet:
     @classmethod
     def of(cls, keys: Iterable[bytes | str], anywhere: bool = False) -> KeySet:
         """Take a list of keys, texts as UTF-8. `BadRequest` for anything else."""
-        listed = keys if isinstance(keys, bytes | str) else list(keys)
-        if isinstance(listed, bytes | str) or not all(isinstance(key, bytes | str) for key in listed):
-            raise BadRequest(f"keys are a list of bytes or texts, found {listed!r:.80}: give [b'anna', b'ben']")
+        KEYS.check("keys", keys)
+        listed = list(keys)
+        for key in listed:
+            KEY.check("a key", key)
         return cls(tuple(dict.fromkeys(key.encode() if isinstance(key, str) else key for key in listed)), anywhere)
 
     def partitions(self, view: TakenView, topic: str) -> set[int]:

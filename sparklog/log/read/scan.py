@@ -26,6 +26,7 @@ from sparklog.log.read.read_plan import PlannedSlices, planned_slices
 from sparklog.log.state.slice_table import ABORTED, OPEN, Newer, Slices, Snapshot
 from sparklog.log.state.topic_state import Offsets
 from sparklog.log.state.view import (
+    COUNTED,
     READ_COMMITTED,
     READ_UNCOMMITTED,
     Bounds,
@@ -117,8 +118,13 @@ def read_parts(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records of several parts, each part's in offset order, native parts interleaved as their files are.
 
-    `threads`: how many decode records of native parts at once; the order is the same.
+    `threads`: how many decode records of native parts at once; the order is the same. Batches without columns have
+    their rows, as Arrow's have.
     """
+    if not columns:
+        for batch in read_parts(parts, COUNTED, batch_bytes=batch_bytes, threads=threads):
+            yield batch.select([])
+        return
     opened: dict[tuple[str, str], Newer] = {}
     for native, group in groupby(parts, lambda part: isinstance(part, NativeReadPart)):
         if native:

@@ -173,8 +173,6 @@ def scan(
 ) -> Scan:
     check_isolation(isolation)
     check_columns(columns)
-    if batch_bytes < 1:
-        raise BadRequest(f"batch_bytes is at least 1, found {batch_bytes!r}")
     check_threads(threads)
     bounds = view.bounds(topic)
     for given in (start, end):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 import pyarrow as pa
 
 from sparklog.errors import BadRequest
+from sparklog.log.journal.arguments import SECONDS, checked
 from sparklog.log.read.table_plan import AsOf, TablePlan, plan_table, table_ranges
 from sparklog.log.read.topic_scan import check_threads, stream_reader
 from sparklog.log.state.view import COLUMNS, RECORD_SCHEMA, LogView, check_columns
@@ -68,6 +69,7 @@ class TopicTable:
         """Refuse: numpy, and `pandas.DataFrame(table)` through it, would make one cell of each batch of records."""
         raise BadRequest("a table is no array: use table.to_table(), and its to_pandas() for a DataFrame")
 
+    @checked(poll=SECONDS.or_none())
     def follow(self, *, poll: float | None = None) -> FollowedTable:
         """Read the table into memory, to be kept up to date: from its state on, that of an earlier time, too.
 

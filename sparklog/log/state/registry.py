@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from sparklog.errors import BadRequest, Conflict, Fenced
+from sparklog.log.journal.arguments import NAME, WHOLE
 from sparklog.log.journal.documents import TEXT, TEXTS, Document, Member, whole
 from sparklog.log.journal.env import MAX_AHEAD_MS
 from sparklog.log.state.commit import CONTENT_JSON, Writer
@@ -65,6 +66,10 @@ class WriterKey:
 
     def check(self) -> None:
         """`BadRequest` for values no registry can hold."""
+        NAME.check("the id of a writer", self.id)
+        NAME.or_none().check("the run of a writer", self.run)
+        for name, number in (("batch id (txnVersion)", self.batch), ("epoch", self.epoch or 0)):
+            WHOLE.check(f"the {name} of writer '{self.id}'", number)
         if not self.id or len(self.id) > 1024:
             raise BadRequest(f"a writer id has 1 to 1024 characters, found {len(self.id)}")
         if self.run is not None and len(self.run) > 1024:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sparklog.errors import BadRequest, NotFound
+from sparklog.log.journal.arguments import NAMES
 from sparklog.log.journal.env import Env
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
@@ -131,6 +132,8 @@ READ_COMMITTED: Final = "read_committed"
 READ_UNCOMMITTED: Final = "read_uncommitted"
 
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
+COUNTED = ("partition",)
+"""Read where rows are only counted: the smallest column."""
 HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 RECORD_SCHEMA = pa.schema(
     [
@@ -149,6 +152,7 @@ RECORD_SCHEMA = pa.schema(
 
 def check_columns(columns: Sequence[str]) -> tuple[str, ...]:
     """Return the columns if they are distinct ones of `COLUMNS`, else raise `BadRequest`."""
+    NAMES.check("columns", columns)
     if any(name not in COLUMNS for name in columns) or len(set(columns)) != len(columns):
         raise BadRequest(f"expected distinct columns of {', '.join(COLUMNS)}; found {', '.join(columns)}")
     return tuple(columns)

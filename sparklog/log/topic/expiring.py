@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
+from sparklog.log.journal.env import seconds_taken
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slices import FileSlices
 
@@ -20,6 +21,7 @@ SEVEN_DAYS = (
 )
 _LOG = logging.getLogger("sparklog.log")
 _warned: set[tuple[str, str]] = set()
+_warned_of_seconds: set[tuple[str, str]] = set()
 
 
 def default_expiry(configs: TopicConfigs) -> str | None:
@@ -38,6 +40,18 @@ def count_older(files: Iterable[FileSlices], before_ms: int) -> tuple[int, bool]
                 count += records
                 exact &= last < before_ms
     return count, exact
+
+
+def warn_of_seconds_in(root_id: str, topic: str, files: Iterable[FileSlices]) -> None:
+    """Warn, once per topic in this process, of records with a timestamp that looks like seconds."""
+    if (root_id, topic) in _warned_of_seconds:
+        return
+    for time_ms in sorted({time_ms for file in files for time_ms in (*file.min_ts, *file.max_ts)}):
+        warning = seconds_taken(f"a timestamp appended to topic {topic}", time_ms)
+        if warning is not None:
+            _warned_of_seconds.add((root_id, topic))
+            _LOG.warning("%s", warning)
+            return
 
 
 def expires_before(configs: TopicConfigs, now_ms: int) -> int | None:

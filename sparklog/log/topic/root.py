@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, nearest
 from sparklog.log.decisions.decision_log import DecisionLogs, settle, whole_ends
+from sparklog.log.journal.arguments import CONFIGS, NAME, PLACE, Kind, checked
 from sparklog.log.journal.entry_log import Entry, EntryKind, EntryLog
 from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.journal.journal import RootAccess
@@ -80,6 +81,7 @@ class Root:
         exists = read_each(self.store, self._exists, sorted(self._folders()), failures)
         return [name for name in exists if exists[name]]
 
+    @checked(name=NAME)
     def topic(self, name: str) -> Topic:
         """Return the topic of this name.
 
@@ -114,6 +116,7 @@ class Root:
             log = self._entries.setdefault(prefix, EntryLog(self._access, kind, id_))
         return log
 
+    @checked(name=NAME, configs=CONFIGS.or_none())
     def create_topic(
         self, name: str, *, partitions: int = 1, configs: Mapping[str, object] | None = None, force: bool = False
     ) -> Topic:
@@ -157,6 +160,7 @@ class Root:
         CREATED_TOPIC.info("created topic %s with %d partition%s in %s", name, count, "s" * (count > 1), self.location)
         return topic
 
+    @checked(name=NAME, configs=CONFIGS.or_none())
     def ensure_topic(self, name: str, *, partitions: int = 1, configs: Mapping[str, object] | None = None) -> Topic:
         """Return the topic of this name; create it, with these partitions and configs, if there is none."""
         check_topic_name(name)
@@ -168,6 +172,7 @@ class Root:
                     raise
         return self.topic_handle(name)
 
+    @checked(name=NAME)
     def delete_topic(self, name: str) -> None:
         """Delete a topic. Its name can be created again: at offset 0, with another topic id."""
         self.topic(name).delete()
@@ -190,6 +195,9 @@ class Root:
                 )
 
 
+ROOT = Kind("an open root, a path, a URL or a store", lambda value: isinstance(value, Root) or PLACE.accepts(value))
+
+
 def _taken_back(topic: Topic, created: Commit) -> bool:
     """Delete a topic that was created a moment ago; False if another commit was made to it: then it stays.
 
@@ -204,6 +212,7 @@ def _taken_back(topic: Topic, created: Commit) -> bool:
     return True
 
 
+@checked(location=PLACE)
 def open_root(location: str | os.PathLike[str] | Store, *, create: bool = False, env: Env = SYSTEM) -> Root:
     """Open a root.
 

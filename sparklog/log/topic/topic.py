@@ -14,7 +14,18 @@ import pyarrow as pa
 
 from sparklog.errors import BadRequest, NotFound, SparklogError
 from sparklog.log.decisions.decision_log import DecisionLogs, read_snapshot
-from sparklog.log.journal.env import Env, Moment
+from sparklog.log.journal.arguments import (
+    CONFIGS,
+    KEY,
+    NUMBER,
+    NUMBERS,
+    OFFSETS,
+    TIME,
+    checked,
+    instance,
+    whole,
+)
+from sparklog.log.journal.env import Env, Moment, warn_of_seconds
 from sparklog.log.journal.journal import RootAccess
 from sparklog.log.read.counting import RecordCount, count_of
 from sparklog.log.read.key_lookup import latest_record
@@ -32,7 +43,7 @@ from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.slices import FileSlices, content_of
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, IsolationLevel, LogView, TimestampOffset
-from sparklog.log.topic.expiring import count_older, expires_before, warn_of_older
+from sparklog.log.topic.expiring import count_older, expires_before, warn_of_older, warn_of_seconds_in
 from sparklog.log.write.append_writer import AppendOutcome, AppendTarget, ArrowData, WriteOptions, appended, write_files
 from sparklog.log.write.kafka_markers import end_kafka_transactions
 from sparklog.storage.parallel_reads import ask_each
@@ -41,6 +52,8 @@ from sparklog.storage.store import Store
 MANY_UNSEALED = 300_000
 METADATA_MAX_AGE_MS = 300_000
 """Kafka's `metadata.max.age.ms`."""
+WRITE_OPTIONS = instance("WriteOptions", WriteOptions).or_none()
+WRITER = instance("a WriterKey", WriterKey).or_none()
 _LOG = logging.getLogger("sparklog.log")
 
 
@@ -170,10 +183,13 @@ class TopicLog(CommitLog):
         self.warn_of_older(files, outcome.head, now=target.configs.log_append_time)
         return appended(outcome.commit, intent.count)
 
-    def warn_of_older(self, files: Iterable[FileSlices], head: Head, *, now: bool = False) -> None:
-        """Warn of records in new files that the topic's retention deletes; `now`: all got the commit's time."""
+    def warn_of_older(self, files: Sequence[FileSlices], head: Head, *, now: bool = False) -> None:
+        """Warn of old records in new files, which retention deletes; `now`: all got the commit's time."""
+        if now:
+            return
+        warn_of_seconds_in(self.root.id, self.topic, files)
         before_ms = expires_before(head.configs, self.root.env.wall_ms())
-        if before_ms is not None and not now:
+        if before_ms is not None:
             warn_of_older(self.root.id, self.topic, head.configs, count_older(files, before_ms))
 
     def end_kafka_transactions(
@@ -218,6 +234,7 @@ class Topic:
 
     # -- changing the topic
 
+    @checked(configs=CONFIGS.or_none(), partitions=NUMBER.or_none())
     def alter(
         self,
         *,
@@ -247,6 +264,7 @@ class Topic:
         head = self.log.head()
         return self.log.commit(self._alteration(head, configs, partitions, force), since or head).head
 
+    @checked(configs=CONFIGS.or_none(), partitions=NUMBER.or_none())
     def plan_alter(
         self, *, configs: Mapping[str, object | None] | None = None, partitions: int | None = None, force: bool = False
     ) -> dict[str, str | None]:
@@ -264,6 +282,7 @@ class Topic:
         check_delete_delay(changes, force)
         return AlterIntent(head.topic_id, changes, partitions, drop_keyless=force)
 
+    @checked(before=OFFSETS)
     def delete_records(self, before: Mapping[int, int]) -> Mapping[int, int]:
         """Delete the records below an offset, per partition.
 
@@ -287,6 +306,7 @@ class Topic:
         starts = after.log_start if after.topic_id == head.topic_id and after.exists else head.log_start
         return {partition: max(offset, int(starts[partition])) for partition, offset in intent.log_starts.items()}
 
+    @checked(before=OFFSETS)
     def plan_delete_records(self, before: Mapping[int, int]) -> Mapping[int, int]:
         """Return where the log would start after `delete_records`. Raises what `delete_records` raises."""
         head = self.log.head()
@@ -306,6 +326,7 @@ class Topic:
         log_starts = {p: int(head.log_end[p]) if offset == -1 else offset for p, offset in before.items()}
         return LogStartIntent(head.topic_id, log_starts)
 
+    @checked(version=NUMBER.or_none())
     def delete(self, *, version: int | None = None) -> None:
         """Delete the topic; `retain` deletes its files later.
 
@@ -320,6 +341,7 @@ class Topic:
 
     # -- records
 
+    @checked(options=WRITE_OPTIONS, writer=WRITER)
     def append(
         self, data: ArrowData, *, options: WriteOptions | None = None, writer: WriterKey | None = None
     ) -> AppendOutcome:
@@ -348,13 +370,14 @@ class Topic:
         files, target = self.log.write(data, options, writer)
         return self.log.commit_append(files, target, writer=writer)
 
+    @checked(partitions=NUMBERS.or_none(), batch_bytes=whole(1))
     def scan(
         self,
         *,
         partitions: Sequence[int] | None = None,
         start: Position = "earliest",
         end: Position = "latest",
-        isolation: IsolationLevel = READ_COMMITTED,
+        isolation_level: IsolationLevel = READ_COMMITTED,
         columns: Sequence[str] = COLUMNS,
         batch_bytes: int = 4 << 20,
         threads: int = 1,
@@ -366,8 +389,8 @@ class Topic:
             partitions: numbers; None: all, or with `keys` those where Kafka's partitioner puts them.
             start: the first offset: `earliest`, `latest`, an offset, or one of these per partition.
             end: the offset behind the last one, in the same forms.
-            isolation: `read_committed` leaves out what is aborted or open, `read_uncommitted` does not.
-            columns: of key, value, topic, partition, offset, timestamp, timestampType, headers.
+            isolation_level: `read_committed` leaves out what is aborted or open, `read_uncommitted` does not.
+            columns: of key, value, topic, partition, offset, timestamp, timestampType, headers; none: only rows.
             batch_bytes: about the size of one record batch.
             threads: how many decode at once; the order of the records stays the same.
             keys: read only records with one of these keys.
@@ -386,47 +409,56 @@ class Topic:
             partitions=partitions,
             start=start,
             end=end,
-            isolation=isolation,
+            isolation=isolation_level,
             columns=columns,
             batch_bytes=batch_bytes,
             threads=threads,
             keys=keys,
         )
 
+    @checked()
     def table(self, *, as_of: AsOf = None, columns: Sequence[str] = COLUMNS, threads: int = 1) -> TopicTable:
         """Plan a read of the latest record of each key: arguments and errors are those of `sparklog.table`."""
+        warn_of_seconds(as_of=as_of)
         return open_table(self.root.log_view(), self.name, self.root.log_view, as_of, columns, threads)
 
-    def count(self, *, isolation: IsolationLevel = READ_COMMITTED) -> RecordCount:
+    @checked()
+    def count(self, *, isolation_level: IsolationLevel = READ_COMMITTED) -> RecordCount:
         """Count records of a scan by metadata: `records`, `is_exact` (false: at most), `earliest_ms`, `latest_ms`."""
         snapshot = self.read_snapshot()
         bounds = SnapshotView(self.root.location, {self.name: snapshot}).bounds(self.name)
-        return count_of(snapshot, bounds, isolation)
+        return count_of(snapshot, bounds, isolation_level)
 
+    @checked(timestamp_ms=TIME, partition=NUMBER.or_none())
     def offset_for_timestamp(
-        self, timestamp_ms: int, partition: int | None = None, isolation: IsolationLevel = READ_COMMITTED
+        self, timestamp_ms: int, partition: int | None = None, isolation_level: IsolationLevel = READ_COMMITTED
     ) -> dict[int, TimestampOffset | None]:
         """Return, per partition or for one, the first record at or after a time (ms): its offset and time, or None."""
+        warn_of_seconds(timestamp_ms=timestamp_ms)
         snapshot = self.read_snapshot()
         chosen = range(snapshot.head.partitions) if partition is None else (partition,)
         targets = dict.fromkeys(chosen, timestamp_ms)
-        return offsets_for_timestamps(snapshot, targets, isolation, newer=self.read_snapshot)
+        return offsets_for_timestamps(snapshot, targets, isolation_level, newer=self.read_snapshot)
 
-    def record_at(self, partition: int, offset: int, isolation: IsolationLevel = READ_COMMITTED) -> pa.RecordBatch:
+    @checked(partition=NUMBER, offset=NUMBER)
+    def record_at(
+        self, partition: int, offset: int, isolation_level: IsolationLevel = READ_COMMITTED
+    ) -> pa.RecordBatch:
         """Return the record at exactly this offset: one row with all columns.
 
         Raises:
             NotFound: the offset is out of range, or holds no record (compacted away, a marker, aborted).
         """
-        return record_at(self.read_snapshot(), partition, offset, isolation)
+        return record_at(self.read_snapshot(), partition, offset, isolation_level)
 
+    @checked(key=KEY, partition=NUMBER.or_none())
     def get(
         self,
         key: bytes | str,
         *,
         partition: int | None = None,
         all_partitions: bool = False,
-        isolation: IsolationLevel = READ_COMMITTED,
+        isolation_level: IsolationLevel = READ_COMMITTED,
     ) -> pa.RecordBatch | None:
         """Look up the latest record of a key.
 
@@ -434,7 +466,7 @@ class Topic:
             key: as it was written.
             partition: look only there; default: where Kafka's partitioner puts the key, and put it before.
             all_partitions: look everywhere, for records that were written to a partition by number.
-            isolation: as for `scan`.
+            isolation_level: as for `scan`.
 
         Returns:
             One row with all columns, its value null if the key was deleted; None if there is no record.
@@ -446,8 +478,9 @@ class Topic:
         view = SnapshotView(self.root.location, {self.name: self.read_snapshot()})
         chosen = sorted(view.bounds(self.name)) if all_partitions else None if partition is None else [partition]
         wanted = key.encode() if isinstance(key, str) else key
-        return latest_record(view, self.name, wanted, partitions=chosen, isolation=isolation)
+        return latest_record(view, self.name, wanted, partitions=chosen, isolation=isolation_level)
 
+    @checked(producers=NUMBERS.or_none())
     def end_kafka_transactions(
         self, *, producers: Collection[int] | None = None, commit: bool = False
     ) -> tuple[KafkaOpen, ...]:

@@ -21,6 +21,7 @@ from sparklog.errors import BadRequest, NotFound, SparklogError, nearest
 from sparklog.format.append_file import INDEX_MIN_BYTES, SliceIndex, WrittenSlice, build_index, encode_footer
 from sparklog.format.encode import EncodedSlice, EncodeOptions, encode, encode_partitions
 from sparklog.format.record_batch import CODECS, Codec
+from sparklog.log.journal.arguments import NAME, NUMBER, WHOLE
 from sparklog.log.journal.env import SYSTEM, Env, Moment
 from sparklog.log.journal.names import append_path, read_root_id
 from sparklog.log.read.topic_scan import Scan
@@ -143,6 +144,10 @@ class WriteOptions:
     file_bytes: int = FILE_BYTES
 
     def __post_init__(self) -> None:
+        NAME.check("codec", self.codec)
+        WHOLE.or_none().check("level", self.level)
+        for name in ("batch_bytes", "buffer_bytes", "file_bytes"):
+            NUMBER.check(name, getattr(self, name))
         if self.codec not in CODECS:
             near = nearest(self.codec, CODECS, limit=1)
             hint = f", perhaps {near[0]}" if near else ""

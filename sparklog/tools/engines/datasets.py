@@ -10,14 +10,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from sparklog.errors import BadRequest
+from sparklog.errors import BadRequest, NotFound, did_you_mean
 from sparklog.kafka.in_place.location import open_view, resolve
+from sparklog.log.journal.arguments import NAME, NAMES, checked
+from sparklog.log.journal.env import warn_of_seconds
 from sparklog.log.read.scan import check_isolation, read_parts
 from sparklog.log.read.table_plan import AsOf
 from sparklog.log.read.topic_scan import SnapshotView, check_threads, stream_reader
@@ -32,10 +34,11 @@ from sparklog.log.state.view import (
     check_columns,
     refresh_existing,
 )
-from sparklog.log.topic.root import Root, RootView, open_root
+from sparklog.log.topic.root import ROOT, Root, RootView, open_root
 from sparklog.storage.store import Store
 from sparklog.tools.engines.narrowing import Spans, columns_of, narrowed
 
+T = TypeVar("T")
 RootLike = Root | Store | str | os.PathLike[str]
 
 
@@ -53,7 +56,7 @@ class TopicScanner:
         """Yield the rows, batch by batch."""
         expression = self._expression
         needed = set() if expression is None else columns_of(expression)
-        read = [name for name in COLUMNS if name in needed or name in self._columns] or ["partition"]
+        read = [name for name in COLUMNS if name in needed or name in self._columns]
         for batch in self._dataset.batches(read, expression, needed):
             rows = pa.Table.from_batches([batch])
             if expression is not None:
@@ -155,11 +158,19 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]
     filter = replace_schema = join = join_asof = sort_by = _refuse
 
 
+class ByTopic(dict[str, T]):
+    """Topics that were opened, by name. `NotFound`, a `LookupError`, names one like a topic that was not."""
+
+    def __missing__(self, name: str) -> T:
+        raise NotFound(f"topic {name!r} was not opened here{did_you_mean(str(name), self)}")
+
+
+@checked(root=ROOT, topics=NAMES.or_none())
 def datasets(
     root: RootLike,
     *,
     topics: Sequence[str] | None = None,
-    isolation: IsolationLevel = READ_COMMITTED,
+    isolation_level: IsolationLevel = READ_COMMITTED,
     threads: int = 1,
 ) -> dict[str, ds.Dataset]:
     """Open topics as datasets of pyarrow: one consistent state of all, as of now.
@@ -167,7 +178,7 @@ def datasets(
     Args:
         root: an open root, or where it lies; a Kafka log directory, too.
         topics: names; None: all.
-        isolation: as for `Topic.scan`.
+        isolation_level: as for `Topic.scan`.
         threads: as for `Topic.scan`.
 
     Returns:
@@ -182,7 +193,7 @@ def datasets(
         orders = sparklog.datasets("/data/log")["orders"]
         print(orders.to_table(columns=["value"], filter=pc.field("offset") >= 1).num_rows)
     """
-    check_isolation(isolation)
+    check_isolation(isolation_level)
     check_threads(threads)
     view = _view(root)
     if topics is None:
@@ -190,15 +201,16 @@ def datasets(
     else:
         names = list(dict.fromkeys(topics))
         view.refresh(names)
-    return {name: TopicDataset(view, name, isolation, threads) for name in names}
+    return ByTopic({name: TopicDataset(view, name, isolation_level, threads) for name in names})
 
 
+@checked(root=ROOT, topics=NAMES.or_none())
 def duckdb(
     con: Any,
     root: RootLike,
     *,
     topics: Sequence[str] | None = None,
-    isolation: IsolationLevel = READ_COMMITTED,
+    isolation_level: IsolationLevel = READ_COMMITTED,
     threads: int = 1,
 ) -> list[str]:
     """Make topics views of a DuckDB connection, each under its name. Call it again to see what came since.
@@ -207,7 +219,7 @@ def duckdb(
         con: what `duckdb.connect()` returns.
         root: an open root, or where it lies; a Kafka log directory, too.
         topics: names; None: all.
-        isolation: as for `Topic.scan`.
+        isolation_level: as for `Topic.scan`.
         threads: as for `Topic.scan`.
 
     Returns:
@@ -226,12 +238,13 @@ def duckdb(
     """
     if not callable(getattr(con, "register", None)):
         raise BadRequest(f"expected a connection of DuckDB, as duckdb.connect() returns, found {type(con).__name__}")
-    opened = datasets(root, topics=topics, isolation=isolation, threads=threads)
+    opened = datasets(root, topics=topics, isolation_level=isolation_level, threads=threads)
     for name, dataset in opened.items():
         con.register(name, dataset)
     return list(opened)
 
 
+@checked(root=ROOT, topic=NAME)
 def table(
     root: RootLike, topic: str, *, as_of: AsOf = None, columns: Sequence[str] = COLUMNS, threads: int = 1
 ) -> TopicTable:
@@ -259,6 +272,7 @@ def table(
         customers = sparklog.table("/data/log", "orders", as_of={0: 1}, columns=["key", "value"])
         print(pa.table(customers).num_rows)
     """
+    warn_of_seconds(as_of=as_of)
     return open_table(_view(root), topic, partial(_view, root, tailing=True), as_of, columns, threads)
 
 

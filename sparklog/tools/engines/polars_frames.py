@@ -19,8 +19,10 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from sparklog.errors import BadRequest
+from sparklog.log.journal.arguments import NAMES, checked
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, RECORD_SCHEMA, IsolationLevel
-from sparklog.tools.engines.datasets import RootLike, TopicDataset, datasets
+from sparklog.log.topic.root import ROOT
+from sparklog.tools.engines.datasets import ByTopic, RootLike, TopicDataset, datasets
 from sparklog.tools.engines.narrowing import columns_of
 
 INSTALL = 'pip install "polars>=1.33"'
@@ -33,11 +35,12 @@ COMPARISONS: tuple[Callable[[Any, Any], Any], ...] = (
 )
 
 
+@checked(root=ROOT, topics=NAMES.or_none())
 def polars(
     root: RootLike,
     *,
     topics: Sequence[str] | None = None,
-    isolation: IsolationLevel = READ_COMMITTED,
+    isolation_level: IsolationLevel = READ_COMMITTED,
     threads: int = 1,
 ) -> dict[str, Any]:
     """Open topics as lazy frames of Polars: one consistent state of all, as of now.
@@ -45,7 +48,7 @@ def polars(
     Args:
         root: an open root, or where it lies; a Kafka log directory, too.
         topics: names; None: all.
-        isolation: as for `Topic.scan`.
+        isolation_level: as for `Topic.scan`.
         threads: as for `Topic.scan`.
 
     Returns:
@@ -68,11 +71,13 @@ def polars(
     if "is_pure" not in signature(plugins.register_io_source).parameters:
         raise BadRequest(f"sparklog.polars needs Polars 1.33 or newer, found {pl.__version__}: {INSTALL}")
     empty = pl.DataFrame(RECORD_SCHEMA.empty_table())
-    opened = datasets(root, topics=topics, isolation=isolation, threads=threads)
-    return {
-        name: plugins.register_io_source(partial(_frames, dataset), schema=empty.schema, is_pure=True)
-        for name, dataset in opened.items()
-    }
+    opened = datasets(root, topics=topics, isolation_level=isolation_level, threads=threads)
+    return ByTopic(
+        {
+            name: plugins.register_io_source(partial(_frames, dataset), schema=empty.schema, is_pure=True)
+            for name, dataset in opened.items()
+        }
+    )
 
 
 def _frames(

@@ -14,21 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from sparklog.errors import BadRequest
-from sparklog.storage.durable_files import replace_file
 from sparklog.tools.report.facts import ATTENTION, GroupPartition, PartitionFacts, Report
-
-
-def write_whole(path: str, text: str, option: str) -> None:
-    """Write a file whole, or not at all: readers see the old text or the new one.
-
-    Of several writers at once the last one counts. `BadRequest`, naming `option`, if the file cannot be written.
-    """
-    try:
-        replace_file(path, text)
-    except OSError as error:
-        raise BadRequest(f"{path} cannot be written: {error.strerror}; choose another {option}") from None
-
 
 Labels = Mapping[str, object]
 T = TypeVar("T")

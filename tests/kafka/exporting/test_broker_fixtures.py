@@ -69,7 +69,7 @@ class Case:
 
     def records(self, partition: int, isolation: str) -> list[Consumed]:
         """What is to be read: what Kafka's consumer read, and once a run has compacted it, what remains of that."""
-        scan = self.topic.scan(partitions=[partition], isolation=isolation, columns=COLUMNS).to_table()
+        scan = self.topic.scan(partitions=[partition], isolation_level=isolation, columns=COLUMNS).to_table()
         times = scan["timestamp"].cast(pa.int64()).to_pylist()
         found = [
             Consumed(

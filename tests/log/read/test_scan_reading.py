@@ -113,7 +113,7 @@ def test_positions_by_word_number_and_partition(memory: CountedRoot) -> None:
     with pytest.raises(BadRequest, match="'first'"):
         topic.scan(start="first")
     with pytest.raises(BadRequest, match="isolation"):
-        topic.scan(isolation="serializable")
+        topic.scan(isolation_level="serializable")
 
 
 BOUNDS = "is out of range: it has 3 to 10; give an offset of these, earliest or latest"
@@ -135,10 +135,10 @@ BOUNDS = "is out of range: it has 3 to 10; give an offset of these, earliest or 
         ({"end": -2}, BadRequest, "expected earliest, latest or an offset from 0, found -2"),
         ({"partitions": [9]}, NotFound, "expected partitions 0 to 1 of topic t, found 9"),
         ({"partitions": [-1]}, NotFound, "expected partitions 0 to 1 of topic t, found -1"),
-        ({"partitions": ["0"]}, NotFound, "expected partitions 0 to 1 of topic t, found '0'"),
+        ({"partitions": ["0"]}, BadRequest, "partitions is a list of numbers or None, found ['0']"),
         ({"start": {9: 0}}, NotFound, "expected partitions 0 to 1 of topic t, found 9"),
         ({"end": {9: 0}}, NotFound, "expected partitions 0 to 1 of topic t, found 9"),
-        ({"batch_bytes": 0}, BadRequest, "batch_bytes is at least 1, found 0"),
+        ({"batch_bytes": 0}, BadRequest, "batch_bytes is a whole number of at least 1, found 0"),
     ],
 )
 def test_a_scan_out_of_bounds_is_an_error(
@@ -446,13 +446,13 @@ def test_open_and_aborted_slices(memory: CountedRoot) -> None:
     view.refresh(["t"])
     assert (view.bounds("t")[0].last_stable, view.bounds("t")[0].log_end) == (5, 20)
     assert topic.scan().to_table()["offset"].to_pylist() == list(range(5))
-    assert topic.scan(isolation=READ_UNCOMMITTED).to_table()["offset"].to_pylist() == list(range(20))
+    assert topic.scan(isolation_level=READ_UNCOMMITTED).to_table()["offset"].to_pylist() == list(range(20))
     with pytest.raises(NotFound, match="offsets 0 to 5"):
         part_of(topic, 0, 0, 6)
     resolve(memory, topic, "app", 1, committed=False)
     resolve(memory, topic, "app", 2, committed=True)
     assert topic.scan().to_table()["offset"].to_pylist() == [*range(5), *range(10, 20)]
-    assert topic.scan(isolation=READ_UNCOMMITTED).to_table()["offset"].to_pylist() == list(range(20))
+    assert topic.scan(isolation_level=READ_UNCOMMITTED).to_table()["offset"].to_pylist() == list(range(20))
     with pytest.raises(NotFound, match="no record at offset 7"):
         topic.record_at(0, 7)
     assert topic.record_at(0, 7, READ_UNCOMMITTED)["offset"].to_pylist() == [7]

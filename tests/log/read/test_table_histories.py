@@ -81,7 +81,7 @@ class History:
         for partition, each in bounds.items():
             known = self.written.setdefault(partition, [])
             start = max(known[-1].offset + 1 if known else 0, each.log_start)
-            scan = self.topic.scan(partitions=[partition], start={partition: start}, isolation=READ_UNCOMMITTED)
+            scan = self.topic.scan(partitions=[partition], start={partition: start}, isolation_level=READ_UNCOMMITTED)
             for row in scan.to_table().to_pylist():
                 txn = "" if row["value"] is None else row["value"].decode().partition("/")[2]
                 time = int(row["timestamp"].timestamp() * 1000)

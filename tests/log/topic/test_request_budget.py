@@ -17,6 +17,7 @@ from sparklog.log.topic.root import RootView
 from sparklog.log.topic.topic import Topic, WriterKey
 from sparklog.log.write.append_writer import AppendWriter
 from sparklog.tools.doctor import costs
+from sparklog.transactions.producer import transactional
 from tests.support.counted_root import KINDS_AND_BUCKET, CountedRoot
 from tests.support.records import random_rows, rows, small
 
@@ -83,6 +84,23 @@ def test_a_replayed_micro_batch_writes_no_commit(place: CountedRoot) -> None:
             writer.write(piece)
     assert topic.log.commit_append(writer.finish(), target, writer=WriterKey("query", 0, "run")).skipped
     place.store.expect(writer=1, get=1)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_a_transaction(count: int, tmp_path: Path) -> None:
+    place = CountedRoot("bucket", tmp_path)
+    root = place.topic(PARTITIONS).root
+    names = [f"t{number}" for number in range(count)]
+    for name in names:
+        root.create_topic(name)
+    producer = transactional(root, "etl")
+    for _ in range(3):
+        place.store.reset()
+        with producer.begin() as transaction:
+            for name in names:
+                transaction.append(name, pa.table({"value": ["x"]}))
+    # docs/reference/cost.md has these.
+    within(place, costs.Requests(2 * count + 1, 5 * count + 6, 0))
 
 
 def test_losing_a_race_costs_one_look_and_one_more_create(place: CountedRoot) -> None:

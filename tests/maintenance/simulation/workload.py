@@ -138,7 +138,7 @@ class Run:
         where = f"version {snapshot.version}"
         expect_rows(rows_of(topic.scan(columns=COLUMNS)), committed, where)
         if snapshot.version % 3 == 0:
-            found = rows_of(topic.scan(columns=COLUMNS, isolation=READ_UNCOMMITTED))
+            found = rows_of(topic.scan(columns=COLUMNS, isolation_level=READ_UNCOMMITTED))
             undecided = self.records.undecided()
             more = set(found.keys() - committed.keys() - undecided.keys())
             aborted = self.records.aborted_rows()

@@ -107,7 +107,7 @@ def batch(
 def rows_of(topic: Topic, *, uncommitted: bool = False) -> Rows:
     """(partition, offset) -> key, value, timestamp of all a reader sees."""
     found: Rows = {}
-    scan = topic.scan(columns=COLUMNS, **({"isolation": READ_UNCOMMITTED} if uncommitted else {}))
+    scan = topic.scan(columns=COLUMNS, **({"isolation_level": READ_UNCOMMITTED} if uncommitted else {}))
     for part in scan:
         stamps = part.column("timestamp").cast(pa.int64()).to_pylist()
         columns = [part.column(name).to_pylist() for name in ("partition", "offset", "key", "value")]

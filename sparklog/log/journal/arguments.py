@@ -1,0 +1,132 @@
+"""Checks of what users hand to public calls: what does not fit is a `BadRequest`, before anything is done.
+
+    @checked(topic=NAME, partitions=NUMBERS.or_none())
+    def read(topic: str, partitions: Sequence[int] | None = None): ...
+
+What a value means is checked where it is used: whether there is such a topic, whether an offset is in range.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import wraps
+from operator import index
+from typing import Any, ParamSpec, SupportsIndex, TypeVar
+
+from sparklog.errors import BadRequest, did_you_mean
+from sparklog.storage.store import Store
+
+P = ParamSpec("P")
+T = TypeVar("T")
+INT64_MAX = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of argument: `expected` in words, and whether a value is one."""
+
+    expected: str
+    accepts: Callable[[Any], bool]
+
+    def or_none(self) -> Kind:
+        return Kind(f"{self.expected} or None", lambda value: value is None or self.accepts(value))
+
+    def check(self, name: str, value: object) -> None:
+        """`BadRequest` if the value is none of this kind."""
+        if not self.accepts(value):
+            listed = isinstance(value, (str, bytes)) and self.expected.startswith("a list")
+            hint = f"; give [{value!r:.40}]" if listed else ""
+            raise BadRequest(f"{name} is {self.expected}, found {value!r:.80}{hint}")
+
+
+def one_of(*values: str) -> Kind:
+    return Kind(f"{', '.join(values[:-1])} or {values[-1]}", lambda value: isinstance(value, str) and value in values)
+
+
+def instance(expected: str, *types: type) -> Kind:
+    return Kind(expected, lambda value: isinstance(value, types))
+
+
+def whole(low: int, high: int = INT64_MAX) -> Kind:
+    """Return the kind of whole numbers, also numpy's, from `low` to `high`."""
+    span = f"of at least {low}" if high == INT64_MAX else f"from {low} to {high}"
+    return Kind(f"a whole number {span}", lambda value: _is_whole(value) and low <= index(value) <= high)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, SupportsIndex) and not isinstance(value, bool)
+
+
+def _is_list(value: object, accepts: Callable[[Any], bool]) -> bool:
+    return isinstance(value, Collection) and not isinstance(value, (str, bytes)) and all(map(accepts, value))
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_path(value: object) -> bool:
+    # The system refuses NUL with an error of Python's.
+    text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else ""
+    return isinstance(text, str) and text != "" and "\0" not in text
+
+
+def _is_map(value: object, key: Callable[[Any], bool], item: Callable[[Any], bool]) -> bool:
+    return isinstance(value, Mapping) and all(map(key, value)) and all(map(item, value.values()))
+
+
+NAME = Kind("a name", _is_text)
+NAMES = Kind("a list of names", lambda value: _is_list(value, _is_text))
+PATH = Kind("a path or a URL", _is_path)
+PLACE = Kind("a path, a URL or a store", lambda value: _is_path(value) or isinstance(value, Store))
+WHOLE = Kind("a whole number", _is_whole)
+NUMBER = whole(0)
+NUMBERS = Kind("a list of numbers", lambda value: _is_list(value, _is_whole))
+TIME = Kind("a time in milliseconds", lambda value: _is_whole(value) and -INT64_MAX <= index(value) <= INT64_MAX)
+SECONDS = Kind(
+    "a number of seconds from 0", lambda value: isinstance(value, (int, float)) and value is not True and value >= 0
+)
+KEYS = Kind(
+    "a list of bytes or texts", lambda value: isinstance(value, Iterable) and not isinstance(value, (str, bytes))
+)
+KEY = Kind("bytes or a text", lambda value: isinstance(value, (bytes, str)))
+CONFIGS = Kind("a mapping of names to values", lambda value: _is_map(value, _is_text, lambda _: True))
+OFFSETS = Kind("a mapping of partitions to offsets", lambda value: _is_map(value, _is_whole, _is_whole))
+POSITIONS = instance("a mapping of topics to mappings of partitions to offsets", Mapping)
+PARTITIONS = Kind(
+    "a mapping of topics to lists of partitions",
+    lambda value: _is_map(value, _is_text, lambda each: _is_list(each, _is_whole)),
+)
+RENAMED = Kind("a mapping of names to names", lambda value: _is_map(value, _is_text, _is_text))
+
+
+def checked(**kinds: Kind) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Check the arguments of a call: those named here, and that it has all that are given."""
+
+    def decorate(call: Callable[P, T]) -> Callable[P, T]:
+        signature = inspect.signature(call)
+        missing = kinds.keys() - signature.parameters.keys()
+        assert not missing, missing
+
+        @wraps(call)
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                given = signature.bind(*args, **kwargs).arguments
+            except TypeError as error:
+                raise BadRequest(f"{call.__name__}: {error}{_hint(signature, kwargs)}") from None
+            for name, kind in kinds.items():
+                if name in given:
+                    kind.check(name, given[name])
+            return call(*args, **kwargs)
+
+        return guarded
+
+    return decorate
+
+
+def _hint(signature: inspect.Signature, given: Mapping[str, object]) -> str:
+    unknown = next((name for name in given if name not in signature.parameters), None)
+    return "" if unknown is None else did_you_mean(unknown, signature.parameters)

@@ -1,0 +1,208 @@
+"""Public calls with arguments of wrong types: only errors of sparklog come out, each on one line."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import sparklog
+from sparklog.errors import BadRequest, NotFound, SparklogError
+
+KAFKA = str(Path(__file__).parents[1] / "examples" / "data" / "kafka-log-dir")
+DATA = pa.table({"key": ["a", "b"], "value": ["1", "2"]})
+WRONG: tuple[Any, ...] = (None, 5, -1, 1.5, True, b"x", "x", "", "\0", ["x"], [5], [None], {"x": 1}, {0: "x"}, object())
+WRONG += (10**30,)
+
+
+class Connection:
+    """What `sparklog.duckdb` needs of one."""
+
+    def register(self, name: str, dataset: object) -> None:
+        """Take a dataset."""
+
+
+class Place:
+    """A root with a topic, and new paths beside it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.root = sparklog.open(folder / "log", create=True)
+        self.topic = self.root.create_topic("t")
+        self.topic.append(DATA)
+        self._numbers = count()
+
+    def new(self) -> str:
+        return str(self.folder / f"new{next(self._numbers)}")
+
+    def consumer(self) -> sparklog.Consumer:
+        return sparklog.consumer(self.root, "g", topics="t", auto_offset_reset="earliest")
+
+    def transaction(self) -> sparklog.Transaction:
+        return sparklog.transactional(self.root, "etl").begin()
+
+
+Calls = dict[str, tuple[Callable[[Place], Callable[..., object]], Callable[[Place], dict[str, Any]]]]
+
+
+def new(place: Place) -> str:
+    return place.new()
+
+
+def root(place: Place) -> sparklog.Root:
+    return place.root
+
+
+def path(place: Place) -> str:
+    return place.root.location
+
+
+def calls() -> Calls:
+    """Return the public calls by name, and right arguments of each."""
+    view = sparklog.open_view(KAFKA)
+    made: Calls = {}
+
+    def add(name: str, of: Callable[[Place], Callable[..., object]], /, **given: Any) -> None:
+        made[name] = of, lambda place: {key: value(place) if callable(value) else value for key, value in given.items()}
+
+    add("open", lambda _: sparklog.open, location=path)
+    add("open_view", lambda _: sparklog.open_view, path=KAFKA)
+    for name, given in (("bounds", {}), ("scan", {}), ("offset_for_timestamp", {"timestamp_ms": 1})):
+        add(f"View.{name}", lambda p, name=name: getattr(sparklog.open_view(p.root.location), name), topic="t", **given)  # type: ignore[misc]
+        add(f"View.{name} of Kafka", lambda _, name=name: getattr(view, name), topic="txn-a", **given)  # type: ignore[misc]
+    add("compact", lambda _: sparklog.compact, root=root)
+    add("retain", lambda _: sparklog.retain, root=root, dry_run=True)
+    add("verify", lambda _: sparklog.verify, path=root)
+    add("backup", lambda _: sparklog.backup, root=root, to=new)
+    add("restore", lambda _: sparklog.restore, source=path, to=new, dry_run=True)
+    add("clone", lambda _: sparklog.clone, root=root, topic="t", name="clone", dry_run=True)
+    add("import_kafka", lambda _: sparklog.import_kafka, root=new, log_dir=KAFKA, topics=("txn-a",), dry_run=True)
+    add("export_kafka", lambda _: sparklog.export_kafka, root=root, topics=("t",), to=new)
+    add("datasets", lambda _: sparklog.datasets, root=root)
+    add("duckdb", lambda _: sparklog.duckdb, con=lambda _: Connection(), root=root)
+    add("polars", lambda _: sparklog.polars, root=root)
+    add("table", lambda _: sparklog.table, root=root, topic="t")
+    add("consumer", lambda _: sparklog.consumer, root=root, group="g", topics=("t",))
+    add("transactional", lambda _: sparklog.transactional, root=root, transactional_id="x")
+    add("Groups", lambda _: sparklog.Groups, root=root)
+    add("WriteOptions", lambda _: sparklog.WriteOptions)
+    add("WriterKey", lambda p: lambda id, batch, run=None: p.topic.append(  # noqa: A006
+        DATA, writer=sparklog.WriterKey(id, batch, run)), id="w", batch=0)  # fmt: skip
+    for name, given in {
+        "topics": {}, "topic": {"name": "t"}, "create_topic": {"name": "t"}, "ensure_topic": {"name": "t"},
+        "delete_topic": {"name": "nothing"},
+    }.items():  # fmt: skip
+        add(f"Root.{name}", lambda p, name=name: getattr(p.root, name), **given)  # type: ignore[misc]
+    for name, given in {
+        "alter": {}, "plan_alter": {}, "delete_records": {"before": {0: 0}}, "plan_delete_records": {"before": {0: 0}},
+        "append": {"data": DATA}, "scan": {}, "table": {}, "count": {}, "offset_for_timestamp": {"timestamp_ms": 1},
+        "record_at": {"partition": 0, "offset": 0}, "get": {"key": "a"}, "end_kafka_transactions": {},
+    }.items():  # fmt: skip
+        add(f"Topic.{name}", lambda p, name=name: getattr(p.topic, name), **given)  # type: ignore[misc]
+    for name, given in {
+        "poll": {}, "position": {"topic": "t", "partition": 0}, "seek": {"topic": "t", "partition": 0, "offset": 0},
+        "commit": {}, "close": {},
+    }.items():  # fmt: skip
+        add(f"Consumer.{name}", lambda p, name=name: getattr(p.consumer(), name), **given)  # type: ignore[misc]
+    add("TopicTable.follow", lambda p: p.topic.table().follow)
+    for name, given in {"get": {"key": "a"}, "__contains__": {"key": "a"}, "wait": {"timeout_s": 0}}.items():
+        add(f"FollowedTable.{name}", lambda p, name=name: getattr(p.topic.table().follow(), name), **given)  # type: ignore[misc]
+    add("Transaction.append", lambda p: p.transaction().append, topic="t", data=DATA)
+    add("Transaction.send_offsets", lambda p: p.transaction().send_offsets, group="h", offsets={"t": {0: 1}})
+    add("TransactionalProducer.join", lambda p: sparklog.transactional(p.root, "etl").join, n=1)
+    for name, given in {"group": {"name": "h"}, "descriptions": {"names": ("h",)}}.items():
+        add(f"Groups.{name}", lambda p, name=name: getattr(sparklog.Groups(p.root), name), **given)  # type: ignore[misc]
+    for name, given in {
+        "join": {},
+        "alter": {"offsets": {"t": {0: 1}}},
+        "delete_offsets": {"gone": {"t": [0]}},
+    }.items():
+        add(f"Group.{name}", lambda p, name=name: getattr(sparklog.Groups(p.root).group("h"), name), **given)  # type: ignore[misc]
+    return made
+
+
+CALLS = calls()
+WAITS = {("Consumer.poll", 5), ("Consumer.poll", 1.5), ("FollowedTable.wait", None), ("FollowedTable.wait", 5),
+         ("FollowedTable.wait", 1.5), ("Consumer.poll", 10**30), ("FollowedTable.wait", 10**30)}  # fmt: skip
+"""They are right, and take time."""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return Place(tmp_path_factory.mktemp("arguments"))
+
+
+def outcome(call: Callable[..., object], given: Mapping[str, Any]) -> Exception | None:
+    try:
+        made = call(**given)
+        if isinstance(made, (sparklog.Scan, sparklog.TopicTable, Iterator)):
+            list(made)
+    except Exception as error:  # noqa: BLE001  (which kind comes out is the question)
+        return error
+    return None
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_wrong_types_are_refused_in_words(place: Place, name: str) -> None:
+    of, right = CALLS[name]
+    parameters = [each for each in inspect.signature(of(place)).parameters if each not in ("spark", "env", "failures")]
+    raw = []
+    for parameter in parameters:
+        for wrong in WRONG:
+            if isinstance(wrong, (int, float, type(None))) and (name, wrong) in WAITS:
+                continue
+            error = outcome(of(place), {**right(place), parameter: wrong})
+            if error is not None and (not isinstance(error, SparklogError) or "\n" in str(error)):
+                raw.append((parameter, wrong, error))
+    assert raw == []
+
+
+def test_right_ones_are_taken(place: Place) -> None:
+    fine = (type(None), NotFound, sparklog.Conflict)
+    assert [name for name, (of, right) in CALLS.items() if not isinstance(outcome(of(place), right(place)), fine)] == []
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda p: sparklog.open(None), "location is a path, a URL or a store, found None"),
+        (lambda p: sparklog.open(b"/data"), "location is a path, a URL or a store, found b'/data'"),
+        (lambda p: p.topic.scan(partitions=0), "partitions is a list of numbers or None, found 0"),
+        (lambda p: p.topic.scan(columns="value"), "columns is a list of names, found 'value'; give ['value']"),
+        (lambda p: sparklog.compact(p.root, topics="t"), "topics is a list of names, found 't'; give ['t']"),
+        (lambda p: p.topic.get(5), "key is bytes or a text, found 5"),
+        (lambda p: p.consumer().poll("1"), "timeout is a number of seconds from 0, found '1'"),
+        (lambda p: p.topic.scan(isolation="read_uncommitted"),
+         "scan: got an unexpected keyword argument 'isolation'; did you mean 'isolation_level'?"),
+        (lambda p: sparklog.datasets(p.root, isolation="x"), "did you mean 'isolation_level'?"),
+        (lambda p: p.topic.get(), "get: missing a required argument: 'key'"),
+        (lambda p: sparklog.consumer(p.root, "g", topics="t.*"),
+         "a consumer reads topics by their names, found 't.*'; root.topics() lists them"),
+        (lambda p: sparklog.consumer(p.root, "g", topics=()), "a consumer needs topics, found none"),
+        (lambda p: sparklog.WriteOptions(batch_bytes="5"), "batch_bytes is a whole number of at least 0, found '5'"),
+    ],
+)  # fmt: skip
+def test_the_words(place: Place, call: Callable[[Place], object], says: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        call(place)
+    assert str(refused.value).endswith(says)
+
+
+def test_a_topic_that_was_not_opened(place: Place) -> None:
+    for opened in (sparklog.datasets(place.root), sparklog.polars(place.root)):
+        assert "tt" not in opened
+        with pytest.raises(NotFound, match="topic 'tt' was not opened here; did you mean 't'"):
+            opened["tt"]
+
+
+def test_numbers_of_numpy_are_numbers(place: Place) -> None:
+    one = np.int64(0)
+    assert place.topic.scan(partitions=np.array([0]), start=one, keys=iter(["a"])).to_table().num_rows > 0  # type: ignore[arg-type]
+    assert place.topic.record_at(np.int32(0), one)["key"][0].as_py() == b"a"  # type: ignore[arg-type]
+    assert place.topic.plan_delete_records({one: one}) == {0: 0}  # type: ignore[dict-item]
