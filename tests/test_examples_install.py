@@ -37,7 +37,10 @@ BEHIND: dict[object, set[str]] = {
     "transformWithState": {"pandas", "protobuf"},
     "spark-pipelines": {"grpcio", "grpcio-status", "pandas", "pyyaml"},
     "avro": {"fastavro"},
-    **{name: {"pandas"} for name in ("applyInPandas", "mapInPandas", "read_pandas", "toPandas", "to_pandas")},
+    **{
+        name: {"pandas"}
+        for name in ("applyInPandas", "mapInArrow", "mapInPandas", "read_pandas", "toPandas", "to_pandas")
+    },
 }
 """Packages that a call, or its argument, needs and that no line imports."""
 
