@@ -190,7 +190,8 @@ def _positions(index: Source, offsets: Int64Array) -> list[int]:
         return [0] * len(offsets)
     entries = _Entries.read(index, _OFFSET_ENTRY).used()
     rows = np.searchsorted(entries.offsets, offsets, "right")
-    return np.concatenate(([0], entries.values))[rows].tolist()
+    starts: list[int] = np.concatenate(([0], entries.values))[rows].tolist()
+    return starts
 
 
 def transaction_index_rows(source: Source) -> Iterator[Row]:
