@@ -1,7 +1,7 @@
 """`.index`, `.timeindex`, `.txnindex` and `.snapshot` files as lines, and findings about them.
 
-Every entry of an index is looked up in the `.log` beside it. What does not agree is collected, and printed behind all
-files' lines as Kafka's tool does.
+Every entry of an index is looked up in the `.log` beside it, at its own position, whatever damage lies before. What
+does not agree is collected, and printed behind all files' lines as Kafka's tool does.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import numpy.typing as npt
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.format import transaction_index
+from sparklog.format.batch_scan import begins_with_header
 from sparklog.format.coordinators.producer_snapshot import parse_snapshot
 from sparklog.format.decode import decode
-from sparklog.format.record_batch import Int64Array
+from sparklog.format.record_batch import HEADER_BYTES, Int64Array
 from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
 from sparklog.tools.inspection.dump_batches import LogWalk, Window, per_batch
 from sparklog.tools.inspection.dump_source import MAX_INT, Row, Source, plain_text
@@ -167,8 +168,9 @@ def time_index_rows(source: Source, findings: Findings, options: IndexOptions) -
     before = -1
     entries = entries.used()
     log = _Log(source, entries.offsets)
-    for offset, timestamp in zip(entries.offsets.tolist(), entries.values.tolist(), strict=True):
-        log_offset, latest = log.batch_of(offset)
+    starts = _positions(source.beside("index"), entries.offsets)
+    for offset, timestamp, start in zip(entries.offsets.tolist(), entries.values.tolist(), starts, strict=True):
+        log_offset, latest = log.batch_of(offset, start)
         if log_offset != offset:
             findings.add(NOT_FOUND, source.absolute, (offset, log_offset))
         else:
@@ -180,6 +182,16 @@ def time_index_rows(source: Source, findings: Findings, options: IndexOptions) -
             fields = {"type": "timeindex", "timestamp": timestamp, "offset": offset}
             yield Row(f"timestamp: {timestamp} offset: {offset}", fields)
         before = timestamp
+
+
+def _positions(index: Source, offsets: Int64Array) -> list[int]:
+    """Return where to begin to look for these offsets: the position of the entry at or before each; 0: none."""
+    if index.store.stat(index.key) is None:
+        return [0] * len(offsets)
+    entries = _Entries.read(index, _OFFSET_ENTRY).used()
+    rows = np.searchsorted(entries.offsets, offsets, "right")
+    starts: list[int] = np.concatenate(([0], entries.values))[rows].tolist()
+    return starts
 
 
 def transaction_index_rows(source: Source) -> Iterator[Row]:
@@ -226,61 +238,106 @@ def snapshot_rows(source: Source) -> Iterator[Row]:
         yield Row(text, {"type": "producer", **fields})
 
 
-class _Log:
-    """The batches of the `.log` beside an index."""
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Batches of a `.log` that follow one another: `starts`, `sizes` and last offsets, int64[n] each; `damage` behind.
 
-    def __init__(self, index: Source, offsets: Int64Array | None = None) -> None:
-        """Walk over the log. `offsets`: last offsets of batches whose timestamps will be asked for."""
-        self.source = index.beside("log")
-        if self.source.store.stat(self.source.key) is None:
-            raise NotFound(f"{index.shown} is an index of {self.source.shown}, which is missing")
+    `ends`: the greatest of the last offsets so far; `latest`: greatest timestamps by start, as far as asked for.
+    """
+
+    starts: Int64Array
+    sizes: Int64Array
+    lasts: Int64Array
+    ends: Int64Array
+    damage: str
+    latest: dict[int, int]
+
+    @classmethod
+    def read(cls, log: Source, start: int, asked: Int64Array | None) -> _Run:
+        """Walk from a byte of the log to damage, or its end. `asked`: last offsets of batches whose times are read."""
         columns: list[list[Int64Array]] = [[np.empty(0, np.int64)] for _ in range(3)]
-        self._latest: dict[int, int] = {}
-        self._damage = ""
+        latest: dict[int, int] = {}
+        damage = ""
         try:
-            for window in LogWalk(self.source):
+            for window in LogWalk(log, start):
                 headers = window.headers
                 parts = (headers.position + window.start, headers.size, headers.last_offset)
                 for column, part in zip(columns, parts, strict=True):
                     column.append(part)
-                if offsets is not None:
-                    self._add_latest(window, np.flatnonzero(np.isin(headers.last_offset, offsets)))
+                if asked is not None:
+                    _add_latest(latest, window, np.flatnonzero(np.isin(headers.last_offset, asked)))
         except Corrupt as error:
-            self._damage = f" ({self.source.shown}: {error.message})"
-        self._start, self._size, self._last = (np.concatenate(column) for column in columns)
-        self._end = np.maximum.accumulate(self._last)
+            damage = f" ({log.shown}: {error.message})"
+        starts, sizes, lasts = (np.concatenate(column) for column in columns)
+        return cls(starts, sizes, lasts, np.maximum.accumulate(lasts), damage, latest)
+
+    def row_at(self, position: int) -> int | None:
+        row = int(np.searchsorted(self.starts, position))
+        return row if row < len(self.starts) and self.starts[row] == position else None
+
+
+class _Log:
+    """The `.log` beside an index, from byte 0 to the first damage, and behind it from where an entry leads."""
+
+    def __init__(self, index: Source, asked: Int64Array | None = None) -> None:
+        """Walk over the log. `asked`: last offsets of batches whose timestamps will be asked for."""
+        self.source = index.beside("log")
+        info = self.source.store.stat(self.source.key)
+        if info is None:
+            raise NotFound(f"{index.shown} is an index of {self.source.shown}, which is missing")
+        self._size, self._asked = info.size, asked
+        self._runs = [_Run.read(self.source, 0, asked)]
 
     def last_offset_at(self, position: int, max_size: int) -> int:
-        """Return the last offset of the batch at a position. `Corrupt` where none begins."""
-        row = int(np.searchsorted(self._start, position))
-        if row == len(self._start) or self._start[row] != position:
-            raise Corrupt(f"expected the position of a batch, found {position}, where none begins{self._damage}")
-        if self._size[row] > max_size:
-            raise Corrupt(f"the batch at {position} has {int(self._size[row])} bytes: raise --max-message-size")
-        return int(self._last[row])
+        """Return the last offset of the batch at a position, whatever lies before. `Corrupt` where none begins."""
+        run, row = self._find(position)
+        if row is None:
+            raise Corrupt(f"expected the position of a batch, found {position}, where none begins{run.damage}")
+        if run.sizes[row] > max_size:
+            raise Corrupt(f"the batch at {position} has {int(run.sizes[row])} bytes: raise --max-message-size")
+        return int(run.lasts[row])
 
-    def batch_of(self, offset: int) -> tuple[int, int]:
-        """Return the last offset of the batch that ends at or behind an offset, and the greatest of its timestamps.
+    def batch_of(self, offset: int, position: int) -> tuple[int, int]:
+        """Look from a position on for the batch that ends at or behind an offset; return its last offset, and the
+        greatest of its timestamps.
 
         -1 stands for no such batch, and for a batch without records. `Corrupt` if the records cannot be decoded.
         """
-        row = int(np.searchsorted(self._end, offset))
-        if row == len(self._end):
+        run, first = self._find(position)
+        row = len(run.lasts) if first is None else max(first, int(np.searchsorted(run.ends, offset)))
+        while row < len(run.lasts) and run.lasts[row] < offset:
+            row += 1
+        if row == len(run.lasts):
             return -1, -1
-        last, start = int(self._last[row]), int(self._start[row])
-        if last == offset and start not in self._latest:
-            (window,) = LogWalk(self.source, start, limit=start + int(self._size[row]))
-            self._latest[start] = int(_latest(window)[0])
-        return last, self._latest[start] if last == offset else -1
+        last, start = int(run.lasts[row]), int(run.starts[row])
+        if last == offset and start not in run.latest:
+            (window,) = LogWalk(self.source, start, limit=start + int(run.sizes[row]))
+            run.latest[start] = int(_latest(window)[0])
+        return last, run.latest[start] if last == offset else -1
 
-    def _add_latest(self, window: Window, rows: Int64Array) -> None:
-        """Decode many batches at once; those of a window that cannot be decoded are tried one by one when asked for."""
-        chosen = window.rows(rows)
-        try:
-            latest = _latest(chosen)
-        except (Corrupt, BadRequest):
-            return
-        self._latest.update(zip((chosen.headers.position + window.start).tolist(), latest.tolist(), strict=True))
+    def _find(self, position: int) -> tuple[_Run, int | None]:
+        """Return the batch at a position, and those behind it; None: none begins there."""
+        for run in self._runs:
+            row = run.row_at(position)
+            if row is not None:
+                return run, row
+        within = 0 <= position < self._size
+        if within and begins_with_header(self.source.read(position, HEADER_BYTES)):
+            run = _Run.read(self.source, position, self._asked)
+            if len(run.starts):
+                self._runs.insert(0, run)
+                return run, 0
+        return self._runs[-1], None
+
+
+def _add_latest(latest: dict[int, int], window: Window, rows: Int64Array) -> None:
+    """Decode many batches at once; those of a window that cannot be decoded are tried one by one when asked for."""
+    chosen = window.rows(rows)
+    try:
+        times = _latest(chosen)
+    except (Corrupt, BadRequest):
+        return
+    latest.update(zip((chosen.headers.position + window.start).tolist(), times.tolist(), strict=True))
 
 
 def _latest(window: Window) -> Int64Array:
