@@ -139,7 +139,8 @@ def test_an_interrupt_stops_spark_and_is_one_line(
     monkeypatch.setattr(stream, "SparkSession", type("FakeSession", (), {"builder": Builder()}))
     monkeypatch.setattr(stream.sparklog, "register", lambda spark: None)
     monkeypatch.setattr(stream, "start", start)
-    assert stream.main(["--source", str(tmp_path), "--root", str(tmp_path / "root"), "--checkpoint", "c"]) == 130
+    source = ["--source", str(fixtures / "transactions" / "data")]
+    assert stream.main([*source, "--root", str(tmp_path / "root"), "--checkpoint", "c"]) == 130
     assert fake.stopped == (when != "Spark starts")
     done = ": up to micro-batch 7" if when == "the query runs" else ""
     said = capsys.readouterr().err

@@ -129,8 +129,10 @@ class Printer:
     def print(self, batches: Iterator[pa.RecordBatch]) -> None:
         while self.left() != 0 and (batch := next(batches, None)) is not None:
             part = batch.slice(0, self.left())
-            write(self._formatter(part))
+            data = self._formatter(part)
+            # Before they are written: an interrupt may come as soon as a reader sees them.
             self.count += part.num_rows
+            write(data)
 
 
 @dataclass(frozen=True)
