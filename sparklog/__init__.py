@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from sparklog.tools.engines.polars_frames import polars
     from sparklog.transactions.producer import Transaction, TransactionalProducer, transactional
 
-__version__ = "0.3.0"
+__version__ = "0.3.1"
 __all__ = [
     "BadRequest", "Conflict", "Consumer", "Corrupt", "Fenced", "FollowedTable", "Groups", "NotFound", "Root", "Scan",
     "SparklogError", "Topic", "TopicTable", "Transaction", "TransactionalProducer", "Unavailable", "View",
