@@ -113,6 +113,8 @@ def needed(source: str) -> set[str]:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_page_installs_what_its_program_needs(name: str) -> None:
     install = install_of(name)
+    if "[pipelines]" in install:
+        pytest.importorskip("pyspark", "4.1")  # older ones have no such extra
     source = (STREAMS / f"{name}.py").read_text()
     assert needed(source) - brought(shlex.split(install)) == set()
     asked = re.findall(r"^require\('(.*?)', (.*)\)$", source, re.MULTILINE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -118,7 +119,8 @@ def test_maintenance(installed: Path, tmp_path: Path) -> None:
     assert "Spark cannot be started" in compacted(installed, tmp_path, JAVA_HOME="/none")
     wrong = run(installed, tmp_path, "sparklog", "compact", "--rooot", "x")
     assert wrong.returncode == 2
-    assert wrong.stderr.splitlines()[-1].startswith("sparklog: No such option: --rooot")
+    # Releases of typer differ in the marks around the option.
+    assert re.match("sparklog: No such option:? '?--rooot", wrong.stderr.splitlines()[-1])
 
 
 @pytest.mark.slow
