@@ -56,7 +56,7 @@ def packages() -> "set[str]":
 
 
 class Progress:
-    """What pip has printed, and what is shown of it."""
+    """The lines that pip has printed, and those of them that are shown."""
 
     def __init__(self) -> None:
         self.started = self.shown = time.monotonic()

@@ -87,7 +87,7 @@ SETTINGS = (
             {"fs.s3a.encryption.algorithm": _text}),
     Setting("sse_kms_key_id", (S3,), _text, "the id of the KMS key", {"fs.s3a.encryption.key": _text}),
     Setting("checksum_algorithm", (S3,), _checksum, "checksum of uploads, for object lock: SHA256 or CRC64NVME", {}),
-    Setting("request_payer", (S3,), _flag, "true: whoever asks pays, in a bucket of requester pays", {}),
+    Setting("request_payer", (S3,), _flag, "true: pay for requests to a bucket of requester pays", {}),
     Setting("account_name", (AZURE,), _text, "the storage account", {}),
     Setting("use_azure_cli", (AZURE,), _flag, "true: the login of the az program", {}),
     Setting("use_emulator", (AZURE,), _flag, "true: Azurite on this machine", {}),

@@ -34,7 +34,7 @@ def write_to(path: str, text: str) -> None:
     """Write to what a path names, links followed, as a shell's `>` does.
 
     A regular file is replaced whole. A device or a pipe is written to: another file in its place would break the
-    machine or whoever reads it. So is the file that is this process's standard output or error.
+    machine or its readers. So is the file that is this process's standard output or error.
     """
     try:
         status = os.stat(path)
