@@ -29,7 +29,7 @@ from typing import Any
 import pyarrow as pa
 
 from sparklog.groups.consumer import consumer
-from sparklog.log.journal.env import SYSTEM, Env
+from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.memory import MemoryStore
 from sparklog.testing.slow_store import S3_EXPRESS, S3_STANDARD, Latencies, SlowStore

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from sparklog.format.kernels.warm import warm_up
 from sparklog.format.record_batch import Codec
-from sparklog.log.journal.env import SYSTEM
+from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.journal.names import append_path, checkpoint_key, commit_key
 from sparklog.log.state.checkpoint import Checkpoint, encode_checkpoint, write_slice_table
 from sparklog.log.state.commit import APPEND, CREATE, Commit, decode_commit, encode_commit

@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from sparklog.compaction.cleaning import plan_cleaning
-from sparklog.compaction.merging import plan_merges
+from sparklog.compaction.clean_plan import plan_cleaning
+from sparklog.compaction.merge_plan import plan_merges
 from sparklog.compaction.sealing import plan_sealing
 from sparklog.format.kernels.warm import warm_up
 from sparklog.format.record_batch import Codec

@@ -1,11 +1,11 @@
-"""The job `compact` as a file for spark-submit: see `sparklog.jobs.compact`."""
+"""The job `compact` as a file for spark-submit: see `sparklog.cli.jobs.compact`."""
 
 from __future__ import annotations
 
 import sys
 
 try:
-    from sparklog.jobs.compact import main
+    from sparklog.cli.jobs.compact import main
 except ModuleNotFoundError as missing:
     install = "pip install 'sparklog[spark]', or start it with the Python of an environment that has it"
     sys.exit(f"sparklog compact: Python at {sys.executable} has no module {missing.name}: {install}")

@@ -1,11 +1,11 @@
-"""The job `from-delta` as a file for spark-submit: see `sparklog.jobs.from_delta`."""
+"""The job `from-delta` as a file for spark-submit: see `sparklog.cli.jobs.from_delta`."""
 
 from __future__ import annotations
 
 import sys
 
 try:
-    from sparklog.jobs.from_delta import main
+    from sparklog.cli.jobs.from_delta import main
 except ModuleNotFoundError as missing:
     install = "pip install 'sparklog[delta]', or start it with the Python of an environment that has it"
     sys.exit(f"sparklog from-delta: Python at {sys.executable} has no module {missing.name}: {install}")

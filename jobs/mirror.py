@@ -1,11 +1,11 @@
-"""The job `mirror` as a file for spark-submit: see `sparklog.jobs.mirror`."""
+"""The job `mirror` as a file for spark-submit: see `sparklog.cli.jobs.mirror`."""
 
 from __future__ import annotations
 
 import sys
 
 try:
-    from sparklog.jobs.mirror import main
+    from sparklog.cli.jobs.mirror import main
 except ModuleNotFoundError as missing:
     install = "pip install 'sparklog[spark]', or start it with the Python of an environment that has it"
     sys.exit(f"sparklog mirror: Python at {sys.executable} has no module {missing.name}: {install}")

@@ -1,11 +1,11 @@
-"""The job `retain` as a file for spark-submit: see `sparklog.jobs.retain`."""
+"""The job `retain` as a file for spark-submit: see `sparklog.cli.jobs.retain`."""
 
 from __future__ import annotations
 
 import sys
 
 try:
-    from sparklog.jobs.retain import main
+    from sparklog.cli.jobs.retain import main
 except ModuleNotFoundError as missing:
     install = "pip install 'sparklog[spark]', or start it with the Python of an environment that has it"
     sys.exit(f"sparklog retain: Python at {sys.executable} has no module {missing.name}: {install}")

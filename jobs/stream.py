@@ -1,11 +1,11 @@
-"""The job `stream` as a file for spark-submit: see `sparklog.jobs.stream`."""
+"""The job `stream` as a file for spark-submit: see `sparklog.cli.jobs.stream`."""
 
 from __future__ import annotations
 
 import sys
 
 try:
-    from sparklog.jobs.stream import main
+    from sparklog.cli.jobs.stream import main
 except ModuleNotFoundError as missing:
     install = "pip install 'sparklog[spark]', or start it with the Python of an environment that has it"
     sys.exit(f"sparklog stream: Python at {sys.executable} has no module {missing.name}: {install}")

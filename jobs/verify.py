@@ -1,11 +1,11 @@
-"""The job `verify` as a file for spark-submit: see `sparklog.jobs.verify`."""
+"""The job `verify` as a file for spark-submit: see `sparklog.cli.jobs.verify`."""
 
 from __future__ import annotations
 
 import sys
 
 try:
-    from sparklog.jobs.verify import main
+    from sparklog.cli.jobs.verify import main
 except ModuleNotFoundError as missing:
     install = "pip install 'sparklog[spark]', or start it with the Python of an environment that has it"
     sys.exit(f"sparklog verify: Python at {sys.executable} has no module {missing.name}: {install}")

@@ -8,8 +8,8 @@ import sys
 
 import pyspark
 
+from sparklog.datasource.data_source import SparklogDataSource
 from sparklog.datasource.session import check_version
-from sparklog.datasource.source import SparklogDataSource
 
 LOOKS = "pyspark.sql.worker.lookup_data_sources"
 

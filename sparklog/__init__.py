@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sparklog.lazy import lazy_names
+from sparklog.version import __version__
 
 if TYPE_CHECKING:
     from sparklog.api import (
@@ -24,17 +25,16 @@ if TYPE_CHECKING:
         retain,
         verify,
     )
+    from sparklog.datasource.data_source import partitioned
     from sparklog.datasource.session import configure, register
-    from sparklog.datasource.source import partitioned
     from sparklog.datasource.watch import watch
     from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable
     from sparklog.groups.consumer import Consumer, consumer
     from sparklog.groups.lag import Groups
-    from sparklog.kafka.in_place.open_view import View, open_view
     from sparklog.log.read.followed_table import FollowedTable
     from sparklog.log.read.topic_scan import Scan
     from sparklog.log.read.topic_table import TopicTable
-    from sparklog.log.state.registry import WriterKey
+    from sparklog.log.state.writer_runs import WriterKey
     from sparklog.log.topic.root import Root
     from sparklog.log.topic.root import open_root as open  # noqa: A004  (the name users read: sparklog.open)
     from sparklog.log.topic.topic import Topic
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from sparklog.tools.engines.datasets import datasets, duckdb, table
     from sparklog.tools.engines.polars_frames import polars
     from sparklog.transactions.producer import Transaction, TransactionalProducer, transactional
+    from sparklog.view import View, open_view
 
-__version__ = "0.3.1"
 __all__ = [
     "BadRequest", "Conflict", "Consumer", "Corrupt", "Fenced", "FollowedTable", "Groups", "NotFound", "Root", "Scan",
     "SparklogError", "Topic", "TopicTable", "Transaction", "TransactionalProducer", "Unavailable", "View",
@@ -58,16 +58,16 @@ if not TYPE_CHECKING:
         {
             "sparklog.api": "backup clone compact export_kafka import_kafka restore retain verify",
             "sparklog.datasource.session": "configure register",
-            "sparklog.datasource.source": "partitioned",
+            "sparklog.datasource.data_source": "partitioned",
             "sparklog.datasource.watch": "watch",
             "sparklog.errors": "BadRequest Conflict Corrupt Fenced NotFound SparklogError Unavailable",
             "sparklog.groups.consumer": "Consumer consumer",
             "sparklog.groups.lag": "Groups",
-            "sparklog.kafka.in_place.open_view": "View open_view",
+            "sparklog.view": "View open_view",
             "sparklog.log.read.followed_table": "FollowedTable",
             "sparklog.log.read.topic_scan": "Scan",
             "sparklog.log.read.topic_table": "TopicTable",
-            "sparklog.log.state.registry": "WriterKey",
+            "sparklog.log.state.writer_runs": "WriterKey",
             "sparklog.log.topic.root": "Root open_root=open",
             "sparklog.log.topic.topic": "Topic",
             "sparklog.log.write.append_writer": "WriteOptions",

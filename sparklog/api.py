@@ -12,8 +12,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparklog.errors import BadRequest
-from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, open_log, refuse_inside, resolve
-from sparklog.kafka.in_place.open_view import CORRUPT_RECORDS
 from sparklog.kafka.in_place.segment_recovery import CorruptRecords
 from sparklog.log.journal.arguments import (
     CONFIGS,
@@ -29,11 +27,13 @@ from sparklog.log.journal.arguments import (
     one_of,
     whole,
 )
-from sparklog.log.journal.env import warn_of_seconds
+from sparklog.log.journal.clocks import warn_of_seconds
 from sparklog.log.topic.cloning import Cloned, clone_topic
 from sparklog.log.topic.root import ROOT, Root, open_root
+from sparklog.opening import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, open_log, refuse_inside, resolve
 from sparklog.storage import open_store
 from sparklog.storage.store import Store
+from sparklog.view import CORRUPT_RECORDS
 
 if TYPE_CHECKING:
     from typing import Any, Literal
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sparklog.kafka.exporting import ExportedTopic
-    from sparklog.kafka.importing.importing import ImportOptions, ImportReport
+    from sparklog.kafka.importing.run import ImportOptions, ImportReport
     from sparklog.maintenance.report import TopicReport
     from sparklog.maintenance.work_items import Runner, Settings
     from sparklog.retention.retain import RetainReport
@@ -352,7 +352,7 @@ def import_kafka(
         report = sparklog.import_kafka("/data/log", "/var/lib/kafka/data", configs={"retention.ms": 604_800_000})
         print([topic.topic for topic in report.topics])
     """
-    from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
+    from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 
     options = ImportOptions(
         topics,
@@ -370,7 +370,7 @@ def import_kafka(
 
 def import_into(path: str, log_dir: PathLike, options: ImportOptions, *, dry_run: bool, **watch: Any) -> ImportReport:
     """Import into the root at a path, which is made if there is none; `watch`: see `import_log_dir`."""
-    from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
+    from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 
     location = resolve(path)
     log = None if location.kind == NOTHING else open_log(location)

@@ -26,7 +26,7 @@ REPOSITORY = Path(__file__).parents[1]
 
 # Lowest first. A room may import from those below its own line, and from itself; never from its neighbours.
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"errors", "lazy"}),
+    frozenset({"errors", "lazy", "version"}),
     frozenset({"storage"}),
     frozenset({"format"}),
     frozenset({"log.journal"}),
@@ -37,19 +37,20 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"log.topic"}),
     frozenset({"groups"}),
     frozenset({"transactions", "kafka.in_place"}),
-    frozenset({"kafka.importing"}),
+    frozenset({"opening", "output"}),
+    frozenset({"view", "kafka.importing"}),
     frozenset({"maintenance"}),
     frozenset({"compaction", "retention"}),
     frozenset({"kafka.exporting", "tools.inspection", "tools.verification", "tools.backup", "tools.engines"}),
     frozenset({"tools.report"}),
     frozenset({"datasource"}),
-    frozenset({"tools.doctor"}),
+    frozenset({"doctor"}),
     frozenset({"cli"}),
     # Nothing of sparklog may use test doubles.
     frozenset({"testing"}),
 )
 ROOMS = frozenset().union(*LAYERS)
-PACKAGES = 15
+PACKAGES = 14
 """Packages that stand side by side in `sparklog/`, at most."""
 PACKAGE_MODULES = 25
 """Modules of one package, at most, its `__init__` not counted."""
@@ -59,8 +60,10 @@ NEVER = {("format", "storage")}
 # doors: they may import anything.
 DOORS = frozenset({"", "__main__", "api", "cli", "formats", "pyspark_sparklog", "jobs"})
 
-NO_SPARK = ROOMS - {"datasource", "tools.doctor", "maintenance", "compaction", "retention"}
+NO_SPARK = ROOMS - {"datasource", "doctor", "maintenance", "compaction", "retention"}
 FORBIDDEN_BELOW_SPARK = ("pyspark", "pandas")
+STARTING_SPARK = "sparklog.cli.jobs."
+"""Commands that start Spark: imported when one of them runs."""
 
 # What a Spark planner process, a shell prompt or a notebook imports: none of it may cost a compiler or pandas.
 LIGHT = (
@@ -78,7 +81,7 @@ LIGHT = (
     "sparklog.transactions.publishing",
     "sparklog.cli.app",
     "sparklog.datasource",
-    "sparklog.datasource.source",
+    "sparklog.datasource.data_source",
     "pyspark_sparklog",
 )
 HEAVY = ("numba", "pandas", "zstandard", "lz4", "snappy")
@@ -111,6 +114,12 @@ def imports(source: str, *, types: bool = True) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 yield node.lineno, "." * node.level + f"{node.module or ''}.{alias.name}"
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+            # `import_module("sparklog.version")`, and what comes before a name: f"sparklog.cli.jobs.{name}".
+            argument = node.args[0] if node.args else None
+            text = argument.values[0] if isinstance(argument, ast.JoinedStr) and argument.values else argument
+            if isinstance(text, ast.Constant) and str(text.value).startswith("sparklog"):
+                yield node.lineno, str(text.value).rstrip(".")
 
 
 def layer(module: str) -> str:
@@ -133,12 +142,17 @@ def height(name: str) -> int:
 def violations(module: str, source: str) -> list[str]:
     """Imports of one module that go sideways, upwards, or to what its layer must do without."""
     own = layer(module)
+    without_spark = own in NO_SPARK and not module.startswith(STARTING_SPARK)
     found = []
     for line, name in imports(source):
         target = layer(name)
         if name.startswith("."):
             found.append(f"{module}:{line} imports {name}: write absolute imports")
-        elif own in NO_SPARK and name.partition(".")[0] in FORBIDDEN_BELOW_SPARK:
+        elif (
+            own in NO_SPARK
+            and not module.startswith(STARTING_SPARK)
+            and name.partition(".")[0] in FORBIDDEN_BELOW_SPARK
+        ):
             found.append(f"{module}:{line} imports {name}: {own} works without Spark")
         elif name.partition(".")[0] != "sparklog" or own in DOORS or target == own:
             continue
@@ -201,6 +215,25 @@ def test_circles_are_found(back: str, running: list[str], with_types: list[str])
         assert "b" not in found or found[found.index("b") + 1] == "c", "each imports the next"
 
 
+def folder_of(module: str) -> str:
+    """The folder, or module, that stands in `sparklog/` itself: `sparklog.log.topic.root` -> `log`."""
+    return module.partition("sparklog.")[2].partition(".")[0]
+
+
+def test_no_folders_import_one_another_in_a_circle() -> None:
+    """Judged by whole folders, as who opens the repository sees them: `log`, `kafka` and `tools` are one each."""
+    graph: dict[str, set[str]] = {}
+    for module, file in modules("sparklog"):
+        if folder := folder_of(module):
+            targets = {folder_of(name) for _, name in imports(file.read_text()) if name.startswith("sparklog.")}
+            graph.setdefault(folder, set()).update(targets - {folder})
+    try:
+        order = list(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        pytest.fail(f"folders import one another: {' imports '.join(reversed(error.args[1]))}")
+    assert order.index("storage") < order.index("log") < order.index("datasource")
+
+
 def test_every_package_has_a_layer() -> None:
     rooms = {layer(module) for module, file in modules("sparklog") if file.name != "__init__.py"} - DOORS
     assert rooms <= ROOMS, "name the layer of a new room in LAYERS"
@@ -225,8 +258,11 @@ def test_few_packages_stand_side_by_side_and_none_is_crowded() -> None:
         ("sparklog.log.topic.root", "import sparklog", 1),
         ("sparklog.log.topic.root", "from sparklog import errors", 0),
         ("sparklog.log.topic.root", "from . import names", 1),
+        ("sparklog.log.topic.root", "import_module('sparklog.version')", 0),
+        ("sparklog.log.topic.root", "importlib.import_module('sparklog.datasource.session')", 1),
+        ("sparklog.log.topic.root", "import_module(f'sparklog.datasource.{name}')", 1),
         ("sparklog.cli.commands.topics", "import pyspark", 1),
-        ("sparklog.datasource.source", "import pyspark", 0),
+        ("sparklog.datasource.data_source", "import pyspark", 0),
     ],
 )
 def test_the_check_finds_what_it_is_for(module: str, source: str, complaints: int) -> None:
@@ -269,7 +305,7 @@ def test_what_planners_import_is_light() -> None:
 
 PLANNING = """
 import json, pickle, sys
-from sparklog.kafka.in_place.location import open_view, resolve
+from sparklog.opening import open_view, resolve
 from sparklog.log.state.view import OffsetRange
 view = open_view(resolve(sys.argv[1]), tailing=False)
 topic = view.topics()[-1]

@@ -136,10 +136,10 @@ def in_plain_python(location: str) -> Iterator[Any]:
     """What Spark pickles of a write and a read, and what plain objects say of themselves."""
     from pyspark.sql.types import BinaryType, StructType
 
+    from sparklog.datasource.data_source import SparklogDataSource
     from sparklog.datasource.options import parse_options
-    from sparklog.datasource.source import SparklogDataSource
     from sparklog.datasource.writer import plan_write, publish, write_task
-    from sparklog.kafka.in_place.location import resolve
+    from sparklog.opening import resolve
 
     columns = StructType().add("key", BinaryType()).add("value", BinaryType())
     options = {"path": location, "topic": "t"}

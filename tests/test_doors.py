@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 
 import sparklog
+from sparklog.doctor.examine import examine_root
 from sparklog.errors import SparklogError
 from sparklog.storage import system_errors
 from sparklog.storage.local import LocalStore
 from sparklog.storage.locations import join
-from sparklog.tools.doctor.examine import examine_root
 from tests.support.command_line import invoke
 
 KAFKA = Path(__file__).parents[1] / "examples" / "data" / "kafka-log-dir"
@@ -50,12 +50,12 @@ def job(name: str, line: str) -> Door:
     def run(location: str, root: str) -> None:
         from importlib import import_module
 
-        from sparklog.maintenance import output
+        from sparklog import output
 
         lines: list[str] = []
-        module, said = import_module(f"sparklog.jobs.{name}"), pytest.MonkeyPatch()
+        module, said = import_module(f"sparklog.cli.jobs.{name}"), pytest.MonkeyPatch()
         with said.context() as patch:
-            patch.setattr("sparklog.jobs.program.say", lines.append)
+            patch.setattr("sparklog.cli.jobs.common.say", lines.append)
             patch.setattr(output, "say", lines.append)
             code = module.main(words(line, location, root))
         if code:
@@ -70,7 +70,7 @@ def source(way: str, **options: str) -> Door:
     def run(location: str, root: str) -> None:
         from pyspark.sql.types import BinaryType, StructType
 
-        from sparklog.datasource.source import SparklogDataSource
+        from sparklog.datasource.data_source import SparklogDataSource
 
         columns = StructType().add("key", BinaryType()).add("value", BinaryType())
         made = SparklogDataSource({"path": location, **options})

@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 from typer import Abort, Exit, Option, Typer
 from typer.core import TyperGroup
 
-from sparklog import __version__
 from sparklog.cli.commands import (
     backup,
     configs,
@@ -45,7 +44,8 @@ from sparklog.cli.terminal import (
     warn,
 )
 from sparklog.errors import SparklogError, Unavailable
-from sparklog.maintenance.output import interrupted
+from sparklog.output import interrupted
+from sparklog.version import __version__
 
 READING = (
     *("configs docs", "conf", "consume", "doctor", "dump-log", "get", "groups list", "groups describe", "history"),

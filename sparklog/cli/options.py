@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from typer import Argument, BadParameter, Option
 
-from sparklog.log.journal.env import parse_iso_time, warn_of_seconds
+from sparklog.log.journal.clocks import parse_iso_time, warn_of_seconds
 from sparklog.log.journal.names import check_topic_name
 
 SHORT_HELP = {"help_option_names": ["-h", "--help"]}

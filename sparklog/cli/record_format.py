@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from sparklog.cli.options import unescaped
 from sparklog.cli.record_text import joined_headers
 from sparklog.errors import BadRequest
-from sparklog.log.journal.arrow_numpy import bytes_array, bytes_scalar, int_scalar
+from sparklog.format.arrow_numpy import bytes_array, bytes_scalar, int_scalar
 
 COLUMN_OF = {
     "t": "topic", "p": "partition", "o": "offset", "T": "timestamp", "h": "headers",

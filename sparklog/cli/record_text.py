@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparklog.errors import BadRequest
-from sparklog.log.journal.arrow_numpy import (
+from sparklog.format.arrow_numpy import (
     bytes_array,
     bytes_scalar,
     fixed_array,

@@ -18,7 +18,7 @@ from typer import BadParameter, Exit
 from typer.core import TyperCommand
 
 from sparklog.errors import BadRequest, SparklogError
-from sparklog.maintenance.output import json_value, table
+from sparklog.output import json_value, table
 
 EXIT_OK, EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 

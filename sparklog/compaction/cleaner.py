@@ -44,7 +44,7 @@ from sparklog.format.payloads import RecordFields, payloads, record_fields
 from sparklog.format.record_batch import NO_PRODUCER_ID, NO_TIMESTAMP, BatchHeaders, Payloads, Place
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.read.fetch import SPAN_BYTES, MissingFile, read_windows
-from sparklog.log.read.read_plan import PlannedSlice
+from sparklog.log.read.planned_slices import PlannedSlice
 from sparklog.log.state.slices import SliceFlag
 from sparklog.maintenance.work_items import Progress
 from sparklog.storage.store import Store

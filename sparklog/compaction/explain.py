@@ -13,10 +13,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from sparklog.compaction.cleaning import Cleanable, CleanerOffsets, cleanable, first_batch_timestamp, keyless_by_default
-from sparklog.compaction.merging import plan_merges
+from sparklog.compaction.clean_plan import (
+    Cleanable,
+    CleanerOffsets,
+    cleanable,
+    first_batch_timestamp,
+    keyless_by_default,
+)
+from sparklog.compaction.merge_plan import plan_merges
 from sparklog.compaction.sealing import plan_sealing
-from sparklog.log.read.read_plan import planned_slices
+from sparklog.log.read.planned_slices import planned_slices
 from sparklog.log.state.commit import COMPACT, MERGE, SEAL
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.segments import RollRule, Segment, segments_of

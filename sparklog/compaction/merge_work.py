@@ -27,12 +27,12 @@ from sparklog.format.append_file import WrittenSlice, build_index
 from sparklog.format.key_filter import MIN_SLICE_BYTES, FilterBuilder, KeyFilter, encode_filters
 from sparklog.format.record_batch import BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions, concatenate
-from sparklog.log.journal.env import SYSTEM, Env
+from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.journal.names import append_path, filter_path
 from sparklog.log.journal.numbered_objects import READ_AHEAD
 from sparklog.log.read.aborted import aborted_of
 from sparklog.log.read.fetch import MissingFile, check_slice, read_range, read_windows
-from sparklog.log.read.read_plan import PlannedSlice, PlannedSlices
+from sparklog.log.read.planned_slices import PlannedSlice, PlannedSlices
 from sparklog.log.state.commit import MERGE, Edit
 from sparklog.log.state.rewrites import Rewrite
 from sparklog.log.state.slices import FileSlices, SliceFlag, with_tier

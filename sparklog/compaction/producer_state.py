@@ -35,7 +35,7 @@ from sparklog.format.coordinators.producer_snapshot import ProducerEntry
 from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders, BytesLike
 from sparklog.format.transaction_index import AbortedTransactions, AbortMarker, agrees, unite
 from sparklog.log.read.fetch import SPAN_BYTES, MissingFile, check_slice, read_range, read_windows
-from sparklog.log.read.read_plan import PlannedSlice, PlannedSlices
+from sparklog.log.read.planned_slices import PlannedSlice, PlannedSlices
 from sparklog.log.state.slices import SliceFlag
 from sparklog.storage.store import Store
 

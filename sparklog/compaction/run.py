@@ -24,12 +24,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sparklog.compaction.cleaning import CleanDone, keyless_by_default, plan_cleaning
+from sparklog.compaction.clean_plan import CleanDone, keyless_by_default, plan_cleaning
 from sparklog.compaction.explain import explain
-from sparklog.compaction.merging import plan_merges
+from sparklog.compaction.merge_plan import plan_merges
 from sparklog.compaction.sealing import plan_sealing
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError
-from sparklog.log.journal.env import pause
+from sparklog.log.journal.clocks import pause
 from sparklog.log.journal.names import file_key, is_topic_name
 from sparklog.log.state.commit import COMPACT, MERGE, SEAL
 from sparklog.log.state.rewrites import RewriteIntent

@@ -32,9 +32,9 @@ from sparklog.format.key_filter import MIN_SLICE_BYTES
 from sparklog.format.record_batch import BatchHeaders, BytesLike, Place
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.decisions.decision_log import own_whole_ends
-from sparklog.log.journal.env import SYSTEM, Env
+from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.read.fetch import Cursor, Fetcher, Piece
-from sparklog.log.read.read_plan import PlannedSlice, PlannedSlices, joined, planned_slices
+from sparklog.log.read.planned_slices import PlannedSlice, PlannedSlices, joined, planned_slices
 from sparklog.log.state.commit import SEAL, Edit
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.rewrites import Rewrite

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from sparklog.datasource.offsets import StreamOffset
 from sparklog.datasource.options import ReadOptions
-from sparklog.datasource.process import warn
+from sparklog.datasource.spark_workers import warn
 from sparklog.errors import Conflict, Fenced, NotFound, Unavailable
 from sparklog.groups.group import Group, Membership
-from sparklog.log.journal.env import Moment
+from sparklog.log.journal.clocks import Moment
 from sparklog.log.topic.root import Root
 
 Document = dict[str, object]

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import InputPartition
 
 from sparklog.datasource.options import ReadOptions
-from sparklog.datasource.process import freeze_gc, user_errors, warn
 from sparklog.datasource.schema import Projection
+from sparklog.datasource.spark_workers import freeze_gc, user_errors, warn
 from sparklog.errors import NotFound
-from sparklog.kafka.in_place.location import Location, open_view
 from sparklog.log.read.key_set import KeySet
 from sparklog.log.state.view import LogView, OffsetRange, ReadPart, Stored
+from sparklog.opening import Location, open_view
 
 PACK_BYTES = 16 << 20
 PACK_RECORDS = 100_000
@@ -223,7 +223,7 @@ class ReadTask:
             yield from latest_records(parts, self._columns, read=read)
             return
         if self._options.fail_on_data_loss:
-            from sparklog.log.read.scan import read_parts
+            from sparklog.log.read.read_plan import read_parts
 
             # Together: what lies side by side in a file is fetched once for all partitions of the task.
             yield from read_parts(parts, self._columns, batch_bytes=BATCH_BYTES)
@@ -249,7 +249,7 @@ class ReadTask:
 
         Nothing is left of a topic that was created again under the same name.
         """
-        from sparklog.log.read.scan import NativeReadPart
+        from sparklog.log.read.read_plan import NativeReadPart
 
         planned = part.range
         view = open_view(self._location, tailing=False, corrupt_records=self._options.corrupt_records)

@@ -13,18 +13,18 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 
 from sparklog.datasource.group_progress import GroupProgress
 from sparklog.datasource.options import Options
-from sparklog.datasource.process import end_if_terminated, freeze_gc, unwind_on_termination, user_errors
 from sparklog.datasource.read_task import ReadTask, log_partitions
 from sparklog.datasource.schema import Projection
 from sparklog.datasource.spark_versions import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from sparklog.datasource.spark_workers import end_if_terminated, freeze_gc, unwind_on_termination, user_errors
 from sparklog.datasource.starting_offsets import batch_ranges
 from sparklog.datasource.stream_plan import StreamPlanner
 from sparklog.datasource.subscription import Subscriber
 from sparklog.datasource.table_view import table_partitions
 from sparklog.errors import SparklogError
-from sparklog.kafka.in_place.location import Location, open_view
 from sparklog.log.state.view import LogView
 from sparklog.log.topic.root import RootView
+from sparklog.opening import Location, open_view
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -92,7 +92,7 @@ class Projection:
         columns = {name: batch.column(name) for name in self.columns}
         if "timestamp" in columns and columns["timestamp"].type != _ARROW_TYPES["timestamp"]:
             # Through numpy: `pyarrow.compute` takes long to import in each worker.
-            from sparklog.log.journal.arrow_numpy import fixed_array, fixed_values
+            from sparklog.format.arrow_numpy import fixed_array, fixed_values
 
             milliseconds = fixed_values(columns["timestamp"], "int64").clip(SMALLEST_MS, LARGEST_MS)
             columns["timestamp"] = fixed_array(milliseconds * 1000, _ARROW_TYPES["timestamp"])

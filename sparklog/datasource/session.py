@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from sparklog.datasource.process import warn_once
+from sparklog.datasource.spark_workers import warn_once
 from sparklog.errors import BadRequest
-from sparklog.log.journal.env import SYSTEM
+from sparklog.log.journal.clocks import SYSTEM
+from sparklog.version import __version__
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -112,7 +113,7 @@ def register(spark: SparkSession) -> None:
     import pyspark
 
     check_version(pyspark.__version__)
-    from sparklog.datasource.source import SparklogDataSource
+    from sparklog.datasource.data_source import SparklogDataSource
 
     check_workers(spark)
     if not _is_known(spark):
@@ -140,7 +141,7 @@ def check_workers(spark: SparkSession) -> None:
         from importlib import import_module
 
         try:
-            facts = {"sparklog": import_module("sparklog").__version__}
+            facts = {"sparklog": import_module("sparklog.version").__version__}
         except Exception as error:  # noqa: BLE001 - a broken installation raises anything
             facts = {"error": f"{type(error).__name__}: {error}"}
         return json.dumps({"python": sys.executable, "host": socket.gethostname(), **facts})
@@ -159,7 +160,7 @@ def check_workers(spark: SparkSession) -> None:
             problems = [start_problem(failure, host) for host, failure in failed_tasks() if _reasons(failure)]
     except Exception as error:  # noqa: BLE001 - Spark wraps what a worker raises in many kinds
         raise BadRequest(f"{start_problem(str(error))}: {remedy}") from None
-    problems += [worker_problem(json.loads(row["facts"]), sys.modules["sparklog"].__version__) for row in rows]
+    problems += [worker_problem(json.loads(row["facts"]), __version__) for row in rows]
     for problem in filter(None, problems):
         raise BadRequest(f"{problem}: {remedy}")
     _checked.add(application)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamReader, DataSourceStreamWriter, InputPartition
 
 from sparklog.datasource.options import ReadOptions
-from sparklog.datasource.process import warn_once
+from sparklog.datasource.spark_workers import warn_once
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -19,10 +19,10 @@ from operator import attrgetter
 
 from sparklog.datasource.offsets import EARLIEST, LATEST, StreamOffset, describe
 from sparklog.datasource.options import GROUP, Bound, ReadOptions
-from sparklog.datasource.process import warn
+from sparklog.datasource.spark_workers import warn
 from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import BadRequest, NotFound
-from sparklog.log.journal.env import MAX_TRIES, SETTLE_MS, iso_time
+from sparklog.log.journal.clocks import MAX_TRIES, SETTLE_MS, iso_time
 from sparklog.log.state.view import Bounds, LogView, OffsetRange
 
 Partitions = Mapping[str, Mapping[int, Bounds]]

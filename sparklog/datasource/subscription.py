@@ -9,8 +9,8 @@ from sparklog.datasource.offsets import Positions, describe
 from sparklog.datasource.options import Subscription
 from sparklog.errors import BadRequest, NotFound, nearest
 from sparklog.kafka.in_place.directory import is_internal
-from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, KAFKA_PARTITION, TOPIC, Location
 from sparklog.log.state.view import Bounds, LogView, refresh_existing
+from sparklog.opening import KAFKA_DIRECTORY, KAFKA_PARTITION, TOPIC, Location
 
 
 class Subscriber:

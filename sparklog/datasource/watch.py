@@ -18,7 +18,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from sparklog.datasource.offsets import StreamOffset, parse_partition_numbers
 from sparklog.errors import BadRequest
-from sparklog.maintenance.output import write_output
+from sparklog.output import write_output
 from sparklog.storage.fork_safety import ForkLock
 from sparklog.tools.report.metrics import Metric, text_of
 

@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from sparklog.datasource.options import Options, SinkOptions
-from sparklog.datasource.process import freeze_gc, root_at, topic_at, user_errors
 from sparklog.datasource.schema import pick, write_columns
 from sparklog.datasource.spark_versions import DataSourceStreamArrowWriter
+from sparklog.datasource.spark_workers import freeze_gc, root_at, topic_at, user_errors
 from sparklog.errors import BadRequest, Conflict
-from sparklog.kafka.in_place.location import NOTHING, ROOT, Location
-from sparklog.log.journal.env import SYSTEM
-from sparklog.log.state.registry import WriterKey
+from sparklog.log.journal.clocks import SYSTEM
+from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.write.append_writer import TopicFiles
+from sparklog.opening import NOTHING, ROOT, Location
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -19,8 +19,8 @@ from sparklog.errors import SparklogError
 from sparklog.groups import group_state as steps
 from sparklog.groups.group import Group
 from sparklog.groups.group_state import GROUPS, GroupState
+from sparklog.log.journal.clocks import SETTLE_MS
 from sparklog.log.journal.entry_log import collect_entries, entry_before, ids_of
-from sparklog.log.journal.env import SETTLE_MS
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.root import Root
 

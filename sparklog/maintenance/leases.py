@@ -19,12 +19,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from sparklog.errors import Fenced, SparklogError
+from sparklog.log.journal.clocks import MAX_AHEAD_MS, iso_time
 from sparklog.log.journal.documents import TEXT, TEXTS, Document, Member, StoredDocument, objects_of, one_of, whole
 from sparklog.log.journal.entry_log import ENTRY_MEMBERS, Entry, EntryKind, collect_entries, ids_of
-from sparklog.log.journal.env import MAX_AHEAD_MS, iso_time
 from sparklog.log.journal.names import MAINTENANCE_FOLDER
 from sparklog.log.topic.root import Root
-from sparklog.maintenance.output import log
+from sparklog.output import log
 
 LEASE_MS = 300_000
 RENEW_SECONDS = 60.0

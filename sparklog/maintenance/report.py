@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sparklog.errors import SparklogError
-from sparklog.maintenance.output import count, json_value, say, size_text, table
 from sparklog.maintenance.work_items import PieceReport
+from sparklog.output import count, json_value, say, size_text, table
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,9 +23,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from sparklog.errors import SparklogError, Unavailable
-from sparklog.log.journal.env import SYSTEM, Env
-from sparklog.maintenance.output import Meter, log
+from sparklog.log.journal.clocks import SYSTEM, Env
+from sparklog.maintenance.progress import Meter
 from sparklog.maintenance.work_items import Done, InProcess, Progress, Runner, Work, silent
+from sparklog.output import log
 from sparklog.storage.fork_safety import ForkLock
 
 if TYPE_CHECKING:

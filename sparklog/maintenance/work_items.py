@@ -13,7 +13,7 @@ from typing import Protocol
 
 from sparklog.errors import SparklogError
 from sparklog.groups.collecting import OFFSETS_RETENTION_MS
-from sparklog.log.journal.env import Env, reading_clock_ms
+from sparklog.log.journal.clocks import Env, reading_clock_ms
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.rewrites import Rewrite
 from sparklog.log.state.slices import FileSlices

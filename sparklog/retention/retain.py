@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from sparklog.errors import Conflict, NotFound, SparklogError
 from sparklog.groups.collecting import collect_groups, kept_entries_ms
-from sparklog.log.journal.env import seconds_taken
+from sparklog.log.journal.clocks import seconds_taken
 from sparklog.log.journal.names import (
     GROUPS_FOLDER,
     MAINTENANCE_FOLDER,
@@ -33,10 +33,10 @@ from sparklog.log.state.slice_table import Slices, Snapshot
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.leases import collect_leases
-from sparklog.maintenance.output import json_value, size_text, table
 from sparklog.maintenance.report import Failure
 from sparklog.maintenance.work_items import Runner, Settings, store_clock_ms
-from sparklog.retention.expiry import REASONS, TIME, Expired, Expiry, plan_expiry
+from sparklog.output import json_value, size_text, table
+from sparklog.retention.expiry_plan import REASONS, TIME, Expired, Expiry, plan_expiry
 from sparklog.retention.vacuum import Removed, VacuumReport, remove_temporaries, vacuum
 from sparklog.transactions.completion import collect, resolve_topic
 

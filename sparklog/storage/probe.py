@@ -5,7 +5,7 @@ lose data silently. One that looks first and writes then passes two creates in s
 threads: 13 of 30 times, 19 of 30 in the next version. So `Store.probe_rounds` races are run, twelve where a server
 decides. Two of them carry 1 MiB: such a server is then slow between looking and writing, and 1 of 15 races passes.
 
-`sparklog.log.journal.verdict` keeps the outcome, so that not every process pays.
+`sparklog.log.journal.probe_verdict` keeps the outcome, so that not every process pays.
 """
 
 from __future__ import annotations

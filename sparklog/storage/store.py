@@ -150,7 +150,7 @@ class Store(ABC):
         """Create an object durably if there is none. True: this call created it. False: the key existed already.
 
         False proves nothing to the caller: after a lost answer the object may be ours, after a conflict there may be
-        none. It has to look (`sparklog.log.journal.creating`).
+        none. It has to look (`sparklog.log.journal.create_object`).
         """
 
     @abstractmethod

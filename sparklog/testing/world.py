@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 from sparklog.errors import BadRequest
-from sparklog.log.journal.env import Env
+from sparklog.log.journal.clocks import Env
 from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store

@@ -16,7 +16,7 @@ from sparklog.groups.group_state import GroupState
 from sparklog.groups.lag import Groups
 from sparklog.log.decisions.decision import BY_OPERATOR, Decisions
 from sparklog.log.decisions.decision_log import open_transactions, timeout_of
-from sparklog.log.journal.env import reading_clock_ms
+from sparklog.log.journal.clocks import reading_clock_ms
 from sparklog.log.journal.names import check_id
 from sparklog.log.state.commit import KafkaOpen
 from sparklog.log.state.topic_state import Head

@@ -34,8 +34,8 @@ from sparklog.log.decisions.decision_log import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_
 from sparklog.log.journal.arguments import NAME, checked, instance
 from sparklog.log.journal.names import check_id
 from sparklog.log.state.commit import Txn
-from sparklog.log.state.registry import WriterKey
 from sparklog.log.state.slices import FileSlices
+from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.root import ROOT, Root, open_root
 from sparklog.log.topic.topic import WRITE_OPTIONS
 from sparklog.log.write.append_writer import AppendOutcome, AppendTarget, AppendWriter, TopicFiles, batches

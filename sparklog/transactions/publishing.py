@@ -17,13 +17,13 @@ from weakref import WeakKeyDictionary
 from sparklog.errors import NotFound, SparklogError
 from sparklog.log.decisions.decision import init
 from sparklog.log.decisions.decision_log import DEFAULT_TIMEOUT_MS
-from sparklog.log.journal.env import Moment
+from sparklog.log.journal.clocks import Moment
 from sparklog.log.state.commit import TAKEOVER, Writer
 from sparklog.log.state.commit_intents import Draft, Nothing, check_topic
-from sparklog.log.state.registry import WriterKey, decide, next_epoch
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import content_of
 from sparklog.log.state.topic_state import Head
+from sparklog.log.state.writer_runs import WriterKey, decide, next_epoch
 from sparklog.log.topic.root import Root
 from sparklog.log.write.append_writer import TopicFiles
 from sparklog.transactions.completion import ONE_WRITE, check_not_one_write
@@ -75,7 +75,7 @@ def publish(
 ) -> Committed:
     """Commit files that tasks wrote for topics, all of them or none. With `key`, a batch at most once.
 
-    The replay rule (`sparklog.log.state.registry`) is asked before an earlier instance is fenced: a batch that it
+    The replay rule (`sparklog.log.state.writer_runs`) is asked before an earlier instance is fenced: a batch that it
     refuses stops no other run. Raises its errors and those of `Transaction.commit`.
     """
     if key is not None:

@@ -11,7 +11,7 @@ import pytest
 
 import sparklog as library
 from sparklog.groups.lag import Groups
-from sparklog.log.journal.env import SYSTEM
+from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.topic.root import open_root
 from sparklog.storage import LocalStore
 from tests.cli.conftest import Sparklog

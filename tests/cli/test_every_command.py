@@ -17,7 +17,7 @@ import typer
 
 from sparklog.cli.app import app
 from sparklog.groups.lag import Groups
-from sparklog.log.journal.env import SYSTEM, Env
+from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.locations import join
 from sparklog.transactions.producer import transactional

@@ -17,12 +17,12 @@ from sparklog.cli.record_values import Format
 from sparklog.format.key_hash import partition_for_key
 from sparklog.format.text import parse_key
 from sparklog.formats import FORMATS
-from sparklog.kafka.in_place.location import open_view, resolve
 from sparklog.log.read import key_lookup
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, LogView, OffsetRange
 from sparklog.log.topic.cloning import clone_topic
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
+from sparklog.opening import open_view, resolve
 from sparklog.tools.verification.run import verify_root
 from sparklog.transactions.producer import transactional
 from tests.cli.conftest import REPOSITORY, Sparklog

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import sparklog as library
-from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
+from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from tests.cli.conftest import Sparklog
 from tests.kafka_broker import Broker
 from tests.kafka_tools import Missing

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sparklog import open as open_place
-from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.importing.run import import_log_dir
 from tests.cli.conftest import Sparklog
 from tests.fixture_data import expected_records
 

@@ -9,10 +9,10 @@ import pyarrow as pa
 
 import sparklog as library
 from sparklog.compaction.run import CompactOptions, compact_topic
-from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
-from sparklog.kafka.in_place.location import open_view, resolve
-from sparklog.maintenance.output import size_text
+from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.maintenance.work_items import InProcess, Settings
+from sparklog.opening import open_view, resolve
+from sparklog.output import size_text
 from tests.cli.conftest import REPOSITORY, Sparklog
 
 KAFKA = REPOSITORY / "examples" / "data" / "kafka-log-dir"

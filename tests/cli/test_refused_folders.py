@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 import sparklog as package
-from sparklog.datasource.source import SparklogDataSource
+from sparklog.datasource.data_source import SparklogDataSource
 from sparklog.storage import LocalStore
 from sparklog.tools.backup.backing_up import back_up
 from tests.cli.conftest import Sparklog

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import sparklog as library
-from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
+from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.transactions.producer import Transaction, transactional
 from tests.cli.conftest import Sparklog
 

@@ -21,7 +21,7 @@ from sparklog.format.batch_scan import scan_headers
 from sparklog.format.record_batch import BatchHeaders
 from sparklog.format.slice_columns import PLANNED
 from sparklog.log.journal.names import append_path, sealed_path
-from sparklog.log.read.read_plan import PlannedSlices
+from sparklog.log.read.planned_slices import PlannedSlices
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.segments import Segment
 from sparklog.log.state.slices import SliceFlag

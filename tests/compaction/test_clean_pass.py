@@ -14,13 +14,13 @@ import pyarrow as pa
 import pytest
 
 from sparklog.compaction import cleaner
-from sparklog.compaction.cleaning import CleanDone, CleanWork, plan_cleaning
+from sparklog.compaction.clean_plan import CleanDone, CleanWork, plan_cleaning
 from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.compaction.sealing import plan_sealing
 from sparklog.errors import Conflict, Corrupt
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.key_hash import HashKey
-from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
+from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.log.journal.names import file_key
 from sparklog.log.read.fetch import SPAN_BYTES
 from sparklog.log.state.rewrites import RewriteIntent

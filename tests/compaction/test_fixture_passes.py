@@ -12,19 +12,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparklog.compaction.cleaning import CleanDone, plan_cleaning
+from sparklog.compaction.clean_plan import CleanDone, plan_cleaning
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.decode import decode
 from sparklog.format.record_batch import BatchHeaders
 from sparklog.format.transaction_index import parse
-from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
+from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.log.journal.names import file_key
 from sparklog.log.state.commit_intents import LogStartIntent
 from sparklog.log.state.rewrites import RewriteIntent
 from sparklog.log.state.segments import RollRule, segments_of
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.work_items import Settings
-from sparklog.retention.expiry import Expiry, plan_expiry
+from sparklog.retention.expiry_plan import Expiry, plan_expiry
 from sparklog.storage.store import Store
 from tests.compaction.fixture_stages import Pass, Stage, all_passes
 from tests.support.counted_root import CountedRoot

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sparklog.compaction.run import compact_topic
-from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
+from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.maintenance.work_items import InProcess, Settings
 from tests.compaction.histories import History
 from tests.compaction.test_imported_transactions import check, log_dir, model_of, sealed_by_now

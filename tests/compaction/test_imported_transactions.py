@@ -11,7 +11,7 @@ import pytest
 
 from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.errors import BadRequest, Conflict, Corrupt
-from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
+from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView, is_internal
 from sparklog.log.journal.names import file_key
 from sparklog.log.read import fetch
@@ -490,7 +490,7 @@ def rewritten(topic: Topic) -> RewriteIntent:
     from sparklog.compaction.segment_writer import SegmentWriter
     from sparklog.format.batch_scan import scan_headers
     from sparklog.format.transaction_index import concatenate, parse
-    from sparklog.log.read.read_plan import planned_slices
+    from sparklog.log.read.planned_slices import planned_slices
     from sparklog.log.state.commit import COMPACT, Edit
     from sparklog.log.state.rewrites import Rewrite
 

@@ -19,7 +19,7 @@ from aiokafka.record._crecords.default_records import DefaultRecordBatch as AioB
 from kafka.record.default_records import DefaultRecordBatch as PyBatch
 
 from sparklog.format.batch_scan import scan_headers
-from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
+from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.log.state.view import READ_UNCOMMITTED
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import WriteOptions

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from sparklog.compaction.merge_plan import FAN_IN, plan_merges
 from sparklog.compaction.merge_work import OWN_FILE_BYTES, MergeWork
-from sparklog.compaction.merging import FAN_IN, plan_merges
 from sparklog.format.slice_columns import COLUMN_TYPES
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.segments import RollRule, due, segments_of

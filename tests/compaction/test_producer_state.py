@@ -17,7 +17,7 @@ from sparklog.errors import Corrupt, NotFound
 from sparklog.format.control import end_txn_marker
 from sparklog.format.coordinators.producer_snapshot import parse_snapshot
 from sparklog.log.read import fetch
-from sparklog.log.read.read_plan import PlannedSlices
+from sparklog.log.read.planned_slices import PlannedSlices
 from sparklog.storage.memory import MemoryStore
 from tests.compaction.fixture_stages import Stage, StageSegment, partition_files, stages, stored
 from tests.compaction.histories import History

@@ -11,7 +11,7 @@ from sparklog.compaction.sealing import patch_batches, scan_slices
 from sparklog.errors import Corrupt
 from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.record_batch import LOG_APPEND_TIME_BIT, BatchHeader
-from sparklog.log.read.read_plan import PlannedSlice
+from sparklog.log.read.planned_slices import PlannedSlice
 
 
 def batch(base: int, offsets: int, attributes: int = 0) -> bytes:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparklog.datasource.source import SparklogDataSource
+from sparklog.datasource.data_source import SparklogDataSource
 from sparklog.datasource.writer import BATCH_ID, SparklogCommitMessage, SparklogStreamWriter
 
 if TYPE_CHECKING:

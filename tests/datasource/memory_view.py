@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparklog.errors import NotFound
-from sparklog.log.journal.env import SYSTEM
+from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.state.view import COLUMNS, RECORD_SCHEMA, Bounds, OffsetRange, Runs, Stored, TimestampOffset
 
 RECORD_BYTES = 100

@@ -10,7 +10,7 @@ from sparklog.datasource.options import parse_options
 from sparklog.datasource.starting_offsets import batch_ranges
 from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import BadRequest, NotFound
-from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, ROOT, TOPIC, Location
+from sparklog.opening import KAFKA_DIRECTORY, ROOT, TOPIC, Location
 from tests.datasource.memory_view import MemoryView
 
 

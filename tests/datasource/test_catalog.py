@@ -9,7 +9,7 @@ from pyspark.sql.types import StructType
 
 import sparklog
 from sparklog.datasource import catalog
-from sparklog.datasource.source import SparklogDataSource
+from sparklog.datasource.data_source import SparklogDataSource
 
 
 def created(**options: str) -> dict[str, str]:

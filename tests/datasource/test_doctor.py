@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from sparklog.tools.doctor.checks import ARROW_BYTES, OK, WARN, ask_spark, check_settings
-from tests.tools.doctor.machines import EMPTY
+from sparklog.doctor.checks import ARROW_BYTES, OK, WARN, ask_spark, check_settings
+from tests.doctor.machines import EMPTY
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,18 +14,18 @@ from typing import Any
 
 import pytest
 
+from sparklog.datasource.data_source import check_group_place
 from sparklog.datasource.group_progress import RETRY_MS, GroupProgress
 from sparklog.datasource.option_table import DEFAULT_SESSION_TIMEOUT_MS
 from sparklog.datasource.options import parse_options
-from sparklog.datasource.source import check_group_place
 from sparklog.datasource.starting_offsets import batch_ranges
 from sparklog.datasource.stream_plan import Clock, StreamPlanner
 from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import BadRequest, Conflict, Fenced, NotFound, Unavailable
 from sparklog.groups.group import Group
 from sparklog.groups.lag import Groups
-from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, ROOT, Location
 from sparklog.log.topic.root import Root, RootView, open_root
+from sparklog.opening import KAFKA_DIRECTORY, ROOT, Location
 from sparklog.testing.faulty_store import Crash, Fault, FaultKind, FaultyStore
 from sparklog.testing.wrapper_stores import CountingStore
 from tests.datasource.memory_view import MemoryView
@@ -447,7 +447,7 @@ def test_killed_at_every_step_the_next_run_catches_up() -> None:
 PLANNER = """
 import sys, time
 from pyspark.sql.types import BinaryType, StructField, StructType
-from sparklog.datasource.source import SparklogDataSource
+from sparklog.datasource.data_source import SparklogDataSource
 
 source = SparklogDataSource({"path": sys.argv[1], "kafka.group.id": "g", "startingOffsets": "earliest"})
 reader = source.streamReader(StructType([StructField('value', BinaryType())]))

@@ -23,9 +23,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from sparklog.cli.jobs import delta, from_delta, to_delta
+from sparklog.cli.jobs.delta_rows import END, Payload, framed_schema, key_types
 from sparklog.errors import BadRequest
-from sparklog.jobs import delta, from_delta, to_delta
-from sparklog.jobs.delta_rows import END, Payload, framed_schema, key_types
 
 TO = ["--root", "log", "--topic", "orders", "--table", "t/", "--checkpoint", "c"]
 FROM = [*TO, "--key-columns", "id"]

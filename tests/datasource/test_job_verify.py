@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import sparklog
-from sparklog.jobs import verify
+from sparklog.cli.jobs import verify
 from sparklog.maintenance.spark_runner import SparkRunner
 from sparklog.maintenance.work_items import InProcess
 from sparklog.tools.verification import data_file

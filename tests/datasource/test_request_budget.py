@@ -13,13 +13,13 @@ import pyarrow as pa
 import pytest
 
 import sparklog
-from sparklog.datasource import process
+from sparklog.datasource import spark_workers
 from sparklog.datasource.options import parse_options
+from sparklog.doctor.costs import Requests, micro_batch
 from sparklog.errors import Conflict
-from sparklog.kafka.in_place.location import resolve
 from sparklog.log.topic.root import Root
+from sparklog.opening import resolve
 from sparklog.testing.wrapper_stores import CountingStore
-from sparklog.tools.doctor.costs import Requests, micro_batch
 from tests.datasource.test_groups import Query, offsets
 from tests.support.records import rows
 from tests.support.topics_world import TopicsWorld
@@ -29,7 +29,7 @@ pytest.importorskip("pyspark")
 from pyspark.sql.types import StringType, StructField, StructType
 
 from sparklog.datasource.writer import plan_commit, plan_write, publish, write_task
-from sparklog.log.state.registry import WriterKey
+from sparklog.log.state.writer_runs import WriterKey
 
 TOPICS = ("t0", "t1", "t2")
 
@@ -57,7 +57,7 @@ class Processes:
             opened = sparklog.open(self.path)
             self.stores[name] = CountingStore(opened.store)
             self._roots[name] = {self.path: Root(self.stores[name], opened.id)}
-        self._monkeypatch.setattr(process, "_roots", self._roots[name])
+        self._monkeypatch.setattr(spark_workers, "_roots", self._roots[name])
 
     def micro_batch(self, number: int, topic: str | None = None) -> None:
         """Write to three topics, by their column, or to one."""

@@ -137,8 +137,8 @@ def test_the_option_columns(
     pytest.importorskip("pyspark", "4.2")
     from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-    from sparklog.datasource.process import HIDE_TRACEBACK
-    from sparklog.datasource.source import SparklogDataSource
+    from sparklog.datasource.data_source import SparklogDataSource
+    from sparklog.datasource.spark_workers import HIDE_TRACEBACK
 
     monkeypatch.setenv(HIDE_TRACEBACK, "")
     sparklog.open(tmp_path, create=True).ensure_topic("t").append(pa.table({"value": [b"v"]}))

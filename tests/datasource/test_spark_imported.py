@@ -9,7 +9,7 @@ import pytest
 
 import sparklog
 from sparklog.compaction.run import CompactOptions, compact_root
-from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.importing.run import import_log_dir
 from sparklog.log.topic.root import Root
 from sparklog.maintenance.work_items import InProcess, Settings
 from tests.datasource.streams import finish, source

@@ -21,7 +21,7 @@ import pytest
 
 import sparklog
 from sparklog.groups.lag import Groups
-from sparklog.log.read.scan import read_parts
+from sparklog.log.read.read_plan import read_parts
 from sparklog.log.state.view import READ_COMMITTED, OffsetRange
 from sparklog.log.topic.root import RootView
 from sparklog.storage.locations import join

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions
 
-from sparklog.datasource import process, spark_versions
+from sparklog.datasource import spark_versions, spark_workers
+from sparklog.datasource.data_source import SparklogDataSource, _hasher
 from sparklog.datasource.session import check_version
-from sparklog.datasource.source import SparklogDataSource, _hasher
 from sparklog.datasource.spark_versions import LimitsInside
 from sparklog.errors import BadRequest
 from sparklog.format.key_hash import partition_for_key
@@ -105,7 +105,7 @@ def test_a_run_that_is_asked_before_it_plans_its_checkpoint(root: Path, monkeypa
 def test_a_limit_is_warned_of_and_an_error_comes_through(
     root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(process, "_warned", set())
+    monkeypatch.setattr(spark_workers, "_warned", set())
     with caplog.at_level(logging.WARNING):
         OldQuery(root, monkeypatch).latest()
         assert not caplog.messages
@@ -180,7 +180,7 @@ def test_rows_are_shuffled_by_hash_where_spark_has_nothing_better() -> None:
 def test_a_spark_that_was_not_tried(
     version: str, expected: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(process, "_warned", set())
+    monkeypatch.setattr(spark_workers, "_warned", set())
     try:
         check_version(version)
         shown = caplog.messages

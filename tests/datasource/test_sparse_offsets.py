@@ -13,12 +13,12 @@ from sparklog.datasource.options import parse_options
 from sparklog.datasource.read_task import plan_tasks
 from sparklog.datasource.stream_plan import Clock, StreamPlanner
 from sparklog.datasource.subscription import Subscriber
-from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.importing.run import import_log_dir
 from sparklog.kafka.in_place import KafkaView
-from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, ROOT, Location
 from sparklog.log.read.key_lookup import latest_record
 from sparklog.log.state.view import READ_COMMITTED, LogView, OffsetRange, ReadPart
 from sparklog.log.topic.root import RootView, open_root
+from sparklog.opening import KAFKA_DIRECTORY, ROOT, Location
 from tests.kafka.logs import keyed_batch, write_partition
 
 SEGMENTS = 25

@@ -14,9 +14,9 @@ from sparklog.datasource.options import parse_options
 from sparklog.datasource.stream_plan import Clock, StreamPlanner
 from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import BadRequest, NotFound, Unavailable
-from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, ROOT, Location
 from sparklog.log.state.view import LogView, OffsetRange
 from sparklog.log.topic.root import RootView
+from sparklog.opening import KAFKA_DIRECTORY, ROOT, Location
 from sparklog.storage.store import Store
 from sparklog.testing.world import World
 from tests.datasource.memory_view import RECORD_BYTES, MemoryView

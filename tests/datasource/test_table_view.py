@@ -17,9 +17,9 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructType, TimestampType
 
-from sparklog.datasource.process import HIDE_TRACEBACK
+from sparklog.datasource.data_source import SparklogDataSource
 from sparklog.datasource.reader import FailingStreamReader, SparklogBatchReader
-from sparklog.datasource.source import SparklogDataSource
+from sparklog.datasource.spark_workers import HIDE_TRACEBACK
 
 TYPES = {
     "key": BinaryType(),

@@ -15,21 +15,21 @@ import pyarrow as pa
 import pytest
 
 import sparklog
-from sparklog.datasource import process
+from sparklog.datasource import spark_workers
 from sparklog.datasource.options import parse_options
-from sparklog.datasource.process import HIDE_TRACEBACK, user_errors
+from sparklog.datasource.spark_workers import HIDE_TRACEBACK, user_errors
 from sparklog.datasource.stream_plan import StreamPlanner
 from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import BadRequest, Conflict, NotFound
 from sparklog.format.key_hash import partition_for_key
-from sparklog.kafka.in_place.location import open_view, resolve
-from sparklog.log.journal.env import SYSTEM
+from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.state.history import History
 from sparklog.log.state.view import OffsetRange
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import TopicLog
 from sparklog.log.write.append_writer import AppendWriter
 from sparklog.maintenance.work_items import Settings
+from sparklog.opening import open_view, resolve
 from sparklog.retention.retain import retain_root
 from sparklog.transactions.listing import list_transactions
 from tests.datasource.memory_view import MemoryPart
@@ -39,12 +39,12 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql.types import StringType, StructType
 
-from sparklog.datasource import source
+from sparklog.datasource import data_source
+from sparklog.datasource.data_source import COMMITS, SparklogDataSource
 from sparklog.datasource.read_task import BATCH_BYTES, LogPartition, ReadTask, log_partitions, merge_small
 from sparklog.datasource.schema import projection
-from sparklog.datasource.source import COMMITS, SparklogDataSource
 from sparklog.datasource.writer import SinkPlan, SparklogCommitMessage, plan_commit, plan_write, publish, write_task
-from sparklog.log.state.registry import WriterKey
+from sparklog.log.state.writer_runs import WriterKey
 
 
 @pytest.fixture(autouse=True)
@@ -363,7 +363,7 @@ def test_a_run_of_a_query_is_fenced_however_many_came_between(
     """Spark keeps one data source for the commits of a run, and asks it for a writer at each."""
     monkeypatch.setitem(sys.modules, COMMITS, sys)
     clock = iter(range(1_700_000_000_000, 1_700_000_000_010))
-    monkeypatch.setattr(source, "SYSTEM", replace(SYSTEM, wall_ms=lambda: next(clock)))
+    monkeypatch.setattr(data_source, "SYSTEM", replace(SYSTEM, wall_ms=lambda: next(clock)))
     by_column = "topic" in schema
     given = {"path": str(tmp_path / "log"), **({} if by_column else {"topic": "t"})}
     runs = [pickle.loads(pickle.dumps(SparklogDataSource(given))) for _ in range(8)]
@@ -392,7 +392,7 @@ def test_runs_on_machines_whose_clocks_differ(tmp_path: Path, monkeypatch: pytes
         now = SYSTEM.wall_ms() + ahead_ms
         env = replace(SYSTEM, wall_ms=lambda now=now: now)  # type: ignore[misc]
         opened = sparklog.open(root)
-        monkeypatch.setitem(process._roots, root, Root(opened.store, opened.id, env))
+        monkeypatch.setitem(spark_workers._roots, root, Root(opened.store, opened.id, env))
         publish(sink, [message], WriterKey("q", number, f"r{number}", epoch=now + number * 1000))
     entry = sparklog.open(root).topic("t").log.head().registry["q"]
     assert entry.run == "r1"
@@ -552,11 +552,11 @@ def test_the_source_checks_options_when_it_is_made() -> None:
 
 
 def test_requests_of_a_micro_batch_and_of_an_idle_poll(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sparklog.datasource import process
+    from sparklog.datasource import spark_workers
     from sparklog.datasource.stream_plan import Clock, StreamPlanner
     from sparklog.datasource.subscription import Subscriber
-    from sparklog.kafka.in_place.location import TOPIC, Location
     from sparklog.log.topic.root import Root, RootView
+    from sparklog.opening import TOPIC, Location
     from sparklog.testing.wrapper_stores import CountingStore
 
     path = str(tmp_path / "log")
@@ -564,7 +564,7 @@ def test_requests_of_a_micro_batch_and_of_an_idle_poll(tmp_path: Path, monkeypat
     opened.create_topic("t", partitions=16)
     store = CountingStore(opened.store)
     root = Root(store, opened.id)
-    monkeypatch.setitem(process._roots, path, root)
+    monkeypatch.setitem(spark_workers._roots, path, root)
 
     def micro_batch(number: int) -> None:
         sink = plan_without_pickling(path)
@@ -606,12 +606,12 @@ def plan_without_pickling(path: str) -> SinkPlan:
 def test_garbage_collection_is_frozen_once_per_kind_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
     import gc
 
-    from sparklog.datasource import process
+    from sparklog.datasource import spark_workers
 
     calls: list[str] = []
-    process.freeze_gc.cache_clear()
+    spark_workers.freeze_gc.cache_clear()
     monkeypatch.setattr(gc, "collect", lambda: calls.append("collect"))
     monkeypatch.setattr(gc, "freeze", lambda: calls.append("freeze"))
     for after in ("read", "read", "write"):
-        process.freeze_gc(after)
+        spark_workers.freeze_gc(after)
     assert calls == ["collect", "freeze"] * 2

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import sparklog
-from sparklog.datasource.process import HIDE_TRACEBACK
+from sparklog.datasource.spark_workers import HIDE_TRACEBACK
 from sparklog.datasource.subscription import _partitions
 from tests.datasource.streams import feed
 
@@ -21,7 +21,7 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructType
 
-from sparklog.datasource.source import SparklogDataSource
+from sparklog.datasource.data_source import SparklogDataSource
 
 VALUE = StructType().add("value", StringType())
 KEYS = StructType().add("key", BinaryType())

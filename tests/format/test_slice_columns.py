@@ -6,7 +6,7 @@ from dataclasses import fields
 
 from sparklog.format.append_file import SLICE_BYTES, SLICE_DTYPE, WrittenSlice
 from sparklog.format.slice_columns import COMMIT_LISTS, PLANNED, SLICE_COLUMNS, WRITTEN
-from sparklog.log.read.read_plan import PlannedSlice
+from sparklog.log.read.planned_slices import PlannedSlice
 from sparklog.log.state.slices import FileSlices
 
 

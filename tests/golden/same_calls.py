@@ -17,16 +17,17 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from sparklog.cli.offset_file import delete_records
 from sparklog.compaction.run import CompactOptions, compact_root
 from sparklog.errors import Conflict, Fenced, SparklogError
 from sparklog.groups.group_state import OffsetAndMetadata
 from sparklog.groups.lag import Groups
 from sparklog.groups.reset import Scenario, To, plan_reset, with_offsets
-from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
-from sparklog.log.journal.env import Env
-from sparklog.log.state.registry import WriterKey
+from sparklog.kafka.importing.run import ImportOptions, import_log_dir
+from sparklog.log.journal.clocks import Env
+from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.cloning import clone_topic
-from sparklog.log.topic.root import Root, delete_records, open_root
+from sparklog.log.topic.root import Root, open_root
 from sparklog.log.write.append_writer import WriteOptions
 from sparklog.maintenance.work_items import Done, Settings, Work
 from sparklog.retention.retain import retain_root

@@ -13,9 +13,9 @@ import pytest
 import sparklog
 from sparklog.compaction.run import CompactOptions, compact_root
 from sparklog.groups.lag import Groups
-from sparklog.kafka.importing.importing import import_log_dir
-from sparklog.log.journal.env import Env
-from sparklog.log.state.registry import WriterKey
+from sparklog.kafka.importing.run import import_log_dir
+from sparklog.log.journal.clocks import Env
+from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.root import Root, open_root
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.retain import retain_root

@@ -12,7 +12,7 @@ from sparklog.groups.group import Group
 from sparklog.groups.group_state import CommittedOffset
 from sparklog.groups.lag import Groups
 from sparklog.log.journal import entry_log
-from sparklog.log.journal.env import SETTLE_MS
+from sparklog.log.journal.clocks import SETTLE_MS
 from sparklog.log.journal.names import commit_key, groups_prefix
 from sparklog.maintenance.properties import settings_of
 from sparklog.maintenance.work_items import Settings

@@ -12,7 +12,7 @@ import sparklog
 from sparklog.groups.group import Group
 from sparklog.groups.group_state import GroupState
 from sparklog.groups.lag import Groups, Lag, lag
-from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.importing.run import import_log_dir
 from sparklog.log.topic.root import RootView
 from sparklog.testing.world import START_MS
 from sparklog.testing.wrapper_stores import CountingStore

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.log.journal.env import Env
+from sparklog.log.journal.clocks import Env
 from tests.kafka.logs import FIRST, HOUR_MS, write_partition
 
 

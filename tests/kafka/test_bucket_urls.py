@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from sparklog.errors import BadRequest
-from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.importing.run import import_log_dir
 from sparklog.kafka.in_place import KafkaView, files
-from sparklog.kafka.in_place.location import (
+from sparklog.log.state.view import READ_COMMITTED
+from sparklog.opening import (
     KAFKA_DIRECTORY,
     KAFKA_PARTITION,
     NOTHING,
@@ -20,7 +21,6 @@ from sparklog.kafka.in_place.location import (
     open_view,
     resolve,
 )
-from sparklog.log.state.view import READ_COMMITTED
 from sparklog.storage import Store, open_store
 from sparklog.storage.locations import join, without_settings
 from sparklog.testing.world import World

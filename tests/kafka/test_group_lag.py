@@ -14,7 +14,7 @@ import pytest
 from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.groups.lag import Groups, Lag, lag
 from sparklog.kafka.importing.coordinators import UNKNOWN, KafkaGroups, has_groups
-from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.importing.run import import_log_dir
 from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.topic.root import RootView, open_root
 from sparklog.maintenance.work_items import Settings

@@ -15,8 +15,9 @@ import pytest
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, SparklogError
 from sparklog.format.checkpoint_files import CLEANER_OFFSETS_FILE, offsets_to_bytes
-from sparklog.kafka.importing import importing, partition
-from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
+from sparklog.kafka.importing import partition
+from sparklog.kafka.importing import run as importing
+from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.kafka.in_place.segment_file import SegmentFile
 from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.state.commit import IMPORT

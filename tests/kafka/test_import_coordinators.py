@@ -30,8 +30,8 @@ from sparklog.format.coordinators.coordinator_records import (
 from sparklog.format.coordinators.message_schema import Fields, encode_versioned, record_types
 from sparklog.groups.group_state import CommittedOffset
 from sparklog.groups.lag import Groups
-from sparklog.kafka.importing import importing
-from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
+from sparklog.kafka.importing import run as importing
+from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.kafka.in_place.segment_recovery import Skipped
 from sparklog.log.state.view import READ_COMMITTED
 from sparklog.log.topic.root import Root

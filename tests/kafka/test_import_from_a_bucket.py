@@ -10,7 +10,7 @@ import pytest
 from sparklog.errors import BadRequest
 from sparklog.kafka.exporting import ExportOptions, export_topics
 from sparklog.kafka.importing.coordinators import KafkaGroups
-from sparklog.kafka.importing.importing import ImportOptions, ImportReport, import_log_dir
+from sparklog.kafka.importing.run import ImportOptions, ImportReport, import_log_dir
 from sparklog.kafka.in_place import KafkaView
 from sparklog.kafka.in_place.segment_recovery import FAIL, SKIP
 from sparklog.log.state.view import READ_UNCOMMITTED

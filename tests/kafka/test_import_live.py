@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sparklog.groups.lag import Groups
-from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.importing.run import import_log_dir
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.log.topic.root import Root, open_root
 from tests.kafka.logs import records

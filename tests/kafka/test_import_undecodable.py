@@ -8,7 +8,7 @@ import pytest
 
 from sparklog.errors import Corrupt
 from sparklog.format.record_batch import BatchHeader
-from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
+from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView
 from sparklog.kafka.in_place.segment_recovery import FAIL, SKIP, TRUNCATE, Skipped
 from sparklog.log.state.view import COLUMNS, READ_UNCOMMITTED, OffsetRange

@@ -15,8 +15,8 @@ import pytest
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.format.checkpoint_files import CLEANER_OFFSETS_FILE, offsets_to_bytes, parse_offsets
 from sparklog.format.record_batch import LOG_APPEND_TIME_BIT, BatchHeader
-from sparklog.kafka.importing import importing
-from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
+from sparklog.kafka.importing import run as importing
+from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView, is_internal
 from sparklog.kafka.in_place.directory import SegmentName
 from sparklog.log.read import fetch

@@ -15,7 +15,7 @@ from sparklog.kafka.in_place import KafkaView, kafka_layout, store_files
 from sparklog.kafka.in_place.directory import bucket_layout, split_folder_name
 from sparklog.kafka.in_place.files import FilePath, StorePath, join, open_file, store_path
 from sparklog.kafka.in_place.segment_recovery import FAIL, SKIP, TRUNCATE, Skipped
-from sparklog.log.journal.env import Env
+from sparklog.log.journal.clocks import Env
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from tests.fixture_data import fixture_tree
 from tests.kafka.buckets import Bucket, counted, put, upload

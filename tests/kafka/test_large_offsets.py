@@ -11,7 +11,7 @@ from crc32c import crc32c
 
 from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.errors import BadRequest, Corrupt
-from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
+from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView
 from sparklog.log.state.view import READ_COMMITTED, LogView, OffsetRange
 from sparklog.log.topic.root import Root, RootView, open_root

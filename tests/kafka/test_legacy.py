@@ -10,7 +10,7 @@ import pytest
 
 from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.errors import Corrupt
-from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
+from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView
 from sparklog.kafka.in_place.segment_file import SegmentFile, seek
 from sparklog.kafka.in_place.segment_recovery import Skipped

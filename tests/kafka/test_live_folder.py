@@ -11,7 +11,7 @@ from sparklog.errors import Corrupt, NotFound
 from sparklog.format.record_batch import BatchHeader
 from sparklog.kafka.in_place import KafkaView
 from sparklog.kafka.in_place.segment_file import SegmentFile
-from sparklog.log.journal.env import Env
+from sparklog.log.journal.clocks import Env
 from sparklog.log.state.view import READ_COMMITTED
 from tests.fixture_data import expected_records
 from tests.kafka.logs import (

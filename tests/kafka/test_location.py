@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.datasource.process import root_at
+from sparklog.datasource.spark_workers import root_at
 from sparklog.errors import BadRequest
-from sparklog.kafka.in_place.location import (
+from sparklog.opening import (
     KAFKA_DIRECTORY,
     KAFKA_PARTITION,
     NOTHING,

@@ -10,8 +10,8 @@ import pytest
 from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.errors import Corrupt
 from sparklog.kafka.exporting import export_topics
-from sparklog.kafka.exporting.exporting import ExportOptions
-from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
+from sparklog.kafka.exporting.run import ExportOptions
+from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView
 from sparklog.kafka.in_place.segment_recovery import SKIP, Skipped
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sparklog.errors import Corrupt
-from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
+from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView
 from sparklog.kafka.in_place.segment_recovery import FAIL, SKIP, TRUNCATE, Skipped, Span, first_is_wrong
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange

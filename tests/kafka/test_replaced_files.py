@@ -9,7 +9,7 @@ import pytest
 from sparklog.errors import NotFound, Unavailable
 from sparklog.kafka.in_place import KafkaView, directory
 from sparklog.kafka.in_place.segment_file import SegmentFile
-from sparklog.log.journal.env import Env
+from sparklog.log.journal.clocks import Env
 from sparklog.log.state.view import READ_COMMITTED
 from tests.kafka.logs import (
     FIRST,

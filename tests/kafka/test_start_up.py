@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from sparklog.errors import Corrupt
-from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
+from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView, kafka_layout
 from sparklog.kafka.in_place.directory import SegmentName, after_start_up, next_offset_of
 from sparklog.kafka.in_place.segment_file import SegmentFile, companion, seek
 from sparklog.kafka.in_place.segment_recovery import SKIP, TRUNCATE
-from sparklog.log.journal.env import Env
+from sparklog.log.journal.clocks import Env
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.testing.world import World
 from tests.kafka.logs import batch, marker, offsets, read, records, segment, write_partition

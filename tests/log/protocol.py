@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from sparklog.log.journal.names import commit_key
 from sparklog.log.state.commit import Txn
-from sparklog.log.state.registry import WriterKey
+from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import AppendOutcome

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.jobs.program import Maintenance, parse
+from sparklog.cli.jobs.common import Maintenance, parse
 
 
 def parsed(*given: str) -> Maintenance:

@@ -12,12 +12,13 @@ from io import StringIO
 
 import pytest
 
+from sparklog import output
 from sparklog.errors import Corrupt
-from sparklog.log.journal.env import SYSTEM
-from sparklog.maintenance import output
-from sparklog.maintenance.output import Meter, StatusLine, interrupted, say, say_outcome, size_text, table
+from sparklog.log.journal.clocks import SYSTEM
+from sparklog.maintenance.progress import Meter, say_outcome
 from sparklog.maintenance.report import Failure, Planned, Size, TopicReport, document, summary
 from sparklog.maintenance.work_items import Done, PieceReport
+from sparklog.output import StatusLine, interrupted, say, size_text, table
 
 NOON_MS = 1_769_860_800_000
 SEALED = PieceReport("seal", "orders", 3, 100, 90, 1000, 900, seconds=1.0)

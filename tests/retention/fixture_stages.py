@@ -10,7 +10,7 @@ from typing import Any
 from sparklog.format.batch_scan import scan_headers
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.segments import Segment
-from sparklog.retention.expiry import Expiry, plan_expiry
+from sparklog.retention.expiry_plan import Expiry, plan_expiry
 
 
 def fixture(folder: Path) -> tuple[TopicConfigs, dict[str, dict[str, Any]]]:

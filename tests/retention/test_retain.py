@@ -9,14 +9,14 @@ import pyarrow as pa
 import pytest
 
 from sparklog.errors import BadRequest, NotFound
-from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
+from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.log.state.commit import RETAIN
 from sparklog.log.state.history import History
 from sparklog.log.topic.root import open_root
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.properties import settings_of
 from sparklog.maintenance.work_items import Settings
-from sparklog.retention.expiry import SIZE, TIME
+from sparklog.retention.expiry_plan import SIZE, TIME
 from sparklog.retention.retain import RetainReport, document, plan_topic, retain_root, retain_topic, summary
 from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore, Script
 from sparklog.testing.world import DAY_MS, HOUR_MS, World

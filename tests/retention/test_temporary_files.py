@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sparklog.errors import BadRequest, SparklogError, Unavailable
-from sparklog.log.journal.env import SYSTEM
+from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.topic.root import open_root
 from sparklog.maintenance.work_items import Settings
 from sparklog.retention.retain import retain_root

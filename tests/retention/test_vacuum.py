@@ -9,7 +9,7 @@ import pytest
 from sparklog.errors import Conflict, NotFound
 from sparklog.log.state.commit_intents import LogStartIntent
 from sparklog.log.state.history import History
-from sparklog.log.state.registry import WriterKey
+from sparklog.log.state.writer_runs import WriterKey
 from sparklog.maintenance.work_items import Settings
 from sparklog.retention.vacuum import IDLE_MS, VacuumReport, vacuum
 from sparklog.testing.world import DAY_MS, HOUR_MS, MINUTE_MS

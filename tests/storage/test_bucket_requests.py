@@ -11,11 +11,11 @@ from collections.abc import Iterator
 import pytest
 
 import sparklog
-from sparklog.datasource import process
-from sparklog.kafka.in_place.location import resolve
-from sparklog.log.journal.env import Moment
+from sparklog.datasource import spark_workers
+from sparklog.doctor import costs
+from sparklog.log.journal.clocks import Moment
+from sparklog.opening import resolve
 from sparklog.storage.store import Store
-from sparklog.tools.doctor import costs
 from sparklog.transactions.producer import transactional
 from tests.support.records import random_rows, rows, small
 
@@ -125,13 +125,13 @@ def test_a_transaction_over_three_topics_lists_nothing(bucket: str, server: Serv
 
 def test_what_a_location_has_read_of_its_root_is_not_read_again(bucket: str, server: ServerLog) -> None:
     root = sparklog.open(bucket, create=True)
-    process.root_at(resolve(bucket))
+    spark_workers.root_at(resolve(bucket))
     server.lines.clear()
     location = resolve(bucket)
-    assert process.root_at(location).id == root.id
+    assert spark_workers.root_at(location).id == root.id
     assert server.counts() == {"GET": 1}
     # A task elsewhere looks for itself: its path may lead to another store.
-    assert process.root_at(pickle.loads(pickle.dumps(location))).id == root.id
+    assert spark_workers.root_at(pickle.loads(pickle.dumps(location))).id == root.id
     assert server.counts() == {"GET": 2}
 
 
@@ -140,10 +140,10 @@ def test_a_root_that_was_seen_long_ago_is_looked_at_again(
 ) -> None:
     sparklog.open(bucket, create=True)
     location = resolve(bucket)
-    process.root_at(location)
+    spark_workers.root_at(location)
     monkeypatch.setattr(Moment, "is_soon_after", lambda self, earlier: False)
     server.lines.clear()
-    process.root_at(location)
+    spark_workers.root_at(location)
     assert server.counts() == {"GET": 1}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparklog.log.journal.env import Env
+from sparklog.log.journal.clocks import Env
 from sparklog.log.journal.names import ROOT_JSON, ROOT_KEY, RootId
 from sparklog.storage.store import Store
 

@@ -48,7 +48,7 @@ def test_loading_it_loads_nothing_else() -> None:
     code = f"import sys, pytest, json; before = {{*sys.modules}}; import {NAME}; "
     code += "print(json.dumps([*set(sys.modules) - before]))"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY, check=True)
-    assert set(json.loads(answer.stdout)) <= {"sparklog", "sparklog.lazy", "sparklog.testing", NAME}
+    assert set(json.loads(answer.stdout)) <= {"sparklog", "sparklog.lazy", "sparklog.testing", "sparklog.version", NAME}
 
 
 @pytest.mark.parametrize("turn", [1, 2])

@@ -18,7 +18,7 @@ from sparklog.log.decisions import decision_log
 from sparklog.log.decisions.decision import BY_OWNER
 from sparklog.log.journal import entry_log
 from sparklog.log.journal.names import commit_key
-from sparklog.log.read.scan import read_parts
+from sparklog.log.read.read_plan import read_parts
 from sparklog.log.state.commit import Resolved
 from sparklog.log.state.slice_table import ABORTED, OPEN
 from sparklog.log.state.topic_state import Head

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import sparklog
-from sparklog.log.read.scan import read_parts
+from sparklog.log.read.read_plan import read_parts
 from sparklog.log.state.view import READ_COMMITTED, OffsetRange
 from sparklog.log.topic.root import RootView
 

@@ -10,10 +10,10 @@ import pytest
 
 from sparklog.errors import Corrupt, NotFound, Unavailable
 from sparklog.log.decisions.decision_log import DecisionLog
+from sparklog.log.journal.clocks import SETTLE_MS
 from sparklog.log.journal.entry_log import KEEP_MS
-from sparklog.log.journal.env import SETTLE_MS
 from sparklog.log.journal.names import checkpoint_key, commit_key
-from sparklog.log.read.scan import read_parts
+from sparklog.log.read.read_plan import read_parts
 from sparklog.log.read.topic_scan import Tail
 from sparklog.log.state.commit_intents import LogStartIntent
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, OffsetRange

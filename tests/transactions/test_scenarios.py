@@ -12,7 +12,7 @@ import pytest
 from sparklog.errors import Conflict, Fenced
 from sparklog.log.state.commit import Resolved, Txn
 from sparklog.log.state.commit_intents import MaintainIntent
-from sparklog.log.state.registry import WriterKey
+from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.write.append_writer import AppendWriter, TopicFiles
 from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore
 from sparklog.transactions.completion import resolve_topic

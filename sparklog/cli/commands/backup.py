@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, BadParameter, Option, Typer
 
+from sparklog.cli.locations import open_folder, open_root, root_to_copy
 from sparklog.cli.options import (
     AsOfOption,
     DryRunOption,
@@ -22,10 +23,9 @@ from sparklog.cli.options import (
     root_option,
     whole_number,
 )
-from sparklog.cli.source import open_folder, open_root, root_to_copy
 from sparklog.cli.terminal import print_json, print_table, printable, warn_and_leave
-from sparklog.log.journal.env import iso_time
-from sparklog.maintenance.output import StatusLine, json_value, size_text
+from sparklog.log.journal.clocks import iso_time
+from sparklog.output import StatusLine, json_value, size_text
 
 if TYPE_CHECKING:
     from sparklog.tools.backup.manifest import Manifest
@@ -60,7 +60,7 @@ def backup(
     go on meanwhile. Killed at any time, run it again. `sparklog restore` makes a root of it, as of a backup or a
     time between.
     """
-    from sparklog.kafka.in_place.location import refuse_inside
+    from sparklog.opening import refuse_inside
     from sparklog.tools.backup.backing_up import back_up, plan_backup
     from sparklog.tools.backup.manifest import shown_left_out
     from sparklog.tools.backup.repository import Repository
@@ -158,7 +158,7 @@ def restore(
     Every byte is checked on the way. Transactions are whole, consumer groups go on where they were, topic ids stay.
     Killed at any time, run it again with the same words.
     """
-    from sparklog.kafka.in_place.location import refuse_inside
+    from sparklog.opening import refuse_inside
     from sparklog.tools.backup.manifest import shown_left_out
     from sparklog.tools.backup.restore_point import Wanted
     from sparklog.tools.backup.restoring import plan_restore

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, BadParameter, Option, Typer
 
+from sparklog.cli.locations import open_root, open_source
 from sparklog.cli.options import (
     DryRunOption,
     JsonOption,
@@ -24,7 +25,6 @@ from sparklog.cli.options import (
     name_and_value,
     required,
 )
-from sparklog.cli.source import open_root, open_source
 from sparklog.cli.terminal import print_json, read_text
 from sparklog.errors import BadRequest
 

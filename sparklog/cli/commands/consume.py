@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, BadParameter, Exit, Option, Typer
 
+from sparklog.cli.locations import Source, open_source
 from sparklog.cli.options import (
     CorruptOption,
     Isolation,
@@ -43,10 +44,9 @@ from sparklog.cli.record_values import (
     one_format,
     record_values,
 )
-from sparklog.cli.source import Source, open_source
 from sparklog.cli.terminal import print_json, printable, warn
 from sparklog.errors import BadRequest, NotFound
-from sparklog.maintenance.output import write
+from sparklog.output import write
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -11,7 +11,7 @@ from typer import Argument, BadParameter, Option, Typer
 from sparklog.cli.options import JsonOption, example, whole_number
 from sparklog.cli.terminal import printable
 from sparklog.errors import BadRequest
-from sparklog.maintenance.output import write
+from sparklog.output import write
 
 if TYPE_CHECKING:
     from sparklog.tools.inspection.dump import Line

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, BadParameter, Option, Typer
 
+from sparklog.cli.locations import open_root, open_source
 from sparklog.cli.options import (
     INT64_MAX,
     DryRunOption,
@@ -18,7 +19,6 @@ from sparklog.cli.options import (
     parse_time,
     whole_number,
 )
-from sparklog.cli.source import open_root, open_source
 from sparklog.cli.terminal import print_json, print_lines, print_table, printable, read_text, warn_and_leave
 from sparklog.errors import BadRequest, NotFound
 
@@ -211,7 +211,7 @@ def delete_offsets(
 
 def _groups_of_root(root: str) -> Groups:
     from sparklog.groups.lag import Groups
-    from sparklog.kafka.in_place.location import KAFKA_DIRECTORY, KAFKA_PARTITION, resolve
+    from sparklog.opening import KAFKA_DIRECTORY, KAFKA_PARTITION, resolve
 
     location = resolve(root)
     if location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from typer import BadParameter, Exit, Option, Typer
 
-from sparklog import __version__
+from sparklog.cli.locations import open_source, report_settings
 from sparklog.cli.options import (
     JsonOption,
     PropertiesOption,
@@ -18,10 +18,10 @@ from sparklog.cli.options import (
     example,
     root_option,
 )
-from sparklog.cli.source import open_source, report_settings
 from sparklog.cli.terminal import print_json, printable
 from sparklog.errors import BadRequest, NotFound
-from sparklog.maintenance.output import STANDARD_OUTPUT, StatusLine, write_output
+from sparklog.output import STANDARD_OUTPUT, StatusLine, write_output
+from sparklog.version import __version__
 
 app = Typer()
 
@@ -40,7 +40,7 @@ def verify(
     written, and writers and maintenance may go on meanwhile. Unreferenced files are listed apart: they are no
     damage. Exit code 0: every byte accounted for; 1: something is damaged.
     """
-    from sparklog.kafka.in_place.location import (
+    from sparklog.opening import (
         KAFKA_DIRECTORY,
         KAFKA_PARTITION,
         NOTHING,
@@ -110,15 +110,15 @@ def doctor(
     promise whether it is kept, of any path or URL.
     """
     if cost:
-        from sparklog.tools.doctor.costs import Workload, document, lines
+        from sparklog.doctor.costs import Workload, document, lines
 
         if conf_file is not None or spark or store is not None:
             raise BadParameter("computes, and looks at nothing: leave out the other checks", param_hint="'--cost'")
         work = Workload(rate, interval, partitions, tasks, readers, poll, retention)
         print_json(document(work)) if as_json else print(*lines(work), sep="\n")
         return
-    from sparklog.tools.doctor.examine import examine, failed
-    from sparklog.tools.doctor.store_checks import examine_store
+    from sparklog.doctor.examine import examine, failed
+    from sparklog.doctor.store_checks import examine_store
 
     if store is not None and (conf_file is not None or spark):
         raise BadParameter("tests the store alone: leave out --conf-file and --spark", param_hint="'--store'")

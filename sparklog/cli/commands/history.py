@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Typer
 
+from sparklog.cli.locations import open_root
 from sparklog.cli.options import JsonOption, RootOption, example, whole_number
-from sparklog.cli.source import open_root
 from sparklog.cli.terminal import print_json, print_table
-from sparklog.log.journal.env import iso_time
+from sparklog.log.journal.clocks import iso_time
 from sparklog.log.journal.names import check_topic_name
-from sparklog.maintenance.output import size_text
+from sparklog.output import size_text
 
 if TYPE_CHECKING:
     from sparklog.log.state.commit import Commit
@@ -47,7 +47,7 @@ class Version:
 
 def writer_of(commit: Commit) -> str | None:
     """Return what names a commit's writer: query and batch, txnAppId and txnVersion, or transaction."""
-    from sparklog.log.state.registry import TXN
+    from sparklog.log.state.writer_runs import TXN
 
     if commit.writer is not None:
         batch = ("txnAppId", "txnVersion") if commit.writer.kind == TXN else ("query", "batch")

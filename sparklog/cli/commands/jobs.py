@@ -36,7 +36,7 @@ def _job(context: Context) -> None:
     # Spark's workers must be of this environment, not the first python3 on the PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     try:
-        job = import_module(f"sparklog.jobs.{name.replace('-', '_')}")
+        job = import_module(f"sparklog.cli.jobs.{name.replace('-', '_')}")
     except ModuleNotFoundError as error:
         if error.name not in ("pyspark", "py4j"):
             raise

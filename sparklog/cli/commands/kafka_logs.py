@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, BadParameter, Option, Typer
 
+from sparklog.cli.locations import open_root
 from sparklog.cli.options import (
     AsOfOption,
     ConfigOption,
@@ -21,15 +22,14 @@ from sparklog.cli.options import (
     parse_configs,
     parse_time,
 )
-from sparklog.cli.source import open_root
 from sparklog.cli.terminal import print_json, print_table, printable, warn
-from sparklog.maintenance.output import StatusLine, json_value, size_text
+from sparklog.output import StatusLine, json_value, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sparklog.kafka.exporting import ExportedTopic
-    from sparklog.kafka.importing.importing import ImportedTopic, ImportOptions, ImportReport
+    from sparklog.kafka.importing.run import ImportedTopic, ImportOptions, ImportReport
 
 app = Typer()
 
@@ -76,7 +76,7 @@ def import_(
     them with --config, which counts in any case. Consumer groups keep their offsets in these topics.
     """
     from sparklog.api import import_into
-    from sparklog.kafka.importing.importing import AUTO, NEVER, ImportOptions
+    from sparklog.kafka.importing.run import AUTO, NEVER, ImportOptions
 
     options = ImportOptions(
         topics=comma_separated(topic) or None,

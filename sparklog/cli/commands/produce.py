@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import BadParameter, Option, Typer
 
+from sparklog.cli.locations import open_root
 from sparklog.cli.options import (
     INT32_MAX,
     RootOption,
@@ -31,7 +32,6 @@ from sparklog.cli.record_values import (
     ValueSchemas,
     record_values,
 )
-from sparklog.cli.source import open_root
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -130,7 +130,7 @@ def _with_partition(batch: pa.RecordBatch, partition: int | None) -> pa.RecordBa
     import numpy as np
     import pyarrow as pa
 
-    from sparklog.log.journal.arrow_numpy import fixed_array
+    from sparklog.format.arrow_numpy import fixed_array
 
     column = fixed_array(np.full(batch.num_rows, partition, np.int32), pa.int32())
     names = [*(name for name in batch.schema.names if name != "partition"), "partition"]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, BadParameter, Option, Typer
 
+from sparklog.cli.locations import open_root, open_source
 from sparklog.cli.options import (
     DryRunOption,
     JsonOption,
@@ -19,9 +20,8 @@ from sparklog.cli.options import (
     example,
     whole_number,
 )
-from sparklog.cli.source import open_root, open_source
 from sparklog.cli.terminal import print_json, print_table, read_text
-from sparklog.maintenance.output import count
+from sparklog.output import count
 
 if TYPE_CHECKING:
     from sparklog.log.state.view import PartitionSize
@@ -51,18 +51,18 @@ def delete_records(
     Offset -1 stands for the log end: all records. All of it is checked before anything is changed. Readers see the new
     log start at once; files go with a later run of `sparklog retain`.
     """
-    from sparklog.log.topic import root as roots
+    from sparklog.cli import offset_file
 
     topic = chosen(topic_argument, topic_option)
     short = (topic, partition, offset)
     if offset_json_file is not None and short == (None, None, None):
         text = read_text(offset_json_file, "--offset-json-file")
-        offsets = roots.parse_offset_file(text, str(offset_json_file))
+        offsets = offset_file.parse_offset_file(text, str(offset_json_file))
     elif offset_json_file is None and topic is not None and partition is not None and offset is not None:
         offsets = {(topic, partition): offset}
     else:
         raise BadParameter("give --offset-json-file, or all three of a topic, --partition and --offset")
-    lows = roots.delete_records(open_root(root), offsets, dry_run=dry_run)
+    lows = offset_file.delete_records(open_root(root), offsets, dry_run=dry_run)
     if as_json:
         print_json({"dryRun": dry_run, "partitions": lows})
         return

@@ -15,6 +15,7 @@ from sparklog.cli.commands.consume import (
     SeparatorOption,
     record_formatter,
 )
+from sparklog.cli.locations import open_source
 from sparklog.cli.options import (
     CorruptOption,
     PrintHeaders,
@@ -30,7 +31,6 @@ from sparklog.cli.options import (
     unescaped,
 )
 from sparklog.cli.record_values import KeyFormat, KeySchemas, ValueFormatOption, ValueSchemas, record_values
-from sparklog.cli.source import open_source
 from sparklog.cli.terminal import warn
 
 app = Typer()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option, Typer
 
+from sparklog.cli.locations import open_root, open_source
 from sparklog.cli.options import (
     ConfigOption,
     JsonOption,
@@ -22,7 +23,6 @@ from sparklog.cli.options import (
     required,
     whole_number,
 )
-from sparklog.cli.source import open_root, open_source
 from sparklog.cli.terminal import print_json, print_lines, print_table, printable, warn
 from sparklog.errors import NotFound
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option, Typer
 
+from sparklog.cli.locations import open_root
 from sparklog.cli.options import JsonOption, RootOption, example, whole_number
-from sparklog.cli.source import open_root
 from sparklog.cli.terminal import print_json, print_table, printable, warn_and_leave
-from sparklog.log.journal.env import iso_time
-from sparklog.maintenance.output import json_value
+from sparklog.log.journal.clocks import iso_time
+from sparklog.output import json_value
 
 if TYPE_CHECKING:
     from sparklog.errors import SparklogError

@@ -1,5 +1,5 @@
 """Export topics to directories that a Kafka broker opens."""
 
-from sparklog.kafka.exporting.exporting import ExportedPartition, ExportedTopic, ExportOptions, export_topics
+from sparklog.kafka.exporting.run import ExportedPartition, ExportedTopic, ExportOptions, export_topics
 
 __all__ = ["ExportOptions", "ExportedPartition", "ExportedTopic", "export_topics"]

@@ -36,7 +36,7 @@ from sparklog.storage.memory import MemoryStore
 
 if TYPE_CHECKING:
     from sparklog.groups.group_state import CommittedOffset
-    from sparklog.log.journal.env import Env
+    from sparklog.log.journal.clocks import Env
     from sparklog.log.topic.topic import Topic
 
 

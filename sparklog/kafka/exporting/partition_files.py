@@ -40,7 +40,7 @@ from sparklog.kafka.exporting.plan import PartitionPlan
 from sparklog.kafka.importing.segment import Batches, offset_index_of, time_index_of
 from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.read.fetch import MissingFile, read_windows
-from sparklog.log.read.read_plan import PlannedSlice
+from sparklog.log.read.planned_slices import PlannedSlice
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slices import FileSlices
 from sparklog.maintenance.work_items import Progress

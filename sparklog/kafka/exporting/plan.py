@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from sparklog.compaction.sealing import SealPart
 from sparklog.errors import NotFound
 from sparklog.kafka.in_place.directory import properties_name
-from sparklog.log.read.read_plan import PlannedSlice, PlannedSlices, planned_slices
+from sparklog.log.read.planned_slices import PlannedSlice, PlannedSlices, planned_slices
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.segments import RollRule, segments_of
 from sparklog.log.state.slice_table import ABORTED, Snapshot

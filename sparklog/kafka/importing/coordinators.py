@@ -69,7 +69,7 @@ from sparklog.kafka.in_place.segment_recovery import (
     sound_windows,
 )
 from sparklog.kafka.in_place.view import KafkaView
-from sparklog.log.journal.env import SYSTEM, Env
+from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.state.commit import ABORT, COMMIT
 from sparklog.log.state.commit_intents import ImportedPartition, ImportIntent
 from sparklog.log.state.view import READ_UNCOMMITTED, Bounds, OffsetRange

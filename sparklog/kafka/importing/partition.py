@@ -39,8 +39,8 @@ from sparklog.kafka.in_place.files import FilePath, file_bytes
 from sparklog.kafka.in_place.segment_file import SegmentFile, companion
 from sparklog.kafka.in_place.segment_recovery import SKIP, TRUNCATE, OnSkipped, Skipped
 from sparklog.kafka.in_place.transaction_state import TransactionEvents, TransactionState
-from sparklog.log.journal.creating import create_or_read
-from sparklog.log.journal.env import Env
+from sparklog.log.journal.clocks import Env
+from sparklog.log.journal.create_object import create_or_read
 from sparklog.log.journal.names import append_path, file_key, is_sealed, sealed_path
 from sparklog.log.state.commit import ImportedEnd, KafkaEnded, KafkaOpen
 from sparklog.log.state.commit_intents import ImportedPartition

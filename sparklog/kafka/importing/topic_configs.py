@@ -28,7 +28,7 @@ from sparklog.kafka.in_place.directory import CLUSTER_METADATA, SegmentName, set
 from sparklog.kafka.in_place.files import FilePath, join, names_in, stat_of
 from sparklog.kafka.in_place.segment_file import SegmentFile, Window
 from sparklog.kafka.in_place.segment_recovery import FAIL, OnSkipped, Skipped
-from sparklog.log.journal.env import Env
+from sparklog.log.journal.clocks import Env
 from sparklog.log.state.configs import CONFIGS, TopicConfigs, check_delete_delay
 
 TOPIC, CONFIG, REMOVE_TOPIC = 2, 4, 9

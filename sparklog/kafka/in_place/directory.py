@@ -49,7 +49,7 @@ from sparklog.kafka.in_place.files import (
     stat_of,
 )
 from sparklog.kafka.in_place.segment_file import CLEANED, SWAP, BatchWalk, SegmentFile, seek
-from sparklog.log.journal.env import SYSTEM, Env
+from sparklog.log.journal.clocks import SYSTEM, Env
 
 CONSUMER_OFFSETS = "__consumer_offsets"
 TRANSACTION_STATE = "__transaction_state"

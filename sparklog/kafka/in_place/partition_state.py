@@ -39,7 +39,7 @@ from sparklog.kafka.in_place.segment_recovery import (
     sound_windows,
 )
 from sparklog.kafka.in_place.transaction_state import TransactionEvents, TransactionState, merged
-from sparklog.log.journal.env import SYSTEM, Env
+from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.state.view import Runs, Stored
 
 BLOCK_BYTES = 64 * 1024

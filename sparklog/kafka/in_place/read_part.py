@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sparklog.errors import Corrupt, NotFound
+from sparklog.format.arrow_numpy import fixed_array, repeated_text
 from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.kafka.in_place.directory import SegmentName, never_there, settled_segments
@@ -34,7 +35,6 @@ from sparklog.kafka.in_place.segment_recovery import (
     resume,
     sound_windows,
 )
-from sparklog.log.journal.arrow_numpy import fixed_array, repeated_text
 from sparklog.log.state.view import COUNTED, RECORD_SCHEMA, OffsetRange, check_columns
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ from sparklog.kafka.in_place.segment_recovery import (
     sound_windows,
     warn_once,
 )
-from sparklog.log.journal.env import SYSTEM, Env
+from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.state.view import (
     READ_COMMITTED,
     READ_UNCOMMITTED,

@@ -26,9 +26,9 @@ from sparklog.log.journal.documents import (
 from sparklog.log.journal.entry_log import ENTRY_MEMBERS, Entry, EntryKind
 from sparklog.log.journal.names import MAX_VERSION, TRANSACTIONS_FOLDER
 from sparklog.log.state.commit import CONTENT_JSON, Resolved
-from sparklog.log.state.registry import Entry as RegistryEntry
-from sparklog.log.state.registry import WriterKey, decide, earlier_runs, is_superseded, next_epoch
 from sparklog.log.state.slices import Content
+from sparklog.log.state.writer_runs import Entry as RegistryEntry
+from sparklog.log.state.writer_runs import WriterKey, decide, earlier_runs, is_superseded, next_epoch
 
 DECISION_OPS = INIT, PREPARE, COMMIT, ABORT, FORGET = ("init", "prepare", "commit", "abort", "forget")
 REASONS = BY_OWNER, BY_NEWER_INSTANCE, BY_TIMEOUT, BY_OPERATOR, BY_NEWER_GENERATION = (

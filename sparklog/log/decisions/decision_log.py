@@ -28,8 +28,8 @@ import numpy as np
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.log.decisions.decision import BY_TIMEOUT, DECISIONS, Decisions, abort
+from sparklog.log.journal.clocks import SETTLE_MS, SYSTEM, Backoff
 from sparklog.log.journal.entry_log import KEEP_MS, EntryLog
-from sparklog.log.journal.env import SETTLE_MS, SYSTEM, Backoff
 from sparklog.log.journal.journal import RootAccess
 from sparklog.log.journal.names import commit_key
 from sparklog.log.state.commit import Resolved, Txn

@@ -14,8 +14,8 @@ from typing import Generic, TypeVar
 import crc32c
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError
+from sparklog.log.journal.clocks import next_times
 from sparklog.log.journal.documents import KNOWN_WRITE_FEATURES, TEXT, TEXTS, UINT32_MAX, Member, StoredDocument, whole
-from sparklog.log.journal.env import next_times
 from sparklog.log.journal.journal import Journal, Known, RootAccess
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, checkpoint_version, commit_key, id_folder
 from sparklog.storage.parallel_reads import read_each

@@ -27,8 +27,8 @@ from typing import Generic, Protocol, TypeVar
 import crc32c
 
 from sparklog.errors import Corrupt, NotFound, SparklogError, Unavailable
+from sparklog.log.journal.clocks import ClockGuard, Env, Moment, pause
 from sparklog.log.journal.documents import peek_commit_id
-from sparklog.log.journal.env import ClockGuard, Env, Moment, pause
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, checkpoint_version
 from sparklog.log.journal.numbered_objects import NOTHING_SEEN, STALE_MS, Answer, Basis, NumberedObjects, Place, Sight
 from sparklog.storage.store import Store

@@ -18,9 +18,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from sparklog.errors import BadRequest, Corrupt, Fenced, NotFound, SparklogError
+from sparklog.log.journal.clocks import Env
 from sparklog.log.journal.documents import TEXT, Member, StoredDocument, peek_commit_id, whole
-from sparklog.log.journal.env import Env
-from sparklog.log.journal.verdict import doubt
+from sparklog.log.journal.probe_verdict import doubt
 from sparklog.storage.probe import PROBE_FOLDER
 from sparklog.storage.store import Store
 

@@ -33,9 +33,9 @@ from dataclasses import dataclass
 from itertools import islice
 
 from sparklog.errors import BadRequest, NotFound
-from sparklog.log.journal.creating import create_or_read
+from sparklog.log.journal.clocks import Env
+from sparklog.log.journal.create_object import create_or_read
 from sparklog.log.journal.documents import TEXT, Member, StoredDocument, whole
-from sparklog.log.journal.env import Env
 from sparklog.storage import LocalStore, open_store
 from sparklog.storage.locations import is_url, join, split
 from sparklog.storage.probe import PROBE_FOLDER
@@ -277,7 +277,7 @@ def create_root_id(store: Store, env: Env) -> str:
 
     `BadRequest` if backups, an unfinished restore or foreign files lie here.
     """
-    from sparklog.log.journal.verdict import ensure_probed
+    from sparklog.log.journal.probe_verdict import ensure_probed
 
     if store.stat(PLACE_KEY) is not None:
         raise BadRequest(f"backups lie in {store.location}, which can be no root; restore them into another folder")

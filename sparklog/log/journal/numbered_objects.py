@@ -23,8 +23,8 @@ from typing import NoReturn
 import crc32c
 
 from sparklog.errors import Corrupt, Fenced, NotFound, Unavailable
+from sparklog.log.journal.clocks import Backoff, Env, Moment, pause
 from sparklog.log.journal.documents import decode, peek_commit_id
-from sparklog.log.journal.env import Backoff, Env, Moment, pause
 from sparklog.log.journal.names import ROOT_KEY, commit_key, read_root_id
 from sparklog.storage.parallel_reads import ask_each
 from sparklog.storage.store import Store
@@ -402,7 +402,7 @@ class NumberedObjects:
 
     def distrust(self) -> None:
         """Take back the verdict on the store: a chain is broken in it."""
-        from sparklog.log.journal.verdict import distrust
+        from sparklog.log.journal.probe_verdict import distrust
 
         distrust(self.store, self.env.wall_ms)
 

@@ -19,7 +19,7 @@ from sparklog.errors import Corrupt, NotFound, Unavailable
 from sparklog.format import transaction_index
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.read.fetch import MissingFile, read_footer
-from sparklog.log.read.read_plan import PlannedSlice, planned_slices
+from sparklog.log.read.planned_slices import PlannedSlice, planned_slices
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import SliceFlag
 from sparklog.storage.fork_safety import ForkLock, RecentlyUsed

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparklog.log.read.scan import check_isolation, visible
+from sparklog.log.read.read_plan import check_isolation, visible
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.view import READ_COMMITTED, Bounds

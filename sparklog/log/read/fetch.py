@@ -34,8 +34,8 @@ from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.record_batch import HEADER_BYTES, LOG_OVERHEAD, BatchHeaders
 from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
 from sparklog.log.read.helper_files import Unreadable, read_helper_file
+from sparklog.log.read.planned_slices import PlannedSlice, PlannedSlices
 from sparklog.log.read.read_ahead import ReadAhead, Request
-from sparklog.log.read.read_plan import PlannedSlice, PlannedSlices
 from sparklog.log.state.view import OffsetRange
 from sparklog.storage.store import Store
 

@@ -15,8 +15,8 @@ from sparklog.errors import BadRequest, Corrupt
 from sparklog.format.key_filter import Hashes, KeyFilter, decode_filters, hashes_of
 from sparklog.log.journal.names import file_key, filter_path
 from sparklog.log.read.helper_files import Unreadable, read_helper_file
-from sparklog.log.read.read_plan import PlannedSlices
-from sparklog.log.read.scan import NativeReadPart
+from sparklog.log.read.planned_slices import PlannedSlices
+from sparklog.log.read.read_plan import NativeReadPart
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.view import ReadPart
 from sparklog.storage.fork_safety import RecentlyUsed

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sparklog.errors import BadRequest, NotFound
-from sparklog.log.journal.arrow_numpy import bytes_array, bytes_scalar
+from sparklog.format.arrow_numpy import bytes_array, bytes_scalar
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, OffsetRange, ReadPart, TakenView
 
 FIRST_RUN_BYTES = 4 << 20

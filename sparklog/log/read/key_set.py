@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from sparklog.format.arrow_numpy import bytes_array
 from sparklog.log.journal.arguments import KEY, KEYS
-from sparklog.log.journal.arrow_numpy import bytes_array
 from sparklog.log.read.key_lookup import partitions_of_keys
 from sparklog.log.state.view import OffsetRange, ReadPart, TakenView
 

@@ -23,12 +23,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from sparklog.format.arrow_numpy import bytes_array, fixed_array, fixed_values, valid_rows
 from sparklog.format.kernels import kernel_choice
 from sparklog.format.key_hash import HashKey, key_hashes
 from sparklog.format.offset_map import Hashes, OffsetMap
-from sparklog.log.journal.arrow_numpy import bytes_array, fixed_array, fixed_values, valid_rows
-from sparklog.log.journal.env import SYSTEM
-from sparklog.log.read.scan import BATCH_BYTES, NativeReadPart
+from sparklog.log.journal.clocks import SYSTEM
+from sparklog.log.read.read_plan import BATCH_BYTES, NativeReadPart
 from sparklog.log.read.table_plan import PartitionTable
 from sparklog.log.state.view import ReadPart
 from sparklog.storage.parallel_reads import work_ahead

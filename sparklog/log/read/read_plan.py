@@ -1,109 +1,220 @@
-"""Slices of one partition as a plan carries them to tasks, to be read or rewritten: plain arrays, small to pickle."""
+"""Plan what to read from a snapshot, and the parts that tasks read.
+
+A plan names offsets and, so that tasks need not open the topic, the slices they lie in. Under `read_committed` slices
+of aborted transactions are left out, what Kafka's own aborted transactions take back of imported slices goes along
+(`sparklog.log.read.aborted`), and nothing at or above the last stable offset is planned. Offsets never change,
+so a part stays right whatever maintenance does to the files: see `sparklog.log.read.fetch`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
 
 import numpy as np
-import numpy.typing as npt
+import pyarrow as pa
 
-from sparklog.format.slice_columns import PLANNED
+from sparklog.errors import BadRequest, Conflict, NotFound
+from sparklog.format.record_batch import HEADER_BYTES
 from sparklog.format.transaction_index import AbortedTransactions
-from sparklog.log.journal.names import file_key
-from sparklog.log.state.rewrites import Input
-from sparklog.log.state.slice_table import ABORTED, Columns, ColumnsByName, Slices
+from sparklog.log.decisions.decision_log import reader_of
+from sparklog.log.read.aborted import aborted_ranges, has_aborted
+from sparklog.log.read.fetch import Cursor
+from sparklog.log.read.planned_slices import PlannedSlices, planned_slices
+from sparklog.log.state.slice_table import ABORTED, OPEN, Newer, Slices, Snapshot
+from sparklog.log.state.topic_state import Offsets
+from sparklog.log.state.view import (
+    COUNTED,
+    READ_COMMITTED,
+    READ_UNCOMMITTED,
+    Bounds,
+    OffsetRange,
+    PartitionSize,
+    ReadPart,
+    Runs,
+    Stored,
+)
+from sparklog.storage.store import Store
+
+BATCH_BYTES = 4 << 20
 
 
-@dataclass(slots=True, eq=False)
-class PlannedSlice:
-    """One slice to read or rewrite; columns as in the slice table. Not frozen: a task makes thousands of them at once.
+def check_isolation(isolation: str) -> str:
+    if isolation not in (READ_COMMITTED, READ_UNCOMMITTED):
+        raise BadRequest(f"expected isolation {READ_COMMITTED} or {READ_UNCOMMITTED}, found {isolation!r}")
+    return isolation
 
-    `path`: below the topic's folder, as commits name it; `file`: its key in the store. `hidden`: Kafka's aborted
-    transactions, whose records are not to be seen, whichever slice they are in.
+
+def bounds_of(snapshot: Snapshot, ends: Offsets | None = None) -> dict[int, Bounds]:
+    """Return the bounds of every partition; `ends`: where to stop instead of the last stable offset."""
+    head = snapshot.head
+    stable = (head.last_stable() if ends is None else ends).tolist()
+    rows = zip(head.log_start.tolist(), head.log_end.tolist(), stable, strict=True)
+    return {partition: Bounds(start, end, lso, end) for partition, (start, end, lso) in enumerate(rows)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NativeReadPart:
+    """A range of one partition of a native topic with the slices it lies in. Picklable if its store is.
+
+    `fail_on_data_loss`: a log start that has passed offsets still wanted is an error (`NotFound`), else it is skipped.
+    `cleaned_through`: of a table, whose read ends with `Conflict` if compaction has gone further and files are gone.
     """
 
-    topic: str
-    partition: int
-    path: str
-    file: str
-    hidden: AbortedTransactions | None
-    file_size: int
-    footer_length: int
-    position: int
-    size: int
-    base: int
-    end: int
-    shift: int
-    records: int
-    min_ts: int
-    max_ts: int
-    crc: int
-    flags: int
-    append_time: int
-    leader_epoch: int
-    status: int
+    store: Store
+    topic_id: str
+    range: OffsetRange
+    isolation: str
+    slices: PlannedSlices
+    fail_on_data_loss: bool = True
+    cleaned_through: int | None = None
 
     @property
-    def aborted(self) -> bool:
-        return self.status == ABORTED
-
-    @property
-    def sealed(self) -> bool:
-        """True for a sealed segment: offsets of the log in its batches, no footer."""
-        return self.footer_length == 0
-
-    def input(self) -> Input:
-        return Input(self.path, self.position, self.base, self.end)
-
-
-@dataclass(frozen=True, eq=False)
-class PlannedSlices(ColumnsByName):
-    """Slices of one partition in offset order: `columns` as in the slice table, but `file` is an index into `paths`.
-
-    `hidden`: as in `PlannedSlice`, one for all of them; None where nothing is hidden.
-    """
-
-    topic: str
-    partition: int
-    paths: tuple[str, ...]
-    columns: Columns
-    hidden: AbortedTransactions | None = None
-
-    def __getitem__(self, rows: slice | npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> PlannedSlices:
-        return replace(self, columns={name: column[rows] for name, column in self.columns.items()})
-
-    def rows(self, low: int = 0, high: int | None = None) -> list[PlannedSlice]:
-        paths = [self.paths[code] for code in self.columns["file"][low:high].tolist()]
-        columns = [self.columns[name][low:high].tolist() for name in PLANNED]
-        topic, partition, hidden = self.topic, self.partition, self.hidden
-        return [
-            PlannedSlice(topic, partition, path, file_key(topic, path), hidden, *numbers)
-            for path, *numbers in zip(paths, *columns, strict=True)
-        ]
-
-    def row(self, i: int) -> PlannedSlice:
-        return self.rows(i, i + 1)[0]
+    def records(self) -> int:
+        return self._share("records")
 
     @property
     def nbytes(self) -> int:
-        return int(self.columns["size"].sum())
+        return self._share("size")
 
-    def inputs(self) -> tuple[Input, ...]:
-        rows = zip(*(self.columns[name].tolist() for name in ("file", "position", "base", "end")), strict=True)
-        return tuple([Input(self.paths[code], position, base, end) for code, position, base, end in rows])
+    def _share(self, column: str) -> int:
+        # Each slice's amount is spread evenly over its offsets.
+        base, end = self.slices.base, self.slices.end
+        covered = np.clip(np.minimum(end, self.range.end) - np.maximum(base, self.range.start), 0, None)
+        return int((self.slices.columns[column] * (covered / np.maximum(end - base, 1))).sum())
+
+    def read(self, columns: Sequence[str], *, batch_bytes: int = BATCH_BYTES) -> Iterator[pa.RecordBatch]:
+        return read_parts([self], columns, batch_bytes=batch_bytes)
+
+    def replan(self, opened: dict[tuple[str, str], Newer], start: int) -> tuple[int, PlannedSlices]:
+        """Plan the remaining offsets anew. `opened`: topics opened for that already."""
+        name, partition = self.range.topic, self.range.partition
+        newer = opened.get((self.store.location, name))
+        if newer is None:
+            newer = opened[self.store.location, name] = reader_of(self.store, name)
+        snapshot = newer()
+        head = snapshot.head
+        if head.topic_id != self.topic_id:
+            raise NotFound(
+                f"topic {name} was deleted and created again while it was read: start again from the new one"
+            )
+        if self.cleaned_through is not None and int(head.cleaned_through[partition]) > self.cleaned_through:
+            raise Conflict(f"{name}-{partition} was compacted while its table was read: read it again")
+        log_start = int(head.log_start[partition])
+        if log_start > start:
+            if self.fail_on_data_loss:
+                raise NotFound(
+                    f"expected offset {start} of {name}-{partition}, found a log that starts at {log_start}: the "
+                    "records were deleted before they were read"
+                )
+            start = min(log_start, self.range.end)
+        return start, _planned(snapshot, [replace(self.range, start=start)], self.isolation)[0]
 
 
-def planned_slices(topic: str, partition: int, rows: Slices) -> PlannedSlices:
-    codes, file = np.unique(rows.file, return_inverse=True)
-    columns = {name: rows.columns[name] for name in PLANNED}
-    paths = tuple(rows.paths[code] for code in codes.tolist())
-    return PlannedSlices(topic, partition, paths, {"file": file.astype(np.int32), **columns})
+def read_parts(
+    parts: Sequence[ReadPart], columns: Sequence[str], *, batch_bytes: int = BATCH_BYTES, threads: int = 1
+) -> Iterator[pa.RecordBatch]:
+    """Yield the records of several parts, each part's in offset order, native parts interleaved as their files are.
+
+    `threads`: how many decode records of native parts at once; the order is the same. Batches without columns have
+    their rows, as Arrow's have.
+    """
+    if not columns:
+        for batch in read_parts(parts, COUNTED, batch_bytes=batch_bytes, threads=threads):
+            yield batch.select([])
+        return
+    opened: dict[tuple[str, str], Newer] = {}
+    for native, group in groupby(parts, lambda part: isinstance(part, NativeReadPart)):
+        if native:
+            from sparklog.log.read.decode_slices import read_cursors
+
+            cursors = [
+                Cursor(part.store, part.range, part.slices, partial(part.replan, opened), part.range.start)
+                for part in group
+                if isinstance(part, NativeReadPart)
+            ]
+            yield from read_cursors(cursors, columns, batch_bytes, threads)
+        else:
+            for part in group:
+                yield from part.read(columns, batch_bytes=batch_bytes)
 
 
-def joined(parts: Sequence[PlannedSlices]) -> PlannedSlices:
-    """Return the slices of several plans of one partition, which follow each other, as one."""
-    first = np.cumsum([0, *(len(part.paths) for part in parts)])
-    columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in PLANNED}
-    columns["file"] = np.concatenate([part.file + start for part, start in zip(parts, first, strict=False)])
-    return replace(parts[0], paths=tuple(path for part in parts for path in part.paths), columns=columns)
+def plan_parts(snapshot: Snapshot, ranges: Sequence[OffsetRange], isolation: str) -> list[NativeReadPart]:
+    """Return one part per non-empty range of the snapshot's topic, in the order given.
+
+    `NotFound` for a partition that does not exist, and for offsets below the log start or beyond what `isolation` sees.
+    """
+    check_isolation(isolation)
+    bounds = bounds_of(snapshot)
+    filled = [wanted for wanted in ranges if wanted.start < wanted.end]
+    for wanted in filled:
+        limits = check_partition(wanted.topic, wanted.partition, bounds)
+        if wanted.start < limits.log_start or wanted.end > limits.end(isolation):
+            raise NotFound(
+                f"expected offsets {limits.log_start} to {limits.end(isolation)} of {wanted.topic}-{wanted.partition} "
+                f"({isolation}), found {wanted.start} to {wanted.end}"
+            )
+    planned = _planned(snapshot, filled, isolation)
+    topic_id = snapshot.head.topic_id
+    return [
+        NativeReadPart(snapshot.store, topic_id, wanted, isolation, slices)
+        for wanted, slices in zip(filled, planned, strict=True)
+    ]
+
+
+def _planned(snapshot: Snapshot, ranges: Sequence[OffsetRange], isolation: str) -> list[PlannedSlices]:
+    """Return the slices of each range, with what Kafka's aborted transactions hide of them."""
+    hidden: dict[int, AbortedTransactions | None] = {}
+    if isolation == READ_COMMITTED and has_aborted(snapshot.slices):
+        # Once for all ranges of a partition: a long one may be cut into many.
+        spans: dict[int, tuple[int, int]] = {}
+        for wanted in ranges:
+            low, high = spans.get(wanted.partition, (wanted.start, wanted.end))
+            spans[wanted.partition] = min(low, wanted.start), max(high, wanted.end)
+        for partition, span in spans.items():
+            hidden[partition] = aborted_ranges(snapshot.store, snapshot.topic, snapshot.slices, partition, *span)
+    plans = []
+    for wanted in ranges:
+        slices = visible(snapshot.slices.select(wanted.partition, wanted.start, wanted.end), isolation)
+        aborted = hidden.get(wanted.partition)
+        covered = None if aborted is None else aborted.overlapping(wanted.start, wanted.end)
+        planned = planned_slices(snapshot.topic, wanted.partition, slices)
+        plans.append(replace(planned, hidden=covered) if covered is not None and len(covered) else planned)
+    return plans
+
+
+def check_partition(topic: str, partition: int, bounds: Mapping[int, Bounds]) -> Bounds:
+    bound = bounds.get(partition)
+    if bound is None:
+        raise NotFound(f"expected partitions 0 to {len(bounds) - 1} of topic {topic}, found {partition!r}")
+    return bound
+
+
+def visible(slices: Slices, isolation: str) -> Slices:
+    if isolation != READ_COMMITTED:
+        return slices
+    hidden = (slices.status == ABORTED) | (slices.status == OPEN)
+    return slices[~hidden] if hidden.any() else slices
+
+
+def stored_in(snapshot: Snapshot, wanted: OffsetRange) -> Stored:
+    """Return the contents of a range, by metadata: a slice is a run, of as many batches as its bytes have room for."""
+    slices = snapshot.slices.select(wanted.partition, wanted.start, wanted.end)
+    batches = np.minimum(slices.records, slices.size // HEADER_BYTES)
+    runs = Runs(slices.base, slices.end, slices.records, slices.size, batches)
+    return Stored(wanted.start, wanted.end, runs.ordered().clipped(wanted.start, wanted.end))
+
+
+def sizes_of(snapshot: Snapshot) -> list[PartitionSize]:
+    rows = snapshot.slices.all()
+    by_partition = []
+    sealed, plain = rows.sealed(), rows.status != ABORTED
+    for partition in range(snapshot.head.partitions):
+        span = rows.partition_rows(partition)
+        sizes, closed = rows.size[span], sealed[span]
+        nbytes = int(sizes[~closed].sum()), int(sizes[closed].sum())
+        records = int(rows.records[span][plain[span]].sum())
+        by_partition.append(PartitionSize(snapshot.topic, partition, *nbytes, records, span.stop - span.start))
+    return by_partition

@@ -19,8 +19,8 @@ from typing import TypeAlias
 import numpy as np
 
 from sparklog.errors import BadRequest, NotFound
-from sparklog.log.journal.env import iso_time, parse_iso_time
-from sparklog.log.read.scan import NativeReadPart, check_partition
+from sparklog.log.journal.clocks import iso_time, parse_iso_time
+from sparklog.log.read.read_plan import NativeReadPart, check_partition
 from sparklog.log.state.view import READ_COMMITTED, Bounds, LogView, OffsetRange, ReadPart, Stored
 
 AsOf: TypeAlias = int | str | Mapping[int, int] | None

@@ -18,8 +18,8 @@ import numpy as np
 from sparklog.errors import Corrupt
 from sparklog.format.append_file import INDEX_MIN_BYTES
 from sparklog.log.read import fetch
-from sparklog.log.read.read_plan import PlannedSlice, planned_slices
-from sparklog.log.read.scan import bounds_of, check_isolation, check_partition
+from sparklog.log.read.planned_slices import PlannedSlice, planned_slices
+from sparklog.log.read.read_plan import bounds_of, check_isolation, check_partition
 from sparklog.log.state.slice_table import Newer, Snapshot
 from sparklog.log.state.view import READ_UNCOMMITTED, LogView, TimestampOffset
 from sparklog.storage.store import Store

@@ -28,7 +28,7 @@ import pyarrow as pa
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
 from sparklog.log.decisions.decision_log import whole_ends
 from sparklog.log.read.key_set import KeySet
-from sparklog.log.read.scan import bounds_of, check_isolation, check_partition, plan_parts, read_parts, stored_in
+from sparklog.log.read.read_plan import bounds_of, check_isolation, check_partition, plan_parts, read_parts, stored_in
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.view import (
     COLUMNS,

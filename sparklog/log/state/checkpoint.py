@@ -121,7 +121,7 @@ def encode_table(table: SliceTable) -> tuple[bytes, int]:
     """Bytes of the Arrow file, and how many slices of it are not sealed."""
     import pyarrow as pa
 
-    from sparklog.log.journal.arrow_numpy import fixed_array
+    from sparklog.format.arrow_numpy import fixed_array
 
     whole = table.all()
     paths, txn_ids = table.texts
@@ -142,7 +142,7 @@ def decode_table(data: bytes, ref: TableRef, key: str, version: int) -> SliceTab
     """The table from the Arrow file's bytes; `Corrupt` naming `key` if they are not what the head says."""
     import pyarrow as pa
 
-    from sparklog.log.journal.arrow_numpy import fixed_values
+    from sparklog.format.arrow_numpy import fixed_values
 
     if len(data) != ref.size or crc32c.crc32c(data) != ref.crc:
         raise Corrupt(
@@ -180,7 +180,7 @@ def _dictionary(codes: npt.NDArray[Any], texts: Texts) -> pa.DictionaryArray:
     """Codes as an Arrow dictionary of the texts in use; a negative code is the empty text."""
     import pyarrow as pa
 
-    from sparklog.log.journal.arrow_numpy import fixed_array, text_array
+    from sparklog.format.arrow_numpy import fixed_array, text_array
 
     used, inverse = np.unique(codes, return_inverse=True)
     absent = int(np.searchsorted(used, 0))

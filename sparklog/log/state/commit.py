@@ -205,7 +205,7 @@ class Changes:
 class Commit(Changes):
     """One commit. `crc` and `nbytes` are those of its stored bytes, 0 until it has some.
 
-    `clock_ms`: when it was made, None where that is `time_ms`; `clock_since`: see `sparklog.log.journal.env`.
+    `clock_ms`: when it was made, None where that is `time_ms`; `clock_since`: see `sparklog.log.journal.clocks`.
     """
 
     version: int

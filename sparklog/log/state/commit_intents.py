@@ -30,8 +30,8 @@ from typing import Protocol
 import numpy as np
 
 from sparklog.errors import BadRequest, Conflict, NotFound
+from sparklog.log.journal.clocks import next_times
 from sparklog.log.journal.documents import INT32_MAX, INT64_MAX, KNOWN_WRITE_FEATURES
-from sparklog.log.journal.env import next_times
 from sparklog.log.journal.names import MAX_PARTITIONS, path_read_version
 from sparklog.log.state.commit import (
     ALTER,
@@ -54,10 +54,10 @@ from sparklog.log.state.commit import (
     Txn,
 )
 from sparklog.log.state.configs import TopicConfigs
-from sparklog.log.state.registry import WriterKey, decide
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.log.state.topic_state import Head
+from sparklog.log.state.writer_runs import WriterKey, decide
 
 _HAS_NULL_KEYS = int(SliceFlag.HAS_NULL_KEYS)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from sparklog.errors import Corrupt, NotFound, SparklogError, Unavailable
-from sparklog.log.journal.env import Moment
+from sparklog.log.journal.clocks import Moment
 from sparklog.log.journal.journal import Journal, Known, RootAccess
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix
 from sparklog.log.state.checkpoint import (

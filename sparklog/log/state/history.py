@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, Unavailable
-from sparklog.log.journal.env import Backoff, Env, newest_at
+from sparklog.log.journal.clocks import Backoff, Env, newest_at
 from sparklog.log.journal.names import (
     checkpoint_key,
     checkpoint_prefix,

@@ -24,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sparklog.format.segment_indexes import MAX_RELATIVE_OFFSET
+from sparklog.log.journal.clocks import MAX_AHEAD_MS
 from sparklog.log.journal.documents import INT64_MAX
-from sparklog.log.journal.env import MAX_AHEAD_MS
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slice_table import Slices
 from sparklog.log.state.slices import MERGE_TIER_MASK, SliceFlag

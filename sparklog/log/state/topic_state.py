@@ -50,7 +50,7 @@ from sparklog.log.state.commit import (
     Txn,
 )
 from sparklog.log.state.configs import TopicConfigs
-from sparklog.log.state.registry import ENTRY_JSON, Entry, advance
+from sparklog.log.state.writer_runs import ENTRY_JSON, Entry, advance
 
 Offsets = npt.NDArray[np.int64]
 NO_PARTITIONS: Offsets = np.frombuffer(b"", np.int64)

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from sparklog.errors import BadRequest, NotFound
 from sparklog.log.journal.arguments import NAMES
-from sparklog.log.journal.env import Env
+from sparklog.log.journal.clocks import Env
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
 

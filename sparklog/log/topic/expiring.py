@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from sparklog.log.journal.env import seconds_taken
+from sparklog.log.journal.clocks import seconds_taken
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slices import FileSlices
 

@@ -6,21 +6,19 @@ that is another disk on each executor loses no data.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, nearest
 from sparklog.log.decisions.decision_log import DecisionLogs, settle, whole_ends
 from sparklog.log.journal.arguments import CONFIGS, NAME, PLACE, Kind, checked
+from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.journal.entry_log import Entry, EntryKind, EntryLog
-from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.journal.journal import RootAccess
 from sparklog.log.journal.names import MAX_PARTITIONS, check_topic_name, create_root_id, is_topic_name, read_root_id
-from sparklog.log.read.scan import sizes_of
+from sparklog.log.read.read_plan import sizes_of
 from sparklog.log.read.time_lookup import offsets_for_timestamps
 from sparklog.log.read.topic_scan import SnapshotView
 from sparklog.log.state.commit import Commit
@@ -59,7 +57,7 @@ class Root:
 
     def ensure_probed(self) -> None:
         """Check, once a day in each process that commits, that the store keeps its promises."""
-        from sparklog.log.journal.verdict import ensure_probed
+        from sparklog.log.journal.probe_verdict import ensure_probed
 
         ensure_probed(self.store, self.env.wall_ms)
 
@@ -349,56 +347,3 @@ class RootView(SnapshotView):
             # Deleted, perhaps created again: the name is opened afresh, and says so itself if it is gone.
             topic = self.root.topic(name)
             return topic, topic.snapshot()
-
-
-@dataclass(frozen=True, slots=True)
-class LowWatermark:
-    topic: str
-    partition: int
-    low_watermark: int
-
-
-def parse_offset_file(text: str, file: str) -> dict[tuple[str, int], int]:
-    """Return `(topic, partition) -> offset` of Kafka's offset file; `BadRequest` for anything else.
-
-        {"partitions": [{"topic": "orders", "partition": 0, "offset": 42}], "version": 1}
-
-    `offset` is the first one that stays, -1 the log end (Kafka's high watermark).
-    """
-    try:
-        document = json.loads(text)
-    except ValueError as error:
-        raise BadRequest(f"{file} must hold JSON, found an error: {error}") from None
-    if not isinstance(document, dict) or not isinstance(document.get("partitions"), list):
-        raise BadRequest(f'{file} must hold {{"partitions": [...], "version": 1}}, found no list "partitions"')
-    if document.get("version", 1) != 1:
-        raise BadRequest(f"{file} must be of version 1, found {document['version']!r}")
-    offsets: dict[tuple[str, int], int] = {}
-    for item in document["partitions"]:
-        names = ("topic", "partition", "offset")
-        values: list[Any] = [item.get(name) for name in names] if isinstance(item, dict) else []
-        if [type(value) for value in values] != [str, int, int]:
-            raise BadRequest(
-                f'{file} must have entries {{"topic": "t", "partition": 0, "offset": 42}}, found {json.dumps(item)}'
-            )
-        topic, partition, offset = values
-        if (topic, partition) in offsets:
-            raise BadRequest(f"{file} names {topic}-{partition} twice: give one offset for it")
-        offsets[topic, partition] = offset
-    if not offsets:
-        raise BadRequest(f"{file} names no partition")
-    return offsets
-
-
-def delete_records(root: Root, offsets: Mapping[tuple[str, int], int], *, dry_run: bool = False) -> list[LowWatermark]:
-    """Delete the records below an offset of each partition. All is checked before the first topic is changed.
-
-    Raises as `Topic.delete_records`. `dry_run`: check, and tell where logs would start.
-    """
-    topics: dict[str, dict[int, int]] = {}
-    for (name, partition), offset in sorted(offsets.items()):
-        topics.setdefault(name, {})[partition] = offset
-    opened = {name: root.topic(name) for name in topics}
-    planned = {name: opened[name].plan_delete_records(before) for name, before in topics.items()}
-    done = planned if dry_run else {name: opened[name].delete_records(before) for name, before in topics.items()}
-    return [LowWatermark(name, partition, low) for name, lows in done.items() for partition, low in lows.items()]

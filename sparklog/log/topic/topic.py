@@ -25,7 +25,7 @@ from sparklog.log.journal.arguments import (
     instance,
     whole,
 )
-from sparklog.log.journal.env import Env, Moment, warn_of_seconds
+from sparklog.log.journal.clocks import Env, Moment, warn_of_seconds
 from sparklog.log.journal.journal import RootAccess
 from sparklog.log.read.counting import RecordCount, count_of
 from sparklog.log.read.key_lookup import latest_record
@@ -38,11 +38,11 @@ from sparklog.log.state.commit_intents import AlterIntent, AppendIntent, DeleteI
 from sparklog.log.state.commit_log import CommitLog, Outcome, Resolver
 from sparklog.log.state.configs import check_delete_delay
 from sparklog.log.state.description import TopicDescription, describe
-from sparklog.log.state.registry import WriterKey
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.slices import FileSlices, content_of
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, IsolationLevel, LogView, TimestampOffset
+from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.expiring import count_older, expires_before, warn_of_older, warn_of_seconds_in
 from sparklog.log.write.append_writer import AppendOutcome, AppendTarget, ArrowData, WriteOptions, appended, write_files
 from sparklog.log.write.kafka_markers import end_kafka_transactions

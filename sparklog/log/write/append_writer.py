@@ -22,13 +22,13 @@ from sparklog.format.append_file import INDEX_MIN_BYTES, SliceIndex, WrittenSlic
 from sparklog.format.encode import EncodedSlice, EncodeOptions, encode, encode_partitions
 from sparklog.format.record_batch import CODECS, Codec
 from sparklog.log.journal.arguments import NAME, NUMBER, WHOLE
-from sparklog.log.journal.env import SYSTEM, Env, Moment
+from sparklog.log.journal.clocks import SYSTEM, Env, Moment
 from sparklog.log.journal.names import append_path, read_root_id
 from sparklog.log.read.topic_scan import Scan
 from sparklog.log.state.commit import Commit
 from sparklog.log.state.configs import TopicConfigs
-from sparklog.log.state.registry import WriterKey
 from sparklog.log.state.slices import FileSlices, RowCounts, SliceFlag
+from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.write.rows import ROW_COLUMNS, Partitioner, Rows, add_rows, check_columns, rows_of, sticky_seed
 from sparklog.storage.parallel_reads import ask_each
 from sparklog.storage.store import ObjectWriter, Store

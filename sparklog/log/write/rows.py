@@ -30,7 +30,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sparklog.errors import BadRequest
-from sparklog.log.journal.arrow_numpy import fixed_values, valid_rows
+from sparklog.format.arrow_numpy import fixed_values, valid_rows
 from sparklog.log.state.slices import ANYWHERE
 from sparklog.log.state.view import HEADERS_TYPE
 

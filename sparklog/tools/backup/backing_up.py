@@ -25,9 +25,9 @@ from typing import TypeVar
 from sparklog.errors import Conflict, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.groups.group_state import GROUPS
 from sparklog.log.decisions.decision import DECISIONS
-from sparklog.log.journal.creating import create_or_read
+from sparklog.log.journal.clocks import Env
+from sparklog.log.journal.create_object import create_or_read
 from sparklog.log.journal.entry_log import Entry, EntryKind
-from sparklog.log.journal.env import Env
 from sparklog.log.journal.names import checkpoint_key, commit_key
 from sparklog.log.state.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint, slice_table
 from sparklog.log.state.commit import Hold

@@ -19,8 +19,8 @@ from sparklog.errors import BadRequest, Corrupt, NotFound, Unavailable
 from sparklog.format.append_file import decode_footer
 from sparklog.format.checksums import SUFFIXES, index_crc
 from sparklog.format.key_filter import decode_filters
-from sparklog.log.journal.creating import create_or_read
-from sparklog.log.journal.env import SYSTEM, Env
+from sparklog.log.journal.clocks import SYSTEM, Env
+from sparklog.log.journal.create_object import create_or_read
 from sparklog.log.journal.names import file_key, filter_path
 from sparklog.log.state.history import History
 from sparklog.log.state.slice_table import Slices, SliceTable, Snapshot

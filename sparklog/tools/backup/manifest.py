@@ -27,6 +27,7 @@ from urllib.parse import unquote
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError
 from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.log.decisions.decision import DECISIONS
+from sparklog.log.journal.clocks import newest_at
 from sparklog.log.journal.documents import (
     BOOLEAN,
     TEXT,
@@ -40,7 +41,6 @@ from sparklog.log.journal.documents import (
     whole,
 )
 from sparklog.log.journal.entry_log import Entry, EntryKind, id_under
-from sparklog.log.journal.env import newest_at
 from sparklog.log.journal.names import (
     GROUPS_FOLDER,
     ROOT_MEMBERS,

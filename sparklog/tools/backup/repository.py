@@ -39,9 +39,9 @@ from sparklog.format.checksums import SUFFIXES
 from sparklog.groups.group_state import GROUPS
 from sparklog.log.decisions.decision import DECISIONS
 from sparklog.log.journal import documents as json_fields
-from sparklog.log.journal.creating import create_or_read
+from sparklog.log.journal.clocks import SYSTEM, Env
+from sparklog.log.journal.create_object import create_or_read
 from sparklog.log.journal.documents import FORMAT, TEXT, Member, StoredDocument, whole
-from sparklog.log.journal.env import SYSTEM, Env
 from sparklog.log.journal.names import (
     GROUPS_FOLDER,
     PLACE_KEY,
@@ -156,7 +156,7 @@ class Repository:
 
         `BadRequest` if it is a root itself, holds something else, or the backups of another root.
         """
-        from sparklog.log.journal.verdict import ensure_probed
+        from sparklog.log.journal.probe_verdict import ensure_probed
 
         if not is_repository(store):
             if store.stat(ROOT_KEY) is not None:

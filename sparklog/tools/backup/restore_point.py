@@ -25,8 +25,8 @@ from sparklog.errors import BadRequest, Corrupt, NotFound, nearest
 from sparklog.groups.group_state import GROUPS, NO_EPOCH, GroupState, TopicOffsets, topic_offsets
 from sparklog.log.decisions.decision import DECISIONS, Decisions, Prepared, PreparedGroup
 from sparklog.log.decisions.decision_log import open_transactions
+from sparklog.log.journal.clocks import iso_time, newest_at
 from sparklog.log.journal.entry_log import Entry, EntryKind
-from sparklog.log.journal.env import iso_time, newest_at
 from sparklog.log.journal.names import VERSION_DIGITS, is_topic_name, local_path, path_read_version
 from sparklog.log.state.commit import MAINTAIN, Commit, Resolved
 from sparklog.log.state.commit_intents import Draft

@@ -25,7 +25,8 @@ import crc32c
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, Unavailable
 from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.log.decisions.decision import DECISIONS, Decisions
-from sparklog.log.journal.creating import create_or_read
+from sparklog.log.journal.clocks import SYSTEM, Env, iso_time
+from sparklog.log.journal.create_object import create_or_read
 from sparklog.log.journal.documents import (
     BOOLEAN,
     TEXT,
@@ -38,7 +39,6 @@ from sparklog.log.journal.documents import (
     whole,
 )
 from sparklog.log.journal.entry_log import Entry, EntryKind
-from sparklog.log.journal.env import SYSTEM, Env, iso_time
 from sparklog.log.journal.names import (
     PLACE_KEY,
     RESTORE_KEY,
@@ -277,7 +277,7 @@ def _read_plan(target: Store, request: str) -> _Plan | None:
 def _write_plan(
     source: Store, target: Store, wanted: Wanted, rename: Mapping[str, str], request: str, env: Env
 ) -> _Plan:
-    from sparklog.log.journal.verdict import ensure_probed
+    from sparklog.log.journal.probe_verdict import ensure_probed
 
     refuse_inside(target)
     backup, cut = _chosen(source, wanted, env)

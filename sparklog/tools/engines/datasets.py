@@ -17,10 +17,9 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from sparklog.errors import BadRequest, NotFound, did_you_mean
-from sparklog.kafka.in_place.location import open_view, resolve
 from sparklog.log.journal.arguments import NAME, NAMES, checked
-from sparklog.log.journal.env import warn_of_seconds
-from sparklog.log.read.scan import check_isolation, read_parts
+from sparklog.log.journal.clocks import warn_of_seconds
+from sparklog.log.read.read_plan import check_isolation, read_parts
 from sparklog.log.read.table_plan import AsOf
 from sparklog.log.read.topic_scan import SnapshotView, check_threads, stream_reader
 from sparklog.log.read.topic_table import TopicTable, open_table
@@ -35,6 +34,7 @@ from sparklog.log.state.view import (
     refresh_existing,
 )
 from sparklog.log.topic.root import ROOT, Root, RootView, open_root
+from sparklog.opening import open_view, resolve
 from sparklog.storage.store import Store
 from sparklog.tools.engines.narrowing import Spans, columns_of, narrowed
 

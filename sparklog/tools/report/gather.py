@@ -29,7 +29,7 @@ from sparklog.log.state.view import READ_UNCOMMITTED, LogView, OffsetRange
 from sparklog.log.topic.root import Root, RootView
 from sparklog.maintenance.report import TopicReport
 from sparklog.maintenance.work_items import InProcess, Settings
-from sparklog.retention.expiry import REASONS
+from sparklog.retention.expiry_plan import REASONS
 from sparklog.retention.retain import RetainReport, plan_topic, retain_root
 from sparklog.retention.vacuum import unreferenced
 from sparklog.tools.report.facts import (
@@ -47,7 +47,7 @@ from sparklog.tools.report.facts import (
     TopicFacts,
 )
 from sparklog.tools.report.hours import blocks_by_hour, events_by_hour, slices_by_hour
-from sparklog.tools.report.notes import health
+from sparklog.tools.report.judge import health
 from sparklog.tools.report.units import HOUR_MS
 
 

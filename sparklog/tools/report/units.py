@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from sparklog.log.journal.env import EPOCH, LAST_MS
-from sparklog.maintenance.output import size_text
+from sparklog.log.journal.clocks import EPOCH, LAST_MS
+from sparklog.output import size_text
 
 HOUR_MS = 3_600_000
 

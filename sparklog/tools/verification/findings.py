@@ -8,7 +8,7 @@ from dataclasses import astuple, dataclass, replace
 
 from sparklog.errors import Corrupt, SparklogError
 from sparklog.format.checksums import flipped_bit
-from sparklog.maintenance.output import count, json_value, size_text
+from sparklog.output import count, json_value, size_text
 
 ROOT, LOG, CHAIN, CHECKPOINT, STATE = "root", "commit", "chain", "checkpoint", "state"
 MISSING, SIZE, CHECKSUM, FOOTER, INDEX, CONTENT = "missing", "size", "checksum", "footer", "index", "content"

@@ -37,7 +37,7 @@ from sparklog.kafka.in_place.files import (
     stat_of,
 )
 from sparklog.kafka.in_place.segment_file import CLEANED, SWAP
-from sparklog.log.journal.env import SYSTEM, Env
+from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.tools.verification.findings import CHECKPOINT, Counts, Finding, Orphan, Report
 from sparklog.tools.verification.kafka_partition import COMPARE, REPLICA, KafkaPartition, read_partition
 from sparklog.tools.verification.run import Say

@@ -35,7 +35,7 @@ from sparklog.kafka.in_place.files import FilePath, exists, file_bytes, join, na
 from sparklog.kafka.in_place.segment_file import SWAP, SegmentFile, Window, companion
 from sparklog.kafka.in_place.segment_recovery import Damage, sound_windows
 from sparklog.kafka.in_place.transaction_state import TransactionEvents, TransactionState
-from sparklog.log.journal.env import Env
+from sparklog.log.journal.clocks import Env
 from sparklog.tools.verification.findings import CHECKPOINT, CHECKSUM, CONTENT, INDEX, Counts, Finding
 from sparklog.tools.verification.index_files import DELETE_INDEX, Batches, check_index
 

@@ -18,8 +18,8 @@ from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, did_yo
 from sparklog.format.checksums import SUFFIXES
 from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.log.decisions.decision import DECISIONS, Decisions
+from sparklog.log.journal.clocks import SYSTEM, Env, reading_clock_ms
 from sparklog.log.journal.entry_log import EntryKind
-from sparklog.log.journal.env import SYSTEM, Env, reading_clock_ms
 from sparklog.log.journal.lost_commits import is_note, lost_commits
 from sparklog.log.journal.names import (
     GROUPS_FOLDER,
@@ -38,7 +38,7 @@ from sparklog.log.journal.names import (
     is_topic_name,
     transactions_prefix,
 )
-from sparklog.log.journal.verdict import is_verdict
+from sparklog.log.journal.probe_verdict import is_verdict
 from sparklog.log.state.history import History
 from sparklog.maintenance.leases import LEASES
 from sparklog.maintenance.work_items import InProcess, Runner

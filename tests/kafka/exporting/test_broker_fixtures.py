@@ -14,8 +14,8 @@ from kafka.consumer.fetcher import Fetcher
 
 from sparklog.compaction.run import compact_topic
 from sparklog.kafka.exporting import ExportedTopic, export_topics
-from sparklog.kafka.exporting.exporting import ExportOptions
 from sparklog.kafka.exporting.plan import broker_configs
+from sparklog.kafka.exporting.run import ExportOptions
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.work_items import InProcess, Settings

@@ -12,11 +12,11 @@ import pytest
 from sparklog.groups.group_state import CommittedOffset
 from sparklog.groups.lag import Groups
 from sparklog.kafka.exporting import export_topics
-from sparklog.kafka.exporting.exporting import ExportOptions
 from sparklog.kafka.exporting.group_offsets import OFFSETS_CONFIGS
-from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
+from sparklog.kafka.exporting.run import ExportOptions
+from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.kafka.in_place.directory import CONSUMER_OFFSETS, GROUPS_FILE
-from sparklog.log.journal.env import SYSTEM
+from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.topic.root import Root, open_root
 from tests.fixture_data import split_partition
 from tests.kafka_broker import Broker

@@ -24,10 +24,10 @@ from sparklog.format.checkpoint_files import (
 from sparklog.format.coordinators.producer_snapshot import parse_snapshot
 from sparklog.format.filter_batches import rewrite_headers
 from sparklog.kafka.exporting import ExportedTopic, export_topics
-from sparklog.kafka.exporting.exporting import ExportOptions
 from sparklog.kafka.exporting.partition_files import leader_epochs
 from sparklog.kafka.exporting.plan import properties_file
-from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.exporting.run import ExportOptions
+from sparklog.kafka.importing.run import import_log_dir
 from sparklog.kafka.in_place import KafkaView
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED

@@ -21,8 +21,8 @@ from sparklog.format.checkpoint_files import (
 from sparklog.format.coordinators.producer_snapshot import ProducerEntry, parse_snapshot
 from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
 from sparklog.kafka.exporting import ExportedTopic, export_topics
-from sparklog.kafka.exporting.exporting import ExportOptions
-from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
+from sparklog.kafka.exporting.run import ExportOptions
+from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView, is_internal
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.log.topic.root import Root

@@ -22,13 +22,14 @@ from sparklog.format.coordinators.coordinator_records import (
 )
 from sparklog.groups.group_state import CommittedOffset, OffsetAndMetadata
 from sparklog.groups.lag import Groups
-from sparklog.kafka.exporting import ExportedTopic, export_topics, exporting
-from sparklog.kafka.exporting.exporting import ExportOptions
+from sparklog.kafka.exporting import ExportedTopic, export_topics
+from sparklog.kafka.exporting import run as exporting
 from sparklog.kafka.exporting.group_offsets import (
     GroupOffsets,
     group_partition,
     group_records,
 )
+from sparklog.kafka.exporting.run import ExportOptions
 from sparklog.kafka.in_place import KafkaView
 from sparklog.kafka.in_place.directory import CONSUMER_OFFSETS, GROUPS_FILE
 from sparklog.log.journal.names import commit_key, groups_prefix

@@ -18,7 +18,7 @@ from sparklog.log.decisions.decision import (
 )
 from sparklog.log.journal.names import check_id, id_folder, transactions_prefix
 from sparklog.log.state.commit import Resolved
-from sparklog.log.state.registry import WriterKey
+from sparklog.log.state.writer_runs import WriterKey
 
 A1 = Prepared("a", "id-a", 1, "c1")
 A2 = Prepared("a", "id-a", 2, "c2")

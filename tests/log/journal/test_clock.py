@@ -10,7 +10,7 @@ import pytest
 
 from sparklog.errors import NotFound
 from sparklog.log.decisions.decision import BY_OWNER
-from sparklog.log.journal.env import MAX_AHEAD_MS, newest_at, next_times
+from sparklog.log.journal.clocks import MAX_AHEAD_MS, newest_at, next_times
 from sparklog.log.journal.names import commit_key
 from sparklog.log.state.history import History
 from sparklog.log.state.slices import SliceFlag

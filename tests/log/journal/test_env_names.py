@@ -10,7 +10,7 @@ import pytest
 from sparklog import errors
 from sparklog.errors import BadRequest
 from sparklog.log.journal import names
-from sparklog.log.journal.env import SYSTEM, Env, Moment
+from sparklog.log.journal.clocks import SYSTEM, Env, Moment
 
 
 def test_ids_have_22_characters_and_begin_with_a_letter() -> None:

@@ -11,7 +11,7 @@ import pytest
 from sparklog.errors import BadRequest, Corrupt, Fenced, SparklogError
 from sparklog.groups.lag import Groups
 from sparklog.log.decisions.decision import BY_OWNER
-from sparklog.log.journal import verdict
+from sparklog.log.journal import probe_verdict
 from sparklog.log.journal.documents import peek_commit_id
 from sparklog.log.journal.names import commit_key
 from sparklog.log.journal.numbered_objects import Answer, Basis, NumberedObjects
@@ -95,7 +95,7 @@ class Case:
 @pytest.fixture(autouse=True)
 def _new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_probed", "_doubted"):
-        monkeypatch.setattr(verdict, name, {})
+        monkeypatch.setattr(probe_verdict, name, {})
 
 
 @pytest.mark.parametrize("log", PREFIXES)

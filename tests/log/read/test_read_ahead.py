@@ -14,8 +14,8 @@ import pytest
 
 from sparklog.errors import Corrupt, SparklogError
 from sparklog.log.read import fetch, read_ahead
+from sparklog.log.read.planned_slices import planned_slices
 from sparklog.log.read.read_ahead import ReadAhead, Request
-from sparklog.log.read.read_plan import planned_slices
 from sparklog.log.topic.topic import Topic
 from sparklog.storage.store import Store
 from sparklog.testing.wrapper_stores import WrapperStore

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.log.read import fetch
-from sparklog.log.read.scan import NativeReadPart, plan_parts, read_parts
+from sparklog.log.read.read_plan import NativeReadPart, plan_parts, read_parts
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from sparklog.log.topic.root import RootView
 from sparklog.log.topic.topic import Topic
@@ -87,9 +87,9 @@ def test_a_projection_that_needs_no_records_does_not_decode_them(
     def refuse(*args: object, **kwargs: object) -> object:
         raise AssertionError("decoded")
 
-    from sparklog.log.read import reading
+    from sparklog.log.read import decode_slices
 
-    monkeypatch.setattr(reading, "decode", refuse)
+    monkeypatch.setattr(decode_slices, "decode", refuse)
     assert topic.scan(columns=["topic", "partition", "offset", "timestampType"]).to_table() == expected
 
 

@@ -13,8 +13,8 @@ import pytest
 
 import sparklog
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
-from sparklog.log.journal.env import iso_time
-from sparklog.log.read.scan import NativeReadPart
+from sparklog.log.journal.clocks import iso_time
+from sparklog.log.read.read_plan import NativeReadPart
 from sparklog.log.read.table_plan import AsOf, cuts_of, plan_table
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, OffsetRange, Runs, Stored
 from sparklog.log.topic.topic import Topic

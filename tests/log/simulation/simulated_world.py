@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 
 from sparklog.errors import SparklogError
-from sparklog.log.journal.env import Env
+from sparklog.log.journal.clocks import Env
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import ObjectInfo, ObjectWriter, Store
 from sparklog.testing.bucket_store import BucketStore

@@ -8,7 +8,7 @@ import pytest
 
 from sparklog.errors import Conflict
 from sparklog.log.state import commit_log
-from sparklog.log.state.registry import WriterKey
+from sparklog.log.state.writer_runs import WriterKey
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind
 from tests.log.simulation.watched_world import HookedProcess, WatchedWorld
 from tests.support.crash_points import changes

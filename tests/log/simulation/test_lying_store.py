@@ -20,7 +20,7 @@ from unittest import mock
 import pytest
 
 from sparklog.errors import BadRequest, Corrupt, Fenced, NotFound, SparklogError
-from sparklog.log.journal import lost_commits, verdict
+from sparklog.log.journal import lost_commits, probe_verdict
 from sparklog.log.journal.documents import peek_commit_id
 from sparklog.log.journal.names import commit_key
 from sparklog.log.journal.numbered_objects import NumberedObjects
@@ -110,7 +110,7 @@ def probing() -> Iterator[None]:
         "_probed": PerActor(), "_doubted": PerActor(), "_lock": nullcontext(), "probe": probe_in_turn
     }  # fmt: skip
     with (
-        mock.patch.multiple(verdict, **patches),
+        mock.patch.multiple(probe_verdict, **patches),
         mock.patch.object(simulated_world._BatonStore, "needs_probe", True),
     ):
         yield
@@ -225,8 +225,8 @@ def _passes(run: Run) -> bool:
     """True if a new process trusts the store; one that lies now and then may pass a probe."""
     try:
         for _ in range(20):
-            verdict._probed.clear()
-            verdict.ensure_probed(run.store, run.world.clock)
+            probe_verdict._probed.clear()
+            probe_verdict.ensure_probed(run.store, run.world.clock)
     except BadRequest as error:
         return "must be 1" not in str(error)
     return True
@@ -290,7 +290,7 @@ def test_many_seeds(seeds: range, bucket: bool) -> None:
 def no_doubt(patch: pytest.MonkeyPatch) -> None:
     """A verdict lasts for ever."""
     patch.setattr(lost_commits, "doubt", lambda store, wall_ms: None)
-    patch.setattr(verdict, "distrust", lambda store, wall_ms: None)
+    patch.setattr(probe_verdict, "distrust", lambda store, wall_ms: None)
 
 
 def no_look_back(patch: pytest.MonkeyPatch) -> None:

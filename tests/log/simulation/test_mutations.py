@@ -12,8 +12,8 @@ from sparklog.log.journal import journal, numbered_objects
 from sparklog.log.journal.numbered_objects import NumberedObjects
 from sparklog.log.state import checkpoint, commit_intents, commit_log, rewrites
 from sparklog.log.state.commit import Commit, Removal
-from sparklog.log.state.registry import Entry, Verdict, WriterKey
 from sparklog.log.state.topic_state import Head
+from sparklog.log.state.writer_runs import Entry, Verdict, WriterKey
 from tests.log.simulation.seeds import run_seed
 from tests.log.simulation.simulated_world import SimulationError
 

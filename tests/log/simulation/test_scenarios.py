@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, Unavailable
-from sparklog.log.state.registry import WriterKey
+from sparklog.log.state.writer_runs import WriterKey
 from sparklog.testing.faulty_store import Crash, FaultKind
 from sparklog.testing.world import DAY_MS, HOUR_MS
 from tests.log.simulation.simulated_world import Actor, SimulatedWorld

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparklog.errors import Unavailable
-from sparklog.log.state.registry import WriterKey
+from sparklog.log.state.writer_runs import WriterKey
 from sparklog.testing.faulty_store import FaultKind
 from sparklog.testing.world import DAY_MS, HOUR_MS
 from tests.log.simulation.watched_world import WatchedWorld

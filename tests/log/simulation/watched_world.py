@@ -9,10 +9,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 
-from sparklog.log.journal.env import Env
+from sparklog.log.journal.clocks import Env
 from sparklog.log.journal.names import append_path
-from sparklog.log.state.registry import WriterKey
 from sparklog.log.state.slices import FileSlices
+from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.root import Root, open_root
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import AppendOutcome, AppendTarget

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, Unavailable
 from sparklog.log.journal.names import append_path
-from sparklog.log.state.registry import WriterKey
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.slices import FileSlices
+from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.root import Root, open_root
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import AppendOutcome, AppendTarget

@@ -11,11 +11,11 @@ import pytest
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, Unavailable
 from sparklog.log.journal import documents
-from sparklog.log.journal.env import SYSTEM
+from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.journal.names import commit_key
 from sparklog.log.state.commit import TAKEOVER, Hold, Resolved, Txn, decode_commit, encode_commit
 from sparklog.log.state.invariants import check_state
-from sparklog.log.state.registry import WriterKey
+from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.root import open_root
 from sparklog.log.write.append_writer import AppendOutcome
 from sparklog.storage.local import LocalStore

@@ -11,8 +11,8 @@ import pytest
 from sparklog.errors import Conflict
 from sparklog.log.journal.documents import Fields
 from sparklog.log.state.commit import WRITER_JSON, Writer
-from sparklog.log.state.registry import WriterKey
 from sparklog.log.state.slices import Content, content_of
+from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import AppendWriter, WriteOptions
 from sparklog.testing.world import World

@@ -23,7 +23,7 @@ from sparklog.log.journal.entry_log import CHECKPOINT_ENTRIES
 from sparklog.log.journal.journal import CHECKPOINT_BYTES
 from sparklog.log.journal.lost_commits import LOST_JSON
 from sparklog.log.journal.names import ROOT_JSON
-from sparklog.log.journal.verdict import VERDICT_JSON
+from sparklog.log.journal.probe_verdict import VERDICT_JSON
 from sparklog.log.state.checkpoint import CHECKPOINT_JSON, COLUMN_NAMES, TABLE_REF_JSON
 from sparklog.log.state.commit import (
     COMMIT_JSON,
@@ -39,10 +39,10 @@ from sparklog.log.state.commit import (
     TXN_JSON,
     WRITER_JSON,
 )
-from sparklog.log.state.registry import ENTRY_JSON
 from sparklog.log.state.slice_table import STATUS_NAMES
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.topic_state import HEAD_JSON, PREPARE_JSON
+from sparklog.log.state.writer_runs import ENTRY_JSON
 from sparklog.maintenance.leases import CLAIM_JSON, CLAIM_OPS, LEASE_JSON, LEASE_MS
 from sparklog.tools.backup.manifest import ENTRIES_JSON, LEFT_OUT_JSON, MANIFEST_JSON, REPOSITORY_JSON, TOPIC_JSON
 from sparklog.tools.backup.restoring import RESTORE_JSON

@@ -42,10 +42,10 @@ from sparklog.log.state.commit_intents import (
 )
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.invariants import check_commit, check_state
-from sparklog.log.state.registry import WriterKey
 from sparklog.log.state.rewrites import Input, Outputs, Rewrite, RewriteIntent
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.topic_state import EMPTY, Head
+from sparklog.log.state.writer_runs import WriterKey
 from tests.log.topics import Chain, file_of, output_of
 
 

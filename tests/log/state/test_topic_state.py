@@ -26,8 +26,8 @@ from sparklog.log.state.commit import (
     Writer,
 )
 from sparklog.log.state.invariants import check_commit
-from sparklog.log.state.registry import Entry
 from sparklog.log.state.topic_state import EMPTY, HEAD_JSON
+from sparklog.log.state.writer_runs import Entry
 from sparklog.testing.world import START_MS
 from tests.log.topics import Chain, output_of
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from sparklog.doctor import costs
 from sparklog.groups.group import Group
 from sparklog.groups.group_state import GROUPS
 from sparklog.log.decisions.decision import DECISIONS
@@ -16,7 +17,6 @@ from sparklog.log.state.view import READ_COMMITTED, OffsetRange
 from sparklog.log.topic.root import RootView
 from sparklog.log.topic.topic import Topic, WriterKey
 from sparklog.log.write.append_writer import AppendWriter
-from sparklog.tools.doctor import costs
 from sparklog.transactions.producer import transactional
 from tests.support.counted_root import KINDS_AND_BUCKET, CountedRoot
 from tests.support.records import random_rows, rows, small

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
+from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.journal.documents import Fields, decode, encode
-from sparklog.log.journal.env import SYSTEM
 from sparklog.log.journal.names import ROOT_JSON, ROOT_KEY, read_root_id
 from sparklog.log.state.commit_intents import CreateIntent
 from sparklog.log.state.configs import TopicConfigs
-from sparklog.log.state.registry import WriterKey
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.topic_state import HEAD_JSON
+from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.local import LocalStore
 from sparklog.testing.faulty_store import Crash, Fault, FaultKind, FaultyStore, Script

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sparklog.errors import Corrupt, SparklogError, Unavailable
-from sparklog.log.state.registry import WriterKey
+from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.root import open_root
 from sparklog.log.topic.topic import Topic
 from sparklog.testing.faulty_store import Crash, Fault, FaultKind, FaultyStore, Script

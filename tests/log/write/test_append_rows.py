@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparklog.errors import BadRequest
-from sparklog.log.journal.arrow_numpy import fixed_array, fixed_values, repeated_text, text_array, valid_rows
+from sparklog.format.arrow_numpy import fixed_array, fixed_values, repeated_text, text_array, valid_rows
 from sparklog.log.state.view import HEADERS_TYPE
 from sparklog.log.write.rows import check_columns, rows_of
 

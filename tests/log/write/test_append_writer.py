@@ -13,10 +13,10 @@ from sparklog.errors import BadRequest, NotFound, SparklogError
 from sparklog.format.append_file import TAIL_BYTES, decode_footer, footer_length
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.record_batch import CODECS
-from sparklog.log.read.scan import read_parts
-from sparklog.log.state.registry import WriterKey
+from sparklog.log.read.read_plan import read_parts
 from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, OffsetRange
+from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.root import RootView
 from sparklog.log.write.append_writer import AppendWriter, WriteOptions
 from sparklog.log.write.rows import sticky_seed

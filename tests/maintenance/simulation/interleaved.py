@@ -21,8 +21,8 @@ import numpy as np
 from sparklog.compaction.run import CompactOptions, compact_root
 from sparklog.errors import SparklogError
 from sparklog.log.journal import entry_log
-from sparklog.log.journal.env import Env
-from sparklog.log.read.scan import read_parts
+from sparklog.log.journal.clocks import Env
+from sparklog.log.read.read_plan import read_parts
 from sparklog.log.state import commit_log
 from sparklog.log.state.slice_table import COMMITTED, PLAIN
 from sparklog.log.state.view import READ_COMMITTED, OffsetRange

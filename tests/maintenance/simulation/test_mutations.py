@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from sparklog.compaction import cleaning, merge_work, sealing
+from sparklog.compaction import clean_plan, merge_work, sealing
 from sparklog.errors import SparklogError
-from sparklog.log.read.read_plan import PlannedSlice
+from sparklog.log.read.planned_slices import PlannedSlice
 from sparklog.log.state import commit_log
 from sparklog.log.state.commit import COMPACT, Removal
 from sparklog.log.state.commit_intents import Draft
@@ -122,24 +122,24 @@ def aborted_slices_are_sealed(patch: Patch) -> None:
 
 def tombstones_go_too_early(patch: Patch) -> None:
     """`delete.retention.ms` counts for nothing."""
-    real = cleaning.CleanWork._pass
+    real = clean_plan.CleanWork._pass
 
-    def early(self: cleaning.CleanWork, *given: Any) -> Any:
+    def early(self: clean_plan.CleanWork, *given: Any) -> Any:
         configs = replace(self.configs, explicit={**self.configs.explicit, "delete.retention.ms": "0"})
         return real(replace(self, configs=configs), *given)
 
-    patch.setattr(cleaning.CleanWork, "_pass", early)
+    patch.setattr(clean_plan.CleanWork, "_pass", early)
 
 
 def pass_claims_too_much(patch: Patch) -> None:
     """Cleaned-through is the first uncleanable offset, also where the map was full before."""
-    real = cleaning.CleanWork._pass
+    real = clean_plan.CleanWork._pass
 
-    def claims(self: cleaning.CleanWork, plan: Any, *given: Any) -> Any:
+    def claims(self: clean_plan.CleanWork, plan: Any, *given: Any) -> Any:
         files, inputs, cleaned = real(self, plan, *given)
         return files, inputs, replace(cleaned, end_offset=inputs[-1].end)
 
-    patch.setattr(cleaning.CleanWork, "_pass", claims)
+    patch.setattr(clean_plan.CleanWork, "_pass", claims)
 
 
 def retention_is_a_day_ahead(patch: Patch) -> None:

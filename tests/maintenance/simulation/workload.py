@@ -11,12 +11,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from sparklog.compaction.cleaning import plan_cleaning
-from sparklog.compaction.merging import plan_merges
+from sparklog.compaction.clean_plan import plan_cleaning
+from sparklog.compaction.merge_plan import plan_merges
 from sparklog.compaction.run import CompactOptions, Plans, compact_topic
 from sparklog.compaction.sealing import plan_sealing
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, SparklogError, Unavailable
-from sparklog.log.journal.env import Env
+from sparklog.log.journal.clocks import Env
 from sparklog.log.read.topic_scan import Scan, SnapshotView, scan
 from sparklog.log.state.commit import Hold, Resolved, Txn
 from sparklog.log.state.invariants import check_state

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from sparklog.errors import Conflict, Corrupt, NotFound
-from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.importing.run import import_log_dir
 from sparklog.log.state.commit_intents import DeleteIntent, LogStartIntent
 from sparklog.log.state.history import History
-from sparklog.log.state.registry import WriterKey
+from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic import cloning
 from sparklog.log.topic.cloning import Cloned, clone_topic
 from sparklog.log.topic.root import Root, open_root

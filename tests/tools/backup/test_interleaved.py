@@ -9,7 +9,7 @@ import pytest
 
 from sparklog.errors import Conflict, SparklogError, Unavailable
 from sparklog.groups.lag import Groups
-from sparklog.log.journal.env import SETTLE_MS
+from sparklog.log.journal.clocks import SETTLE_MS
 from sparklog.log.journal.names import checkpoint_key, commit_key
 from sparklog.log.topic.root import Root
 from sparklog.storage.memory import MemoryStore

@@ -10,7 +10,7 @@ from sparklog.api import compact
 from sparklog.errors import BadRequest, Corrupt, Fenced, NotFound
 from sparklog.groups.lag import Groups
 from sparklog.log.journal.names import RESTORE_KEY, ROOT_KEY
-from sparklog.log.state.registry import WriterKey
+from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.cloning import clone_topic
 from sparklog.log.topic.root import open_root
 from sparklog.storage import LocalStore

@@ -11,14 +11,14 @@ from sparklog.compaction.run import CompactOptions, compact_root
 from sparklog.errors import BadRequest, NotFound
 from sparklog.groups.lag import Groups, lag
 from sparklog.kafka.importing.coordinators import kafka_groups
-from sparklog.kafka.importing.importing import ImportOptions, import_log_dir
+from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.kafka.in_place.segment_recovery import log_skipped
 from sparklog.kafka.in_place.view import KafkaView
-from sparklog.log.journal.env import SYSTEM
+from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.state.view import READ_UNCOMMITTED, OffsetRange
 from sparklog.log.topic.root import Root, RootView
-from sparklog.maintenance.output import json_value
 from sparklog.maintenance.work_items import InProcess, Settings
+from sparklog.output import json_value
 from sparklog.retention.retain import retain_root
 from sparklog.testing.world import START_MS
 from sparklog.tools.report.facts import HOURS, Report

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.log.journal.env import SYSTEM, Env
+from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.tools.verification.kafka_directory import verify_log_dir
 from tests.fixture_data import copied, fixture_tree
 from tests.tools.verification.damage import flip

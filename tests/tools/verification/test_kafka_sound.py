@@ -11,7 +11,7 @@ import pytest
 
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
-from sparklog.log.journal.env import Env
+from sparklog.log.journal.clocks import Env
 from sparklog.tools.verification.findings import CHECKPOINT, CONTENT, INDEX, Report, document, summary
 from sparklog.tools.verification.kafka_directory import verify_log_dir
 from tests.format.old_messages import messages

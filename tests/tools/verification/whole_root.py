@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.groups.lag import Groups
-from sparklog.kafka.importing.importing import import_log_dir
+from sparklog.kafka.importing.run import import_log_dir
 from sparklog.log.journal import entry_log
 from sparklog.log.state import commit_log
 from sparklog.log.state.commit import Hold

@@ -15,9 +15,9 @@ from sparklog.datasource.options import parse_options
 from sparklog.datasource.stream_plan import Clock, StreamPlanner
 from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import BadRequest, Corrupt, NotFound, Unavailable
-from sparklog.kafka.in_place.location import ROOT, Location
 from sparklog.log.state.slice_table import COMMITTED, PLAIN, Slices
 from sparklog.log.topic.root import RootView
+from sparklog.opening import ROOT, Location
 from sparklog.testing.faulty_store import Decide
 from tests.log.simulation.simulated_world import Actor
 from tests.transactions.simulation.actors import TOPICS, Run, process

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 import pytest
 
 from sparklog.errors import SparklogError
-from sparklog.log.journal.env import Env
+from sparklog.log.journal.clocks import Env
 from sparklog.storage.store import Store
 from sparklog.tools.backup import backing_up, copying, repository
 from tests.log.simulation.simulated_world import SimulationError

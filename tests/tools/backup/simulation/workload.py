@@ -12,13 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from unittest import mock
 
-from sparklog.compaction.cleaning import plan_cleaning
-from sparklog.compaction.merging import plan_merges
+from sparklog.compaction.clean_plan import plan_cleaning
+from sparklog.compaction.merge_plan import plan_merges
 from sparklog.compaction.run import CompactOptions, Plans, compact_topic
 from sparklog.compaction.sealing import plan_sealing
 from sparklog.errors import NotFound, SparklogError
 from sparklog.groups.lag import Groups
-from sparklog.log.journal.env import Env
+from sparklog.log.journal.clocks import Env
 from sparklog.log.state import commit_log
 from sparklog.log.topic.cloning import clone_topic
 from sparklog.log.topic.root import Root, open_root

@@ -1,0 +1,69 @@
+"""Merge small appends, seal them into Kafka segments and, on compacted topics, keep the latest record of each key.
+
+For every topic and cleanup.policy; docs/guides/compaction.md has schedule and cost. Appends, scans and streams go on
+meanwhile, and two runs at once do no harm: the second leaves to the first what that one works on. Each piece of work is
+one Spark task and is committed as it is finished. Without work Spark is not started; without pyspark the job works in
+its own process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Annotated
+
+from typer import Option
+
+from sparklog.cli.jobs.common import Maintenance, job, parse, run_maintenance
+from sparklog.compaction.run import CompactOptions, compact_root
+from sparklog.errors import SparklogError
+from sparklog.log.topic.root import Root
+from sparklog.maintenance.leases import Lease
+from sparklog.maintenance.progress import say_outcome
+from sparklog.maintenance.report import TopicReport, document, summary
+from sparklog.maintenance.spark_runner import SparkIfNeeded
+from sparklog.maintenance.work_items import Done, Runner, Settings, Work
+from sparklog.output import StatusLine, count
+
+
+@dataclass
+class Compact(Maintenance):
+    """Options of the job: the shared ones, and which parts of the work to do."""
+
+    seal_only: Annotated[bool, Option("--seal-only", help="Only seal what is closed: neither merge nor compact.")] = (
+        False
+    )
+    roll: Annotated[bool, Option("--roll", help="Seal the active segments, too, young and small as they are.")] = False
+
+
+def arguments(given: Sequence[str]) -> Compact:
+    return parse("compact", Compact, given, __doc__)
+
+
+guarded = job("compact", after_interrupt="what was committed stays, the next run does the rest")
+
+
+@guarded
+def run(runner: Runner, chosen: Compact) -> int:
+    pieces = 0
+    with StatusLine("compact", quiet=True) as status:
+
+        def compact(root: Root, settings: Settings, lease: Lease) -> list[TopicReport]:
+            def ended(work: Work, result: Done | SparklogError) -> None:
+                nonlocal pieces
+                pieces += 1
+                status(f"{count(pieces, 'piece')} of work ended")
+                say_outcome(work, result)
+                lease.check()
+
+            options = CompactOptions(lease.topics, chosen.seal_only, chosen.roll, chosen.dry_run)
+            return compact_root(root, settings, runner, options, ended)
+
+        return run_maintenance("compact", chosen, compact, summary, document)
+
+
+@guarded
+def main(given: Sequence[str]) -> int:
+    with closing(SparkIfNeeded("sparklog compact")) as spark:
+        return run(spark, arguments(given))

@@ -1,0 +1,180 @@
+"""Stream the topics of a Kafka directory, or of a sparklog root, into a sparklog root, exactly once.
+
+Run again with the same checkpoint it goes on where it was. Records keep key, value, headers and timestamp (else the
+time of writing). A topic keeps its name unless `--topic` sends all records to one. Without `--follow` the job ends when
+it has written what was there as it began.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import Annotated, ParamSpec
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, SparkSession
+from pyspark.sql.functions import col, lit, timestamp_millis, when
+from pyspark.sql.streaming import StreamingQuery
+from typer import BadParameter, Option
+
+import sparklog
+from sparklog.cli.jobs.common import DONE, job, parse
+from sparklog.cli.jobs.ivy import without_ivy
+from sparklog.cli.options import RootOption, whole_number
+from sparklog.datasource.options import parse_options
+from sparklog.datasource.spark_versions import READ_LIMITS
+from sparklog.datasource.subscription import Subscriber
+from sparklog.maintenance.spark_runner import quiet_session
+from sparklog.opening import NOTHING, open_log, open_view, refuse_inside, resolve
+from sparklog.output import StatusLine
+
+P = ParamSpec("P")
+COLUMNS = ("key", "value", "headers", "timestamp")
+
+
+@contextmanager
+def streaming_session(
+    name: str, log_level: str = "WARN", settings: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
+    """Start Spark with the settings that streaming into a root needs, and stop it at the end."""
+    settings = settings or {}
+    builder = sparklog.configure(SparkSession.builder).config(map=dict(settings))
+    with without_ivy() if "spark.jars.packages" in settings else nullcontext():
+        spark = quiet_session(builder, name, log_level)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def streaming_job(name: str) -> Callable[[Callable[P, int]], Callable[P, int]]:
+    """Make a job with a query answer with an exit code: errors, Spark's too, and Ctrl-C become one line on stderr."""
+    again = "the next run with this checkpoint goes on where it was"
+    return job(name, after_interrupt=again, foreign=(PySparkException,), reason=reason)
+
+
+_RAISED = re.compile(r"^pyspark\.errors\.\S+: (.+?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
+"""The line of a Python traceback that has Spark's own error."""
+
+
+def reason(text: str) -> str:
+    """Return the line of a Spark error that says why: where `foreachBatch` failed, that of the innermost cause."""
+    first = text.splitlines()[0]
+    if "FOREACH_BATCH_USER_FUNCTION_ERROR" not in first:
+        return first
+    causes = [line.removeprefix("Caused by: ") for line in text.splitlines() if line.startswith("Caused by: ")]
+    return (causes or _RAISED.findall(text) or [first])[-1]
+
+
+def check_source(path: str, **options: str | None) -> None:
+    """Raise what is wrong with a log to read, or with these options of its read: Spark takes seconds to start."""
+    read = parse_options({name: value for name, value in options.items() if value is not None}).read
+    location = resolve(path)
+    Subscriber(open_view(location, tailing=False), location, read.subscription).topics()
+
+
+def check_target(path: str) -> None:
+    """Raise what is wrong with a root to write, which may not exist yet, before Spark starts."""
+    location = resolve(path)
+    if location.kind == NOTHING:
+        refuse_inside(location.root)
+    else:
+        open_log(location)
+
+
+def known_timestamp() -> Column:
+    """Return the timestamp column with nulls for -1, Kafka's "no time": such a record gets the time of its writing."""
+    return when(col("timestamp") >= timestamp_millis(lit(0)), col("timestamp"))
+
+
+def print_end(query: StreamingQuery, target: str) -> None:
+    """Print where a query wrote to, and how far it came."""
+    last = query.lastProgress
+    print(f"written to {target}" + (f", up to micro-batch {last['batchId']}" if last else ": nothing new"))
+
+
+@contextmanager
+def so_far(query: StreamingQuery) -> Iterator[None]:
+    """Give an interrupt the newest micro-batch that a query has done."""
+    with StatusLine("stream", quiet=True) as status:
+        try:
+            yield
+        except KeyboardInterrupt:
+            with suppress(Py4JError, OSError):
+                query.stop()
+                if last := query.lastProgress:
+                    status(f"up to micro-batch {last['batchId']}")
+            raise
+
+
+@dataclass
+class Copy:
+    """Options of the job."""
+
+    source: Annotated[str, Option(help="Kafka log directory, its partition folder, root or topic folder.")]
+    root: RootOption
+    checkpoint: Annotated[str, Option(help="The query's checkpoint: with it nothing is lost or written twice.")]
+    subscribe: Annotated[str | None, Option(help="Topics, with commas between them.")] = None
+    subscribe_pattern: Annotated[str | None, Option(help="Regular expression of topics.")] = None
+    topic: Annotated[str | None, Option(help="One topic for all records; else each keeps its topic.")] = None
+    num_partitions: Annotated[
+        int | None, whole_number("--num-partitions", low=1, text="Of topics that do not exist yet.", default="1")
+    ] = None
+    max_offsets_per_trigger: Annotated[
+        int | None, whole_number("--max-offsets-per-trigger", low=1, text="About so many records in one micro-batch.")
+    ] = None
+    group: Annotated[str | None, Option(help="Consumer group that commits the query's offsets; of a root.")] = None
+    follow: Annotated[bool, Option("--follow", help="Go on with what comes later.")] = False
+
+    def __post_init__(self) -> None:
+        if self.subscribe is not None and self.subscribe_pattern is not None:
+            raise BadParameter("give one of --subscribe and --subscribe-pattern")
+
+
+def start(spark: SparkSession, copy: Copy) -> StreamingQuery:
+    options = {
+        "subscribe": copy.subscribe,
+        "subscribePattern": copy.subscribe_pattern,
+        "maxOffsetsPerTrigger": copy.max_offsets_per_trigger if copy.follow or READ_LIMITS else None,
+        "kafka.group.id": copy.group,
+    }
+    reader = spark.readStream.format("sparklog").option("startingOffsets", "earliest").option("includeHeaders", True)
+    for name, value in options.items():
+        if value is not None:
+            reader = reader.option(name, value)
+    columns = COLUMNS if copy.topic is not None else (*COLUMNS, "topic")
+    records = reader.load(copy.source).select(*columns).withColumn("timestamp", known_timestamp())
+    writer = records.writeStream.format("sparklog")
+    if copy.topic is not None:
+        writer = writer.option("topic", copy.topic)
+    if copy.num_partitions is not None:
+        writer = writer.option("num.partitions", copy.num_partitions)
+    writer = writer.option("checkpointLocation", copy.checkpoint)
+    return (writer if copy.follow else writer.trigger(availableNow=True)).start(copy.root)
+
+
+def arguments(given: Sequence[str]) -> Copy:
+    return parse("stream", Copy, given, __doc__)
+
+
+@streaming_job("stream")
+def run(spark: SparkSession, copy: Copy) -> int:
+    sparklog.register(spark)
+    query = start(spark, copy)
+    with so_far(query):
+        query.awaitTermination()
+    print_end(query, copy.root)
+    return DONE
+
+
+@streaming_job("stream")
+def main(given: Sequence[str]) -> int:
+    copy = arguments(given)
+    check_source(copy.source, subscribe=copy.subscribe, subscribepattern=copy.subscribe_pattern)
+    check_target(copy.root)
+    # Spark logs the stack of a query's failure, whose reason is the job's last line.
+    with streaming_session("sparklog stream", "FATAL") as spark:
+        return run(spark, copy)

@@ -1,0 +1,253 @@
+"""Write a topic into a Delta table, exactly once: each record as a row, or the latest record of each key.
+
+    spark-submit --packages io.delta:delta-spark_4.2_2.13:4.4.0 jobs/to_delta.py --root /data/log --topic orders \
+        --table /data/tables/orders --checkpoint /data/checkpoints/orders --payload json \
+        --schema 'id BIGINT, amount DOUBLE' --mode upsert --key-columns id --bad-records quarantine
+
+An upsert deletes the row of a key whose record has no value. Without `--follow` the job ends when it has written what
+was there as it began. Exit codes: see `sparklog.cli.jobs.common`.
+
+Each write to a table carries the query's id and the number of its micro-batch as Delta's txnAppId and txnVersion, so
+that a batch which is done again after a kill changes nothing. Bad records are written first: if the schema changes
+between two tries, a record may come into both tables, but never into none.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pyspark
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.types import StructField, StructType
+from typer import Option
+
+import sparklog
+from sparklog.cli.jobs import delta
+from sparklog.cli.jobs.common import DONE, parse
+from sparklog.cli.jobs.delta import CheckpointOption, FollowOption, IntervalOption, TableOption
+from sparklog.cli.jobs.delta_rows import METADATA, Payload, framed_schema, rows
+from sparklog.cli.jobs.stream import check_source, print_end, so_far, streaming_job, streaming_session
+from sparklog.cli.options import SourceOption, comma_separated, whole_number
+from sparklog.cli.terminal import read_text
+from sparklog.errors import BadRequest
+from sparklog.output import log
+
+TXN_APP_ID, TXN_VERSION = "spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion"
+ROWS, DELETED = "sparklog_rows", "_sparklog_deleted"
+
+
+@dataclass
+class ToDelta:
+    """Options of the job."""
+
+    topic: Annotated[str, Option(help="The topic to read.")]
+    root: SourceOption
+    table: TableOption
+    checkpoint: CheckpointOption
+    mode: Annotated[
+        Literal["append", "upsert"], Option(help="A row for each record, or for each key its latest one.")
+    ] = "append"
+    payload: Annotated[
+        Literal["raw", "json", "avro"],
+        Option(help="Values as bytes in the columns of a record, or parsed."),
+    ] = "raw"
+    schema: Annotated[
+        str | None,
+        Option(metavar="DDL|[ID=]FILE", help="Columns of json; the Avro schema, with its ID in a registry's frame."),
+    ] = None
+    key_column_list: Annotated[
+        str | None,
+        Option("--key-columns", metavar="A[,B]", help="Columns that the key holds: its text, or a JSON object."),
+    ] = None
+    metadata: Annotated[bool, Option("--metadata", help=f"Add {', '.join(METADATA)} to parsed columns.")] = False
+    headers: Annotated[bool, Option("--headers/--no-headers", help="Keep the headers of raw records.")] = True
+    bad_records: Annotated[
+        Literal["fail", "quarantine"], Option(help="Records that do not fit: fail, or write them to PATH_quarantine.")
+    ] = "fail"
+    grow_schema: Annotated[bool, Option("--grow-schema", help="Add columns that the table lacks.")] = False
+    starting_offsets: Annotated[
+        str, Option(metavar="OFFSETS", help='Of a new checkpoint: earliest, latest or {"topic":{"0":23}}.')
+    ] = "earliest"
+    max_offsets_per_trigger: Annotated[
+        int, whole_number("--max-offsets-per-trigger", low=1, text="About so many records in one micro-batch.")
+    ] = 1_000_000
+    no_fail_on_data_loss: Annotated[
+        bool, Option("--no-fail-on-data-loss", help="Go on where records are gone that were not written yet.")
+    ] = False
+    follow: FollowOption = False
+    interval: IntervalOption = None
+    rows: Payload = field(init=False)
+
+    def __post_init__(self) -> None:
+        delta.check_interval(self.interval, self.follow)
+        keys = comma_separated([self.key_column_list] if self.key_column_list is not None else None)
+        upsert = self.mode == "upsert"
+        if self.payload == "raw":
+            if self.schema is not None or keys or self.metadata:
+                raise BadRequest("--schema, --key-columns and --metadata are of --payload json and avro")
+            self.rows = Payload("raw", upsert, keys=("key",), headers=self.headers)
+            return
+        if self.schema is None:
+            raise BadRequest(f"--payload {self.payload} needs --schema: {_SCHEMA_OF[self.payload]}")
+        if upsert and not keys:
+            raise BadRequest("--mode upsert needs --key-columns: the columns that the record's key holds")
+        schema, schema_id = self.schema, None
+        if self.payload == "avro":
+            schema, schema_id = _read_schema(self.schema)
+            framed_schema(schema, schema_id)
+        self.rows = Payload(self.payload, upsert, schema, schema_id, keys, self.metadata)
+
+    @property
+    def quarantine(self) -> str:
+        return f"{self.table.rstrip('/')}_quarantine"
+
+
+_SCHEMA_OF = {"json": "columns such as 'id BIGINT, name STRING'", "avro": "the file of the Avro schema"}
+
+
+def _read_schema(given: str) -> tuple[str, int | None]:
+    number, equals, file = given.partition("=")
+    framed = bool(equals) and number.isascii() and number.isdecimal() and int(number) < 2**31
+    return read_text(Path(file if framed else given), "--schema"), int(number) if framed else None
+
+
+def prepare(spark: SparkSession, chosen: ToDelta, schema: StructType) -> None:
+    """Create the table, or add the columns that it lacks. Raises BadRequest if the rows or the folder do not fit."""
+    if delta.is_delta(spark, chosen.table):
+        table = spark.read.format("delta").load(chosen.table).schema
+        missing = delta.missing_columns(table, schema, grow=chosen.grow_schema)
+        if not missing:
+            return
+        log(f"{chosen.table} grows by {', '.join(missing)}")
+    else:
+        delta.check_new_folder(spark, chosen.table)
+    columns = StructType([StructField(field.name, field.dataType) for field in schema])
+    empty = spark.createDataFrame([], columns).write.format("delta").mode("append")
+    empty.option("mergeSchema", True).save(chosen.table)
+
+
+def start(spark: SparkSession, chosen: ToDelta) -> StreamingQuery:
+    reader = spark.readStream.format("sparklog").options(
+        subscribe=chosen.topic,
+        startingOffsets=chosen.starting_offsets,
+        includeHeaders=chosen.payload == "raw" and chosen.headers,
+        maxOffsetsPerTrigger=chosen.max_offsets_per_trigger,
+        failOnDataLoss=not chosen.no_fail_on_data_loss,
+    )
+    made = rows(reader.load(chosen.root), chosen.rows)
+    prepare(spark, chosen, made.select("row.*").schema)
+    writer = made.writeStream.foreachBatch(partial(write, chosen)).option("checkpointLocation", chosen.checkpoint)
+    return delta.begin(writer, chosen.follow, chosen.interval)
+
+
+def write(chosen: ToDelta, made: DataFrame, batch: int) -> None:
+    """Write a micro-batch: bad records first, then the rows of the others."""
+    application = delta.query_id(made)
+    if chosen.bad_records == "fail":
+        write_rows(chosen, made.withColumn("row", _or_fail(made)), application, batch)
+        return
+    with cached(made):
+        write_bad(chosen, made.filter("reason IS NOT NULL"), application, batch)
+        write_rows(chosen, made.filter("reason IS NULL"), application, batch)
+
+
+@contextmanager
+def cached(made: DataFrame) -> Iterator[None]:
+    """Keep a micro-batch while it is read twice."""
+    made.persist()
+    try:
+        yield
+    finally:
+        made.unpersist()
+
+
+def _or_fail(made: DataFrame) -> Column:
+    """Return the row of a record; a task fails that meets a reason, with the record's place.
+
+    No filter: Spark would parse each record for it, and again for the row.
+    """
+    place = [F.col("record").getField(name) for name in ("topic", "partition", "offset")]
+    text = F.format_string("%s-%d offset %d: %s; --bad-records quarantine goes on without it", *place, F.col("reason"))
+    failure = F.raise_error(text).cast(made.schema["row"].dataType)
+    return F.when(F.col("reason").isNotNull(), failure).otherwise(F.col("row"))
+
+
+def write_bad(chosen: ToDelta, bad: DataFrame, application: str, batch: int) -> None:
+    if not bad.isEmpty():
+        append(bad.select("record.*", "reason"), chosen.quarantine, application, batch)
+
+
+def write_rows(chosen: ToDelta, made: DataFrame, application: str, batch: int) -> None:
+    if chosen.rows.upsert:
+        upsert(chosen, made, application, batch)
+    else:
+        append(made.select("row.*"), chosen.table, application, batch)
+
+
+def append(table_rows: DataFrame, path: str, application: str, batch: int) -> None:
+    writer = table_rows.write.format("delta").mode("append")
+    writer.options(txnAppId=application, txnVersion=batch).save(path)
+
+
+def upsert(chosen: ToDelta, made: DataFrame, application: str, batch: int) -> None:
+    """Merge the latest record of each key: one partition holds a key, and its offsets are the order."""
+    keys = [F.col("row").getField(name) for name in chosen.rows.keys]
+    newest = Window.partitionBy(*keys).orderBy(F.desc("record.offset"), F.desc("record.partition"))
+    latest = made.withColumn("age", F.row_number().over(newest)).filter("age = 1")
+    latest = latest.select("row.*", F.col("deleted").alias(DELETED))
+    names = [delta.quoted(name) for name in latest.columns[:-1]]
+    latest.createOrReplaceTempView(ROWS)
+    session = latest.sparkSession
+    session.conf.set(TXN_APP_ID, application)
+    session.conf.set(TXN_VERSION, str(batch))
+    try:
+        session.sql(merge(delta.table_name(chosen.table), names, [delta.quoted(name) for name in chosen.rows.keys]))
+    finally:
+        session.conf.unset(TXN_APP_ID)
+        session.conf.unset(TXN_VERSION)
+        session.catalog.dropTempView(ROWS)
+
+
+def merge(table: str, names: Sequence[str], keys: Sequence[str]) -> str:
+    """Return the statement that brings rows, or their deletion, into a table; columns it has beside them stay."""
+    same = " AND ".join(f"t.{key} = s.{key}" for key in keys)
+    changed = ", ".join(f"t.{name} = s.{name}" for name in names)
+    return (
+        f"MERGE INTO {table} AS t USING {ROWS} AS s ON {same} "
+        f"WHEN MATCHED AND s.{DELETED} THEN DELETE WHEN MATCHED THEN UPDATE SET {changed} "
+        f"WHEN NOT MATCHED AND NOT s.{DELETED} THEN INSERT ({', '.join(names)}) "
+        f"VALUES ({', '.join(f's.{name}' for name in names)})"
+    )
+
+
+def arguments(given: Sequence[str]) -> ToDelta:
+    return parse("to-delta", ToDelta, given, __doc__)
+
+
+@streaming_job("to-delta")
+def run(spark: SparkSession, chosen: ToDelta) -> int:
+    delta.check_delta(spark, avro=chosen.payload == "avro")
+    sparklog.register(spark)
+    query = start(spark, chosen)
+    with so_far(query):
+        query.awaitTermination()
+    print_end(query, chosen.table)
+    return DONE
+
+
+@streaming_job("to-delta")
+def main(given: Sequence[str]) -> int:
+    chosen = arguments(given)
+    check_source(chosen.root, subscribe=chosen.topic, startingoffsets=chosen.starting_offsets)
+    settings = delta.settings(os.environ, pyspark.__version__, avro=chosen.payload == "avro")
+    # Spark logs the stack of a query's failure, whose reason is the job's last line.
+    with streaming_session("sparklog to-delta", "FATAL", settings) as spark:
+        return run(spark, chosen)

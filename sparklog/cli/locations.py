@@ -1,0 +1,171 @@
+"""Folders that `--root` may name, opened for reading or for writing."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from typer import BadParameter
+
+from sparklog.cli.terminal import warn_and_leave
+from sparklog.errors import SparklogError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from sparklog.log.state.view import LogView
+    from sparklog.log.topic.root import Root
+    from sparklog.maintenance.work_items import Settings
+    from sparklog.storage import Store
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A folder opened for reading; `topic` is set where it is one topic's, `root` is None for Kafka's directories.
+
+    A command about all topics goes on where one cannot be read: its error waits in `failures` for `finish`.
+    """
+
+    view: LogView
+    topic: str | None
+    root: Root | None
+    failures: list[SparklogError] = field(default_factory=list)
+
+    def topics(self) -> list[str]:
+        """Return the topics of the folder: one for a topic folder, else all."""
+        if self.topic is not None:
+            return [self.topic]
+        return self.view.topics() if self.root is None else self.root.topics(self.failures)
+
+    def chosen(self, names: Sequence[str] | None) -> list[str]:
+        return [self.one_topic(name) for name in dict.fromkeys(names)] if names else self.topics()
+
+    def narrowed(self, names: Sequence[str] | None) -> list[str]:
+        """Return the topics of these names, or the one of a topic folder; empty: all are meant."""
+        return self.chosen(names) if names or self.topic is not None else []
+
+    def each(self, names: Sequence[str] | None, look: Callable[[str], T]) -> list[T]:
+        """Call `look` for the topics of these names, or for all."""
+        if names or self.topic is not None:
+            return [look(name) for name in self.chosen(names)]
+        results = []
+        for name in self.topics():
+            try:
+                results.append(look(name))
+            except SparklogError as error:
+                if not self._is_gone(name):
+                    self.failures.append(error)
+        return results
+
+    def _is_gone(self, name: str) -> bool:
+        """True if a topic that was listed was deleted since."""
+        from sparklog.log.state.view import refresh_existing
+
+        try:
+            return not refresh_existing(self.view, [name])
+        except SparklogError:
+            return False
+
+    def refreshed(self, names: Sequence[str] | None) -> list[str]:
+        """Return the topics of these names, or all, in one new snapshot of the view."""
+        chosen = self.chosen(names)
+        try:
+            self.view.refresh(chosen)
+        except SparklogError:
+            if names or self.topic is not None:
+                raise
+            self.failures.clear()
+            return self.each(None, self._refresh)
+        return chosen
+
+    def _refresh(self, name: str) -> str:
+        self.view.refresh([name])
+        return name
+
+    def one_topic(self, name: str | None) -> str:
+        """Return the topic of this name, which need not exist, or the only one; a usage error lists the choice."""
+        if name is None:
+            names = self.topics()
+            if self.failures:
+                raise self.failures[0]
+            if len(names) != 1:
+                choice = f"one of {', '.join(names)}" if names else "there is none"
+                raise BadParameter(f"which topic? {self.view.location} holds {len(names)}: {choice}")
+            return names[0]
+        if self.topic is not None and name != self.topic:
+            raise BadParameter(f"the folder is topic {self.topic}'s, not {name}'s: give its root instead")
+        return name
+
+    def finish(self) -> None:
+        """Print a line for each topic that could not be read; exit code 1 if there was one."""
+        warn_and_leave(self.failures)
+
+
+def open_source(
+    root: str,
+    *,
+    follow: bool = False,
+    corrupt_records: str = "fail",
+    on_skipped: Callable[[object], None] | None = None,
+) -> Source:
+    """Open for reading what `SourceOption` names; `on_skipped` is called with damage that is skipped."""
+    from sparklog.opening import ROOT, TOPIC, open_log, open_view, resolve
+
+    location = resolve(root)
+    view = open_view(location, tailing=follow, corrupt_records=corrupt_records, on_skipped=on_skipped)
+    return Source(view, location.topic, open_log(location) if location.kind in (ROOT, TOPIC) else None)
+
+
+def open_root(root: str, *, create: bool = False) -> Root:
+    """Open a sparklog root for writing; `create` makes a new one where there is nothing yet."""
+    from sparklog.opening import open_log, resolve
+
+    return open_log(resolve(root), create=create)
+
+
+def open_folder(path: str) -> Store:
+    """Open the store of a folder that need not exist; `~` is the home directory, as in `--root`."""
+    from sparklog.opening import absolute
+    from sparklog.storage import open_store
+
+    return open_store(path if not path or path.startswith("file:") else absolute(path))
+
+
+def root_to_copy(path: str) -> Root:
+    """Open a sparklog root; `BadRequest` for one topic's folder and for Kafka's directories."""
+    from sparklog.errors import BadRequest
+    from sparklog.opening import KAFKA_DIRECTORY, KAFKA_PARTITION, TOPIC, open_log, resolve
+
+    location = resolve(path)
+    if location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
+        raise BadRequest(
+            f"{location.path} is a {location.kind}, expected a sparklog root: `sparklog import` makes one of it"
+        )
+    if location.kind == TOPIC:
+        raise BadRequest(
+            f"{location.path} is the folder of one topic: give --root {shlex.quote(location.root)}, "
+            f"with --topic {location.topic} for that one alone"
+        )
+    return open_log(location)
+
+
+def report_settings(source: Source, properties: str | None = None, now: str | None = None) -> Settings:
+    """Return the settings of a report: those of a properties file, at a time (default: the store's clock)."""
+    from dataclasses import replace
+
+    from sparklog.cli.options import parse_time
+    from sparklog.log.journal.clocks import SYSTEM
+    from sparklog.maintenance.properties import settings_of_file
+    from sparklog.maintenance.work_items import Settings, store_clock_ms
+
+    settings = Settings(0) if properties is None else settings_of_file(properties)
+    if now is not None:
+        now_ms = parse_time(now, "--now")
+    elif source.root is None:
+        now_ms = SYSTEM.wall_ms()
+    else:
+        now_ms = store_clock_ms(source.root.store, source.root.env, dry_run=True)
+    return replace(settings, now_ms=now_ms)

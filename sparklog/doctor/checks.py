@@ -1,0 +1,486 @@
+"""Checks of a machine and of a root, each with what puts its trouble right.
+
+Spark starts its workers with PYSPARK_PYTHON (or `spark.pyspark.python` of spark-submit), else with plain `python3` of
+the PATH, whatever Python the driver runs in; both must be of the same minor version. Where neither is set, sparklog's
+commands and `sparklog.configure` set PYSPARK_PYTHON to their own Python: then a wrong `python3` is a warning.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata, util
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from sparklog.datasource.session import SETTINGS, set_workers_python
+from sparklog.errors import BadRequest, SparklogError
+from sparklog.log.journal.clocks import reading_clock_ms
+from sparklog.log.journal.names import is_topic_name
+from sparklog.log.state.commit_log import CHECKPOINT_COMMITS
+from sparklog.log.state.slices import MERGE_TIER_MASK
+from sparklog.log.topic.root import Root
+from sparklog.log.topic.topic import MANY_UNSEALED, Topic
+from sparklog.maintenance.properties import parse_properties
+from sparklog.maintenance.spark_runner import quiet_session
+from sparklog.output import size_text
+from sparklog.storage.system_errors import mount_of
+from sparklog.transactions.listing import owner_of
+from sparklog.version import __version__
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+OK, WARN, FAIL = "ok", "warn", "fail"
+ANSWER_SECONDS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Result of one check; `fix`: for `warn` and `fail` the exact command or setting that puts it right."""
+
+    check: str
+    status: str
+    found: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Exit code of a program, None where it could not be started, and the text on both of its streams."""
+
+    code: int | None
+    text: str
+
+
+def _run(command: Sequence[str]) -> Answer:
+    """Run a program away from the current folder: Python would take modules from it that no worker has."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=ANSWER_SECONDS, check=False, cwd="/"
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return Answer(None, str(error))
+    return Answer(done.returncode, done.stdout + done.stderr)
+
+
+def _free(path: str) -> tuple[int, int]:
+    usage = shutil.disk_usage(path)
+    return usage.free, usage.total
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Calls to the operating system; `free`: free and total bytes of the file system of a path."""
+
+    environ: Mapping[str, str]
+    which: Callable[[str], str | None] = shutil.which
+    run: Callable[[Sequence[str]], Answer] = _run
+    free: Callable[[str], tuple[int, int]] = _free
+
+
+HERE = Machine(os.environ)
+
+
+LEAST = (3, 10)
+_ASK = (
+    "import json, sys; facts = {'version': list(sys.version_info[:3]), 'executable': sys.executable}\n"
+    "for name in ('pyarrow', 'numba', 'sparklog'):\n"
+    "    try: facts[name] = getattr(__import__(name), '__version__', '')\n"
+    "    except Exception as error: facts[name] = None; facts['error'] = repr(error)\n"
+    "print(json.dumps(facts))"
+)
+_REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*([^;]*)(?:;.*extra\s*==\s*['\"](\w+)['\"])?")
+_BOUND = re.compile(r"(>=|<=|==|!=|<|>)\s*([\d.]+)")
+
+
+def check_python() -> Finding:
+    """This interpreter."""
+    version = f"Python {_dotted(sys.version_info[:3])} ({sys.executable})"
+    if sys.version_info[:2] >= LEAST:
+        return Finding("python", OK, version)
+    return Finding("python", FAIL, f"{version}, expected {_dotted(LEAST)} or newer", "make PYTHON=<a newer python3>")
+
+
+def check_workers(machine: Machine, spark_python: str | None, *, spark: bool) -> Finding:
+    """The Python that Spark's workers will use. `spark_python`: what Spark's configuration names; `spark`: whether
+    Spark is there at all, else a problem is a warning only.
+    """
+    source, program = "python3 on the PATH", "python3"
+    fix = f"export PYSPARK_PYTHON={sys.executable}"
+    chosen = bool(spark_python or machine.environ.get("PYSPARK_PYTHON"))
+    if spark_python:
+        source, program = "spark.pyspark.python", spark_python
+        fix = f"spark.pyspark.python {sys.executable} in spark-defaults.conf"
+    elif machine.environ.get("PYSPARK_PYTHON"):
+        source, program = "PYSPARK_PYTHON", machine.environ["PYSPARK_PYTHON"]
+
+    def bad(message: str) -> Finding:
+        if not chosen:
+            others = f"sparklog's commands and programs that call sparklog.configure take {sys.executable}"
+            message += f"; spark-submit and pyspark would take it. {others}"
+        return Finding("workers' python", FAIL if spark and chosen else WARN, message, fix)
+
+    path = machine.which(program)
+    if path is None:
+        return bad(f"{source} is {program}, which does not exist")
+    answer = machine.run([path, "-c", _ASK])
+    try:
+        worker = json.loads(answer.text.splitlines()[-1]) if answer.code == 0 else None
+    except (ValueError, IndexError):
+        worker = None
+    if not isinstance(worker, dict):
+        return bad(f"{path} ({source}) does not run: {' '.join(answer.text.split())[-120:]}")
+    here = f"Python {_dotted(worker['version'])} ({worker['executable']}, by {source})"
+    if tuple(worker["version"][:2]) != sys.version_info[:2]:
+        return bad(f"{here}, expected {_dotted(sys.version_info[:2])} as the driver's: Spark refuses to mix")
+    missing = [name for name in ("sparklog", "pyarrow", "numba") if worker[name] is None]
+    if missing:
+        return bad(f"{here} cannot import {', '.join(missing)}: {worker['error']}")
+    return Finding("workers' python", OK, f"{here} imports sparklog {worker['sparklog']}, pyarrow {worker['pyarrow']}")
+
+
+def wanted_packages(requirements: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """(package, range, extra; empty: always needed) of each of a distribution's requirements."""
+    for text in requirements:
+        match = _REQUIREMENT.match(text)
+        if match is not None:
+            yield match[1], match[2].strip().strip("()"), match[3] or ""
+
+
+def out_of_range(version: str, wanted: str) -> bool:
+    """True if a version lies outside of `>=1.26,<3`; parts behind the numbers (rc1, .post1) do not count."""
+    have = _numbers(version)
+    for sign, text in _BOUND.findall(wanted):
+        bound = _numbers(text)
+        size = max(len(have), len(bound))
+        left, right = (part + (0,) * (size - len(part)) for part in (have, bound))
+        held = {">=": left >= right, "<=": left <= right, "==": left == right, "!=": left != right}
+        if not held.get(sign, left < right if sign == "<" else left > right):
+            return True
+    return False
+
+
+def check_packages() -> list[Finding]:
+    """Check the packages that sparklog requires, in the ranges it declares, and pyspark of its extras."""
+    try:
+        requirements = metadata.requires("sparklog") or []
+    except metadata.PackageNotFoundError:
+        message = "sparklog is not installed, it runs from a folder: the versions of what it needs are not known"
+        return [Finding("packages", WARN, message, f"{sys.executable} -m pip install -e '.[spark]'")]
+    wrong, right, spark = list[str](), list[str](), list[Finding]()
+    for name, wanted, extra in wanted_packages(requirements):
+        if extra not in ("", "spark"):
+            continue
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            version = None
+        if extra == "spark":
+            spark = [_pyspark(name, version, wanted)]
+        elif version is None or out_of_range(version, wanted):
+            wrong.append(f"{name} {version or 'missing'} (expected {wanted})")
+        else:
+            right.append(f"{name} {version}")
+    if wrong:
+        fix = f"{sys.executable} -m pip install --upgrade sparklog"
+        return [Finding("packages", FAIL, ", ".join(wrong), fix), *spark]
+    return [Finding("packages", OK, ", ".join(right)), *spark]
+
+
+def _pyspark(name: str, version: str | None, wanted: str) -> Finding:
+    fix = f"{sys.executable} -m pip install 'sparklog[spark]'"
+    if version is None:
+        message = "no pyspark here: the command line and the Python API work, queries and distributed jobs do not"
+        return Finding("pyspark", WARN, message, fix)
+    if out_of_range(version, wanted):
+        return Finding("pyspark", FAIL, f"{name} {version}, expected {wanted}", fix)
+    less = ", without some of what 4.2 has (docs/reference/spark-versions.md)" if out_of_range(version, ">=4.2") else ""
+    return Finding("pyspark", OK, f"{name} {version}{less}")
+
+
+def check_kernels() -> Finding:
+    """Check that compiled code is kept, so that no process waits for the compiler."""
+    fix = f"{sys.executable} -m sparklog.format.kernels.warm"
+    try:
+        from sparklog.format.kernels.native_kernels import CACHE_DIRECTORY
+    except ImportError as error:
+        return Finding("kernels", FAIL, f"they cannot be loaded: {error}", "see packages")
+    if CACHE_DIRECTORY is None:
+        message = "no folder to keep compiled kernels in: each process compiles them anew, half a minute"
+        return Finding("kernels", WARN, message, "export TMPDIR=<a folder that can be written to>")
+    compiled = sum(name.endswith(".nbc") for _, _, names in os.walk(CACHE_DIRECTORY) for name in names)
+    if not compiled:
+        return Finding("kernels", WARN, f"not compiled yet, kept in {CACHE_DIRECTORY}", fix)
+    return Finding("kernels", OK, f"{compiled} compiled in {CACHE_DIRECTORY}")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
+
+
+def _dotted(version: Sequence[int]) -> str:
+    return ".".join(map(str, version))
+
+
+LEAST_JAVA = 17
+DEFAULTS = "spark-defaults.conf"
+SESSION = "the session"
+
+
+ARROW_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+
+
+class _Setting(NamedTuple):
+    name: str
+    value: str
+    why: str
+
+
+_WHY = {
+    ARROW_BYTES: "with any other value Spark computes the size of all columns anew after each row that a Python sink "
+    "takes in",
+    "spark.python.unix.domain.socket.enabled": "over TCP each Python task waits some 40 ms for nothing; static: before "
+    "the session starts",
+}
+WORTH_CHANGING = tuple(_Setting(name, value, _WHY[name]) for name, value in SETTINGS.items())
+
+
+@dataclass(frozen=True, slots=True)
+class SparkSettings:
+    """Settings, and the file or session they come from, None without any; `problem`: why it is unread."""
+
+    source: str | None
+    values: Mapping[str, str]
+    problem: str = ""
+
+
+def has_spark(machine: Machine) -> bool:
+    """True if there is a Spark: pyspark, or a SPARK_HOME."""
+    return bool(machine.environ.get("SPARK_HOME")) or util.find_spec("pyspark") is not None
+
+
+def check_java(machine: Machine, *, spark: bool) -> Finding:
+    """Java where Spark looks for it: JAVA_HOME, then the PATH. Without Spark its lack is a warning."""
+    home = machine.environ.get("JAVA_HOME")
+    java = os.path.join(home, "bin", "java") if home else "java"
+    path = machine.which(java)
+    answer = machine.run([path, "-version"]) if path is not None else None
+    version = None if answer is None else re.search(r'version "((?:1\.)?(\d+)[^"]*)"', answer.text)
+    if answer is None or answer.code is None:
+        message = f"none (tried {java}); Spark needs Java {LEAST_JAVA} or newer"
+    elif version is None:
+        message = f"{path} does not say its version: {' '.join(answer.text.split())[:80]}"
+    elif int(version[2]) < LEAST_JAVA:
+        message = f"Java {version[1]} ({path}), Spark needs {LEAST_JAVA} or newer"
+    else:
+        return Finding("java", OK, f"Java {version[1]} ({path})")
+    fix = "install one (say openjdk-17-jre-headless) and put it on the PATH or into JAVA_HOME"
+    return Finding("java", FAIL if spark else WARN, message, fix)
+
+
+def spark_settings(machine: Machine, conf_file: str | None = None) -> SparkSettings:
+    """The settings of the file that Spark reads: the one given, else of SPARK_CONF_DIR, of SPARK_HOME, of pyspark.
+
+    `BadRequest` if the file that was given cannot be read.
+    """
+    for path in [conf_file] if conf_file is not None else _places(machine):
+        try:
+            text = Path(path).read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            if conf_file is not None:
+                raise BadRequest(f"{path} cannot be read: {error.strerror}; check --conf-file") from None
+            continue
+        try:
+            return SparkSettings(path, {entry.name: entry.value for entry in parse_properties(text, path)})
+        except BadRequest as error:
+            return SparkSettings(path, {}, str(error))
+    return SparkSettings(None, {})
+
+
+def _places(machine: Machine) -> list[str]:
+    """Spark takes the first of these folders that is named, and no other."""
+    folder = machine.environ.get("SPARK_CONF_DIR")
+    if not folder and machine.environ.get("SPARK_HOME"):
+        folder = os.path.join(machine.environ["SPARK_HOME"], "conf")
+    if not folder:
+        module = util.find_spec("pyspark")
+        folder = os.path.join(os.path.dirname(module.origin), "conf") if module and module.origin else None
+    return [os.path.join(folder, DEFAULTS)] if folder else []
+
+
+def check_settings(machine: Machine, settings: SparkSettings) -> list[Finding]:
+    """The settings worth changing, each with the line that changes it."""
+    if settings.problem:
+        return [Finding("spark settings", WARN, settings.problem, f"edit {settings.source}")]
+    file = next(iter(_places(machine)), "$SPARK_HOME/conf/spark-defaults.conf")
+    where = file if settings.source in (None, SESSION) else str(settings.source)
+    folder = os.path.dirname(where)
+    make = "" if os.path.isdir(folder) or folder.startswith("$") else f"mkdir -p {folder} && "
+    findings = []
+    for name, wanted, why in WORTH_CHANGING:
+        value = settings.values.get(name)
+        # Spark itself shows sizes as 67108864b.
+        if value is not None and value.strip().lower().removesuffix("b") == wanted:
+            findings.append(Finding("spark settings", OK, f"{name} is {wanted} ({settings.source})"))
+            continue
+        here = "is not set" if value is None else f"is {value}"
+        source = f" in {settings.source}" if settings.source else ", there is no spark-defaults.conf"
+        fix = f"{make}echo '{name} {wanted}' >> {where}"
+        findings.append(Finding("spark settings", WARN, f"{name} {here}{source}: {why}", fix))
+    return findings
+
+
+def _in_a_worker(_: int) -> tuple[str, str, str]:
+    """Return version, interpreter and sparklog's version of a worker, which imported it to find this function."""
+    return ".".join(map(str, sys.version_info[:3])), sys.executable, __version__
+
+
+def _start_session() -> SparkSession:
+    """Start a local session, whose workers are of this Python as those of `configure` are, with Spark's settings."""
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local[1]")
+    set_workers_python(builder._options, os.environ)
+    return quiet_session(builder, "sparklog doctor")
+
+
+def ask_spark() -> tuple[SparkSettings, list[Finding]]:
+    """Start a local session, or use the one that runs, and ask it: its settings, and what a worker of it is."""
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        fix = f"{sys.executable} -m pip install 'sparklog[spark]'"
+        return SparkSettings(None, {}), [Finding("spark session", FAIL, f"no pyspark: {error}", fix)]
+    running = SparkSession.getActiveSession()
+    try:
+        session = running or _start_session()
+        context = session.sparkContext
+        values = dict(context.getConf().getAll())
+        # Spark checks a default that is given, as if it were to be set.
+        if (arrow_bytes := session.conf.get(ARROW_BYTES, None)) is None:
+            values.pop(ARROW_BYTES, None)
+        else:
+            values[ARROW_BYTES] = arrow_bytes
+        settings = SparkSettings(SESSION, values)
+        version, executable, sparklog = context.parallelize([0], 1).map(_in_a_worker).collect()[0]
+        message = f"Spark {session.version}; a worker is Python {version} ({executable}) with sparklog {sparklog}"
+        finding = Finding("spark session", OK, message)
+    except Exception as error:  # noqa: BLE001 - whatever keeps Spark from starting is what is looked for
+        first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        fix = f"export PYSPARK_PYTHON={sys.executable}, and see java"
+        return SparkSettings(None, {}), [Finding("spark session", FAIL, f"a session with one task fails: {first}", fix)]
+    finally:
+        started = SparkSession.getActiveSession()
+        if running is None and started is not None:
+            started.stop()
+    return settings, [finding]
+
+
+FULL_BYTES = 64 << 20
+NEARLY_FULL_BYTES = 1 << 30
+NEARLY_FULL_SHARE = 0.05
+_NETWORK = re.compile(r"nfs\d?|cifs|smb\w*|9p|afs|ceph|glusterfs|lustre|fuse\..+")
+_MEMORY = ("tmpfs", "ramfs")
+
+
+def check_disk(machine: Machine, path: str) -> list[Finding]:
+    """Kind of file system and free space of a local root."""
+    mount = mount_of(path)
+    kind = mount.rpartition("(")[2].rstrip(")") if mount.endswith(")") else ""
+    system = Finding("file system", OK, mount)
+    if _NETWORK.fullmatch(kind):
+        message = f"{mount} is a network file system: the probe sees no trouble, but a commit costs several trips"
+        fix = "put the root on a local disk, or keep its clients' caches short"
+        system = Finding("file system", WARN, message, fix)
+    elif kind in _MEMORY:
+        system = Finding("file system", WARN, f"{mount} is memory: nothing there outlives a restart", "use a disk")
+    free, total = machine.free(path)
+    message = f"{size_text(free)} of {size_text(total)} are free on {mount}"
+    fix = "free space: shorten retention.ms, run `sparklog retain`, or enlarge the disk"
+    space = Finding("space", OK, message)
+    if free < FULL_BYTES:
+        space = Finding("space", FAIL, f"{message}: neither writers nor jobs get on", fix)
+    elif free < NEARLY_FULL_BYTES or free < total * NEARLY_FULL_SHARE:
+        space = Finding("space", WARN, message, fix)
+    return [system, space]
+
+
+NEVER_COMPACTED_SLICES = 1_000  # unsealed, of a topic that no run has ever merged or sealed
+CHECKPOINT_LATE_COMMITS = 8 * CHECKPOINT_COMMITS
+NAMED = 3
+
+_Complaint = tuple[str, str, str]
+"""Trouble of one topic: check, message, fix."""
+
+
+def check_root(root: Root) -> list[Finding]:
+    """All topics, one finding per kind of trouble; a topic that cannot be opened is one by itself."""
+    complaints: list[_Complaint] = []
+    findings: list[Finding] = []
+    count = 0
+    for name in filter(is_topic_name, root.store.list_folders("")):
+        try:
+            topic = root.topic_handle(name)
+            if not topic.log.refresh().head.exists:
+                continue
+            count += 1
+            complaints += [*_maintenance(root, topic), *_checkpoint(root, topic), *_transactions(root, topic)]
+        except SparklogError as error:
+            findings.append(Finding("topics", FAIL, f"{name}: {error}", f"sparklog verify --root {_shown(root)}"))
+    if not findings:
+        findings.append(Finding("topics", OK, f"{count} in {root.location}, all of them open"))
+    for kind in dict.fromkeys(kind for kind, _, _ in complaints):
+        of_kind = [(message, fix) for name, message, fix in complaints if name == kind]
+        more = f"; and {len(of_kind) - NAMED} more" if len(of_kind) > NAMED else ""
+        fixes = list(dict.fromkeys(fix for _, fix in of_kind))[:NAMED]
+        message = "; ".join(message for message, _ in of_kind[:NAMED]) + more
+        findings.append(Finding(kind, WARN, message, "; ".join(fixes)))
+    return findings
+
+
+def _maintenance(root: Root, topic: Topic) -> Iterator[_Complaint]:
+    rows = topic.snapshot(refresh=False).slices.all()
+    unsealed = ~rows.sealed()
+    many = int(unsealed.sum())
+    compact = f"sparklog compact --root {_shown(root)}, every hour (see `sparklog conf crontab`)"
+    untouched = unsealed.all() and not (rows.flags & MERGE_TIER_MASK).any()
+    if many > MANY_UNSEALED:
+        yield "maintenance", f"topic {topic.name} holds {many:,} unsealed slices, writers warn", compact
+    elif many >= NEVER_COMPACTED_SLICES and untouched:
+        yield "maintenance", f"topic {topic.name} holds {many:,} slices, none ever merged or sealed", compact
+
+
+def _checkpoint(root: Root, topic: Topic) -> Iterator[_Complaint]:
+    state = topic.log.current()
+    behind = state.head.version - state.checkpoint_version
+    if behind >= CHECKPOINT_LATE_COMMITS:
+        message = f"topic {topic.name} has {behind:,} commits since its newest checkpoint, writers make one every "
+        fix = f"look why writers cannot: permissions and space below {_shown(root)}/{topic.name}/_log/checkpoints"
+        yield "checkpoints", f"{message}{CHECKPOINT_COMMITS}", fix
+
+
+def _transactions(root: Root, topic: Topic) -> Iterator[_Complaint]:
+    head = topic.log.head(refresh=False)
+    abort = "sparklog transactions abort"
+    for transaction in dict.fromkeys(item.txn.id for item in head.open):
+        prepares = [item for item in head.open if item.txn.id == transaction]
+        if root.decisions.overdue(topic.name, prepares, reading_clock_ms(root.store, root.env)):
+            message = f"transaction {transaction} holds back topic {topic.name} beyond its timeout"
+            fix = f"{abort} {shlex.quote(transaction)} --root {_shown(root)}, or run either job"
+            yield "transactions", message, fix
+    for owner in sorted({owner_of(each) for each in head.kafka_open}):
+        message = f"transaction {owner}, which Kafka left open, holds back imported topic {topic.name}"
+        yield "transactions", message, f"{abort} {shlex.quote(owner)} --root {_shown(root)}"
+
+
+def _shown(root: Root) -> str:
+    return shlex.quote(root.location)

@@ -1,0 +1,175 @@
+"""Keep the verdict of a probe, so that not every process pays for one.
+
+In this process: for every store. In the root, as `_probe/verdict-<hash>.json`: where a probe costs many requests
+(`Store.probe_rounds` above 1). It holds for one place: the location and the server. The hash is that of the place, so
+the verdict of a root that was copied to another bucket or endpoint is not even looked at there.
+
+A local path is probed by each process that commits. That costs milliseconds, and the same path may be another mount, or
+another client of a network file system, on each machine.
+
+A server may be replaced or upgraded behind its endpoint. So a verdict counts for a day, and no longer once something
+contradicts it: `doubt` takes it back and probes anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+
+from sparklog.errors import BadRequest, SparklogError
+from sparklog.log.journal.documents import TEXT, Member, StoredDocument, whole
+from sparklog.storage.fork_safety import ForkLock
+from sparklog.storage.probe import PROBE_FOLDER, THREADS, Clock, ProbeReport, probe, wall_clock_ms
+from sparklog.storage.store import Store
+from sparklog.version import __version__
+
+VERDICT_MS = 86_400_000
+"""A verdict counts for so long: as long as the vacuum keeps files that no commit names (`file.delete.delay.ms`).
+
+So when the next probe shows that commits may have been lost, the files of their records are still there.
+"""
+DOUBT_MS = 60_000
+"""After a probe that doubt has caused and that passed, the next doubt causes none for so long: who fails in a loop, in
+a root that was restored under it, makes no load.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A probe that a place has passed: `server` is empty for a cloud's own, `sparklog` the version that probed."""
+
+    location: str
+    server: str
+    rounds: int
+    threads: int
+    probed_ms: int
+    sparklog: str
+
+
+VERDICT_JSON = StoredDocument(
+    "verdict of a probe",
+    Verdict,
+    Member("location", TEXT),
+    Member("server", TEXT),
+    Member("rounds", whole(1)),
+    Member("threads", whole(1)),
+    Member("probedMs", whole(0)),
+    Member("sparklog", TEXT),
+)
+
+_VERDICT = re.compile(rf"{PROBE_FOLDER}/verdict-[0-9a-f]{{16}}\.json")
+_probed: dict[tuple[str, str], int] = {}
+"""Places that this process trusts, and when they were probed."""
+_doubted: dict[tuple[str, str], int] = {}
+"""Places that this process has doubted, and when they passed the probe that followed."""
+_lock = ForkLock()
+
+
+def ensure_probed(store: Store, wall_ms: Clock = wall_clock_ms) -> None:
+    """Probe a store unless this process knows of a verdict. `BadRequest` names the promise that is broken."""
+    if not store.needs_probe or _is_fresh(_probed, store, wall_ms()):
+        return
+    with _lock:
+        if _is_fresh(_probed, store, wall_ms()):
+            return
+        probed_ms = _kept(store, wall_ms()) if _keeps_verdicts(store) else None
+        if probed_ms is None:
+            _keep(store, probe(store, wall_ms))
+            probed_ms = wall_ms()
+        _probed[_place(store)] = probed_ms
+
+
+def probe_anew(store: Store, wall_ms: Clock = wall_clock_ms) -> ProbeReport:
+    """Probe a store whatever the verdict; renew that, or take it back where a promise is broken."""
+    try:
+        report = probe(store, wall_ms)
+    except BadRequest:
+        forget(store)
+        raise
+    forget(store)
+    _keep(store, report)
+    return report
+
+
+def doubt(store: Store, wall_ms: Clock) -> BadRequest | None:
+    """Take back the verdict on a store that contradicts it, and probe anew; return which promise is broken.
+
+    None if none is, as far as a probe can show, or if it cannot be tried.
+    """
+    if not (store.needs_probe and store.writable) or _is_fresh(_doubted, store, wall_ms(), DOUBT_MS):
+        return None
+    with _lock:
+        try:
+            probe_anew(store, wall_ms)
+        except BadRequest as error:
+            return error
+        except SparklogError:
+            forget(store)
+        else:
+            _doubted[_place(store)] = wall_ms()
+    return None
+
+
+def distrust(store: Store, wall_ms: Clock) -> None:
+    """Take back the verdict on a store in which a chain is broken: who commits next probes it.
+
+    Who reads does not, for a probe costs a hundred requests, and needs the right to write.
+    """
+    if store.needs_probe and store.writable and not _is_fresh(_doubted, store, wall_ms(), DOUBT_MS):
+        forget(store)
+
+
+def forget(store: Store) -> None:
+    """Take the verdict on a store back."""
+    _probed.pop(_place(store), None)
+    if _keeps_verdicts(store):
+        with suppress(SparklogError):
+            store.delete(_key(store))
+
+
+def is_verdict(key: str) -> bool:
+    return _VERDICT.fullmatch(key) is not None
+
+
+def _place(store: Store) -> tuple[str, str]:
+    return store.location, store.server
+
+
+def _is_fresh(times: dict[tuple[str, str], int], store: Store, now_ms: int, limit_ms: int = VERDICT_MS) -> bool:
+    """True if a place has a time that is not long ago, nor far ahead: clocks may be set."""
+    at = times.get(_place(store))
+    return at is not None and abs(now_ms - at) < limit_ms
+
+
+def _keeps_verdicts(store: Store) -> bool:
+    return store.probe_rounds > 1
+
+
+def _key(store: Store) -> str:
+    place = f"{store.location}\n{store.server}"
+    return f"{PROBE_FOLDER}/verdict-{hashlib.sha256(place.encode()).hexdigest()[:16]}.json"
+
+
+def _kept(store: Store, now_ms: int) -> int | None:
+    """Return when this place passed a probe no weaker than one of today; None if it did not, or too long ago."""
+    key = _key(store)
+    try:
+        verdict = VERDICT_JSON.decode(store.get(key), key)
+    except SparklogError:  # none, or one that cannot be read
+        return None
+    same = (verdict.location, verdict.server) == _place(store)
+    counts = same and verdict.rounds >= store.probe_rounds and verdict.threads >= THREADS
+    return verdict.probed_ms if counts and abs(now_ms - verdict.probed_ms) < VERDICT_MS else None
+
+
+def _keep(store: Store, report: ProbeReport) -> None:
+    if not _keeps_verdicts(store):
+        return
+    verdict = Verdict(store.location, store.server, report.rounds, THREADS, report.probed_ms, __version__)
+    data = VERDICT_JSON.encode(verdict)
+    with suppress(SparklogError):  # the next process probes, too
+        if not store.create(_key(store), data):
+            store.delete(_key(store))
+            store.create(_key(store), data)

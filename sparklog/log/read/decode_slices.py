@@ -1,0 +1,294 @@
+"""Decode fetched bytes to record batches. Runs in tasks only (loads the kernels).
+
+Small slices are decoded together, whichever partition they belong to, and small results joined, so that a thousand tiny
+slices do not make a thousand batches; large slices are decoded a few record batches at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby
+from operator import itemgetter
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sparklog.errors import Corrupt
+from sparklog.format.arrow_numpy import fixed_array, repeated_text
+from sparklog.format.batch_scan import crc_failures, crc_message, scan_headers
+from sparklog.format.decode import RecordColumns, decode
+from sparklog.format.record_batch import BatchHeaders
+from sparklog.log.read.fetch import Cursor, Fetcher, Piece
+from sparklog.log.state.view import RECORD_SCHEMA, check_columns
+from sparklog.storage.parallel_reads import work_ahead
+
+Int64s = npt.NDArray[np.int64]
+
+DECODED = {"key", "value", "headers"}
+ROW_BYTES = 40
+"""Bytes of a record in Arrow beside its key, value and headers: offset, time, type, partition, three offsets."""
+BATCHES_AT_ONCE = 256
+"""Decoded together at most: what was learned says little where compressible data follows incompressible."""
+FIRST_EXPANSION = 4.0
+"""Decoded bytes per stored byte, until the first decoding tells."""
+
+
+def read_cursors(
+    cursors: Sequence[Cursor], columns: Sequence[str], batch_bytes: int, threads: int = 1
+) -> Iterator[pa.RecordBatch]:
+    decoder = _Decoder(check_columns(columns), batch_bytes)
+    runs = _runs(Fetcher(cursors), decoder, batch_bytes)
+    decoded = map(decoder.run, runs) if threads == 1 else work_ahead(lambda run: list(decoder.run(run)), runs, threads)
+    return _joined(chain.from_iterable(decoded), batch_bytes)
+
+
+def _runs(pieces: Fetcher, decoder: _Decoder, batch_bytes: int) -> Iterator[list[Piece]]:
+    """Yield runs of pieces that are wanted whole and decoded together, others one by one."""
+    run: list[Piece] = []
+    filled = 0.0
+    for piece in pieces:
+        alone = piece.cut or not piece.verified
+        grown = len(piece.data) * decoder.expansion
+        if run and (alone or filled + grown > batch_bytes):
+            yield run
+            run, filled = [], 0.0
+        if alone:
+            yield [piece]
+        else:
+            run.append(piece)
+            filled += grown
+    yield run
+
+
+def _joined(batches: Iterator[pa.RecordBatch], batch_bytes: int) -> Iterator[pa.RecordBatch]:
+    """Yield the same rows in batches of about `batch_bytes`: join small neighbours, cut large ones without a copy."""
+    held: list[pa.RecordBatch] = []
+    filled = 0
+    for batch in batches:
+        size = batch.nbytes
+        if held and filled + size > batch_bytes:
+            yield _join(held)
+            held, filled = [], 0
+        if size > 2 * batch_bytes and batch.num_rows > 1:
+            rows = -(-batch.num_rows // -(-size // batch_bytes))
+            yield from (batch.slice(at, rows) for at in range(0, batch.num_rows, rows))
+            continue
+        held.append(batch)
+        filled += size
+        if filled >= batch_bytes // 2:
+            yield _join(held)
+            held, filled = [], 0
+    if held:
+        yield _join(held)
+
+
+def _join(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    columns = [pa.concat_arrays([batch.column(i) for batch in batches]) for i in range(batches[0].num_columns)]
+    return pa.RecordBatch.from_arrays(columns, schema=batches[0].schema)
+
+
+@dataclass(slots=True)
+class _Run:
+    """Pieces behind one another in one buffer, and which batch belongs to which."""
+
+    pieces: list[Piece]
+    data: memoryview
+    headers: BatchHeaders
+    piece_of: Int64s
+    shift: Int64s
+
+    def __getitem__(self, batches: slice | npt.NDArray[np.bool_]) -> _Run:
+        return _Run(self.pieces, self.data, self.headers[batches], self.piece_of[batches], self.shift[batches])
+
+    def place(self) -> tuple[str | None, int]:
+        first = self.pieces[0]
+        return (first.slice.file, first.position) if len(self.pieces) == 1 else (None, 0)
+
+
+class _Decoder:
+    """Decoder of runs into batches. Threads may share one: what it learns is a guess, whoever learned it last."""
+
+    def __init__(self, columns: tuple[str, ...], batch_bytes: int) -> None:
+        self.expansion = FIRST_EXPANSION
+        self._learned = False
+        self._columns = columns
+        self._schema = pa.schema([RECORD_SCHEMA.field(name) for name in columns])
+        self._batch_bytes = batch_bytes
+        self._wanted = {*DECODED.intersection(columns), "offset", "timestamp"}
+        self._topics: dict[str, pa.Array] = {}
+
+    def run(self, pieces: list[Piece]) -> Iterator[pa.RecordBatch]:
+        """Decode pieces together: one, or several that are whole and verified."""
+        if len(pieces) == 1:
+            yield from self._batches(pieces, pieces[0].data)
+        elif pieces:
+            data = memoryview(b"".join([piece.data for piece in pieces]))
+            try:
+                batches = list(self._batches(pieces, data))
+            except Corrupt:
+                # One by one the error names the file and position.
+                for piece in pieces:
+                    list(self._batches([piece], piece.data))
+                raise
+            yield from batches
+
+    def _batches(self, pieces: list[Piece], data: memoryview) -> Iterator[pa.RecordBatch]:
+        run = _laid_out(pieces, data)
+        stored, opened = np.cumsum(run.headers.size), _opened_before(run.headers)
+        low = 0
+        while low < len(run.headers):
+            # The first decoding, of one batch, tells how much stored bytes grow.
+            room = self._batch_bytes / self.expansion if self._learned else 0.0
+            reached = (int(stored[low - 1]) if low else 0) + room
+            high = int(np.searchsorted(stored, reached, side="right"))
+            many = int(np.searchsorted(opened, opened[low] + BATCHES_AT_ONCE))
+            high = max(low + 1, min(high, many))
+            batch = self._batch(run[low:high])
+            if batch.num_rows:
+                yield batch
+            low = high
+
+    def _batch(self, run: _Run) -> pa.RecordBatch:
+        first, (file, position) = run.pieces[0], run.place()
+        records = self._offsets_only(run)
+        if records is None:
+            records = decode(
+                run.data,
+                run.headers,
+                columns=self._wanted,
+                offset_shift=first.slice.shift if len(run.pieces) == 1 else 0,
+                start_offset=first.start if first.cut else None,
+                end_offset=first.end if first.cut else None,
+                check_crc=not first.verified,
+                file=file,
+                file_position=position,
+            )
+            if len(run.pieces) > 1:
+                records.offset += np.repeat(run.shift, records.batch_rows)
+        columns = [self._column(name, records, run) for name in self._columns]
+        if len(records):
+            arrays = [array for name in DECODED if (array := getattr(records, name)) is not None]
+            grown = sum(array.nbytes for array in arrays) + ROW_BYTES * len(records)
+            self.expansion, self._learned = max(1.0, grown / int(run.headers.size.sum())), True
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _offsets_only(self, run: _Run) -> RecordColumns | None:
+        """Return records without a look into the batches, where nothing inside is wanted and no offset is missing."""
+        headers = run.headers
+        cheap = not {"key", "value", "headers", "timestamp"}.intersection(self._columns)
+        if not cheap or run.pieces[0].cut or (headers.count != headers.last_offset_delta + 1).any():
+            return None
+        if not run.pieces[0].verified:
+            wrong = crc_failures(run.data, headers)
+            if len(wrong):
+                bad, (file, position) = int(wrong[0]), run.place()
+                at, offset = position + int(headers.position[bad]), int(headers.base_offset[bad] + run.shift[bad])
+                raise Corrupt(crc_message(headers, bad), file=file, position=at, offset=offset)
+        before = np.cumsum(headers.count) - headers.count
+        offsets = np.arange(headers.count.sum(), dtype=np.int64)
+        offsets += np.repeat(headers.base_offset + run.shift - before, headers.count)
+        types = headers.timestamp_type
+        return RecordColumns(offsets, np.empty(0, np.int64), batch_rows=headers.count, batch_time_type=types)
+
+    def _column(self, name: str, records: RecordColumns, run: _Run) -> pa.Array:
+        if name in DECODED:
+            return getattr(records, name)
+        if name == "offset":
+            return fixed_array(records.offset, pa.int64())
+        if name == "timestamp":
+            return fixed_array(self._times(records, run), RECORD_SCHEMA.field("timestamp").type)
+        if name == "timestampType":
+            return fixed_array(np.repeat(records.batch_time_type, records.batch_rows).astype(np.int32), pa.int32())
+        if name == "partition":
+            return fixed_array(self._partitions(records, run), pa.int32())
+        return self._topic(records, run)
+
+    @staticmethod
+    def _times(records: RecordColumns, run: _Run) -> Int64s:
+        """Effective times: LogAppendTime of slices whose batches do not carry it is the commit's."""
+        given = np.asarray([piece.slice.append_time for piece in run.pieces], np.int64)
+        if (given < 0).all():
+            return records.timestamp
+        of_batch = np.where(run.headers.is_log_append_time, given[run.piece_of], -1)
+        of_record = np.repeat(of_batch, records.batch_rows)
+        return np.where(of_record >= 0, of_record, records.timestamp)
+
+    @staticmethod
+    def _partitions(records: RecordColumns, run: _Run) -> npt.NDArray[np.int32]:
+        numbers = np.asarray([piece.slice.partition for piece in run.pieces], np.int32)
+        if (numbers == numbers[0]).all():
+            return np.full(len(records), numbers[0], np.int32)
+        return np.repeat(numbers[run.piece_of], records.batch_rows)
+
+    def _topic(self, records: RecordColumns, run: _Run) -> pa.Array:
+        names = [piece.slice.topic for piece in run.pieces]
+        if len(set(names)) == 1:
+            return self._repeated(names[0], len(records))
+        # Pieces of a topic follow one another, so there are few runs.
+        rows = np.bincount(run.piece_of, weights=records.batch_rows, minlength=len(names)).astype(np.int64)
+        runs = groupby(zip(names, rows.tolist(), strict=True), itemgetter(0))
+        return pa.concat_arrays([self._repeated(name, sum(each for _, each in group)) for name, group in runs])
+
+    def _repeated(self, topic: str, n: int) -> pa.Array:
+        made = self._topics.get(topic)
+        if made is None or len(made) < n:
+            made = self._topics[topic] = repeated_text(topic, n)
+        return made.slice(0, n)
+
+
+def _opened_before(headers: BatchHeaders) -> Int64s:
+    """Per batch how many before it count; messages of formats v0 and v1 do not, but for the compressed ones."""
+    if headers.magic is None:
+        return np.arange(len(headers), dtype=np.int64)
+    counted = (~headers.is_legacy | (headers.codec != 0)).astype(np.int64)
+    before: Int64s = np.cumsum(counted) - counted
+    return before
+
+
+def _laid_out(pieces: list[Piece], data: memoryview) -> _Run:
+    """Find the batches and check what their own checksums do not cover: that they fill the slice in offset order."""
+    file, position = (pieces[0].slice.file, pieces[0].position) if len(pieces) == 1 else (None, 0)
+    headers = scan_headers(data, file=file, file_position=position)
+    lengths = np.asarray([len(piece.data) for piece in pieces], np.int64)
+    starts = np.cumsum(lengths) - lengths
+    piece_of = np.searchsorted(starts, headers.position, side="right") - 1
+    shift = np.asarray([piece.slice.shift for piece in pieces], np.int64)[piece_of]
+    begin, end = headers.base_offset + shift, headers.next_offset + shift
+    low = np.asarray([piece.slice.base for piece in pieces], np.int64)[piece_of]
+    high = np.asarray([piece.slice.end for piece in pieces], np.int64)[piece_of]
+    dense = np.asarray([piece.slice.records == piece.slice.end - piece.slice.base for piece in pieces])[piece_of]
+    wrong = (begin < low) | (end > high) | (end <= begin)
+    neighbour = piece_of[1:] == piece_of[:-1]
+    wrong[1:] |= neighbour & np.where(dense[1:], begin[1:] != end[:-1], begin[1:] < end[:-1])
+    if not np.isin(starts, headers.position).all():
+        raise Corrupt("a slice does not begin with a record batch", file=file, position=position)
+    if wrong.any():
+        bad = int(np.argmax(wrong))
+        raise Corrupt(
+            f"a batch claims the offsets {begin[bad]} to {end[bad]}, which are not its own: restore the file",
+            file=file,
+            position=position + int(headers.position[bad]),
+            offset=int(begin[bad]),
+        )
+    run = _Run(pieces, data, headers, piece_of, shift)
+    plain = ~headers.is_control & ~_hidden(run)
+    return run if plain.all() else run[plain]
+
+
+def _hidden(run: _Run) -> npt.NDArray[np.bool_]:
+    """Return bool[m]: the batches of Kafka's aborted transactions, as far as the reader is not to see them."""
+    headers, slices = run.headers, [piece.slice for piece in run.pieces]
+    batches = np.zeros(len(headers), np.bool_)
+    hidden = {id(each.hidden): each.hidden for each in slices if each.hidden is not None}
+    if not hidden:
+        return batches
+    owner = np.array([id(each.hidden) for each in slices], np.int64)[run.piece_of]
+    transactional = headers.is_transactional & ~headers.is_control
+    for key, aborted in hidden.items():
+        rows = np.flatnonzero(transactional & (owner == key))
+        batches[rows] = aborted.covers(headers.producer_id[rows], headers.base_offset[rows] + run.shift[rows])
+    return batches

@@ -1,0 +1,109 @@
+"""Slices of one partition as a plan carries them to tasks, to be read or rewritten: plain arrays, small to pickle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from sparklog.format.slice_columns import PLANNED
+from sparklog.format.transaction_index import AbortedTransactions
+from sparklog.log.journal.names import file_key
+from sparklog.log.state.rewrites import Input
+from sparklog.log.state.slice_table import ABORTED, Columns, ColumnsByName, Slices
+
+
+@dataclass(slots=True, eq=False)
+class PlannedSlice:
+    """One slice to read or rewrite; columns as in the slice table. Not frozen: a task makes thousands of them at once.
+
+    `path`: below the topic's folder, as commits name it; `file`: its key in the store. `hidden`: Kafka's aborted
+    transactions, whose records are not to be seen, whichever slice they are in.
+    """
+
+    topic: str
+    partition: int
+    path: str
+    file: str
+    hidden: AbortedTransactions | None
+    file_size: int
+    footer_length: int
+    position: int
+    size: int
+    base: int
+    end: int
+    shift: int
+    records: int
+    min_ts: int
+    max_ts: int
+    crc: int
+    flags: int
+    append_time: int
+    leader_epoch: int
+    status: int
+
+    @property
+    def aborted(self) -> bool:
+        return self.status == ABORTED
+
+    @property
+    def sealed(self) -> bool:
+        """True for a sealed segment: offsets of the log in its batches, no footer."""
+        return self.footer_length == 0
+
+    def input(self) -> Input:
+        return Input(self.path, self.position, self.base, self.end)
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedSlices(ColumnsByName):
+    """Slices of one partition in offset order: `columns` as in the slice table, but `file` is an index into `paths`.
+
+    `hidden`: as in `PlannedSlice`, one for all of them; None where nothing is hidden.
+    """
+
+    topic: str
+    partition: int
+    paths: tuple[str, ...]
+    columns: Columns
+    hidden: AbortedTransactions | None = None
+
+    def __getitem__(self, rows: slice | npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> PlannedSlices:
+        return replace(self, columns={name: column[rows] for name, column in self.columns.items()})
+
+    def rows(self, low: int = 0, high: int | None = None) -> list[PlannedSlice]:
+        paths = [self.paths[code] for code in self.columns["file"][low:high].tolist()]
+        columns = [self.columns[name][low:high].tolist() for name in PLANNED]
+        topic, partition, hidden = self.topic, self.partition, self.hidden
+        return [
+            PlannedSlice(topic, partition, path, file_key(topic, path), hidden, *numbers)
+            for path, *numbers in zip(paths, *columns, strict=True)
+        ]
+
+    def row(self, i: int) -> PlannedSlice:
+        return self.rows(i, i + 1)[0]
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.columns["size"].sum())
+
+    def inputs(self) -> tuple[Input, ...]:
+        rows = zip(*(self.columns[name].tolist() for name in ("file", "position", "base", "end")), strict=True)
+        return tuple([Input(self.paths[code], position, base, end) for code, position, base, end in rows])
+
+
+def planned_slices(topic: str, partition: int, rows: Slices) -> PlannedSlices:
+    codes, file = np.unique(rows.file, return_inverse=True)
+    columns = {name: rows.columns[name] for name in PLANNED}
+    paths = tuple(rows.paths[code] for code in codes.tolist())
+    return PlannedSlices(topic, partition, paths, {"file": file.astype(np.int32), **columns})
+
+
+def joined(parts: Sequence[PlannedSlices]) -> PlannedSlices:
+    """Return the slices of several plans of one partition, which follow each other, as one."""
+    first = np.cumsum([0, *(len(part.paths) for part in parts)])
+    columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in PLANNED}
+    columns["file"] = np.concatenate([part.file + start for part, start in zip(parts, first, strict=False)])
+    return replace(parts[0], paths=tuple(path for part in parts for path in part.paths), columns=columns)

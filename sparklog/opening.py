@@ -1,0 +1,217 @@
+"""Tell a root, a topic's folder, a Kafka log directory and a Kafka partition's folder apart, and open them.
+
+In this order: `_root.json` makes a root; a folder below a root is a topic; 20-digit `.log` files make one Kafka
+partition; folders `<name>-<n>` that hold such files make a Kafka log directory; anything else is nothing yet, which a
+read refuses and a write turns into a new root.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sparklog.errors import BadRequest, Corrupt, NotFound
+from sparklog.log.journal.clocks import SYSTEM, Moment
+from sparklog.log.journal.names import PLACE_KEY, ROOT_JSON, ROOT_KEY, is_topic_name
+from sparklog.storage import local_path, open_store
+from sparklog.storage.locations import is_url, normal_location, split
+
+if TYPE_CHECKING:
+    from sparklog.kafka.in_place.files import FilePath
+    from sparklog.log.state.view import LogView
+    from sparklog.log.topic.root import Root
+
+ROOT = "root"
+TOPIC = "topic"
+KAFKA_DIRECTORY = "Kafka log directory"
+KAFKA_PARTITION = "Kafka partition"
+NOTHING = "nothing"
+
+_SEALED_RUN = re.compile(r"\d{20}-[A-Za-z][A-Za-z0-9_-]*")
+"""A folder of sealed segments below a topic: its records are read through the topic, which knows which ones count."""
+
+
+@dataclass(frozen=True)
+class Location:
+    """The kind of a path. `root` is the root's location, or the path itself; `topic` is set for a topic folder.
+
+    `looked`: the id that a root in a bucket had when this process read it, and when. Spares a request a moment later.
+    """
+
+    kind: str
+    path: str
+    root: str
+    topic: str | None = None
+    looked: tuple[str, Moment] | None = field(default=None, compare=False, repr=False)
+
+    def __reduce__(self) -> tuple[type[Location], tuple[str | None, ...]]:
+        # Another process must look for itself.
+        return Location, (self.kind, self.path, self.root, self.topic)
+
+    def looked_at(self, root_id: str) -> Moment | None:
+        """Return when the root was seen to have this id, if that was a moment ago."""
+        if self.looked is None or self.looked[0] != root_id or not SYSTEM.now().is_soon_after(self.looked[1]):
+            return None
+        return self.looked[1]
+
+
+def resolve(path: str | None) -> Location:
+    """Look at a path. Raises BadRequest if none is given or it is a file."""
+    if not path:
+        raise BadRequest("No path: give the root, topic folder or Kafka log directory, as in load('/data/log')")
+    if is_url(path):
+        return _resolve_url(normal_location(path))
+    location = absolute(path)
+    if os.path.exists(location) and not os.path.isdir(location):
+        raise BadRequest(f"The path {location} is a file: give the root, topic folder or Kafka log directory")
+    if os.path.isfile(os.path.join(location, ROOT_KEY)):
+        return Location(ROOT, location, location)
+    parent, name = os.path.split(location)
+    if os.path.isfile(os.path.join(parent, ROOT_KEY)) and is_topic_name(name):
+        return Location(TOPIC, location, parent, name)
+    if os.path.isdir(location):
+        from sparklog.kafka.in_place.directory import kafka_layout
+
+        layout = kafka_layout(location)
+        if layout is not None and not _SEALED_RUN.fullmatch(name):
+            return Location(KAFKA_PARTITION if layout == "partition" else KAFKA_DIRECTORY, location, location)
+    return Location(NOTHING, location, location)
+
+
+def _resolve_url(url: str) -> Location:
+    """Look at a URL: one request for a root, two for a topic, three or a few more for all else."""
+    from sparklog.kafka.in_place.directory import bucket_layout
+    from sparklog.kafka.in_place.files import file_path, parent
+
+    place = file_path(url)
+    above, name = split(url)
+    seen = SYSTEM.now()
+    if (stored := _content(place, ROOT_KEY)) is not None:
+        return Location(ROOT, url, url, looked=_id_and_time(stored, seen))
+    seen = SYSTEM.now()
+    if is_topic_name(name) and (stored := _content(parent(place), ROOT_KEY)) is not None:
+        return Location(TOPIC, url, above, name, _id_and_time(stored, seen))
+    layout = bucket_layout(place)
+    if layout is not None and not _SEALED_RUN.fullmatch(name):
+        return Location(KAFKA_PARTITION if layout == "partition" else KAFKA_DIRECTORY, url, url)
+    return Location(NOTHING, url, url)
+
+
+def _holds(folder: FilePath, name: str) -> bool:
+    """True if a file of this name lies in a folder."""
+    from sparklog.kafka.in_place.files import is_file, join
+
+    path = join(folder, name)
+    return is_file(path) if isinstance(path, str) else _content(folder, name) is not None
+
+
+def _content(folder: FilePath, name: str) -> bytes | None:
+    """Return a file of a folder in a bucket, None if it is not there. Only a read says that there is no such bucket."""
+    from sparklog.kafka.in_place.files import as_object, join
+
+    store, key = as_object(join(folder, name))
+    try:
+        return store.get(key)
+    except NotFound:
+        return None
+
+
+def _id_and_time(stored: bytes, seen: Moment) -> tuple[str, Moment] | None:
+    """Return the id in `_root.json`, and when it was read; None if it is damaged: who opens the root says so."""
+    try:
+        return ROOT_JSON.decode(stored, ROOT_KEY).root_id, seen
+    except (BadRequest, Corrupt):
+        return None
+
+
+def absolute(path: str) -> str:
+    """Return a URL in its normal form, or a local path made absolute: tasks may run in another folder."""
+    return normal_location(path) if is_url(path) else local_path(os.path.expanduser(path))
+
+
+def open_view(
+    location: Location,
+    *,
+    tailing: bool,
+    corrupt_records: str = "fail",
+    on_skipped: Callable[[object], None] | None = None,
+) -> LogView:
+    """Open the log at a location to read it. `corrupt_records`, `on_skipped`: as in `KafkaView`, None logs a warning.
+
+    Raises NotFound where there is no log, BadRequest for a root whose damage is to be passed over.
+    """
+    if location.kind in (ROOT, TOPIC):
+        if corrupt_records != "fail":
+            raise BadRequest(
+                f"corruptRecords={corrupt_records} is for Kafka directories and {location.root} is a sparklog root:"
+                " leave it out; a root's damaged file is restored from a backup"
+            )
+        from sparklog.log.topic.root import RootView
+
+        return RootView(open_log(location))
+    if location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
+        from sparklog.kafka.in_place.segment_recovery import log_skipped
+        from sparklog.kafka.in_place.view import KafkaView
+
+        report = on_skipped or log_skipped
+        return KafkaView(location.path, tailing=tailing, corrupt_records=corrupt_records, on_skipped=report)
+    raise NotFound(missing(location))
+
+
+def missing(location: Location) -> str:
+    what = "has neither a _root.json nor Kafka partition folders" if exists(location) else "does not exist"
+    return (
+        f"There is no log at {location.path}: the path {what}; give a sparklog root, a topic folder, "
+        "a Kafka log directory or one Kafka partition folder"
+    )
+
+
+def exists(location: Location) -> bool:
+    if is_url(location.path):
+        return any(open_store(location.path).list(""))
+    return os.path.isdir(location.path)
+
+
+def open_log(location: Location, *, create: bool = False) -> Root:
+    """Open the root that a location is or lies in; with `create`, a new one where there is nothing yet."""
+    from sparklog.log.topic.root import open_root
+
+    if location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
+        raise BadRequest(
+            f"The path {location.path} is a {location.kind}, which is read-only: give a sparklog root instead;"
+            " `sparklog import` takes its topics into one"
+        )
+    if create and location.kind == NOTHING:
+        refuse_inside(location.root)
+    return open_root(location.root, create=create and location.kind == NOTHING)
+
+
+def refuse_inside(path: str) -> None:
+    """Raise BadRequest for a new root, or new backups, inside of a root, of backups or of a Kafka directory.
+
+    It would lie among files that maintenance or a restore takes for its own. No broker starts with a folder in its log
+    directory that is no partition's.
+    """
+    from sparklog.kafka.in_place.directory import bucket_layout
+    from sparklog.kafka.in_place.files import file_path
+
+    path = absolute(path)
+    above, name = split(path)
+    while name:
+        folder = file_path(above)
+        if _holds(folder, ROOT_KEY):
+            raise BadRequest(
+                f"The path {path} lies inside the root {above}, where nothing else can be made: give the "
+                "root, one of its topic folders, or a path outside of it"
+            )
+        if _holds(folder, PLACE_KEY):
+            raise BadRequest(f"The path {path} lies inside {above}, where backups lie: give a path outside of it")
+        if bucket_layout(folder) is not None:
+            raise BadRequest(
+                f"The path {path} lies inside Kafka's directory {above}, where no broker would start with a"
+                " root in it: give a path outside of it"
+            )
+        above, name = split(above)

@@ -1,0 +1,161 @@
+"""Output of commands and jobs: lines on stderr, text tables, JSON documents, bytes on stdout, and files."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import unicodedata
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from types import TracebackType
+from typing import Any
+
+from sparklog.errors import BadRequest
+from sparklog.log.journal.clocks import SYSTEM, Env, iso_time
+from sparklog.storage.durable_files import write_to
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def log(line: str, env: Env = SYSTEM) -> None:
+    """Print a line of a job's log on stderr, behind its time (UTC)."""
+    say(f"{iso_time(env.wall_ms())} {line}")
+
+
+_CONTROL = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
+"""C0 without tab and newline, DEL, and C1 in UTF-8."""
+STANDARD_OUTPUT = "-"
+
+
+def write(data: bytes) -> None:
+    """Write bytes to stdout, all of them at once; on a terminal without its control characters."""
+    if sys.stdout.isatty():
+        data = _CONTROL.sub(lambda match: rb"\x%02x" % match[0][-1], data)
+    sys.stdout.buffer.write(data)
+    sys.stdout.flush()
+
+
+def write_output(path: str, text: str, option: str) -> None:
+    """Write a text to a file that an option names; `-` is stdout.
+
+    A regular file is written whole: readers see the old text or the new one, and of several writers at once the last
+    one counts. Links are followed; devices and pipes are written to. `BadRequest` if it cannot be written.
+    """
+    if path == STANDARD_OUTPUT:
+        write(text.encode())
+        return
+    try:
+        write_to(path, text)
+    except OSError as error:
+        raise BadRequest(f"{path} cannot be written: {error.strerror}; choose another {option}") from None
+
+
+def size_text(nbytes: float) -> str:
+    """Return bytes in the unit that suits them, as disks are sold: `1.5 MB` are 1,500,000."""
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= scale:
+            return f"{nbytes / scale:,.1f} {unit}"
+    return f"{nbytes:,.0f} B"
+
+
+def rates(records: int, nbytes: int, seconds: float) -> str:
+    """Return `1.20 M records/s, 152.6 MB/s`; no time at all counts as a millisecond."""
+    took = max(seconds, 0.001)
+    return f"{records / took / 1e6:,.2f} M records/s, {size_text(nbytes / took)}/s"
+
+
+def count(number: int, one: str, many: str = "") -> str:
+    """Return `1 topic`, `2 topics`."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
+    """Return columns two blanks apart, those in `left` aligned to the left, the others to the right."""
+    columns = []
+    for number, texts in enumerate(zip(headings, *rows, strict=True)):
+        width = max(map(_width, texts))
+        blanks = [" " * (width - _width(text)) for text in texts]
+        pairs = zip(texts, blanks, strict=True)
+        columns.append([text + blank if number in left else blank + text for text, blank in pairs])
+    return "\n".join("  ".join(cells).rstrip() for cells in zip(*columns, strict=True))
+
+
+def _width(text: str) -> int:
+    """Columns of a terminal: East Asian wide characters take two."""
+    if text.isascii():
+        return len(text)
+    return len(text) + sum(unicodedata.east_asian_width(character) in "WF" for character in text)
+
+
+def json_value(value: object) -> Any:
+    """Return data classes, and what is in them, as JSON has them.
+
+    Names are in camel case, and `nbytes` is `bytes`. A class names the properties to add in `COMPUTED`.
+    """
+    if is_dataclass(value):
+        names = [*(each.name for each in fields(value)), *getattr(value, "COMPUTED", ())]
+        return {_camel_case(name): json_value(getattr(value, name)) for name in names}
+    if isinstance(value, (tuple, list)):
+        return [json_value(each) for each in value]
+    if isinstance(value, Mapping):
+        return {str(name): json_value(each) for name, each in value.items()}
+    return value
+
+
+def _camel_case(name: str) -> str:
+    first, *others = ("bytes" if name == "nbytes" else name).split("_")
+    return first + "".join(word.capitalize() for word in others)
+
+
+STATUS_SECONDS = 2.0
+"""A command that is done by then shows no status."""
+
+
+def interrupted(error: KeyboardInterrupt) -> str:
+    """Return `interrupted`, and how far the work was where that is known."""
+    return ": ".join(("interrupted", *map(str, error.args)))
+
+
+class StatusLine:
+    """The progress of a command: one line on a terminal once it takes two seconds, nothing elsewhere or if `quiet`.
+
+    An interrupt takes the newest text along, for the line that the command ends with.
+    """
+
+    def __init__(self, title: str, *, quiet: bool = False) -> None:
+        self._title = title
+        self._shown = not quiet and sys.stderr.isatty()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._show, daemon=True)
+        self.text = ""
+
+    def __enter__(self) -> StatusLine:
+        if self._shown:
+            self._thread.start()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._ended.set()
+        if self._shown:
+            self._thread.join()
+        if isinstance(error, KeyboardInterrupt) and self.text:
+            error.args = (self.text,)
+
+    def __call__(self, text: str) -> None:
+        self.text = text
+
+    def files(self, files: int, of_files: int, nbytes: int, of_nbytes: int) -> None:
+        """Show `12 of 40 files, 1.2 GB of 5.1 GB`."""
+        self(f"{files} of {of_files} files, {size_text(nbytes)} of {size_text(of_nbytes)}")
+
+    def _show(self) -> None:
+        seconds, wait = 0.0, STATUS_SECONDS
+        while not self._ended.wait(wait):
+            seconds, wait = seconds + wait, 1.0
+            line = f"{self._title}: {self.text or 'begun'} ({seconds:.0f} s)"
+            print(f"\r{line[:79]:<79}\r", end="", file=sys.stderr, flush=True)
+        if seconds:
+            print(f"\r{'':79}\r", end="", file=sys.stderr, flush=True)

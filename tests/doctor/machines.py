@@ -1,0 +1,45 @@
+"""Machines to examine: what is on their PATH, what programs answer, how much space there is."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+
+from sparklog.doctor.checks import Answer, Machine
+
+JAVA_17 = 'openjdk version "17.0.15" 2025-04-15\nOpenJDK Runtime Environment\n'
+GIB = 1 << 30
+
+
+def python_says(**changes: object) -> str:
+    """What the question to a worker's Python is answered with; None for a module that cannot be imported."""
+    found = {
+        "version": list(sys.version_info[:3]),
+        "executable": "/venv/bin/python",
+        "pyarrow": "20.0.0",
+        "numba": "0.61.0",
+        "sparklog": "0.3.1",
+    }
+    return f"some warning\n{json.dumps({**found, **changes})}\n"
+
+
+def machine(
+    programs: Mapping[str, Answer],
+    environ: Mapping[str, str] | None = None,
+    free: tuple[int, int] = (50 * GIB, 100 * GIB),
+) -> Machine:
+    """`programs`: path -> what it answers; a bare name is found on the PATH in /bin."""
+
+    def which(name: str) -> str | None:
+        path = name if "/" in name else f"/bin/{name}"
+        return path if path in programs else None
+
+    def run(command: Sequence[str]) -> Answer:
+        return programs[command[0]]
+
+    return Machine(environ or {}, which, run, lambda path: free)
+
+
+HEALTHY = machine({"/bin/python3": Answer(0, python_says()), "/bin/java": Answer(0, JAVA_17)})
+EMPTY = machine({})

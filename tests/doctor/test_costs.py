@@ -1,0 +1,142 @@
+"""The bill of a topic in a bucket: the page that shows it, wrong workloads, and what the figures rest on."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sparklog.cli.app import app
+from sparklog.doctor import costs
+from sparklog.doctor.costs import PRICES, Requests, Workload, bill, lines
+from sparklog.errors import BadRequest
+from sparklog.log.journal.numbered_objects import READ_AHEAD
+from sparklog.log.state.commit_log import CHECKPOINT_COMMITS
+from sparklog.log.topic.root import REMOTE_POLL_MS
+
+PAGE = (Path(__file__).parents[2] / "docs/reference/cost.md").read_text()
+
+
+def rows(page: str) -> dict[str, list[str]]:
+    """Cells of all table rows by their first one."""
+    found = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.split("\n") if line.startswith("|")]
+    return {row[0]: row[1:] for row in found}
+
+
+def cells(requests: Requests) -> list[str]:
+    return [f"{count:.0f}" for count in (requests.puts, requests.gets, requests.lists)]
+
+
+@pytest.mark.parametrize(
+    ("operation", "budget"),
+    [
+        ("a micro-batch of 2 tasks, up to 8 MiB each, however many partitions", costs.micro_batch(2)),
+        ("the same of 16 tasks", costs.micro_batch(16)),
+        ("a data object above 8 MiB, here 64 MiB: a multipart upload", costs.upload(64 << 20)),
+        ("a look for new records that meets none, a topic", costs.IDLE_POLL),
+        ("a look that meets one commit", costs.NEW_COMMIT),
+        ("opening a topic", costs.OPENING),
+        ("its commits since the newest checkpoint, 16 at a time: at most", costs.TAIL),
+        ("a checkpoint, every 128 commits", costs.CHECKPOINT),
+        ("a writer's look at the bucket's clock, every ten minutes", costs.CLOCK),
+    ],
+)
+def test_the_page_has_the_budgets(operation: str, budget: Requests) -> None:
+    assert rows(PAGE)[operation] == cells(budget)
+
+
+def test_the_page_has_the_prices() -> None:
+    for each in PRICES:
+        listed = [float(cell) for cell in rows(PAGE)[each.store]]
+        assert listed == [each.put, each.get, each.list, each.gb_month, each.gb_in, each.gb_out]
+
+
+def test_the_page_has_the_bill_as_the_command_prints_it() -> None:
+    command = re.search(r"^\$ sparklog (.*)$", PAGE, re.MULTILINE)
+    assert command is not None
+    printed = CliRunner().invoke(app, command.group(1).split())
+    assert printed.exit_code == 0
+    assert printed.output.strip() in PAGE
+    assert printed.output.strip().split("\n") == lines(Workload())
+
+
+def test_the_constants_are_those_of_the_log() -> None:
+    assert costs.CHECKPOINT_COMMITS == CHECKPOINT_COMMITS
+    assert costs.TAIL.gets == CHECKPOINT_COMMITS + READ_AHEAD
+
+
+def test_json_has_the_workload_and_all_dollars() -> None:
+    printed = CliRunner().invoke(app, ["doctor", "--cost", "--json", "--readers", "0"])
+    document = json.loads(printed.output)
+    assert document["workload"]["readers"] == 0
+    items = {item["name"]: item for item in document["items"]}
+    assert list(items) == ["append", "poll", "read", "maintain", "store"]
+    assert items["read"]["dollars"] == {each.store: 0 for each in PRICES}
+    assert items["store"]["dollars"]["S3 Standard"] > 0
+
+
+@pytest.mark.parametrize("other", [["--store", "/tmp"], ["--spark"], ["--conf-file", "x"]])
+def test_the_calculator_looks_at_nothing(other: list[str]) -> None:
+    refused = CliRunner().invoke(app, ["doctor", "--cost", *other])
+    assert refused.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("rate", value) for value in (0, -1, float("nan"), float("inf"))),
+        *(("interval", 0), ("partitions", 0), ("tasks", 0), ("retention", -7), ("retention", float("inf"))),
+        *(("readers", -1), ("poll", 0), ("poll", float("nan"))),
+    ],
+)
+def test_workloads_that_cannot_be(name: str, value: float) -> None:
+    with pytest.raises(BadRequest, match=f"--{name} must be "):
+        replace(Workload(), **{name: value})
+
+
+def test_what_makes_it_dear() -> None:
+    def dollars(name: str, **changes: float) -> float:
+        (item,) = [item for item in bill(replace(Workload(), **changes)) if item.name == name]
+        return item.dollars(PRICES[0])
+
+    for name, changes in (
+        ("append", {"interval": 1}),
+        ("append", {"tasks": 32}),
+        ("poll", {"readers": 4}),
+        ("poll", {"poll": 10}),
+        ("read", {"readers": 4}),
+        ("maintain", {"rate": 20}),
+        ("store", {"retention": 30}),
+    ):
+        assert dollars(name, **changes) > 1.2 * dollars(name), (name, changes)
+    # A trigger of ten seconds is a look every ten seconds, which meets a commit.
+    assert dollars("poll", poll=10_000) < dollars("poll") / 10
+
+
+@pytest.mark.parametrize(
+    ("commits", "seconds", "poll_ms"),
+    [
+        *(("second", 1, None), ("10 seconds", 10, None), ("minute", 60, None)),
+        *(("never", costs.DAY_S, REMOTE_POLL_MS), ("never, `poll.interval.ms` 1000", costs.DAY_S, 1000)),
+    ],
+)
+def test_the_page_has_what_polling_costs(commits: str, seconds: float, poll_ms: float | None) -> None:
+    looks = costs.looks(seconds, poll_ms) * costs.DAY_S / seconds
+    dollars = [f"${looks * costs.MONTH_DAYS * prices.get / 1000:.2f}" for prices in PRICES[:2]]
+    assert rows(PAGE)[commits] == [f"{looks:,.0f}", *dollars]
+
+
+def test_a_reader_pauses_longer_the_less_comes() -> None:
+    quick = costs.looks(0.1)
+    assert quick * costs.DAY_S * 10 == 3_456_000
+    assert costs.looks(costs.DAY_S) < 1.001 * costs.looks(costs.DAY_S, REMOTE_POLL_MS)
+    assert costs.looks(1) < 10 * quick
+
+
+def test_an_idle_reader_is_named_by_the_day() -> None:
+    assert "345,600 GETs a day" in lines(Workload(poll=250))[-2]
+    assert "$4.15 a month on S3 Standard" in lines(Workload(poll=250))[-2]

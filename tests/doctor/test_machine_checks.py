@@ -1,0 +1,257 @@
+"""Python, packages, Java and Spark's settings: what is found, and what is said to put it right."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from sparklog.doctor import FAIL, OK, WARN
+from sparklog.doctor.checks import (
+    HERE,
+    SESSION,
+    WORTH_CHANGING,
+    Answer,
+    Machine,
+    SparkSettings,
+    check_java,
+    check_kernels,
+    check_packages,
+    check_settings,
+    check_workers,
+    out_of_range,
+    spark_settings,
+    wanted_packages,
+)
+from sparklog.errors import BadRequest
+from sparklog.format.kernels import warm
+from tests.doctor.machines import EMPTY, HEALTHY, JAVA_17, machine, python_says
+
+REPOSITORY = Path(__file__).parents[2]
+NEXT_MINOR = [sys.version_info[0], sys.version_info[1] + 1, 0]
+
+
+def test_a_worker_that_will_do() -> None:
+    finding = check_workers(HEALTHY, None, spark=True)
+    assert (finding.status, finding.fix) == (OK, "")
+    assert "by python3 on the PATH" in finding.found
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (Answer(0, python_says(version=NEXT_MINOR)), "as the driver's: Spark refuses to mix"),
+        (Answer(0, python_says(sparklog=None, error="ModuleNotFoundError")), "cannot import sparklog: ModuleNotFound"),
+        (Answer(0, python_says(pyarrow=None, error="x")), "cannot import pyarrow"),
+        (Answer(1, "Segmentation fault"), "does not run: Segmentation fault"),
+        (Answer(0, ""), "does not run"),
+        (Answer(None, "timed out"), "does not run: timed out"),
+    ],
+)
+def test_workers_that_will_not_do(answer: Answer, says: str) -> None:
+    broken = machine({"/bin/python3": answer}, {"PYSPARK_PYTHON": "python3"})
+    finding = check_workers(broken, None, spark=True)
+    assert finding.status == FAIL
+    assert says in finding.found
+    assert finding.fix == f"export PYSPARK_PYTHON={sys.executable}"
+    assert check_workers(broken, None, spark=False).status == WARN
+
+
+def test_a_wrong_python3_is_no_failure_where_configure_would_not_take_it() -> None:
+    wrong = machine({"/bin/python3": Answer(0, python_says(sparklog=None, error="ModuleNotFoundError"))})
+    finding = check_workers(wrong, None, spark=True)
+    assert finding.status == WARN
+    assert "cannot import sparklog: ModuleNotFound" in finding.found
+    assert f"programs that call sparklog.configure take {sys.executable}" in finding.found
+    assert finding.fix == f"export PYSPARK_PYTHON={sys.executable}"
+    assert check_workers(wrong, "/bin/python3", spark=True).status == FAIL
+
+
+def test_which_python_the_workers_are() -> None:
+    """What spark.pyspark.python names, else PYSPARK_PYTHON, else python3."""
+    programs = {path: Answer(0, python_says(executable=path)) for path in ("/a/python", "/b/python", "/bin/python3")}
+    both = machine(programs, {"PYSPARK_PYTHON": "/b/python"})
+    assert "(/a/python, by spark.pyspark.python)" in check_workers(both, "/a/python", spark=True).found
+    assert "(/b/python, by PYSPARK_PYTHON)" in check_workers(both, None, spark=True).found
+    lost = check_workers(both, "/c/python", spark=True)
+    assert lost.found == "spark.pyspark.python is /c/python, which does not exist"
+    assert lost.fix == f"spark.pyspark.python {sys.executable} in spark-defaults.conf"
+    assert "which does not exist" in check_workers(EMPTY, None, spark=True).found
+
+
+def test_the_question_is_answered_by_a_real_python() -> None:
+    """Asked away from this folder, as a worker on another machine would be."""
+    finding = check_workers(Machine({"PYSPARK_PYTHON": sys.executable}), None, spark=True)
+    assert f"({sys.executable}, by PYSPARK_PYTHON)" in finding.found
+    real = HERE.run([sys.executable, "-c", "import os; print(os.getcwd())"])
+    assert (real.code, real.text.strip()) == (0, "/")
+    assert HERE.run(["/no/such/program"]).code is None
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "says"),
+    [
+        (JAVA_17, OK, "Java 17.0.15 (/bin/java)"),
+        ('java version "1.8.0_392"', FAIL, "Java 1.8.0_392 (/bin/java), Spark needs 17 or newer"),
+        ('openjdk version "21" 2023-09-19', OK, "Java 21 (/bin/java)"),
+        ("The operation couldn't be completed.", FAIL, "does not say its version"),
+    ],
+)
+def test_a_java_is_judged_by_the_version_it_prints(said: str, status: str, says: str) -> None:
+    finding = check_java(machine({"/bin/java": Answer(0, said)}), spark=True)
+    assert finding.status == status
+    assert says in finding.found
+
+
+def test_java_that_is_not_there() -> None:
+    assert check_java(EMPTY, spark=False).status == WARN
+    home = machine({"/bin/java": Answer(0, JAVA_17)}, {"JAVA_HOME": "/opt/java"})
+    finding = check_java(home, spark=True)
+    assert (finding.status, finding.found.split(";")[0]) == (FAIL, "none (tried /opt/java/bin/java)")
+    assert "openjdk-17" in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("version", "wanted", "outside"),
+    [
+        ("1.26", ">=1.26,<3", False),
+        ("1.26.0", ">=1.26,<3", False),
+        ("1.25.9", ">=1.26,<3", True),
+        ("3.0", "<3,>=1.26", True),
+        ("2.99.1rc1", "<3,>=1.26", False),
+        ("4.2.1", ">=4.2,<4.3", False),
+        ("4.3", ">=4.2,<4.3", True),
+        ("10.0", ">=9.5", False),
+        ("1.0", "==1.0.0", False),
+        ("1.1", "!=1.1", True),
+        ("2.9.post0", ">=2.7", False),
+        ("1", "", False),
+    ],
+)
+def test_a_version_is_held_against_its_range(version: str, wanted: str, outside: bool) -> None:
+    assert out_of_range(version, wanted) is outside
+
+
+def test_requirements_as_metadata_has_them() -> None:
+    given = ["numpy<3,>=1.26", "pandas<3,>=2.2; extra == 'connect'", 'pyspark[connect] (<4.3,>=4.2) ; extra == "spark"']
+    assert list(wanted_packages(given)) == [
+        ("numpy", "<3,>=1.26", ""),
+        ("pandas", "<3,>=2.2", "connect"),
+        ("pyspark", "<4.3,>=4.2", "spark"),
+    ]
+
+
+def test_packages_that_are_missing_or_out_of_range_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    have = {"numpy": "1.20", "pyspark": "4.2.1"}
+
+    def version(name: str) -> str:
+        if name not in have:
+            raise metadata.PackageNotFoundError(name)
+        return have[name]
+
+    needs = ["numpy<3,>=1.26", "lz4<5,>=4.3.3", "pyspark<4.3,>=4.2; extra == 'spark'", "ruff; extra == 'dev'"]
+    monkeypatch.setattr(metadata, "requires", lambda name: needs)
+    monkeypatch.setattr(metadata, "version", version)
+    packages, pyspark = check_packages()
+    assert packages.found == "numpy 1.20 (expected <3,>=1.26), lz4 missing (expected <5,>=4.3.3)"
+    assert (packages.status, pyspark.status) == (FAIL, OK)
+    assert "without" not in pyspark.found
+    needs[2] = "pyspark<4.4,>=4.0; extra == 'spark'"
+    have["pyspark"] = "4.1.4"
+    assert check_packages()[1].found == "pyspark 4.1.4, without some of what 4.2 has (docs/reference/spark-versions.md)"
+    have.update(numpy="2.0", lz4="4.4", pyspark="3.5.1")
+    assert [each.status for each in check_packages()] == [OK, FAIL]
+    del have["pyspark"]
+    missing = check_packages()[1]
+    assert (missing.status, missing.fix.endswith("pip install 'sparklog[spark]'")) == (WARN, True)
+
+    def not_installed(name: str) -> list[str]:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "requires", not_installed)
+    assert [each.status for each in check_packages()] == [WARN]
+
+
+def test_kernels_that_are_not_compiled_or_cannot_be_kept_are_a_warning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from sparklog.format.kernels import native_kernels
+
+    assert warm.warm_up() == native_kernels.CACHE_DIRECTORY
+    assert check_kernels().status == OK
+    monkeypatch.setattr(native_kernels, "CACHE_DIRECTORY", str(tmp_path))
+    cold = check_kernels()
+    assert (cold.status, cold.fix) == (WARN, f"{sys.executable} -m sparklog.format.kernels.warm")
+    monkeypatch.setattr(native_kernels, "CACHE_DIRECTORY", None)
+    assert "compiles them anew" in check_kernels().found
+
+
+def test_settings_worth_changing_are_those_of_our_own_file() -> None:
+    ours = spark_settings(EMPTY, str(REPOSITORY / "conf" / "spark-defaults.conf"))
+    assert {wanted.name: wanted.value for wanted in WORTH_CHANGING} == dict(ours.values)
+    assert [finding.status for finding in check_settings(EMPTY, ours)] == [OK, OK]
+
+
+def write(folder: Path, text: str) -> str:
+    folder.mkdir(exist_ok=True)
+    (folder / "spark-defaults.conf").write_text(text)
+    return str(folder)
+
+
+def test_where_spark_looks_for_its_settings(tmp_path: Path) -> None:
+    conf_dir = write(tmp_path / "dir", "spark.master local[1]")
+    home = tmp_path / "home"
+    home.mkdir()
+    of_home = write(home / "conf", "spark.master local[2]")
+    both = machine({}, {"SPARK_CONF_DIR": conf_dir, "SPARK_HOME": str(home)})
+    assert spark_settings(both).values == {"spark.master": "local[1]"}
+    assert spark_settings(machine({}, {"SPARK_HOME": str(home)})).values == {"spark.master": "local[2]"}
+    none = machine({}, {"SPARK_CONF_DIR": str(tmp_path)})
+    assert spark_settings(none) == SparkSettings(None, {})
+    with pytest.raises(BadRequest, match="check --conf-file"):
+        spark_settings(both, str(tmp_path / "none.conf"))
+    assert spark_settings(both, f"{of_home}/spark-defaults.conf").values == {"spark.master": "local[2]"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        lambda name, value: "",
+        lambda name, value: f"# {name} {value}",
+        lambda name, value: f"{name} 67108864",
+        lambda name, value: f"{name}=false",
+    ],
+)
+def test_settings_that_are_not_so(tmp_path: Path, line: Callable[[str, str], str]) -> None:
+    text = "\n".join(line(wanted.name, wanted.value) for wanted in WORTH_CHANGING)
+    folder = write(tmp_path / "conf", text)
+    here = machine({}, {"SPARK_CONF_DIR": folder})
+    findings = check_settings(here, spark_settings(here))
+    assert [finding.status for finding in findings] == [WARN, WARN]
+    assert findings[1].fix == f"echo 'spark.python.unix.domain.socket.enabled true' >> {folder}/spark-defaults.conf"
+    # The fix is one: it makes the warning go.
+    for finding in findings:
+        setting = finding.fix.split("'")[1]
+        with (tmp_path / "fixed").open("a") as file:
+            file.write(f"{setting}\n")
+    fixed = spark_settings(here, str(tmp_path / "fixed"))
+    assert [finding.status for finding in check_settings(here, fixed)] == [OK, OK]
+
+
+def test_what_a_session_says_is_put_right_in_the_file(tmp_path: Path) -> None:
+    folder = tmp_path / "conf"
+    here = machine({}, {"SPARK_CONF_DIR": str(folder)})
+    said = {WORTH_CHANGING[0].name: "2147483647b"}
+    first, second = check_settings(here, SparkSettings(SESSION, said))
+    assert (first.status, second.status) == (OK, WARN)
+    file = f"{folder}/spark-defaults.conf"
+    assert second.fix == f"mkdir -p {folder} && echo 'spark.python.unix.domain.socket.enabled true' >> {file}"
+
+
+def test_a_file_that_sets_a_name_twice(tmp_path: Path) -> None:
+    here = machine({}, {"SPARK_CONF_DIR": write(tmp_path / "conf", "a b\na c\n")})
+    (finding,) = check_settings(here, spark_settings(here))
+    assert (finding.status, "set already in line 1" in finding.found) == (WARN, True)

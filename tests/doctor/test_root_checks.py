@@ -1,0 +1,257 @@
+"""A root's place and state, and all of it together."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import sparklog as library
+from sparklog.doctor import FAIL, OK, WARN, Finding, checks, examine
+from sparklog.doctor.checks import check_disk, check_root
+from sparklog.doctor.examine import examine_root, failed
+from sparklog.doctor.store_checks import check_store
+from sparklog.log.topic.root import Root
+from sparklog.log.topic.topic import Topic
+from sparklog.storage import LocalStore
+from sparklog.transactions.producer import transactional
+from tests.doctor.machines import EMPTY, GIB, HEALTHY, machine
+from tests.support.command_line import invoke
+from tests.support.read_only import read_only
+from tests.support.topics_world import TopicsWorld
+
+KAFKA = Path(__file__).parents[2] / "examples" / "data" / "kafka-log-dir"
+ROWS = pa.table({"value": [b"1"]})
+
+
+class Careless(LocalStore):
+    """Looks first and writes then, and tells everyone that they won."""
+
+    def create(self, key: str, data: bytes) -> bool:
+        super().create(key, data)
+        return True
+
+
+class Elsewhere(LocalStore):
+    """Its clock is that of somewhere else."""
+
+    behind_ms = 0
+
+    def now_ms(self) -> int:
+        return super().now_ms() - self.behind_ms
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Root:
+    opened = library.open(tmp_path / "root", create=True)
+    opened.create_topic("t")
+    return opened
+
+
+def by_check(found: list[Finding]) -> dict[str, Finding]:
+    return {finding.check: finding for finding in found}
+
+
+def test_a_store_that_keeps_its_promises(tmp_path: Path) -> None:
+    (tmp_path / "place").mkdir()
+    found = by_check(check_store(LocalStore(tmp_path / "place")))
+    assert {name: finding.status for name, finding in found.items()} == {"store": OK, "clock": OK}
+    assert list((tmp_path / "place").iterdir()) == []
+
+
+def test_a_store_that_does_not(tmp_path: Path) -> None:
+    (finding,) = check_store(Careless(tmp_path))
+    assert finding.status == FAIL
+    assert "8 threads that created one object at once 8 were told they had" in finding.found
+    assert finding.fix
+
+
+@pytest.mark.parametrize(("behind_ms", "status"), [(0, OK), (60_000, WARN), (-60_000, WARN), (400_000, FAIL)])
+def test_clocks_that_differ(tmp_path: Path, behind_ms: int, status: str) -> None:
+    store = Elsewhere(tmp_path)
+    store.behind_ms = behind_ms
+    assert by_check(check_store(store))["clock"].status == status
+
+
+@pytest.mark.parametrize(
+    ("mount", "status", "says"),
+    [
+        ("/ (ext4)", OK, "/ (ext4)"),
+        ("/data", OK, "/data"),
+        ("/mnt (nfs4)", WARN, "network file system"),
+        ("/mnt (fuse.sshfs)", WARN, "network file system"),
+        ("/dev/shm (tmpfs)", WARN, "is memory"),
+    ],
+)
+def test_a_file_system_is_judged_by_its_kind(
+    monkeypatch: pytest.MonkeyPatch, mount: str, status: str, says: str
+) -> None:
+    monkeypatch.setattr(checks, "mount_of", lambda path: mount)
+    finding = check_disk(HEALTHY, "/x")[0]
+    assert finding.status == status
+    assert says in finding.found
+
+
+@pytest.mark.parametrize(
+    ("free", "status"),
+    [((50 * GIB, 100 * GIB), OK), ((4 * GIB, 100 * GIB), WARN), ((GIB // 2, GIB), WARN), ((9, 9), FAIL)],
+)
+def test_little_space_is_a_warning_and_none_a_failure(free: tuple[int, int], status: str) -> None:
+    assert check_disk(machine({}, free=free), "/")[1].status == status
+
+
+def test_of_a_sound_root_there_is_one_finding(log: Root) -> None:
+    log.topic("t").append(ROWS)
+    assert check_root(log) == [Finding("topics", OK, f"1 in {log.location}, all of them open")]
+
+
+def _many_unsealed(log: Root, topic: Topic, patch: pytest.MonkeyPatch) -> tuple[str, str, str]:
+    patch.setattr(checks, "MANY_UNSEALED", 2)
+    return "maintenance", "topic t holds 3 unsealed slices, writers warn", "sparklog compact"
+
+
+def _never_compacted(log: Root, topic: Topic, patch: pytest.MonkeyPatch) -> tuple[str, str, str]:
+    patch.setattr(checks, "NEVER_COMPACTED_SLICES", 3)
+    return "maintenance", "none ever merged or sealed", "sparklog compact"
+
+
+def _no_checkpoint(log: Root, topic: Topic, patch: pytest.MonkeyPatch) -> tuple[str, str, str]:
+    patch.setattr(checks, "CHECKPOINT_LATE_COMMITS", 4)
+    return "checkpoints", "topic t has 4 commits since its newest checkpoint", "_log/checkpoints"
+
+
+def _overdue(log: Root, topic: Topic, patch: pytest.MonkeyPatch) -> tuple[str, str, str]:
+    transaction = transactional(log, "a job").begin()
+    transaction.append("t", ROWS)
+    transaction._prepare_topics()
+    assert by_check(check_root(log)).keys() == {"topics"}
+    now_ms = LocalStore.now_ms
+    patch.setattr(LocalStore, "now_ms", lambda self: now_ms(self) + 3_600_000)
+    return "transactions", "transaction a job holds back topic t", "sparklog transactions abort 'a job' --root "
+
+
+@pytest.mark.parametrize("trouble", [_many_unsealed, _never_compacted, _no_checkpoint, _overdue])
+def test_troubles_of_a_root(
+    log: Root,
+    monkeypatch: pytest.MonkeyPatch,
+    trouble: Callable[[Root, Topic, pytest.MonkeyPatch], tuple[str, str, str]],
+) -> None:
+    topic = log.topic("t")
+    for _ in range(3):
+        topic.append(ROWS)
+    check, says, fix = trouble(log, topic, monkeypatch)
+    found = by_check(check_root(log))
+    assert found.keys() == {"topics", check}
+    assert found[check].status == WARN
+    assert says in found[check].found
+    assert fix in found[check].fix
+    assert not failed(list(found.values()))
+
+
+def test_merging_ends_the_warning_that_nobody_merges(log: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sparklog.compaction.run import compact_topic
+    from sparklog.maintenance.work_items import InProcess, Settings
+
+    monkeypatch.setattr(checks, "NEVER_COMPACTED_SLICES", 1)
+    topic = log.topic("t")
+    for _ in range(3):
+        topic.append(ROWS)
+    assert "maintenance" in by_check(check_root(log))
+    compact_topic(topic, Settings(log.store.now_ms()), InProcess())
+    assert "maintenance" not in by_check(check_root(log))
+
+
+def test_transactions_that_kafka_left_open(tmp_path: Path) -> None:
+    from sparklog.kafka.importing.run import import_log_dir
+
+    log = library.open(tmp_path / "root", create=True)
+    import_log_dir(log, KAFKA)
+    found = by_check(check_root(log))["transactions"]
+    assert found.status == WARN
+    assert "transaction tx-open, which Kafka left open, holds back imported topic txn-a" in found.found
+    (command,) = found.fix.split("; ")
+    subprocess.run([sys.executable, "-m", *shlex.split(command)], check=True)
+    assert "transactions" not in by_check(check_root(log))
+
+
+def test_a_topic_that_cannot_be_opened(log: Root) -> None:
+    log.create_topic("u")
+    (Path(log.location) / "t" / "_log" / f"{0:020}.json").write_bytes(b"{}")
+    found = check_root(library.open(log.location))
+    assert [(finding.check, finding.status) for finding in found] == [("topics", FAIL)]
+    assert found[0].found.startswith("t: ")
+    assert "sparklog verify" in found[0].fix
+
+
+def test_places_that_are_no_roots(tmp_path: Path) -> None:
+    (kafka,) = examine_root(str(KAFKA))
+    assert (kafka.status, "never written" in kafka.found) == (OK, True)
+    (missing,) = examine_root(str(tmp_path / "none"))
+    assert (missing.status, missing.fix) == (FAIL, f"mkdir -p {tmp_path / 'none'}")
+    assert not (tmp_path / "none").exists()
+    empty = by_check(examine_root(str(tmp_path)))
+    assert (empty["store"].status, empty["root"].status) == (OK, WARN)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    assert by_check(examine_root(str(tmp_path / "file")))["root"].status == FAIL
+
+
+def test_everything_together(log: Root, tmp_path: Path) -> None:
+    conf = Path(__file__).parents[2] / "conf" / "spark-defaults.conf"
+    found = examine(str(log.location), conf_file=str(conf), machine=HEALTHY)
+    checks = [finding.check for finding in found]
+    assert checks[:2] == ["python", "packages"]
+    assert checks[-5:] == ["file system", "space", "store", "clock", "topics"]
+    assert not failed(found)
+    assert failed(examine(machine=EMPTY))
+    assert all(finding.fix for finding in examine(machine=EMPTY) if finding.status != OK)
+
+
+def run(*arguments: str, **environ: str) -> tuple[int, str]:
+    result = invoke(["doctor", *arguments], {"PYSPARK_PYTHON": sys.executable, **environ})
+    return result.exit_code, result.stdout
+
+
+@pytest.mark.java
+def test_the_command_prints_findings_and_fails_if_one_does(log: Root, tmp_path: Path) -> None:
+    code, out = run("--json", "--root", log.location)
+    found = json.loads(out)
+    assert {item["status"] for item in found} <= {OK, WARN, FAIL}
+    assert code == int(any(item["status"] == FAIL for item in found))
+    assert found[-1] == {"check": "topics", "status": OK, "found": f"1 in {log.location}, all of them open", "fix": ""}
+    code, out = run("--root", str(tmp_path / "none"))
+    assert code == 1
+    assert out.splitlines()[-1].strip() == f"fix: mkdir -p {tmp_path / 'none'}"
+    assert run(SPARKLOG_ROOT=log.location)[1].splitlines()[-1].startswith("ok    topics")
+    assert "sparklog doctor" in run("--help")[1].split("Example:")[1]
+
+
+def test_it_runs_without_pyspark_and_java(tmp_path: Path) -> None:
+    """A Python that has no pyspark, on a machine without Java: warnings, no failure."""
+    program = (
+        "import sys; sys.modules['pyspark'] = None\n"
+        "from importlib import util\n"
+        "find = util.find_spec\n"
+        "util.find_spec = lambda name, *more: None if name == 'pyspark' else find(name, *more)\n"
+        "from sparklog.cli import main; main()"
+    )
+    command = [sys.executable, "-c", program, "doctor", "--json"]
+    environ = {"PATH": str(tmp_path), "PYTHONPATH": str(KAFKA.parents[2])}
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {item["check"]: item["status"] for item in json.loads(done.stdout)}
+    assert (found["java"], found["workers' python"]) == (WARN, WARN)
+
+
+def test_an_open_transaction_is_judged_on_a_read_only_mount() -> None:
+    world = TopicsWorld()
+    world.prepare(world.producer("late", timeout_ms=1_000), a=["1"])
+    world.now_ms += 2_000
+    found = check_root(world.root(read_only(world.store)))
+    assert [(item.check, item.status) for item in found] == [("topics", OK), ("transactions", WARN)]

@@ -1,0 +1,142 @@
+"""`sparklog doctor --store`: a line for each promise of a store, with the right that is missing, and nothing left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sparklog.doctor import FAIL, OK, WARN, examine_store, store_checks
+from sparklog.doctor.store_checks import check_store
+from sparklog.errors import BadRequest, SparklogError, Unavailable
+from sparklog.log.journal.clocks import SYSTEM
+from sparklog.log.journal.names import create_root_id
+from sparklog.log.journal.probe_verdict import forget
+from sparklog.storage import LocalStore, open_store
+from sparklog.storage.store import Store
+from tests.support.command_line import invoke
+from tests.support.stub_bucket import StubBucket, stub_bucket
+
+PROMISES = ["create", "read", "names", "list", "clock", "delete", "store"]
+
+
+class Careless(LocalStore):
+    """Tells everyone that they won."""
+
+    def create(self, key: str, data: bytes) -> bool:
+        super().create(key, data)
+        return True
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubBucket]:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    # The stub's clock stands still.
+    monkeypatch.setattr("sparklog.doctor.store_checks.MAX_AHEAD_MS", 1 << 60)
+    with stub_bucket() as bucket:
+        yield bucket
+
+
+def statuses(location: str) -> dict[str, str]:
+    return {finding.check: finding.status for finding in examine_store(location)}
+
+
+def test_a_folder_keeps_all_promises_and_stays_empty(tmp_path: Path) -> None:
+    result = invoke(["doctor", "--store", str(tmp_path)], {})
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert [line.split()[:2] for line in lines] == [[OK, name] for name in PROMISES]
+    assert f"{tmp_path} can hold a root: 1 race of 8 threads" in lines[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bucket_keeps_all_promises_and_stays_empty(bucket: str) -> None:
+    assert statuses(f"{bucket.partition('?')[0]}/log?{bucket.partition('?')[2]}") == dict.fromkeys(PROMISES, OK)
+    assert list(open_store(bucket).list("")) == []
+
+
+@pytest.mark.parametrize(
+    ("verb", "check", "status", "right"),
+    [
+        ("PUT", "create", FAIL, "it needs s3:PutObject"),
+        ("GET", "create", FAIL, "it needs s3:GetObject"),
+        ("LIST", "list", FAIL, "it needs s3:ListBucket"),
+        ("DELETE", "delete", WARN, "it needs s3:DeleteObject"),
+    ],
+)
+def test_a_denied_verb_is_one_line_that_names_the_right(
+    stub: StubBucket, verb: str, check: str, status: str, right: str
+) -> None:
+    stub.denied = frozenset([verb])
+    result = invoke(["doctor", "--json", "--store", stub.url], {})
+    findings = {item["check"]: item for item in json.loads(result.stdout)}
+    (line,) = [item["found"] for item in findings.values() if "access is denied" in item["found"]]
+    assert right in line
+    assert findings[check]["found"] == line
+    assert "\n" not in line
+    assert "sparklog doctor --store" in findings[check]["fix"]
+    assert findings[check]["status"] == status
+    assert findings["store"]["status"] == (OK if status == WARN else FAIL)
+    assert ("could not be tested" if status == FAIL else "can hold a root") in findings["store"]["found"]
+    assert result.exit_code == int(status == FAIL)
+
+
+@pytest.mark.parametrize(
+    ("location", "words", "fix"),
+    [
+        ("{tmp}/none", "does not exist", "mkdir -p {tmp}/none"),
+        ("{tmp}/file", "is a file", "another --store"),
+        ("s3://key:secret@bucket/log", "must not carry a user or keys", "another --store"),
+        ("dbfs:/mnt/log", "no store for dbfs:", "another --store"),
+    ],
+)
+def test_places_without_a_store(tmp_path: Path, location: str, words: str, fix: str) -> None:
+    (tmp_path / "file").write_text("")
+    (finding,) = examine_store(location.format(tmp=tmp_path))
+    assert finding.status == FAIL
+    assert words in finding.found
+    assert fix.format(tmp=tmp_path) in finding.fix
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_store_that_lets_two_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_checks, "open_store", Careless)
+    first, last = examine_store(str(tmp_path))
+    assert (first.check, first.status, last.check, last.status) == ("create", FAIL, "store", FAIL)
+    assert last.found == f"{tmp_path} cannot hold a root: create"
+    assert "8 threads that created one object at once 8 were told they had" in first.found
+    assert "docs/reference/stores.md" in first.fix
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_it_is_alone(tmp_path: Path) -> None:
+    assert invoke(["doctor", "--spark", "--store", str(tmp_path)], {}).exit_code == 2
+
+
+def keys(store: Store) -> list[str]:
+    return [info.key for info in store.list("_probe/")]
+
+
+def test_the_verdict_of_a_root_is_renewed_or_taken_back(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(bucket)
+    check_store(store)
+    assert keys(store) == [], "it is no root"
+    create_root_id(store, SYSTEM)
+    (verdict,) = keys(store)
+    before = store.get(verdict)
+    forget(store)
+    assert check_store(store)[0].status == OK
+    assert keys(store) == [verdict]
+    assert len(store.get(verdict)) == len(before)
+
+    for error, left in ((Unavailable, [verdict]), (BadRequest, [])):
+
+        def down(key: str, data: bytes, error: type[SparklogError] = error) -> bool:
+            raise error("no longer")
+
+        monkeypatch.setattr(store, "create", down)
+        assert check_store(store)[0].status == FAIL
+        assert keys(store) == left

@@ -1,0 +1,131 @@
+"""Notes follow from the facts, and each one says what to do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sparklog.tools.report.facts import (
+    ATTENTION,
+    INFORMATION,
+    Activity,
+    Disk,
+    GroupFacts,
+    GroupPartition,
+    HeldBack,
+    Removal,
+    Report,
+    TopicFacts,
+)
+from sparklog.tools.report.judge import MANY_COMMITS, MANY_UNSEALED, health
+from tests.tools.report.test_page import NOW_MS, report, topic
+
+HOUR_MS = 3_600_000
+
+
+def texts(found: Report) -> list[tuple[str, str, str]]:
+    return [(note.level, note.topic, note.text) for note in health(found).notes]
+
+
+def test_a_healthy_root_has_no_notes() -> None:
+    assert not texts(report(topic()))
+
+
+def test_each_rule_notes_what_it_is_for() -> None:
+    base = topic()
+    part = base.partitions[0]
+    many = replace(base, partitions=(replace(part, unsealed=MANY_UNSEALED + 1),))
+    assert "run `sparklog compact`" in texts(report(many))[0][2]
+    behind = replace(base, activity=Activity(9000, NOW_MS, 0, 0, MANY_COMMITS + 1))
+    assert "since the last checkpoint" in texts(report(behind))[0][2]
+    never = replace(base, activity=Activity(MANY_COMMITS, NOW_MS, 0, 0, None))
+    assert "no checkpoint" in texts(report(never))[0][2]
+    young = replace(base, activity=Activity(MANY_COMMITS - 1, NOW_MS, 0, 0, None))
+    assert not texts(report(young))
+    ahead = replace(base, partitions=(replace(part, newest_ms=NOW_MS + 86_400_000),))
+    assert "stamped in the future" in texts(report(ahead))[0][2]
+    uneven = topic("uneven", (10**9, 10**8, 10**8, 10**8))
+    assert texts(report(uneven))[0][0] == INFORMATION
+    worse = topic("uneven", (10**9, *[10**7] * 7))
+    assert texts(report(worse))[0][:2] == (ATTENTION, "uneven")
+    assert "partition 0 holds 7.5 times the mean (1.0 GB); keys are spread unevenly" in texts(report(worse))[0][2]
+    assert not texts(report(topic("small", (10**6, 10, 10, 10))))
+    held = HeldBack("orders", 0, "job #1", 0, 5, 61_000, 60_000)
+    assert "job #1" in texts(report(base, held_back=(held,)))[0][2]
+    assert not texts(report(base, held_back=(replace(held, age_ms=59_000),)))
+    waste = Removal("gone", "append", "unnamed", 9, 10**9)
+    assert "run `sparklog retain`" in texts(report(base, removals=(waste,)))[0][2]
+
+
+def test_records_that_expired_before_a_group_read_them_are_noted() -> None:
+    part = GroupPartition("orders", 3, 100, 150, 200, 100, 5.0)
+    group = GroupFacts("readers", "Empty", None, (part, replace(part, partition=4, offset=150)))
+    [(level, name, text)] = texts(report(topic(), groups=(group,)))
+    assert (level, name) == (ATTENTION, "orders")
+    assert "before group readers had read them, in 1 partition (partition 3: 50 offsets)" in text
+
+
+def test_attention_comes_first() -> None:
+    uneven = topic("a", (10**9, 10**8, 10**8, 10**8))
+    part = replace(uneven.partitions[0], unsealed=MANY_UNSEALED + 1)
+    found = texts(report(uneven, replace(topic("b"), partitions=(part,))))
+    assert [(level, name) for level, name, _ in found] == [(ATTENTION, "b"), (INFORMATION, "a")]
+
+
+def held(**changes: object) -> HeldBack:
+    base = HeldBack("orders", 3, "job; x #12", 62, 75, 27 * HOUR_MS, 48 * HOUR_MS)
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def expiring(records: int) -> TopicFacts:
+    base = topic()
+    first, *others = base.partitions
+    rest = [replace(part, expiring=0, next_log_start=part.log_start) for part in others]
+    return replace(base, partitions=(replace(first, expiring=records, next_log_start=10 + records), *rest))
+
+
+def reader(offset: int | None, seconds: float | None) -> GroupFacts:
+    return GroupFacts("bill", "Empty", None, (GroupPartition("orders", 0, offset, 10, 100, 5, seconds),))
+
+
+OPEN = "a transaction is open for 27 h (job; x #12): readers of committed records wait in partition 3 from offset 62; "
+BEHIND = "group bill is behind: "
+DELETES = "the next run of `sparklog retain` deletes "
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "text"),
+    [
+        (report(topic(), held_back=(held(),)), ATTENTION,
+         OPEN + "if its producer is gone, `sparklog transactions abort 'job; x'`"),
+        (report(topic(), held_back=(held(timeout_ms=None),)), ATTENTION,
+         OPEN + "no timeout ends it: import again once Kafka has, or `sparklog transactions abort`"),
+        (report(topic(), held_back=(held(timeout_ms=None),), kind="kafka"), ATTENTION,
+         OPEN + "if its producer is gone, `kafka-transactions.sh --bootstrap-server … abort --topic orders "
+         "--partition 3 --start-offset 62`"),
+        (report(topic(), held_back=(held(age_ms=HOUR_MS),)), "", ""),
+        (report(topic(), held_back=(held(age_ms=None),)), "", ""),
+        (report(expiring(3)), INFORMATION, DELETES + "3 of 160 records, by retention.ms or retention.bytes"),
+        (report(expiring(80)), ATTENTION, DELETES + "80 of 160 records, by retention.ms or retention.bytes; "
+         "`sparklog configs alter orders --add-config retention.ms=-1` keeps them"),
+        (report(topic(), groups=(reader(10, 86_401),)), ATTENTION,
+         BEHIND + "its oldest unread record has waited for 24 h; start its consumer, or delete the group if it is no "
+         "longer used"),
+        (report(topic(), groups=(reader(10, 86_399),)), "", ""),
+        (report(topic(), groups=(reader(10, None),)), "", ""),
+        (report(expiring(3), groups=(reader(12, 60),)), ATTENTION,
+         DELETES + "records that group bill has not read (1 partition, such as 0): run its consumer before, or raise "
+         "retention.ms"),
+        (report(expiring(3), groups=(reader(13, 60),)), INFORMATION,
+         DELETES + "3 of 160 records, by retention.ms or retention.bytes"),
+        (report(topic(), disk=Disk(10**9, 49 * 10**6)), ATTENTION,
+         "the disk is almost full: 49.0 MB of 1.0 GB are free; shorten retention or add space"),
+        (report(topic(sizes=(10**9, 10**9)), disk=Disk(10**9, 0), removals=(Removal("t", "segment", "x", 1, 10**7),)),
+         ATTENTION, "the disk is almost full: 0 B of 1.0 GB are free; run `sparklog retain`, which frees 10.0 MB now"),
+        (report(topic(), disk=Disk(10**9, 51 * 10**6)), "", ""),
+    ],
+)  # fmt: skip
+def test_each_note_says_what_to_do(facts: Report, level: str, text: str) -> None:
+    notes = texts(facts)
+    assert [(each[0], each[2]) for each in notes][:1] == ([(level, text)] if text else [])
