@@ -148,11 +148,7 @@ def violations(module: str, source: str) -> list[str]:
         target = layer(name)
         if name.startswith("."):
             found.append(f"{module}:{line} imports {name}: write absolute imports")
-        elif (
-            own in NO_SPARK
-            and not module.startswith(STARTING_SPARK)
-            and name.partition(".")[0] in FORBIDDEN_BELOW_SPARK
-        ):
+        elif without_spark and name.partition(".")[0] in FORBIDDEN_BELOW_SPARK:
             found.append(f"{module}:{line} imports {name}: {own} works without Spark")
         elif name.partition(".")[0] != "sparklog" or own in DOORS or target == own:
             continue
