@@ -15,6 +15,10 @@ SLOW_REPORT ?= build/slow-report.txt
 # The release of Spark that `make test-spark` tries.
 SPARK ?= 4.3
 
+# Modules that `make mutants` changes, by the beginning of their paths, and how often each.
+ONLY ?= sparklog/
+PER_MODULE ?= 20
+
 # Spark's Python workers are started by the JVM: they must be this environment's, not the first python3 on PATH.
 export PYSPARK_PYTHON := $(abspath $(PY))
 export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
@@ -22,7 +26,7 @@ export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-fast test-slow test-spark test-oldest demo notebook lint bench clean
+.PHONY: help venv test test-fast test-slow test-spark test-oldest mutants demo notebook lint bench clean
 
 help:
 	@echo "make demo       scan a directory that Kafka wrote, stream it into a topic, tail it (needs nothing but Python and Java)"
@@ -31,6 +35,7 @@ help:
 	@echo "make test-slow  run the long sweeps and report what ran (SEEDS=1000: so many seeds of each simulation)"
 	@echo "make test-spark SPARK=4.1  run those with Spark on that release, in an environment of its own"
 	@echo "make test-oldest  run those without Spark and Java with the lowest versions that pyproject.toml allows, likewise"
+	@echo "make mutants    change operators of each module and list what no test notices (ONLY=sparklog/log: only there)"
 	@echo "make notebook   run notebooks/ and store them with their plots"
 	@echo "make lint       ruff, mypy"
 	@echo "make bench      measure, against Parquet, Kafka clients and a bare Python data source"
@@ -65,6 +70,9 @@ test-spark: venv
 
 test-oldest: venv
 	@sh scripts/oldest_versions.sh $(VENV) $(PARALLEL) -m "not slow and not spark and not java"
+
+mutants: venv
+	$(PY) -m scripts.mutants --per-module $(PER_MODULE) --only $(ONLY)
 
 demo: venv
 	@$(PY) scripts/check_machine.py

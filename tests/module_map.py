@@ -1,0 +1,132 @@
+"""The map of the package: which tests hold which module. `python -m tests.module_map` writes `tests/MAP.md`.
+
+A module's tests are those named for it (`test_<module>.py`) and those beside them that import names of it, the ones
+that import little else first. What no test imports by itself is held by tests of what uses it: `INDIRECT` names them.
+`make mutants` runs the tests of this map.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[1]
+MAP = REPOSITORY / "tests" / "MAP.md"
+MOST = 4
+"""Tests of one module that are only known by their imports, at most."""
+
+INDIRECT: Mapping[str, tuple[str, ...]] = {
+    "sparklog/__main__.py": ("tests/cli/test_process.py",),
+    "sparklog/cli/commands/health.py": (
+        "tests/cli/test_report.py",
+        "tests/cli/test_verify.py",
+        "tests/cli/test_metrics.py",
+    ),
+    "sparklog/cli/commands/kafka_logs.py": ("tests/cli/test_import.py", "tests/cli/test_export.py"),
+    "sparklog/cli/commands/storage.py": ("tests/cli/test_log_dirs.py", "tests/cli/test_delete_records.py"),
+    "sparklog/cli/locations.py": ("tests/cli/test_refused_folders.py", "tests/cli/test_kafka_places.py"),
+    "sparklog/cli/offset_file.py": ("tests/cli/test_delete_records.py",),
+    "sparklog/cli/record_format.py": ("tests/cli/test_lines.py", "tests/cli/test_kafka_habits.py"),
+    "sparklog/compaction/explain.py": ("tests/datasource/test_job_compact.py",),
+    "sparklog/datasource/offsets.py": ("tests/datasource/test_stream_plan.py",),
+    "sparklog/format/avro.py": ("tests/format/test_values.py", "tests/cli/test_values.py"),
+    "sparklog/format/legacy/legacy_kernels.py": ("tests/format/test_legacy.py",),
+    "sparklog/format/legacy/old_messages.py": ("tests/format/test_legacy.py", "tests/kafka/test_legacy.py"),
+    "sparklog/kafka/importing/plan.py": ("tests/kafka/test_importing.py",),
+    "sparklog/kafka/importing/segment.py": ("tests/kafka/test_importing.py", "tests/kafka/test_import_undecodable.py"),
+    "sparklog/kafka/importing/topic_configs.py": ("tests/kafka/test_importing.py",),
+    "sparklog/kafka/in_place/partition_state.py": ("tests/kafka/test_recovery.py", "tests/kafka/test_start_up.py"),
+    "sparklog/kafka/in_place/transaction_state.py": (
+        "tests/kafka/test_lost_markers.py",
+        "tests/kafka/test_snapshots.py",
+    ),
+    "sparklog/log/read/aborted.py": ("tests/log/read/test_scan_imported.py",),
+    "sparklog/log/state/clone_holds.py": ("tests/tools/backup/test_cloning.py",),
+    "sparklog/tools/verification/entry_chain.py": ("tests/tools/verification/test_damage.py",),
+    "sparklog/log/state/description.py": ("tests/log/topic/test_root_topic.py", "tests/cli/test_configs.py"),
+    "sparklog/log/write/kafka_markers.py": ("tests/cli/test_transactions.py",),
+    "sparklog/storage/cloud_errors.py": (
+        "tests/storage/test_misbehaving_servers.py",
+        "tests/storage/test_object_store.py",
+    ),
+    "sparklog/tools/engines/datasets.py": ("tests/tools/engines/test_engines.py",),
+    "sparklog/tools/inspection/batches.py": (
+        "tests/tools/inspection/test_root.py",
+        "tests/tools/inspection/test_kafka_files.py",
+    ),
+    "sparklog/tools/report/hours.py": ("tests/tools/report/test_gather.py",),
+    "sparklog/tools/report/metrics.py": ("tests/cli/test_metrics.py",),
+    "sparklog/tools/verification/filter_files.py": ("tests/tools/verification/test_cross_checks.py",),
+    "sparklog/tools/verification/index_files.py": ("tests/tools/verification/test_cross_checks.py",),
+    "sparklog/tools/verification/kafka_partition.py": ("tests/tools/verification/test_kafka.py",),
+    "sparklog/view.py": ("tests/kafka/test_directory.py",),
+}
+"""Module -> tests that reach it through others, for modules that no test imports."""
+
+
+@cache
+def package_modules() -> tuple[str, ...]:
+    """Files of the package that hold code, as `sparklog/log/read/fetch.py`."""
+    files = sorted((REPOSITORY / "sparklog").rglob("*.py"))
+    return tuple(file.relative_to(REPOSITORY).as_posix() for file in files if file.name != "__init__.py")
+
+
+def _imported(tree: ast.AST) -> Iterator[str]:
+    """Dotted names of sparklog that a file imports, and those in texts: `setattr("sparklog.storage.local.x", ...)`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("sparklog."):
+            yield node.value
+
+
+@cache
+def _shares() -> Mapping[str, Mapping[str, float]]:
+    """Module -> test that imports it -> the share of that test's names of sparklog that are the module's."""
+    modules = {module.removesuffix(".py").replace("/", "."): module for module in package_modules()}
+    shares: dict[str, dict[str, float]] = defaultdict(dict)
+    for file in sorted((REPOSITORY / "tests").rglob("test_*.py")):
+        names = [name for name in _imported(ast.parse(file.read_text())) if name.startswith("sparklog.")]
+        for name in names:
+            module = modules.get(name) or modules.get(name.rpartition(".")[0])
+            if module is not None:
+                test = file.relative_to(REPOSITORY).as_posix()
+                shares[module][test] = shares[module].get(test, 0) + 1 / len(names)
+    return shares
+
+
+def find_tests(module: str) -> list[str]:
+    """Tests that hold a module, those named for it first; none where nothing is known."""
+    room = Path(module).parent.relative_to("sparklog")
+    folders = [f"tests/{folder}/".replace("/./", "/") for folder in (room, *room.parents)]
+    named = [f"{folder}test_{Path(module).stem}.py" for folder in folders]
+    by_share = sorted(_shares().get(module, {}).items(), key=lambda item: (-item[1], item[0]))
+    beside = [test for test, _ in by_share if test.startswith(folders[0])]
+    others = [test for test, _ in by_share if test not in beside]
+    tests = [test for test in named if (REPOSITORY / test).exists()]
+    tests += [test for test in (beside or others) if test not in tests][:MOST]
+    return tests + [test for test in INDIRECT.get(module, ()) if test not in tests]
+
+
+def map_text() -> str:
+    """The map as a page: a table for each folder of the package."""
+    folders: dict[str, list[str]] = defaultdict(list)
+    for module in package_modules():
+        path = Path(module)
+        names = " ".join(f"`{test.removeprefix('tests/').removesuffix('.py')}`" for test in find_tests(module))
+        folders[path.parent.as_posix()].append(f"| `{path.name}` | {names} |")
+    parts = [f"## {folder}\n\n| module | tests |\n|---|---|\n" + "\n".join(rows) for folder, rows in folders.items()]
+    about = (
+        "Which tests hold which module: paths below `tests/`, without `.py`. `python -m tests.module_map` writes this\n"
+        "page, and `tests/test_module_map.py` keeps it true. `make mutants` runs these tests on changed modules."
+    )
+    return f"# Map of the tests\n\n{about}\n\n" + "\n\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    MAP.write_text(map_text())

@@ -1,0 +1,28 @@
+"""Each module has tests that can be looked up, and the page that names them is up to date."""
+
+from __future__ import annotations
+
+from tests.module_map import INDIRECT, MAP, REPOSITORY, find_tests, map_text, package_modules
+
+
+def test_each_module_has_tests() -> None:
+    without = [module for module in package_modules() if not find_tests(module)]
+    assert not without, f"no test is named for these or imports them: add tests, or name those in INDIRECT: {without}"
+
+
+def test_each_test_of_the_map_exists_and_is_needed() -> None:
+    """`INDIRECT` names modules that exist, and only those that no test imports."""
+    named = [test for tests in INDIRECT.values() for test in tests]
+    assert [test for test in named if not (REPOSITORY / test).exists()] == []
+    assert sorted(INDIRECT.keys() - set(package_modules())) == []
+    direct = [module for module, tests in INDIRECT.items() if set(find_tests(module)) != set(tests)]
+    assert not direct, f"tests import these by themselves, leave them out of INDIRECT: {direct}"
+
+
+def test_the_page_is_the_map() -> None:
+    assert MAP.read_text() == map_text(), "run `python -m tests.module_map`"
+
+
+def test_a_module_is_held_by_the_test_that_is_named_for_it() -> None:
+    assert find_tests("sparklog/log/read/time_lookup.py")[0] == "tests/log/read/test_time_lookup.py"
+    assert find_tests("sparklog/storage/no_such_module.py") == []
