@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from math import ceil
 
 from sparklog.errors import BadRequest
+from sparklog.limits import DEFAULTS
+from sparklog.log.journal.numbered_objects import READ_AHEAD
 from sparklog.log.read.fetch import SPAN_BYTES
 from sparklog.log.topic.root import REMOTE_POLL_MS, poll_pause_ms
 
@@ -51,11 +53,10 @@ NEW_COMMIT = Requests(gets=3)
 """A look that meets one commit: it, and the next two numbers at once, which are missing."""
 OPENING = Requests(gets=4, lists=1)
 """The root's id, the checkpoints, the newest one's head and table, nothing new; besides `TAIL`."""
-TAIL = Requests(gets=128 + 16)
+TAIL = Requests(gets=DEFAULTS.checkpoint_commits + READ_AHEAD)
 """Commits after the newest checkpoint, 16 at a time, at most."""
 CHECKPOINT = Requests(puts=2, gets=2, lists=1)
 """Written every 128 commits."""
-CHECKPOINT_COMMITS = 128
 CLOCK = Requests(puts=1, gets=1)
 """A writer compares its clock with the store's every ten minutes."""
 CLOCK_S = 600
@@ -150,7 +151,7 @@ def bill(work: Workload) -> list[Item]:
 
 def _append(work: Workload) -> Item:
     batch = micro_batch(work.tasks) + (upload(work.file_bytes) + Requests(puts=-1)) * work.tasks
-    checkpoints = CHECKPOINT * (work.batches / CHECKPOINT_COMMITS)
+    checkpoints = CHECKPOINT * (work.batches / DEFAULTS.checkpoint_commits)
     return Item("append", batch * work.batches + checkpoints + CLOCK * (MONTH_DAYS * DAY_S / CLOCK_S), gb_in=work.gb)
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from unittest import mock
 
 import pyarrow as pa
 
 from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.groups.lag import Groups
 from sparklog.kafka.importing.run import import_log_dir
-from sparklog.log.journal import entry_log
-from sparklog.log.state import commit_log
+from sparklog.limits import DEFAULTS, Limits
 from sparklog.log.state.commit import Hold
 from sparklog.log.topic.cloning import clone_topic
 from sparklog.log.topic.root import Root
@@ -43,13 +41,11 @@ class WholeRoot(World):
     """The root, its store and its clock, which sleep leaves alone."""
 
     def __init__(self, fixtures: Path, store: Store | None = None) -> None:
-        super().__init__(store, now_ms=MADE_MS, sleep_takes_time=False)
+        few = Limits(checkpoint_commits=4, checkpoint_entries=3)
+        super().__init__(store, now_ms=MADE_MS, sleep_takes_time=False, limits=few)
         self.fixtures = fixtures
-        with (
-            mock.patch.object(commit_log, "CHECKPOINT_COMMITS", 4),
-            mock.patch.object(entry_log, "CHECKPOINT_ENTRIES", 3),
-        ):
-            self._build()
+        self._build()
+        self.store.limits = DEFAULTS
 
     def _build(self) -> None:
         root = self.root()
