@@ -34,7 +34,7 @@ from sparklog.format.control import ABORT, COMMIT, control_types, coordinator_ep
 from sparklog.format.coordinators.producer_snapshot import ProducerEntry
 from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders, BytesLike
 from sparklog.format.transaction_index import AbortedTransactions, AbortMarker, agrees, unite
-from sparklog.log.read.fetch import SPAN_BYTES, MissingFile, check_slice, read_range, read_windows
+from sparklog.log.read.fetch import MissingFile, check_slice, read_range, read_windows
 from sparklog.log.read.planned_slices import PlannedSlice, PlannedSlices
 from sparklog.log.state.slices import SliceFlag
 from sparklog.storage.store import Store
@@ -108,7 +108,7 @@ def replay(store: Store, sources: PlannedSlices, log_end: int, log_start: int = 
     """Replay all slices of a partition, given in offset order, and read the `.txnindex` files beside sealed ones.
 
     A transaction without a batch from `log_start` on is not open: its marker may be gone, and no reader needs it.
-    Reads each slice with `KAFKA_PRODUCERS` once, in windows of `SPAN_BYTES`; slices of aborted sparklog transactions
+    Reads each slice with `KAFKA_PRODUCERS` once, in windows of `span_bytes`; slices of aborted sparklog transactions
     and those without that flag are passed over. Raises `Corrupt`, naming the place, if a slice is not what was written
     or a marker cannot be read; `NotFound` if a file is gone.
     """
@@ -211,7 +211,7 @@ class _State:
 def _windows(store: Store, planned: PlannedSlice) -> Iterator[tuple[memoryview, BatchHeaders, int]]:
     """The slice's batches in whole windows, their headers, and where each window lies in the file; CRC-32C checked."""
     try:
-        if planned.size <= SPAN_BYTES:
+        if planned.size <= store.limits.span_bytes:
             data = memoryview(read_range(store, planned.file, planned.position, planned.size))
             check_slice(data, planned)
             yield data, scan_headers(data, file=planned.file, file_position=planned.position), planned.position

@@ -28,9 +28,9 @@ from sparklog.compaction.segment_writer import SegmentWriter
 from sparklog.errors import BadRequest, Conflict, Corrupt
 from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.filter_batches import rewrite_headers
-from sparklog.format.key_filter import MIN_SLICE_BYTES
 from sparklog.format.record_batch import BatchHeaders, BytesLike, Place
 from sparklog.format.transaction_index import AbortedTransactions
+from sparklog.limits import Limits
 from sparklog.log.decisions.decision_log import own_whole_ends
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.read.fetch import Cursor, Fetcher, Piece
@@ -47,8 +47,6 @@ from sparklog.storage.store import Store
 
 Int64s = npt.NDArray[np.int64]
 
-HELD_BYTES = 512 << 10
-"""Small slices of a partition are written together: what a header costs would be paid for each of them."""
 MANY_OUTPUTS = 8
 CLOSING_THREADS = 16
 
@@ -160,8 +158,8 @@ def write_segments(outputs: Sequence[SegmentOutput], progress: Progress = silent
         raise
 
 
-def _keyed(sources: PlannedSlices) -> int:
-    return int(sources.records.sum()) if sources.nbytes >= MIN_SLICE_BYTES else 0
+def _keyed(sources: PlannedSlices, min_bytes: int) -> int:
+    return int(sources.records.sum()) if sources.nbytes >= min_bytes else 0
 
 
 class SegmentOutput:
@@ -187,7 +185,12 @@ class SegmentOutput:
         self._end = end
         kept = [sources[sources.status != ABORTED] for sources in part.segments]
         self._slices = joined(kept) if kept else None
-        self._begins = [(int(sources.base[0]), _keyed(sources) if keyed else 0) for sources in part.segments]
+        limits = store.limits
+        self._held_bytes = limits.held_bytes
+        self._begins = [
+            (int(sources.base[0]), _keyed(sources, limits.filter_min_bytes) if keyed else 0)
+            for sources in part.segments
+        ]
         """Base offsets of segments not begun yet, and the records that get a filter of their keys."""
         self._current = -1
         self._reached = 0
@@ -215,11 +218,11 @@ class SegmentOutput:
                 self._flush()
                 # Of a segment whose slices were all aborted nothing is written: the next one begins in its place.
                 self.writer.begin(*self._begins.pop(0))
-        if piece.verified and len(piece.data) < HELD_BYTES // 4:
+        if piece.verified and len(piece.data) < self._held_bytes // 4:
             self._held_rows.append(row)
             self._held_starts.append(len(self._held))
             self._held += piece.data
-            if len(self._held) >= HELD_BYTES:
+            if len(self._held) >= self._held_bytes:
                 self._flush()
             return row.records
         self._flush()
@@ -370,19 +373,10 @@ class SealWork:
         return replay(self.store, part.history, part.log_end).aborted
 
 
-WORK_BYTES = 256 << 20
-WORK_SLICES = 100_000
-"""A task needs some 0.7 KB of memory for each slice. A segment with more slices is not cut."""
-WORK_PARTITIONS = 128
-"""Each partition of a work item may have a file open."""
-WORK_SEGMENTS = 500
-"""Each segment is an edit, and a commit compares its edits with its files."""
-
-
 def plan_sealing(
     store: Store, snapshot: Snapshot, settings: Settings, *, roll: bool = False, env: Env = SYSTEM
 ) -> list[SealWork]:
-    """Plan the sealing of a topic, in work items of up to `WORK_BYTES`; none where no segment is closed.
+    """Plan the sealing of a topic, in work items of up to `Limits.seal_bytes`; none where no segment is closed.
 
     `roll` also closes the active segments, as far as they lie below the last stable offset. `env` gives tasks their
     ids and their stopwatch; `settings.now_ms` is the clock that closes quiet partitions.
@@ -393,7 +387,7 @@ def plan_sealing(
     table = snapshot.slices.all()
     # Slices that an open transaction elsewhere hides keep the mark of their transaction until they become visible.
     stable = own_whole_ends(head, table).tolist()
-    packed = _Packed()
+    packed = _Packed(store.limits)
     for partition in np.unique(table.partition[~table.sealed()]).tolist():
         slices = table[table.partition_rows(partition)]
         log_end = int(head.log_end[partition])
@@ -424,14 +418,16 @@ def _rows_to_seal(segment: Segment, slices: Slices, rule: RollRule, now_ms: int,
 class _Packed:
     """Segments packed into work items in the order they come, those of one partition together."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits) -> None:
         self.works: list[list[SealPart]] = []
+        self._limits = limits
         self._nbytes = self._segments = self._slices = 0
 
     def add(self, sources: PlannedSlices, history: PlannedSlices | None, log_end: int) -> None:
-        full = self._nbytes + sources.nbytes > WORK_BYTES or self._slices + len(sources) > WORK_SLICES
-        many = self._segments >= WORK_SEGMENTS
-        if not self.works or full or many or len(self.works[-1]) >= WORK_PARTITIONS:
+        limits = self._limits
+        full = self._nbytes + sources.nbytes > limits.seal_bytes or self._slices + len(sources) > limits.seal_slices
+        many = self._segments >= limits.seal_segments
+        if not self.works or full or many or len(self.works[-1]) >= limits.seal_partitions:
             self.works.append([])
             self._nbytes = self._segments = self._slices = 0
         self._nbytes += sources.nbytes

@@ -34,8 +34,6 @@ from sparklog.storage.store import Store
 _LOG = logging.getLogger("sparklog.groups")
 OffsetReset = Literal["earliest", "latest", "none"]
 EARLIEST, LATEST, NONE = "earliest", "latest", "none"
-FETCH_BYTES = 4 << 20
-"""Bytes read of each partition before the next one's turn, about."""
 HEARTBEATS = 3
 """Signs of life per session timeout, from a consumer that has nothing to commit."""
 
@@ -242,8 +240,9 @@ class Consumer:
                 at = self._positions[place] = self._start(place, at, bounds)
             if at < bounds.end(self.isolation):
                 unread.append(OffsetRange(topic, partition, at, bounds.end(self.isolation)))
+        fetch_bytes = self._root.store.limits.fetch_bytes
         return [
-            OffsetRange(topic, each.partition, each.start, max(*stored.at_bytes(FETCH_BYTES), *stored.at_records(1)))
+            OffsetRange(topic, each.partition, each.start, max(*stored.at_bytes(fetch_bytes), *stored.at_records(1)))
             for each, stored in zip(unread, self._view.stored(unread), strict=True)
         ]
 

@@ -24,8 +24,6 @@ from sparklog.storage.fork_safety import ForkLock
 from sparklog.storage.locations import without_settings
 from sparklog.storage.store import ObjectInfo, Store
 
-RANGE_BYTES = 4 << 20
-"""Bytes of a request for a part of a file."""
 RANGES_AHEAD = 2
 """Ranges requested before they are asked for, once two in a row were, by a store that has `parallel_reads`."""
 _RANGES_KEPT = RANGES_AHEAD + 2
@@ -209,6 +207,7 @@ class StoreFile:
         self.size, self.modified = stat.st_size, stat.st_mtime_ns
         self._held: dict[int, bytes | Future[bytes]] = {}
         self._last = -1
+        self._range_bytes = path.files.store.limits.range_bytes
         self._pool: ThreadPoolExecutor | None = None
 
     def read(self, position: int, length: int) -> bytes:
@@ -216,8 +215,8 @@ class StoreFile:
         parts: list[bytes] = []
         end = min(position + length, self.size)
         while position < end:
-            start = position % RANGE_BYTES
-            part = self._range(position // RANGE_BYTES)[start : start + end - position]
+            start = position % self._range_bytes
+            part = self._range(position // self._range_bytes)[start : start + end - position]
             parts.append(part)
             position += len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -245,14 +244,14 @@ class StoreFile:
     def _read_ahead(self, first: int) -> None:
         if self.path.files.store.parallel_reads <= 1:
             return
-        for number in range(first, min(first + RANGES_AHEAD, -(-self.size // RANGE_BYTES))):
+        for number in range(first, min(first + RANGES_AHEAD, -(-self.size // self._range_bytes))):
             if number not in self._held:
                 self._pool = self._pool or ThreadPoolExecutor(RANGES_AHEAD, thread_name_prefix="sparklog-read")
                 self._held[number] = self._pool.submit(self._fetch, number)
 
     def _fetch(self, number: int) -> bytes:
-        start = number * RANGE_BYTES
-        length = min(RANGE_BYTES, self.size - start)
+        start = number * self._range_bytes
+        length = min(self._range_bytes, self.size - start)
         try:
             data = self.path.files.store.get(self.path.key, start, length)
         except NotFound:

@@ -169,9 +169,8 @@ def test_whatever_the_vacuum_deletes_at_whatever_moment(every: int) -> None:
 
 
 def test_that_takes_looking_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topic_log, "TRIES", 1)
-    assert not all(report.sound for report in looks(5))
-    monkeypatch.undo()
+    with small_limits(verify_tries=1):
+        assert not all(report.sound for report in looks(5))
     _first_answers(monkeypatch)
     assert not all(report.sound for report in looks(5))
 

@@ -9,7 +9,6 @@ import pyarrow as pa
 from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.groups.lag import Groups
 from sparklog.kafka.importing.run import import_log_dir
-from sparklog.limits import DEFAULTS, Limits
 from sparklog.log.state.commit import Hold
 from sparklog.log.topic.cloning import clone_topic
 from sparklog.log.topic.root import Root
@@ -19,6 +18,7 @@ from sparklog.storage.store import Store
 from sparklog.testing.world import DAY_MS, World
 from sparklog.transactions.producer import transactional
 from tests.support.maintaining import maintain
+from tests.support.small_limits import small_limits
 
 MADE_MS = 1_704_153_600_000
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -41,11 +41,10 @@ class WholeRoot(World):
     """The root, its store and its clock, which sleep leaves alone."""
 
     def __init__(self, fixtures: Path, store: Store | None = None) -> None:
-        few = Limits(checkpoint_commits=4, checkpoint_entries=3)
-        super().__init__(store, now_ms=MADE_MS, sleep_takes_time=False, limits=few)
+        super().__init__(store, now_ms=MADE_MS, sleep_takes_time=False)
         self.fixtures = fixtures
-        self._build()
-        self.store.limits = DEFAULTS
+        with small_limits(checkpoint_commits=4, checkpoint_entries=3):
+            self._build()
 
     def _build(self) -> None:
         root = self.root()
