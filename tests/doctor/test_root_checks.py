@@ -206,6 +206,14 @@ def test_places_that_are_no_roots(tmp_path: Path) -> None:
     assert by_check(examine_root(str(tmp_path / "file")))["root"].status == FAIL
 
 
+def test_a_folder_of_other_files_is_no_place_for_a_root(tmp_path: Path) -> None:
+    (tmp_path / "report.csv").write_text("")
+    (foreign,) = examine_root(str(tmp_path))
+    assert (foreign.check, foreign.status) == ("root", FAIL)
+    assert "not empty, found report.csv" in foreign.found
+    assert [path.name for path in tmp_path.iterdir()] == ["report.csv"]
+
+
 def test_everything_together(log: Root, tmp_path: Path) -> None:
     conf = Path(__file__).parents[2] / "conf" / "spark-defaults.conf"
     found = examine(str(log.location), conf_file=str(conf), machine=HEALTHY)
