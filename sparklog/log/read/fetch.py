@@ -198,8 +198,7 @@ class Fetcher:
         """Cursors before this one are through."""
         self._jobs: deque[_Job] = deque()
         at_once = min((cursor.store.parallel_reads for cursor in cursors), default=1)
-        limits = cursors[0].store.limits if cursors else DEFAULTS
-        self._ahead = ReadAhead(at_once, _read, self._more, limits)
+        self._ahead = ReadAhead(at_once, _read, self._more, cursors[0].store.limits if cursors else DEFAULTS)
 
     def __iter__(self) -> Iterator[Piece]:
         for cursor in self._cursors:

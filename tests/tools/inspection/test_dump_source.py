@@ -96,7 +96,9 @@ KNOWN = (f"{FIRST}.log", "7.index", f"{FIRST}.json", "x.arrow", "recovery-point-
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_names_that_do(folder: Path, name: str) -> None:
-    check_name(Source(open_store(folder), name, name, name))
+    source = Source(open_store(folder), name, name, name)
+    check_name(source)
+    assert source.suffix in name
 
 
 @pytest.mark.parametrize("stem", ["", "x", "-1", "1x", "٣"])

@@ -41,7 +41,7 @@ def test_whatever_the_seed_readers_see_all_of_a_transaction_or_none(seeds: range
 
 def test_one_seed() -> None:
     profile, bucket = os.environ.get("SPARKLOG_PROFILE"), "SPARKLOG_BUCKET" in os.environ
-    repeat_one_seed(lambda seed: check(seed, profile, bucket=bucket))
+    assert repeat_one_seed(lambda seed: check(seed, profile, bucket=bucket)) > 0
 
 
 @pytest.mark.sweep
