@@ -35,6 +35,7 @@ from sparklog.format.record_batch import (
     BatchHeaders,
     BoolArray,
     Int64Array,
+    Place,
 )
 from sparklog.tools.inspection.dump_decoders import Decoders, control_object, control_text, plain
 from sparklog.tools.inspection.dump_source import MAX_INT, Row, Source
@@ -207,9 +208,11 @@ def _deep_rows(window: Window, options: LogOptions, gaps: OffsetGaps) -> Iterato
 
 def _decoded(window: Window) -> tuple[list[int], list[int], _Records]:
     """Return how many records each batch has, their offsets, and the records."""
-    headers, file = window.headers, window.source.shown
+    headers = window.headers
     fields = ("key", "value", "headers")
-    columns = decode(window.data, headers, columns=fields, check_crc=False, file=file, file_position=window.start)
+    columns = decode(
+        window.data, headers, columns=fields, check_crc=False, place=Place(window.source.shown, window.start)
+    )
     assert columns.key is not None
     assert columns.value is not None
     assert columns.headers is not None

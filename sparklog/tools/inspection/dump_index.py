@@ -19,7 +19,7 @@ from sparklog.format import transaction_index
 from sparklog.format.batch_scan import begins_with_header
 from sparklog.format.coordinators.producer_snapshot import parse_snapshot
 from sparklog.format.decode import decode
-from sparklog.format.record_batch import HEADER_BYTES, Int64Array
+from sparklog.format.record_batch import HEADER_BYTES, Int64Array, Place
 from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
 from sparklog.tools.inspection.dump_batches import LogWalk, Window, per_batch
 from sparklog.tools.inspection.dump_source import MAX_INT, Row, Source, plain_text
@@ -342,6 +342,6 @@ def _add_latest(latest: dict[int, int], window: Window, rows: Int64Array) -> Non
 
 def _latest(window: Window) -> Int64Array:
     """Return the greatest timestamp of each batch's records, -1 without records."""
-    file, start = window.source.shown, window.start
-    records = decode(window.data, window.headers, columns=(), check_crc=False, file=file, file_position=start)
+    place = Place(window.source.shown, window.start)
+    records = decode(window.data, window.headers, columns=(), check_crc=False, place=place)
     return per_batch(np.maximum, records.timestamp, records.batch_rows, -1)
