@@ -17,7 +17,7 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[1]
 CODE = ("sparklog", "pyspark_sparklog", "jobs", "benchmarks", "examples", "scripts", "tests")
-CLEAN_ROOMS = ("sparklog/testing",)
+CLEAN_ROOMS = ("sparklog/format", "sparklog/testing", "sparklog/tools/engines", "sparklog/tools/inspection")
 """Folders and files that hold the rules `nounless`, `clumsy_words`, `repeated_classes`. Ends as `sparklog`, `docs`."""
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".sh", ".yaml", ".yml", ".conf", ".cfg", ".txt"}
 TEXT_NAMES = {"Makefile", "run", ".gitignore"}

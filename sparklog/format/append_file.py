@@ -39,7 +39,7 @@ The name ends in `.slices`, not `.log`: Kafka's tools would trip over the footer
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -196,6 +196,15 @@ def footer_length(tail: bytes, *, file: str | None = None) -> int:
     if magic != MAGIC or not HEAD_BYTES + TAIL_BYTES <= length <= MAX_FOOTER_BYTES:
         raise Corrupt(f"expected an append file's footer, found magic {magic!r} and length {length}", file=file)
     return int(length)
+
+
+def read_footer(read: Callable[[int, int], bytes], size: int, *, file: str | None = None) -> Footer:
+    """The footer of a file of `size` bytes that no commit names, by `read(position, length)`. Raises as the two above
+    and below do."""
+    length = footer_length(read(max(0, size - TAIL_BYTES), TAIL_BYTES), file=file)
+    if length > size:
+        raise Corrupt(f"the footer claims {length} bytes of a file of {size}", file=file)
+    return decode_footer(read(size - length, length), file_size=size, file=file)
 
 
 def decode_footer(data: bytes, *, file_size: int, file: str | None = None) -> Footer:
