@@ -153,6 +153,7 @@ def record_fields(
     if bool(((payloads.start < 0) | (payloads.stop > len(payloads.data))).any()):
         raise BadRequest(f"payloads lie outside their {len(payloads.data)} bytes of data")
     place = Place(file, file_position)
+    payloads = replace(payloads, first=0, last=len(headers))
     count = check_fit(payloads, headers, place)
     n = int(count.sum())
     kinds = (np.int32, np.int64, np.int64, np.int64, np.int64, np.bool_, np.bool_, np.int64, np.int32)
