@@ -23,6 +23,7 @@ from sparklog.format.record_batch import (
     BatchHeader,
     BatchHeaders,
     BoolArray,
+    Place,
 )
 from sparklog.format.segment_indexes import OffsetIndex
 from sparklog.kafka.in_place.files import DELETED, FilePath, exists, file_bytes, join, name_of, open_file, parent
@@ -144,8 +145,7 @@ class Window:
             columns=columns,
             select=select,
             check_crc=False,
-            file=file,
-            file_position=self.start,
+            place=Place(file, self.start),
             **offsets,
         )
 

@@ -25,6 +25,7 @@ import numpy as np
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, nearest
 from sparklog.format.checkpoint_files import CLEANER_OFFSETS_FILE, HIGH_WATERMARKS_FILE, LOG_STARTS_FILE, TopicPartition
+from sparklog.format.record_batch import Place
 from sparklog.kafka.in_place import directory
 from sparklog.kafka.in_place.files import FilePath, file_path, look_at_each, parent, real_path, renew
 from sparklog.kafka.in_place.partition_state import PartitionState, SegmentState
@@ -99,8 +100,7 @@ def _in_window(
                 headers[row : row + 1],
                 columns=("offset", "timestamp"),
                 start_offset=log_start,
-                file=file.path,
-                file_position=window.start,
+                place=Place(file.path, window.start),
             )
         except Corrupt:
             if not skipping:

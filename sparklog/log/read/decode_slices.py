@@ -19,7 +19,7 @@ from sparklog.errors import Corrupt
 from sparklog.format.arrow_numpy import fixed_array, repeated_text
 from sparklog.format.batch_scan import crc_failures, crc_message, scan_headers
 from sparklog.format.decode import RecordColumns, decode
-from sparklog.format.record_batch import BatchHeaders
+from sparklog.format.record_batch import BatchHeaders, Place
 from sparklog.log.read.fetch import Cursor, Fetcher, Piece
 from sparklog.log.state.view import RECORD_SCHEMA, check_columns
 from sparklog.storage.parallel_reads import work_ahead
@@ -164,8 +164,7 @@ class _Decoder:
                 start_offset=first.start if first.cut else None,
                 end_offset=first.end if first.cut else None,
                 check_crc=not first.verified,
-                file=file,
-                file_position=position,
+                place=Place(file, position),
             )
             if len(run.pieces) > 1:
                 records.offset += np.repeat(run.shift, records.batch_rows)

@@ -35,9 +35,10 @@ from sparklog.format.record_batch import (
     BatchHeaders,
     BoolArray,
     Int64Array,
+    Place,
 )
 from sparklog.tools.inspection.dump_decoders import Decoders, control_object, control_text, plain
-from sparklog.tools.inspection.dump_source import MAX_INT, Row, Source
+from sparklog.tools.inspection.dump_source import MAX_INT, DumpFile, Row
 
 WINDOW_BYTES = 1 << 20
 PIECE_RECORDS = 20_000
@@ -74,7 +75,7 @@ class OffsetGaps:
 class Window:
     """Bytes of a file from `start`, and the headers of the whole batches in them; positions count from `start`."""
 
-    source: Source
+    source: DumpFile
     data: bytes
     start: int
     headers: BatchHeaders
@@ -120,7 +121,7 @@ def per_batch(ufunc: np.ufunc, values: Int64Array, rows: Int64Array, none: int) 
 class LogWalk:
     """Iterates over the batches of a file, window by window. After it `end` is where it stopped."""
 
-    def __init__(self, source: Source, start: int = 0, *, limit: int = MAX_INT, contents: bool = True) -> None:
+    def __init__(self, source: DumpFile, start: int = 0, *, limit: int = MAX_INT, contents: bool = True) -> None:
         """Walk bytes `[start, limit)`. Without `contents`, compressed messages of formats v0 and v1 are not opened."""
         self.source = source
         self.stop = min(source.size(), limit)
@@ -128,7 +129,7 @@ class LogWalk:
         self._contents = contents
 
     def __iter__(self) -> Iterator[Window]:
-        """Give windows. `Corrupt` behind the last one if what follows is no batch, nor the part of one at the end."""
+        """Give windows. `Corrupt` after the last one if what follows is no batch, nor the part of one at the end."""
         for start, data, headers in scan_windows(self.source.read, self.end, self.stop, contents=self._contents):
             self.end = start + headers.end
             if len(headers):
@@ -138,10 +139,10 @@ class LogWalk:
 
     def _known_codecs(self, data: bytes, start: int, headers: BatchHeaders) -> Iterator[Window]:
         unknown = np.flatnonzero(headers.codec >= len(CODECS))
-        known = headers[: int(unknown[0])] if len(unknown) else headers
-        valid = np.ones(len(known), np.bool_)
-        valid[crc_failures(data, known)] = False
-        yield Window(self.source, data, start, known, valid)
+        readable = headers[: int(unknown[0])] if len(unknown) else headers
+        valid = np.ones(len(readable), np.bool_)
+        valid[crc_failures(data, readable)] = False
+        yield Window(self.source, data, start, readable, valid)
         if len(unknown):
             row = int(unknown[0])
             number, position = int(headers.codec[row]), start + int(headers.position[row])
@@ -152,7 +153,7 @@ class LogWalk:
 
 
 def log_rows(
-    source: Source, options: LogOptions, gaps: OffsetGaps, part: tuple[int, int] | None = None
+    source: DumpFile, options: LogOptions, gaps: OffsetGaps, part: tuple[int, int] | None = None
 ) -> Iterator[Row]:
     """Give the lines of a log; `part`: only these bytes, from batch to batch. `Corrupt` where they cannot be read."""
     start, end = part or (0, MAX_INT)
@@ -207,9 +208,10 @@ def _deep_rows(window: Window, options: LogOptions, gaps: OffsetGaps) -> Iterato
 
 def _decoded(window: Window) -> tuple[list[int], list[int], _Records]:
     """Return how many records each batch has, their offsets, and the records."""
-    headers, file = window.headers, window.source.shown
+    headers = window.headers
     fields = ("key", "value", "headers")
-    columns = decode(window.data, headers, columns=fields, check_crc=False, file=file, file_position=window.start)
+    place = Place(window.source.shown, window.start)
+    columns = decode(window.data, headers, columns=fields, check_crc=False, place=place)
     assert columns.key is not None
     assert columns.value is not None
     assert columns.headers is not None
@@ -306,7 +308,7 @@ def _record_lines(window: Window, records: _Records, options: LogOptions) -> Ite
                 f" valueSize: {-1 if value is None else len(value)}"
             )
             if crc is None:
-                line += f" sequence: {sequence} headerKeys: [{','.join(each['key'] for each in names or ())}]"
+                line += f" sequence: {sequence} headerKeys: [{','.join(entry['key'] for entry in names or ())}]"
             else:
                 line += f" isValid: {_java(bool(window.valid[row]))} crc: {crc}}}"
         if is_control[row]:
@@ -333,7 +335,7 @@ def _record_objects(window: Window, records: _Records, options: LogOptions) -> I
             "keySize": None if key is None else len(key),
             "valueSize": None if value is None else len(value),
             "sequence": sequence,
-            "headers": [[each["key"], _base64(each["value"])] for each in names or ()],
+            "headers": [[entry["key"], _base64(entry["value"])] for entry in names or ()],
         }
         if crc is not None:
             fields.update(valid=bool(window.valid[row]), crc=crc)

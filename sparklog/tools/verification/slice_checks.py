@@ -186,11 +186,9 @@ class Window:
     def _add_records(self, totals: Totals, batches: slice, holds: npt.NDArray[np.bool_]) -> None:
         from sparklog.format.decode import decode
 
-        headers, file, at = self.headers[batches], self.file.key, self.position
+        headers, place = self.headers[batches], Place(self.file.key, self.position)
         columns = ("offset", "timestamp", "key")
-        records = decode(
-            self.data, headers, columns=columns, select=holds, check_crc=False, file=file, file_position=at
-        )
+        records = decode(self.data, headers, columns=columns, select=holds, check_crc=False, place=place)
         if not len(records):
             return
         rows = np.repeat(self.row_of[batches], records.batch_rows)
