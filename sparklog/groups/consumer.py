@@ -23,7 +23,7 @@ from sparklog.errors import BadRequest, Conflict, Fenced, NotFound, SparklogErro
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.group import SESSION_TIMEOUT_MS, Group, Membership, Offsets
 from sparklog.groups.group_state import CommittedOffset, GroupMetadata
-from sparklog.log.journal.arguments import NAME, NAMES, NUMBER, POSITIONS, SECONDS, Kind, checked, whole
+from sparklog.log.journal.arguments import NAME, NAMES, NUMBER, POSITIONS, SECONDS, ArgumentKind, checked, whole
 from sparklog.log.journal.clocks import SETTLE_MS, Backoff, Moment
 from sparklog.log.journal.names import is_topic_name
 from sparklog.log.read.read_plan import check_isolation, read_parts
@@ -43,7 +43,7 @@ HEARTBEATS = 3
 @checked(
     root=ROOT,
     group=NAME,
-    topics=Kind("a name or a list of names", lambda value: NAME.accepts(value) or NAMES.accepts(value)),
+    topics=ArgumentKind("a name or a list of names", lambda value: NAME.accepts(value) or NAMES.accepts(value)),
     auto_commit_interval_ms=NUMBER,
     session_timeout_ms=NUMBER,
     max_poll_records=whole(1).or_none(),

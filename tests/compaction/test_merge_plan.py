@@ -27,7 +27,7 @@ from sparklog.log.journal.names import append_path, file_key
 from sparklog.log.read import fetch
 from sparklog.log.read.planned_slices import PlannedSlices
 from sparklog.log.state.commit_intents import AppendIntent, Draft, Nothing
-from sparklog.log.state.commit_log import Outcome
+from sparklog.log.state.commit_log import CommitOutcome
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.rewrites import RewriteIntent
 from sparklog.log.state.slice_table import SliceTable
@@ -59,7 +59,7 @@ def plan(place: CountedRoot, topic: Topic) -> list[MergeWork]:
     return plan_merges(place.store, topic.snapshot(), Settings(START_MS), env=place.world.env())
 
 
-def publish(topic: Topic, work: MergeWork, done: Done) -> Outcome:
+def publish(topic: Topic, work: MergeWork, done: Done) -> CommitOutcome:
     outcome = topic.log.commit(RewriteIntent(work.op, work.topic_id, done.rewrites, done.files))
     check_state(*state(topic))
     return outcome

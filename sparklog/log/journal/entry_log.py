@@ -16,7 +16,7 @@ import crc32c
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError
 from sparklog.log.journal.clocks import next_times
 from sparklog.log.journal.documents import KNOWN_WRITE_FEATURES, TEXT, TEXTS, UINT32_MAX, Member, StoredDocument, whole
-from sparklog.log.journal.journal import Journal, Known, RootAccess
+from sparklog.log.journal.journal import Journal, RootAccess, SeenState
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, checkpoint_version, commit_key, id_folder
 from sparklog.storage.parallel_reads import read_each
 from sparklog.storage.store import ObjectInfo, Store
@@ -37,7 +37,7 @@ CHECKPOINT_ENTRIES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StateEntry:
     """The newest entry of an id, and so its state; `number` -1: an id without entries."""
 
     id: str
@@ -57,7 +57,7 @@ class Entry:
         return self.time_ms if self.clock_ms is None else self.clock_ms
 
 
-E = TypeVar("E", bound=Entry)
+E = TypeVar("E", bound=StateEntry)
 Step = Callable[[E], E | None]
 """The state after one more entry, None if there is nothing to write; raises where the state does not allow it."""
 
@@ -138,7 +138,7 @@ class EntryLog(Journal[E, E, E]):
     def _decode_checkpoint(self, data: bytes, key: str, number: int) -> E:
         return self._decode(data, key, number)
 
-    def _write_checkpoint(self, known: Known[E]) -> Known[E]:
+    def _write_checkpoint(self, known: SeenState[E]) -> SeenState[E]:
         state = known.state
         key = checkpoint_key(self.prefix, state.number)
         self._numbered.create_copy(key, self.kind.table.encode(state), state.number, state.crc)

@@ -82,7 +82,7 @@ class RootAccess:
 
 
 @dataclass(frozen=True, slots=True)
-class Known(Generic[S]):
+class SeenState(Generic[S]):
     """A state that was the newest when it was seen.
 
     `seen`: both clocks before the request that showed it; `tail_bytes`: of the entries since the newest `checkpoint`;
@@ -112,7 +112,7 @@ class Journal(ABC, Generic[S, E, D]):
         self.title = title
         self._guard = root.guard
         self._numbered = NumberedObjects(root.store, prefix, root.env, root.root_id)
-        self._known: Known[S] | None = None
+        self._known: SeenState[S] | None = None
         self._writes = False
 
     def __repr__(self) -> str:
@@ -144,7 +144,7 @@ class Journal(ABC, Generic[S, E, D]):
         """Read the state in a checkpoint; `Corrupt` naming `key` if it is damaged or another one."""
 
     @abstractmethod
-    def _write_checkpoint(self, known: Known[S]) -> Known[S]:
+    def _write_checkpoint(self, known: SeenState[S]) -> SeenState[S]:
         """Write a checkpoint of a state that is known; the same with its checkpoint."""
 
     def key(self, number: int) -> str:
@@ -187,24 +187,24 @@ class Journal(ABC, Generic[S, E, D]):
         """Make durable what was read here, before another object is written that rests on it."""
         self._numbered.make_durable()
 
-    def _current(self) -> Known[S]:
+    def _current(self) -> SeenState[S]:
         known = self._known
         return self._open()[0] if known is None or self._is_stale(known.seen) else known
 
-    def _refreshed(self, known: Known[S] | None) -> tuple[Known[S], list[E]]:
+    def _refreshed(self, known: SeenState[S] | None) -> tuple[SeenState[S], list[E]]:
         """Read on from a state, or open afresh; also the entries read."""
         return self._open() if known is None or self._is_stale(known.seen) else self._forward(known)
 
     def _is_stale(self, seen: Moment) -> bool:
         return self.env.now().elapsed_ms(seen) > STALE_MS
 
-    def _publish(self, newer: Known[S]) -> Known[S]:
+    def _publish(self, newer: SeenState[S]) -> SeenState[S]:
         known = self._known
         if known is None or newer.state.number >= known.state.number or self._is_stale(known.seen):
             self._known = newer
         return newer
 
-    def _looked(self, known: Known[S]) -> tuple[Known[S], list[E], bool]:
+    def _looked(self, known: SeenState[S]) -> tuple[SeenState[S], list[E], bool]:
         """Read on from a state; on a store with round trips also look at the root meanwhile: was it the one opened?"""
         if not self._numbered.is_far or self._is_stale(known.seen):
             return *self._refreshed(known), False
@@ -213,8 +213,8 @@ class Journal(ABC, Generic[S, E, D]):
         return *self._forward(known, sight, seen), sight.root
 
     def _forward(
-        self, known: Known[S], sight: Sight = NOTHING_SEEN, seen: Moment | None = None
-    ) -> tuple[Known[S], list[E]]:
+        self, known: SeenState[S], sight: Sight = NOTHING_SEEN, seen: Moment | None = None
+    ) -> tuple[SeenState[S], list[E]]:
         """Read on from a state (`sight`: seen of the next entries, after `seen`); if too old by then, open afresh."""
         seen = seen if seen is not None and sight.is_all else self.env.now()
         first = known.state.number + 1
@@ -232,14 +232,14 @@ class Journal(ABC, Generic[S, E, D]):
             newer = replace(newer, earlier=(known.state.number, known.state.crc))
         return self._publish(newer), entries
 
-    def _check_promise(self, known: Known[S], entries: Sequence[E]) -> None:
+    def _check_promise(self, known: SeenState[S], entries: Sequence[E]) -> None:
         """`Fenced` if what was read next contradicts what this process has created, or shows that the store lies."""
         first = known.state.number + 1
         self._numbered.check_created(first, [entry.crc for entry in entries])
         if self._writes and entries and entries[0].prev_crc != known.state.crc:
             self._numbered.check_followed(known.state.number)
 
-    def _extended(self, known: Known[S], entries: Sequence[E], seen: Moment) -> Known[S]:
+    def _extended(self, known: SeenState[S], entries: Sequence[E], seen: Moment) -> SeenState[S]:
         try:
             state = self._applied(known.state, entries)
         except Corrupt as error:
@@ -247,7 +247,7 @@ class Journal(ABC, Generic[S, E, D]):
             if any(entry.prev_crc != crc for crc, entry in zip(crcs, entries, strict=False)):
                 self._numbered.distrust()
             raise error if error.file else Corrupt(error.message, file=f"{self.prefix}/_log") from None
-        return Known(state, seen, known.checkpoint, known.tail_bytes + sum(entry.nbytes for entry in entries))
+        return SeenState(state, seen, known.checkpoint, known.tail_bytes + sum(entry.nbytes for entry in entries))
 
     def _decode_all(self, objects: Sequence[bytes], first: int) -> list[E]:
         entries = []
@@ -260,16 +260,16 @@ class Journal(ABC, Generic[S, E, D]):
                 entries.append(self._decode(self.store.get(key), key, number))
         return entries
 
-    def _open(self, below: int | None = None) -> tuple[Known[S], list[E]]:
+    def _open(self, below: int | None = None) -> tuple[SeenState[S], list[E]]:
         """Open afresh: one listing, one checkpoint (`below`: an older one), the entries after it (also given)."""
         for tries in range(OPEN_TRIES):
             seen = self.env.now()
             numbers = self.checkpoints()
-            base = Known(self._empty(), seen)
+            base = SeenState(self._empty(), seen)
             for number in reversed(numbers):
                 state = self.read_checkpoint(number) if below is None or number < below else None
                 if state is not None:
-                    base = Known(state, seen, number)
+                    base = SeenState(state, seen, number)
                     break
             start = base.state.number + 1
             entries = self._decode_all(self._numbered.read_forward(start, ahead=True), start)
@@ -314,10 +314,10 @@ class Journal(ABC, Generic[S, E, D]):
         self,
         step: Callable[[S], D | None],
         *,
-        load: Callable[[Known[S]], Known[S]] | None = None,
+        load: Callable[[SeenState[S]], SeenState[S]] | None = None,
         repeatable: bool = False,
         looked: Moment | None = None,
-    ) -> tuple[E | None, Known[S]]:
+    ) -> tuple[E | None, SeenState[S]]:
         """Create the entry that `step` drafts from the newest state; the entry as it was written, and the state.
 
         * `step`: returns None if there is nothing to write; called again on the newest state after every lost race
@@ -368,8 +368,8 @@ class Journal(ABC, Generic[S, E, D]):
                 return written, self._checkpointed_if_due(known)
 
     def _attempt(
-        self, known: Known[S], entry: E, data: bytes, repeatable: bool, root: bool
-    ) -> tuple[E | None, Known[S], bool]:
+        self, known: SeenState[S], entry: E, data: bytes, repeatable: bool, root: bool
+    ) -> tuple[E | None, SeenState[S], bool]:
         """Try the next number: the entry as it stands in the journal, or None; the newest state; was the root seen?"""
         seen = self.env.now()
         number = known.state.number + 1
@@ -394,7 +394,7 @@ class Journal(ABC, Generic[S, E, D]):
         known, entries = self._forward(known, sight, seen)
         return _with_id(entry.commit_id, entries), known, sight.root
 
-    def _trace(self, entry: E, number: int, repeatable: bool) -> tuple[E | None, Known[S]]:
+    def _trace(self, entry: E, number: int, repeatable: bool) -> tuple[E | None, SeenState[S]]:
         known, entries = self._open()
         written = _with_id(entry.commit_id, entries)
         if written is not None or number > known.checkpoint:
@@ -434,11 +434,11 @@ class Journal(ABC, Generic[S, E, D]):
     def write_checkpoint(self) -> None:
         self._write_checkpoint(self._current())
 
-    def _is_checkpoint_due(self, known: Known[S]) -> bool:
+    def _is_checkpoint_due(self, known: SeenState[S]) -> bool:
         entries = known.state.number - known.checkpoint
         return entries >= self._entries_per_checkpoint or known.tail_bytes >= CHECKPOINT_BYTES
 
-    def _checkpointed_if_due(self, known: Known[S]) -> Known[S]:
+    def _checkpointed_if_due(self, known: SeenState[S]) -> SeenState[S]:
         try:
             return self._write_checkpoint(known) if self._is_checkpoint_due(known) else known
         except (SparklogError, OSError) as error:

@@ -37,7 +37,7 @@ a root that was restored under it, makes no load.
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ProbeVerdict:
     """A probe that a place has passed: `server` is empty for a cloud's own, `sparklog` the version that probed."""
 
     location: str
@@ -50,7 +50,7 @@ class Verdict:
 
 VERDICT_JSON = StoredDocument(
     "verdict of a probe",
-    Verdict,
+    ProbeVerdict,
     Member("location", TEXT),
     Member("server", TEXT),
     Member("rounds", whole(1)),
@@ -167,7 +167,7 @@ def _kept(store: Store, now_ms: int) -> int | None:
 def _keep(store: Store, report: ProbeReport) -> None:
     if not _keeps_verdicts(store):
         return
-    verdict = Verdict(store.location, store.server, report.rounds, THREADS, report.probed_ms, __version__)
+    verdict = ProbeVerdict(store.location, store.server, report.rounds, THREADS, report.probed_ms, __version__)
     data = VERDICT_JSON.encode(verdict)
     with suppress(SparklogError):  # the next process probes, too
         if not store.create(_key(store), data):

@@ -34,8 +34,8 @@ from sparklog.log.journal.documents import (
     UINT32_MAX,
     Document,
     Fields,
-    Kind,
     Member,
+    MemberKind,
     StoredDocument,
     numbers_by_partition,
     numbers_by_text,
@@ -74,7 +74,7 @@ class Writer:
 
 
 @dataclass(frozen=True, slots=True)
-class Removal:
+class RemovedSlices:
     """Slices of one file that edits replace, one entry of each tuple per slice."""
 
     path: str
@@ -185,7 +185,7 @@ class Changes:
 
     writer: Writer | None = None
     files: tuple[FileSlices, ...] = ()
-    remove: tuple[Removal, ...] = ()
+    remove: tuple[RemovedSlices, ...] = ()
     edits: tuple[Edit, ...] = ()
     log_starts: Mapping[int, int] = field(default_factory=dict)
     configs: Mapping[str, str | None] = field(default_factory=dict)
@@ -243,7 +243,7 @@ WRITER_JSON = Document(
 )
 
 REMOVAL_JSON = Document(
-    Removal,
+    RemovedSlices,
     Member("path", TEXT),
     Member("partition", PARTITIONS),
     Member("base", wholes(0, like="partition")),
@@ -333,7 +333,7 @@ def _check_file(item: Fields, file: FileSlices) -> None:
 
 FILE_JSON = Document(
     FileSlices,
-    Member("path", Kind(_path)),
+    Member("path", MemberKind(_path)),
     Member("size", whole(0)),
     Member("footerLength", whole(0)),
     Member("partition", PARTITIONS),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from sparklog.errors import Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.log.journal.clocks import Moment
-from sparklog.log.journal.journal import Journal, Known, RootAccess
+from sparklog.log.journal.journal import Journal, RootAccess, SeenState
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix
 from sparklog.log.state.checkpoint import (
     Checkpoint,
@@ -62,7 +62,7 @@ class LogState:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CommitOutcome:
     """The commit that was written (None: `nothing` has the reason), the head after it, and the dropped edits."""
 
     commit: Commit | None
@@ -92,7 +92,7 @@ class CommitLog(Journal[LogState, Commit, Draft]):
             raise self._not_found()
         return Snapshot(self.topic, self.store, state.head, state.table)
 
-    def _existing(self, refresh: bool) -> Known[LogState]:
+    def _existing(self, refresh: bool) -> SeenState[LogState]:
         known = self._refreshed(self._known)[0] if refresh else self._current()
         if not known.state.head.exists:
             raise self._not_found()
@@ -101,7 +101,7 @@ class CommitLog(Journal[LogState, Commit, Draft]):
     def _not_found(self) -> NotFound:
         return no_topic(self.topic, self.store.location)
 
-    def _with_table(self, known: Known[LogState]) -> Known[LogState]:
+    def _with_table(self, known: SeenState[LogState]) -> SeenState[LogState]:
         """Load the slice table; of a newer state if what it takes is gone."""
         if known.state.table is not None:
             return known
@@ -130,7 +130,7 @@ class CommitLog(Journal[LogState, Commit, Draft]):
         table = decode_table(self.store.get(key, 0, checkpoint.table.size + 1), checkpoint.table, key, head.version)
         return self._applied(LogState(head, checkpoint, (), table), state.tail)
 
-    def commit(self, intent: Intent, origin: Head | None = None, *, looked: Moment | None = None) -> Outcome:
+    def commit(self, intent: Intent, origin: Head | None = None, *, looked: Moment | None = None) -> CommitOutcome:
         """Commit what `intent` drafts. `origin`: the head that the caller decided on (the newest known, if None).
 
         `looked`: what `look` returned to this caller.
@@ -146,7 +146,7 @@ class CommitLog(Journal[LogState, Commit, Draft]):
         load = self._with_table if intent.needs_table else None
         written, known = self._write(step, load=load, repeatable=intent.repeatable, looked=looked)
         last = drafts[-1]
-        return Outcome(written, known.state.head, last if isinstance(last, Nothing) else None, last.dropped)
+        return CommitOutcome(written, known.state.head, last if isinstance(last, Nothing) else None, last.dropped)
 
     def _empty(self) -> LogState:
         return LogState(EMPTY, None, (), SliceTable())
@@ -171,7 +171,7 @@ class CommitLog(Journal[LogState, Commit, Draft]):
         tail = state.tail if table is not None else (*state.tail, *entries)
         return LogState(head, state.checkpoint, tail, table)
 
-    def _extended(self, known: Known[LogState], entries: Sequence[Commit], seen: Moment) -> Known[LogState]:
+    def _extended(self, known: SeenState[LogState], entries: Sequence[Commit], seen: Moment) -> SeenState[LogState]:
         known = super()._extended(known, entries, seen)
         if len(known.state.tail) <= LONG_TAIL:
             return known
@@ -190,7 +190,7 @@ class CommitLog(Journal[LogState, Commit, Draft]):
         checkpoint = decode_checkpoint(data, key, number)
         return LogState(checkpoint.head, checkpoint, (), None)
 
-    def _write_checkpoint(self, known: Known[LogState]) -> Known[LogState]:
+    def _write_checkpoint(self, known: SeenState[LogState]) -> SeenState[LogState]:
         """Write a checkpoint, unless another process wrote one meanwhile that makes it unnecessary."""
         check_features(known.state.head)
         version = known.state.number
@@ -213,7 +213,7 @@ class CommitLog(Journal[LogState, Commit, Draft]):
         copied = self.read_checkpoint(state.number)
         return known if copied is None else self._with_checkpoint(known, copied)
 
-    def _with_checkpoint(self, known: Known[LogState], copied: LogState) -> Known[LogState]:
+    def _with_checkpoint(self, known: SeenState[LogState], copied: LogState) -> SeenState[LogState]:
         tail = tuple(commit for commit in known.state.tail if commit.version > copied.number)
         state = replace(known.state, checkpoint=copied.checkpoint, tail=tail)
-        return self._publish(Known(state, known.seen, copied.number))
+        return self._publish(SeenState(state, known.seen, copied.number))

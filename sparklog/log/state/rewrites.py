@@ -18,7 +18,7 @@ import numpy as np
 
 from sparklog.errors import BadRequest
 from sparklog.format.slice_columns import COMMIT_LISTS
-from sparklog.log.state.commit import Edit, Removal
+from sparklog.log.state.commit import Edit, RemovedSlices
 from sparklog.log.state.commit_intents import Draft, Nothing, check_floor, check_topic
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import FileSlices
@@ -139,18 +139,18 @@ def _standing(rewrite: Rewrite, base: Head, table: SliceTable) -> list[Input] | 
     return None if (rows < 0).any() or (table.all().end[rows] != ends).any() else left
 
 
-def _removals(inputs: Iterable[tuple[Edit, Sequence[Input]]]) -> tuple[Removal, ...]:
+def _removals(inputs: Iterable[tuple[Edit, Sequence[Input]]]) -> tuple[RemovedSlices, ...]:
     """Return one removal per file, whichever edits its slices belong to: a merge names thousands of files."""
     by_path: dict[str, list[tuple[int, int, int]]] = {}
     for edit, items in inputs:
         for item in items:
             by_path.setdefault(item.path, []).append((edit.partition, item.base, item.position))
-    return tuple(Removal(path, *zip(*slices, strict=True)) for path, slices in by_path.items())
+    return tuple(RemovedSlices(path, *zip(*slices, strict=True)) for path, slices in by_path.items())
 
 
 def _landed(outputs: Sequence[FileSlices], table: SliceTable) -> bool:
     """True if these very outputs lie in the log: an attempt whose answer was lost in a stall had succeeded."""
-    named = [Removal(file.path, file.partition, file.base, file.starts) for file in outputs]
+    named = [RemovedSlices(file.path, file.partition, file.base, file.starts) for file in outputs]
     return bool(named) and bool((table.find(*named) >= 0).all())
 
 

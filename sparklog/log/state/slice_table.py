@@ -22,7 +22,7 @@ import numpy.typing as npt
 from sparklog.errors import Conflict
 from sparklog.format.slice_columns import COLUMN_TYPES
 from sparklog.log.journal.names import is_sealed, path_read_version
-from sparklog.log.state.commit import Commit, Removal, Resolved
+from sparklog.log.state.commit import Commit, RemovedSlices, Resolved
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.topic_state import Head, Offsets
 from sparklog.storage.fork_safety import ForkLock
@@ -220,7 +220,7 @@ class SliceTable:
         outputs = _part((commit,), self._paths, self._txn_ids)
         return _joined((whole[keep], outputs), self._paths, self._txn_ids)
 
-    def find(self, *items: Removal) -> npt.NDArray[np.int64]:
+    def find(self, *items: RemovedSlices) -> npt.NDArray[np.int64]:
         """Return the row in `all()` of each slice that `items` name exactly, in their order; -1 where there is none."""
         whole = self.all()
         base = np.array([value for item in items for value in item.base], np.int64)

@@ -21,8 +21,8 @@ from sparklog.log.journal.documents import (
     UINT32_MAX,
     Document,
     Fields,
-    Kind,
     Member,
+    MemberKind,
     numbers_by_partition,
     numbers_by_text,
     object_of,
@@ -50,7 +50,7 @@ from sparklog.log.state.commit import (
     Txn,
 )
 from sparklog.log.state.configs import TopicConfigs
-from sparklog.log.state.writer_runs import ENTRY_JSON, Entry, advance
+from sparklog.log.state.writer_runs import ENTRY_JSON, WriterEntry, advance
 
 Offsets = npt.NDArray[np.int64]
 NO_PARTITIONS: Offsets = np.frombuffer(b"", np.int64)
@@ -91,7 +91,7 @@ class Head:
     open: tuple[Prepare, ...] = ()
     kafka_open: tuple[KafkaOpen, ...] = ()
     kafka_source: KafkaSource | None = None
-    registry: Mapping[str, Entry] = field(default_factory=dict)
+    registry: Mapping[str, WriterEntry] = field(default_factory=dict)
     siblings: Mapping[str, int] = field(default_factory=dict)
     holds: Mapping[str, Hold] = field(default_factory=dict)
     floor: int = 0
@@ -203,7 +203,7 @@ def _check_partitions(item: Fields, head: Head) -> None:
         raise item.bad("logEnd", f"a list of more than {max(named)} log ends, as others name that partition")
 
 
-OFFSETS = Kind(lambda item, name: _frozen(np.array(item.integers(name, None, 0), np.int64)), np.ndarray.tolist)
+OFFSETS = MemberKind(lambda item, name: _frozen(np.array(item.integers(name, None, 0), np.int64)), np.ndarray.tolist)
 PREPARE_JSON = Document(
     Prepare,
     Member("txn", object_of(TXN_JSON)),
@@ -214,7 +214,9 @@ PREPARE_JSON = Document(
     Member("end", numbers_by_partition(MAX_PARTITIONS)),
 )
 _TEXTS = texts_by_text()
-CONFIGS = Kind(lambda *item: TopicConfigs(_TEXTS.read(*item)), lambda configs: dict(sorted(configs.explicit.items())))
+CONFIGS = MemberKind(
+    lambda *item: TopicConfigs(_TEXTS.read(*item)), lambda configs: dict(sorted(configs.explicit.items()))
+)
 HEAD_JSON = Document(
     Head,
     Member("version", whole(0)),
@@ -287,7 +289,7 @@ def _applied(head: Head, commit: Commit) -> Head:
         changes["registry"] = {**head.registry, commit.writer.id: entry}
     if commit.expired:
         # The commit's own writer was entered just above: an entry that it renews is not idle.
-        known: Mapping[str, Entry] = changes.get("registry", head.registry)  # type: ignore[assignment]
+        known: Mapping[str, WriterEntry] = changes.get("registry", head.registry)  # type: ignore[assignment]
         changes["registry"] = {id_: each for id_, each in known.items() if commit.expired.get(id_) != each.version}
     if commit.holds:
         holds = {**head.holds, **commit.holds}

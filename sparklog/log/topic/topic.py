@@ -35,7 +35,7 @@ from sparklog.log.read.topic_scan import Position, Scan, SnapshotView, record_at
 from sparklog.log.read.topic_table import TopicTable, open_table
 from sparklog.log.state.commit import COMMIT, KafkaOpen, Txn
 from sparklog.log.state.commit_intents import AlterIntent, AppendIntent, DeleteIntent, Intent, LogStartIntent, Nothing
-from sparklog.log.state.commit_log import CommitLog, Outcome, Resolver
+from sparklog.log.state.commit_log import CommitLog, CommitOutcome, Resolver
 from sparklog.log.state.configs import check_delete_delay
 from sparklog.log.state.description import TopicDescription, describe
 from sparklog.log.state.slice_table import Snapshot
@@ -85,7 +85,7 @@ class TopicLog(CommitLog):
     def read_snapshot(self) -> Snapshot:
         return read_snapshot(self.root.decisions, self)
 
-    def commit(self, intent: Intent, origin: Head | None = None, *, looked: Moment | None = None) -> Outcome:
+    def commit(self, intent: Intent, origin: Head | None = None, *, looked: Moment | None = None) -> CommitOutcome:
         """Commit an intent (see `sparklog.log.state.commit_intents`), made when the topic was at `origin`."""
         self.root.ensure_probed()
         return super().commit(intent, origin, looked=looked)

@@ -34,7 +34,7 @@ from sparklog.groups.group_state import GROUPS, GroupState, Pending, TopicOffset
 from sparklog.log.decisions.decision import DECISIONS, Decisions
 from sparklog.log.decisions.decision_log import DecisionLogs, open_transactions
 from sparklog.log.journal.clocks import SETTLE_MS, reading_clock_ms
-from sparklog.log.journal.entry_log import Entry, EntryKind
+from sparklog.log.journal.entry_log import EntryKind, StateEntry
 from sparklog.log.journal.names import checkpoint_version, commit_key, is_topic_name
 from sparklog.log.state.commit import Commit, decode_commit
 from sparklog.log.state.slice_table import COMMITTED, SliceTable
@@ -44,7 +44,7 @@ from sparklog.storage.store import Store
 from sparklog.tools.backup.manifest import DamagedLogs, EntryChain, LeftOut
 
 Transaction = tuple[str, int]
-E = TypeVar("E", bound=Entry)
+E = TypeVar("E", bound=StateEntry)
 
 
 @dataclass(frozen=True, slots=True)

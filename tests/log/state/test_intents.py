@@ -24,7 +24,7 @@ from sparklog.log.state.commit import (
     TAKEOVER,
     Edit,
     Hold,
-    Removal,
+    RemovedSlices,
     Resolved,
     Txn,
     Writer,
@@ -259,7 +259,7 @@ def test_inputs_below_the_log_start_do_not_count() -> None:
     )
     land(chain, LogStartIntent("topic-one", {0: 13}, RETAIN))
     found = land(chain, intent)
-    assert found.remove == (Removal(two, (0,), (10,), (0,)),)
+    assert found.remove == (RemovedSlices(two, (0,), (10,), (0,)),)
     assert chain.table.all().base.tolist() == [10]
     assert chain.head.log_start.tolist() == [13]
 
@@ -493,7 +493,7 @@ def test_commit_time_never_goes_back() -> None:
         ({"files": (file_of([(0, 1)]).based((9,)),)}, "appends are dense"),
         ({"op": IMPORT, "files": (file_of([(0, 1)]).based((9,)),)}, "appends are dense"),
         ({"op": DELETE_RECORDS, "log_starts": {0: 11}}, "log start in range"),
-        ({"op": SEAL, "remove": (Removal(append_path(0, "f0"), (0,), (0,), (0,)),)}, "outputs within edits"),
+        ({"op": SEAL, "remove": (RemovedSlices(append_path(0, "f0"), (0,), (0,), (0,)),)}, "outputs within edits"),
         ({"op": SEAL, "edits": (Edit(0, 0, 5), Edit(0, 4, 8))}, "outputs within edits"),
         ({"op": SEAL, "edits": (Edit(0, 0, 11),)}, "outputs within edits"),
         ({"op": SEAL, "edits": (Edit(0, 0, 5),), "files": (output_of(0, 4, 6),)}, "outputs within edits"),
@@ -502,7 +502,7 @@ def test_commit_time_never_goes_back() -> None:
             "outputs within edits",
         ),
         (
-            {"op": SEAL, "edits": (Edit(0, 0, 5),), "remove": (Removal("x", (0,), (6,), (0,)),)},
+            {"op": SEAL, "edits": (Edit(0, 0, 5),), "remove": (RemovedSlices("x", (0,), (6,), (0,)),)},
             "outputs within edits",
         ),
         ({"op": MAINTAIN, "floor": 2}, "floor and holds in range"),
