@@ -176,8 +176,8 @@ class InEpoch(AppendIntent):
 
     epoch: int = 0
 
-    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
-        found = AppendIntent.draft(self, topic, base, origin, table)
+    def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
+        found = AppendIntent.draft(self, topic, head, origin, table)
         assert isinstance(found, Draft)
         return replace(found, leader_epoch=self.epoch)
 

@@ -169,7 +169,7 @@ class TopicLog(CommitLog):
             for each in self.end_kafka_transactions():
                 how = "committed" if each.decided == COMMIT else "aborted"
                 _LOG.warning("topic %s is appended to now: %s %s", self.topic, how, each)
-        intent = AppendIntent(target.topic_id, tuple(files), writer, txn, self.root.env.wall_ms())
+        intent = AppendIntent(target.topic_id, tuple(files), self.root.env.wall_ms(), writer, txn)
         outcome = self.commit(intent, looked=target.looked)
         if writer is not None and writer.run is not None:
             entry = outcome.head.registry.get(writer.id)
