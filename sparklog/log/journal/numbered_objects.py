@@ -57,13 +57,13 @@ class Sight:
 
     * `objects`: from a number on, as far as they were read; `is_all`: the one behind them was missing
     * `before`: the object before that number; None if it was not read or is missing
-    * `root`: the root was seen to be the one that was opened
+    * `root_seen`: the root was seen to be the one that was opened
     """
 
     objects: tuple[bytes, ...] = ()
     is_all: bool = False
     before: bytes | None = None
-    root: bool = False
+    root_seen: bool = False
 
 
 NOTHING_SEEN = Sight()
@@ -77,13 +77,13 @@ class Basis:
 
     * `seen`: when the newest number was last seen to be the one before
     * `crc`: the CRC-32C of that one; None: there is none
-    * `root`: the root was seen to be the one that was opened, a moment ago
+    * `root_seen`: the root was seen to be the one that was opened, a moment ago
     * `earlier`: must be there as well. Objects behind it were read, which are taken back if it is not
     """
 
     seen: Moment
     crc: int | None
-    root: bool = False
+    root_seen: bool = False
     earlier: Place | None = None
 
 
@@ -144,10 +144,10 @@ class NumberedObjects:
             return self._is_root() if at is None else self.read_forward(at)
 
         try:
-            objects, root = ask_each(self.store, ask, (number, None))
+            objects, root_seen = ask_each(self.store, ask, (number, None))
         except Unavailable:
             return NOTHING_SEEN
-        return Sight(tuple(objects) if isinstance(objects, list) else (), True, None, root is True)
+        return Sight(tuple(objects) if isinstance(objects, list) else (), True, None, root_seen is True)
 
     def _look_after_create(self, number: int) -> Sight:
         """Read the number; on a store with round trips at the same time what a loser needs before its next attempt."""
@@ -193,13 +193,13 @@ class NumberedObjects:
         """
         backoff = Backoff(self.env, tries=1)
         failure = "it exists and cannot be read"
-        root = basis.root
+        root_seen = basis.root_seen
         while True:
             sight = NOTHING_SEEN
             try:
-                if not root:
+                if not root_seen:
                     self._check_root(number, unknown=backoff.tries > 1)
-                root = False
+                root_seen = False
                 created = self.store.create(self.key(number), data)
                 sight = Sight((data,)) if created else self._look_after_create(number)
             except Unavailable as error:

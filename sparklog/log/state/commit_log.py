@@ -93,7 +93,7 @@ class CommitLog(Journal[LogState, Commit, Draft]):
         return Snapshot(self.topic, self.store, state.head, state.table)
 
     def _existing(self, refresh: bool) -> SeenState[LogState]:
-        known = self._refreshed(self._known)[0] if refresh else self._current()
+        known = self._read_on(self._known).newest if refresh else self._open_if_stale()
         if not known.state.head.exists:
             raise self._not_found()
         return known
@@ -116,7 +116,7 @@ class CommitLog(Journal[LogState, Commit, Draft]):
                 # before does.
                 below = version if isinstance(error, Corrupt) or version in missing else None
             missing.add(version)
-            known = self._open(below)[0]
+            known = self._reopen(below).newest
             if known.state.table is not None:
                 return known
         raise Unavailable(f"no slice table of {self.title} can be loaded; run verify")
@@ -171,8 +171,8 @@ class CommitLog(Journal[LogState, Commit, Draft]):
         tail = state.tail if table is not None else (*state.tail, *entries)
         return LogState(head, state.checkpoint, tail, table)
 
-    def _extended(self, known: SeenState[LogState], entries: Sequence[Commit], seen: Moment) -> SeenState[LogState]:
-        known = super()._extended(known, entries, seen)
+    def _extend(self, known: SeenState[LogState], entries: Sequence[Commit], seen: Moment) -> SeenState[LogState]:
+        known = super()._extend(known, entries, seen)
         if len(known.state.tail) <= LONG_TAIL:
             return known
         try:

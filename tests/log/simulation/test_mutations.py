@@ -90,7 +90,7 @@ def edits_always_stand(patch: Patch) -> None:
 
 def offsets_not_assigned_again(patch: Patch) -> None:
     """A loser keeps the offsets of its first attempt."""
-    real = commit_intents.assign
+    real = commit_intents.assign_offsets
     known: dict[int, tuple[object, object]] = {}
 
     def once(topic: str, files: Any, base: Head) -> Any:
@@ -99,7 +99,7 @@ def offsets_not_assigned_again(patch: Patch) -> None:
             known[key] = files, real(topic, files, base)
         return known[key][1]
 
-    patch.setattr(commit_intents, "assign", once)
+    patch.setattr(commit_intents, "assign_offsets", once)
     patch.setattr(commit_log, "check_commit", lambda before, commit, after: None)
 
 

@@ -325,7 +325,7 @@ def test_a_long_tail_loads_the_table_and_failing_to_does_not_matter() -> None:
     small.setattr("sparklog.log.state.commit_log.LONG_TAIL", 3)
     try:
         failing = faulty(world, store, {"get:checkpoint": Fault(FaultKind.ERROR_BEFORE)})
-        known = failing.log._current()
+        known = failing.log._open_if_stale()
         failing.log._known = replace(known, state=replace(known.state, table=None))
         for _ in range(5):
             publish(failing, 1)
