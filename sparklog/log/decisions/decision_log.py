@@ -28,7 +28,7 @@ import numpy as np
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.log.decisions.decision import BY_TIMEOUT, DECISIONS, Decisions, abort
-from sparklog.log.journal.clocks import SETTLE_MS, SYSTEM, Backoff
+from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.journal.entry_log import KEEP_MS, EntryLog
 from sparklog.log.journal.journal import RootAccess
 from sparklog.log.journal.names import commit_key
@@ -38,6 +38,7 @@ from sparklog.log.state.slice_table import COMMITTED, Newer, Slices, Snapshot
 from sparklog.log.state.topic_state import Head, Offsets, Prepare
 from sparklog.storage.fork_safety import ForkLock
 from sparklog.storage.parallel_reads import ask_each
+from sparklog.storage.retries import SETTLE_MS, Backoff
 from sparklog.storage.store import Store
 
 _LOG = logging.getLogger("sparklog.log")

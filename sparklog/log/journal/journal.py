@@ -27,7 +27,7 @@ from typing import Generic, Protocol, TypeVar
 import crc32c
 
 from sparklog.errors import Corrupt, NotFound, SparklogError, Unavailable
-from sparklog.log.journal.clocks import ClockGuard, Env, Moment, pause
+from sparklog.log.journal.clocks import ClockGuard, Env, Moment
 from sparklog.log.journal.documents import peek_commit_id
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, checkpoint_version
 from sparklog.log.journal.numbered_objects import NOTHING_SEEN, STALE_MS, Answer, Basis, NumberedObjects, Place, Sight
@@ -302,7 +302,7 @@ class Journal(ABC, Generic[S, E, D]):
             if refusal is None:
                 return Advance(self._publish(opened), entries)
             # A directory cache may hide for a while what exists: look again before calling it lost.
-            self.env.sleep(pause(self.env.random, tries))
+            self.env.pause(tries)
         assert refusal is not None
         raise refusal
 
@@ -442,7 +442,7 @@ class Journal(ABC, Generic[S, E, D]):
     def _wait_and_look(self, known: SeenState[S], tries: int) -> Advance[S, E]:
         """Wait a random time, then read on: a request of ours that was made before a stall may land as late as this."""
         most = FAR_WAIT if self._numbered.is_far else tries
-        self.env.sleep(pause(self.env.random, min(tries - WAIT_AFTER_LOSSES, most)))
+        self.env.pause(min(tries - WAIT_AFTER_LOSSES, most))
         return self._read_on_checking_root(known)
 
     def _trace(self, entry: E, number: int, repeatable: bool) -> Advance[S, E]:

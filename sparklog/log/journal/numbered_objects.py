@@ -23,10 +23,11 @@ from typing import NoReturn
 import crc32c
 
 from sparklog.errors import Corrupt, Fenced, NotFound, Unavailable
-from sparklog.log.journal.clocks import Backoff, Env, Moment, pause
+from sparklog.log.journal.clocks import Env, Moment
 from sparklog.log.journal.documents import decode, peek_commit_id
 from sparklog.log.journal.names import ROOT_KEY, commit_key, read_root_id
 from sparklog.storage.parallel_reads import ask_each
+from sparklog.storage.retries import Backoff
 from sparklog.storage.store import Store
 
 READ_AHEAD = 16
@@ -272,7 +273,7 @@ class NumberedObjects:
             except Corrupt:
                 break
             except Unavailable:
-                self.env.sleep(pause(self.env.random, tries))
+                self.env.pause(tries)
         backoff = Backoff(self.env)
         while True:
             try:
@@ -292,7 +293,7 @@ class NumberedObjects:
                 if not any(info.key == ROOT_KEY for info in self.store.list(ROOT_KEY)):
                     return None
                 # A cache hides for a while what exists.
-                self.env.sleep(pause(self.env.random, tries))
+                self.env.pause(tries)
             except Corrupt:
                 if tries == SURE_TRIES - 1:
                     raise
@@ -348,7 +349,7 @@ class NumberedObjects:
                 self._refuse(number, at, commit_id)
             if backoff.is_over():
                 raise self._unknown(number, failure)
-            self.env.sleep(pause(self.env.random, backoff.tries))
+            self.env.pause(backoff.tries)
 
     def _is_gap(self, number: int, at: int) -> bool:
         """True if a listing that shows `number` does not show an earlier one: no cache can hide it so."""

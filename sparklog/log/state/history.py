@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, Unavailable
-from sparklog.log.journal.clocks import Backoff, Env, newest_at
+from sparklog.log.journal.clocks import Env, newest_at
 from sparklog.log.journal.names import (
     checkpoint_key,
     checkpoint_prefix,
@@ -34,6 +34,7 @@ from sparklog.log.state.commit import Commit, decode_commit
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.slice_table import SliceTable, Snapshot
 from sparklog.log.state.topic_state import EMPTY, Head
+from sparklog.storage.retries import Backoff
 from sparklog.storage.store import ObjectInfo, Store
 
 _LOG = logging.getLogger("sparklog.log")
