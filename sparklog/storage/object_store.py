@@ -97,10 +97,10 @@ class ObjectStore(Store):
 
     @property
     def server(self) -> str:
-        named, parts = dict(self._url.settings), []
-        if "endpoint" not in named:
+        settings, parts = dict(self._url.settings), []
+        if "endpoint" not in settings:
             parts.append(endpoint_of_environment(self._url.scheme, os.environ))
-        if self._url.scheme == AZURE and "account_name" not in named:
+        if self._url.scheme == AZURE and "account_name" not in settings:
             parts.append(os.environ.get("AZURE_STORAGE_ACCOUNT_NAME", ""))
         return " ".join(filter(None, parts))
 
@@ -129,7 +129,7 @@ class ObjectStore(Store):
         return self._ask("read", key, read)
 
     def _get_range(self, key: str, start: int, length: int | None) -> bytes:
-        # A range that is empty, or begins behind the end, is an error to a server; so is one beyond 63 bits.
+        # A range that is empty, or begins after the end, is an error to a server; so is one beyond 63 bits.
         if length == 0 or start >= 1 << 62:
             self._size(key)
             return b""
@@ -180,9 +180,9 @@ class ObjectStore(Store):
                 return
 
     def _pages(self, folder: str, start: str) -> Iterator[Any]:
-        """Yield what is listed below a folder behind a key `start`, page by page.
+        """Yield what is listed below a folder after a key `start`, page by page.
 
-        Where the server is busy, the list is begun again behind the last page; the budget is that of one page.
+        Where the server is busy, the list is begun again after the last page; the budget is that of one page.
         """
         backoff, last = self.retry_policy.backoff(), ""
         while True:

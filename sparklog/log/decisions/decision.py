@@ -124,8 +124,9 @@ class Decisions(StateEntry):
         """Return the entry for the replay rule; None before the first batch."""
         if self.batch is None:
             return None
-        done = (self.batch, self.count, self.number, self.time_ms)
-        return WriterEntry(*done, self.run, self.earlier_runs, self.epoch, self.content)
+        return WriterEntry(
+            self.batch, self.count, self.number, self.time_ms, self.run, self.earlier_runs, self.epoch, self.content
+        )
 
 
 # -- steps: the state after one more entry, None if there is nothing to write; number and chain come from the journal
@@ -198,14 +199,14 @@ def abort(state: Decisions, n: int, reason: str) -> Decisions | None:
 
 
 def _aborted(state: Decisions, n: int, reason: str) -> Decisions:
-    left = _kept(state, n, ())
-    return replace(state, n=n, newest=n, reason=reason, prepared=(), prepared_groups=(), commits=left)
+    commits = _kept(state, n, ())
+    return replace(state, n=n, newest=n, reason=reason, prepared=(), prepared_groups=(), commits=commits)
 
 
 def forget(state: Decisions, resolved: Collection[int]) -> Decisions | None:
     """Drop COMMITs that all topics and groups they name have recorded; the newest decision stays."""
-    left = _kept(state, state.newest, resolved)
-    return None if left == state.commits else replace(state, op=FORGET, n=None, commits=left)
+    commits = _kept(state, state.newest, resolved)
+    return None if commits == state.commits else replace(state, op=FORGET, n=None, commits=commits)
 
 
 def _kept(state: Decisions, newest: int, resolved: Collection[int]) -> tuple[CommitDecision, ...]:
@@ -262,7 +263,7 @@ COMMITTED_JSON = Document(
 
 
 def _check_order(item: Fields, entry: Decisions) -> None:
-    numbers = [each.n for each in entry.commits]
+    numbers = [committed.n for committed in entry.commits]
     if numbers != sorted(set(numbers)) or (numbers and numbers[-1] > entry.newest):
         raise item.bad("commits", f"in the order of their numbers, none above {entry.newest}")
 

@@ -118,12 +118,12 @@ def checked(**kinds: ArgumentKind) -> Callable[[Callable[P, T]], Callable[P, T]]
         @wraps(call)
         def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
             try:
-                given = signature.bind(*args, **kwargs).arguments
+                arguments = signature.bind(*args, **kwargs).arguments
             except TypeError as error:
                 raise BadRequest(f"{call.__name__}: {error}{_hint(signature, kwargs)}") from None
             for name, kind in kinds.items():
-                if name in given:
-                    kind.check(name, given[name])
+                if name in arguments:
+                    kind.check(name, arguments[name])
             return call(*args, **kwargs)
 
         return guarded
@@ -131,6 +131,6 @@ def checked(**kinds: ArgumentKind) -> Callable[[Callable[P, T]], Callable[P, T]]
     return decorate
 
 
-def _hint(signature: inspect.Signature, given: Mapping[str, object]) -> str:
-    unknown = next((name for name in given if name not in signature.parameters), None)
+def _hint(signature: inspect.Signature, names: Mapping[str, object]) -> str:
+    unknown = next((name for name in names if name not in signature.parameters), None)
     return "" if unknown is None else did_you_mean(unknown, signature.parameters)

@@ -7,9 +7,9 @@ A writer whose clock is far ahead of the store's does not commit. On a local dis
 ahead and back again leaves commits from the future. Their followers are not pinned there. Each commit has
 
 * `timeMs`, which never goes back, and so stays where the jump left it until the clock has come there again;
-* `clockMs`, when it was made, if that is another time. It does not go back either, except behind a commit that lies
+* `clockMs`, when it was made, if that is another time. It does not go back either, except after a commit that is
   more than five minutes ahead of the store's clock, and so was made while a clock was wrong;
-* `clockSince`, the newest version behind which it went back like that, for looking commits up by time: from there on
+* `clockSince`, the newest version after which it went back like that, for looking commits up by time: from there on
   times are in order.
 """
 
@@ -52,8 +52,8 @@ def seconds_taken(what: str, time_ms: int) -> str | None:
     """Return a warning if a time in ms looks like seconds; `what` says where it was given."""
     if not FIRST_SECONDS <= time_ms <= LAST_SECONDS:
         return None
-    at = f"{what}: {time_ms} is {iso_time(time_ms)}, as times are milliseconds"
-    return f"{at}; if these are seconds, give {time_ms}000, or {iso_time(time_ms * 1000)!r}"
+    warning = f"{what}: {time_ms} is {iso_time(time_ms)}, as times are milliseconds"
+    return f"{warning}; if these are seconds, give {time_ms}000, or {iso_time(time_ms * 1000)!r}"
 
 
 def warn_of_seconds(**times: object) -> None:
@@ -243,7 +243,7 @@ class Moment:
 
 def _boot_ms() -> int:
     # Python's monotonic clock stands still while a Linux machine sleeps; CLOCK_BOOTTIME does not. Elsewhere the clock
-    # behind time.monotonic counts sleep already (CLOCK_MONOTONIC on macOS, the tick count on Windows).
+    # of time.monotonic counts sleep already (CLOCK_MONOTONIC on macOS, the tick count on Windows).
     boot_clock = getattr(time, "CLOCK_BOOTTIME", None)
     nanoseconds = time.monotonic_ns() if boot_clock is None else time.clock_gettime_ns(boot_clock)
     return nanoseconds // 1_000_000

@@ -242,12 +242,12 @@ def objects_by_text(table: Document[Any], nullable: bool = False) -> MemberKind:
     def read(item: Fields, name: str) -> dict[str, Any]:
         members = Fields(item.mapping(name), item.key, f"{item.what}: {name}")
         return {
-            each: None if nullable and value is None else table.from_json(members.object(each))
-            for each, value in members.document.items()
+            text: None if nullable and value is None else table.from_json(members.object(text))
+            for text, value in members.document.items()
         }
 
     def write(values: Mapping[str, Any]) -> dict[str, object]:
-        return {each: None if value is None else table.to_json(value) for each, value in sorted(values.items())}
+        return {text: None if value is None else table.to_json(value) for text, value in sorted(values.items())}
 
     return MemberKind(read, write)
 
@@ -301,19 +301,19 @@ class Document(Generic[T]):
 
     def to_json(self, value: T) -> dict[str, Any]:
         document: dict[str, Any] = {}
-        for (name, write, optional), each in zip(self._writers, self._parts(value), strict=True):
-            if not (optional and each in _LEFT_OUT):
-                document[name] = each if write is None or each is None else write(each)
+        for (name, write, optional), item in zip(self._writers, self._parts(value), strict=True):
+            if not (optional and item in _LEFT_OUT):
+                document[name] = item if write is None or item is None else write(item)
         for attribute, table in self._inline:
-            each = getattr(value, attribute)
-            if each is not None:
-                document.update(table.to_json(each))
+            item = getattr(value, attribute)
+            if item is not None:
+                document.update(table.to_json(item))
         return document
 
-    def from_json(self, item: Fields, **known: Any) -> T:
+    def from_json(self, item: Fields, **others: Any) -> T:
         """Return the value of a JSON object, with attributes that are `known` otherwise. `Corrupt` if it is damaged."""
         item.only(self._known)
-        value = self._make(**known, **self._values(item))
+        value = self._make(**others, **self._values(item))
         if self._check is not None:
             self._check(item, value)
         return value

@@ -64,7 +64,7 @@ Step = Callable[[E], E | None]
 
 @dataclass(frozen=True, slots=True)
 class EntryKind(Generic[E]):
-    """A kind of entries: offsets of groups or decisions. The journal of an id lies below `folder`.
+    """A kind of entries: offsets of groups or decisions. The journal of an id is below `folder`.
 
     `owner` and `what` are for messages: "transactional id", "decisions".
     """
@@ -138,11 +138,11 @@ class EntryLog(Journal[E, E, E]):
     def _decode_checkpoint(self, data: bytes, key: str, number: int) -> E:
         return self._decode(data, key, number)
 
-    def _write_checkpoint(self, known: SeenState[E]) -> SeenState[E]:
-        state = known.state
+    def _write_checkpoint(self, base: SeenState[E]) -> SeenState[E]:
+        state = base.state
         key = checkpoint_key(self.prefix, state.number)
         self._numbered.create_copy(key, self.kind.table.encode(state), state.number, state.crc)
-        return self._publish(replace(known, checkpoint=state.number, tail_bytes=0))
+        return self._publish(replace(base, checkpoint=state.number, tail_bytes=0))
 
 
 KEEP_MS = 7 * 86_400_000

@@ -142,7 +142,7 @@ class Journal(ABC, Generic[S, E, D]):
         self.title = title
         self._guard = root.guard
         self._numbered = NumberedObjects(root.store, prefix, root.env, root.root_id)
-        self._known: SeenState[S] | None = None
+        self._newest: SeenState[S] | None = None
         self._writes = False
 
     def __repr__(self) -> str:
@@ -174,7 +174,7 @@ class Journal(ABC, Generic[S, E, D]):
         """Read the state in a checkpoint; `Corrupt` naming `key` if it is damaged or another one."""
 
     @abstractmethod
-    def _write_checkpoint(self, known: SeenState[S]) -> SeenState[S]:
+    def _write_checkpoint(self, base: SeenState[S]) -> SeenState[S]:
         """Write a checkpoint of a state that is known; the same with its checkpoint."""
 
     def key(self, number: int) -> str:
@@ -182,11 +182,11 @@ class Journal(ABC, Generic[S, E, D]):
 
     def known(self) -> S | None:
         """Return the newest state this process has seen, however old, without a request; None before the first."""
-        return None if self._known is None else self._known.state
+        return None if self._newest is None else self._newest.state
 
     def known_since(self) -> Moment | None:
         """Return when the newest state known here was seen to be the newest; None before the first."""
-        return None if self._known is None else self._known.seen
+        return None if self._newest is None else self._newest.seen
 
     def current(self) -> S:
         """Return the newest state known, without a request where it is younger than an hour."""
@@ -194,86 +194,86 @@ class Journal(ABC, Generic[S, E, D]):
 
     def refresh(self) -> S:
         """Return the newest state: one request, which meets no entry when nothing changed."""
-        return self._read_on(self._known).newest.state
+        return self._read_on(self._newest).newest.state
 
     def read_next(self) -> S:
         """Read the next entry, if there is one: one request. For a caller that reads on soon: more may follow."""
-        known, seen = self._open_if_stale(), self.env.now()
-        data = self._numbered.read(known.state.number + 1)
+        base, seen = self._open_if_stale(), self.env.now()
+        data = self._numbered.read(base.state.number + 1)
         if data is None:
-            return self._publish(replace(known, seen=seen)).state
+            return self._publish(replace(base, seen=seen)).state
         # The newest one was seen no later than before.
-        return self._take_in(known, Sight((data,), True), known.seen).newest.state
+        return self._take_in(base, Sight((data,), True), base.seen).newest.state
 
     def look(self) -> Moment | None:
         """Read on to the newest state. Return when the root was seen to be the one opened, if that cost no time."""
-        known, seen = self._known, self.env.now()
-        if known is None:
+        base, seen = self._newest, self.env.now()
+        if base is None:
             self._reopen()
             return None
-        return seen if self._read_on_checking_root(known).root_seen else None
+        return seen if self._read_on_checking_root(base).root_seen else None
 
     def make_durable(self) -> None:
         """Make durable what was read here, before another object is written that rests on it."""
         self._numbered.make_durable()
 
     def _open_if_stale(self) -> SeenState[S]:
-        known = self._known
-        return self._reopen().newest if known is None or self._is_stale(known.seen) else known
+        base = self._newest
+        return self._reopen().newest if base is None or self._is_stale(base.seen) else base
 
-    def _read_on(self, known: SeenState[S] | None) -> Advance[S, E]:
-        return self._reopen() if known is None or self._is_stale(known.seen) else self._take_in(known)
+    def _read_on(self, base: SeenState[S] | None) -> Advance[S, E]:
+        return self._reopen() if base is None or self._is_stale(base.seen) else self._take_in(base)
 
-    def _read_on_checking_root(self, known: SeenState[S]) -> Advance[S, E]:
-        if not self._numbered.is_far or self._is_stale(known.seen):
-            return self._read_on(known)
+    def _read_on_checking_root(self, base: SeenState[S]) -> Advance[S, E]:
+        if not self._numbered.is_far or self._is_stale(base.seen):
+            return self._read_on(base)
         seen = self.env.now()
-        return self._take_in(known, self._numbered.look(known.state.number + 1), seen)
+        return self._take_in(base, self._numbered.look(base.state.number + 1), seen)
 
     def _is_stale(self, seen: Moment) -> bool:
         return self.env.now().elapsed_ms(seen) > STALE_MS
 
     def _publish(self, newer: SeenState[S]) -> SeenState[S]:
-        known = self._known
-        if known is None or newer.state.number >= known.state.number or self._is_stale(known.seen):
-            self._known = newer
+        base = self._newest
+        if base is None or newer.state.number >= base.state.number or self._is_stale(base.seen):
+            self._newest = newer
         return newer
 
-    def _take_in(self, known: SeenState[S], sight: Sight = NOTHING_SEEN, seen: Moment | None = None) -> Advance[S, E]:
+    def _take_in(self, base: SeenState[S], sight: Sight = NOTHING_SEEN, seen: Moment | None = None) -> Advance[S, E]:
         """Read on from a state (`sight`: seen of the next entries, after `seen`); if too old by then, open again."""
         # Where the sight ends before the first missing number, the state is the newest as of the requests below.
         seen = seen if seen is not None and sight.is_all else self.env.now()
-        first = known.state.number + 1
+        first = base.state.number + 1
         data = list(sight.objects)
         if not sight.is_all:
             data += self._numbered.read_forward(first + len(data))
-        if self._is_stale(known.seen):
+        if self._is_stale(base.seen):
             return replace(self._reopen(), root_seen=sight.root_seen)
         if not data:
-            return Advance(self._publish(replace(known, seen=seen)), (), sight.root_seen)
+            return Advance(self._publish(replace(base, seen=seen)), (), sight.root_seen)
         entries = self._decode_all(data, first)
-        self._check_promise(known, entries)
-        newer = self._extend(known, entries, seen)
-        if self._numbered.is_far and known.state.number >= 0 and known.state.crc is not None:
-            newer = replace(newer, earlier=(known.state.number, known.state.crc))
+        self._check_promise(base, entries)
+        newer = self._extend(base, entries, seen)
+        if self._numbered.is_far and base.state.number >= 0 and base.state.crc is not None:
+            newer = replace(newer, earlier=(base.state.number, base.state.crc))
         return Advance(self._publish(newer), entries, sight.root_seen)
 
-    def _check_promise(self, known: SeenState[S], entries: Sequence[E]) -> None:
+    def _check_promise(self, base: SeenState[S], entries: Sequence[E]) -> None:
         """`Fenced` if what was read next contradicts what this process has created, or shows that the store lies."""
-        first = known.state.number + 1
+        first = base.state.number + 1
         self._numbered.check_created(first, [entry.crc for entry in entries])
-        if self._writes and entries and entries[0].prev_crc != known.state.crc:
-            self._numbered.check_followed(known.state.number)
+        if self._writes and entries and entries[0].prev_crc != base.state.crc:
+            self._numbered.check_followed(base.state.number)
 
-    def _extend(self, known: SeenState[S], entries: Sequence[E], seen: Moment) -> SeenState[S]:
+    def _extend(self, base: SeenState[S], entries: Sequence[E], seen: Moment) -> SeenState[S]:
         try:
-            state = self._applied(known.state, entries)
+            state = self._applied(base.state, entries)
         except Corrupt as error:
-            crcs = (known.state.crc, *(entry.crc for entry in entries))
+            crcs = (base.state.crc, *(entry.crc for entry in entries))
             if any(entry.prev_crc != crc for crc, entry in zip(crcs, entries, strict=False)):
                 self._numbered.distrust()
             raise error if error.file else Corrupt(error.message, file=f"{self.prefix}/_log") from None
-        return SeenState(state, seen, known.checkpoint, known.tail_bytes + sum(entry.nbytes for entry in entries))
+        return SeenState(state, seen, base.checkpoint, base.tail_bytes + sum(entry.nbytes for entry in entries))
 
     def _decode_all(self, objects: Sequence[bytes], first: int) -> list[E]:
         entries = []
@@ -316,7 +316,7 @@ class Journal(ABC, Generic[S, E, D]):
                 file=self.key(newest + 1),
             )
         # An entry that was seen once is never taken back, whatever a cache shows.
-        if self._known is not None and newest < self._known.state.number:
+        if self._newest is not None and newest < self._newest.state.number:
             return Unavailable(
                 f"{self.title} shows {self.noun} {newest}, newer ones were seen before; try again later (after a "
                 "restore: open the root again)"
@@ -364,12 +364,12 @@ class Journal(ABC, Generic[S, E, D]):
         commit_id = self.env.new_id()
         tries, latest = 0, self._look_before_writing(looked)
         while True:
-            known, draft = self._draft(latest.newest, step, load, is_newest=tries > 0)
+            base, draft = self._draft(latest.newest, step, load, is_newest=tries > 0)
             if draft is None:
-                return None, known
+                return None, base
             tries += 1
             latest = self._attempt(
-                known, self._encode_checked(known.state, draft, commit_id), repeatable, latest.root_seen
+                base, self._encode_checked(base.state, draft, commit_id), repeatable, latest.root_seen
             )
             if latest.with_id(commit_id) is None and tries >= WAIT_AFTER_LOSSES:
                 latest = self._wait_and_look(latest.newest, tries)
@@ -379,31 +379,31 @@ class Journal(ABC, Generic[S, E, D]):
 
     def _look_before_writing(self, looked: Moment | None) -> Advance[S, E]:
         """Return the newest state known; on a store with round trips look at the root, unless that was just done."""
-        known, is_far = self._open_if_stale(), self._numbered.is_far
+        base, is_far = self._open_if_stale(), self._numbered.is_far
         root_seen = is_far and looked is not None and self.env.now().is_soon_after(looked)
         if is_far and not root_seen:
             with suppress(Unavailable):
                 # The root must be looked at anyway: whether the next number is free costs no time then.
-                return self._read_on_checking_root(known)
-        return Advance(known, (), root_seen)
+                return self._read_on_checking_root(base)
+        return Advance(base, (), root_seen)
 
     def _draft(
         self,
-        known: SeenState[S],
+        base: SeenState[S],
         step: Callable[[S], D | None],
         load: Callable[[SeenState[S]], SeenState[S]] | None,
         is_newest: bool,
     ) -> tuple[SeenState[S], D | None]:
         """Draft an entry from a state. If the step refuses to, read on and ask it once more."""
         if load is not None:
-            known = load(known)
+            base = load(base)
         try:
-            return known, step(known.state)
+            return base, step(base.state)
         except SparklogError:
             if is_newest:
                 raise
         # Judged on the newest state known here; see whether the newest state says the same.
-        return self._draft(self._read_on(known).newest, step, load, is_newest=True)
+        return self._draft(self._read_on(base).newest, step, load, is_newest=True)
 
     def _encode_checked(self, state: S, draft: D, commit_id: str) -> tuple[E, bytes]:
         """Return the entry of a draft and its bytes, read back: what no reader would take must never be written."""
@@ -414,14 +414,14 @@ class Journal(ABC, Generic[S, E, D]):
         return entry, data
 
     def _attempt(
-        self, known: SeenState[S], drafted: tuple[E, bytes], repeatable: bool, root_seen: bool
+        self, base: SeenState[S], drafted: tuple[E, bytes], repeatable: bool, root_seen: bool
     ) -> Advance[S, E]:
         """Try to create the next number. Ours is among the entries of the answer if it was created."""
         (entry, data), seen = drafted, self.env.now()
-        number = known.state.number + 1
+        number = base.state.number + 1
         title = f"commit {entry.commit_id} to {self.title}"
         try:
-            basis = Basis(known.seen, entry.prev_crc, root_seen, known.earlier)
+            basis = Basis(base.seen, entry.prev_crc, root_seen, base.earlier)
             answer, sight = self._numbered.create(number, data, entry.commit_id, basis)
         except Unavailable as error:
             raise Unavailable(f"{title}: {error}") from error
@@ -436,14 +436,14 @@ class Journal(ABC, Generic[S, E, D]):
             # An earlier attempt at this number, drawn up before a stall, may have landed late: what was stored counts.
             stored = sight.objects[0]
             written = entry if stored == data else self._decode_all([stored], number)[0]
-            return Advance(self._publish(self._extend(known, (written,), seen)), (written,))
-        return self._take_in(known, sight, seen)
+            return Advance(self._publish(self._extend(base, (written,), seen)), (written,))
+        return self._take_in(base, sight, seen)
 
-    def _wait_and_look(self, known: SeenState[S], tries: int) -> Advance[S, E]:
+    def _wait_and_look(self, base: SeenState[S], tries: int) -> Advance[S, E]:
         """Wait a random time, then read on: a request of ours that was made before a stall may land as late as this."""
         most = FAR_WAIT if self._numbered.is_far else tries
         self.env.pause(min(tries - WAIT_AFTER_LOSSES, most))
-        return self._read_on_checking_root(known)
+        return self._read_on_checking_root(base)
 
     def _trace(self, entry: E, number: int, repeatable: bool) -> Advance[S, E]:
         """Open again and look for our entry, which may have been collected since."""
@@ -485,13 +485,13 @@ class Journal(ABC, Generic[S, E, D]):
     def write_checkpoint(self) -> None:
         self._write_checkpoint(self._open_if_stale())
 
-    def _is_checkpoint_due(self, known: SeenState[S]) -> bool:
-        entries = known.state.number - known.checkpoint
-        return entries >= self._entries_per_checkpoint or known.tail_bytes >= CHECKPOINT_BYTES
+    def _is_checkpoint_due(self, base: SeenState[S]) -> bool:
+        entries = base.state.number - base.checkpoint
+        return entries >= self._entries_per_checkpoint or base.tail_bytes >= CHECKPOINT_BYTES
 
-    def _write_checkpoint_if_due(self, known: SeenState[S]) -> SeenState[S]:
+    def _write_checkpoint_if_due(self, base: SeenState[S]) -> SeenState[S]:
         try:
-            return self._write_checkpoint(known) if self._is_checkpoint_due(known) else known
+            return self._write_checkpoint(base) if self._is_checkpoint_due(base) else base
         except (SparklogError, OSError) as error:
-            _LOG.warning("no checkpoint of %s at %s %s: %s", self.title, self.noun, known.state.number, error)
-            return known
+            _LOG.warning("no checkpoint of %s at %s %s: %s", self.title, self.noun, base.state.number, error)
+            return base

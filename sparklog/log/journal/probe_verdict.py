@@ -8,7 +8,7 @@ A local path is probed by each process that commits. That costs milliseconds, an
 another client of a network file system, on each machine.
 
 A server may be replaced or upgraded behind its endpoint. So a verdict counts for a day, and no longer once something
-contradicts it: `doubt` takes it back and probes anew.
+contradicts it: `doubt` takes it back and probes again.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def probe_anew(store: Store, wall_ms: Clock = wall_clock_ms) -> ProbeReport:
 
 
 def doubt(store: Store, wall_ms: Clock) -> BadRequest | None:
-    """Take back the verdict on a store that contradicts it, and probe anew; return which promise is broken.
+    """Take back the verdict on a store that contradicts it, and probe again; return which promise is broken.
 
     None if none is, as far as a probe can show, or if it cannot be tried.
     """
@@ -139,8 +139,8 @@ def _place(store: Store) -> tuple[str, str]:
 
 def _is_fresh(times: dict[tuple[str, str], int], store: Store, now_ms: int, limit_ms: int = VERDICT_MS) -> bool:
     """True if a place has a time that is not long ago, nor far ahead: clocks may be set."""
-    at = times.get(_place(store))
-    return at is not None and abs(now_ms - at) < limit_ms
+    probed_ms = times.get(_place(store))
+    return probed_ms is not None and abs(now_ms - probed_ms) < limit_ms
 
 
 def _keeps_verdicts(store: Store) -> bool:

@@ -84,7 +84,7 @@ CHECKPOINT_JSON = StoredDocument(
     Member("writeFeatures", TEXTS),
     Member("head", object_of(HEAD_JSON)),
     Member("table", object_of(TABLE_REF_JSON)),
-    parts=lambda each: (each.head.read_features, each.head.write_features, each.head, each.table),
+    parts=lambda value: (value.head.read_features, value.head.write_features, value.head, value.table),
 )
 
 

@@ -67,17 +67,17 @@ def is_given_up(head: Head, topic_id: str) -> bool:
     return f"{_GIVEN_UP}:{topic_id}" in head.holds
 
 
-def still_names(history: History, topic_id: str, owner: str, since: int, held: set[int], newest: int) -> bool:
+def still_names(history: History, topic_id: str, owner: str, since: int, versions: set[int], newest: int) -> bool:
     """True if a clone names a file of `owner` at version `since` or later up to `newest`, or at a version of `held`.
 
-    What lies under its name before and after it (another `topic_id`) is not asked. `NotFound` or `Corrupt` if it cannot
+    What was under its name before it and after it (another `topic_id`) is not asked. `NotFound` or `Corrupt` if it cannot
     be told.
     """
 
     def has_any(of: str, paths: Iterable[str]) -> bool:
         return of == topic_id and any(path.startswith(f"/{owner}/") for path in paths)
 
-    for version in [*sorted(number for number in held if number < since), since]:
+    for version in [*sorted(number for number in versions if number < since), since]:
         snapshot = history.at(version)
         if has_any(snapshot.head.topic_id, snapshot.slices.paths()):
             return True

@@ -9,7 +9,7 @@ Of an imported topic, commits and the topic's state have Kafka's part as well:
 
 * `KafkaSource`: by Kafka's topic id, the last batch taken and the log end, the next import knows that the log it meets
   is the one it had begun, and that nothing was written here since.
-* `KafkaOpen`: transactions that no marker ends in the log of Kafka. The last stable offset stands where Kafka's stood,
+* `KafkaOpen`: transactions that no marker ends in the log of Kafka. The last stable offset is where Kafka's was,
   without a look into any file, until a commit appends the marker that Kafka would have written (see
   `sparklog.log.write.kafka_markers`). Retention that passes all that Kafka wrote of a transaction forgets it, as it
   forgets open slices. A producer has at most one open transaction in a partition.
@@ -283,7 +283,7 @@ KAFKA_OPEN_JSON = Document(
     Member("timeoutMs", whole(0), optional=True),
     Member("startMs", whole(0), optional=True),
     Member("decided", one_of(*DECISIONS), optional=True),
-    check=lambda item, each: item.integer("end", each.first + 1),
+    check=lambda item, transaction: item.integer("end", transaction.first + 1),
 )
 KAFKA_ENDED_JSON = Document(KafkaEnded, Member("partition", PARTITION), Member("producer", whole(0)))
 
@@ -338,9 +338,9 @@ FILE_JSON = Document(
     Member("footerLength", whole(0)),
     Member("partition", PARTITIONS),
     *(
-        Member(each.name, wholes(each.low, each.high, like="partition"), each.attribute, optional=each.optional)
-        for each in COMMIT_LISTS
-        if each.name != "partition"
+        Member(item.name, wholes(item.low, item.high, like="partition"), item.attribute, optional=item.optional)
+        for item in COMMIT_LISTS
+        if item.name != "partition"
     ),
     check=_check_file,
 )

@@ -43,7 +43,7 @@ _BLOCK = 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CommitFiles:
-    """The commits that lie in the log, by version: int64[n] each; `modified_ms` by the store's clock."""
+    """The commits in the log, by version: int64[n] each; `modified_ms` by the store's clock."""
 
     version: npt.NDArray[np.int64]
     size: npt.NDArray[np.int64]
@@ -55,9 +55,9 @@ class CommitFiles:
     def has(self, first: int, last: int) -> bool:
         if last < first:
             return True
-        at = np.searchsorted(self.version, [first, last])
-        inside = at[1] < len(self) and self.version[at[0]] == first and self.version[at[1]] == last
-        return bool(inside) and int(at[1] - at[0]) == last - first
+        places = np.searchsorted(self.version, [first, last])
+        inside = places[1] < len(self) and self.version[places[0]] == first and self.version[places[1]] == last
+        return bool(inside) and int(places[1] - places[0]) == last - first
 
 
 class History:
@@ -144,7 +144,7 @@ class History:
     def version_at(self, time_ms: int) -> int:
         """Return the newest version that was not made after a time (ms, of the writers' clocks); else `NotFound`."""
         kept = self.commits.version
-        # What lies before a gap leads nowhere.
+        # What is before a gap leads nowhere.
         gaps = np.flatnonzero(np.diff(kept) != 1)
         first, last = (int(kept[gaps[-1] + 1 if len(gaps) else 0]), int(kept[-1])) if len(kept) else (0, -1)
         version = newest_at(self.commit, first, last, time_ms)
@@ -164,7 +164,7 @@ class History:
             yield head, commit
 
     def commit(self, version: int) -> Commit:
-        """One commit as it lies there, whatever its place in the chain. `NotFound` if it is gone."""
+        """Return one commit, whatever its place in the chain. `NotFound` if it is gone."""
         return self._decode(version, self._data(version))
 
     def _decode(self, version: int, data: bytes) -> Commit:
@@ -199,6 +199,6 @@ class History:
 
 
 def _commits(listing: Iterator[ObjectInfo]) -> CommitFiles:
-    named = ((checkpoint_version(info.key), info) for info in listing)
-    rows = [(version, info.size, info.modified_ms) for version, info in named if version is not None]
+    versions = ((checkpoint_version(info.key), info) for info in listing)
+    rows = [(version, info.size, info.modified_ms) for version, info in versions if version is not None]
     return CommitFiles(*np.array(rows, np.int64).reshape(len(rows), 3).T)

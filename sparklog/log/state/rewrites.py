@@ -1,6 +1,6 @@
 """Rewrites: edits of offset ranges that replace slices by others (merging, sealing, compaction), and their commit.
 
-A rewrite, planned on a state that may be old, stands if every input is still there or is wholly below the log start.
+A rewrite, planned on a state that may be old, is valid if every input is still there or is wholly below the log start.
 One commit holds the edits of a piece of work, each with the outputs in its range.
 
 A merge over ten thousand partitions is one file with ten thousand slices and as many edits, and is looked through for
@@ -37,7 +37,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """One partition's edit and its inputs, one whole cleaning pass: it stands or falls as a whole."""
+    """One partition's edit and its inputs, one whole cleaning pass: all of it is committed, or nothing."""
 
     edit: Edit
     inputs: tuple[Input, ...]

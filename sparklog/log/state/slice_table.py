@@ -1,6 +1,6 @@
 """The slices of a topic at a version, columnar: the start of every read plan.
 
-One row per slice that some commit names and that does not lie wholly below the log start. There is no Python object
+One row per slice that some commit names and that is not wholly below the log start. There is no Python object
 per slice: columns are numpy arrays, in a few parts that are sorted by (partition, base). Commits are appended as
 small parts, and parts of like size are joined (like the digits of a binary counter), so a commit costs little however
 large the table is.
@@ -73,12 +73,12 @@ class Texts:
     def code(self, text: str) -> int:
         """Return the code of a text; a text from the checkpoint may get a second one."""
         with self._lock:
-            known = self._codes.get(text)
-            if known is None:
-                known = len(self)
+            code = self._codes.get(text)
+            if code is None:
+                code = len(self)
                 self._added.append(text)
-                self._codes[text] = known
-            return known
+                self._codes[text] = code
+            return code
 
     def take(self, codes: npt.NDArray[Any]) -> list[str]:
         """Return the texts of these codes, none of which is negative."""
@@ -233,9 +233,9 @@ class SliceTable:
             span = whole.partition_rows(number)
             if span.start == span.stop:
                 continue
-            at = np.minimum(span.start + np.searchsorted(whole.base[span], base[where]), span.stop - 1)
-            same = (whole.base[at] == base[where]) & (whole.position[at] == position[where])
-            rows[where[same]] = at[same]
+            nearest = np.minimum(span.start + np.searchsorted(whole.base[span], base[where]), span.stop - 1)
+            same = (whole.base[nearest] == base[where]) & (whole.position[nearest] == position[where])
+            rows[where[same]] = nearest[same]
         # Each pair of an item and a file that its slices lie in is looked at once: an item has one path.
         present = np.flatnonzero(rows >= 0)
         pairs, pair_of = np.unique(item_of[present] << 32 | whole.file[rows[present]], return_inverse=True)
@@ -250,7 +250,7 @@ class SliceTable:
 
 
 def _swept(version: int, parts: tuple[Slices, ...], paths: Texts, txn_ids: Texts) -> SliceTable:
-    """Return a table of these parts; texts are collected anew once most of them are of slices long gone."""
+    """Return a table of these parts; texts are collected again once most of them are of slices long gone."""
     rows = sum(len(part) for part in parts)
     if not parts or len(paths) + len(txn_ids) <= SPARE_TEXTS + 2 * rows:
         return SliceTable(version, parts, paths, txn_ids)

@@ -358,7 +358,7 @@ def _holds(head: Head, commit: Commit) -> Mapping[str, Hold]:
 def _resolve(
     head: Head, prepares: tuple[Prepare, ...], resolved: Sequence[Resolved]
 ) -> tuple[tuple[Prepare, ...], Mapping[str, int]]:
-    """Close what was decided; a committed transaction leaves the versions of its siblings behind."""
+    """Close what was decided; a committed transaction leaves the versions of its siblings."""
     if not resolved:
         return prepares, head.siblings
     outcomes = {(item.id, item.n): item for item in resolved}
@@ -369,8 +369,8 @@ def _resolve(
             for named in (prepare.txn.siblings, item.siblings):
                 for topic, version in named.items():
                     siblings[topic] = max(version, siblings.get(topic, version))
-    still = tuple(prepare for prepare in prepares if (prepare.txn.id, prepare.txn.n) not in outcomes)
-    return still, siblings
+    left = tuple(prepare for prepare in prepares if (prepare.txn.id, prepare.txn.n) not in outcomes)
+    return left, siblings
 
 
 def _forget(prepares: tuple[Prepare, ...], log_start: Offsets) -> tuple[Prepare, ...]:

@@ -28,7 +28,7 @@ Int64s: TypeAlias = npt.NDArray[np.int64]
 class BatchRuns:
     """Runs of batches in offset order, one int64[n] array per field: a run's offsets `[base, end)` and its contents.
 
-    `records` is at most the number of its offsets; they are taken to lie evenly. No record lies between two runs.
+    `records` is at most the number of its offsets; they are taken to be spread evenly. No record is between two runs.
     """
 
     base: Int64s
