@@ -237,7 +237,7 @@ class Store(ABC):
         return iter(())
 
     def obstacles(self, folder: str) -> Iterator[str]:
-        """Yield the names directly below a folder that are no objects and keep one from being created: of a folder, a FIFO."""
+        """Yield names directly below a folder that are of no object and keep one from being created: folders, FIFOs."""
         return iter(())
 
     def delete_temporary(self, key: str) -> None:

@@ -388,7 +388,7 @@ class NumberedObjects:
                 raise self._replaced(number)
 
     def check_followed(self, number: int) -> None:
-        """Look into a chain that breaks after `number`: `Fenced` if ours is gone from there, or the store is to blame."""
+        """Look into a chain that breaks after `number`: `Fenced` if ours is gone, or the store is to blame."""
         data = None
         with suppress(Unavailable):
             data = self.read(number)

@@ -68,10 +68,9 @@ def is_given_up(head: Head, topic_id: str) -> bool:
 
 
 def still_names(history: History, topic_id: str, owner: str, since: int, versions: set[int], newest: int) -> bool:
-    """True if a clone names a file of `owner` at version `since` or later up to `newest`, or at a version of `held`.
+    """True if a clone names a file of `owner` at version `since` or later up to `newest`, or at one of `versions`.
 
-    What was under its name before it and after it (another `topic_id`) is not asked. `NotFound` or `Corrupt` if it cannot
-    be told.
+    What had its name before and after (another `topic_id`) is not asked. `NotFound` or `Corrupt` if it cannot be told.
     """
 
     def has_any(of: str, paths: Iterable[str]) -> bool:
