@@ -24,26 +24,17 @@ _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted")
 _MAY_PASS = (404, 409, 412, 425)
 """Of those that begin with 4, answers that are no refusal: the next one may be another."""
 _ASKS_FOR_CHECKSUM = re.compile(r"<Message>[^<]*(?:Content-MD5|x-amz-checksum)[^<]*Object Lock", re.IGNORECASE)
+_ACTIONS = ("read", "list", "create", "delete")
+_READER, _CONTRIBUTOR = "the role Storage Blob Data Reader", "the role Storage Blob Data Contributor"
 _RIGHTS = {
-    S3: {
-        "read": "s3:GetObject (and s3:ListBucket, without which S3 answers so for an object that does not exist)",
-        "list": "s3:ListBucket",
-        "create": "s3:PutObject",
-        "delete": "s3:DeleteObject",
-    },
-    GCS: {
-        "read": "storage.objects.get",
-        "list": "storage.objects.list",
-        "create": "storage.objects.create",
-        "delete": "storage.objects.delete",
-    },
-    AZURE: {
-        "read": "the role Storage Blob Data Reader",
-        "list": "the role Storage Blob Data Reader",
-        "create": "the role Storage Blob Data Contributor",
-        "delete": "the role Storage Blob Data Contributor",
-    },
+    S3: (
+        "s3:GetObject (and s3:ListBucket, without which S3 answers so for an object that does not exist)",
+        *("s3:ListBucket", "s3:PutObject", "s3:DeleteObject"),
+    ),
+    GCS: tuple(f"storage.objects.{verb}" for verb in ("get", "list", "create", "delete")),
+    AZURE: (_READER, _READER, _CONTRIBUTOR, _CONTRIBUTOR),
 }
+"""What each of these actions needs."""
 _KEYS = {
     S3: "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or a role of the machine",
     GCS: "GOOGLE_APPLICATION_CREDENTIALS, or a service account of the machine",
@@ -142,7 +133,7 @@ def cloud_error(error: BaseException, action: str, key: str, url: StoreUrl) -> S
     rule = next((rule for rule in _RULES if rule.fits(status, code, text)), None)
     if rule is not None:
         words = {"action": action, "what": what, "url": url, "host": url.host, "answer": code or status}
-        right = _RIGHTS[url.scheme].get(action, "access")
+        right = dict(zip(_ACTIONS, _RIGHTS[url.scheme], strict=True)).get(action, "access")
         return rule.error(rule.text.format(**words, keys=_KEYS[url.scheme], right=right))
     if status is not None and 400 <= status < 500 and status not in _MAY_PASS and not is_busy(error):
         return BadRequest(f"cannot {action} {what}: {_refusal(text, status, code)}")

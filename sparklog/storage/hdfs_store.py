@@ -184,8 +184,6 @@ class HdfsStore(Store):
         """Return the answer to a request, repeated as a policy says; raise what its error means."""
         try:
             return (policy or self.retry_policy).call(send, is_busy)
-        except SparklogError:  # some of them are built-in errors as well
-            raise
         except FAILURES as error:
             self._fail(error, action, key)
 

@@ -357,8 +357,6 @@ class ObjectStore(Store):
         """Return the answer to a request, repeated while the server is busy; raise what its error means."""
         try:
             return self.retry_policy.call(send, is_busy)
-        except SparklogError:  # some of them are built-in errors as well
-            raise
         except _FAILURES as error:
             self._fail(error, action, key)
 

@@ -76,19 +76,11 @@ class History:
         heads = {version: info for info in below if (version := checkpoint_version(info.key)) is not None}
         self.checkpoints: dict[int, ObjectInfo] = dict(sorted(heads.items()))
         self.tables = [info for info in below if is_checkpoint_table_name(info.key.rsplit("/", 1)[-1])]
-        self._sound: dict[int, tuple[Snapshot, str] | None] = {}
+        self._sound: dict[int, Snapshot | None] = {}
+        self._table_keys: dict[int, str] = {}
 
     def sound(self, version: int) -> Snapshot | None:
-        """The state in a checkpoint, read back: head, table, and its place in the chain. None if it is damaged."""
-        verified = self._verified(version)
-        return None if verified is None else verified[0]
-
-    def table_of(self, version: int) -> str | None:
-        """Return the key of the slice table that a sound checkpoint names."""
-        verified = self._verified(version)
-        return None if verified is None else checkpoint_prefix(self.topic) + verified[1]
-
-    def _verified(self, version: int) -> tuple[Snapshot, str] | None:
+        """Return the state in a checkpoint: head, table and place in the chain are checked. None if it is damaged."""
         if version not in self._sound:
             try:
                 self._sound[version] = self._verify(version)
@@ -97,7 +89,11 @@ class History:
                 self._sound[version] = None
         return self._sound[version]
 
-    def _verify(self, version: int) -> tuple[Snapshot, str]:
+    def table_of(self, version: int) -> str | None:
+        """Return the key of the slice table that a sound checkpoint names."""
+        return None if self.sound(version) is None else self._table_keys[version]
+
+    def _verify(self, version: int) -> Snapshot:
         key = checkpoint_key(self.topic, version)
         checkpoint = decode_checkpoint(self.store.get(key), key, version)
         table_key = checkpoint_prefix(self.topic) + checkpoint.table.name
@@ -108,7 +104,8 @@ class History:
             crc = crc32c.crc32c(self.store.get(commit_key(self.topic, version)))
             if crc != (stored := checkpoint.head.crc):
                 raise Corrupt(f"commit {version} has CRC-32C {crc}, its checkpoint says {stored}", file=key)
-        return Snapshot(self.topic, self.store, checkpoint.head, table), checkpoint.table.name
+        self._table_keys[version] = table_key
+        return Snapshot(self.topic, self.store, checkpoint.head, table)
 
     def sound_below(self, version: int) -> Iterator[int]:
         """Versions of sound checkpoints at or below a version, newest first; each is read when it is asked for."""
