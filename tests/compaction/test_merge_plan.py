@@ -198,7 +198,7 @@ def test_each_batch_keeps_its_leader_epoch(memory: CountedRoot) -> None:
                 partition=0, nbytes=made.nbytes, offsets=10, records=10, min_ts=0, max_ts=9, crc=made.crc, flags=0
             )
         )
-        topic.log.commit(InEpoch(target.topic_id, (output.close(),), epoch=epoch))
+        topic.log.commit(InEpoch(target.topic_id, (output.close(),), now_ms=0, epoch=epoch))
     expected = whole(topic)
     merge(memory, topic)
     assert batches(memory, topic, 0).leader_epoch.tolist() == epochs
