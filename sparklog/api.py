@@ -22,7 +22,7 @@ from sparklog.log.journal.arguments import (
     PATH,
     RENAMED,
     TIME,
-    Kind,
+    ArgumentKind,
     checked,
     one_of,
     whole,
@@ -392,7 +392,7 @@ def import_into(path: str, log_dir: PathLike, options: ImportOptions, *, dry_run
     end_ms=TIME.or_none(),
     version=NUMBER.or_none(),
     time_ms=TIME.or_none(),
-    groups=Kind("a list of names, 'all' or None", lambda value: value in (None, "all") or NAMES.accepts(value)),
+    groups=ArgumentKind("a list of names, 'all' or None", lambda value: value in (None, "all") or NAMES.accepts(value)),
 )
 def export_kafka(
     root: RootLike,

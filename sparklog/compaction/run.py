@@ -29,7 +29,6 @@ from sparklog.compaction.explain import explain
 from sparklog.compaction.merge_plan import plan_merges
 from sparklog.compaction.sealing import plan_sealing
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError
-from sparklog.log.journal.clocks import pause
 from sparklog.log.journal.names import file_key, is_topic_name
 from sparklog.log.state.commit import COMPACT, MERGE, SEAL
 from sparklog.log.state.rewrites import RewriteIntent
@@ -184,7 +183,7 @@ class _TopicRun:
         if lost > 1:
             # Two runs in step would keep replacing each other's inputs.
             env = self._topic.root.env
-            env.sleep(pause(env.random, lost))
+            env.pause(lost)
         try:
             snapshot = self._snapshot()
             if snapshot is None:

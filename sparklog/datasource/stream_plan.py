@@ -26,7 +26,6 @@ from sparklog.datasource.offsets import StreamOffset, describe
 from sparklog.datasource.options import ReadOptions
 from sparklog.datasource.starting_offsets import (
     OTHER_ROOT,
-    Clock,
     DataLoss,
     group_offsets,
     offsets_now,
@@ -37,6 +36,7 @@ from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import BadRequest, NotFound, Unavailable
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.log.state.view import READ_COMMITTED, Bounds, LogView, OffsetRange, Stored
+from sparklog.storage.retries import Clock
 
 RESTORED = "; if the root was restored from an older copy, start the query anew, with a checkpointLocation of its own"
 

@@ -23,12 +23,13 @@ from sparklog.errors import BadRequest, Conflict, Fenced, NotFound, SparklogErro
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.group import SESSION_TIMEOUT_MS, Group, Membership, Offsets
 from sparklog.groups.group_state import CommittedOffset, GroupMetadata
-from sparklog.log.journal.arguments import NAME, NAMES, NUMBER, POSITIONS, SECONDS, Kind, checked, whole
-from sparklog.log.journal.clocks import SETTLE_MS, Backoff, Moment
+from sparklog.log.journal.arguments import NAME, NAMES, NUMBER, POSITIONS, SECONDS, ArgumentKind, checked, whole
+from sparklog.log.journal.clocks import Moment
 from sparklog.log.journal.names import is_topic_name
 from sparklog.log.read.read_plan import check_isolation, read_parts
 from sparklog.log.state.view import COLUMNS, Bounds, IsolationLevel, OffsetRange, check_columns
 from sparklog.log.topic.root import ROOT, Root, RootView, open_root
+from sparklog.storage.retries import SETTLE_MS, Backoff
 from sparklog.storage.store import Store
 
 _LOG = logging.getLogger("sparklog.groups")
@@ -43,7 +44,7 @@ HEARTBEATS = 3
 @checked(
     root=ROOT,
     group=NAME,
-    topics=Kind("a name or a list of names", lambda value: NAME.accepts(value) or NAMES.accepts(value)),
+    topics=ArgumentKind("a name or a list of names", lambda value: NAME.accepts(value) or NAMES.accepts(value)),
     auto_commit_interval_ms=NUMBER,
     session_timeout_ms=NUMBER,
     max_poll_records=whole(1).or_none(),

@@ -34,12 +34,13 @@ from sparklog.groups.group_state import (
 )
 from sparklog.log.decisions.decision import BY_NEWER_GENERATION, BY_TIMEOUT
 from sparklog.log.journal.arguments import NAME, PARTITIONS, checked
-from sparklog.log.journal.clocks import Backoff, reading_clock_ms
+from sparklog.log.journal.clocks import reading_clock_ms
 from sparklog.log.journal.documents import INT64_MAX
 from sparklog.log.journal.entry_log import EntryLog, Step
 from sparklog.log.journal.names import check_id
 from sparklog.log.topic.root import Root
 from sparklog.storage.parallel_reads import read_each
+from sparklog.storage.retries import Backoff
 
 _LOG = logging.getLogger("sparklog.groups")
 EMPTY, STABLE, DEAD = "Empty", "Stable", "Dead"

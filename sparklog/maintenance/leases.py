@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from sparklog.errors import Fenced, SparklogError
 from sparklog.log.journal.clocks import MAX_AHEAD_MS, iso_time
 from sparklog.log.journal.documents import TEXT, TEXTS, Document, Member, StoredDocument, objects_of, one_of, whole
-from sparklog.log.journal.entry_log import ENTRY_MEMBERS, Entry, EntryKind, collect_entries, ids_of
+from sparklog.log.journal.entry_log import ENTRY_MEMBERS, EntryKind, StateEntry, collect_entries, ids_of
 from sparklog.log.journal.names import MAINTENANCE_FOLDER
 from sparklog.log.topic.root import Root
 from sparklog.output import log
@@ -51,7 +51,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Leases(Entry):
+class Leases(StateEntry):
     """The claims on a root by runs of one job, in the order in which they were made."""
 
     op: str = TAKE

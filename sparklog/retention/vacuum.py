@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from sparklog.errors import Corrupt, NotFound, SparklogError
 from sparklog.log.journal.names import APPEND_FOLDER, SEALED_FOLDER, commit_key
@@ -80,15 +81,15 @@ class UpkeepIntent:
     floor: int | None = None
     needed: frozenset[str] = frozenset()
     """Holds of clones that stay even if they have expired."""
-    needs_table: bool = False
-    repeatable: bool = True
+    needs_table: ClassVar[bool] = False
+    repeatable: ClassVar[bool] = True
 
-    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
-        floor = self.floor if self.floor is not None and self.floor > base.floor else None
-        holds = dict.fromkeys(ended_holds(base, self.now_ms, self.needed))
-        expired = idle_writers(base, self.now_ms)
+    def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
+        floor = self.floor if self.floor is not None and self.floor > head.floor else None
+        holds = dict.fromkeys(ended_holds(head, self.now_ms, self.needed))
+        expired = idle_writers(head, self.now_ms)
         if floor is None and not holds and not expired:
-            return Nothing("nothing has run out", base.version)
+            return Nothing("nothing has run out", head.version)
         return Draft(MAINTAIN, holds=holds, floor=floor, expired=expired)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
 from sparklog.groups.group_state import GROUPS, GroupState
-from sparklog.log.decisions.decision import DECISIONS, Committed, Decisions, Prepared, PreparedGroup, forget
+from sparklog.log.decisions.decision import DECISIONS, CommitDecision, Decisions, Prepared, PreparedGroup, forget
 from sparklog.log.decisions.decision_log import DecisionLog, held_back, settle, whole_ends
 from sparklog.log.journal.entry_log import collect_entries, collect_log, ids_of
 from sparklog.log.journal.journal import Journal, S
@@ -89,7 +89,7 @@ def recorded_everywhere(root: Root, state: Decisions, *, ask: bool | None = None
     return {item.n for item in state.commits if _all_recorded(root, state.id, item, ask)}
 
 
-def _all_recorded(root: Root, transactional_id: str, item: Committed, ask: bool) -> bool:
+def _all_recorded(root: Root, transactional_id: str, item: CommitDecision, ask: bool) -> bool:
     topics = (_topic_recorded(root, transactional_id, item.n, each, ask) for each in item.prepares)
     return all(topics) and all(_group_recorded(root, each, ask) for each in item.groups)
 

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 from sparklog.errors import NotFound, SparklogError
@@ -117,17 +118,17 @@ class TakeOverIntent:
     key: WriterKey
     count: int
     now_ms: int
-    needs_table: bool = False
-    repeatable: bool = True
+    needs_table: ClassVar[bool] = False
+    repeatable: ClassVar[bool] = True
 
-    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
-        check_topic(topic, base, self.topic_id)
-        key, entry = self.key, base.registry.get(self.key.id)
+    def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
+        check_topic(topic, head, self.topic_id)
+        key, entry = self.key, head.registry.get(self.key.id)
         if entry is None or key.run is None:
-            return Nothing("the writer is not known here", base.version)
+            return Nothing("the writer is not known here", head.version)
         decide(entry, key, self.count, f"topic '{topic}'", self.now_ms)
         if entry.run == key.run:
-            return Nothing("the run is known here", base.version)
+            return Nothing("the run is known here", head.version)
         epoch = next_epoch(entry, key.run, key.epoch)
         return Draft(TAKEOVER, writer=Writer(key.mode, key.id, entry.batch, key.run, entry.count, epoch))
 

@@ -27,7 +27,7 @@ from sparklog.log.journal.names import append_path, file_key
 from sparklog.log.read import fetch
 from sparklog.log.read.planned_slices import PlannedSlices
 from sparklog.log.state.commit_intents import AppendIntent, Draft, Nothing
-from sparklog.log.state.commit_log import Outcome
+from sparklog.log.state.commit_log import CommitOutcome
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.rewrites import RewriteIntent
 from sparklog.log.state.slice_table import SliceTable
@@ -59,7 +59,7 @@ def plan(place: CountedRoot, topic: Topic) -> list[MergeWork]:
     return plan_merges(place.store, topic.snapshot(), Settings(START_MS), env=place.world.env())
 
 
-def publish(topic: Topic, work: MergeWork, done: Done) -> Outcome:
+def publish(topic: Topic, work: MergeWork, done: Done) -> CommitOutcome:
     outcome = topic.log.commit(RewriteIntent(work.op, work.topic_id, done.rewrites, done.files))
     check_state(*state(topic))
     return outcome
@@ -176,8 +176,8 @@ class InEpoch(AppendIntent):
 
     epoch: int = 0
 
-    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
-        found = AppendIntent.draft(self, topic, base, origin, table)
+    def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
+        found = AppendIntent.draft(self, topic, head, origin, table)
         assert isinstance(found, Draft)
         return replace(found, leader_epoch=self.epoch)
 
@@ -198,7 +198,7 @@ def test_each_batch_keeps_its_leader_epoch(memory: CountedRoot) -> None:
                 partition=0, nbytes=made.nbytes, offsets=10, records=10, min_ts=0, max_ts=9, crc=made.crc, flags=0
             )
         )
-        topic.log.commit(InEpoch(target.topic_id, (output.close(),), epoch=epoch))
+        topic.log.commit(InEpoch(target.topic_id, (output.close(),), now_ms=0, epoch=epoch))
     expected = whole(topic)
     merge(memory, topic)
     assert batches(memory, topic, 0).leader_epoch.tolist() == epochs

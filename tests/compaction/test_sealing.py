@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -305,10 +305,10 @@ class LeaderEpoch:
     """Raises the leader epoch, as a take-over of the topic does."""
 
     epoch: int
-    needs_table: bool = False
-    repeatable: bool = True
+    needs_table: ClassVar[bool] = False
+    repeatable: ClassVar[bool] = True
 
-    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft:
+    def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft:
         return Draft(ALTER, leader_epoch=self.epoch)
 
 

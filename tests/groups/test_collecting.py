@@ -12,11 +12,11 @@ from sparklog.groups.group import Group
 from sparklog.groups.group_state import CommittedOffset
 from sparklog.groups.lag import Groups
 from sparklog.log.journal import entry_log
-from sparklog.log.journal.clocks import SETTLE_MS
 from sparklog.log.journal.names import commit_key, groups_prefix
 from sparklog.maintenance.properties import settings_of
 from sparklog.maintenance.work_items import Settings
 from sparklog.retention.retain import document, retain_root, summary
+from sparklog.storage.retries import SETTLE_MS
 from sparklog.testing.faulty_store import Fault, FaultKind, FaultyStore
 from sparklog.testing.world import START_MS
 from sparklog.transactions.completion import collect, forget_recorded

@@ -317,7 +317,7 @@ class _TopicImport:
             copied=target.copied,
             linked=target.linked,
             skipped=len(damages),
-            open=len(last.stands()),
+            open=len(last.still_open()),
         )
 
     def _commit(self, topic: Topic) -> None:
@@ -336,7 +336,7 @@ class _TopicImport:
 
     def _refuse_open(self, topic: Topic) -> None:
         last = {piece.partition: piece for piece in self.pending}
-        opened = [each for piece in last.values() for each in piece.stands()]
+        opened = [each for piece in last.values() for each in piece.still_open()]
         if opened:
             raise Conflict(
                 f"expected no open transactions in {topic.name}, found {len(opened)}, the first is {opened[0]}: end it"

@@ -40,7 +40,7 @@ from sparklog.kafka.in_place.segment_recovery import (
 )
 from sparklog.kafka.in_place.transaction_state import TransactionEvents, TransactionState, merged
 from sparklog.log.journal.clocks import SYSTEM, Env
-from sparklog.log.state.view import Runs, Stored
+from sparklog.log.state.view import BatchRuns, Stored
 
 BLOCK_BYTES = 64 * 1024
 UNWRITTEN = "unwritten"
@@ -445,7 +445,7 @@ class PartitionState:
             edges.extend(state.block_position[1:])
             edges.extend([state.end] if state.block_position else ())
         base, stop, records, position, batches = (np.array(column, np.int64) for column in columns)
-        runs = Runs(base, stop, records, np.array(edges, np.int64) - position, batches)
+        runs = BatchRuns(base, stop, records, np.array(edges, np.int64) - position, batches)
         return Stored(start, end, runs.ordered().clipped(start, end))
 
 

@@ -29,11 +29,11 @@ from sparklog.log.state.view import (
     COUNTED,
     READ_COMMITTED,
     READ_UNCOMMITTED,
+    BatchRuns,
     Bounds,
     OffsetRange,
     PartitionSize,
     ReadPart,
-    Runs,
     Stored,
 )
 from sparklog.storage.store import Store
@@ -203,7 +203,7 @@ def stored_in(snapshot: Snapshot, wanted: OffsetRange) -> Stored:
     """Return the contents of a range, by metadata: a slice is a run, of as many batches as its bytes have room for."""
     slices = snapshot.slices.select(wanted.partition, wanted.start, wanted.end)
     batches = np.minimum(slices.records, slices.size // HEADER_BYTES)
-    runs = Runs(slices.base, slices.end, slices.records, slices.size, batches)
+    runs = BatchRuns(slices.base, slices.end, slices.records, slices.size, batches)
     return Stored(wanted.start, wanted.end, runs.ordered().clipped(wanted.start, wanted.end))
 
 

@@ -95,7 +95,7 @@ class ConfigDef:
 
 def _number(low: int, high: int) -> Callable[[str], object]:
     def parse(text: str) -> int:
-        # Python takes `1_000` and digits of any script; whoever else reads the config would not.
+        # Python takes `1_000` and digits of any script; other programs that read the config do not.
         if not text.lstrip("+-").isdecimal() or not text.isascii():
             raise ValueError(text)
         if not low <= int(text) <= high:
@@ -253,13 +253,13 @@ def definition(name: str) -> ConfigDef:
 
 def canonical(name: str, value: object) -> str:
     """Return the text under which a topic stores this value; `BadRequest` if name or value is not valid."""
-    known = definition(name)
+    config = definition(name)
     text = str(value).lower() if isinstance(value, bool) else str(value).strip()
     try:
-        parsed = known.parse(text)
+        parsed = config.parse(text)
     except ValueError:
         hint = "; a topic without compression is uncompressed" if (name, text) == ("compression.type", "none") else ""
-        raise BadRequest(f"config {name} must be {known.valid}, found '{text}'{hint}") from None
+        raise BadRequest(f"config {name} must be {config.valid}, found '{text}'{hint}") from None
     if isinstance(parsed, bool):
         return str(parsed).lower()
     if isinstance(parsed, tuple):

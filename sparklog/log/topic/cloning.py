@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -68,42 +68,42 @@ class CloneIntent:
     source: Snapshot
     files: tuple[FileSlices, ...]
     version: int | None
-    needs_table: bool = False
-    repeatable: bool = False
+    needs_table: ClassVar[bool] = False
+    repeatable: ClassVar[bool] = False
 
-    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
-        if base.exists:
+    def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
+        if head.exists:
             raise Conflict(
-                f"topic '{topic}' already exists, with {base.partitions} partitions; choose another name for the clone"
+                f"topic '{topic}' already exists, with {head.partitions} partitions; choose another name for the clone"
             )
-        if self.version is None and clone_hold(topic, self.topic_id) not in base.holds:
+        if self.version is None and clone_hold(topic, self.topic_id) not in head.holds:
             raise Conflict(f"the hold of the clone '{topic}' has ended while it was cloned; try again")
-        if self.version is not None and base.version != self.version:
+        if self.version is not None and head.version != self.version:
             raise Conflict(
-                f"topic '{topic}' went from version {self.version} to {base.version} while it was cloned; try again"
+                f"topic '{topic}' went from version {self.version} to {head.version} while it was cloned; try again"
             )
-        head = self.source.head
-        bases: dict[int, int] = {}
+        source = self.source.head
+        firsts: dict[int, int] = {}
         for file in self.files:
-            for partition, first in zip(file.partition, file.base, strict=True):
-                bases[partition] = min(first, bases.get(partition, first))
-        starts, ends, cleaned = head.log_start.tolist(), head.log_end.tolist(), head.cleaned_through.tolist()
+            for partition, base in zip(file.partition, file.base, strict=True):
+                firsts[partition] = min(base, firsts.get(partition, base))
+        starts, ends, cleaned = source.log_start.tolist(), source.log_end.tolist(), source.cleaned_through.tolist()
         edits = [
-            Edit(p, min(starts[p], bases.get(p, starts[p])), ends[p], cleaned[p] or None)
-            for p in range(head.partitions)
+            Edit(p, min(starts[p], firsts.get(p, starts[p])), ends[p], cleaned[p] or None)
+            for p in range(source.partitions)
             if ends[p] > 0
         ]
         return Draft(
             CREATE,
             topic_id=self.topic_id,
-            leader_epoch=head.leader_epoch + 1,
+            leader_epoch=source.leader_epoch + 1,
             files=self.files,
             edits=tuple(edits),
             log_starts={partition: start for partition, start in enumerate(starts) if start > 0},
-            configs=dict(head.configs.explicit),
-            partitions=head.partitions,
-            earlier_partitions=head.earlier_partitions,
-            kafka_open=head.kafka_open,
+            configs=dict(source.configs.explicit),
+            partitions=source.partitions,
+            earlier_partitions=source.earlier_partitions,
+            kafka_open=source.kafka_open,
         )
 
 

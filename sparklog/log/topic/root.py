@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, nearest
 from sparklog.log.decisions.decision_log import DecisionLogs, settle, whole_ends
-from sparklog.log.journal.arguments import CONFIGS, NAME, PLACE, Kind, checked
+from sparklog.log.journal.arguments import CONFIGS, NAME, PLACE, ArgumentKind, checked
 from sparklog.log.journal.clocks import SYSTEM, Env
-from sparklog.log.journal.entry_log import Entry, EntryKind, EntryLog
+from sparklog.log.journal.entry_log import EntryKind, EntryLog, StateEntry
 from sparklog.log.journal.journal import RootAccess
 from sparklog.log.journal.names import MAX_PARTITIONS, check_topic_name, create_root_id, is_topic_name, read_root_id
 from sparklog.log.read.read_plan import sizes_of
@@ -32,7 +32,7 @@ from sparklog.log.topic.topic import Topic, TopicLog
 from sparklog.storage.parallel_reads import ask_each, read_each
 from sparklog.storage.store import Store
 
-E = TypeVar("E", bound=Entry)
+E = TypeVar("E", bound=StateEntry)
 _LOG = logging.getLogger("sparklog.log")
 
 
@@ -193,7 +193,9 @@ class Root:
                 )
 
 
-ROOT = Kind("an open root, a path, a URL or a store", lambda value: isinstance(value, Root) or PLACE.accepts(value))
+ROOT = ArgumentKind(
+    "an open root, a path, a URL or a store", lambda value: isinstance(value, Root) or PLACE.accepts(value)
+)
 
 
 def _taken_back(topic: Topic, created: Commit) -> bool:

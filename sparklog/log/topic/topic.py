@@ -35,7 +35,7 @@ from sparklog.log.read.topic_scan import Position, Scan, SnapshotView, record_at
 from sparklog.log.read.topic_table import TopicTable, open_table
 from sparklog.log.state.commit import COMMIT, KafkaOpen, Txn
 from sparklog.log.state.commit_intents import AlterIntent, AppendIntent, DeleteIntent, Intent, LogStartIntent, Nothing
-from sparklog.log.state.commit_log import CommitLog, Outcome, Resolver
+from sparklog.log.state.commit_log import CommitLog, CommitOutcome, Resolver
 from sparklog.log.state.configs import check_delete_delay
 from sparklog.log.state.description import TopicDescription, describe
 from sparklog.log.state.slice_table import Snapshot
@@ -85,7 +85,7 @@ class TopicLog(CommitLog):
     def read_snapshot(self) -> Snapshot:
         return read_snapshot(self.root.decisions, self)
 
-    def commit(self, intent: Intent, origin: Head | None = None, *, looked: Moment | None = None) -> Outcome:
+    def commit(self, intent: Intent, origin: Head | None = None, *, looked: Moment | None = None) -> CommitOutcome:
         """Commit an intent (see `sparklog.log.state.commit_intents`), made when the topic was at `origin`."""
         self.root.ensure_probed()
         return super().commit(intent, origin, looked=looked)
@@ -169,7 +169,7 @@ class TopicLog(CommitLog):
             for each in self.end_kafka_transactions():
                 how = "committed" if each.decided == COMMIT else "aborted"
                 _LOG.warning("topic %s is appended to now: %s %s", self.topic, how, each)
-        intent = AppendIntent(target.topic_id, tuple(files), writer, txn, self.root.env.wall_ms())
+        intent = AppendIntent(target.topic_id, tuple(files), self.root.env.wall_ms(), writer, txn)
         outcome = self.commit(intent, looked=target.looked)
         if writer is not None and writer.run is not None:
             entry = outcome.head.registry.get(writer.id)

@@ -33,18 +33,19 @@ from sparklog.errors import NotFound, Unavailable
 from sparklog.groups.group_state import GROUPS, GroupState, Pending, TopicOffsets
 from sparklog.log.decisions.decision import DECISIONS, Decisions
 from sparklog.log.decisions.decision_log import DecisionLogs, open_transactions
-from sparklog.log.journal.clocks import SETTLE_MS, reading_clock_ms
-from sparklog.log.journal.entry_log import Entry, EntryKind
+from sparklog.log.journal.clocks import reading_clock_ms
+from sparklog.log.journal.entry_log import EntryKind, StateEntry
 from sparklog.log.journal.names import checkpoint_version, commit_key, is_topic_name
 from sparklog.log.state.commit import Commit, decode_commit
 from sparklog.log.state.slice_table import COMMITTED, SliceTable
 from sparklog.log.state.topic_state import EMPTY, Head
 from sparklog.log.topic.root import Root
+from sparklog.storage.retries import SETTLE_MS
 from sparklog.storage.store import Store
 from sparklog.tools.backup.manifest import DamagedLogs, EntryChain, LeftOut
 
 Transaction = tuple[str, int]
-E = TypeVar("E", bound=Entry)
+E = TypeVar("E", bound=StateEntry)
 
 
 @dataclass(frozen=True, slots=True)

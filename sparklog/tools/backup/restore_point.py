@@ -26,7 +26,7 @@ from sparklog.groups.group_state import GROUPS, NO_EPOCH, GroupState, TopicOffse
 from sparklog.log.decisions.decision import DECISIONS, Decisions, Prepared, PreparedGroup
 from sparklog.log.decisions.decision_log import open_transactions
 from sparklog.log.journal.clocks import iso_time, newest_at
-from sparklog.log.journal.entry_log import Entry, EntryKind
+from sparklog.log.journal.entry_log import EntryKind, StateEntry
 from sparklog.log.journal.names import VERSION_DIGITS, is_topic_name, local_path, path_read_version
 from sparklog.log.state.commit import MAINTAIN, Commit, Resolved
 from sparklog.log.state.commit_intents import Draft
@@ -41,7 +41,7 @@ from sparklog.tools.backup.copying import DataFile, data_file, files_named, list
 from sparklog.tools.backup.manifest import DamagedLogs, EntriesBackup, EntryChain, Manifest, TopicBackup
 from sparklog.tools.backup.repository import Repository
 
-E = TypeVar("E", bound=Entry)
+E = TypeVar("E", bound=StateEntry)
 
 
 @dataclass(frozen=True, slots=True)

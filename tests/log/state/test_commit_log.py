@@ -40,7 +40,7 @@ def test_a_loser_reads_forward_and_commits_after_the_winners() -> None:
         publish(rival)
     counting = CountingStore(store)
     late = world.root(counting).topic("t")
-    late.log._known = topic.log._known  # the state of somebody who has not looked since version 0
+    late.log._newest = topic.log._newest  # the state of somebody who has not looked since version 0
     counting.reset()
     outcome = publish(late, 4)
     assert (outcome.version, dict(outcome.base)) == (6, {0: 15})
@@ -325,8 +325,8 @@ def test_a_long_tail_loads_the_table_and_failing_to_does_not_matter() -> None:
     small.setattr("sparklog.log.state.commit_log.LONG_TAIL", 3)
     try:
         failing = faulty(world, store, {"get:checkpoint": Fault(FaultKind.ERROR_BEFORE)})
-        known = failing.log._current()
-        failing.log._known = replace(known, state=replace(known.state, table=None))
+        known = failing.log._open_if_stale()
+        failing.log._newest = replace(known, state=replace(known.state, table=None))
         for _ in range(5):
             publish(failing, 1)
         assert failing.log.current().table is None

@@ -12,7 +12,7 @@ from sparklog.compaction import clean_plan, merge_work, sealing
 from sparklog.errors import SparklogError
 from sparklog.log.read.planned_slices import PlannedSlice
 from sparklog.log.state import commit_log
-from sparklog.log.state.commit import COMPACT, Removal
+from sparklog.log.state.commit import COMPACT, RemovedSlices
 from sparklog.log.state.commit_intents import Draft
 from sparklog.log.state.rewrites import RewriteIntent
 from sparklog.log.state.topic_state import Head
@@ -95,7 +95,7 @@ def edits_always_stand(patch: Patch) -> None:
         removals = []
         for rewrite in self.rewrites:
             for item in rewrite.inputs:
-                removal = Removal(item.path, (rewrite.edit.partition,), (item.base,), (item.position,))
+                removal = RemovedSlices(item.path, (rewrite.edit.partition,), (item.base,), (item.position,))
                 if table.find(removal)[0] >= 0:
                     removals.append(removal)
         return Draft(self.op, files=self.files, remove=tuple(removals), edits=tuple(r.edit for r in self.rewrites))

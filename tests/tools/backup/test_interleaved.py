@@ -9,10 +9,10 @@ import pytest
 
 from sparklog.errors import Conflict, SparklogError, Unavailable
 from sparklog.groups.lag import Groups
-from sparklog.log.journal.clocks import SETTLE_MS
 from sparklog.log.journal.names import checkpoint_key, commit_key
 from sparklog.log.topic.root import Root
 from sparklog.storage.memory import MemoryStore
+from sparklog.storage.retries import SETTLE_MS
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore
 from sparklog.testing.world import DAY_MS, HOUR_MS
 from sparklog.tools.backup import backing_up, consistent_cut

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable
 from sparklog.groups.collecting import collect_groups
 from sparklog.groups.lag import Groups
-from sparklog.log.journal.clocks import SETTLE_MS
 from sparklog.log.journal.names import append_path
 from sparklog.log.state.slice_table import COMMITTED, PLAIN, Snapshot
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.root import Root, RootView, open_root
 from sparklog.log.write.append_writer import AppendTarget, TopicFiles
+from sparklog.storage.retries import SETTLE_MS
 from sparklog.storage.store import Store
 from sparklog.testing.faulty_store import Crash, Decide, FaultKind
 from sparklog.transactions.completion import collect, resolve_topic
