@@ -35,7 +35,7 @@ from sparklog.kafka.importing.segment import (
     time_index_of,
 )
 from sparklog.kafka.in_place.directory import SegmentName, leader_epochs, settled_segments
-from sparklog.kafka.in_place.files import FilePath, file_bytes
+from sparklog.kafka.in_place.files import FilePath
 from sparklog.kafka.in_place.segment_file import SegmentFile, companion
 from sparklog.kafka.in_place.segment_recovery import SKIP, TRUNCATE, OnSkipped, Skipped
 from sparklog.kafka.in_place.transaction_state import TransactionEvents, TransactionState
@@ -287,8 +287,7 @@ class _Copies:
         try:
             with SegmentFile(name.path) as file:
                 key = target.begin(copy.path)
-                local = isinstance(file.place, str)
-                linked = local and self._may_link(copy) and target.store.link(file.path, file.inode, key)
+                linked = file.place.is_local and self._may_link(copy) and target.store.link(file.path, file.inode, key)
                 writer = _Linked(target.store, key) if linked else target.store.writer(key)
                 copied = copy_segment(file, writer, copy, lambda events: self._aborted(name, events), target.progress)
         except FileNotFoundError:
@@ -320,7 +319,7 @@ class _Copies:
         Kafka's index also has the beginning of those whose first data the cleaner removed.
         """
         markers = self._abort_markers(events)
-        raw = file_bytes(companion(name.path, "txnindex")) if markers else None
+        raw = companion(name.path, "txnindex").data() if markers else None
         try:
             index = transaction_index.parse(raw or b"", name.base)
         except Corrupt:
@@ -353,7 +352,7 @@ class _Copies:
         )
         indexes = []
         for suffix, make in made:
-            data = make(file_bytes(companion(name.path, suffix)) if copied.base == name.base else None)
+            data = make(companion(name.path, suffix).data() if copied.base == name.base else None)
             indexes.append(data)
             if data or suffix != "txnindex":
                 key = self._target.begin(f"{path.removesuffix('log')}{suffix}")

@@ -29,7 +29,7 @@ from sparklog.format.checkpoint_files import (
 from sparklog.kafka.importing.partition import FRESH, Known, PartitionSource
 from sparklog.kafka.in_place import directory
 from sparklog.kafka.in_place.directory import SegmentName, leader_epochs, next_offset_of, settled_segments
-from sparklog.kafka.in_place.files import FilePath, look_at_each, parent
+from sparklog.kafka.in_place.files import FilePath
 from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, seek
 from sparklog.kafka.in_place.segment_recovery import SKIP
 from sparklog.log.journal.clocks import Env
@@ -201,7 +201,7 @@ def topic_sources(path: FilePath, topics: Sequence[str] | None) -> list[TopicSou
             f"{path} is no Kafka log dir: expected folders like orders-0 with files like 00000000000000000000.log"
         )
     if layout == "partition":
-        raise BadRequest(f"{path} is one partition: give the log dir it lies in, {parent(path)}")
+        raise BadRequest(f"{path} is one partition: give the log dir it lies in, {path.parent}")
     folders = directory.partition_folders(path)
     names = sorted({topic for topic, _ in folders})
     chosen = sorted(set(topics)) if topics is not None else [name for name in names if not directory.is_internal(name)]
@@ -245,7 +245,7 @@ def _checked_id(path: FilePath, name: str, partitions: Sequence[PartitionSource]
         )
     if len(numbers) > MAX_PARTITIONS:
         raise BadRequest(f"a topic has at most {MAX_PARTITIONS} partitions, found {len(numbers)} of {name} in {path}")
-    ids = set(look_at_each(path, lambda part: directory.kafka_topic_id(part.folder), partitions)) - {""}
+    ids = set(path.look_at_each(lambda part: directory.kafka_topic_id(part.folder), partitions)) - {""}
     if len(ids) > 1:
         raise BadRequest(
             f"the folders of {name} in {path} belong to topics of different ids, {' and '.join(sorted(ids))}: bring"

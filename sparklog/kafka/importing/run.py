@@ -12,7 +12,6 @@ Readers see the beginning of a partition meanwhile.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,7 +29,7 @@ from sparklog.kafka.importing.coordinators import (
 from sparklog.kafka.importing.partition import CoordinatorEntry, Known, PartitionSource, Target, copy_partition
 from sparklog.kafka.importing.plan import TopicPlan, expected_size, plan_import, topic_sources
 from sparklog.kafka.importing.topic_configs import NAMES, TakenConfigs, configs_to_take, read_metadata
-from sparklog.kafka.in_place.files import FilePath, file_path, renew
+from sparklog.kafka.in_place.files import AnyPath, FilePath, file_path
 from sparklog.kafka.in_place.segment_recovery import FAIL, OnSkipped, Skipped, check_policy, log_skipped
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.state.commit import KafkaSource
@@ -137,7 +136,7 @@ def unwatched(topic: str, partition: int, records: int, nbytes: int) -> None:
 
 def import_log_dir(
     root: Root | None,
-    path: FilePath | os.PathLike[str],
+    path: AnyPath,
     options: ImportOptions = ImportOptions(),
     *,
     dry_run: bool = False,
@@ -187,7 +186,7 @@ def import_log_dir(
     )
     held = [topic for name in names if (topic := root.topic(name)).log.head(refresh=False).kafka_open]
     if held and coordinator:
-        renew(log_dir)
+        log_dir.renew()
         after = coordinator_entries()
         for topic in held:
             note_decisions(topic, coordinator, after)

@@ -25,7 +25,7 @@ from sparklog.format.coordinators.message_schema import Field, Struct, decode, u
 from sparklog.kafka.importing.coordinators import LogReading
 from sparklog.kafka.in_place import directory
 from sparklog.kafka.in_place.directory import CLUSTER_METADATA, SegmentName, settled_segments
-from sparklog.kafka.in_place.files import FilePath, join, names_in, stat_of
+from sparklog.kafka.in_place.files import FilePath
 from sparklog.kafka.in_place.segment_file import SegmentFile, Window
 from sparklog.kafka.in_place.segment_recovery import FAIL, OnSkipped, Skipped
 from sparklog.log.journal.clocks import Env
@@ -118,11 +118,11 @@ def read_metadata(path: FilePath, *, env: Env, policy: str, on_skipped: OnSkippe
     if folder is None:
         return None
     metadata = MetadataLog(CLUSTER_METADATA, 0, policy, on_skipped)
-    snapshots = sorted(filter(_SNAPSHOT.fullmatch, names_in(folder)))
+    snapshots = sorted(filter(_SNAPSHOT.fullmatch, folder.names()))
     segments = settled_segments(folder, env=env)
     if snapshots:
-        file = join(folder, snapshots[-1])
-        metadata.load((SegmentName(0, file, stat_of(file).st_ino),))
+        file = folder.child(snapshots[-1])
+        metadata.load((SegmentName(0, file, file.stat().st_ino),))
         metadata.since = int(snapshots[-1].partition("-")[0])
     metadata.load(segments)
     return metadata

@@ -7,7 +7,6 @@ transaction events.
 
 from __future__ import annotations
 
-import os
 from array import array
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field, replace
@@ -26,7 +25,7 @@ from sparklog.kafka.in_place.directory import (
     settled_now,
     settled_segments,
 )
-from sparklog.kafka.in_place.files import FilePath, file_bytes, renew
+from sparklog.kafka.in_place.files import FilePath, LocalPath
 from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, Window, companion
 from sparklog.kafka.in_place.segment_recovery import (
     FAIL,
@@ -98,7 +97,7 @@ class SegmentState:
         """
         if file.inode != self.name.inode or file.size < self.end:
             return False
-        if not isinstance(file.place, str) and (file.size, file.modified) == (self.size, self.modified):
+        if not file.place.is_local and (file.size, file.modified) == (self.size, self.modified):
             return True  # In a bucket no file changes without another time: this spares a request.
         header = self.last_header
         return not header or file.read(self.last_position, len(header)) == header
@@ -270,7 +269,7 @@ class PartitionState:
                 self._scan()
             except FileNotFoundError as error:
                 # A segment went between the listing and its opening: look again, and trust nothing half done.
-                renew(self.folder)
+                self.folder.renew()
                 self._changed_at, self._replay, gone = -1, True, True
                 if not tries_left:
                     raise never_there(error) from None
@@ -312,10 +311,10 @@ class PartitionState:
 
     def _folder_state(self) -> tuple[int | None, tuple[int, int]]:
         """Return when the folder last changed (ns; None: it cannot be known, look into it), and which folder it is."""
-        if not isinstance(self.folder, str):
+        if not isinstance(self.folder, LocalPath):
             return None, (0, 0)
         try:
-            stat = os.stat(self.folder)
+            stat = self.folder.stat()
         except FileNotFoundError:
             raise gone_folder(self.folder) from None
         return stat.st_mtime_ns, (stat.st_dev, stat.st_ino)
@@ -416,7 +415,7 @@ class PartitionState:
         index = self._indexed.get(name)
         if index is None:
             try:
-                index = transaction_index.parse(file_bytes(companion(name.path, "txnindex")) or b"", name.base)
+                index = transaction_index.parse(companion(name.path, "txnindex").data() or b"", name.base)
             except Corrupt:
                 index = transaction_index.none()
             if self.segments and name != self.segments[-1].name:

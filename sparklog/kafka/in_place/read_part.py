@@ -22,7 +22,7 @@ from sparklog.format.arrow_numpy import fixed_array, repeated_text
 from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.kafka.in_place.directory import SegmentName, never_there, settled_segments
-from sparklog.kafka.in_place.files import FilePath, renew
+from sparklog.kafka.in_place.files import FilePath
 from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, Window, seek
 from sparklog.kafka.in_place.segment_recovery import (
     FAIL,
@@ -143,7 +143,7 @@ class KafkaReadPart:
                         raise
                 elif tries > REPLAN_TRIES:
                     raise never_there(error) from None
-                renew(self.folder)
+                self.folder.renew()
                 names, after = settled_segments(self.folder), -1
                 continue
             position, after = max(position, *passed, 0), name.base
@@ -235,7 +235,7 @@ def _limit(names: Sequence[SegmentName], name: SegmentName, file: SegmentFile) -
     """
     later = [other.base for other in names if other.base > name.base]
     same = file.inode == name.inode
-    if not isinstance(file.place, str):
+    if not file.place.is_local:
         same = (file.size, file.modified) == (name.size, name.modified)
     return later[0] if later and same else None
 

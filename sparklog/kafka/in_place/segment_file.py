@@ -25,8 +25,7 @@ from sparklog.format.record_batch import (
     BoolArray,
 )
 from sparklog.format.segment_indexes import OffsetIndex
-from sparklog.kafka.in_place.files import DELETED, FilePath, exists, file_bytes, join, name_of, open_file, parent
-from sparklog.kafka.in_place.store_files import StoreFile
+from sparklog.kafka.in_place.files import DELETED, FilePath
 
 if TYPE_CHECKING:
     from sparklog.format.decode import RecordColumns
@@ -40,13 +39,13 @@ def companion(log: FilePath, suffix: str) -> FilePath:
 
     A swap renames the files of a segment one by one, the `.log` first, so the others may still be named `.swap`.
     """
-    folder, name = parent(log), name_of(log)
+    folder, name = log.parent, log.name
     for state in (SWAP, DELETED):
         if name.endswith(state):
-            return join(folder, f"{name.removesuffix(state).removesuffix('.log')}.{suffix}{state}")
-    plain = f"{name.removesuffix('.log')}.{suffix}"
-    swapped = join(folder, plain + SWAP)
-    return join(folder, plain) if exists(join(folder, plain)) or not exists(swapped) else swapped
+            return folder.child(f"{name.removesuffix(state).removesuffix('.log')}.{suffix}{state}")
+    plain = folder.child(f"{name.removesuffix('.log')}.{suffix}")
+    swapped = folder.child(plain.name + SWAP)
+    return plain if plain.exists() or not swapped.exists() else swapped
 
 
 HEADER_WINDOW_BYTES = 256 * 1024
@@ -62,7 +61,7 @@ class SegmentFile:
 
     def __init__(self, path: FilePath) -> None:
         """Open `path`, or on a disk its `.deleted` namesake. `FileNotFoundError` if there is neither."""
-        self._file = open_file(path)
+        self._file = path.open()
         self.place: FilePath = self._file.path
         self.path = str(self.place)
         self.size, self.modified, self.inode = self._file.size, self._file.modified, self._file.inode
@@ -81,7 +80,7 @@ class SegmentFile:
 
     def replaced(self) -> bool:
         """True if another file lies in a bucket under this name by now, so that what was read may be of both."""
-        return isinstance(self._file, StoreFile) and self._file.replaced()
+        return self._file.replaced()
 
     def header_at(self, position: int) -> BatchHeader | None:
         """The header of a batch that claims to start at `position` and to end inside the file, or None."""
@@ -201,10 +200,10 @@ def seek(file: SegmentFile, base: int, offset: int) -> int:
     An index has no checksum and may belong to another file of the same name, so its entry counts only if a batch starts
     there, ends with the entry's offset and matches its checksum.
     """
-    if offset <= base and not isinstance(file.place, str):
+    if offset <= base and not file.place.is_local:
         return 0  # It spares a request.
     path = companion(file.place, "index")
-    data = file_bytes(path)
+    data = path.data()
     try:
         last, position = (-1, 0) if data is None else OffsetIndex.parse(data, base, file=str(path)).lookup(offset)
     except Corrupt:

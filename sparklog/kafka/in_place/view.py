@@ -17,7 +17,6 @@ rule has one.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,7 +25,7 @@ import numpy as np
 from sparklog.errors import BadRequest, Corrupt, NotFound, nearest
 from sparklog.format.checkpoint_files import CLEANER_OFFSETS_FILE, HIGH_WATERMARKS_FILE, LOG_STARTS_FILE, TopicPartition
 from sparklog.kafka.in_place import directory
-from sparklog.kafka.in_place.files import FilePath, file_path, look_at_each, parent, real_path, renew
+from sparklog.kafka.in_place.files import AnyPath, FilePath, file_path
 from sparklog.kafka.in_place.partition_state import PartitionState, SegmentState
 from sparklog.kafka.in_place.read_part import KafkaReadPart
 from sparklog.kafka.in_place.segment_file import HEADER_WINDOW_BYTES, BatchWalk, SegmentFile, Window
@@ -129,7 +128,7 @@ class KafkaView:
 
     def __init__(
         self,
-        path: FilePath | os.PathLike[str],
+        path: AnyPath,
         *,
         tailing: bool = False,
         corrupt_records: str = FAIL,
@@ -157,12 +156,12 @@ class KafkaView:
                 " 00000000000000000000.log, or one such folder"
             )
         self._single = directory.split_folder_name(self.place) if self.layout == "partition" else None
-        self._log_dir = parent(real_path(self.place)) if self._single else self.place
+        self._log_dir = self.place.real.parent if self._single else self.place
         self._partitions: dict[str, dict[int, _Partition]] = {}
 
     @property
     def poll_interval_ms(self) -> int:
-        return LOCAL_POLL_MS if isinstance(self.place, str) else BUCKET_POLL_MS
+        return LOCAL_POLL_MS if self.place.is_local else BUCKET_POLL_MS
 
     def topics(self) -> list[str]:
         self._renew()
@@ -189,7 +188,7 @@ class KafkaView:
             return self._refreshed(known, folder, key, starts.get(key), watermarks.get(key))
 
         parts = [(topic, *each) for topic, folders_of_topic in wanted.items() for each in folders_of_topic]
-        looks = look_at_each(self.place, look, parts)
+        looks = self.place.look_at_each(look, parts)
         for topic in wanted:
             after: dict[int, _Partition] = {}
             for number, _ in wanted[topic]:
@@ -265,7 +264,7 @@ class KafkaView:
         """List a bucket anew, unless that was done a moment ago, to open it."""
         opened_ms, self._opened_ms = self._opened_ms, None
         if opened_ms is None or self.env.boot_ms() - opened_ms > FRESH_MS:
-            renew(self.place)
+            self.place.renew()
 
     def _say(self, skipped: Skipped) -> None:
         if skipped not in self._said:
