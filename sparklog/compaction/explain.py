@@ -13,15 +13,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from sparklog.compaction.clean_plan import (
-    Cleanable,
-    CleanerOffsets,
-    cleanable,
-    first_batch_timestamp,
-    keyless_by_default,
-)
+from sparklog.compaction.clean_plan import keyless_by_default
+from sparklog.compaction.clean_range import Cleanable, CleanerOffsets, cleanable, first_batch_timestamp
 from sparklog.compaction.merge_plan import plan_merges
-from sparklog.compaction.sealing import plan_sealing
+from sparklog.compaction.seal_plan import plan_sealing
 from sparklog.log.read.planned_slices import planned_slices
 from sparklog.log.state.commit import COMPACT, MERGE, SEAL
 from sparklog.log.state.configs import TopicConfigs

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from sparklog.compaction.sealing import check_offsets, patch_batches, scan_slices
+from sparklog.compaction.seal_work import check_offsets, patch_batches, scan_slices
 from sparklog.errors import Conflict, Corrupt, SparklogError
 from sparklog.format.append_file import WrittenSlice, build_index
 from sparklog.format.key_filter import MIN_SLICE_BYTES, FilterBuilder, KeyFilter, encode_filters

@@ -24,10 +24,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sparklog.compaction.clean_plan import CleanDone, keyless_by_default, plan_cleaning
+from sparklog.compaction.clean_plan import keyless_by_default, plan_cleaning
+from sparklog.compaction.clean_work import CleanDone
 from sparklog.compaction.explain import explain
 from sparklog.compaction.merge_plan import plan_merges
-from sparklog.compaction.sealing import plan_sealing
+from sparklog.compaction.seal_plan import plan_sealing
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError
 from sparklog.log.journal.clocks import pause
 from sparklog.log.journal.names import file_key, is_topic_name

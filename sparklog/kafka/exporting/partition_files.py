@@ -26,7 +26,7 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from sparklog.compaction.producer_state import PartitionProducers, replay
-from sparklog.compaction.sealing import SegmentOutput
+from sparklog.compaction.seal_work import SegmentOutput
 from sparklog.compaction.segment_writer import SegmentWriter
 from sparklog.errors import Conflict, Corrupt, NotFound
 from sparklog.format import transaction_index

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sparklog.compaction.sealing import SealPart
+from sparklog.compaction.seal_work import SealPart
 from sparklog.errors import NotFound
 from sparklog.kafka.in_place.directory import properties_name
 from sparklog.log.read.planned_slices import PlannedSlice, PlannedSlices, planned_slices

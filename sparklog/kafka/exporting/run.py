@@ -315,7 +315,7 @@ class _Export:
     def _partitions(
         self, snapshot: Snapshot, plans: Sequence[PartitionPlan], topic_id: str
     ) -> Iterator[ExportedPartition]:
-        from sparklog.compaction.sealing import write_segments
+        from sparklog.compaction.seal_work import write_segments
         from sparklog.kafka.exporting.partition_files import PartitionFiles
 
         topic, configs = snapshot.topic, snapshot.head.configs

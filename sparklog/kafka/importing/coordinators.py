@@ -32,6 +32,7 @@ import numpy as np
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.format import control
+from sparklog.format.batch_scan import Window
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.format.coordinators.coordinator_records import (
     GroupKey,
@@ -57,7 +58,7 @@ from sparklog.kafka.in_place.directory import (
     settled_segments,
 )
 from sparklog.kafka.in_place.files import FilePath
-from sparklog.kafka.in_place.segment_file import SegmentFile, Window
+from sparklog.kafka.in_place.segment_file import SegmentFile
 from sparklog.kafka.in_place.segment_recovery import (
     FAIL,
     SKIP,
@@ -144,7 +145,7 @@ class _Loading(LogReading):
     def add(self, window: Window, file: SegmentFile) -> None:
         headers = window.headers
         markers = headers.is_control
-        records = window.decode(("key", "value"), file.path, ~markers & (headers.count > 0))
+        records = window.decode(("key", "value"), ~markers & (headers.count > 0))
         if records.key is None or records.value is None:
             return
         keys, values, offsets = records.key.to_pylist(), records.value.to_pylist(), records.offset.tolist()

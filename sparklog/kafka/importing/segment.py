@@ -34,12 +34,12 @@ import numpy.typing as npt
 from sparklog.errors import Conflict, Corrupt
 from sparklog.format import transaction_index
 from sparklog.format.append_file import WrittenSlice, build_index, encode_footer
-from sparklog.format.batch_scan import scan_headers
+from sparklog.format.batch_scan import Window, scan_headers
 from sparklog.format.control import end_txn_marker
 from sparklog.format.record_batch import NO_PRODUCER_ID
 from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
 from sparklog.format.transaction_index import AbortedTransactions
-from sparklog.kafka.in_place.segment_file import SegmentFile, Window, seek
+from sparklog.kafka.in_place.segment_file import SegmentFile, seek
 from sparklog.kafka.in_place.segment_recovery import SKIP, TRUNCATE, Damage, sound_windows
 from sparklog.kafka.in_place.transaction_state import ANYBODY, TransactionEvents, TransactionState, lost_markers
 from sparklog.log.journal.names import is_sealed
@@ -168,7 +168,7 @@ class CopiedSegment:
         headers = window.headers
         holds = ~headers.is_control & (headers.count > 0)
         try:
-            records = window.decode(("offset", "timestamp", "key"), file.path, holds)
+            records = window.decode(("offset", "timestamp", "key"), holds)
         except Corrupt as error:
             message = f"{error.message}; restore the file, or import what can be read with corrupt_records skip"
             raise Corrupt(message, file=error.file, position=error.position, offset=error.offset) from None
@@ -255,7 +255,7 @@ def _decodable(windows: Iterator[Window], copy: SegmentCopy, file: SegmentFile) 
             _decode(window, file)
         except Corrupt:
             for row in range(len(window.headers)):
-                single = _single(window, row)
+                single = _part(window, slice(row, row + 1))
                 try:
                     _decode(single, file)
                 except Corrupt as error:
@@ -270,14 +270,15 @@ def _decodable(windows: Iterator[Window], copy: SegmentCopy, file: SegmentFile) 
 
 def _decode(window: Window, file: SegmentFile) -> None:
     headers = window.headers
-    window.decode(RECORD_COLUMNS, file.path, ~headers.is_control & (headers.count > 0))
+    window.decode(RECORD_COLUMNS, ~headers.is_control & (headers.count > 0))
 
 
-def _single(window: Window, row: int) -> Window:
-    headers = window.headers[row : row + 1]
-    cut, size = int(headers.position[0]), int(headers.size[0])
-    shifted = replace(headers, position=headers.position - cut)
-    return Window(window.data[cut : cut + size], window.start + cut, shifted)
+def _part(window: Window, rows: slice) -> Window:
+    """Return some neighbouring batches of a window, at least one, with bytes of their own."""
+    headers = window.headers[rows]
+    first, end = int(headers.position[0]), int(headers.position[-1] + headers.size[-1])
+    shifted = replace(headers, position=headers.position - first)
+    return replace(window, data=window.data[first:end], start=window.start + first, headers=shifted)
 
 
 def _ended(windows: Iterator[Window], copy: SegmentCopy, copied: CopiedSegment, file: SegmentFile) -> Iterator[Window]:
@@ -334,7 +335,7 @@ def _markers(
             coordinator_epoch=0,
             leader_epoch=max(copied.leader_epoch, copy.leader_epoch),
         )
-    return Ending(data, position, scan_headers(data))
+    return Ending(data, position, scan_headers(data), file.path)
 
 
 def _since(windows: Iterator[Window], since: int, file: SegmentFile) -> Iterator[Window]:
@@ -349,9 +350,7 @@ def _since(windows: Iterator[Window], since: int, file: SegmentFile) -> Iterator
                 f"{file.path} holds a batch of offsets {first} to {int(headers.last_offset[row])}: expected one to "
                 f"begin at {since}, where the last import ended; this is not the log that was imported"
             )
-        cut = int(headers.position[row])
-        shifted = replace(headers[row:], position=headers.position[row:] - cut)
-        yield Window(window.data[cut:], window.start + cut, shifted)
+        yield _part(window, slice(row, None))
 
 
 def _windows(file: SegmentFile, copy: SegmentCopy) -> Iterator[Window]:

@@ -21,12 +21,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sparklog.errors import BadRequest, Corrupt
+from sparklog.format.batch_scan import Window
 from sparklog.format.coordinators.message_schema import Field, Struct, decode, uvarints
 from sparklog.kafka.importing.coordinators import LogReading
 from sparklog.kafka.in_place import directory
 from sparklog.kafka.in_place.directory import CLUSTER_METADATA, SegmentName, settled_segments
 from sparklog.kafka.in_place.files import FilePath
-from sparklog.kafka.in_place.segment_file import SegmentFile, Window
+from sparklog.kafka.in_place.segment_file import SegmentFile
 from sparklog.kafka.in_place.segment_recovery import FAIL, OnSkipped, Skipped
 from sparklog.log.journal.clocks import Env
 from sparklog.log.state.configs import CONFIGS, TopicConfigs, check_delete_delay
@@ -70,7 +71,7 @@ class MetadataLog(LogReading):
     since: int = 0
 
     def add(self, window: Window, file: SegmentFile) -> None:
-        records = window.decode(("value",), file.path, ~window.headers.is_control & (window.headers.count > 0))
+        records = window.decode(("value",), ~window.headers.is_control & (window.headers.count > 0))
         if records.value is None:
             return
         for offset, value in zip(records.offset.tolist(), records.value.to_pylist(), strict=True):

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from sparklog.errors import Corrupt
 from sparklog.format import transaction_index
+from sparklog.format.batch_scan import Window
 from sparklog.format.record_batch import HEADER_BYTES
 from sparklog.format.transaction_index import AbortedTransactions, concatenate
 from sparklog.kafka.in_place.directory import (
@@ -26,7 +27,7 @@ from sparklog.kafka.in_place.directory import (
     settled_segments,
 )
 from sparklog.kafka.in_place.files import FilePath, LocalPath
-from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, Window, companion
+from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, companion
 from sparklog.kafka.in_place.segment_recovery import (
     FAIL,
     SKIP,
@@ -136,7 +137,7 @@ class SegmentState:
             final = held.headers.row(len(held.headers) - 1)
             if last and not file.crc_holds(held.start + int(held.headers.position[-1]), final):
                 self.stop, self.reason = UNWRITTEN, "the last batch does not match its checksum: not written yet"
-                held = replace(held, headers=held.headers[:-1])
+                held = held.select(slice(-1))
             self._take(held, file)
 
     def _unsound(self, damage: Damage) -> bool:
@@ -195,8 +196,7 @@ class SegmentState:
         self.last_position = window.start + at
         self.last_header = window.data[at : at + HEADER_BYTES]
         # A stray marker ends its transaction, whatever its offset; stray data begins none.
-        kept = headers if ordered.all() else headers[ordered | headers.is_control]
-        self.events.add(replace(window, headers=kept))
+        self.events.add(window if ordered.all() else window.select(ordered | headers.is_control))
         self.end = self.last_position + int(headers.size[-1])
 
     @property

@@ -10,7 +10,7 @@ Every batch of the range is checked (`sparklog.kafka.in_place.segment_recovery`)
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,11 +19,12 @@ import pyarrow as pa
 
 from sparklog.errors import Corrupt, NotFound
 from sparklog.format.arrow_numpy import fixed_array, repeated_text
+from sparklog.format.batch_scan import Window
 from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.kafka.in_place.directory import SegmentName, never_there, settled_segments
 from sparklog.kafka.in_place.files import FilePath
-from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, Window, seek
+from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, seek
 from sparklog.kafka.in_place.segment_recovery import (
     FAIL,
     SKIP,
@@ -88,14 +89,13 @@ class KafkaReadPart:
         """The visible records of a window; where damage is skipped, those of each batch that can be decoded."""
         try:
             start, end, visible = self.range.start, self.range.end, self._visible(window.headers)
-            yield window.decode(wanted, file.path, visible, start_offset=start, end_offset=end)
+            yield window.decode(wanted, visible, start_offset=start, end_offset=end)
         except Corrupt as error:
             if self.corrupt_records != SKIP:
                 raise
             rows = len(window.headers)
             for row in range(rows if rows > 1 else 0):
-                single = replace(window, headers=window.headers[row : row + 1])
-                yield from self._decoded(file, single, wanted)
+                yield from self._decoded(file, window.select(slice(row, row + 1)), wanted)
             if rows == 1:
                 header = window.headers.row(0)
                 position = window.start + int(window.headers.position[0])

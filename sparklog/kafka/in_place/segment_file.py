@@ -8,13 +8,11 @@ there as `.deleted`, with the same records. In a bucket neither happens (`sparkl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from sparklog.errors import Corrupt
-from sparklog.format.batch_scan import begins_with_header, least_size, scan_headers, single_header
+from sparklog.format.batch_scan import Window, begins_with_header, least_size, scan_headers, single_header
 from sparklog.format.record_batch import (
     CRC_START,
     HEADER_BYTES,
@@ -22,13 +20,9 @@ from sparklog.format.record_batch import (
     MAGIC_POSITION,
     BatchHeader,
     BatchHeaders,
-    BoolArray,
 )
 from sparklog.format.segment_indexes import OffsetIndex
 from sparklog.kafka.in_place.files import DELETED, FilePath
-
-if TYPE_CHECKING:
-    from sparklog.format.decode import RecordColumns
 
 SWAP = ".swap"
 CLEANED = ".cleaned"
@@ -125,30 +119,6 @@ class SegmentFile:
         return crc == header.crc
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Bytes of a file from `start` and the headers of the whole batches in them (positions count from `start`)."""
-
-    data: bytes
-    start: int
-    headers: BatchHeaders
-
-    def decode(self, columns: Collection[str], file: str, select: BoolArray, **offsets: int) -> RecordColumns:
-        """Decode the selected batches, whose checksums were verified; `offsets`: `start_offset` and `end_offset`."""
-        from sparklog.format.decode import decode
-
-        return decode(
-            self.data,
-            self.headers,
-            columns=columns,
-            select=select,
-            check_crc=False,
-            file=file,
-            file_position=self.start,
-            **offsets,
-        )
-
-
 class BatchWalk:
     """Iterates over the batches of a file from a batch start, window by window.
 
@@ -172,7 +142,7 @@ class BatchWalk:
             data = self.file.read(self.end, min(wanted, size - self.end))
             headers = scan_headers(data, whole=False, contents=self._window_bytes is not None)
             if len(headers):
-                yield Window(data, self.end, headers)
+                yield Window(data, self.end, headers, self.file.path)
             self.end += headers.end
             if headers.stop == "end" and headers.end:
                 continue
@@ -181,11 +151,11 @@ class BatchWalk:
                 continue  # Cut off by the window, not by the file: it begins the next window.
             header = self.file.header_at(self.end) if headers.stop == "partial" and not last else None
             if header is not None and self._window_bytes is None:
-                yield Window(data[:HEADER_BYTES], self.end, single_header(data))
+                yield Window(data[:HEADER_BYTES], self.end, single_header(data), self.file.path)
                 self.end += header.size
             elif header is not None and (header.size <= HUGE_BATCH_BYTES or self.file.crc_holds(self.end, header)):
                 body = self.file.read(self.end, header.size)
-                yield Window(body, self.end, scan_headers(body, whole=False))
+                yield Window(body, self.end, scan_headers(body, whole=False), self.file.path)
                 self.end += header.size
             else:
                 huge = "the checksum of a long batch does not match"

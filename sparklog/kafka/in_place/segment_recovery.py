@@ -27,14 +27,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from sparklog.errors import BadRequest
-from sparklog.format.batch_scan import MAX_OFFSET, beyond_offsets, crc_failures, crc_message
+from sparklog.format.batch_scan import MAX_OFFSET, Window, beyond_offsets, crc_failures, crc_message
 from sparklog.format.record_batch import (
     CODECS,
     CRC_START,
@@ -45,7 +45,7 @@ from sparklog.format.record_batch import (
     MAGIC_POSITION,
     BatchHeaders,
 )
-from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, Window
+from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile
 
 CorruptRecords = Literal["fail", "skip", "truncate"]
 FAIL: Final = "fail"
@@ -260,11 +260,11 @@ def sound_windows(
             count, damage = _sound(window, file, offset, end, limit)
             if count:
                 offset = int(window.headers.next_offset[count - 1])
-                yield window if count == len(window.headers) else replace(window, headers=window.headers[:count])
+                yield window if count == len(window.headers) else window.select(slice(count))
             if damage is not None:
                 break
             if count < len(window.headers):
-                yield replace(window, headers=window.headers[:0])
+                yield window.select(slice(0))
                 return
             if end is not None and offset >= end:
                 return

@@ -23,12 +23,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, nearest
+from sparklog.format.batch_scan import Window
 from sparklog.format.checkpoint_files import CLEANER_OFFSETS_FILE, HIGH_WATERMARKS_FILE, LOG_STARTS_FILE, TopicPartition
 from sparklog.kafka.in_place import directory
 from sparklog.kafka.in_place.files import AnyPath, FilePath, file_path
 from sparklog.kafka.in_place.partition_state import PartitionState, SegmentState
 from sparklog.kafka.in_place.read_part import KafkaReadPart
-from sparklog.kafka.in_place.segment_file import HEADER_WINDOW_BYTES, BatchWalk, SegmentFile, Window
+from sparklog.kafka.in_place.segment_file import HEADER_WINDOW_BYTES, BatchWalk, SegmentFile
 from sparklog.kafka.in_place.segment_recovery import (
     FAIL,
     SKIP,
@@ -63,44 +64,32 @@ def first_at_or_after(state: PartitionState, timestamp: int, log_start: int) -> 
             continue
         with SegmentFile(segment.name.path) as file:
             for start, end in segment.blocks_with(timestamp):
-                for window in _windows(segment, file, start, end, skipping):
-                    record = _in_window(file, window, end, timestamp, log_start, skipping)
-                    if record is not None:
-                        return record
-                    if window.start + int(window.headers.position[-1] + window.headers.size[-1]) >= end:
-                        break
+                windows = _windows(segment, file, start, end, skipping)
+                records = (_in_window(window, end, timestamp, log_start, skipping) for window in windows)
+                if (record := next(filter(None, records), None)) is not None:
+                    return record
     return None
 
 
 def _windows(segment: SegmentState, file: SegmentFile, start: int, end: int, skipping: bool) -> Iterator[Window]:
     """Yield windows up to position `end`. `Corrupt` if something in between is no batch that can be read."""
-    if skipping:
-        yield from sound_windows(file, start, segment.name.base, decide=lambda damage: True)
-        return
     walk = BatchWalk(file, start, lambda: HEADER_WINDOW_BYTES)
-    yield from walk
-    if walk.end < end:
+    for window in sound_windows(file, start, segment.name.base, decide=lambda damage: True) if skipping else walk:
+        yield window
+        if window.start + int(window.headers.position[-1] + window.headers.size[-1]) >= end:
+            return
+    if not skipping and walk.end < end:
         raise Corrupt(walk.reason, file=file.path, position=walk.end)
 
 
-def _in_window(
-    file: SegmentFile, window: Window, end: int, timestamp: int, log_start: int, skipping: bool
-) -> TimestampOffset | None:
-    from sparklog.format.decode import decode
-
+def _in_window(window: Window, end: int, timestamp: int, log_start: int, skipping: bool) -> TimestampOffset | None:
     headers = window.headers
     candidates = (headers.max_timestamp >= timestamp) & (headers.last_offset >= log_start) & (headers.count > 0)
     candidates &= window.start + headers.position < end
     for row in np.flatnonzero(candidates).tolist():
         try:
-            records = decode(
-                window.data,
-                headers[row : row + 1],
-                columns=("offset", "timestamp"),
-                start_offset=log_start,
-                file=file.path,
-                file_position=window.start,
-            )
+            batch = window.select(slice(row, row + 1))
+            records = batch.decode(("offset", "timestamp"), check_crc=True, start_offset=log_start)
         except Corrupt:
             if not skipping:
                 raise

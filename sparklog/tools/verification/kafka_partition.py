@@ -15,7 +15,7 @@ be as old as their compression.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -24,6 +24,7 @@ from crc32c import crc32c
 
 from sparklog.errors import Corrupt, SparklogError
 from sparklog.format import checkpoint_files, transaction_index
+from sparklog.format.batch_scan import Window
 from sparklog.format.checkpoint_files import LeaderEpoch
 from sparklog.format.checksums import SUFFIXES
 from sparklog.format.control import ABORT
@@ -32,7 +33,7 @@ from sparklog.format.decode import RecordColumns
 from sparklog.format.record_batch import CRC_START, MAGIC, NO_LEADER_EPOCH
 from sparklog.kafka.in_place.directory import SegmentName, settled_segments
 from sparklog.kafka.in_place.files import FilePath, relative
-from sparklog.kafka.in_place.segment_file import SWAP, SegmentFile, Window, companion
+from sparklog.kafka.in_place.segment_file import SWAP, SegmentFile, companion
 from sparklog.kafka.in_place.segment_recovery import Damage, sound_windows
 from sparklog.kafka.in_place.transaction_state import TransactionEvents, TransactionState
 from sparklog.log.journal.clocks import Env
@@ -266,7 +267,7 @@ class _Reader:
         holds = ~headers.is_control & (headers.count > 0)
         records = None
         try:
-            records = window.decode(("offset", "key"), place, holds)
+            records = replace(window, file=place).decode(("offset", "key"), holds)
         except SparklogError as error:
             self.result.findings.append(Finding.of(CONTENT, error, place, REPLICA))
         self.old |= bool(headers.is_legacy.any())
