@@ -1,7 +1,7 @@
 """Run a cleaning pass as a work item: one partition, one edit.
 
 Half of a pass would bring deleted keys back, so no file is named until all of it is written. All times come from the
-run's clock, which stands still during a pass. The map holds hashes under a key drawn again for each pass, so that
+run's clock, which does not move during a pass. The map holds hashes under a key drawn again for each pass, so that
 record keys that erase each other cannot be prepared.
 """
 

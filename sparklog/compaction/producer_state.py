@@ -105,7 +105,7 @@ def active(producers: Mapping[int, Producer], now_ms: int, expiration_ms: int) -
 
 
 def replay(store: Store, sources: PlannedSlices, log_end: int, log_start: int = 0) -> PartitionProducers:
-    """Replay all slices of a partition, given in offset order, and read the `.txnindex` files beside sealed ones.
+    """Replay all slices of a partition, given in offset order, and read the `.txnindex` files next to sealed ones.
 
     A transaction without a batch from `log_start` on is not open: its marker may be gone, and no reader needs it.
     Reads each slice with `KAFKA_PRODUCERS` once, in windows of `SPAN_BYTES`; slices of aborted sparklog transactions

@@ -9,7 +9,7 @@ is finished. What goes wrong stays where it goes wrong:
 | ... each time, and a file is missing                | reports the partition as corrupt, leaves it as it was          |
 | a piece fails (`Corrupt` and the like)              | reports its partition, leaves it as it was, does the others    |
 | ... and it held several partitions                  | finds out which one, does the others without it                |
-| records without a key, compacted by a default only  | reports the partition, does not clean it: see `cleaning`       |
+| records without a key, compacted by a default only  | reports the partition, does not clean it: see `clean_plan`     |
 | the map of keys was full                            | another pass over the partition, as long as one is due         |
 | the topic was deleted                               | leaves it                                                      |
 | the topic's log cannot be read or committed to      | reports the topic, goes on with the others                     |
@@ -26,7 +26,7 @@ import numpy as np
 
 from sparklog.compaction.clean_plan import keyless_by_default, plan_cleaning
 from sparklog.compaction.clean_work import CleanDone
-from sparklog.compaction.explain import explain
+from sparklog.compaction.explain import explain, with_slices
 from sparklog.compaction.merge_plan import plan_merges
 from sparklog.compaction.seal_plan import plan_sealing
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError
@@ -34,7 +34,7 @@ from sparklog.log.journal.clocks import pause
 from sparklog.log.journal.names import file_key, is_topic_name
 from sparklog.log.state.commit import COMPACT, MERGE, SEAL
 from sparklog.log.state.rewrites import RewriteIntent
-from sparklog.log.state.slice_table import SliceTable, Snapshot
+from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.report import Failure, Size, TopicReport
@@ -328,7 +328,7 @@ class _TopicRun:
         """Return the partitions whose pass made progress: any other would be repeated for ever."""
         before = self._planned_on.head.cleaned_through if self._planned_on is not None else ()
         edits = [rewrite.edit for rewrite in done.rewrites]
-        return {each.partition for each in edits if (each.cleaned_through or 0) > before[each.partition]}
+        return {edit.partition for edit in edits if (edit.cleaned_through or 0) > before[edit.partition]}
 
     def _record(self, partitions: Iterable[int], title: str, error: SparklogError) -> None:
         failure = Failure.of(self.name, sorted(partitions), title, error)
@@ -365,7 +365,5 @@ def _restricted(snapshot: Snapshot, partitions: set[int]) -> Snapshot:
     if len(partitions) == snapshot.head.partitions:
         return snapshot
     chosen = np.array(sorted(partitions))
-    parts = tuple(part[np.isin(part.partition, chosen)] for part in snapshot.slices.parts())
-    paths, txn_ids = snapshot.slices.texts
-    table = SliceTable(snapshot.slices.version, tuple(part for part in parts if len(part)), paths, txn_ids)
-    return replace(snapshot, slices=table)
+    parts = (part[np.isin(part.partition, chosen)] for part in snapshot.slices.parts())
+    return with_slices(snapshot, [part for part in parts if len(part)])

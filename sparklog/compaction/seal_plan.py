@@ -34,7 +34,7 @@ def plan_sealing(
 ) -> list[SealWork]:
     """Plan the sealing of a topic, in work items of up to `WORK_BYTES`; none where no segment is closed.
 
-    `roll` also closes the active segments, as far as they lie below the last stable offset. `env` gives tasks their
+    `roll` also closes the active segments, as far as they are below the last stable offset. `env` gives tasks their
     ids and their stopwatch; `settings.now_ms` is the clock that closes quiet partitions.
     """
     head = snapshot.head

@@ -76,7 +76,7 @@ def scan_slices(
 def check_offsets(
     headers: BatchHeaders, rows: Sequence[PlannedSlice], row_of: Int64s, starts: Int64s, after: int = 0
 ) -> None:
-    """Raise `Corrupt` unless the batches of each slice lie within its offsets, in order: a part of `scan_slices`."""
+    """Raise `Corrupt` unless the batches of each slice are within its offsets, in order: a part of `scan_slices`."""
     shift = _column(rows, "shift")[row_of]
     base, end = headers.base_offset + shift, headers.next_offset + shift
     least = _column(rows, "base")[row_of]
@@ -87,12 +87,12 @@ def check_offsets(
     # Messages of formats v0 and v1 are in sealed segments alone: here a magic byte has changed.
     wrong = np.flatnonzero(outside | headers.is_legacy)
     if len(wrong):
-        at = int(wrong[0])
-        row = rows[int(row_of[at])]
-        position = row.position + int(headers.position[at] - starts[row_of[at]])
-        offsets = f"{int(least[at])} to {row.end}, found one of {int(base[at])} to {int(end[at])}"
+        batch = int(wrong[0])
+        row = rows[int(row_of[batch])]
+        position = row.position + int(headers.position[batch] - starts[row_of[batch]])
+        offsets = f"{int(least[batch])} to {row.end}, found one of {int(base[batch])} to {int(end[batch])}"
         message = f"expected a batch within offsets {offsets}: restore the file"
-        raise Corrupt(message, file=row.file, position=position, offset=int(least[at]))
+        raise Corrupt(message, file=row.file, position=position, offset=int(least[batch]))
 
 
 def patch_batches(
@@ -353,7 +353,7 @@ class SealWork:
             )
             for part, part_files in zip(self.parts, files, strict=True)
         ]
-        return Done(tuple(rewrites), tuple(file for each in files for file in each), tuple(reports))
+        return Done(tuple(rewrites), tuple(file for part_files in files for file in part_files), tuple(reports))
 
     def _output(self, part: SealPart, unique: str) -> SegmentOutput:
         writer = SegmentWriter(self.store, self.topic, part.partition, self.read_version, unique, self.configs)

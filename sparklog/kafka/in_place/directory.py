@@ -2,7 +2,7 @@
 
 A log dir holds one folder `<topic>-<partition>` for each partition (split at the last dash) and small text files. A
 partition folder holds segments: `<base offset, 20 digits>.log` with `.index`, `.timeindex` and, if transactions were
-aborted, `.txnindex`. A suffix behind the extension marks a file that changes: `.cleaned` (the log cleaner is writing
+aborted, `.txnindex`. A suffix after the extension marks a file that changes: `.cleaned` (the log cleaner is writing
 it), `.swap` (about to be renamed), `.deleted` (replaced or expired, removed later). Folders that end in `-delete`,
 `-future` or `-stray` are no partitions.
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
-from sparklog.kafka.in_place.store_files import StoreFiles, StorePath
+from sparklog.kafka.in_place.store_files import StoreFile, StoreFiles, StorePath, StoreStat
 from sparklog.storage import Store, local_path, open_store
 from sparklog.storage.locations import is_url, normal_location, split
 from sparklog.storage.store import is_part
@@ -21,36 +21,8 @@ R = TypeVar("R")
 DELETED = ".deleted"
 
 
-class FileStat(Protocol):
-    """Size, time and identity of a file."""
-
-    @property
-    def st_size(self) -> int: ...
-    @property
-    def st_mtime_ns(self) -> int: ...
-    @property
-    def st_ino(self) -> int: ...
-
-
-class OpenFile(Protocol):
-    """A file that is open for reading, of the `size` that it had when it was opened; `modified` in ns."""
-
-    @property
-    def path(self) -> FilePath: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def modified(self) -> int: ...
-    @property
-    def inode(self) -> int: ...
-
-    def read(self, position: int, length: int) -> bytes:
-        """Return bytes from `position`; fewer than `length` only at the end of the file."""
-
-    def replaced(self) -> bool:
-        """Return True if what was read may be of two files: another one has this name by now."""
-
-    def close(self) -> None: ...
+FileStat: TypeAlias = "os.stat_result | StoreStat"
+OpenFile: TypeAlias = "LocalFile | StoreFile"
 
 
 class FilePath(Protocol):
@@ -155,7 +127,7 @@ class LocalPath:
 
 
 class LocalFile:
-    """A file on a disk that is open for reading: `size` is what it had when it was opened."""
+    """A file on a disk that is open for reading: `size` and `modified` (ns) are those it had when it was opened."""
 
     def __init__(self, path: LocalPath) -> None:
         """Open `path`, or its `.deleted` namesake. `FileNotFoundError` if there is neither."""

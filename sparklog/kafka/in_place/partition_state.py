@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sparklog.errors import Corrupt
-from sparklog.format import transaction_index
 from sparklog.format.batch_scan import Window
 from sparklog.format.record_batch import HEADER_BYTES
 from sparklog.format.transaction_index import AbortedTransactions, concatenate
@@ -27,7 +26,7 @@ from sparklog.kafka.in_place.directory import (
     settled_segments,
 )
 from sparklog.kafka.in_place.files import FilePath, LocalPath
-from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, companion
+from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, aborted_by_index
 from sparklog.kafka.in_place.segment_recovery import (
     FAIL,
     SKIP,
@@ -45,7 +44,7 @@ from sparklog.log.state.view import Runs, Stored
 BLOCK_BYTES = 64 * 1024
 UNWRITTEN = "unwritten"
 UNSOUND = "unsound"
-"""Why a walk stopped, beside BatchWalk's reasons: the checksum of the last batch does not match (yet); a batch is not
+"""Why a walk stopped, besides BatchWalk's reasons: the checksum of the last batch does not match (yet); a batch is not
 sound, and where the policy is to truncate, the log ends in front of it."""
 
 
@@ -156,7 +155,7 @@ class SegmentState:
         return True
 
     def _resumed(self, file: SegmentFile, *, last: bool, limit: int | None) -> bool:
-        """Stopped at what is no batch: is there one behind it? What lies between may have held markers."""
+        """Return True if there is a batch after what is none, where the walk stopped. Markers may have been between."""
         if self.stop == "end" or (last and self.stop == "zeros"):
             return False
         following = resume(file, self.end, self.next_offset, limit)
@@ -192,9 +191,9 @@ class SegmentState:
             self.stray = -1
         if len(strays) and self.stray < 0:
             self.stray = window.start + int(headers.position[strays[0]])
-        at = int(headers.position[-1])
-        self.last_position = window.start + at
-        self.last_header = window.data[at : at + HEADER_BYTES]
+        last = int(headers.position[-1])
+        self.last_position = window.start + last
+        self.last_header = bytes(window.data[last : last + HEADER_BYTES])
         # A stray marker ends its transaction, whatever its offset; stray data begins none.
         self.events.add(window if ordered.all() else window.select(ordered | headers.is_control))
         self.end = self.last_position + int(headers.size[-1])
@@ -230,7 +229,7 @@ class Unknown:
 class PartitionState:
     """Segments and transactions of one partition folder; `refresh` brings them up to date.
 
-    `policy`: what damage does (see `segment_recovery`); `cut`: what it left out behind the log's end.
+    `policy`: what damage does (see `segment_recovery`); `cut`: what it left out after the log's end.
     """
 
     def __init__(self, folder: FilePath, topic: str, partition: int, env: Env = SYSTEM, policy: str = FAIL) -> None:
@@ -299,11 +298,11 @@ class PartitionState:
             self.segments, self._metadata, self._replay = [], metadata, True
         before = {state.name: state for state in self.segments}
         self.segments = [SegmentState(name) for name in names]
-        for at, name in enumerate(names):
+        for row, name in enumerate(names):
             if name in before and before[name].unchanged(name):
-                self.segments[at] = before[name]
-            self._replay |= name in before and self.segments[at] is not before[name]
-        # Growing at the end and expiring at the start leave the middle as it was. All else is read and replayed anew.
+                self.segments[row] = before[name]
+            self._replay |= name in before and self.segments[row] is not before[name]
+        # Growing at the end and expiring at the start leave the middle as it was. All else is read and replayed again.
         kept = [name for name in names if name in before]
         old = list(before)
         if old != list(names) and old and (not kept or kept != old[-len(kept) :] or kept != list(names[: len(kept)])):
@@ -355,16 +354,16 @@ class PartitionState:
                 self._aborted = None
 
     def _truncated(self, position: int) -> bool:
-        """End the log in a segment that damage cuts short, where that is the policy; the next listing looks anew."""
+        """End the log in a segment that damage cuts short, where that is the policy; the next listing looks again."""
         state = self.segments[position]
         if self.policy != TRUNCATE or state.stop == "end":
             return False
         later = self.segments[position + 1 :]
         if later or state.stop != "zeros":
             self._leave_out(str(state.name.path), state.end, state.size - state.end, state.next_offset, state.reason)
-        for each in later:
-            behind = "it lies behind damage, where the log was cut"
-            self._leave_out(str(each.name.path), 0, each.name.size, state.next_offset, behind)
+        for segment in later:
+            reason = "it lies behind damage, where the log was cut"
+            self._leave_out(str(segment.name.path), 0, segment.name.size, state.next_offset, reason)
         if later:
             del self.segments[position + 1 :]
             self._changed_at = -1
@@ -414,10 +413,7 @@ class PartitionState:
         """Return the `.txnindex` of a segment, empty if missing or wrong. That of the last segment still grows."""
         index = self._indexed.get(name)
         if index is None:
-            try:
-                index = transaction_index.parse(companion(name.path, "txnindex").data() or b"", name.base)
-            except Corrupt:
-                index = transaction_index.none()
+            index = aborted_by_index(name.path, name.base)
             if self.segments and name != self.segments[-1].name:
                 self._indexed[name] = index
         return index

@@ -1,7 +1,7 @@
-"""One `.log` file of a Kafka partition, read in bounded windows, and the files that lie beside it.
+"""One `.log` file of a Kafka partition, read in bounded windows, and the files beside it.
 
 Plain positioned reads, no memory map: a broker cuts a preallocated file to its length when it rolls, and touching a
-mapped page behind the new end would kill the process. What the file held when it was opened counts; what is appended
+mapped page after the new end would kill the process. What the file held when it was opened counts; what is appended
 later is for the next look. A file that is gone was replaced or has expired: for `file.delete.delay.ms` it is still
 there as `.deleted`, with the same records. In a bucket neither happens (`sparklog.kafka.in_place.store_files`).
 """
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 
 from sparklog.errors import Corrupt
+from sparklog.format import transaction_index
 from sparklog.format.batch_scan import Window, begins_with_header, least_size, scan_headers, single_header
 from sparklog.format.record_batch import (
     CRC_START,
@@ -22,6 +23,7 @@ from sparklog.format.record_batch import (
     BatchHeaders,
 )
 from sparklog.format.segment_indexes import OffsetIndex
+from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.kafka.in_place.files import DELETED, FilePath
 
 SWAP = ".swap"
@@ -73,7 +75,7 @@ class SegmentFile:
         return self._file.read(position, length)
 
     def replaced(self) -> bool:
-        """True if another file lies in a bucket under this name by now, so that what was read may be of both."""
+        """True if another file has this name in a bucket by now, so that what was read may be of both."""
         return self._file.replaced()
 
     def header_at(self, position: int) -> BatchHeader | None:
@@ -92,7 +94,7 @@ class SegmentFile:
     def unknown_format_at(self, position: int) -> BatchHeaders | None:
         """The header of a whole batch whose magic is above any that is known, and whose checksum holds, or None.
 
-        The magic lies outside the checksum. Kafka takes such a batch for one of its newest format.
+        The magic is outside the checksum. Kafka takes such a batch for one of its newest format.
         """
         data = bytearray(self.read(position, HEADER_BYTES))
         if len(data) < HEADER_BYTES or not MAGIC < data[MAGIC_POSITION] <= MAX_MAGIC:
@@ -109,13 +111,13 @@ class SegmentFile:
         from crc32c import crc32c
 
         start, checksum = (MAGIC_POSITION, zlib.crc32) if header.magic < MAGIC else (CRC_START, crc32c)
-        crc, at, end = 0, position + start, position + header.size
-        while at < end:
-            piece = self.read(at, min(_CRC_PIECE_BYTES, end - at))
+        crc, low, high = 0, position + start, position + header.size
+        while low < high:
+            piece = self.read(low, min(_CRC_PIECE_BYTES, high - low))
             if not piece:
                 return False
             crc = checksum(piece, crc)
-            at += len(piece)
+            low += len(piece)
         return crc == header.crc
 
 
@@ -161,6 +163,14 @@ class BatchWalk:
                 huge = "the checksum of a long batch does not match"
                 self.stop, self.reason = (headers.stop, headers.reason) if header is None else ("corrupt", huge)
                 return
+
+
+def aborted_by_index(log: FilePath, base: int) -> AbortedTransactions:
+    """Return the entries of the `.txnindex` beside a `.log`; none where it is missing or damaged."""
+    try:
+        return transaction_index.parse(companion(log, "txnindex").data() or b"", base)
+    except Corrupt:
+        return transaction_index.none()
 
 
 def seek(file: SegmentFile, base: int, offset: int) -> int:

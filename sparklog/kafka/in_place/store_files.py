@@ -1,7 +1,7 @@
 """The files of a Kafka directory in a bucket, or another store of objects: listed as a whole, read in ranges.
 
 No broker works in a bucket, so nothing is renamed while it is read: one listing counts, and a `.swap` that it shows is
-not waited for. Files have no inodes: one is the same as long as its size and time are. A folder exists by what lies in
+not waited for. Files have no inodes: one is the same as long as its size and time are. A folder exists by what is in
 it.
 
 A listing is kept until `renew`. It tells without a request which files exist below the folder that was listed, their
@@ -129,7 +129,7 @@ class StorePath:
 
 
 class _StoreListing:
-    """The files below a folder, and by folder the names of what lies directly in it."""
+    """The files below a folder, and by folder the names of what is directly in it."""
 
     def __init__(self, store: Store, folder: str) -> None:
         self.folder = folder
@@ -173,7 +173,7 @@ class StoreFiles:
         self._listing = None
 
     def names(self, folder: str) -> set[str]:
-        """Return the names of what lies in a folder; none if there is no such folder."""
+        """Return the names of what is in a folder; none if there is no such folder."""
         with self._lock:
             listing = self._listing
             if listing is None or not listing.covers(folder):

@@ -4,9 +4,9 @@ Nothing is written. Batch readers see whole batches up to the end of the log. A 
 broker's last high watermark in `replication-offset-checkpoint`, because records above it can still be replaced.
 
 A damaged log is read as Kafka's start-up would leave it after an unclean shutdown with the recovery point in the last
-segment: the log ends behind its last whole batch, and damage before that is an error for its reader. Unlike Kafka,
+segment: the log ends after its last whole batch, and damage before that is an error for its reader. Unlike Kafka,
 indexes are never trusted, and a wrong checksum inside the last segment is an error that hides no batch.
-`corrupt_records` (see `segment_recovery`) has two other policies: go on behind damage, or end the log in front of it as
+`corrupt_records` (see `segment_recovery`) has two other policies: go on after damage, or end the log in front of it as
 with recovery point 0.
 
 A lookup by time returns the first record in offset order, at or above the log start, whose timestamp is >= the target;
@@ -102,7 +102,7 @@ def _in_window(window: Window, end: int, timestamp: int, log_start: int, skippin
 
 LOCAL_POLL_MS = 10
 BUCKET_POLL_MS = 1000
-"""A copy in a bucket grows when somebody copies again; a look at it costs a request for each 1,000 files."""
+"""A copy in a bucket grows when it is copied again; a look at it costs a request for each 1,000 files."""
 FRESH_MS = 1000
 
 
@@ -132,7 +132,7 @@ class KafkaView:
         """
         self._corrupt_records = check_policy(corrupt_records)
         self._on_skipped = on_skipped
-        self._said: set[Skipped] = set()
+        self._reported: set[Skipped] = set()
         self.place = file_path(path)
         self.location = str(self.place)
         self._tailing = tailing
@@ -173,10 +173,13 @@ class KafkaView:
 
         def look(part: tuple[str, int, FilePath]) -> _Partition:
             topic, number, folder = part
-            known, key = self._partitions.get(topic, {}).get(number), (topic, number)
-            return self._refreshed(known, folder, key, starts.get(key), watermarks.get(key))
+            before, key = self._partitions.get(topic, {}).get(number), (topic, number)
+            policy = self._corrupt_records
+            state = PartitionState(folder, topic, number, self.env, policy) if before is None else before.state
+            state.refresh()
+            return _Partition(state, _bounds(state, starts.get(key), watermarks.get(key)))
 
-        parts = [(topic, *each) for topic, folders_of_topic in wanted.items() for each in folders_of_topic]
+        parts = [(topic, number, folder) for topic in wanted for number, folder in wanted[topic]]
         looks = self.place.look_at_each(look, parts)
         for topic in wanted:
             after: dict[int, _Partition] = {}
@@ -219,7 +222,8 @@ class KafkaView:
         sizes = []
         for number, partition in self._snapshot(topic).items():
             *closed, active = partition.state.segments
-            sealed_bytes, records = sum(each.end for each in closed), sum(each.records for each in (*closed, active))
+            sealed_bytes = sum(segment.end for segment in closed)
+            records = sum(segment.records for segment in partition.state.segments)
             sizes.append(PartitionSize(topic, number, active.end, sealed_bytes, records, len(closed) + 1))
         return sizes
 
@@ -250,28 +254,21 @@ class KafkaView:
         return parts
 
     def _renew(self) -> None:
-        """List a bucket anew, unless that was done a moment ago, to open it."""
+        """List a bucket again, unless that was done a moment ago, to open it."""
         opened_ms, self._opened_ms = self._opened_ms, None
         if opened_ms is None or self.env.boot_ms() - opened_ms > FRESH_MS:
             self.place.renew()
 
     def _say(self, skipped: Skipped) -> None:
-        if skipped not in self._said:
-            self._said.add(skipped)
+        if skipped not in self._reported:
+            self._reported.add(skipped)
             self._on_skipped(skipped)
-
-    def _refreshed(
-        self, known: _Partition | None, folder: FilePath, key: TopicPartition, start: int | None, watermark: int | None
-    ) -> _Partition:
-        state = known.state if known is not None else PartitionState(folder, *key, self.env, self._corrupt_records)
-        state.refresh()
-        return _Partition(state, _bounds(state, start, watermark))
 
     def _checkpoint(self, name: str) -> dict[TopicPartition, int]:
         try:
             return directory.offset_checkpoint(self._log_dir, name)
         except Corrupt as error:
-            # A single partition folder may have been copied anywhere: what lies beside it need not be Kafka's.
+            # A single partition folder may have been copied anywhere: what is next to it need not be Kafka's.
             if self._single:
                 return {}
             if self._corrupt_records != FAIL and name == LOG_STARTS_FILE:
@@ -283,8 +280,8 @@ class KafkaView:
     def _folders(self) -> dict[TopicPartition, FilePath]:
         if self._single:
             return {self._single: self.place}
-        known = {part.state.folder for topic in self._partitions.values() for part in topic.values()}
-        return directory.partition_folders(self.place, known)
+        seen = {part.state.folder for topic in self._partitions.values() for part in topic.values()}
+        return directory.partition_folders(self.place, seen)
 
     def _of_topic(self, folders: Mapping[TopicPartition, FilePath], topic: str) -> dict[int, FilePath]:
         mine = {number: folder for (name, number), folder in folders.items() if name == topic}
@@ -307,7 +304,7 @@ class KafkaView:
 
 
 def _bounds(state: PartitionState, start: int | None, watermark: int | None) -> Bounds:
-    """Kafka's bounds: the log start may lie inside a segment; open transactions hold back the last stable offset."""
+    """Kafka's bounds: the log start may be inside a segment; open transactions hold back the last stable offset."""
     log_start = max(state.first_base, start or 0)
     log_end = max(state.log_end, log_start)
     high = log_end if watermark is None else min(max(watermark, log_start), log_end)

@@ -33,7 +33,7 @@ from sparklog.format.decode import RecordColumns
 from sparklog.format.record_batch import CRC_START, MAGIC, NO_LEADER_EPOCH
 from sparklog.kafka.in_place.directory import SegmentName, settled_segments
 from sparklog.kafka.in_place.files import FilePath, relative
-from sparklog.kafka.in_place.segment_file import SWAP, SegmentFile, companion
+from sparklog.kafka.in_place.segment_file import SWAP, SegmentFile, aborted_by_index, companion
 from sparklog.kafka.in_place.segment_recovery import Damage, sound_windows
 from sparklog.kafka.in_place.transaction_state import TransactionEvents, TransactionState
 from sparklog.log.journal.clocks import Env
@@ -353,10 +353,7 @@ class _Reader:
             self._aborted(path, markers, segment, segments[0].name.base)
 
     def _aborted(self, path: FilePath, markers: dict[int, tuple[int, int]], segment: _Segment, oldest: int) -> None:
-        try:
-            entries = transaction_index.parse(path.data() or b"", segment.name.base)
-        except Corrupt:
-            entries = transaction_index.none()
+        entries = aborted_by_index(segment.name.path, segment.name.base)
         pairs = zip(entries.first_offsets.tolist(), entries.last_stable_offsets.tolist(), strict=True)
         stored = dict(zip(entries.last_offsets.tolist(), pairs, strict=True))
         for entry, (last, pair) in enumerate(stored.items()):
