@@ -266,7 +266,7 @@ def test_paths_in_a_store() -> None:
     whole = StorePath("", path.files)
     assert (str(whole), str(whole.child("x")), whole.child("x").key) == ("memory:paths", "memory:paths/x", "x")
     with pytest.raises(FileNotFoundError):
-        whole.child("x").scan()
+        whole.child("x").names()
     with pytest.raises(FileNotFoundError):
         whole.child("x").open()
     assert not whole.child("x").exists()

@@ -8,8 +8,8 @@ earlier never replaces one that was written later, whenever its marker comes.
 **Groups** (`__consumer_offsets`): the committed offsets of each group in the imported topics, with times, leader epochs
 and metadata, and the group's generation. Left out are offsets past their expire timestamp (from old clients), those of
 topics that were not imported or were created again, and groups without offsets. An offset replaces an older one only,
-so a second import brings groups up to date. A group that has been used in the root since is not changed: its members go on
-from the offsets they committed there.
+so a second import brings groups up to date. A group that has been used in the root since is not changed: its members go
+on from the offsets they committed there.
 
 **Transactions** (`__transaction_state`): the transactional id of each open transaction, its start and timeout, and the
 decision if the marker has not reached the partition yet (`sparklog.log.state.commit`). A running broker may begin
