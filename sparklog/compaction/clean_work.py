@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from sparklog.compaction.clean_range import Cleanable, CleanerOffsets, cleanable, first_batch_timestamp, group_segments
 from sparklog.compaction.cleaner import Cleaner, DirtyRange, PassCounts, SegmentReader, TombstoneRules, fill_map
@@ -76,10 +77,7 @@ class CleanWork:
     ratio: float
     slots: int | None = None
     env: Env = SYSTEM
-
-    @property
-    def op(self) -> str:
-        return COMPACT
+    op: ClassVar[str] = COMPACT
 
     @property
     def title(self) -> str:
@@ -96,7 +94,7 @@ class CleanWork:
     def run(self, progress: Progress = silent) -> CleanDone:
         """Write the records that stay. `Corrupt` names damage; `Conflict`: a file was replaced meanwhile."""
         started = self.env.now()
-        state = self._replayed()
+        state = self._replay()
         plan = self.plan(state)
         if not plan.chosen or not plan.segments:
             return CleanDone((), (), ())
@@ -122,7 +120,7 @@ class CleanWork:
         more = cleaned.end_offset < plan.first_uncleanable
         return CleanDone((rewrite,), files, (report,), more, cleaned)
 
-    def _replayed(self) -> PartitionProducers | None:
+    def _replay(self) -> PartitionProducers | None:
         if not (self.sources.flags & int(SliceFlag.KAFKA_PRODUCERS)).any():
             return None
         log_start = self.offsets.log_start

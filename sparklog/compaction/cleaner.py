@@ -35,7 +35,7 @@ from crc32c import crc32c
 from sparklog.compaction.producer_state import BatchJudge, PartitionProducers, Verdicts, aborted_batches
 from sparklog.compaction.segment_writer import SegmentWriter
 from sparklog.errors import BadRequest, Conflict, Corrupt
-from sparklog.format.batch_scan import Window, check_crcs, check_headers
+from sparklog.format.batch_scan import check_crcs, check_headers
 from sparklog.format.filter_batches import Filtered, filter_batches
 from sparklog.format.key_filter import MIN_SLICE_BYTES
 from sparklog.format.key_hash import HashKey, key_hashes
@@ -43,6 +43,7 @@ from sparklog.format.offset_map import Int64s, OffsetMap
 from sparklog.format.payloads import RecordFields, payloads, record_fields
 from sparklog.format.record_batch import NO_PRODUCER_ID, NO_TIMESTAMP, BatchHeaders, Payloads
 from sparklog.format.transaction_index import AbortedTransactions
+from sparklog.format.window import Window
 from sparklog.log.read.fetch import SPAN_BYTES, MissingFile, read_windows
 from sparklog.log.read.planned_slices import PlannedSlice
 from sparklog.log.state.slices import SliceFlag

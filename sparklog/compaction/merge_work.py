@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -65,10 +66,7 @@ class MergeWork:
     tier: int
     sources: tuple[PlannedSlices, ...]
     env: Env = field(default=SYSTEM, repr=False)
-
-    @property
-    def op(self) -> str:
-        return MERGE
+    op: ClassVar[str] = MERGE
 
     @property
     def title(self) -> str:
@@ -197,7 +195,7 @@ def _read(store: Store, load: Sequence[_Part]) -> Iterator[tuple[_MergedRun, mem
     rows = [row for part in load for row in part.rows]
     ends = np.cumsum(np.array([row.size for row in rows], np.int64))
     starts = np.concatenate(([0], ends[:-1]))
-    data = _fetched(store, rows, starts.tolist(), int(ends[-1]))
+    data = _fetch(store, rows, starts.tolist(), int(ends[-1]))
     headers, row_of = scan_slices(data, rows, starts)
     bases = np.repeat([part.run.base for part in load], [len(part.rows) for part in load])
     headers = patch_batches(data, headers, rows, row_of, bases)
@@ -252,7 +250,7 @@ def _requests(rows: Sequence[PlannedSlice], most: int) -> list[_Request]:
     return requests
 
 
-def _fetched(store: Store, rows: Sequence[PlannedSlice], places: Sequence[int], total: int) -> memoryview:
+def _fetch(store: Store, rows: Sequence[PlannedSlice], places: Sequence[int], total: int) -> memoryview:
     """Return all slices in one buffer, each at its place, checked.
 
     Where each request costs a round trip, as many are under way as `REQUEST_BYTES` hold, but not those larger than
@@ -304,17 +302,17 @@ class _MergeOutputs:
                 self._bases.append(run.base)
                 self._filters += filters
             else:
-                self._done.append(self._closed(current.output, (run.base,), filters))
+                self._done.append(self._close(current.output, (run.base,), filters))
             # Not before it is closed: what fails until then is for `discard`.
             self._current = None
 
     def close(self) -> tuple[FileSlices, ...]:
         if self._shared is not None:
-            self._done.append(self._closed(self._shared, tuple(self._bases), self._filters))
+            self._done.append(self._close(self._shared, tuple(self._bases), self._filters))
             self._shared = None
         return tuple(self._done)
 
-    def _closed(self, output: AppendOutput, bases: tuple[int, ...], filters: Sequence[KeyFilter]) -> FileSlices:
+    def _close(self, output: AppendOutput, bases: tuple[int, ...], filters: Sequence[KeyFilter]) -> FileSlices:
         """Write the filters of a file, if it has any, then its footer."""
         if filters:
             self._written.create(filter_path(f"{self._work.topic}/{output.path}"), encode_filters(filters))

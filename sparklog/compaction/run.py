@@ -225,7 +225,7 @@ class _TopicRun:
         kept = tuple(report for report in result.reports if report.partition in stood)
         self.report = replace(self.report, pieces=(*self.report.pieces, *kept))
         if isinstance(result, CleanDone) and result.more:
-            self._again(self._got_further(result))
+            self._plan_again(self._got_further(result))
         if dropped:
             lost = Conflict("another run rewrote the same slices first")
             self._retry(dropped, work.title, lost)
@@ -286,23 +286,23 @@ class _TopicRun:
             self._record(partitions, work.title, error)
             self._excluded |= partitions
         else:
-            self._alone |= self._blamed(error, partitions) or partitions
-            self._again(partitions)
+            self._alone |= self._partitions_at(error, partitions) or partitions
+            self._plan_again(partitions)
         return error
 
-    def _blamed(self, error: SparklogError, partitions: set[int]) -> set[int]:
+    def _partitions_at(self, error: SparklogError, partitions: set[int]) -> set[int]:
         """Return the partitions with slices at the damage that an error names, to be tried alone."""
         if not isinstance(error, Corrupt) or error.file is None or self._planned_on is None:
             return set()
-        blamed = set()
+        damaged = set()
         for part in self._planned_on.slices.parts():
             here = np.isin(part.partition, sorted(partitions))
             if error.position is not None:
                 here &= (part.position <= error.position) & (error.position < part.position + part.size)
             for row in np.flatnonzero(here).tolist():
                 if file_key(self.name, part.path(row)) == error.file:
-                    blamed.add(int(part.partition[row]))
-        return blamed
+                    damaged.add(int(part.partition[row]))
+        return damaged
 
     def _retry(
         self, partitions: Iterable[int], title: str, error: Conflict | NotFound, newest: Snapshot | None = None
@@ -314,14 +314,14 @@ class _TopicRun:
         for partition in partitions:
             self._tries[partition] = self._tries.get(partition, 0) + 1
             if self._tries[partition] <= TRIES:
-                self._again((partition,))
+                self._plan_again((partition,))
             elif partition not in self._excluded:
                 self._excluded.add(partition)
                 given_up = type(error)(f"{error}; given up for now, after {TRIES + 1} tries")
                 missing = None if newest is None else _missing(newest, partition)
                 self._record((partition,), title, missing or given_up)
 
-    def _again(self, partitions: Iterable[int]) -> None:
+    def _plan_again(self, partitions: Iterable[int]) -> None:
         self._left = {*(self._left or ()), *partitions}
 
     def _got_further(self, done: Done) -> set[int]:

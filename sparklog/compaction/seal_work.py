@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -148,7 +148,7 @@ def write_segments(outputs: Sequence[SegmentOutput], progress: Progress = silent
         for piece in Fetcher(cursors):
             records = by_partition[piece.slice.partition].take(piece)
             progress(records, len(piece.data))
-        return _closed(outputs)
+        return _close_all(outputs)
     except BaseException:
         for output in outputs:
             output.writer.discard()
@@ -291,7 +291,7 @@ class SegmentOutput:
         )
 
 
-def _closed(outputs: Sequence[SegmentOutput]) -> list[tuple[FileSlices, ...]]:
+def _close_all(outputs: Sequence[SegmentOutput]) -> list[tuple[FileSlices, ...]]:
     """Close the outputs. Files wait for the disk together: one by one takes ten times as long."""
     if len(outputs) < MANY_OUTPUTS:
         return [output.close() for output in outputs]
@@ -310,10 +310,7 @@ class SealWork:
     configs: TopicConfigs
     parts: tuple[SealPart, ...]
     env: Env = SYSTEM
-
-    @property
-    def op(self) -> str:
-        return SEAL
+    op: ClassVar[str] = SEAL
 
     @property
     def title(self) -> str:
@@ -357,9 +354,9 @@ class SealWork:
 
     def _output(self, part: SealPart, unique: str) -> SegmentOutput:
         writer = SegmentWriter(self.store, self.topic, part.partition, self.read_version, unique, self.configs)
-        return SegmentOutput(self.store, self.topic, part, writer, lambda: self._aborted(part), keyed=True)
+        return SegmentOutput(self.store, self.topic, part, writer, lambda: self._replay_aborted(part), keyed=True)
 
-    def _aborted(self, part: SealPart) -> AbortedTransactions:
+    def _replay_aborted(self, part: SealPart) -> AbortedTransactions:
         if part.history is None:
             raise BadRequest("slices with Kafka's transactions are sealed with the partition's history")
         return replay(self.store, part.history, part.log_end).aborted

@@ -271,7 +271,7 @@ class _SegmentInProgress:
 
 
 class BatchPlaces(NamedTuple):
-    """Of batches, int64[n] each: where they start in their segment, last offset, maxTimestamp (ms)."""
+    """Places of batches, int64[n] each: where they start in their segment, last offset, maxTimestamp (ms)."""
 
     positions: Int64Array
     last: Int64Array

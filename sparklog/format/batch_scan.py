@@ -8,9 +8,8 @@ a row of `BatchHeaders` for each of either kind; `payloads` gives their records,
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import replace
+from typing import Any
 
 import crc32c
 import numpy as np
@@ -37,11 +36,6 @@ from sparklog.format.record_batch import (
     as_bytes_array,
 )
 
-if TYPE_CHECKING:
-    from sparklog.format.decode import RecordColumns
-
-W = TypeVar("W", bound="Window")
-
 MIN_SCAN_BYTES = 18
 """Kafka's file scan stops when fewer bytes than this remain: prefix, leader epoch or crc, magic and one more."""
 MAX_OFFSET = 2**63 - 2
@@ -55,41 +49,6 @@ RECORD_MESSAGES = (
     "the batch goes on behind its last record",
 )
 """By the error codes of the kernels that read records."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Window:
-    """Whole batches in memory: `data[0]` is byte `start` of `file`, and positions in `headers` count from there."""
-
-    data: BytesLike
-    start: int
-    headers: BatchHeaders
-    file: str
-
-    @property
-    def place(self) -> Place:
-        return Place(self.file, self.start)
-
-    def select(self: W, rows: slice | Int64Array | BoolArray) -> W:
-        """Return the window with the headers of these batches only; the data stay."""
-        return replace(self, headers=self.headers[rows])
-
-    def decode(
-        self, columns: Collection[str], select: BoolArray | None = None, *, check_crc: bool = False, **offsets: int
-    ) -> RecordColumns:
-        """Decode the records of the batches that `select` names; `offsets`: as for `sparklog.format.decode.decode`."""
-        from sparklog.format.decode import decode
-
-        return decode(
-            self.data,
-            self.headers,
-            columns=columns,
-            select=select,
-            check_crc=check_crc,
-            file=self.file,
-            file_position=self.start,
-            **offsets,
-        )
 
 
 def scan_headers(

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from sparklog.errors import Corrupt, NotFound, SparklogError
 from sparklog.log.journal.names import APPEND_FOLDER, SEALED_FOLDER, commit_key
@@ -53,8 +53,8 @@ class DeleteWork:
     topic: str
     topic_id: str
     keys: tuple[str, ...]
-    op: str = MAINTAIN
-    partitions: tuple[int, ...] = ()
+    op: ClassVar[str] = MAINTAIN
+    partitions: ClassVar[tuple[int, ...]] = ()
 
     @property
     def title(self) -> str:
@@ -84,8 +84,8 @@ class UpkeepIntent:
     floor: int | None = None
     needed: frozenset[str] = frozenset()
     """Holds of clones that stay even if they have expired."""
-    needs_table: bool = False
-    repeatable: bool = True
+    needs_table: ClassVar[bool] = False
+    repeatable: ClassVar[bool] = True
 
     def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
         floor = self.floor if self.floor is not None and self.floor > base.floor else None
@@ -204,15 +204,15 @@ def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> 
     run = _Vacuum(topic, settings, store_ms, history, head, delay_ms, floor)
     stay = frozenset[str]() if dry_run else plan.give_up_clones(topic, head, run.careful_ms)
     run.needed = stay | needed_by_clones(topic, head, settings, run.careful_ms)
-    files, foreign = _data_files(store, topic.name, floor)
-    named = _named(run, head) if files else _Named(set(), set(), 0)
+    files, foreign = _list_data_files(store, topic.name, floor)
+    named = _read_named(run, head) if files else _Named(set(), set(), 0)
     if files:
         run.hold(head)
 
     def judged(of: Head) -> list[list[Victim]]:
         keep = named.kept.union(*run.held.values())
         unnamed = plan.unnamed(files, floor, keep, deleted=of.deleted, born=named.born, named_near=named.near)
-        return [unnamed, *_old_log(run, of)]
+        return [unnamed, *_choose_of_log(run, of)]
 
     phases = judged(head)
     ended, idle = tuple(ended_holds(head, run.careful_ms, run.needed)), tuple(idle_writers(head, run.careful_ms))
@@ -221,7 +221,7 @@ def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> 
         after = topic.log.commit(UpkeepIntent(run.careful_ms, wanted, run.needed), head).head
         if after.version != head.version:
             if files:
-                named.kept.update(_named_between(run, head, after))
+                named.kept.update(_read_named_between(run, head, after))
                 run.hold(after)
             phases = judged(after)
         wanted = after.floor
@@ -241,7 +241,7 @@ def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> 
 def unreferenced(topic: Topic) -> tuple[int, int]:
     """Return number and bytes of the data files that neither the newest version nor a hold names."""
     snapshot = topic.snapshot()
-    files, _ = _data_files(topic.store, topic.name, snapshot.version)
+    files, _ = _list_data_files(topic.store, topic.name, snapshot.version)
     kept = plan.own_paths(topic.name, snapshot.slices.paths())
     held = {hold.version for hold in snapshot.head.holds.values()}
     if held:
@@ -251,7 +251,7 @@ def unreferenced(topic: Topic) -> tuple[int, int]:
     return len(sizes), sum(sizes)
 
 
-def _data_files(store: Store, topic: str, floor: int) -> tuple[list[plan.ListedFile], int]:
+def _list_data_files(store: Store, topic: str, floor: int) -> tuple[list[plan.ListedFile], int]:
     """List the data files begun below the floor; count the objects whose names are not sparklog's."""
     files: list[plan.ListedFile] = []
     foreign = 0
@@ -276,7 +276,7 @@ class _Named(NamedTuple):
     born: int
 
 
-def _named(run: _Vacuum, head: Head) -> _Named:
+def _read_named(run: _Vacuum, head: Head) -> _Named:
     history, floor = run.history, run.floor
     start = min(head.floor, floor)
     if history.base_of(start) is None or not history.commits.has(start + 1, floor):
@@ -302,7 +302,7 @@ def _named(run: _Vacuum, head: Head) -> _Named:
     return _Named(kept, near, born)
 
 
-def _named_between(run: _Vacuum, before: Head, after: Head) -> set[str]:
+def _read_named_between(run: _Vacuum, before: Head, after: Head) -> set[str]:
     names: set[str] = set()
     last = before
     for last, commit in run.history.walk(before, after.version):  # noqa: B007
@@ -321,7 +321,7 @@ def _check_same(run: _Vacuum, walked: Head, expected: Head) -> None:
         )
 
 
-def _old_log(run: _Vacuum, head: Head) -> list[list[Victim]]:
+def _choose_of_log(run: _Vacuum, head: Head) -> list[list[Victim]]:
     """Choose heads of checkpoints, their tables (later, as a reader that lists a head must find them) and commits."""
     history = run.history
     newest = [version for version, _ in zip(history.sound_below(head.version), range(2), strict=False)]

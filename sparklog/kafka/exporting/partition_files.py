@@ -100,9 +100,9 @@ class PartitionFiles:
             self.segments += 1
             self.nbytes += file.size
         if not active:
-            self._empty(log_end)
+            self._write_empty(log_end)
         if min(self._bases) > plan.log_start:
-            self._empty(plan.log_start)
+            self._write_empty(plan.log_start)
             path = os.path.join(self.target.location, self.folder, f"{plan.log_start:020d}.log")
             os.utime(path, (BEFORE_ALL_TIMES, BEFORE_ALL_TIMES))
         if not plan.cut and log_end > plan.log_start:
@@ -144,7 +144,7 @@ class PartitionFiles:
         start = self.plan.log_start
         return start if start < base == self._lowest and last - start <= MAX_RELATIVE_OFFSET else base
 
-    def _empty(self, base: int) -> None:
+    def _write_empty(self, base: int) -> None:
         for suffix in SUFFIXES:
             self.target.create(f"{self.folder}/{base:020d}.{suffix}", b"")
         self._bases.append(base)
@@ -168,7 +168,7 @@ class PartitionFiles:
         if copied is None:
             return
         interval, (batches, nbytes) = self.configs.index_interval_bytes, copied
-        raw = {suffix: self._beside(row, suffix) for suffix in ("index", "timeindex", "txnindex")}
+        raw = {suffix: self._read_beside(row, suffix) for suffix in ("index", "timeindex", "txnindex")}
         if not whole or base != named:
             # Of a part the time index would end with a time that may not be in it; offsets count from the base.
             raw["index"] = raw["timeindex"] = None
@@ -207,7 +207,7 @@ class PartitionFiles:
                 columns.append((kept.position + low, kept.base_offset, kept.last_offset, kept.max_timestamp))
                 crc = crc32c(data, crc)
                 low += len(data)
-                outgoing = self.outgoing(data, kept)
+                outgoing = self.prepare(data, kept)
                 if writer is not None:
                     writer.write(outgoing)
                 elif outgoing is not data:
@@ -228,7 +228,7 @@ class PartitionFiles:
             (IndexedBatches(*(np.concatenate(column) for column in zip(*columns, strict=True))), low) if low else None
         )
 
-    def outgoing(self, data: BytesLike, headers: BatchHeaders) -> BytesLike:
+    def prepare(self, data: BytesLike, headers: BatchHeaders) -> BytesLike:
         """Return the bytes to export of these batches; note their leader epochs. A bytearray is changed in place."""
         high = headers.leader_epoch > 0
         if not self.keep_epochs and high.any():
@@ -240,7 +240,7 @@ class PartitionFiles:
         self._epochs += zip(headers.base_offset[changes].tolist(), epochs, strict=True)
         return data
 
-    def _beside(self, row: PlannedSlice, suffix: str) -> bytes | None:
+    def _read_beside(self, row: PlannedSlice, suffix: str) -> bytes | None:
         try:
             return self.source.get(f"{row.file.removesuffix('log')}{suffix}")
         except NotFound:
@@ -262,7 +262,7 @@ class _OutgoingWriter(SegmentWriter):
         super().begin(self.files.base_for(base, next(ends, base) - 1), keyed)
 
     def append(self, data: BytesLike, headers: BatchHeaders, **facts: int) -> None:
-        super().append(self.files.outgoing(data, headers), headers, **facts)
+        super().append(self.files.prepare(data, headers), headers, **facts)
 
 
 def leader_epochs(noted: Iterable[tuple[int, int]], log_start: int) -> list[LeaderEpoch]:

@@ -160,13 +160,13 @@ def export_topics(
             f"{without_settings(os.fspath(path))} is a bucket, and an export goes to a disk, where it appears whole: "
             "give a path and copy that, as with `aws s3 sync`"
         )
-    directory = _checked_directory(root, local_path(path))
+    directory = _check_directory(root, local_path(path))
     offsets: list[GroupOffsets] | None = None
     if options.groups is not None:
         # Before the snapshots: an offset that is committed later could be beyond the end of the export.
         ids = {name: root.topic(name).log.head(refresh=False).topic_id for name in topics}
         offsets = committed_offsets(root, options.groups, ids)
-    snapshots = _snapshots(root, topics, options.version, options.time_ms)
+    snapshots = _read_snapshots(root, topics, options.version, options.time_ms)
     plans = [plan_export(shot, options.partitions, *_range(root, shot, options)) for shot in snapshots]
     stage = _Stage(directory, root.env, options.durable)
     try:
@@ -216,7 +216,7 @@ def _topic_ids(given: str | Mapping[str, str] | None, topics: Sequence[str], gro
     return given or {}
 
 
-def _checked_directory(root: Root, path: str) -> str:
+def _check_directory(root: Root, path: str) -> str:
     """Return the real path. `BadRequest` for a file, or within or around the root; `Conflict` if not empty."""
     real = os.path.realpath(path)
     store = root.store
@@ -235,7 +235,7 @@ def _not_empty(path: str) -> Conflict:
     return Conflict(f"{path} is not empty: an export goes to a directory of its own; choose another or empty it")
 
 
-def _snapshots(root: Root, topics: Sequence[str], version: int | None, time_ms: int | None) -> list[Snapshot]:
+def _read_snapshots(root: Root, topics: Sequence[str], version: int | None, time_ms: int | None) -> list[Snapshot]:
     """Return snapshots that end, in all topics, before a transaction that is hidden in one: none goes out in part."""
     if version is None and time_ms is None:
         raw = {name: root.topic(name).snapshot() for name in topics}
@@ -243,14 +243,14 @@ def _snapshots(root: Root, topics: Sequence[str], version: int | None, time_ms: 
         for name in gone:
             raise no_topic(name, root.location)
     else:
-        shown = {name: _older(root, name, version, time_ms) for name in topics}
+        shown = {name: _read_older(root, name, version, time_ms) for name in topics}
     # Transactions of Kafka's producers may stay open: a broker knows what to do with them.
     native = {name: replace(shot, head=replace(shot.head, kafka_open=())) for name, shot in shown.items()}
     held = [held_back(native[name], ends) for name, ends in whole_ends(native).items()]
     return [replace(shot, head=replace(shot.head, kafka_open=shown[shot.topic].head.kafka_open)) for shot in held]
 
 
-def _older(root: Root, name: str, version: int | None, time_ms: int | None) -> Snapshot:
+def _read_older(root: Root, name: str, version: int | None, time_ms: int | None) -> Snapshot:
     check_topic_name(name)
     history = History(root.store, name, root.env)
     if not len(history.commits):

@@ -32,7 +32,6 @@ import numpy as np
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.format import control
-from sparklog.format.batch_scan import Window
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.format.coordinators.coordinator_records import (
     GroupKey,
@@ -47,6 +46,7 @@ from sparklog.format.coordinators.coordinator_records import (
     decode_transaction_key,
     decode_transaction_value,
 )
+from sparklog.format.window import Window
 from sparklog.groups.group import DEAD, GroupDescription
 from sparklog.groups.lag import Lag
 from sparklog.kafka.importing.partition import CoordinatorEntry
@@ -428,12 +428,12 @@ class KafkaGroups:
             for (topic, partition), value in sorted(group.offsets.items()):
                 limits, offset = bounds.get(topic, {}).get(partition), value.offset
                 if limits is not None:
-                    waited = self._waited(topic, partition, offset, limits) if seconds else None
+                    waited = self._read_waiting_time(topic, partition, offset, limits) if seconds else None
                     start, end = limits.log_start, limits.log_end
                     rows.append(Lag(group.id, topic, partition, offset, start, end, end - offset, waited, None))
         return rows
 
-    def _waited(self, topic: str, partition: int, offset: int, limits: Bounds) -> float | None:
+    def _read_waiting_time(self, topic: str, partition: int, offset: int, limits: Bounds) -> float | None:
         """Return the seconds since the first record from `offset` on was written; 0 without such a record.
 
         None if it has no time, or is damaged; the error goes into `failures`.

@@ -282,13 +282,13 @@ class _Copies:
         if copy.last or copy.since is not None:
             copy.path = append_path(target.read_version, target.env.new_id())
             try:
-                return self._copied(copy, name)
+                return self._copy_to(copy, name)
             except OldMessages:
                 pass
         copy.path = sealed_path(self._partition, target.read_version, self._run, copy.begin)
-        return self._copied(copy, name)
+        return self._copy_to(copy, name)
 
-    def _copied(self, copy: SegmentCopy, name: SegmentName) -> CopiedSegment:
+    def _copy_to(self, copy: SegmentCopy, name: SegmentName) -> CopiedSegment:
         target = self._target
         try:
             with SegmentFile(name.path) as file:

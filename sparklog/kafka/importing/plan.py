@@ -118,7 +118,7 @@ def _check_topic(root: Root, source: TopicSource, head: Head, before: Sequence[I
     written = [partition for partition, end in enumerate(head.log_end.tolist()) if end != before[partition].end]
     if not written:
         return False
-    ends = (_bounds(part, settled_segments(part.folder, env=root.env))[1] for part in source.partitions)
+    ends = (_read_bounds(part, settled_segments(part.folder, env=root.env))[1] for part in source.partitions)
     if last and all(end <= taken.end for end, taken in zip(ends, before, strict=True)):
         return True
     raise Conflict(
@@ -128,7 +128,7 @@ def _check_topic(root: Root, source: TopicSource, head: Head, before: Sequence[I
     )
 
 
-def _bounds(part: PartitionSource, names: Sequence[SegmentName]) -> tuple[int, int]:
+def _read_bounds(part: PartitionSource, names: Sequence[SegmentName]) -> tuple[int, int]:
     """Return log start and log end, the latter by a walk over the last segment."""
     log_start = max(names[0].base if names else 0, part.log_start or 0)
     return log_start, max(log_start, next_offset_of(names[-1]) if names else 0)
@@ -141,7 +141,7 @@ def _check_goes_on(source: TopicSource, part: PartitionSource, taken: ImportedEn
     where = f"{source.name}-{part.number}"
     names = settled_segments(part.folder, env=env)
     try:
-        log_start, log_end = _bounds(part, names)
+        log_start, log_end = _read_bounds(part, names)
         # If damage is skipped, the log may go on after its apparent end.
         if log_end < taken.end and policy != SKIP:
             raise Conflict(
@@ -150,7 +150,7 @@ def _check_goes_on(source: TopicSource, part: PartitionSource, taken: ImportedEn
             )
         if taken.last < 0 or (taken.last < log_start and source.topic_id):
             return
-        last_batch = _batch_at(names, taken.last) if taken.last >= log_start else None
+        last_batch = _read_batch_at(names, taken.last) if taken.last >= log_start else None
     except FileNotFoundError:
         last_batch = None
     if last_batch == (taken.crc, taken.epoch):
@@ -177,7 +177,7 @@ class ExpectedSize(NamedTuple):
 
 def expected_size(part: PartitionSource, before: ImportedPart, env: Env) -> ExpectedSize:
     names = settled_segments(part.folder, env=env)
-    log_start, log_end = _bounds(part, names)
+    log_start, log_end = _read_bounds(part, names)
     nbytes = 0
     for name, after in zip(names, [*names[1:], None], strict=True):
         if log_end > before.end and (after is None or after.base > max(log_start, before.end)):
@@ -186,7 +186,7 @@ def expected_size(part: PartitionSource, before: ImportedPart, env: Env) -> Expe
     return ExpectedSize(log_start, max(log_end, before.end), nbytes)
 
 
-def _batch_at(names: Sequence[SegmentName], last: int) -> tuple[int, int] | None:
+def _read_batch_at(names: Sequence[SegmentName], last: int) -> tuple[int, int] | None:
     """Return checksum and leader epoch of the batch that ends with offset `last`; None without such a batch."""
     name = next((name for name in reversed(names) if name.base <= last), None)
     if name is None:
@@ -241,11 +241,11 @@ def topic_sources(path: FilePath, topics: Sequence[str] | None) -> list[TopicSou
             for key in sorted(folders)
             if key[0] == name
         )
-        sources.append(TopicSource(name, _checked_id(path, name, partitions), partitions))
+        sources.append(TopicSource(name, _read_id(path, name, partitions), partitions))
     return sources
 
 
-def _checked_id(path: FilePath, name: str, partitions: Sequence[PartitionSource]) -> str:
+def _read_id(path: FilePath, name: str, partitions: Sequence[PartitionSource]) -> str:
     """Return the topic's id. `BadRequest` for missing partitions, or such of several topics."""
     numbers = [part.number for part in partitions]
     missing = next((expected for expected, number in enumerate(numbers) if expected != number), None)

@@ -35,11 +35,12 @@ import numpy.typing as npt
 from sparklog.errors import Conflict, Corrupt
 from sparklog.format import transaction_index
 from sparklog.format.append_file import WrittenSlice, build_index, encode_footer
-from sparklog.format.batch_scan import Window, scan_headers
+from sparklog.format.batch_scan import scan_headers
 from sparklog.format.control import end_txn_marker
 from sparklog.format.record_batch import NO_PRODUCER_ID
 from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
 from sparklog.format.transaction_index import AbortedTransactions
+from sparklog.format.window import Window
 from sparklog.kafka.in_place.segment_file import SegmentFile, seek
 from sparklog.kafka.in_place.segment_recovery import SKIP, TRUNCATE, Damage, sound_windows
 from sparklog.kafka.in_place.transaction_state import ANYBODY, TransactionEvents, TransactionState, lost_markers
@@ -237,7 +238,7 @@ def copy_segment(
     windows = _windows(file, copy)
     windows = windows if copy.since is None else _since(windows, copy.since, file)
     if copy.policy == SKIP:
-        windows = _ended(_decodable(windows, copy), copy, copied, file)
+        windows = _with_markers(_decodable(windows, copy), copy, copied, file)
     try:
         for window in windows:
             if not is_sealed(copy.path) and window.headers.is_legacy.any():
@@ -286,7 +287,9 @@ def _part(window: Window, rows: slice) -> Window:
     return replace(window, data=window.data[first:end], start=window.start + first, headers=shifted)
 
 
-def _ended(windows: Iterator[Window], copy: SegmentCopy, copied: CopiedSegment, file: SegmentFile) -> Iterator[Window]:
+def _with_markers(
+    windows: Iterator[Window], copy: SegmentCopy, copied: CopiedSegment, file: SegmentFile
+) -> Iterator[Window]:
     """Yield the windows, and markers at the gaps between them. `copied` has the windows yielded so far."""
     noted = 0
     for window in chain(windows, [None]):

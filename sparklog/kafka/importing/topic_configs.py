@@ -21,8 +21,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sparklog.errors import BadRequest, Corrupt
-from sparklog.format.batch_scan import Window
 from sparklog.format.coordinators.message_schema import Field, Struct, decode, uvarints
+from sparklog.format.window import Window
 from sparklog.kafka.importing.coordinators import LogDir, LogReading
 from sparklog.kafka.in_place import directory
 from sparklog.kafka.in_place.directory import CLUSTER_METADATA, SegmentName, settled_segments

@@ -189,10 +189,10 @@ def settled_segments(folder: FilePath, *, env: Env = SYSTEM) -> tuple[SegmentNam
     `NotFound` if the folder is gone, `Unavailable` if it never holds still.
     """
     for tries_left in reversed(range(SETTLE_TRIES)):
-        listing = _agreed(folder)
+        listing = _list_twice(folder)
         if listing is not None and not listing.swapping:
             return listing.segments
-        if listing is not None and (not tries_left or _abandoned(folder, env)):
+        if listing is not None and (not tries_left or _is_abandoned(folder, env)):
             # If a file is gone, a broker is at work after all.
             with suppress(FileNotFoundError):
                 names = after_start_up(listing.segments, listing.swaps, listing.lowest_cleaned, next_offset_of)
@@ -203,7 +203,7 @@ def settled_segments(folder: FilePath, *, env: Env = SYSTEM) -> tuple[SegmentNam
 
 def settled_now(folder: FilePath) -> tuple[SegmentName, ...] | None:
     """As `settled_segments`, without waiting: None if no listing counts at this moment."""
-    listing = _agreed(folder)
+    listing = _list_twice(folder)
     return None if listing is None or listing.swapping else listing.segments
 
 
@@ -217,12 +217,12 @@ def never_there(error: FileNotFoundError) -> Unavailable:
     return Unavailable(f"expected to open {path}, which its folder lists, found it gone each time: try again")
 
 
-def _agreed(folder: FilePath) -> _FolderListing | None:
+def _list_twice(folder: FilePath) -> _FolderListing | None:
     before = _listing(folder)
     return before if before == _listing(folder) else None
 
 
-def _abandoned(folder: FilePath, env: Env) -> bool:
+def _is_abandoned(folder: FilePath, env: Env) -> bool:
     if not folder.is_local:
         return True  # No broker works in a bucket.
     try:

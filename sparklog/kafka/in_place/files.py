@@ -1,7 +1,7 @@
 """The files of Kafka's directories, on a disk and in buckets: the calls that Kafka's files are listed and read with.
 
-On a disk each method is the system call of its name, and a file that is open stays readable after a broker has deleted
-it. In a bucket: `sparklog.kafka.in_place.store_files`.
+Two classes answer them: a `LocalPath`, of which each method is the system call of its name, and a `StorePath`. On a
+disk a file that is open stays readable after a broker has deleted it.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
+from typing import ClassVar, TypeAlias, TypeVar
 
-from sparklog.kafka.in_place.store_files import StoreFile, StoreFiles, StorePath, StoreStat
+from sparklog.kafka.in_place.store_files import StoreFiles, StorePath
 from sparklog.storage import Store, local_path, open_store
 from sparklog.storage.locations import is_url, normal_location, split
 from sparklog.storage.store import is_part
@@ -21,52 +21,9 @@ R = TypeVar("R")
 DELETED = ".deleted"
 
 
-FileStat: TypeAlias = "os.stat_result | StoreStat"
-OpenFile: TypeAlias = "LocalFile | StoreFile"
-
-
-class FilePath(Protocol):
-    """A file or folder by its absolute path or its key in a store. Picklable; `str` gives it for messages."""
-
-    is_local: ClassVar[bool]
-
-    def __lt__(self, other: Any, /) -> bool: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def parent(self) -> FilePath: ...
-    @property
-    def real(self) -> FilePath:
-        """The path without symbolic links."""
-
-    def child(self, name: str) -> FilePath: ...
-    def names(self) -> Iterator[str]:
-        """Yield the names of what is in the folder. `FileNotFoundError` if there is no such folder."""
-
-    def stat(self) -> FileStat: ...
-    def exists(self) -> bool: ...
-    def is_file(self) -> bool: ...
-    def is_folder(self) -> bool: ...
-    def data(self) -> bytes | None:
-        """Read the file whole; None if there is none."""
-
-    def open(self) -> OpenFile: ...
-    def renew(self) -> None:
-        """List a bucket's folder again: one listing counts until then. A disk is looked at each time."""
-
-    def look_at_each(self, look: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-        """Yield the answers of `look`, which reads files of this folder, in order; from a bucket several at once."""
-
-    def as_object(self) -> tuple[Store, str]:
-        """Return the store that the file is an object of, and its key in it."""
-
-
-AnyPath: TypeAlias = "str | os.PathLike[str] | FilePath"
-
-
 @dataclass(frozen=True, slots=True, order=True)
 class LocalPath:
-    """A file or folder on a disk."""
+    """A file or folder on a disk, by its absolute path."""
 
     is_local: ClassVar[bool] = True
     path: str
@@ -84,12 +41,14 @@ class LocalPath:
 
     @property
     def real(self) -> LocalPath:
+        """The path without symbolic links."""
         return LocalPath(os.path.realpath(self.path))
 
     def child(self, name: str) -> LocalPath:
         return LocalPath(os.path.join(self.path, name))
 
     def names(self) -> Iterator[str]:
+        """Yield the names of what is in the folder. `FileNotFoundError` if there is no such folder."""
         with os.scandir(self.path) as entries:
             for entry in entries:
                 yield entry.name
@@ -107,6 +66,7 @@ class LocalPath:
         return os.path.isdir(self.path)
 
     def data(self) -> bytes | None:
+        """Read the file whole; None if there is none."""
         try:
             with open(self.path, "rb") as source:
                 return source.read()
@@ -117,12 +77,14 @@ class LocalPath:
         return LocalFile(self)
 
     def renew(self) -> None:
-        """Do nothing."""
+        """Look again: one listing of a bucket counts until then. A disk is looked at each time."""
 
     def look_at_each(self, look: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+        """Yield the answers of `look`, which reads files of this folder, in order; from a bucket several at once."""
         return map(look, items)
 
     def as_object(self) -> tuple[Store, str]:
+        """Return the store that the file is an object of, and its key in it."""
         return open_store(os.path.dirname(self.path)), self.name
 
 
@@ -150,10 +112,15 @@ class LocalFile:
         return data
 
     def replaced(self) -> bool:
-        return False  # The open file is still the one that was opened.
+        """Return True if what was read may be of two files: on a disk an open file stays the one that was opened."""
+        return False
 
     def close(self) -> None:
         os.close(self._descriptor)
+
+
+FilePath: TypeAlias = LocalPath | StorePath
+AnyPath: TypeAlias = "str | os.PathLike[str] | FilePath"
 
 
 def file_path(path: AnyPath) -> FilePath:

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sparklog.errors import Corrupt
-from sparklog.format.batch_scan import Window
 from sparklog.format.record_batch import HEADER_BYTES
 from sparklog.format.transaction_index import AbortedTransactions, concatenate
+from sparklog.format.window import Window
 from sparklog.kafka.in_place.directory import (
     SegmentName,
     gone_folder,
@@ -113,11 +113,11 @@ class SegmentState:
         """
         if policy == TRUNCATE:
             self.stop, self.reason = "end", ""
-            for window in sound_windows(file, self.end, self.next_offset, decide=self._unsound, limit=limit):
+            for window in sound_windows(file, self.end, self.next_offset, decide=self._stop_at, limit=limit):
                 self._take(window, file)
         else:
             self._scan_headers(file, last=last)
-            while self._unknown_format(file) or (policy == SKIP and self._resumed(file, last=last, limit=limit)):
+            while self._pass_unknown_format(file) or (policy == SKIP and self._resume(file, last=last, limit=limit)):
                 self._scan_headers(file, last=last)
         self.size, self.modified = file.size, file.modified
         self.closed = not last
@@ -139,11 +139,11 @@ class SegmentState:
                 held = held.select(slice(-1))
             self._take(held, file)
 
-    def _unsound(self, damage: Damage) -> bool:
+    def _stop_at(self, damage: Damage) -> bool:
         self.stop, self.reason = UNSOUND, damage.reason
         return False
 
-    def _unknown_format(self, file: SegmentFile) -> bool:
+    def _pass_unknown_format(self, file: SegmentFile) -> bool:
         """Stopped at a whole batch of an unknown magic? Kafka's recovery keeps it, so the log does not end there."""
         headers = None if self.stop == "end" else file.unknown_format_at(self.end)
         if headers is None:
@@ -154,7 +154,7 @@ class SegmentState:
         self.end += int(headers.size[0])
         return True
 
-    def _resumed(self, file: SegmentFile, *, last: bool, limit: int | None) -> bool:
+    def _resume(self, file: SegmentFile, *, last: bool, limit: int | None) -> bool:
         """Return True if there is a batch after what is none, where the walk stopped. Markers may have been between."""
         if self.stop == "end" or (last and self.stop == "zeros"):
             return False
@@ -324,7 +324,7 @@ class PartitionState:
             last = position == len(self.segments) - 1
             if not state.closed or last or self._replay:
                 self._look_at(position, last=last)
-            if self._truncated(position):
+            if self._truncate_at(position):
                 break
         if self.policy == SKIP and self.segments and self.segments[-1].stray >= 0:
             state = self.segments[-1]
@@ -353,7 +353,7 @@ class PartitionState:
                 self.transactions.apply(state.events.triples, seen)
                 self._aborted = None
 
-    def _truncated(self, position: int) -> bool:
+    def _truncate_at(self, position: int) -> bool:
         """End the log in a segment that damage cuts short, where that is the policy; the next listing looks again."""
         state = self.segments[position]
         if self.policy != TRUNCATE or state.stop == "end":

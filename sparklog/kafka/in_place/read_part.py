@@ -19,9 +19,9 @@ import pyarrow as pa
 
 from sparklog.errors import Corrupt, NotFound
 from sparklog.format.arrow_numpy import fixed_array, repeated_text
-from sparklog.format.batch_scan import Window
 from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions
+from sparklog.format.window import Window
 from sparklog.kafka.in_place.directory import SegmentName, never_there, settled_segments
 from sparklog.kafka.in_place.files import FilePath
 from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, seek
@@ -99,9 +99,9 @@ class KafkaReadPart:
             if rows == 1:
                 header, end = window.headers.row(0), int(window.headers.next_offset[0])
                 position = window.start + int(window.headers.position[0])
-                self._skipped(window.file, position, header.size, header.base_offset, end, error.message)
+                self._report_skipped(window.file, position, header.size, header.base_offset, end, error.message)
 
-    def _skipped(self, file: str, position: int, nbytes: int, start: int, end: int | None, reason: str) -> None:
+    def _report_skipped(self, file: str, position: int, nbytes: int, start: int, end: int | None, reason: str) -> None:
         mine = self.range
         first, last = max(start, mine.start), mine.end if end is None else min(end, mine.end)
         if first < last:
@@ -182,7 +182,7 @@ class KafkaReadPart:
             raise Corrupt(f"{message}; {GO_ON}", file=file.path, position=damage.position, offset=offset)
 
         def resumed(damage: Damage, until: int, end: int | None) -> None:
-            self._skipped(file.path, damage.position, until - damage.position, damage.offset, end, damage.reason)
+            self._report_skipped(file.path, damage.position, until - damage.position, damage.offset, end, damage.reason)
             if end is None:
                 end = self.range.end if name == walk.names[-1] else position
             walk.passed = max(walk.passed, end)

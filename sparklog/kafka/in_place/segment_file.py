@@ -13,7 +13,7 @@ from types import TracebackType
 
 from sparklog.errors import Corrupt
 from sparklog.format import transaction_index
-from sparklog.format.batch_scan import Window, begins_with_header, least_size, scan_headers, single_header
+from sparklog.format.batch_scan import begins_with_header, least_size, scan_headers, single_header
 from sparklog.format.record_batch import (
     CRC_START,
     HEADER_BYTES,
@@ -24,6 +24,7 @@ from sparklog.format.record_batch import (
 )
 from sparklog.format.segment_indexes import OffsetIndex
 from sparklog.format.transaction_index import AbortedTransactions
+from sparklog.format.window import Window
 from sparklog.kafka.in_place.files import DELETED, FilePath
 
 SWAP = ".swap"

@@ -34,7 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparklog.errors import BadRequest
-from sparklog.format.batch_scan import MAX_OFFSET, Window, beyond_offsets, crc_failures, crc_message
+from sparklog.format.batch_scan import MAX_OFFSET, beyond_offsets, crc_failures, crc_message
 from sparklog.format.record_batch import (
     CODECS,
     CRC_START,
@@ -45,6 +45,7 @@ from sparklog.format.record_batch import (
     MAGIC_POSITION,
     BatchHeaders,
 )
+from sparklog.format.window import Window
 from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile
 
 CorruptRecords = Literal["fail", "skip", "truncate"]

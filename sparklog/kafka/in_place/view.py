@@ -23,8 +23,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, nearest
-from sparklog.format.batch_scan import Window
 from sparklog.format.checkpoint_files import CLEANER_OFFSETS_FILE, HIGH_WATERMARKS_FILE, LOG_STARTS_FILE, TopicPartition
+from sparklog.format.window import Window
 from sparklog.kafka.in_place import directory
 from sparklog.kafka.in_place.files import AnyPath, FilePath, file_path
 from sparklog.kafka.in_place.partition_state import PartitionState, SegmentState

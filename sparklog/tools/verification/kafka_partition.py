@@ -24,13 +24,13 @@ from crc32c import crc32c
 
 from sparklog.errors import Corrupt, SparklogError
 from sparklog.format import checkpoint_files, transaction_index
-from sparklog.format.batch_scan import Window
 from sparklog.format.checkpoint_files import LeaderEpoch
 from sparklog.format.checksums import SUFFIXES
 from sparklog.format.control import ABORT
 from sparklog.format.coordinators.producer_snapshot import parse_snapshot
 from sparklog.format.decode import RecordColumns
 from sparklog.format.record_batch import CRC_START, MAGIC, NO_LEADER_EPOCH
+from sparklog.format.window import Window
 from sparklog.kafka.in_place.directory import SegmentName, settled_segments
 from sparklog.kafka.in_place.files import FilePath, relative
 from sparklog.kafka.in_place.segment_file import SWAP, SegmentFile, aborted_by_index, companion

@@ -15,9 +15,10 @@ from crc32c import crc32c
 
 from sparklog.errors import Corrupt
 from sparklog.format.arrow_numpy import valid_rows
-from sparklog.format.batch_scan import Window, check_headers, crc_failures, crc_message, scan_headers
+from sparklog.format.batch_scan import check_headers, crc_failures, crc_message, scan_headers
 from sparklog.format.key_filter import KeyFilter
 from sparklog.format.record_batch import CRC_START, NO_PRODUCER_ID
+from sparklog.format.window import Window
 from sparklog.log.read.fetch import SPAN_BYTES
 from sparklog.log.state.slices import SliceFlag
 from sparklog.maintenance.work_items import Progress

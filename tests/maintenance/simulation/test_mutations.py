@@ -30,18 +30,17 @@ SEEDS = 200
 
 def vacuum_forgets_later_commits(patch: Patch) -> None:
     """Only what the state at the floor names is kept, not what commits after it name."""
-    real = vacuum._named
+    real = vacuum._read_named
 
-    def at_the_floor(run: Any, head: Head) -> tuple[set[str], set[str], int]:
-        _, known, born = real(run, head)
-        return run.history.at(run.floor).slices.paths(), known, born
+    def at_the_floor(run: Any, head: Head) -> Any:
+        return real(run, head)._replace(kept=run.history.at(run.floor).slices.paths())
 
-    patch.setattr(vacuum, "_named", at_the_floor)
+    patch.setattr(vacuum, "_read_named", at_the_floor)
 
 
 def vacuum_forgets_commits_made_meanwhile(patch: Patch) -> None:
     """What is committed between the listing and the floor's commit is not kept."""
-    patch.setattr(vacuum, "_named_between", lambda run, before, after: set())
+    patch.setattr(vacuum, "_read_named_between", lambda run, before, after: set())
 
 
 def floor_is_not_committed(patch: Patch) -> None:
