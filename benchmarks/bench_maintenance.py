@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from sparklog.compaction.clean_plan import plan_cleaning
 from sparklog.compaction.merge_plan import plan_merges
-from sparklog.compaction.sealing import plan_sealing
+from sparklog.compaction.seal_plan import plan_sealing
 from sparklog.format.kernels.warm import warm_up
 from sparklog.format.record_batch import Codec
 from sparklog.log.state.rewrites import RewriteIntent

@@ -14,9 +14,10 @@ import pyarrow as pa
 import pytest
 
 from sparklog.compaction import cleaner
-from sparklog.compaction.clean_plan import CleanDone, CleanWork, plan_cleaning
+from sparklog.compaction.clean_plan import plan_cleaning
+from sparklog.compaction.clean_work import CleanDone, CleanWork
 from sparklog.compaction.run import CompactOptions, compact_topic
-from sparklog.compaction.sealing import plan_sealing
+from sparklog.compaction.seal_plan import plan_sealing
 from sparklog.errors import Conflict, Corrupt
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.key_hash import HashKey

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparklog.compaction.clean_plan import CleanDone, plan_cleaning
+from sparklog.compaction.clean_plan import plan_cleaning
+from sparklog.compaction.clean_work import CleanDone
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.decode import decode
 from sparklog.format.record_batch import BatchHeaders

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from sparklog.compaction.clean_plan import CleanDone
+from sparklog.compaction.clean_work import CleanDone
 from sparklog.compaction.run import TRIES, CompactOptions, Plans, compact_root, compact_topic
 from sparklog.errors import Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable
 from sparklog.log.journal.names import commit_key, file_key, sealed_path

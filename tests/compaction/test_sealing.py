@@ -18,8 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatch as PyBatch
 
-from sparklog.compaction import sealing
-from sparklog.compaction.sealing import SealWork, plan_sealing
+from sparklog.compaction import seal_plan, seal_work
+from sparklog.compaction.seal_plan import plan_sealing
+from sparklog.compaction.seal_work import SealWork
 from sparklog.errors import Conflict, Corrupt, SparklogError
 from sparklog.format import transaction_index
 from sparklog.format.append_file import WrittenSlice
@@ -242,7 +243,7 @@ def test_a_slice_larger_than_a_segment_is_cut_between_batches(
 
 
 def test_small_and_large_slices_keep_their_order(memory: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealing, "HELD_BYTES", 8000)
+    monkeypatch.setattr(seal_work, "HELD_BYTES", 8000)
     topic = memory.topic(1, {"segment.bytes": 100_000})
     for i, n in enumerate((3, 100, 3, 3, 100, 100, 3)):
         topic.append(random_rows(n, first=i * 100, seed=i), options=small(batch_bytes=900))
@@ -625,8 +626,8 @@ def test_work_is_packed_up_to_a_size(memory: CountedRoot, monkeypatch: pytest.Mo
     topic = memory.topic(6, {"segment.bytes": 500})
     appended(topic, 6, 60)
     before = [scanned(topic, partition) for partition in range(6)]
-    monkeypatch.setattr(sealing, "WORK_BYTES", 4000)
-    monkeypatch.setattr(sealing, "WORK_PARTITIONS", 2)
+    monkeypatch.setattr(seal_plan, "WORK_BYTES", 4000)
+    monkeypatch.setattr(seal_plan, "WORK_PARTITIONS", 2)
     works = plan(memory, topic, roll=True)
     assert len(works) > 5
     assert all(work.nbytes <= 4000 and len(work.partitions) <= 2 for work in works)
@@ -642,13 +643,13 @@ def test_work_holds_so_many_partitions_segments_and_slices(
     topic = memory.topic(5)
     partition = pa.array(range(5), pa.int32())
     topic.append(random_rows(5).append_column("partition", partition), options=small())
-    monkeypatch.setattr(sealing, "WORK_PARTITIONS", 2)
+    monkeypatch.setattr(seal_plan, "WORK_PARTITIONS", 2)
     assert [work.partitions for work in plan(memory, topic, roll=True)] == [(0, 1), (2, 3), (4,)]
-    monkeypatch.setattr(sealing, "WORK_PARTITIONS", 100)
-    monkeypatch.setattr(sealing, "WORK_SEGMENTS", 3)
+    monkeypatch.setattr(seal_plan, "WORK_PARTITIONS", 100)
+    monkeypatch.setattr(seal_plan, "WORK_SEGMENTS", 3)
     assert [work.partitions for work in plan(memory, topic, roll=True)] == [(0, 1, 2), (3, 4)]
     topic.append(random_rows(5).append_column("partition", partition), options=small())
-    monkeypatch.setattr(sealing, "WORK_SLICES", 5)
+    monkeypatch.setattr(seal_plan, "WORK_SLICES", 5)
     assert [work.partitions for work in plan(memory, topic, roll=True)] == [(0, 1), (2, 3), (4,)]
 
 
@@ -674,7 +675,7 @@ def test_work_runs_in_another_process(tmp_path: Path) -> None:
 
 
 def test_an_error_leaves_no_half_written_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealing, "HELD_BYTES", 100)
+    monkeypatch.setattr(seal_work, "HELD_BYTES", 100)
     place = CountedRoot("local", tmp_path)
     topic = place.topic(1)
     appended(topic, 2)
@@ -694,7 +695,7 @@ def test_an_error_leaves_no_half_written_segment(tmp_path: Path, monkeypatch: py
 
 
 def test_planning_is_light() -> None:
-    assert not loaded_by("sparklog.compaction.sealing")["sparklog.compaction.sealing"] & set(HEAVY)
+    assert not loaded_by("sparklog.compaction.seal_plan")["sparklog.compaction.seal_plan"] & set(HEAVY)
 
 
 @dataclass(frozen=True)

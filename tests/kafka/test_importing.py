@@ -19,6 +19,7 @@ from sparklog.kafka.importing import run as importing
 from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView, is_internal
 from sparklog.kafka.in_place.directory import SegmentName
+from sparklog.kafka.in_place.files import file_path
 from sparklog.log.read import fetch
 from sparklog.log.state.commit import IMPORT
 from sparklog.log.state.commit_intents import Draft, ImportedPartition, ImportIntent
@@ -578,10 +579,10 @@ def test_a_segment_that_goes_while_it_is_imported_is_said(
     root: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_partition(tmp_path, "t-0", {0: FIRST})
-    gone = SegmentName(3, str(segment(folder, 3)), 1)
+    gone = SegmentName(3, file_path(segment(folder, 3)), 1)
     monkeypatch.setattr(
         "sparklog.kafka.importing.partition.settled_segments",
-        lambda folder, env: (SegmentName(0, str(segment(tmp_path / "t-0", 0)), 1), gone),
+        lambda folder, env: (SegmentName(0, file_path(segment(tmp_path / "t-0", 0)), 1), gone),
     )
     with pytest.raises(Unavailable, match=r"00000000000000000003\.log is gone: .* stop the broker"):
         import_log_dir(root, tmp_path)

@@ -12,6 +12,7 @@ from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.errors import Corrupt
 from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView
+from sparklog.kafka.in_place.files import file_path
 from sparklog.kafka.in_place.segment_file import SegmentFile, seek
 from sparklog.kafka.in_place.segment_recovery import Skipped
 from sparklog.log.read import fetch
@@ -90,7 +91,7 @@ def test_an_index_leads_into_a_segment_of_old_messages(fixtures: Path) -> None:
     folder = fixtures / "legacy/builder-v1/data/built-0"
     used = 0
     for log in sorted(folder.glob("*.log")):
-        with SegmentFile(str(log)) as file:
+        with SegmentFile(file_path(log)) as file:
             used += seek(file, int(log.stem), 10**6) > 0
     assert used
 

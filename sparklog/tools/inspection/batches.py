@@ -11,7 +11,6 @@ counted over a whole partition, and of the largest keys their bytes.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -29,7 +28,7 @@ from sparklog.format.payloads import RecordFields, payloads, record_fields
 from sparklog.format.record_batch import CODECS, HEADER_BYTES, BatchHeaders, BytesLike, Int64Array
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.kafka.in_place.directory import split_folder_name
-from sparklog.kafka.in_place.files import FilePath, as_object, file_path, is_file, name_of, parent
+from sparklog.kafka.in_place.files import AnyPath, file_path
 from sparklog.kafka.in_place.partition_state import PartitionState, SegmentState
 from sparklog.log.journal.names import file_key, is_sealed
 from sparklog.log.read.aborted import aborted_ranges
@@ -83,8 +82,8 @@ def of_kafka(topic: str, partition: int, state: PartitionState, bounds: Bounds) 
 
 
 def _segment(state: SegmentState) -> Run:
-    store, key = as_object(state.name.path)
-    return Run(store, key, name_of(state.name.path), SEGMENT, 0, state.end, state.name.base, file_size=state.size)
+    store, key = state.name.path.as_object()
+    return Run(store, key, state.name.path.name, SEGMENT, 0, state.end, state.name.base, file_size=state.size)
 
 
 def of_root(snapshot: Snapshot, partition: int, bounds: Bounds) -> PartitionLog:
@@ -107,18 +106,18 @@ def of_root(snapshot: Snapshot, partition: int, bounds: Bounds) -> PartitionLog:
     return PartitionLog(topic, partition, bounds, tuple(runs), aborted or transaction_index.none(), open_)
 
 
-def of_file(path: FilePath | os.PathLike[str]) -> list[PartitionLog]:
+def of_file(path: AnyPath) -> list[PartitionLog]:
     """Return the partitions in one file: a `.log` of Kafka's or a sealed one, or an append file of any number of them.
 
     A segment's transactions are judged by all of its folder. Offsets in an append file count from 0 within each slice:
     only a commit gives their place in the log. `NotFound` if there is no such file, `BadRequest` for any other file.
     """
     location = file_path(path)
-    folder, name = parent(location), name_of(location)
-    if not is_file(location):
+    folder, name = location.parent, location.name
+    if not location.is_file():
         raise NotFound(f"there is no file {location}: give a .log or .slices file, a topic or a log directory")
     if name.endswith(".slices"):
-        return _append_file(*as_object(location))
+        return _append_file(*location.as_object())
     stem, _, suffix = name.partition(".")
     if not (len(stem) == 20 and stem.isdigit() and suffix == "log"):
         raise BadRequest(f"expected a segment such as 00000000000000000000.log or a .slices file, found {location}")

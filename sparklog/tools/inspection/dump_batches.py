@@ -24,7 +24,6 @@ import numpy as np
 
 from sparklog.errors import Corrupt
 from sparklog.format.batch_scan import MIN_SCAN_BYTES, crc_failures, scan_headers
-from sparklog.format.decode import decode
 from sparklog.format.legacy import old_messages
 from sparklog.format.record_batch import (
     CODECS,
@@ -35,8 +34,8 @@ from sparklog.format.record_batch import (
     BatchHeaders,
     BoolArray,
     Int64Array,
-    Place,
 )
+from sparklog.format.window import Window
 from sparklog.tools.inspection.dump_decoders import Decoders, control_object, control_text, plain
 from sparklog.tools.inspection.dump_source import MAX_INT, DumpFile, Row
 
@@ -72,16 +71,12 @@ class OffsetGaps:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Window:
-    """Bytes of a file from `start`, and the headers of the whole batches in them; positions count from `start`."""
+class DumpWindow(Window):
+    """Batches of a file to dump; `valid`: whose checksums hold."""
 
-    source: DumpFile
-    data: bytes
-    start: int
-    headers: BatchHeaders
-    valid: BoolArray  # whose checksums hold
+    valid: BoolArray
 
-    def rows(self, rows: slice | Int64Array) -> Window:
+    def select(self, rows: slice | Int64Array | BoolArray) -> DumpWindow:
         return replace(self, headers=self.headers[rows], valid=self.valid[rows])
 
 
@@ -128,7 +123,7 @@ class LogWalk:
         self.end = start
         self._contents = contents
 
-    def __iter__(self) -> Iterator[Window]:
+    def __iter__(self) -> Iterator[DumpWindow]:
         """Give windows. `Corrupt` after the last one if what follows is no batch, nor the part of one at the end."""
         for start, data, headers in scan_windows(self.source.read, self.end, self.stop, contents=self._contents):
             self.end = start + headers.end
@@ -137,12 +132,12 @@ class LogWalk:
             elif headers.stop != "partial" and self.stop - start >= MIN_SCAN_BYTES:
                 raise self._corrupt(f"expected a record batch, found none: {headers.reason}", start)
 
-    def _known_codecs(self, data: bytes, start: int, headers: BatchHeaders) -> Iterator[Window]:
+    def _known_codecs(self, data: bytes, start: int, headers: BatchHeaders) -> Iterator[DumpWindow]:
         unknown = np.flatnonzero(headers.codec >= len(CODECS))
-        readable = headers[: int(unknown[0])] if len(unknown) else headers
-        valid = np.ones(len(readable), np.bool_)
-        valid[crc_failures(data, readable)] = False
-        yield Window(self.source, data, start, readable, valid)
+        known = headers[: int(unknown[0])] if len(unknown) else headers
+        valid = np.ones(len(known), np.bool_)
+        valid[crc_failures(data, known)] = False
+        yield DumpWindow(data, start, known, self.source.shown, valid)
         if len(unknown):
             row = int(unknown[0])
             number, position = int(headers.codec[row]), start + int(headers.position[row])
@@ -170,13 +165,13 @@ def log_rows(
         yield Row(text, {"type": "trailing", "position": walk.end, "bytes": left})
 
 
-def pieces(window: Window, records: int = PIECE_RECORDS) -> Iterator[Window]:
+def pieces(window: DumpWindow, records: int = PIECE_RECORDS) -> Iterator[DumpWindow]:
     """Give a window in parts of about so many records: compressed batches may become a thousand times as large."""
     numbers = np.cumsum(window.headers.count.clip(0)) // records
     cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(window.headers)]
     for first, last in pairwise(cuts):
         if first < last:
-            yield window.rows(slice(first, last))
+            yield window.select(slice(first, last))
 
 
 _Records: TypeAlias = Iterable[tuple[Any, ...]]
@@ -184,7 +179,7 @@ _Records: TypeAlias = Iterable[tuple[Any, ...]]
 headers, and its CRC in formats v0 and v1 (None in v2)."""
 
 
-def _deep_rows(window: Window, options: LogOptions, gaps: OffsetGaps) -> Iterator[Row]:
+def _deep_rows(window: DumpWindow, options: LogOptions, gaps: OffsetGaps) -> Iterator[Row]:
     try:
         counts, offsets, records = _decoded(window)
     except Corrupt:
@@ -192,7 +187,7 @@ def _deep_rows(window: Window, options: LogOptions, gaps: OffsetGaps) -> Iterato
             yield from _batch_rows(window, options.json)
             raise
         for row in range(len(window.headers)):
-            yield from _deep_rows(window.rows(slice(row, row + 1)), options, gaps)
+            yield from _deep_rows(window.select(slice(row, row + 1)), options, gaps)
         return
     gaps.add(offsets)
     rows = _record_objects(window, records, options) if options.json else _record_lines(window, records, options)
@@ -202,16 +197,14 @@ def _deep_rows(window: Window, options: LogOptions, gaps: OffsetGaps) -> Iterato
         try:
             yield from islice(rows, count)
         except Corrupt as error:
-            file, place = window.source.shown, window.start + position
+            file, place = window.file, window.start + position
             raise Corrupt(error.message, file=file, position=place, offset=error.offset) from None
 
 
-def _decoded(window: Window) -> tuple[list[int], list[int], _Records]:
+def _decoded(window: DumpWindow) -> tuple[list[int], list[int], _Records]:
     """Return how many records each batch has, their offsets, and the records."""
     headers = window.headers
-    fields = ("key", "value", "headers")
-    place = Place(window.source.shown, window.start)
-    columns = decode(window.data, headers, columns=fields, check_crc=False, place=place)
+    columns = window.decode(("key", "value", "headers"))
     assert columns.key is not None
     assert columns.value is not None
     assert columns.headers is not None
@@ -232,14 +225,14 @@ def _decoded(window: Window) -> tuple[list[int], list[int], _Records]:
     return columns.batch_rows.tolist(), offsets, records
 
 
-def _message_crcs(window: Window, rows: Int64Array) -> list[int | None]:
+def _message_crcs(window: DumpWindow, rows: Int64Array) -> list[int | None]:
     crcs: list[int | None] = []
     for row, (legacy, count) in enumerate(zip(window.headers.is_legacy.tolist(), rows.tolist(), strict=True)):
         crcs += old_messages.message_crcs(window.data, window.headers, row) if legacy else [None] * count
     return crcs
 
 
-def _batch_rows(window: Window, as_json: bool) -> Iterator[Row]:
+def _batch_rows(window: DumpWindow, as_json: bool) -> Iterator[Row]:
     headers = window.headers
     columns: dict[str, list[Any]] = {
         "baseOffset": headers.base_offset.tolist(),
@@ -296,7 +289,7 @@ def _java(value: bool) -> str:
     return "true" if value else "false"
 
 
-def _record_lines(window: Window, records: _Records, options: LogOptions) -> Iterator[Row]:
+def _record_lines(window: DumpWindow, records: _Records, options: LogOptions) -> Iterator[Row]:
     headers = window.headers
     kinds = [TIME_TYPES[kind] for kind in headers.timestamp_type.tolist()]
     is_control = headers.is_control.tolist()
@@ -322,7 +315,7 @@ def _record_lines(window: Window, records: _Records, options: LogOptions) -> Ite
         yield Row(line, {})
 
 
-def _record_objects(window: Window, records: _Records, options: LogOptions) -> Iterator[Row]:
+def _record_objects(window: DumpWindow, records: _Records, options: LogOptions) -> Iterator[Row]:
     headers = window.headers
     kinds = [TIME_TYPES[kind] for kind in headers.timestamp_type.tolist()]
     is_control = headers.is_control.tolist()

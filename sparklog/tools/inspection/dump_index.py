@@ -18,10 +18,9 @@ from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.format import transaction_index
 from sparklog.format.batch_scan import begins_with_header
 from sparklog.format.coordinators.producer_snapshot import parse_snapshot
-from sparklog.format.decode import decode
-from sparklog.format.record_batch import HEADER_BYTES, Int64Array, Place
+from sparklog.format.record_batch import HEADER_BYTES, Int64Array
 from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
-from sparklog.tools.inspection.dump_batches import LogWalk, Window, per_batch
+from sparklog.tools.inspection.dump_batches import DumpWindow, LogWalk, per_batch
 from sparklog.tools.inspection.dump_source import MAX_INT, DumpFile, Row, plain_text
 
 _OFFSET_ENTRY = np.dtype([("relative", ">i4"), ("value", ">i4")])
@@ -332,9 +331,9 @@ class _Log:
         return self._runs[-1], None
 
 
-def _add_latest(latest: dict[int, int], window: Window, rows: Int64Array) -> None:
+def _add_latest(latest: dict[int, int], window: DumpWindow, rows: Int64Array) -> None:
     """Decode many batches at once; those of a window that cannot be decoded are tried one by one when asked for."""
-    chosen = window.rows(rows)
+    chosen = window.select(rows)
     try:
         times = _latest(chosen)
     except (Corrupt, BadRequest):
@@ -342,8 +341,7 @@ def _add_latest(latest: dict[int, int], window: Window, rows: Int64Array) -> Non
     latest.update(zip((chosen.headers.position + window.start).tolist(), times.tolist(), strict=True))
 
 
-def _latest(window: Window) -> Int64Array:
+def _latest(window: DumpWindow) -> Int64Array:
     """Return the greatest timestamp of each batch's records, -1 without records."""
-    place = Place(window.source.shown, window.start)
-    records = decode(window.data, window.headers, columns=(), check_crc=False, place=place)
+    records = window.decode(())
     return per_batch(np.maximum, records.timestamp, records.batch_rows, -1)

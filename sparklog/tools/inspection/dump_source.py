@@ -9,7 +9,7 @@ from typing import Any
 
 from sparklog.errors import BadRequest, NotFound
 from sparklog.format import checkpoint_files
-from sparklog.kafka.in_place.files import as_object, file_path
+from sparklog.kafka.in_place.files import file_path
 from sparklog.storage import Store, local_path, open_store
 from sparklog.storage.locations import is_url, without_settings
 
@@ -100,7 +100,7 @@ def find(paths: Sequence[str], root: str | None = None) -> list[DumpFile]:
             shown = f"{without_settings(root).rstrip('/')}/{key}"
         elif is_url(path):
             place = file_path(path)
-            (store, key), shown = as_object(place), str(place)
+            (store, key), shown = place.as_object(), str(place)
         elif os.path.isdir(path):
             store, key, shown = open_store(path), "", path.rstrip("/") or "/"
         else:

@@ -6,7 +6,6 @@ tables.batches.group_by("codec").aggregate([("size", "sum")])
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -20,7 +19,7 @@ from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.format.append_file import decode_footer
 from sparklog.format.record_batch import BoolArray, Int64Array
 from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
-from sparklog.kafka.in_place.files import FilePath
+from sparklog.kafka.in_place.files import AnyPath
 from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.state.view import LogView
 from sparklog.log.topic.root import RootView
@@ -305,7 +304,7 @@ def inspect_topic(view: LogView, topic: str, partitions: Sequence[int] | None = 
     raise BadRequest(f"expected a sparklog root or a Kafka directory to look into, found {type(view).__name__}")
 
 
-def inspect_file(path: FilePath | os.PathLike[str]) -> Inspected:
+def inspect_file(path: AnyPath) -> Inspected:
     """Inspect one `.log` or `.slices` file: see `runs.of_file`."""
     return _inspected(of_file(path))
 

@@ -19,7 +19,6 @@ from sparklog.groups.group import DEAD
 from sparklog.groups.lag import Groups, Lag, lag
 from sparklog.kafka.importing.coordinators import UNKNOWN, KafkaGroups, has_groups
 from sparklog.kafka.in_place.directory import CONSUMER_OFFSETS, is_internal
-from sparklog.kafka.in_place.files import name_of
 from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.decisions.decision_log import timeout_of
 from sparklog.log.journal.names import is_topic_name
@@ -308,7 +307,7 @@ def _kafka_damage(view: KafkaView, name: str) -> Iterator[Note]:
         damaged = [each for each in state.segments if (each.closed and each.stop != "end") or each.stop == "corrupt"]
         if damaged:
             first = damaged[0]
-            where = f"partition {partition} is damaged in {name_of(first.name.path)} at byte {first.end:,}"
+            where = f"partition {partition} is damaged in {first.name.path.name} at byte {first.end:,}"
             remedy = "`sparklog verify` lists all damage; a replica of the partition, or a backup, has its records"
             yield Note(ATTENTION, name, f"{where}: {first.reason}; {remedy}")
 

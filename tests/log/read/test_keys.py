@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import sparklog
-from sparklog.compaction import cleaner, merge_work, sealing, segment_writer
+from sparklog.compaction import cleaner, merge_work, seal_work, segment_writer
 from sparklog.errors import BadRequest
 from sparklog.log.read.key_set import KeySet
 from sparklog.log.read.topic_scan import Scan, Tail
@@ -24,7 +24,7 @@ ALL_KEYS = [b"k%d" % i for i in range(40)]
 
 @pytest.fixture
 def _small_filters(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (cleaner, merge_work, sealing, segment_writer):
+    for module in (cleaner, merge_work, seal_work, segment_writer):
         monkeypatch.setattr(module, "MIN_SLICE_BYTES", 200)
 
 

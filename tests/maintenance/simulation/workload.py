@@ -14,7 +14,7 @@ import pyarrow as pa
 from sparklog.compaction.clean_plan import plan_cleaning
 from sparklog.compaction.merge_plan import plan_merges
 from sparklog.compaction.run import CompactOptions, Plans, compact_topic
-from sparklog.compaction.sealing import plan_sealing
+from sparklog.compaction.seal_plan import plan_sealing
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.log.journal.clocks import Env
 from sparklog.log.read.topic_scan import Scan, SnapshotView, scan

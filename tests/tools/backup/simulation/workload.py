@@ -15,7 +15,7 @@ from unittest import mock
 from sparklog.compaction.clean_plan import plan_cleaning
 from sparklog.compaction.merge_plan import plan_merges
 from sparklog.compaction.run import CompactOptions, Plans, compact_topic
-from sparklog.compaction.sealing import plan_sealing
+from sparklog.compaction.seal_plan import plan_sealing
 from sparklog.errors import NotFound, SparklogError
 from sparklog.groups.lag import Groups
 from sparklog.log.journal.clocks import Env
