@@ -111,7 +111,7 @@ class GroupProgress:
         """
         moved = {}
         for topic, offsets in at.positions.items():
-            head = self._group.root.topic_handle(topic).log.current().head
+            head = self._group.root.engine.log(topic).current().head
             if head.exists and at.ids.get(topic) == head.topic_id:
                 known = self._known.get((topic, head.topic_id), {})
                 ends = head.log_end.tolist()

@@ -9,7 +9,7 @@ keep the order of the ranges and of their offsets.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -22,6 +22,7 @@ from sparklog.datasource.schema import Projection
 from sparklog.datasource.spark_workers import freeze_gc, user_errors, warn
 from sparklog.errors import NotFound
 from sparklog.log.read.key_set import KeySet
+from sparklog.log.read.record_batches import joined
 from sparklog.log.state.view import LogView, OffsetRange, ReadPart, Stored
 from sparklog.opening import Location, open_view
 
@@ -178,9 +179,6 @@ if TYPE_CHECKING:
 BATCH_BYTES = 4 << 20
 """Batches of 1 to 8 MB pass fastest to the JVM; above 25 MB everything degrades."""
 
-MERGE_BELOW_BYTES = 1 << 20
-MERGE_BATCHES = 4096
-
 
 class LogPartition(InputPartition):  # type: ignore[misc]
     """The parts of one Spark task: `value` is a tuple of `ReadPart`s, which name offsets and no positions.
@@ -210,7 +208,7 @@ class ReadTask:
         parts = () if partition is None else partition.value or ()
         with user_errors():
             records, keys = self._records(parts), self._options.keys
-            for batch in merge_small(records if keys is None else keys.rows(records)):
+            for batch in joined(records if keys is None else keys.rows(records), BATCH_BYTES):
                 shown = self._projection.to_spark(batch)
                 freeze_gc("read")
                 yield shown
@@ -266,25 +264,3 @@ class ReadTask:
         start, end = max(following, limits.log_start), min(planned.end, limits.log_end)
         left = OffsetRange(planned.topic, planned.partition, start, end)
         return view.plan([left], self._options.isolation) if start < end else ()
-
-
-def merge_small(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Join neighbouring small batches: each batch costs the JVM much the same."""
-    import pyarrow as pa
-
-    waiting: list[pa.RecordBatch] = []
-    size = 0
-    for batch in batches:
-        if not batch.num_rows:
-            continue
-        nbytes = batch.nbytes
-        if waiting and (size + nbytes > BATCH_BYTES or len(waiting) >= MERGE_BATCHES):
-            yield pa.concat_batches(waiting)
-            waiting, size = [], 0
-        if nbytes >= MERGE_BELOW_BYTES and not waiting:
-            yield batch
-        else:
-            waiting.append(batch)
-            size += nbytes
-    if waiting:
-        yield pa.concat_batches(waiting)

@@ -197,7 +197,7 @@ def publish(plan: SinkPlan, messages: Sequence[SparklogCommitMessage], key: Writ
     topics = _files_by_topic(messages)
     if key is not None and key.mode == "stream":
         # Machines' clocks differ, and the next run may be on another one.
-        epoch = None if key.epoch is None else max(0, root.by_store_clock(key.epoch))
+        epoch = None if key.epoch is None else max(0, root.engine.by_store_clock(key.epoch))
         key = replace(key, epoch=epoch, replay_mismatch=plan.options.replay_mismatch)
         if _published_otherwise(root, plan, topics, key):
             return
@@ -207,7 +207,7 @@ def publish(plan: SinkPlan, messages: Sequence[SparklogCommitMessage], key: Writ
     for name, written in topics.items():
         if written.files or key is not None:
             target = replace(written.target, looked=looked)
-            root.topic_handle(name).log.commit_append(written.files, target, writer=key)
+            root.engine.log(name).commit_append(written.files, target, writer=key)
 
 
 def _files_by_topic(messages: Iterable[SparklogCommitMessage]) -> dict[str, TopicFiles]:

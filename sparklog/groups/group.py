@@ -78,7 +78,7 @@ class Group:
     def __init__(self, root: Root, group: str) -> None:
         self.root = root
         self.id = check_id(group, "group id")
-        self.log: EntryLog[GroupState] = root.entries(GROUPS, self.id)
+        self.log: EntryLog[GroupState] = root.engine.entries(GROUPS, self.id)
 
     def __repr__(self) -> str:
         return f"Group({self.id!r}, {self.root.location!r})"
@@ -93,7 +93,8 @@ class Group:
             if not unclear:
                 return settled(state, outcomes)
             # Aborted, or recorded here by an entry that a cache hides: pending, until no cache can hide it any more.
-            aborted = {item.number: False for item in unclear if self.root.decisions.log(item.txn).is_over(item.n)}
+            decisions = self.root.engine.decisions
+            aborted = {item.number: False for item in unclear if decisions.log(item.txn).is_over(item.n)}
             newer = self.log.refresh()
             if newer.number == state.number:
                 return settled(state, {**outcomes, **aborted})
@@ -126,9 +127,7 @@ class Group:
 
     def topic_ids(self, topics: Iterable[str], failures: list[SparklogError] | None = None) -> dict[str, str]:
         names = sorted(set(topics))
-        heads = read_each(
-            self.root.store, lambda name: self.root.topic_handle(name).log.refresh().head, names, failures
-        )
+        heads = read_each(self.root.store, lambda name: self.root.engine.log(name).refresh().head, names, failures)
         return {name: head.topic_id for name, head in heads.items() if head.exists}
 
     def _outcomes(self, state: GroupState, *, decide: bool = False) -> tuple[dict[int, bool], list[Pending]]:
@@ -140,7 +139,7 @@ class Group:
         outcomes, unclear = dict[int, bool](), list[Pending]()
         for item in state.pending:
             try:
-                log = self.root.decisions.log(item.txn)
+                log = self.root.engine.decisions.log(item.txn)
                 decisions = log.deciding(item.n)
                 if decide and not decisions.decided(item.n):
                     if item.generation is not None and item.generation != state.generation:
@@ -177,7 +176,7 @@ class Group:
         """Record the decisions of pending transactions, and abort those past their timeout or fenced."""
         if not self.log.refresh().pending:
             return self.log.current()
-        self.root.ensure_probed()
+        self.root.engine.ensure_probed()
 
         def step(base: GroupState) -> GroupState | None:
             after = self._settled(base)
@@ -191,7 +190,7 @@ class Group:
         return settled(base, {**outcomes, **{item.number: False for item in unclear}})
 
     def _write(self, step: Step[GroupState]) -> GroupState:
-        self.root.ensure_probed()
+        self.root.engine.ensure_probed()
         return self.log.write(lambda base: step(self._settled(base)))
 
     def stable(self, timeout_ms: int = STABLE_WAIT_MS) -> GroupState:
@@ -338,10 +337,10 @@ class Group:
         for topic in sorted(offsets, key=str):
             if not offsets[topic]:
                 continue
-            handle = (self.root.topic if refresh else self.root.topic_handle)(topic)
-            head = handle.log.head(refresh=False)
+            log = self.root.topic(topic).log if refresh else self.root.engine.log(topic)
+            head = log.head(refresh=False)
             # The offsets must not outlive the records that they are about.
-            handle.log.make_durable()
+            log.make_durable()
             if ids is not None and ids.get(topic, head.topic_id) != head.topic_id:
                 raise Conflict(
                     f"topic {topic} was deleted and created again: its offsets mean nothing now; start again"

@@ -47,7 +47,8 @@ class Groups:
         A group that cannot be read is left out and its error put into `failures`, or raised.
         """
         names = sorted(ids_of(self.root.store, GROUPS, failures))
-        states = read_each(self.root.store, lambda name: self.root.entries(GROUPS, name).refresh(), names, failures)
+        entries = self.root.engine.entries
+        states = read_each(self.root.store, lambda name: entries(GROUPS, name).refresh(), names, failures)
         return [name for name, state in states.items() if state.exists]
 
     @checked(names=NAMES)
@@ -135,7 +136,7 @@ def lag(
 def _snapshots(root: Root, topics: Collection[str], failures: list[SparklogError] | None) -> dict[str, Snapshot]:
     def read(topic: str) -> Snapshot | None:
         with suppress(NotFound):
-            return root.topic_handle(topic).read_snapshot()
+            return root.engine.log(topic).read_snapshot()
         return None
 
     snapshots = read_each(root.store, read, sorted(topics), failures)
@@ -159,7 +160,7 @@ def _rows(
 def _ages(root: Root, snapshot: Snapshot, committed: dict[int, int], now_ms: int | None) -> Ages:
     """Return seconds since the first unread record was written, of partitions that have one; None: it has no time."""
     unread = {partition: offset for partition, offset in committed.items() if offset < snapshot.head.log_end[partition]}
-    newer = root.topic_handle(snapshot.topic).read_snapshot
+    newer = root.engine.log(snapshot.topic).read_snapshot
     parts = [unread]
     if root.store.parallel_reads > 1:
         parts = [{partition: offset} for partition, offset in unread.items()]

@@ -116,7 +116,7 @@ class TransactionalProducer:
         self.instance = root.env.new_id() if instance is None else check_id(instance, "instance")
         self.epoch = epoch
         """Epoch of this instance, once it has begun a transaction: lower ones are fenced, however many come between."""
-        self.log: DecisionLog = root.decisions.log(self.id)
+        self.log: DecisionLog = root.engine.decisions.log(self.id)
         self._open: Transaction | None = None
 
     def __repr__(self) -> str:
@@ -131,14 +131,15 @@ class TransactionalProducer:
         prepare on, and its timeout counts from there.
         """
         self.log.refresh()
-        return self.begin_at_known()
+        return self._begin()
 
-    def begin_at_known(self) -> Transaction:
+    def _begin(self) -> Transaction:
+        """Begin by the state that is known here, which was looked at a moment ago."""
         if self._open is not None and self._open.state in (OPEN, PREPARED):
             raise BadRequest(
                 f"transaction {self._open.n} of '{self.id}' is open: commit or abort it before the next one is begun"
             )
-        self.root.ensure_probed()
+        self.root.engine.ensure_probed()
         if self._open is not None and self._open.state == UNKNOWN:
             # Its number is used again only when its outcome is known.
             self.log.abort(self._open.n, BY_OWNER)
@@ -159,7 +160,7 @@ class TransactionalProducer:
         """
         if isinstance(n, bool) or not isinstance(n, int):
             raise BadRequest(f"expected the number of a transaction, the `n` of what `begin` returned; found {n!r:.60}")
-        self.root.ensure_probed()
+        self.root.engine.ensure_probed()
         check_undecided(self.log.refresh(), n)
         return Transaction(self, n, None, part if part is None else check_id(part, "part"))
 
@@ -390,7 +391,7 @@ class Transaction:
                 continue
             txn = Txn(self.id, self.n, dict(siblings), self._producer.timeout_ms)
             target = _oldest(topic, [part.target for part in parts])
-            outcome = self._root.topic_handle(topic).log.commit_append(files, target, txn=txn)
+            outcome = self._root.engine.log(topic).commit_append(files, target, txn=txn)
             siblings[topic] = outcome.version
             self._outcomes[topic] = outcome
             self._prepared.append(Prepared(topic, target.topic_id, outcome.version, outcome.commit_id, self._part))

@@ -21,6 +21,7 @@ from sparklog.format.batch_scan import crc_failures, crc_message, scan_headers
 from sparklog.format.decode import RecordColumns, decode
 from sparklog.format.record_batch import BatchHeaders
 from sparklog.log.read.fetch import Cursor, Fetcher, Piece
+from sparklog.log.read.record_batches import joined, schema_of
 from sparklog.log.state.view import RECORD_SCHEMA, check_columns
 from sparklog.storage.parallel_reads import work_ahead
 
@@ -41,7 +42,7 @@ def read_cursors(
     decoder = _Decoder(check_columns(columns), batch_bytes)
     runs = _runs(Fetcher(cursors), decoder, batch_bytes)
     decoded = map(decoder.run, runs) if threads == 1 else work_ahead(lambda run: list(decoder.run(run)), runs, threads)
-    return _joined(chain.from_iterable(decoded), batch_bytes)
+    return joined(chain.from_iterable(decoded), batch_bytes)
 
 
 def _runs(pieces: Fetcher, decoder: _Decoder, batch_bytes: int) -> Iterator[list[Piece]]:
@@ -60,35 +61,6 @@ def _runs(pieces: Fetcher, decoder: _Decoder, batch_bytes: int) -> Iterator[list
             run.append(piece)
             filled += grown
     yield run
-
-
-def _joined(batches: Iterator[pa.RecordBatch], batch_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in batches of about `batch_bytes`: join small neighbours, cut large ones without a copy."""
-    held: list[pa.RecordBatch] = []
-    filled = 0
-    for batch in batches:
-        size = batch.nbytes
-        if held and filled + size > batch_bytes:
-            yield _join(held)
-            held, filled = [], 0
-        if size > 2 * batch_bytes and batch.num_rows > 1:
-            rows = -(-batch.num_rows // -(-size // batch_bytes))
-            yield from (batch.slice(at, rows) for at in range(0, batch.num_rows, rows))
-            continue
-        held.append(batch)
-        filled += size
-        if filled >= batch_bytes // 2:
-            yield _join(held)
-            held, filled = [], 0
-    if held:
-        yield _join(held)
-
-
-def _join(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    if len(batches) == 1:
-        return batches[0]
-    columns = [pa.concat_arrays([batch.column(i) for batch in batches]) for i in range(batches[0].num_columns)]
-    return pa.RecordBatch.from_arrays(columns, schema=batches[0].schema)
 
 
 @dataclass(slots=True)
@@ -116,7 +88,7 @@ class _Decoder:
         self.expansion = FIRST_EXPANSION
         self._learned = False
         self._columns = columns
-        self._schema = pa.schema([RECORD_SCHEMA.field(name) for name in columns])
+        self._schema = schema_of(columns)
         self._batch_bytes = batch_bytes
         self._wanted = {*DECODED.intersection(columns), "offset", "timestamp"}
         self._topics: dict[str, pa.Array] = {}

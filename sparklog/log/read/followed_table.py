@@ -17,9 +17,10 @@ import pyarrow as pa
 from sparklog.format.arrow_numpy import fixed_array, fixed_values, valid_rows
 from sparklog.log.journal.arguments import KEY, SECONDS, checked
 from sparklog.log.read.latest_by_key import latest_records
+from sparklog.log.read.record_batches import schema_of
 from sparklog.log.read.table_plan import TablePlan, plan_table
 from sparklog.log.read.topic_scan import Tail
-from sparklog.log.state.view import COLUMNS, READ_COMMITTED, RECORD_SCHEMA, LogView
+from sparklog.log.state.view import COLUMNS, READ_COMMITTED, LogView
 
 NEEDED = ("key", "value", "partition", "offset", "timestamp")
 SPARE_ROWS = 10_000
@@ -181,9 +182,8 @@ class FollowedTable(Mapping[bytes, pa.RecordBatch]):
     def to_table(self) -> pa.Table:
         """Return all rows, those of a key that several partitions hold, too."""
         self._look()
-        schema = pa.schema([RECORD_SCHEMA.field(name) for name in self.columns])
         batches = chain.from_iterable(each.batches() for each in self._rows.values())
-        return pa.Table.from_batches([batch.select(list(self.columns)) for batch in batches], schema)
+        return pa.Table.from_batches([batch.select(list(self.columns)) for batch in batches], schema_of(self.columns))
 
     def _keys(self) -> dict[bytes, None]:
         return dict.fromkeys(chain.from_iterable(each.numbers for each in self._rows.values()))
