@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from sparklog.errors import BadRequest
 from sparklog.kafka.in_place.segment_recovery import CorruptRecords
@@ -36,9 +36,8 @@ from sparklog.storage.store import Store
 from sparklog.view import CORRUPT_RECORDS
 
 if TYPE_CHECKING:
-    from typing import Any, Literal
-
     from pyspark.sql import SparkSession
+    from typing_extensions import Unpack
 
     from sparklog.kafka.exporting import ExportedTopic
     from sparklog.kafka.importing.run import ImportOptions, ImportReport
@@ -383,7 +382,35 @@ def import_into(path: str, log_dir: PathLike, options: ImportOptions, *, dry_run
     return import_log_dir(log, log_dir, options, dry_run=dry_run, **watch)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExportChoices:
+    """What to export, and how: see `export_kafka`."""
+
+    partitions: Sequence[int] | None = None
+    start_ms: int | None = None
+    end_ms: int | None = None
+    version: int | None = None
+    time_ms: int | None = None
+    groups: Sequence[str] | Literal["all"] | None = None
+    link: bool = False
+    keep_leader_epochs: bool = False
+
+
+class ExportKeywords(TypedDict, total=False):
+    """The fields of `ExportChoices`, as keyword arguments."""
+
+    partitions: Sequence[int] | None
+    start_ms: int | None
+    end_ms: int | None
+    version: int | None
+    time_ms: int | None
+    groups: Sequence[str] | Literal["all"] | None
+    link: bool
+    keep_leader_epochs: bool
+
+
 @checked(
+    ExportChoices,
     root=ROOT,
     topics=NAMES,
     to=PATH,
@@ -398,15 +425,7 @@ def export_kafka(
     root: RootLike,
     topics: Sequence[str],
     to: PathLike,
-    *,
-    partitions: Sequence[int] | None = None,
-    start_ms: int | None = None,
-    end_ms: int | None = None,
-    version: int | None = None,
-    time_ms: int | None = None,
-    groups: Sequence[str] | Literal["all"] | None = None,
-    link: bool = False,
-    keep_leader_epochs: bool = False,
+    **options: Unpack[ExportKeywords],
 ) -> list[ExportedTopic]:
     """Write topics as a log directory that a Kafka broker opens as its own.
 
@@ -435,18 +454,9 @@ def export_kafka(
     """
     from sparklog.kafka.exporting import ExportOptions, export_topics
 
-    warn_of_seconds(start_ms=start_ms, end_ms=end_ms, time_ms=time_ms)
-    options = ExportOptions(
-        partitions,
-        start_ms=start_ms,
-        end_ms=end_ms,
-        version=version,
-        time_ms=time_ms,
-        groups=groups,
-        link=link,
-        keep_leader_epochs=keep_leader_epochs,
-    )
-    return export_topics(_opened(root), to, topics, options)
+    choices = ExportChoices(**options)
+    warn_of_seconds(start_ms=choices.start_ms, end_ms=choices.end_ms, time_ms=choices.time_ms)
+    return export_topics(_opened(root), to, topics, ExportOptions(**vars(choices)))
 
 
 def _opened(root: RootLike) -> Root:

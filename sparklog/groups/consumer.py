@@ -14,7 +14,8 @@ import logging
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +32,9 @@ from sparklog.log.state.view import COLUMNS, Bounds, IsolationLevel, OffsetRange
 from sparklog.log.topic.root import ROOT, Root, RootView, open_root
 from sparklog.storage.store import Store
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 _LOG = logging.getLogger("sparklog.groups")
 OffsetReset = Literal["earliest", "latest", "none"]
 EARLIEST, LATEST, NONE = "earliest", "latest", "none"
@@ -40,7 +44,41 @@ HEARTBEATS = 3
 """Signs of life per session timeout, from a consumer that has nothing to commit."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ConsumerOptions:
+    """Options of a consumer: see `consumer`."""
+
+    auto_offset_reset: OffsetReset = "latest"
+    enable_auto_commit: bool = True
+    auto_commit_interval_ms: int = 5_000
+    isolation_level: IsolationLevel = "read_committed"
+    session_timeout_ms: int = SESSION_TIMEOUT_MS
+    max_poll_records: int | None = None
+    columns: Sequence[str] = COLUMNS
+    instance: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.auto_offset_reset not in (EARLIEST, LATEST, NONE):
+            raise BadRequest(f"auto_offset_reset is {EARLIEST}, {LATEST} or {NONE}, found {self.auto_offset_reset!r}")
+        check_isolation(self.isolation_level)
+        check_columns(self.columns)
+
+
+class ConsumerKeywords(TypedDict, total=False):
+    """The fields of `ConsumerOptions`, as keyword arguments."""
+
+    auto_offset_reset: OffsetReset
+    enable_auto_commit: bool
+    auto_commit_interval_ms: int
+    isolation_level: IsolationLevel
+    session_timeout_ms: int
+    max_poll_records: int | None
+    columns: Sequence[str]
+    instance: str | None
+
+
 @checked(
+    ConsumerOptions,
     root=ROOT,
     group=NAME,
     topics=Kind("a name or a list of names", lambda value: NAME.accepts(value) or NAMES.accepts(value)),
@@ -54,14 +92,7 @@ def consumer(
     group: str,
     *,
     topics: str | Sequence[str],
-    auto_offset_reset: OffsetReset = "latest",
-    enable_auto_commit: bool = True,
-    auto_commit_interval_ms: int = 5_000,
-    isolation_level: IsolationLevel = "read_committed",
-    session_timeout_ms: int = SESSION_TIMEOUT_MS,
-    max_poll_records: int | None = None,
-    columns: Sequence[str] = COLUMNS,
-    instance: str | None = None,
+    **options: Unpack[ConsumerKeywords],
 ) -> Consumer:
     """Join a consumer group, and read topics from its committed offsets on.
 
@@ -92,52 +123,28 @@ def consumer(
                 print(batch.num_rows)
     """
     opened = root if isinstance(root, Root) else open_root(root)
-    return Consumer(
-        opened,
-        group,
-        topics=[topics] if isinstance(topics, str) else list(topics),
-        auto_offset_reset=auto_offset_reset,
-        auto_commit_interval_ms=auto_commit_interval_ms if enable_auto_commit else None,
-        isolation_level=isolation_level,
-        session_timeout_ms=session_timeout_ms,
-        max_poll_records=max_poll_records,
-        columns=columns,
-        instance=instance,
-    )
+    return Consumer(opened, group, [topics] if isinstance(topics, str) else list(topics), ConsumerOptions(**options))
 
 
 class Consumer:
     """A member of a consumer group that reads topics: see `consumer`. Not safe to share between threads."""
 
-    def __init__(
-        self,
-        root: Root,
-        group: str,
-        *,
-        topics: Sequence[str],
-        auto_offset_reset: str,
-        auto_commit_interval_ms: int | None,
-        isolation_level: str,
-        session_timeout_ms: int,
-        max_poll_records: int | None,
-        columns: Sequence[str],
-        instance: str | None,
-    ) -> None:
-        _check(topics, auto_offset_reset, columns)
-        self.isolation = check_isolation(isolation_level)
+    def __init__(self, root: Root, group: str, topics: Sequence[str], options: ConsumerOptions) -> None:
+        _check_topics(topics)
+        self.isolation = options.isolation_level
         self.topics = tuple(dict.fromkeys(topics))
-        self.auto_commit_interval_ms = auto_commit_interval_ms
+        self.auto_commit_interval_ms = options.auto_commit_interval_ms if options.enable_auto_commit else None
         self._root = root
         self._env = root.env
         self._view = RootView(root)
-        self._reset = auto_offset_reset
-        self.max_poll_records = max_poll_records
-        self._columns = tuple(columns)
+        self._reset = options.auto_offset_reset
+        self.max_poll_records = options.max_poll_records
+        self._columns = tuple(options.columns)
         self._view.refresh(self.topics)
         self._ids = {topic: self._view.topic_id(topic) for topic in self.topics}
         self._bounds = {topic: self._view.bounds(topic) for topic in self.topics}
         self.group = Group(root, group)
-        self.membership: Membership = self.group.join(instance, session_timeout_ms=session_timeout_ms)
+        self.membership: Membership = self.group.join(options.instance, session_timeout_ms=options.session_timeout_ms)
         self.membership.topic_ids.update(self._ids)
         self._written = self._committed_at = self._env.now()
         self._kept: dict[TopicPartition, int] = {}
@@ -411,12 +418,9 @@ class Consumer:
             raise BadRequest(f"{self!r} is closed: make another one")
 
 
-def _check(topics: Sequence[str], reset: str, columns: Sequence[str]) -> None:
+def _check_topics(topics: Sequence[str]) -> None:
     if not topics:
         raise BadRequest("a consumer needs topics, found none")
     for name in topics:
         if not is_topic_name(name):
             raise BadRequest(f"a consumer reads topics by their names, found {name!r}; root.topics() lists them")
-    if reset not in (EARLIEST, LATEST, NONE):
-        raise BadRequest(f"auto_offset_reset is {EARLIEST}, {LATEST} or {NONE}, found {reset!r}")
-    check_columns(columns)

@@ -121,8 +121,7 @@ class TopicReader:
             NotFound: the topic or the partition does not exist.
 
         Example:
-            first = topic.offset_for_timestamp(0)[0]
-            print(first.offset)
+            print(topic.offset_for_timestamp(0))
         """
         warn_of_seconds(timestamp_ms=timestamp_ms)
         view = self._look()
@@ -147,7 +146,7 @@ class TopicReader:
             NotFound: the offset is out of range, or holds no record (compacted away, a marker, aborted).
 
         Example:
-            print(topic.record_at(0, 1)["value"][0])
+            print(topic.record_at(1, 0)["value"][0])
         """
         parts = self._look().plan([OffsetRange(self.name, partition, offset, offset + 1)], isolation_level)
         for batch in read_parts(parts, COLUMNS):
