@@ -68,13 +68,13 @@ def compact(
     """Merge small appends, seal them into segments, and keep the latest record of each key of compacted topics.
 
     Args:
-        root: an open root, or where it lies.
+        root: an open root, or its location.
         topics: names; empty: all.
         properties: a file of defaults under Kafka's names, as `conf/sparklog.properties`.
         seal_only: neither merge nor compact.
         roll: seal active segments too, young and small as they are.
         dry_run: change nothing; the reports say what would be done.
-        now_ms: the clock to go by; default: the store's.
+        now_ms: the time of now; default: the store's.
         spark: a session to do the work in; default: this process.
 
     Returns:
@@ -108,11 +108,11 @@ def retain(
     """Expire records by time, size and log start offset, then delete files that no version needs.
 
     Args:
-        root: an open root, or where it lies.
+        root: an open root, or its location.
         topics: names, also of deleted topics; empty: all.
         properties: a file of defaults under Kafka's names, as `conf/sparklog.properties`.
         dry_run: change nothing; the reports say what would go and why.
-        now_ms: the clock to go by; default: the store's.
+        now_ms: the time of now; default: the store's.
         spark: a session in which many files are deleted at once; default: this process.
 
     Returns:
@@ -183,7 +183,7 @@ def backup(
     """Back up all topics, transactions and consumer groups as of one moment. Copies only what is new.
 
     Args:
-        root: an open root, or where it lies.
+        root: an open root, or its location.
         to: the folder of the backups; made if need be.
         topics: names; None: all.
         link: hard links in place of copies where both are on one disk: against deletion, not against damage.
@@ -282,7 +282,7 @@ def clone(
     """Create a topic that shows another one as it is, or was at a version or a time. Nothing is copied.
 
     Args:
-        root: an open root, or where it lies.
+        root: an open root, or its location.
         topic: the topic to clone; a deleted one with a version or a time.
         name: of the new topic.
         version: of the topic; `time_ms`: since 1970. At most one of them; default: the newest version.
@@ -327,7 +327,7 @@ def import_kafka(
     """Take topics of a Kafka log directory into a root: offsets, times, headers and segments as they are.
 
     Args:
-        root: an open root, or where it lies; made if there is none.
+        root: an open root, or its location; made if there is none.
         log_dir: the log directory of a stopped broker, or a copy of one. It is only read.
         topics: names; None: all but Kafka's internal ones.
         configs: set on each topic: Kafka keeps them elsewhere.
@@ -430,7 +430,7 @@ def export_kafka(
     """Write topics as a log directory that a Kafka broker opens as its own.
 
     Args:
-        root: an open root, or where it lies.
+        root: an open root, or its location.
         topics: names.
         to: the directory to make; empty or not there.
         partitions: only these, of each topic; None: all.

@@ -31,7 +31,11 @@ class View:
         return self._log.location
 
     def topics(self) -> list[str]:
-        """Names of all topics, sorted; Kafka's internal ones are among them."""
+        """List the topics.
+
+        Returns:
+            Their names, sorted; Kafka's internal ones are among them.
+        """
         return self._log.topics() if self._topic is None else [self._topic]
 
     @checked(name=NAME)

@@ -41,7 +41,7 @@ UNDOUBTED = 10_000
 
 
 @dataclass(frozen=True)
-class Piece:
+class TaskRange:
     """A range that one task reads whole; `records` and `nbytes` are estimated."""
 
     range: OffsetRange
@@ -55,19 +55,19 @@ def split(
     *,
     min_partitions: int | None = None,
     max_records: int | None = None,
-) -> list[Piece]:
+) -> list[TaskRange]:
     """Cut ranges (non-empty) into pieces of nearly equal numbers of records, those with many bytes further. Pure."""
     parts = [
         (wanted, part)
         for wanted, held in zip(ranges, stored, strict=True)
         for part in _by_records(held, 1 if max_records is None else -(-held.records // max_records))
     ]
-    pieces: list[Piece] = []
+    pieces: list[TaskRange] = []
     for (wanted, held), asked in zip(parts, _shares_of_tasks(parts, min_partitions), strict=True):
         for part in _by_records(held, max(asked, min(-(-held.records // SPLIT_RECORDS), held.batches))):
             for each in _shares(part, part.at_bytes, part.nbytes, min(-(-part.nbytes // SPLIT_BYTES), part.batches)):
                 offsets = OffsetRange(wanted.topic, wanted.partition, each.start, each.end)
-                pieces.append(Piece(offsets, each.records, each.nbytes))
+                pieces.append(TaskRange(offsets, each.records, each.nbytes))
     return pieces
 
 
@@ -111,8 +111,8 @@ def _shares(held: Stored, offsets_at: Callable[..., list[int]], amount: int, cou
 
 
 def pack(
-    pieces: Sequence[Piece], *, min_partitions: int | None = None, max_records: int | None = None
-) -> list[list[Piece]]:
+    pieces: Sequence[TaskRange], *, min_partitions: int | None = None, max_records: int | None = None
+) -> list[list[TaskRange]]:
     """Put neighbouring pieces into tasks while they are small. Pure.
 
     With `min_partitions`, there are at least so many tasks (or one per piece), of at most their share of all records
@@ -121,7 +121,7 @@ def pack(
     records_each: float = PACK_RECORDS if max_records is None else min(PACK_RECORDS, max_records)
     if min_partitions is not None:
         records_each = min(records_each, sum(piece.records for piece in pieces) / min_partitions)
-    tasks: list[list[Piece]] = []
+    tasks: list[list[TaskRange]] = []
     nbytes = records = 0
     for index, piece in enumerate(pieces):
         full = (
@@ -146,7 +146,7 @@ def split_and_pack(
     *,
     min_partitions: int | None = None,
     max_records: int | None = None,
-) -> list[list[Piece]]:
+) -> list[list[TaskRange]]:
     """Return the pieces of each task. Pure.
 
     Where `min_partitions` asks for more tasks than partitions hold records, none is shared: the numbers are Kafka's.
@@ -243,7 +243,7 @@ class ReadTask:
                 yield from again.read(wanted, batch_bytes=BATCH_BYTES)
 
     def _again(self, part: ReadPart, following: int, error: NotFound) -> Sequence[ReadPart]:
-        """Plan what is left of a part behind `following`; raise `error` if no record of it is gone.
+        """Plan what is left of a part after `following`; raise `error` if no record of it is gone.
 
         Nothing is left of a topic that was created again under the same name.
         """

@@ -8,7 +8,7 @@ the decisions of that id, which know all topics of a batch.
 
 A streaming write is exactly once because its commit carries a key: the query's id, which Spark keeps in the checkpoint
 (or the user's `txnAppId`), and the batch id. `commit` is given only the batch id and runs on a writer that was built
-anew, so the tasks read query and run id from their TaskContext and send them up. A batch write takes no key from it:
+again, so the tasks read query and run id from their TaskContext and send them up. A batch write takes no key from it:
 inside `foreachBatch` all writes of one batch see the same ids, and the second would vanish. Only `txnAppId` and
 `txnVersion` make it repeatable.
 """

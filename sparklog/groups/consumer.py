@@ -97,7 +97,7 @@ def consumer(
     """Join a consumer group, and read topics from its committed offsets on.
 
     Args:
-        root: an open root, or where it lies.
+        root: an open root, or its location.
         group: the id of the group; it is made if there is none.
         topics: one name, or several.
         auto_offset_reset: where a partition begins whose committed offset is missing or out of range; `none` raises
@@ -172,9 +172,16 @@ class Consumer:
 
     @checked(timeout=SECONDS)
     def poll(self, timeout: float = 0.0) -> list[pa.RecordBatch]:
-        """Return the next records; wait up to `timeout` seconds for some. Empty if there are none.
+        """Read the next records.
+
+        Args:
+            timeout: seconds to wait for some, where there are none yet.
+
+        Returns:
+            Record batches, with the columns that were asked for; empty if nothing came.
 
         Raises:
+            BadRequest: the consumer is closed.
             Fenced: a newer consumer of the group took over.
             Conflict: a topic was deleted or created again.
             NotFound: offsets that were not read are gone, under `auto_offset_reset="none"`.
@@ -198,7 +205,7 @@ class Consumer:
             self._env.sleep(min(self._view.poll_interval_ms, left_ms) / 1000)
 
     def _take(self) -> list[pa.RecordBatch]:
-        """Hand out batches that have been read, or read one more; positions move behind them."""
+        """Hand out batches that have been read, or read one more; positions move after them."""
         if not self._waiting and self._stream is not None:
             try:
                 self._waiting.append(next(self._stream))
@@ -214,12 +221,12 @@ class Consumer:
             if room is not None and batch.num_rows > room:
                 self._waiting.appendleft(batch.slice(room))
                 batch = batch.slice(0, room)
-            self._move_behind(batch)
+            self._move_after(batch)
             batches.append(batch.select(self._columns))
             room = None if room is None else room - batch.num_rows
         return batches
 
-    def _move_behind(self, batch: pa.RecordBatch) -> None:
+    def _move_after(self, batch: pa.RecordBatch) -> None:
         topic = batch.column("topic")[0].as_py()
         partitions = batch.column("partition").to_numpy()
         offsets = batch.column("offset").to_numpy()
@@ -260,20 +267,35 @@ class Consumer:
             of_topic = [each for each in ranges if each.topic == topic]
             yield from read_parts(self._view.plan(of_topic, self.isolation), wanted)
             for each in of_topic:
-                # Behind the last record there may be markers, aborted ones, or gaps.
+                # After the last record there may be markers, aborted ones, or gaps.
                 self._positions[topic, each.partition] = each.end
 
     # -- positions
 
     @checked(topic=NAME, partition=NUMBER)
     def position(self, topic: str, partition: int) -> int:
-        """Return the next offset that `poll` reads of a partition. `NotFound` if it is not read here."""
+        """Return the position in a partition.
+
+        Args:
+            topic: its name.
+            partition: its number.
+
+        Returns:
+            The next offset that `poll` reads.
+
+        Raises:
+            NotFound: the partition is not read here.
+        """
         if (topic, partition) not in self._positions:
             raise NotFound(f"{self!r} does not read partition {partition} of topic {topic}")
         return self._positions[topic, partition]
 
     def positions(self) -> dict[str, dict[int, int]]:
-        """Return the position of every partition, by topic: what `commit` commits."""
+        """Return all positions: what `commit` commits.
+
+        Returns:
+            Topic to partition to the next offset to read.
+        """
         positions: dict[str, dict[int, int]] = {topic: {} for topic in self.topics}
         for (topic, partition), offset in self._positions.items():
             positions[topic][partition] = offset
@@ -281,7 +303,16 @@ class Consumer:
 
     @checked(topic=NAME, partition=NUMBER, offset=NUMBER)
     def seek(self, topic: str, partition: int, offset: int) -> None:
-        """Go on from an offset. If it is out of range, `auto_offset_reset` counts at the next `poll`."""
+        """Go on from an offset. If it is out of range, `auto_offset_reset` counts at the next `poll`.
+
+        Args:
+            topic: its name.
+            partition: its number.
+            offset: the next one to read.
+
+        Raises:
+            NotFound: the partition is not read here.
+        """
         self.position(topic, partition)
         self._drop_read()
         self._positions[topic, partition] = offset
@@ -295,7 +326,12 @@ class Consumer:
         self._seek({place: bounds.end(self.isolation) for place, bounds in self._all_bounds().items()})
 
     def seek_to_committed(self) -> None:
-        """Go on from the committed offsets: where a consumer begins, and where it goes after an aborted transaction."""
+        """Go on from the committed offsets: where a consumer begins, and where it goes after an aborted transaction.
+
+        Raises:
+            NotFound: an offset is missing or out of range, under `auto_offset_reset="none"`.
+            Unavailable: a transaction has offsets of the group pending for more than a minute.
+        """
         state = self.group.stable()
         self._kept = {
             (topic, partition): offset
@@ -361,12 +397,26 @@ class Consumer:
         return self.membership.metadata
 
     def committed(self) -> Mapping[TopicPartition, CommittedOffset]:
-        """Return the committed offsets of the group, by (topic, partition)."""
+        """Return the committed offsets of the group.
+
+        Returns:
+            By topic and partition: offset, metadata, leader epoch, and when it was committed.
+        """
         return self.group.committed()
 
     @checked(offsets=POSITIONS.or_none())
     def commit(self, offsets: Offsets | None = None) -> None:
-        """Commit positions (or `offsets`), and return when that is done. `Fenced` if a newer consumer took over."""
+        """Commit positions, and return when that is done.
+
+        Args:
+            offsets: topic to partition to the next offset to read; None: the positions.
+
+        Raises:
+            Fenced: a newer consumer of the group took over.
+            NotFound: a topic does not exist.
+            Conflict: a topic was deleted and created again.
+            BadRequest: a partition or an offset that cannot be, or the consumer is closed.
+        """
         self._check_open()
         if offsets is None:
             changed: dict[str, dict[int, int]] = {}
@@ -399,7 +449,11 @@ class Consumer:
         return interval_ms is not None and now.elapsed_ms(last) >= interval_ms
 
     def close(self, *, commit: bool = True) -> None:
-        """Commit, if that is automatic (and `commit`), and leave the group. Closing twice does nothing."""
+        """Leave the group. Closing twice does nothing.
+
+        Args:
+            commit: commit the positions first, where that is automatic.
+        """
         if self._closed:
             return
         try:

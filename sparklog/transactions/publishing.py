@@ -27,7 +27,7 @@ from sparklog.log.state.writer_runs import WriterKey, decide, next_epoch
 from sparklog.log.topic.root import Root
 from sparklog.log.write.append_writer import TopicFiles
 from sparklog.transactions.completion import ONE_WRITE, check_not_one_write
-from sparklog.transactions.producer import Committed, TransactionalProducer
+from sparklog.transactions.producer import CommittedTransaction, TransactionalProducer
 
 REUSED_MS = 3_600_000
 """How long after a write without an id the next one may use its id: far less than the week it is kept."""
@@ -72,7 +72,7 @@ def publish(
     *,
     key: WriterKey | None = None,
     timeout_ms: int = DEFAULT_TIMEOUT_MS,
-) -> Committed:
+) -> CommittedTransaction:
     """Commit files that tasks wrote for topics, all of them or none. With `key`, a batch at most once.
 
     The replay rule (`sparklog.log.state.writer_runs`) is asked before an earlier instance is fenced: a batch that it
@@ -96,9 +96,9 @@ def publish(
             if verdict.take_over and key.run is not None:
                 run, epoch = key.run, key.epoch
                 producer.log.write(lambda base: init(base, run, epoch, now_ms))
-            return Committed(None, skipped=True, note=verdict.note)
+            return CommittedTransaction(None, skipped=True, note=verdict.note)
     if not any(len(file) for each in written for file in each.files):
-        return Committed(None)
+        return CommittedTransaction(None)
     # With a key the decisions were looked at above, a moment ago.
     transaction = producer.begin() if key is None else producer._begin()
     for each in written:

@@ -33,7 +33,7 @@ from sparklog.testing.wrapper_stores import WrapperStore
 from sparklog.transactions import publishing
 from sparklog.transactions.completion import collect, resolve_topic, transactional_ids
 from sparklog.transactions.listing import describe_transaction, list_transactions
-from sparklog.transactions.producer import Committed, Transaction, transactional
+from sparklog.transactions.producer import CommittedTransaction, Transaction, transactional
 from sparklog.transactions.publishing import publish
 from tests.support.records import rows
 from tests.support.topics_world import TopicsWorld
@@ -390,7 +390,7 @@ def test_writes_without_an_id_beside_each_other_use_two(monkeypatch: pytest.Monk
     write_without_id(root, "first", "a")
     real, done = Transaction.commit, []
 
-    def meanwhile(self: Transaction, **given: Any) -> Committed:
+    def meanwhile(self: Transaction, **given: Any) -> CommittedTransaction:
         if not done:
             done.append(self)
             write_without_id(root, "beside", "a")
@@ -407,7 +407,7 @@ def test_a_write_that_failed_leaves_its_id_alone(monkeypatch: pytest.MonkeyPatch
     root = world.root()
     write_without_id(root, "first", "a")
 
-    def refuse(self: Transaction, **given: Any) -> Committed:
+    def refuse(self: Transaction, **given: Any) -> CommittedTransaction:
         raise Conflict("refused")
 
     with monkeypatch.context() as patch:

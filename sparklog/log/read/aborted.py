@@ -1,6 +1,6 @@
 """Kafka's aborted transactions that hide records from a `read_committed` plan of imported data.
 
-An ABORT marker can lie far behind the records it takes back, so the answer always comes from the whole snapshot, never
+An ABORT marker can lie far after the records it takes back, so the answer always comes from the whole snapshot, never
 from the range that is read: from the slices that hold ABORT markers (`SliceFlag.KAFKA_ABORTED`), from the range's start
 on. A segment has a `.txnindex` beside it, an append file has the same in its footer. As with Kafka, going on ends at
 the first marker before which everything that began below the range's end had ended. Such files never change: each is

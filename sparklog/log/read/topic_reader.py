@@ -46,7 +46,14 @@ class TopicReader:
         return view
 
     def bounds(self) -> Mapping[int, Bounds]:
-        """Return the log start, last stable offset and log end of each partition."""
+        """Look up where the log of each partition begins and ends.
+
+        Returns:
+            By partition `log_start`, `last_stable` (where read_committed ends), `high_watermark` and `log_end`.
+
+        Raises:
+            NotFound: the topic does not exist.
+        """
         return self._look().bounds(self.name)
 
     @checked(partitions=NUMBERS.or_none(), batch_bytes=whole(1))
@@ -99,7 +106,20 @@ class TopicReader:
 
     @checked()
     def table(self, *, as_of: AsOf = None, columns: Sequence[str] = COLUMNS, threads: int = 1) -> TopicTable:
-        """Plan a read of the latest record of each key: arguments and errors are those of `sparklog.table`."""
+        """Plan a read of the latest record of each key: see `sparklog.table`.
+
+        Args:
+            as_of: a time in ms or ISO 8601, or the offset after the last one by partition; None: now.
+            columns: as for `scan`.
+            threads: as for `scan`.
+
+        Returns:
+            A `TopicTable`; no record is read yet.
+
+        Raises:
+            NotFound: the topic or an offset does not exist, or what lay before it is gone.
+            BadRequest: an argument is not valid.
+        """
         warn_of_seconds(as_of=as_of)
         return open_table(self._open_view(), self.name, self._open_tail, as_of, columns, threads)
 

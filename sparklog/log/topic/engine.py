@@ -6,7 +6,7 @@ The command line, Spark, transactions, maintenance, import and export commit int
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ from sparklog.log.journal.clocks import Env, Moment
 from sparklog.log.journal.entry_log import Entry, EntryKind, EntryLog
 from sparklog.log.journal.journal import RootAccess
 from sparklog.log.journal.names import is_topic_name
-from sparklog.log.state.commit import COMMIT, Commit, KafkaOpen, Txn
+from sparklog.log.state.commit import COMMIT, Commit, Txn
 from sparklog.log.state.commit_intents import AppendIntent, DeleteIntent, Intent
 from sparklog.log.state.commit_log import CommitLog, Outcome
 from sparklog.log.state.slice_table import Snapshot
@@ -218,7 +218,7 @@ class TopicLog(CommitLog):
                 f"'{self.topic}' of {self.engine.root_id}"
             )
         if self.current().head.kafka_open:
-            for transaction in self.end_kafka_transactions():
+            for transaction in end_kafka_transactions(self):
                 how = "committed" if transaction.decided == COMMIT else "aborted"
                 _LOG.warning("topic %s is appended to now: %s %s", self.topic, how, transaction)
         intent = AppendIntent(target.topic_id, tuple(files), writer, txn, self.env.wall_ms())
@@ -243,9 +243,3 @@ class TopicLog(CommitLog):
         before_ms = expires_before(head.configs, self.env.wall_ms())
         if before_ms is not None:
             warn_of_older(self.engine.root_id, self.topic, head.configs, count_older(files, before_ms))
-
-    def end_kafka_transactions(
-        self, *, producers: Collection[int] | None = None, commit: bool = False
-    ) -> tuple[KafkaOpen, ...]:
-        self.engine.ensure_probed()
-        return end_kafka_transactions(self, producers=producers, commit=commit)

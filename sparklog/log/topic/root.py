@@ -55,20 +55,33 @@ class Root:
         return Topic(self, self.engine.log(name), lambda: RootView(self))
 
     def topics(self, failures: list[SparklogError] | None = None) -> list[str]:
-        """Return the names of all topics, sorted. Costs a listing and a request per topic.
+        """List the topics. Costs a listing and a request per topic.
 
         Args:
             failures: takes the errors of topics that cannot be read; None: the first one is raised.
+
+        Returns:
+            Their names, sorted.
+
+        Raises:
+            SparklogError: a topic cannot be read, and `failures` is None.
         """
         exists = read_each(self.store, self.engine.exists, sorted(self.engine.folders()), failures)
         return [name for name in exists if exists[name]]
 
     @checked(name=NAME)
     def topic(self, name: str) -> Topic:
-        """Return the topic of this name.
+        """Open a topic.
+
+        Args:
+            name: of the topic.
+
+        Returns:
+            The topic of this name.
 
         Raises:
             NotFound: there is none; the message names similar ones.
+            BadRequest: no topic can have this name.
         """
         check_topic_name(name)
         if self.engine.exists(name):
@@ -93,6 +106,9 @@ class Root:
             configs: by Kafka's names: see docs/reference/configs.md.
             force: allow a `file.delete.delay.ms` below one hour.
 
+        Returns:
+            The topic.
+
         Raises:
             Conflict: it exists, or only case tells it from another topic.
             BadRequest: a name, a number or a config is not valid.
@@ -111,7 +127,20 @@ class Root:
 
     @checked(name=NAME, configs=CONFIGS.or_none())
     def ensure_topic(self, name: str, *, partitions: int = 1, configs: Mapping[str, object] | None = None) -> Topic:
-        """Return the topic of this name; create it, with these partitions and configs, if there is none."""
+        """Open a topic; create it if there is none.
+
+        Args:
+            name: of the topic.
+            partitions: of a new topic.
+            configs: of a new topic, by Kafka's names.
+
+        Returns:
+            The topic of this name. One that exists keeps its partitions and configs.
+
+        Raises:
+            Conflict: only case tells the name from another topic.
+            BadRequest: a name, a number or a config is not valid.
+        """
         check_topic_name(name)
         if not self.engine.exists(name):
             try:
@@ -123,7 +152,14 @@ class Root:
 
     @checked(name=NAME)
     def delete_topic(self, name: str) -> None:
-        """Delete a topic. Its name can be created again: at offset 0, with another topic id."""
+        """Delete a topic. Its name can be created again: at offset 0, with another topic id.
+
+        Args:
+            name: of the topic.
+
+        Raises:
+            NotFound: there is none.
+        """
         self.topic(name).delete()
 
 

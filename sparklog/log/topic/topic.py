@@ -21,6 +21,7 @@ from sparklog.log.state.view import READ_COMMITTED, IsolationLevel, LogView
 from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.engine import RootEngine, TopicLog
 from sparklog.log.write.append_writer import AppendOutcome, ArrowData, WriteOptions
+from sparklog.log.write.kafka_markers import end_kafka_transactions
 from sparklog.storage.store import Store
 
 WRITE_OPTIONS = instance("WriteOptions", WriteOptions).or_none()
@@ -61,7 +62,14 @@ class Topic(TopicReader):
         return self.root._topic, (self.name,)
 
     def describe(self) -> TopicDescription:
-        """Return partitions, configs with their sources, sizes and open transactions."""
+        """Describe the topic.
+
+        Returns:
+            Partitions, configs with their sources, sizes and open transactions.
+
+        Raises:
+            NotFound: the topic was deleted.
+        """
         return describe(self.log.read_snapshot())
 
     # -- changing the topic
@@ -100,7 +108,19 @@ class Topic(TopicReader):
     def plan_alter(
         self, *, configs: Mapping[str, object | None] | None = None, partitions: int | None = None, force: bool = False
     ) -> dict[str, str | None]:
-        """Return what `alter` would change: configs by name, None: back to the default. Raises what `alter` raises."""
+        """Check an `alter` and change nothing.
+
+        Args:
+            configs: as for `alter`.
+            partitions: as for `alter`.
+            force: as for `alter`.
+
+        Returns:
+            The configs that it would change, by name; None: back to the default.
+
+        Raises:
+            SparklogError: what `alter` raises.
+        """
         snapshot = self.log.snapshot()
         head = snapshot.head
         draft = self._alteration(head, configs, partitions, force).draft(self.name, head, head, snapshot.slices)
@@ -140,7 +160,17 @@ class Topic(TopicReader):
 
     @checked(before=OFFSETS)
     def plan_delete_records(self, before: Mapping[int, int]) -> Mapping[int, int]:
-        """Return where the log would start after `delete_records`. Raises what `delete_records` raises."""
+        """Check a `delete_records` and change nothing.
+
+        Args:
+            before: as for `delete_records`.
+
+        Returns:
+            Where the log of each partition would start then.
+
+        Raises:
+            SparklogError: what `delete_records` raises.
+        """
         head = self.log.head()
         intent = self._new_log_starts(head, before)
         intent.draft(self.name, head, head, None)
@@ -166,6 +196,7 @@ class Topic(TopicReader):
             version: delete only if this is the newest version.
 
         Raises:
+            NotFound: there is no topic any more.
             Conflict: there is a newer version.
         """
         head = self.log.head()
@@ -204,7 +235,17 @@ class Topic(TopicReader):
 
     @checked()
     def count(self, *, isolation_level: IsolationLevel = READ_COMMITTED) -> RecordCount:
-        """Count records of a scan by metadata: `records`, `is_exact` (false: at most), `earliest_ms`, `latest_ms`."""
+        """Count the records of a scan by metadata alone.
+
+        Args:
+            isolation_level: as for `scan`.
+
+        Returns:
+            `records`, `is_exact` (False: at most so many), `earliest_ms` and `latest_ms`, and the same by partition.
+
+        Raises:
+            NotFound: the topic was deleted.
+        """
         snapshot = self.log.read_snapshot()
         bounds = bounds_of(snapshot, whole_ends({self.name: snapshot})[self.name])
         return count_of(snapshot, bounds, isolation_level)
@@ -221,5 +262,9 @@ class Topic(TopicReader):
 
         Returns:
             The transactions that were ended.
+
+        Raises:
+            NotFound: the topic was deleted.
+            Conflict: they change all the time.
         """
-        return self.log.end_kafka_transactions(producers=producers, commit=commit)
+        return end_kafka_transactions(self.log, producers=producers, commit=commit)
