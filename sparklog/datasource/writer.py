@@ -147,13 +147,11 @@ class _TaskSink:
 
     def _target(self, topic: str) -> AppendTarget:
         if self._root is None:
+            from sparklog.log.write.append_writer import refuse_other_root
+
             # Once per task, and not again with each topic and each file: it costs a request.
             root = root_at(self._plan.location)
-            if root.id != self._plan.root_id:
-                raise BadRequest(
-                    f"expected the root {self._plan.root_id} at {root.location}, found {root.id}: use storage that "
-                    "driver and executors share"
-                )
+            refuse_other_root(root.location, self._plan.root_id or "", root.id)
             self._root = root
         return topic_at(self._root, topic, self._plan.options).log.append_target(refresh=False)
 

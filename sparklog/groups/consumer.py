@@ -25,7 +25,7 @@ from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.group import SESSION_TIMEOUT_MS, Group, Membership, Offsets
 from sparklog.groups.group_state import CommittedOffset, GroupMetadata
 from sparklog.log.journal.arguments import NAME, NAMES, NUMBER, POSITIONS, SECONDS, Kind, checked, whole
-from sparklog.log.journal.clocks import SETTLE_MS, Backoff, Moment
+from sparklog.log.journal.clocks import SETTLE_MS, Backoff
 from sparklog.log.journal.names import is_topic_name
 from sparklog.log.read.read_plan import check_isolation, read_parts
 from sparklog.log.state.view import COLUMNS, Bounds, IsolationLevel, OffsetRange, check_columns
@@ -40,8 +40,6 @@ OffsetReset = Literal["earliest", "latest", "none"]
 EARLIEST, LATEST, NONE = "earliest", "latest", "none"
 FETCH_BYTES = 4 << 20
 """Bytes read of each partition before the next one's turn, about."""
-HEARTBEATS = 3
-"""Signs of life per session timeout, from a consumer that has nothing to commit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +144,7 @@ class Consumer:
         self.group = Group(root, group)
         self.membership: Membership = self.group.join(options.instance, session_timeout_ms=options.session_timeout_ms)
         self.membership.topic_ids.update(self._ids)
-        self._written = self._committed_at = self._env.now()
+        self._committed_at = self._env.now()
         self._kept: dict[TopicPartition, int] = {}
         self._positions: dict[TopicPartition, int] = {}
         self._stream: Iterator[pa.RecordBatch] | None = None
@@ -426,7 +424,6 @@ class Consumer:
             offsets = changed
         if any(offsets.values()):
             self.membership.commit(offsets)
-            self._written = self._env.now()
             for topic, positions in offsets.items():
                 for partition, position in positions.items():
                     self._kept[topic, partition] = position.offset if hasattr(position, "offset") else int(position)
@@ -435,18 +432,13 @@ class Consumer:
         """Commit if that is due (and `commit`), and send a heartbeat if that is due."""
         now = self._env.now()
         try:
-            if commit and self._is_due(now, self._committed_at, self.auto_commit_interval_ms):
+            interval_ms = self.auto_commit_interval_ms
+            if commit and interval_ms is not None and now.elapsed_ms(self._committed_at) >= interval_ms:
                 self.commit()
                 self._committed_at = now
-            if self._is_due(now, self._written, self.membership.session_timeout_ms // HEARTBEATS):
-                self.membership.heartbeat()
-                self._written = now
+            self.membership.keep_alive()
         except Unavailable as error:
             _LOG.warning("group '%s' is behind, the next poll tries again: %s", self.group.id, error)
-
-    @staticmethod
-    def _is_due(now: Moment, last: Moment, interval_ms: int | None) -> bool:
-        return interval_ms is not None and now.elapsed_ms(last) >= interval_ms
 
     def close(self, *, commit: bool = True) -> None:
         """Leave the group. Closing twice does nothing.

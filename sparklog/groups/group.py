@@ -34,7 +34,7 @@ from sparklog.groups.group_state import (
 )
 from sparklog.log.decisions.decision import BY_NEWER_GENERATION, BY_TIMEOUT
 from sparklog.log.journal.arguments import NAME, PARTITIONS, checked
-from sparklog.log.journal.clocks import Backoff, reading_clock_ms
+from sparklog.log.journal.clocks import Backoff, Moment, reading_clock_ms
 from sparklog.log.journal.documents import INT64_MAX
 from sparklog.log.journal.entry_log import EntryLog, Step
 from sparklog.log.journal.names import check_id
@@ -45,6 +45,8 @@ _LOG = logging.getLogger("sparklog.groups")
 EMPTY, STABLE, DEAD = "Empty", "Stable", "Dead"
 """Kafka's words: the group has no member; it has one; it does not exist."""
 SESSION_TIMEOUT_MS = 45_000
+HEARTBEATS = 3
+"""Signs of life per session timeout, from a member that has nothing to commit."""
 MAX_SESSION_TIMEOUT_MS = 86_400_000
 MAX_METADATA = 4096
 """Kafka's `offset.metadata.max.bytes`."""
@@ -231,7 +233,7 @@ class Group:
 
         self._write(step)
         self.settle()
-        return Membership(self, GroupMetadata(self.id, joined[0], name), session_timeout_ms)
+        return Membership(self, GroupMetadata(self.id, joined[0], name), session_timeout_ms, self.root.env.now())
 
     def prepare(
         self, member: GroupMetadata | None, txn: str, n: int, timeout_ms: int, offsets: Sequence[TopicOffsets]
@@ -384,12 +386,14 @@ def _whole(value: object) -> int | None:
 class Membership:
     """The right to commit for a group, until a newer generation takes over (`Fenced` from then on).
 
-    `topic_ids`: topic ids as the member knows them; a topic that was created again takes no offsets from it.
+    `written`: when it last gave a sign of life. `topic_ids`: ids of topics as the member knows them; a topic that was
+    created again takes no offsets from it.
     """
 
     group: Group
     metadata: GroupMetadata
     session_timeout_ms: int
+    written: Moment
     topic_ids: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -399,10 +403,20 @@ class Membership:
     def commit(self, offsets: Offsets, *, refresh: bool = True) -> None:
         """Commit offsets (next to read) by topic and partition. `Fenced` if a newer member took over."""
         checked = self.group.checked(offsets, self.topic_ids, refresh=refresh)
-        self.group._write(lambda base: steps.commit(base, self.metadata, checked))
+        self._write(lambda base: steps.commit(base, self.metadata, checked))
 
     def heartbeat(self) -> None:
-        self.group._write(lambda base: steps.heartbeat(base, self.metadata))
+        self._write(lambda base: steps.heartbeat(base, self.metadata))
+
+    def keep_alive(self) -> None:
+        """Send a heartbeat if one is due."""
+        elapsed_ms = self.group.root.env.now().elapsed_ms(self.written)
+        if elapsed_ms >= self.session_timeout_ms // HEARTBEATS:
+            self.heartbeat()
+
+    def _write(self, step: Step[GroupState]) -> None:
+        self.group._write(step)
+        self.written = self.group.root.env.now()
 
     def leave(self) -> None:
         """Leave: the group is empty at once. No effect if a newer member took over."""

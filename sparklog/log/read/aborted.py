@@ -18,7 +18,7 @@ import numpy as np
 from sparklog.errors import Corrupt, NotFound, Unavailable
 from sparklog.format import transaction_index
 from sparklog.format.transaction_index import AbortedTransactions
-from sparklog.log.read.fetch import MissingFile, read_footer
+from sparklog.log.read.fetch import MissingFile, entry_of, read_footer
 from sparklog.log.read.planned_slices import PlannedSlice, planned_slices
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import SliceFlag
@@ -110,8 +110,8 @@ def _of_segment(store: Store, planned: PlannedSlice) -> AbortedTransactions:
 
 
 def _of_append_file(store: Store, planned: PlannedSlice) -> AbortedTransactions:
-    entry = read_footer(store, planned).at(planned.position)
-    if entry is None or entry.crc != planned.crc or entry.nbytes != planned.size:
+    entry = entry_of(read_footer(store, planned), planned)
+    if entry is None:
         raise Corrupt(
             "expected the footer to name the slice whose transactions were aborted: restore the file",
             file=planned.file,

@@ -29,7 +29,7 @@ from typing import TypeVar
 from crc32c import crc32c
 
 from sparklog.errors import Corrupt, NotFound
-from sparklog.format.append_file import INDEX_MIN_BYTES, Footer, SliceIndex, decode_footer
+from sparklog.format.append_file import INDEX_MIN_BYTES, Footer, SliceIndex, WrittenSlice, decode_footer
 from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.record_batch import HEADER_BYTES, LOG_OVERHEAD, BatchHeaders
 from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
@@ -417,8 +417,14 @@ def read_footer(store: Store, planned: PlannedSlice) -> Footer:
 
 def index_of(footer: Footer, planned: PlannedSlice) -> SliceIndex | None:
     """Return the slice's index; None for what a rewrite left of a slice."""
+    entry = entry_of(footer, planned)
+    return None if entry is None else entry.index
+
+
+def entry_of(footer: Footer, planned: PlannedSlice) -> WrittenSlice | None:
+    """Return what the footer says of the slice, if it is of this very slice."""
     entry = footer.at(planned.position)
-    return entry.index if entry is not None and entry.crc == planned.crc and entry.nbytes == planned.size else None
+    return entry if entry is not None and entry.crc == planned.crc and entry.nbytes == planned.size else None
 
 
 def enter_segment(store: Store, planned: PlannedSlice, entrance: Entrance) -> tuple[int, Window | None]:

@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
-from sparklog.errors import NotFound
 from sparklog.log.journal.arguments import KEY, NUMBER, NUMBERS, TIME, checked, whole
 from sparklog.log.journal.clocks import warn_of_seconds
-from sparklog.log.read.key_lookup import latest_record
+from sparklog.log.read.key_lookup import latest_record, record_at
 from sparklog.log.read.key_set import KeySet
-from sparklog.log.read.read_plan import check_isolation, read_parts
+from sparklog.log.read.read_plan import check_isolation
 from sparklog.log.read.table_plan import AsOf
 from sparklog.log.read.topic_scan import Position, Scan, check_threads, scan_ranges
 from sparklog.log.read.topic_table import TopicTable, open_table
@@ -21,7 +20,6 @@ from sparklog.log.state.view import (
     Bounds,
     IsolationLevel,
     LogView,
-    OffsetRange,
     TimestampOffset,
     check_columns,
 )
@@ -168,10 +166,8 @@ class TopicReader:
         Example:
             print(topic.record_at(1, 0)["value"][0])
         """
-        parts = self._look().plan([OffsetRange(self.name, partition, offset, offset + 1)], isolation_level)
-        for batch in read_parts(parts, COLUMNS):
-            return batch
-        raise NotFound(f"no record at offset {offset} of {self.name}-{partition}: compacted away or aborted")
+        missing = f"no record at offset {offset} of {self.name}-{partition}: compacted away or aborted"
+        return record_at(self._look(), self.name, partition, offset, isolation_level, missing)
 
     @checked(key=KEY, partition=NUMBER.or_none())
     def get(
