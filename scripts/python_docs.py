@@ -17,6 +17,7 @@ import sparklog
 import sparklog.formats
 import sparklog.testing
 from sparklog.datasource.option_table import OPTIONS
+from sparklog.log.read.record_batches import RecordBatches
 
 FOLDER = "docs/reference"
 """Of all pages, below the repository."""
@@ -79,7 +80,7 @@ GROUPS_OF = {
 }
 GROUPS: dict[str, tuple[str, ...]] = {
     "Open": ("open", "Root", "open_view", "View"),
-    "Read and write": ("Topic", "Scan", "WriteOptions", "WriterKey"),
+    "Read and write": ("Topic", "TopicReader", "Scan", "WriteOptions", "WriterKey"),
     "Transactions": ("transactional", "TransactionalProducer", "Transaction"),
     "Consumer groups": ("consumer", "Consumer", "Groups"),
     "Values": ("formats.decode", "formats.encode", "formats.decode_records", "formats.encode_records"),
@@ -97,10 +98,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "Errors": ("SparklogError", "BadRequest", "NotFound", "Conflict", "Fenced", "Corrupt", "Unavailable"),
 }
-ENGINE = {
-    *("store", "snapshot", "read_snapshot", "begin_topic", "topic_handle", "entries", "by_store_clock"),
-    *("ensure_probed", "begin_at_known", "add", "discard", "check", "writer", "states", "ranges", "log_view", "plan"),
-}
+ENGINE = {"add", "discard", "check", "writer", "states", "ranges", "plan"}
 """Public members that engines use, and no user."""
 
 
@@ -192,7 +190,7 @@ def of_class(name: str, cls: type) -> Iterator[str]:
     for argument, text in entries(doc.sections.get("Args", [])):
         yield f"* `{argument}`: {text}"
     long = []
-    for method, thing in vars(cls).items():
+    for method, thing in members(cls).items():
         if method.startswith("_") or method in ENGINE or not getattr(thing, "__doc__", None):
             continue
         if isinstance(thing, property):
@@ -205,6 +203,12 @@ def of_class(name: str, cls: type) -> Iterator[str]:
     yield from example(doc)
     for method, thing in long:
         yield from call(f"{name}.{method}", thing)
+
+
+def members(cls: type) -> dict[str, object]:
+    """Return the members of a class, with those of `RecordBatches`, which has no place of its own."""
+    bases = [base for base in cls.__mro__ if base in (cls, RecordBatches)]
+    return {name: thing for base in reversed(bases) for name, thing in vars(base).items()}
 
 
 def first(docstring: str) -> str:

@@ -106,7 +106,7 @@ def compact_root(
     # All folders that may be topics: one that cannot be opened must not stop the others.
     for name in options.topics or sorted(filter(is_topic_name, root.store.list_folders(""))):
         try:
-            if options.topics or root.topic_handle(name).log.refresh().head.exists:
+            if options.topics or root.engine.log(name).refresh().head.exists:
                 runs.append(_TopicRun(root.topic(name), settings, options.roll, plans))
         except SparklogError as error:
             missing.append(TopicReport(name, failures=(Failure.of(name, (), f"open {name}", error),)))
@@ -165,7 +165,7 @@ class _TopicRun:
         try:
             if not dry_run:
                 resolve_topic(self._topic)
-            snapshot = self._topic.snapshot()
+            snapshot = self._topic.log.snapshot()
         except SparklogError as error:
             self._stop(error)
             return

@@ -29,7 +29,7 @@ from sparklog.format.key_filter import MIN_SLICE_BYTES
 from sparklog.format.record_batch import BatchHeaders, BytesLike, Place
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.journal.clocks import SYSTEM, Env
-from sparklog.log.read.fetch import Cursor, Fetcher, Piece
+from sparklog.log.read.fetch import Cursor, FetchedBatches, Fetcher
 from sparklog.log.read.planned_slices import PlannedSlice, PlannedSlices, joined
 from sparklog.log.state.commit import SEAL, Edit
 from sparklog.log.state.configs import TopicConfigs
@@ -201,7 +201,7 @@ class SegmentOutput:
         wanted = OffsetRange(self._topic, self.part.partition, int(slices.base[0]), end)
         return Cursor(self._store, wanted, slices, self._gone, wanted.start)
 
-    def take(self, piece: Piece) -> int:
+    def take(self, piece: FetchedBatches) -> int:
         """Take the next piece; return its count of records."""
         row = piece.slice
         if row.base != self._current:

@@ -85,6 +85,11 @@ class ReadOptions:
     def is_table(self) -> bool:
         return self.view == "table"
 
+    @property
+    def has_rate_limits(self) -> bool:
+        limits = self.max_offsets_per_trigger, self.min_offsets_per_trigger, self.max_bytes_per_trigger
+        return any(limit is not None for limit in limits)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SinkOptions:

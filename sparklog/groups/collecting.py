@@ -85,7 +85,7 @@ def _expire(group: Group, retention_ms: int, now_ms: int, heads: dict[str, Head]
     state = group.log.refresh()
     for item in state.offsets:
         if item.topic not in heads:
-            heads[item.topic] = group.root.topic_handle(item.topic).log.refresh().head
+            heads[item.topic] = group.root.engine.log(item.topic).refresh().head
     deleted = _deleted_topics(group, state, heads, now_ms)
     everything = state.exists and now_ms - _empty_since_ms(group, state) >= retention_ms
 

@@ -88,7 +88,7 @@ class Lease:
         self.others: tuple[Claim, ...] = ()
         self.waits = False
         self._root = root
-        self._log = root.entries(LEASES, job)
+        self._log = root.engine.entries(LEASES, job)
         self._run = root.env.new_id()
         self._fenced: Fenced | None = None
 
@@ -156,7 +156,7 @@ class Lease:
                 log(f"{self.job}: the lease was not renewed: {type(error).__name__}")
 
     def _now_ms(self) -> int:
-        return self._root.by_store_clock(self._root.env.wall_ms())
+        return self._root.engine.by_store_clock(self._root.env.wall_ms())
 
 
 @contextmanager
@@ -196,7 +196,7 @@ def collect_leases(
     failures: list[SparklogError] = []
     for job in ids_of(root.store, LEASES, failures):
         try:
-            gone = collect_entries(root.entries(LEASES, job), now_ms, keep_ms=keep_ms, dry_run=dry_run)
+            gone = collect_entries(root.engine.entries(LEASES, job), now_ms, keep_ms=keep_ms, dry_run=dry_run)
             objects, nbytes = objects + gone[0], nbytes + gone[1]
         except SparklogError as error:
             failures.append(error)

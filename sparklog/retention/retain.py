@@ -31,7 +31,7 @@ from sparklog.log.state.commit_intents import LogStartIntent
 from sparklog.log.state.configs import LEAST_DELETE_DELAY_MS
 from sparklog.log.state.segments import RollRule, Segment, segments_of
 from sparklog.log.state.slice_table import Slices, Snapshot
-from sparklog.log.topic.root import Root
+from sparklog.log.topic.root import Root, topic_of
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.leases import collect_leases
 from sparklog.maintenance.report import Failure
@@ -261,7 +261,7 @@ def expire(topic: Topic, settings: Settings, *, dry_run: bool = False) -> list[P
 
     `NotFound` or `Conflict` if the topic was deleted or created again meanwhile.
     """
-    snapshot = topic.snapshot()
+    snapshot = topic.log.snapshot()
     head = snapshot.head
     planned = plan_topic(snapshot, settings)
     moved = {e.partition: e.log_start for e, _ in planned if e.log_start > head.log_start[e.partition]}
@@ -356,7 +356,7 @@ def retain_root(
     chosen: list[Topic] = []
     reports: list[RetainReport] = []
     for name in topics or sorted(n for n in root.store.list_folders("") if is_topic_name(n)):
-        topic = root.topic_handle(name)
+        topic = topic_of(root, name)
         try:
             if topic.log.refresh().head.version >= 0:
                 chosen.append(topic)

@@ -240,7 +240,7 @@ def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> 
 
 def unreferenced(topic: Topic) -> tuple[int, int]:
     """Return number and bytes of the data files that neither the newest version nor a hold names."""
-    snapshot = topic.snapshot()
+    snapshot = topic.log.snapshot()
     files, _ = _list_data_files(topic.store, topic.name, snapshot.version)
     kept = plan.own_paths(topic.name, snapshot.slices.paths())
     held = {hold.version for hold in snapshot.head.holds.values()}

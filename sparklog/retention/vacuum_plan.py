@@ -31,6 +31,7 @@ from sparklog.log.state.commit import DELETE
 from sparklog.log.state.commit_intents import DeleteIntent
 from sparklog.log.state.history import CommitFiles, History
 from sparklog.log.state.topic_state import Head
+from sparklog.log.topic.engine import TopicLog
 from sparklog.log.topic.topic import RootContext, Topic
 from sparklog.maintenance.work_items import Settings
 from sparklog.storage.store import ObjectInfo
@@ -205,7 +206,7 @@ def give_up_clones(topic: Topic, head: Head, now_ms: int) -> frozenset[str]:
 
     def give_up(clone: str, topic_id: str) -> bool:
         if clone != topic.name:
-            _give_up(topic.root.topic_handle(clone), topic_id, now_ms)
+            _give_up(topic.root.engine.log(clone), topic_id, now_ms)
         return False
 
     return _staying_holds(topic, head, now_ms, give_up)
@@ -225,12 +226,12 @@ def _staying_holds(topic: Topic, head: Head, now_ms: int, stays: Callable[[str, 
     return frozenset(names)
 
 
-def _give_up(clone: Topic, topic_id: str, now_ms: int) -> None:
-    head = clone.log.refresh().head
+def _give_up(clone: TopicLog, topic_id: str, now_ms: int) -> None:
+    head = clone.refresh().head
     if not is_given_up(head, topic_id):
-        head = clone.log.commit(GiveUpIntent(topic_id, now_ms)).head
+        head = clone.commit(GiveUpIntent(topic_id, now_ms)).head
     if is_given_up(head, topic_id) and head.exists and head.topic_id == topic_id:
-        clone.log.commit(DeleteIntent(topic_id, head.version))
+        clone.commit(DeleteIntent(topic_id, head.version))
 
 
 def needed_by_clones(topic: Topic, head: Head, settings: Settings, now_ms: int) -> frozenset[str]:
@@ -242,7 +243,7 @@ def needed_by_clones(topic: Topic, head: Head, settings: Settings, now_ms: int) 
 
 def _still_named(root: RootContext, clone: str, topic_id: str, owner: str, settings: Settings, now_ms: int) -> bool:
     history = History(root.store, clone, root.env)
-    head = root.topic_handle(clone).log.refresh().head
+    head = root.engine.log(clone).refresh().head
     if head.version < 0 or (is_given_up(head, topic_id) and clone != owner):
         return False
     since = floor_version(history.commits, head.version, now_ms, delete_delay_ms(history, head, settings))

@@ -69,7 +69,7 @@ def test_a_reader_says_how_many_records_it_has_printed(
 
     monkeypatch.setattr(consume, "write", write)
     # One batch a partition.
-    monkeypatch.setattr("sparklog.log.read.decode_slices._joined", lambda batches, _: batches)
+    monkeypatch.setattr("sparklog.log.read.decode_slices.joined", lambda batches, _: batches)
     outcome = sparklog(*line.split(), "--from-beginning" if "--follow" in line else "--print-value", code=130)
     assert outcome.err.startswith("sparklog: interrupted: processed a total of 2 messages; nothing was changed")
     assert (outcome.err.count("\n"), len(outcome.lines)) == (1, 2)

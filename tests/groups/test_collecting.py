@@ -158,9 +158,9 @@ def test_a_commit_stays_until_its_groups_have_recorded_it() -> None:
     with producer.begin() as transaction:
         transaction.append("b", rows("2"))
     world.topic("b").append(rows("3"))
-    assert forget_recorded(world.root(), world.root().decisions.log("job")) == 0
+    assert forget_recorded(world.root(), world.root().engine.decisions.log("job")) == 0
     group(world).settle()
-    assert forget_recorded(world.root(), world.root().decisions.log("job")) == 1
+    assert forget_recorded(world.root(), world.root().engine.decisions.log("job")) == 1
     assert offsets(world) == {("a", 0): 5}
 
 

@@ -170,7 +170,7 @@ def test_a_tail_that_is_not_written_yet_does_not_count(root: Root, tmp_path: Pat
     assert offsets(scanned(topic)) == [0, 1, 2]
     topic.append(pa.table({"value": [b"new"]}))
     assert offsets(scanned(topic)) == [0, 1, 2, 3]
-    assert topic.snapshot().slices.all().sealed().tolist() == [True, False]
+    assert topic.log.snapshot().slices.all().sealed().tolist() == [True, False]
 
 
 def test_what_is_appended_to_old_messages_is_seen(tmp_path: Path) -> None:
@@ -292,7 +292,7 @@ def test_merging_and_sealing_leave_every_record_as_it_is(fixtures: Path, root: R
     assert before[:-20] == expected(fixtures, fixture, name)
     compact_topic(topic, Settings(now_ms=HOUR_MS), InProcess())
     compact_topic(topic, Settings(now_ms=HOUR_MS), InProcess(), CompactOptions(roll=True))
-    assert topic.snapshot().slices.all().sealed().all()
+    assert topic.log.snapshot().slices.all().sealed().all()
     assert scanned(topic, number) == before
 
 

@@ -344,7 +344,7 @@ def test_several_decision_logs_are_asked_at_once_where_each_answer_takes_long(re
     topic = world.root(Distant(world.store)).topic("a")  # type: ignore[arg-type]
     if reads:
         assert topic.scan(columns=("value",)).to_table()["value"].to_pylist() == [b"x"]
-        assert topic.read_snapshot().head.last_stable().tolist() == [2]
+        assert topic.log.read_snapshot().head.last_stable().tolist() == [2]
         return
     topic.append(rows("next"))
     head = world.topic("a").log.head()

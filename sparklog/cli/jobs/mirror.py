@@ -123,7 +123,7 @@ class RootEndpoint:
         """Return the number of partitions of those of these topics that exist."""
         if self._root is None:
             return {}
-        heads = {name: self._root.topic_handle(check_topic_name(name)).log.refresh().head for name in names}
+        heads = {name: self._root.engine.log(check_topic_name(name)).refresh().head for name in names}
         return {name: head.partitions for name, head in heads.items() if head.exists}
 
     def create(self, name: str, partitions: int) -> None:

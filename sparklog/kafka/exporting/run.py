@@ -192,7 +192,7 @@ def _range(root: Root, snapshot: Snapshot, options: ExportOptions) -> tuple[Mapp
             return given or {}
         from sparklog.log.read.time_lookup import offsets_for_timestamps
 
-        newer = root.topic_handle(snapshot.topic).read_snapshot
+        newer = root.engine.log(snapshot.topic).read_snapshot
         first = offsets_for_timestamps(snapshot, dict.fromkeys(chosen, time_ms), READ_UNCOMMITTED, newer=newer)
         return {p: stable[p] if record is None else min(record.offset, stable[p]) for p, record in first.items()}
 
@@ -238,8 +238,8 @@ def _not_empty(path: str) -> Conflict:
 def _read_snapshots(root: Root, topics: Sequence[str], version: int | None, time_ms: int | None) -> list[Snapshot]:
     """Return snapshots that end, in all topics, before a transaction that is hidden in one: none goes out in part."""
     if version is None and time_ms is None:
-        raw = {name: root.topic(name).snapshot() for name in topics}
-        shown, gone = settle(root.decisions, raw, lambda name: root.topic(name).snapshot())
+        raw = {name: root.topic(name).log.snapshot() for name in topics}
+        shown, gone = settle(root.engine.decisions, raw, lambda name: root.topic(name).log.snapshot())
         for name in gone:
             raise no_topic(name, root.location)
     else:
@@ -301,7 +301,7 @@ class _Export:
         """Write the committed offsets of groups, after all topics."""
         kept = exported_offsets(offsets, self.ends, self.options.keep_leader_epochs)
         topic = offsets_topic(kept, partitions, self.root.env)
-        snapshot = topic.snapshot()
+        snapshot = topic.log.snapshot()
         exported = self.topic(snapshot, plan_export(snapshot, None, {}, {}))
         self.target.create(GROUPS_FILE, groups_csv(kept))
         return replace(exported, version=None, groups=tuple(group.group for group in kept))

@@ -75,7 +75,7 @@ def plan_import(
     plans = []
     for source in sources:
         check_topic_name(source.name)
-        head = root.topic_handle(source.name).log.refresh().head if root else None
+        head = root.engine.log(source.name).refresh().head if root else None
         if root is None or head is None or not head.exists:
             plans.append(TopicPlan(source, (FRESH,) * len(source.partitions), exists=False))
             continue

@@ -38,7 +38,7 @@ from sparklog.log.state.commit import KafkaSource
 from sparklog.log.state.commit_intents import CreateIntent, ImportedPartition, ImportIntent
 from sparklog.log.state.configs import TopicConfigs, check_delete_delay
 from sparklog.log.state.slices import FileSlices
-from sparklog.log.topic.root import Root
+from sparklog.log.topic.root import Root, topic_of
 from sparklog.log.topic.topic import Topic
 
 SLICES_PER_COMMIT = 10_000
@@ -214,7 +214,7 @@ def _kafka_configs(sources: Sequence[TopicSource], log_dir: LogDir, options: Imp
 
 def _import(root: Root, plan: _ImportPlan, options: ImportOptions, on_progress: OnProgress) -> ImportReport:
     log_dir = plan.log_dir
-    root.ensure_probed()
+    root.engine.ensure_probed()
     coordinator = kafka_transactions(log_dir) if options.transactions else {}
     topics = tuple(
         _plan_report(topic, root.env)
@@ -286,9 +286,8 @@ class _TopicImport:
             if source.name in self.kafka_configs:
                 configs = configs.over(self.kafka_configs[source.name].taken)
             intent = CreateIntent(self.root.env.new_id(), count, configs, kafka_source=KafkaSource(source.topic_id))
-            created = self.root.begin_topic(source.name, intent)
-            self.created = created.log.head(refresh=False).version
-            return created
+            self.created = self.root.engine.create(source.name, intent).head(refresh=False).version
+            return topic_of(self.root, source.name)
         topic = self.root.topic(source.name)
         head = topic.log.head(refresh=False)
         changed = {name: text for name, text in configs.explicit.items() if head.configs.explicit.get(name) != text}

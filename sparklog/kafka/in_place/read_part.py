@@ -36,6 +36,7 @@ from sparklog.kafka.in_place.segment_recovery import (
     resume,
     sound_windows,
 )
+from sparklog.log.read.record_batches import joined, schema_of
 from sparklog.log.state.view import COUNTED, RECORD_SCHEMA, OffsetRange, check_columns
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class KafkaReadPart:
         the range: its start was deleted, or its end was taken back.
         """
         wanted = list(check_columns(columns))
-        batches = _coalesced(self._pieces(wanted or list(COUNTED), batch_bytes), batch_bytes)
+        batches = joined(self._pieces(wanted or list(COUNTED), batch_bytes), batch_bytes)
         yield from batches if wanted else (batch.select([]) for batch in batches)
 
     def _pieces(self, columns: list[str], batch_bytes: int) -> Iterator[pa.RecordBatch]:
@@ -279,36 +280,4 @@ def _record_batch(decoded: RecordColumns, columns: list[str], part: OffsetRange)
         "timestampType": lambda: fixed_array(decoded.timestamp_type.astype(np.int32), pa.int32()),
     }
     arrays = [made[name]() if name in made else getattr(decoded, name) for name in columns]
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([RECORD_SCHEMA.field(name) for name in columns]))
-
-
-def _coalesced(pieces: Iterator[pa.RecordBatch], batch_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Join small neighbours, cut large pieces by rows. What came before an error comes before it."""
-    held: list[pa.RecordBatch] = []
-    size = 0
-    try:
-        for piece in pieces:
-            held.append(piece)
-            size += piece.nbytes
-            if size * 2 < batch_bytes:
-                continue
-            whole, held = _joined(held), []
-            yield from _cut(whole, size, batch_bytes)
-            size = 0
-    except Corrupt:
-        if held:
-            yield _joined(held)
-        raise
-    if held:
-        yield _joined(held)
-
-
-def _joined(pieces: list[pa.RecordBatch]) -> pa.RecordBatch:
-    return pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
-
-
-def _cut(batch: pa.RecordBatch, size: int, batch_bytes: int) -> Iterator[pa.RecordBatch]:
-    parts = max(round(size / max(batch_bytes, 1)), 1)
-    rows = max(-(-batch.num_rows // parts), 1)
-    for start in range(0, batch.num_rows, rows):
-        yield batch.slice(start, rows)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema_of(columns))

@@ -107,11 +107,19 @@ PARTITIONS = ArgumentKind(
 RENAMED = ArgumentKind("a mapping of names to names", lambda value: _is_map(value, _is_text, _is_text))
 
 
-def checked(**kinds: ArgumentKind) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Check the arguments of a call: those named here, and that it has all that are given."""
+def checked(options: type | None = None, /, **kinds: ArgumentKind) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Check the arguments of a call: those named here, and that it has all that are given.
+
+    `options`: the data class that the call makes of its `**options`; its fields are then arguments of the call.
+    """
 
     def decorate(call: Callable[P, T]) -> Callable[P, T]:
         signature = inspect.signature(call)
+        if options is not None:
+            named = [item for item in signature.parameters.values() if item.kind is not item.VAR_KEYWORD]
+            fields = inspect.signature(options).parameters.values()
+            keywords = [field.replace(kind=field.KEYWORD_ONLY) for field in fields]
+            signature = signature.replace(parameters=[*named, *keywords])
         missing = kinds.keys() - signature.parameters.keys()
         assert not missing, missing
 
@@ -126,6 +134,7 @@ def checked(**kinds: ArgumentKind) -> Callable[[Callable[P, T]], Callable[P, T]]
                     kind.check(name, arguments[name])
             return call(*args, **kwargs)
 
+        guarded.__signature__ = signature  # type: ignore[attr-defined]
         return guarded
 
     return decorate

@@ -89,7 +89,7 @@ class NativeReadPart:
         return read_parts([self], columns, batch_bytes=batch_bytes)
 
     def replan(self, opened: dict[tuple[str, str], Newer], start: int) -> tuple[int, PlannedSlices]:
-        """Plan the remaining offsets anew. `opened`: topics opened for that already."""
+        """Plan the remaining offsets again. `opened`: topics opened for that already."""
         name, partition = self.range.topic, self.range.partition
         newer = opened.get((self.store.location, name))
         if newer is None:

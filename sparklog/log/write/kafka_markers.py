@@ -5,7 +5,7 @@ the epoch after the transaction's, as when Kafka's coordinator aborts one that h
 decided stays decided: a transaction whose COMMIT had not reached this partition yet gets it.
 
 An append to an imported topic ends them first (`TopicLog.commit_append`), by ABORT: from then on Kafka's log and this
-one differ, no broker can end them any more, and the new records would stay behind them, unseen, for good.
+one differ, no broker can end them any more, and the new records would stay after them, unseen, for good.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def end_kafka_transactions(
         try:
             outcome = log.commit(EndKafkaIntent(head.topic_id, file, chosen), head)
         except Conflict:
-            # Some were ended, or the vacuum passed: what is left is seen anew.
+            # Some were ended, or the vacuum passed: what is left is seen again.
             if log.existing().head.topic_id != head.topic_id:
                 raise
             continue

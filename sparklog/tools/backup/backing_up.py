@@ -118,7 +118,7 @@ class Holds:
 
     def _commit_one(self, name: str, version: int) -> None:
         hold = Hold(version, self.since_ms + HOLD_MS)
-        log = self.root.topic_handle(name).log
+        log = self.root.engine.log(name)
         # The cut may have read further than the root has.
         log.commit(MaintainIntent(log.refresh().head.topic_id, holds={self.name: hold}))
 
@@ -126,7 +126,7 @@ class Holds:
         """Release the holds; where that fails they end by themselves."""
         for name in self.versions:
             with suppress(SparklogError, OSError):
-                log = self.root.topic_handle(name).log
+                log = self.root.engine.log(name)
                 log.commit(MaintainIntent(log.refresh().head.topic_id, holds={self.name: None}))
 
 

@@ -349,14 +349,14 @@ def cut_now(root: Root, chosen: Collection[str] | None = None) -> Cut:
         state = damaged.read(DECISIONS, name, partial(_before, EntryChain(store, DECISIONS, name), since_ms))
         if state is not None:
             before[name] = state
-    cutter = _Cutter(store, None if chosen is None else frozenset(chosen), damaged, live=root.decisions)
+    cutter = _Cutter(store, None if chosen is None else frozenset(chosen), damaged, live=root.engine.decisions)
     for name in damaged.ids(GROUPS):
         states = damaged.read(GROUPS, name, partial(_recent, EntryChain(store, GROUPS, name), since_ms))
         for group in states or ():
             cutter.note_offsets(group)
     folders = (name for name in store.list_folders("") if is_topic_name(name))
     for name in folders if chosen is None else chosen:
-        head = root.topic_handle(name).log.refresh().head
+        head = root.engine.log(name).refresh().head
         if head.version >= 0:
             cutter.heads[name] = head
             for commit in _recent_commits(store, name, head.version, since_ms):
@@ -370,7 +370,7 @@ def cut_now(root: Root, chosen: Collection[str] | None = None) -> Cut:
             cutter.decisions[name] = state
     if damaged.damage:
         for name in cutter.heads:
-            cutter.writers |= writers_in(root.topic_handle(name).snapshot(refresh=False).slices)
+            cutter.writers |= writers_in(root.engine.log(name).snapshot(refresh=False).slices)
     return cutter.settle()
 
 

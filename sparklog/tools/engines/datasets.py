@@ -22,8 +22,9 @@ from sparklog.errors import BadRequest, NotFound, did_you_mean
 from sparklog.log.journal.arguments import NAME, NAMES, checked
 from sparklog.log.journal.clocks import warn_of_seconds
 from sparklog.log.read.read_plan import check_isolation, read_parts
+from sparklog.log.read.record_batches import schema_of, stream_reader
 from sparklog.log.read.table_plan import AsOf
-from sparklog.log.read.topic_scan import SnapshotView, check_threads, stream_reader
+from sparklog.log.read.topic_scan import check_threads
 from sparklog.log.read.topic_table import TopicTable, open_table
 from sparklog.log.state.view import (
     COLUMNS,
@@ -51,7 +52,7 @@ class TopicScanner:
         self._dataset = dataset
         self._columns = columns
         self._expression = expression
-        self.projected_schema = pa.schema([RECORD_SCHEMA.field(name) for name in columns])
+        self.projected_schema = schema_of(columns)
         self.schema = self.projected_schema
 
     def to_batches(self) -> Iterator[pa.RecordBatch]:
@@ -152,7 +153,7 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]
         ]
 
     def _spans(self, wanted: OffsetRange) -> Spans:
-        if isinstance(self._view, SnapshotView):
+        if isinstance(self._view, RootView):
             rows = self._view.snapshot(wanted.topic).slices.select(wanted.partition, wanted.start, wanted.end)
             return Spans(rows.base, rows.end, rows.min_ts, rows.max_ts)
         (stored,) = self._view.stored([wanted])

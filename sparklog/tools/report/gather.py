@@ -91,8 +91,8 @@ def _root(view: RootView, settings: Settings, chosen: tuple[str, ...], maintenan
     held: list[HeldBack] = []
     for name in chosen or sorted(name for name in root.store.list_folders("") if is_topic_name(name)):
         try:
-            if root.topic_handle(name).log.refresh().head.exists:
-                snapshot = root.topic(name).read_snapshot()
+            if root.engine.log(name).refresh().head.exists:
+                snapshot = root.topic(name).log.read_snapshot()
                 waiting = unreferenced(root.topic(name))[1] if maintenance else None
                 facts.append(replace(_topic(root, snapshot, settings), unreferenced_bytes=waiting))
                 held += _held_back(root, snapshot, settings.now_ms)
@@ -179,7 +179,7 @@ def _held_back(root: Root, snapshot: Snapshot, now_ms: int) -> list[HeldBack]:
     """Return the open transactions of this snapshot, which knows the decided ones. Ages go by the store's clock."""
     name, held_back = snapshot.topic, list[HeldBack]()
     for prepare in snapshot.head.open:
-        age = max(0, now_ms - root.decisions.prepared_ms(name, prepare))
+        age = max(0, now_ms - root.engine.decisions.prepared_ms(name, prepare))
         owner = f"{prepare.txn.id} #{prepare.txn.n}"
         held_back += [
             HeldBack(name, partition, owner, first, prepare.end[partition], age, timeout_of(prepare))

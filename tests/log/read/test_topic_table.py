@@ -17,6 +17,7 @@ from sparklog.log.journal.clocks import iso_time
 from sparklog.log.read.read_plan import NativeReadPart
 from sparklog.log.read.table_plan import AsOf, cuts_of, plan_table
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, BatchRuns, OffsetRange, Stored
+from sparklog.log.topic.root import RootView
 from sparklog.log.topic.topic import Topic
 from sparklog.testing.world import DAY_MS, START_MS
 from tests.fixture_data import (
@@ -95,7 +96,7 @@ def compacted(world: TopicsWorld) -> Topic:
     world.now_ms += DAY_MS
     (report,) = sparklog.compact(topic.root, topics=["a"], roll=True, now_ms=world.now_ms)
     assert not report.failures
-    assert topic.root.log_view().cleaned_through("a") == {0: 4, 1: 0}
+    assert RootView(topic.root).cleaned_through("a") == {0: 4, 1: 0}
     topic.append(rows(("a", "5"), ("b", "6"), partition=0))
     return topic
 
@@ -239,7 +240,7 @@ def test_a_followed_table_misses_no_tombstone_that_compaction_drops() -> None:
 def test_a_table_that_is_compacted_away_while_it_is_read_says_so() -> None:
     world = TopicsWorld()
     topic = compacted(world)
-    tables = plan_table(topic.root.log_view(), "a")
+    tables = plan_table(RootView(topic.root), "a")
     part = tables[0].part
     assert isinstance(part, NativeReadPart)
     assert part.replan({}, 0)[0] == 0

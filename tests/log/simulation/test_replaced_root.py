@@ -101,7 +101,7 @@ def consuming(root: Root, actor: Actor) -> Write:
 
 
 def deciding(root: Root, actor: Actor) -> Write:
-    log = root.decisions.log("job")
+    log = root.engine.decisions.log("job")
     return lambda: _stamp(PREFIXES[2], log.abort(log.current().newest + 1, BY_OWNER))
 
 
@@ -194,7 +194,7 @@ def judge(run: Run) -> None:
             write = begin(root, actor)
             for _ in range(3):
                 write()
-        root.topic("t").snapshot()
+        root.topic("t").log.snapshot()
 
     world = SimulatedWorld(run.seed, store=run.store)
     world.now_ms = run.world.now_ms

@@ -38,7 +38,7 @@ def story() -> tuple[World, MemoryStore, Topic, list[tuple[object, ...]]]:
 
 
 def state(topic: Topic) -> tuple[object, ...]:
-    snapshot = topic.snapshot()
+    snapshot = topic.log.snapshot()
     rows = snapshot.slices.all()
     return snapshot.head, rows.partition.tolist(), rows.base.tolist(), rows.end.tolist(), snapshot.slices.paths()
 

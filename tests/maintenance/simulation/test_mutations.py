@@ -16,7 +16,7 @@ from sparklog.log.state.commit import COMPACT, RemovedSlices
 from sparklog.log.state.commit_intents import Draft
 from sparklog.log.state.rewrites import RewriteIntent
 from sparklog.log.state.topic_state import Head
-from sparklog.log.topic.topic import TopicLog
+from sparklog.log.topic.engine import TopicLog
 from sparklog.retention import retain, vacuum, vacuum_plan
 from sparklog.retention.vacuum import UpkeepIntent
 from sparklog.testing.world import DAY_MS

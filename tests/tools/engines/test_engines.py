@@ -111,7 +111,7 @@ def test_a_kafka_directory_is_a_set_of_datasets() -> None:
     kafka = Path(__file__).parents[3] / "examples" / "data" / "kafka-log-dir"
     view = sparklog.open_view(kafka)
     for name, dataset in sparklog.datasets(kafka).items():
-        wanted = pa.table(view.scan(name))
+        wanted = pa.table(view.topic(name).scan())
         assert ordered(dataset.to_table()) == ordered(wanted)
         assert ordered(dataset.to_table(filter=OFFSET >= 2)) == ordered(wanted.filter(OFFSET >= 2))
 
