@@ -37,7 +37,6 @@ from sparklog.cli.terminal import (
     EXIT_ERROR,
     EXIT_INTERRUPTED,
     EXIT_OK,
-    Command,
     UsageError,
     WarningLines,
     leave_for_usage,
@@ -151,6 +150,3 @@ for name, commands in (("topics", topics), ("configs", configs), ("transactions"
     app.add_typer(commands.app, name=name)
 for module in (produce, consume, table, history, storage, health, kafka_logs, backup, jobs, dump_log):
     app.registered_commands += module.app.registered_commands
-for each in (app, topics.app, configs.app, transactions.app, groups.app):
-    for info in each.registered_commands:
-        info.cls = Command

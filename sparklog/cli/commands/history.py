@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Typer
+from typer import Argument
 
 from sparklog.cli.locations import open_root
-from sparklog.cli.options import JsonOption, RootOption, example, whole_number
+from sparklog.cli.options import Commands, JsonOption, RootOption, whole_number
 from sparklog.cli.terminal import print_json, print_table
 from sparklog.log.journal.clocks import iso_time
 from sparklog.log.journal.names import check_topic_name
@@ -17,7 +17,7 @@ from sparklog.output import size_text
 if TYPE_CHECKING:
     from sparklog.log.state.commit import Commit
 
-app = Typer()
+app = Commands()
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def writer_of(commit: Commit) -> str | None:
     return None if commit.txn is None else f"transaction {commit.txn.id} #{commit.txn.n}"
 
 
-@app.command("history", epilog=example("sparklog history orders --limit 10 --root /data/log"))
+@app.add("history", "sparklog history orders --limit 10 --root /data/log")
 def history(
     topic: Annotated[str, Argument(metavar="TOPIC", help="The topic; also a deleted one.")],
     root: RootOption,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option, Typer
+from typer import Argument, Option
 
 from sparklog.cli.locations import open_root
-from sparklog.cli.options import JsonOption, RootOption, example, whole_number
+from sparklog.cli.options import Commands, JsonOption, RootOption, whole_number
 from sparklog.cli.terminal import print_json, print_table, printable, warn_and_leave
 from sparklog.log.journal.clocks import iso_time
 from sparklog.output import json_value
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from sparklog.errors import SparklogError
     from sparklog.transactions.listing import KafkaTransaction, TransactionDescription
 
-app = Typer(no_args_is_help=True, rich_markup_mode=None, help="List, describe and abort transactions.")
+app = Commands("List, describe and abort transactions.")
 
 OUTCOMES = {None: "pending", True: "committed", False: "aborted"}
 OFFSET = ("topic", "partition", "offset")
 IdArgument = Annotated[str, Argument(metavar="ID", help="Transactional id.")]
 
 
-@app.command("list", epilog=example("sparklog transactions list --root /data/log"))
+@app.add("list", "sparklog transactions list --root /data/log")
 def list_(
     root: RootOption,
     open_only: Annotated[bool, Option("--open", help="Only those that hold back a topic.")] = False,
@@ -47,7 +47,7 @@ def list_(
     warn_and_leave(failures)
 
 
-@app.command(epilog=example("sparklog transactions describe orders-job --root /data/log"))
+@app.add("describe", "sparklog transactions describe orders-job --root /data/log")
 def describe(transactional_id: IdArgument, root: RootOption, as_json: JsonOption = False) -> None:
     """Show what is decided, and what is open: where the last stable offset stops, since when, and until when."""
     from sparklog.transactions.listing import describe_transaction
@@ -61,7 +61,7 @@ def describe(transactional_id: IdArgument, root: RootOption, as_json: JsonOption
     warn_and_leave(failures)
 
 
-@app.command(epilog=example("sparklog transactions abort orders-job --root /data/log"))
+@app.add("abort", "sparklog transactions abort orders-job --root /data/log")
 def abort(
     transactional_id: IdArgument,
     root: RootOption,
