@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 from typer import Option
@@ -37,8 +38,7 @@ class Compact(Maintenance):
     roll: Annotated[bool, Option("--roll", help="Seal the active segments, too, young and small as they are.")] = False
 
 
-def arguments(given: Sequence[str]) -> Compact:
-    return parse("compact", Compact, given, __doc__)
+arguments = partial(parse, "compact", Compact, __doc__)
 
 
 guarded = job("compact", after_interrupt="what was committed stays, the next run does the rest")

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Literal
 
-import pyspark
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming import StreamingQuery
@@ -29,11 +28,12 @@ from typer import Option
 
 import sparklog
 from sparklog.cli.jobs import delta
-from sparklog.cli.jobs.common import DONE, parse
+from sparklog.cli.jobs.common import parse
 from sparklog.cli.jobs.delta import CheckpointOption, FollowOption, IntervalOption, TableOption
-from sparklog.cli.jobs.stream import check_target, print_end, so_far, streaming_job, streaming_session
-from sparklog.cli.options import RootOption, comma_separated, whole_number
+from sparklog.cli.jobs.stream import check_target, follow_to_end, streaming_job
+from sparklog.cli.options import RootOption, whole_number
 from sparklog.errors import BadRequest, NotFound
+from sparklog.parsing import is_digits
 
 CHANGES = ("_change_type", "_commit_version", "_commit_timestamp")
 FEED = "delta.enableChangeDataFeed"
@@ -46,7 +46,7 @@ TIMES = {
 
 
 @dataclass
-class FromDelta:
+class FromDelta(delta.DeltaQuery):
     """Options of the job."""
 
     table: TableOption
@@ -71,12 +71,12 @@ class FromDelta:
     keys: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        delta.check_interval(self.interval, self.follow)
-        self.keys = comma_separated([self.key_column_list])
+        self.check_interval()
+        self.keys = self.key_columns()
         if not self.keys:
             raise BadRequest("--key-columns names no column")
         version = self.starting_version
-        if version is not None and version != "latest" and not (version.isascii() and version.isdecimal()):
+        if version is not None and version != "latest" and not is_digits(version):
             raise BadRequest(f"--starting-version expects a version of the table, or latest; found '{version}'")
 
 
@@ -99,8 +99,7 @@ def start(spark: SparkSession, chosen: FromDelta) -> StreamingQuery:
     reader = spark.readStream.format("delta").option("readChangeFeed", True)
     if chosen.starting_version is not None:
         reader = reader.option("startingVersion", chosen.starting_version)
-    writer = reader.load(chosen.table).writeStream.foreachBatch(partial(write, chosen))
-    return delta.begin(writer.option("checkpointLocation", chosen.checkpoint), chosen.follow, chosen.interval)
+    return chosen.begin(reader.load(chosen.table), partial(write, chosen))
 
 
 def write(chosen: FromDelta, changes: DataFrame, batch: int) -> None:
@@ -155,15 +154,12 @@ def key_of(keys: Sequence[Column], schema: StructType, chosen: FromDelta) -> Col
 def _or_fail(keys: Sequence[Column], chosen: FromDelta) -> Column:
     """Return true, or fail the task where the key columns do not name one row of a version."""
     names, version = _escaped(", ".join(chosen.keys)), F.col("version")
-    lacking = F.lit(False)
-    for key in keys:
-        lacking = lacking | key.isNull()
     null = F.format_string(f"{names} is null in a row of version %d: a record needs a key", version)
     shown = F.concat_ws(", ", *(key.cast("string") for key in keys))
     text = f"{names} %s is of two rows of version %d: choose --key-columns that name one row"
     both = F.col("stays") & F.col("next_stays") & (version == F.col("next_version"))
     return (
-        F.when(lacking, F.raise_error(null).cast("boolean"))
+        F.when(delta.any_null(keys), F.raise_error(null).cast("boolean"))
         .when(both, F.raise_error(F.format_string(text, shown, version)).cast("boolean"))
         .otherwise(F.lit(True))
     )
@@ -173,8 +169,7 @@ def _escaped(text: str) -> str:
     return text.replace("%", "%%")
 
 
-def arguments(given: Sequence[str]) -> FromDelta:
-    return parse("from-delta", FromDelta, given, __doc__)
+arguments = partial(parse, "from-delta", FromDelta, __doc__)
 
 
 @streaming_job("from-delta")
@@ -182,11 +177,7 @@ def run(spark: SparkSession, chosen: FromDelta) -> int:
     delta.check_delta(spark)
     sparklog.register(spark)
     check_table(spark, chosen)
-    query = start(spark, chosen)
-    with so_far(query):
-        query.awaitTermination()
-    print_end(query, chosen.root)
-    return DONE
+    return follow_to_end(start(spark, chosen), chosen.root)
 
 
 @streaming_job("from-delta")
@@ -194,5 +185,5 @@ def main(given: Sequence[str]) -> int:
     chosen = arguments(given)
     check_target(chosen.root)
     delta.check_local_table(chosen.table, os.environ)
-    with streaming_session("sparklog from-delta", "FATAL", delta.settings(os.environ, pyspark.__version__)) as spark:
+    with delta.delta_session("sparklog from-delta") as spark:
         return run(spark, chosen)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 
 from sparklog.cli.jobs.common import Maintenance, job, parse, run_maintenance
 from sparklog.log.topic.root import Root
@@ -17,9 +18,7 @@ from sparklog.maintenance.work_items import Runner, Settings
 from sparklog.output import StatusLine, count, log
 from sparklog.retention.retain import RetainReport, document, progress, retain_root, summary
 
-
-def arguments(given: Sequence[str]) -> Maintenance:
-    return parse("retain", Maintenance, given, __doc__)
+arguments = partial(parse, "retain", Maintenance, __doc__)
 
 
 guarded = job("retain", after_interrupt="what went is gone, the next run does the rest")

@@ -14,15 +14,12 @@ between two tries, a record may come into both tables, but never into none.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
-import pyspark
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming import StreamingQuery
@@ -31,21 +28,22 @@ from typer import Option
 
 import sparklog
 from sparklog.cli.jobs import delta
-from sparklog.cli.jobs.common import DONE, parse
+from sparklog.cli.jobs.common import parse
 from sparklog.cli.jobs.delta import CheckpointOption, FollowOption, IntervalOption, TableOption
 from sparklog.cli.jobs.delta_rows import METADATA, Payload, framed_schema, rows
-from sparklog.cli.jobs.stream import check_source, print_end, so_far, streaming_job, streaming_session
-from sparklog.cli.options import SourceOption, comma_separated, whole_number
+from sparklog.cli.jobs.stream import check_source, follow_to_end, streaming_job
+from sparklog.cli.options import SourceOption, whole_number
 from sparklog.cli.terminal import read_text
 from sparklog.errors import BadRequest
 from sparklog.output import log
+from sparklog.parsing import INT32_MAX, is_digits
 
 TXN_APP_ID, TXN_VERSION = "spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion"
 ROWS, DELETED = "sparklog_rows", "_sparklog_deleted"
 
 
 @dataclass
-class ToDelta:
+class ToDelta(delta.DeltaQuery):
     """Options of the job."""
 
     topic: Annotated[str, Option(help="The topic to read.")]
@@ -87,8 +85,8 @@ class ToDelta:
     rows: Payload = field(init=False)
 
     def __post_init__(self) -> None:
-        delta.check_interval(self.interval, self.follow)
-        keys = comma_separated([self.key_column_list] if self.key_column_list is not None else None)
+        self.check_interval()
+        keys = self.key_columns()
         upsert = self.mode == "upsert"
         if self.payload == "raw":
             if self.schema is not None or keys or self.metadata:
@@ -115,7 +113,7 @@ _SCHEMA_OF = {"json": "columns such as 'id BIGINT, name STRING'", "avro": "the f
 
 def _read_schema(given: str) -> tuple[str, int | None]:
     number, equals, file = given.partition("=")
-    framed = bool(equals) and number.isascii() and number.isdecimal() and int(number) < 2**31
+    framed = bool(equals) and is_digits(number) and int(number) <= INT32_MAX
     return read_text(Path(file if framed else given), "--schema"), int(number) if framed else None
 
 
@@ -144,8 +142,7 @@ def start(spark: SparkSession, chosen: ToDelta) -> StreamingQuery:
     )
     made = rows(reader.load(chosen.root), chosen.rows)
     prepare(spark, chosen, made.select("row.*").schema)
-    writer = made.writeStream.foreachBatch(partial(write, chosen)).option("checkpointLocation", chosen.checkpoint)
-    return delta.begin(writer, chosen.follow, chosen.interval)
+    return chosen.begin(made, partial(write, chosen))
 
 
 def write(chosen: ToDelta, made: DataFrame, batch: int) -> None:
@@ -154,17 +151,11 @@ def write(chosen: ToDelta, made: DataFrame, batch: int) -> None:
     if chosen.bad_records == "fail":
         write_rows(chosen, made.withColumn("row", _or_fail(made)), application, batch)
         return
-    with cached(made):
-        write_bad(chosen, made.filter("reason IS NOT NULL"), application, batch)
-        write_rows(chosen, made.filter("reason IS NULL"), application, batch)
-
-
-@contextmanager
-def cached(made: DataFrame) -> Iterator[None]:
-    """Keep a micro-batch while it is read twice."""
+    # It is read twice.
     made.persist()
     try:
-        yield
+        write_bad(chosen, made.filter("reason IS NOT NULL"), application, batch)
+        write_rows(chosen, made.filter("reason IS NULL"), application, batch)
     finally:
         made.unpersist()
 
@@ -228,26 +219,19 @@ def merge(table: str, names: Sequence[str], keys: Sequence[str]) -> str:
     )
 
 
-def arguments(given: Sequence[str]) -> ToDelta:
-    return parse("to-delta", ToDelta, given, __doc__)
+arguments = partial(parse, "to-delta", ToDelta, __doc__)
 
 
 @streaming_job("to-delta")
 def run(spark: SparkSession, chosen: ToDelta) -> int:
     delta.check_delta(spark, avro=chosen.payload == "avro")
     sparklog.register(spark)
-    query = start(spark, chosen)
-    with so_far(query):
-        query.awaitTermination()
-    print_end(query, chosen.table)
-    return DONE
+    return follow_to_end(start(spark, chosen), chosen.table)
 
 
 @streaming_job("to-delta")
 def main(given: Sequence[str]) -> int:
     chosen = arguments(given)
     check_source(chosen.root, subscribe=chosen.topic, startingoffsets=chosen.starting_offsets)
-    settings = delta.settings(os.environ, pyspark.__version__, avro=chosen.payload == "avro")
-    # Spark logs the stack of a query's failure, whose reason is the job's last line.
-    with streaming_session("sparklog to-delta", "FATAL", settings) as spark:
+    with delta.delta_session("sparklog to-delta", avro=chosen.payload == "avro") as spark:
         return run(spark, chosen)

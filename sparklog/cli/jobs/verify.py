@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 
 from sparklog.cli.jobs.common import DONE, FAILED, job, parse
 from sparklog.cli.options import JsonOption, QuickOption, RootOption, TopicsOption, topic_names
@@ -36,8 +37,7 @@ class Verify:
         self.topics = topic_names(self.topic)
 
 
-def arguments(given: Sequence[str]) -> Verify:
-    return parse("verify", Verify, given, __doc__)
+arguments = partial(parse, "verify", Verify, __doc__)
 
 
 guarded = job("verify", after_interrupt="nothing was changed")
