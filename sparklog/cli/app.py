@@ -88,7 +88,7 @@ class SparklogGroup(TyperGroup):
             warn(f"{error} [{error.code}]")
             sys.exit(EXIT_ERROR)
         except OSError as error:
-            # Of files outside the store: a broker's segments, what is written beside a root, a full disk.
+            # Of files outside the store: a broker's segments, what is written next to a root, a full disk.
             file = f"{error.filename}: " if error.filename else ""
             warn(f"{file}{error.strerror or error} [{Unavailable.code}]")
             sys.exit(EXIT_ERROR)

@@ -135,9 +135,9 @@ QuietOption = Annotated[bool, Option("--quiet", "-q", help="No progress on stder
 JsonOption = Annotated[bool, Option("--json", help="Print JSON, for scripts.")]
 
 
-def comma_separated(given: Sequence[str] | None) -> tuple[str, ...]:
+def comma_separated(texts: Sequence[str] | None) -> tuple[str, ...]:
     """Split `["a,b", "c"]` into `("a", "b", "c")`, each once."""
-    names = [name.strip() for text in given or () for name in text.split(",")]
+    names = [name.strip() for text in texts or () for name in text.split(",")]
     return tuple(dict.fromkeys(name for name in names if name))
 
 
@@ -215,10 +215,10 @@ def unescaped(text: str) -> bytes:
     return _ESCAPE.sub(replace, text.encode(errors="surrogateescape"))
 
 
-def topic_names(given: Sequence[str] | None) -> tuple[str, ...]:
+def topic_names(texts: Sequence[str] | None) -> tuple[str, ...]:
     """Return the topics of `TopicsOption`; empty: all. Usage errors for what cannot be a topic's name."""
-    names = comma_separated(given)
-    if given and not names:
+    names = comma_separated(texts)
+    if texts and not names:
         raise BadParameter("it names no topic; leave it out to mean all topics", param_hint="'--topic'")
     return tuple(check_topic_name(name) for name in names)
 
@@ -231,9 +231,9 @@ def name_and_value(text: str, option: str, expected: str = "NAME=VALUE") -> tupl
     return name.strip(), value.strip()
 
 
-def parse_configs(given: list[str] | None) -> dict[str, str]:
+def parse_configs(texts: list[str] | None) -> dict[str, str]:
     """Turn `["retention.ms=1000"]` into `{"retention.ms": "1000"}`; the topic checks the names, not this."""
-    return dict(name_and_value(text, "--config") for text in given or ())
+    return dict(name_and_value(text, "--config") for text in texts or ())
 
 
 VERSIONS = 10**10

@@ -57,7 +57,7 @@ class RecordValues:
         return json.loads(text, parse_constant=str) if text is not None and form.json_text else text
 
     def quoted(self, member: Any, name: str, line: int) -> bytes | None:
-        """Return the text that a member of `produce --json` stands for."""
+        """Return the text that a member of `produce --json` means."""
         if member is None:
             return None
         form = getattr(self, name)

@@ -95,7 +95,7 @@ class ConfigDoc:
     """Documentation of a topic config, or of a name in a properties file.
 
     `scope`: `topic` or `maintenance`; `config`: the topic config whose default a property sets; `kafka`: how Kafka 4.1
-    differs. Texts are empty where nothing is known; so is `default` where another name has it.
+    differs. Texts are empty where nothing is known; so is `default` where another name gives it.
     """
 
     name: str

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, BadParameter, Exit, Option
 
-from sparklog.cli.locations import Source, open_source
+from sparklog.cli.locations import OpenFolder, open_source
 from sparklog.cli.options import (
     Commands,
     CorruptOption,
@@ -64,7 +64,7 @@ class Records(Topics):
         if self.all_partitions and (not self.key or self.partition is not None):
             raise BadParameter("it goes with --key, without --partition", param_hint="'--all-partitions'")
 
-    def topics_of(self, source: Source) -> list[str]:
+    def topics_of(self, source: OpenFolder) -> list[str]:
         """Return the topics to read: those named, those that match, or the only one."""
         names = self.names
         if self.include is None:
@@ -171,16 +171,16 @@ def _batches(
     while follow and (timeout_s is None or time.monotonic() - last_seen < timeout_s):
         for tail in tails:
             tail.refresh()
-        behind = [tail for tail in tails if not tail.at_end()]
-        if not behind:
+        unread = [tail for tail in tails if not tail.at_end()]
+        if not unread:
             time.sleep(tails[0].view.poll_interval_ms / 1000)
             continue
-        for tail in behind:
+        for tail in unread:
             yield from tail.poll(columns)
         last_seen = time.monotonic()
 
 
-def _member(source: Source, places: Places, **options: Any) -> Consumer:
+def _member(source: OpenFolder, places: Places, **options: Any) -> Consumer:
     from sparklog.groups.consumer import consumer
 
     if source.root is None:

@@ -197,20 +197,20 @@ def delete_offsets(
     as_json: JsonOption = False,
 ) -> None:
     """Drop a group's offsets of topics, or of partitions. Refused while it is active."""
-    wanted = _topics(topic, False, False)
-    if not wanted:
+    topics = _topics(topic, False, False)
+    if not topics:
         raise BadParameter("name at least one --topic")
     opened = _groups_of_root(root).group(group)
-    committed_at = opened.committed()
+    places = opened.committed()
     gone: dict[str, list[int]] = {}
-    for name, partitions in sorted(wanted.items()):
-        committed = sorted(partition for at, partition in committed_at if at == name)
-        chosen = committed if partitions is None else partitions
-        missing = sorted(set(chosen) - set(committed))
-        if missing or not chosen:
+    for name, partitions in sorted(topics.items()):
+        committed = sorted(partition for topic_name, partition in places if topic_name == name)
+        dropped = committed if partitions is None else partitions
+        missing = sorted(set(dropped) - set(committed))
+        if missing or not dropped:
             which = f"partitions {', '.join(map(str, missing))} of topic" if missing else "topic"
             raise NotFound(f"group '{group}' has no offsets of {which} '{name}'")
-        gone[name] = sorted(chosen)
+        gone[name] = sorted(dropped)
     opened.delete_offsets(gone, dry_run=dry_run)
     if as_json:
         print_json({"group": group, "deleted": gone, "dryRun": dry_run})
@@ -261,29 +261,29 @@ def _open_groups(root: str) -> _InRoot | KafkaGroups:
     return KafkaGroups(view) if isinstance(view, KafkaView) else _InRoot(_groups_of_root(root))
 
 
-def _topics(given: Sequence[str] | None, all_topics: bool, from_file: bool) -> dict[str, set[int] | None] | None:
+def _topics(texts: Sequence[str] | None, all_topics: bool, from_file: bool) -> dict[str, set[int] | None] | None:
     """Turn `["a", "b:0,1"]` into `{"a": None, "b": {0, 1}}`; None: all topics of the group, or those of the file."""
-    if sum((bool(given), all_topics, from_file)) > 1:
+    if sum((bool(texts), all_topics, from_file)) > 1:
         raise BadParameter("give one of --topic, --all-topics and --from-file")
-    chosen: dict[str, set[int] | None] = {}
-    for text in given or []:
+    topics: dict[str, set[int] | None] = {}
+    for text in texts or []:
         name, colon, numbers = text.partition(":")
         parts = numbers.split(",")
         if colon and not all(is_digits(part.strip()) for part in parts):
             raise BadParameter(f"expected TOPIC or TOPIC:0,1, found {text!r}", param_hint="'--topic'")
-        already = chosen.get(name, set())
-        chosen[name] = None if not colon or already is None else already | {int(part) for part in parts}
-    return chosen or None
+        already = topics.get(name, set())
+        topics[name] = None if not colon or already is None else already | {int(part) for part in parts}
+    return topics or None
 
 
 def _offsets_of(group: str, file: Path) -> dict[TopicPartition, int]:
     from sparklog.groups.reset import parse_offsets_file
 
     by_group = parse_offsets_file(read_text(file, "--from-file"), str(file))
-    chosen = by_group.get(group, by_group.get(None))
-    if chosen is None:
+    offsets = by_group.get(group, by_group.get(None))
+    if offsets is None:
         raise BadRequest(f"{file} holds offsets of {', '.join(sorted(map(str, by_group)))}, none of group '{group}'")
-    return chosen
+    return offsets
 
 
 def _cells(row: Lag) -> tuple[object, ...]:

@@ -75,8 +75,9 @@ def history(
         opened.topic(topic)
     log = History(opened.store, topic)
     kept = log.commits.version.tolist()
-    # Below a gap lies what a stalled writer left behind.
-    oldest = next((after for at, after in zip(kept[-2::-1], kept[:0:-1], strict=True) if after != at + 1), kept[0])
+    # Below a gap are versions that a stalled writer left.
+    pairs = zip(kept[-2::-1], kept[:0:-1], strict=True)
+    oldest = next((after for before, after in pairs if after != before + 1), kept[0])
     newest = kept[-1]
     versions = range(newest, max(oldest, newest + 1 - limit) - 1, -1)
     rows = [Version.of(log.commit(version)) for version in versions]
@@ -84,7 +85,7 @@ def history(
         print_json({"topic": topic, "oldestVersion": oldest, "commits": rows})
         return
     headings = ("VERSION", "TIME", "OPERATION", "RECORDS", "BYTES", "WRITER")
-    print_table(headings, [each.cells() for each in rows], right=("VERSION", "RECORDS", "BYTES"))
+    print_table(headings, [row.cells() for row in rows], right=("VERSION", "RECORDS", "BYTES"))
     if versions[-1] > oldest:
         print(f"{versions[-1] - oldest:,} older commits are not shown; look at --limit")
     if oldest > 0:

@@ -343,10 +343,10 @@ def _offsets(text: str | None, option: str, partitions: list[int]) -> dict[int, 
     return offsets
 
 
-def _topic_ids(given: list[str], topics: list[str]) -> dict[str, str]:
+def _topic_ids(texts: list[str], topics: list[str]) -> dict[str, str]:
     """Read `ID`, of the only topic, or `TOPIC=ID`, which names it."""
     ids: dict[str, str] = {}
-    for text in given:
+    for text in texts:
         topic, equals, identity = text.rpartition("=")
         if not equals and len(topics) > 1:
             raise BadParameter(f"{text} is of one topic: name it, TOPIC={text}", param_hint="'--topic-id'")

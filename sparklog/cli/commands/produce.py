@@ -129,36 +129,36 @@ def line_runs(fd: int, *, run_bytes: int, linger_s: float, clock: Callable[[], f
     """Read runs of whole lines from a file descriptor, each at least one line; the last may lack its newline.
 
     A run ends when it has `run_bytes` or when `linger_s` have passed on `clock` since its first byte came. An interrupt
-    gives the whole lines that are held, then goes on to the caller.
+    gives the whole lines that it has, then goes on to the caller.
     """
-    held = bytearray()
+    buffer = bytearray()
     deadline = 0.0
     try:
         while True:
-            if held and (len(held) >= run_bytes or not _ready(fd, deadline - clock())):
-                if run := _take_lines(held):
+            if buffer and (len(buffer) >= run_bytes or not _ready(fd, deadline - clock())):
+                if run := _take_lines(buffer):
                     yield run
                 deadline = clock() + linger_s
                 # One line longer than a run: wait for its end.
-                run_bytes = max(run_bytes, 2 * len(held))
+                run_bytes = max(run_bytes, 2 * len(buffer))
             data = os.read(fd, READ_BYTES)
             if not data:
                 break
-            if not held:
+            if not buffer:
                 deadline = clock() + linger_s
-            held += data
+            buffer += data
     except KeyboardInterrupt:
-        if run := _take_lines(held):
+        if run := _take_lines(buffer):
             yield run
         raise
-    if held:
-        yield bytes(held)
+    if buffer:
+        yield bytes(buffer)
 
 
-def _take_lines(held: bytearray) -> bytes:
-    end = held.rfind(b"\n") + 1
-    run = bytes(held[:end])
-    del held[:end]
+def _take_lines(buffer: bytearray) -> bytes:
+    end = buffer.rfind(b"\n") + 1
+    run = bytes(buffer[:end])
+    del buffer[:end]
     return run
 
 

@@ -44,7 +44,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def parse(name: str, options: Callable[..., T], about: str | None, given: Sequence[str]) -> T:
+def parse(name: str, options: Callable[..., T], about: str | None, words: Sequence[str]) -> T:
     """Make a job's options of its command line. Leaves with 2, and one line, where that is wrong.
 
     `options` declares them as the commands of `sparklog.cli` do; `about`: the job's docstring, for `--help`.
@@ -53,7 +53,7 @@ def parse(name: str, options: Callable[..., T], about: str | None, given: Sequen
     app.command(name, cls=Command, help=(about or "").partition("\n\n")[0])(one_by_one(options))
     command = typer.main.get_command(app)
     try:
-        made: T | int = command.main(list(given), prog_name=f"sparklog {name}", standalone_mode=False)
+        made: T | int = command.main(list(words), prog_name=f"sparklog {name}", standalone_mode=False)
     except UsageError as error:
         leave_for_usage(error)
     except BadRequest as error:

@@ -45,7 +45,7 @@ guarded = job("compact", after_interrupt="what was committed stays, the next run
 
 
 @guarded
-def run(runner: Runner, chosen: Compact) -> int:
+def run(runner: Runner, options: Compact) -> int:
     pieces = 0
     with StatusLine("compact", quiet=True) as status:
 
@@ -57,13 +57,13 @@ def run(runner: Runner, chosen: Compact) -> int:
                 say_outcome(work, result)
                 lease.check()
 
-            options = CompactOptions(lease.topics, chosen.seal_only, chosen.roll, chosen.dry_run)
-            return compact_root(root, settings, runner, options, ended)
+            parts = CompactOptions(lease.topics, options.seal_only, options.roll, options.dry_run)
+            return compact_root(root, settings, runner, parts, ended)
 
-        return run_maintenance("compact", chosen, compact, summary, document)
+        return run_maintenance("compact", options, compact, summary, document)
 
 
 @guarded
-def main(given: Sequence[str]) -> int:
+def main(words: Sequence[str]) -> int:
     with closing(SparkIfNeeded("sparklog compact")) as spark:
-        return run(spark, arguments(given))
+        return run(spark, arguments(words))

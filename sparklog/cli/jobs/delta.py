@@ -58,7 +58,7 @@ def coordinates(spark_version: str, *, avro: bool = False) -> list[str]:
 
 
 def settings(environ: Mapping[str, str], spark_version: str, *, avro: bool = False) -> dict[str, str]:
-    """Return the settings of a session with Delta; of packages, where Python starts Spark and nobody names any."""
+    """Return the settings of a session with Delta; of packages, where Python starts Spark and no option names any."""
     arguments = environ.get(ARGUMENTS, "")
     if SUBMITTED in environ or "--packages" in arguments or "--jars" in arguments or not _installed():
         return SETTINGS

@@ -35,7 +35,7 @@ class Payload:
 
     * `schema`: of `json` a DDL string, of `avro` the schema's JSON; `schema_id`: of a registry's frame, if there is one
     * `keys`: columns that the record's key holds: its text, or of several a JSON object
-    * `metadata`: columns `_topic`, `_partition`, `_offset`, `_timestamp` beside those of the schema
+    * `metadata`: columns `_topic`, `_partition`, `_offset`, `_timestamp`, next to those of the schema
     * `headers`: a column of `raw`
     """
 

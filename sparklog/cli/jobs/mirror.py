@@ -357,13 +357,13 @@ def _check_endpoints(source: str, target: str) -> None:
             raise BadRequest(f"expected {SCHEME}host:port[,host:port], found '{kafka[0]}'")
 
 
-def _client_options(file: str | None, given: Sequence[str]) -> dict[str, str]:
+def _client_options(file: str | None, pairs: Sequence[str]) -> dict[str, str]:
     """Join options of the file and of the command line, which beats it. `kafka.` may precede."""
     options: dict[str, str] = {}
     if file is not None:
         text = read_text(Path(file), "--kafka-config")
         options = {entry.name: entry.value for entry in parse_properties(text, file)}
-    for pair in given:
+    for pair in pairs:
         name, equals, value = pair.partition("=")
         if not name.strip() or not equals:
             raise BadRequest(f"--kafka-option expects NAME=VALUE, found '{pair}'")
@@ -379,8 +379,8 @@ def _client_options(file: str | None, given: Sequence[str]) -> dict[str, str]:
 
 
 @streaming_job("mirror")
-def main(given: Sequence[str]) -> int:
-    mirror = arguments(given)
+def main(words: Sequence[str]) -> int:
+    mirror = arguments(words)
     # Before Spark starts, which takes seconds.
     root_of(mirror)
     with streaming_session("sparklog mirror") as spark:

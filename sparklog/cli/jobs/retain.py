@@ -25,7 +25,7 @@ guarded = job("retain", after_interrupt="what went is gone, the next run does th
 
 
 @guarded
-def run(chosen: Maintenance, runner: Runner | None = None) -> int:
+def run(options: Maintenance, runner: Runner | None = None) -> int:
     busy = idle = 0
     with StatusLine("retain", quiet=True) as status:
 
@@ -39,15 +39,17 @@ def run(chosen: Maintenance, runner: Runner | None = None) -> int:
                     log(line)
                 lease.check()
 
-            return retain_root(root, settings, topics=lease.topics, runner=runner, dry_run=chosen.dry_run, on_done=show)
+            return retain_root(
+                root, settings, topics=lease.topics, runner=runner, dry_run=options.dry_run, on_done=show
+            )
 
-        code = run_maintenance("retain", chosen, retain, summary, document)
+        code = run_maintenance("retain", options, retain, summary, document)
     if busy and idle:
         log(f"retain: {count(idle, 'topic')} had nothing to delete")
     return code
 
 
 @guarded
-def main(given: Sequence[str]) -> int:
+def main(words: Sequence[str]) -> int:
     with closing(SparkIfNeeded("sparklog retain")) as spark:
-        return run(arguments(given), spark)
+        return run(arguments(words), spark)

@@ -174,8 +174,8 @@ def run(spark: SparkSession, copy: Copy) -> int:
 
 
 @streaming_job("stream")
-def main(given: Sequence[str]) -> int:
-    copy = arguments(given)
+def main(words: Sequence[str]) -> int:
+    copy = arguments(words)
     check_source(copy.source, subscribe=copy.subscribe, subscribepattern=copy.subscribe_pattern)
     check_target(copy.root)
     # Spark logs the stack of a query's failure, whose reason is the job's last line.

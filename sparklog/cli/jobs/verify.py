@@ -44,21 +44,21 @@ guarded = job("verify", after_interrupt="nothing was changed")
 
 
 @guarded
-def run(runner: Runner, chosen: Verify) -> int:
-    store = open_store(chosen.root)
+def run(runner: Runner, options: Verify) -> int:
+    store = open_store(options.root)
     with StatusLine("verify", quiet=True) as status:
 
         def show(line: str) -> None:
             status(line)
             log(line)
 
-        report = verify_root(store, topics=chosen.topics, quick=chosen.quick, runner=runner, say=show)
+        report = verify_root(store, topics=options.topics, quick=options.quick, runner=runner, say=show)
     say_failures("sparklog verify", (), report.location, report.counts.topics or len(report.findings))
-    print(json.dumps(document(report)) if chosen.as_json else summary(report))
+    print(json.dumps(document(report)) if options.as_json else summary(report))
     return DONE if report.sound else FAILED
 
 
 @guarded
-def main(given: Sequence[str]) -> int:
+def main(words: Sequence[str]) -> int:
     with closing(SparkIfNeeded("sparklog verify")) as spark:
-        return run(spark, arguments(given))
+        return run(spark, arguments(words))
