@@ -25,6 +25,15 @@ TEXT_NAMES = {"Makefile", "run", ".gitignore"}
 MODULE_LINES = 500
 TEST_MODULE_LINES = 800
 FUNCTION_LINES = 70
+PARAMETERS = 10
+KERNELS = ("sparklog/format/kernels/", "sparklog/format/legacy/")
+TOO_MANY = {
+    ("sparklog/api.py", "export_kafka"),
+    ("sparklog/groups/consumer.py", "consumer"),
+    ("sparklog/groups/consumer.py", "__init__"),
+    ("sparklog/format/decode.py", "decode"),
+}
+"""Functions with more parameters that wait for their data classes."""
 
 # Spelt in two parts, so that this file holds none of them.
 BANNED = tuple(
@@ -140,6 +149,18 @@ def clean_files(*suffixes: str) -> list[Path]:
     """Files below `CLEAN_ROOMS`."""
     paths = files(*{room.partition("/")[0] for room in CLEAN_ROOMS}, suffixes=set(suffixes))
     return [path for path in paths if any(path.is_relative_to(REPOSITORY / room) for room in CLEAN_ROOMS)]
+
+
+def too_many_parameters(source: str, path: str) -> list[str]:
+    """Functions that take more than a reader keeps in mind; numba's take arrays one by one."""
+    found = []
+    for function in functions(source):
+        given = function.args
+        number = len([*given.posonlyargs, *given.args, *given.kwonlyargs])
+        compiled = path.startswith(KERNELS) and bool(function.decorator_list)
+        if number > PARAMETERS and not compiled and (path, function.name) not in TOO_MANY:
+            found.append(f"line {function.lineno}: {function.name} takes {number} values, {PARAMETERS} are enough")
+    return found
 
 
 def riddles(source: str, names: set[str] = RIDDLES) -> list[str]:
@@ -274,6 +295,13 @@ def test_modules_and_functions_fit_a_reader() -> None:
     assert not complaints(sorted(tests), lambda source: too_long(source, TEST_MODULE_LINES))
 
 
+def test_functions_take_ten_values_at_most() -> None:
+    paths = files("sparklog", "pyspark_sparklog", "jobs", suffixes={".py"})
+    sources = {path.relative_to(REPOSITORY).as_posix(): path.read_text() for path in paths}
+    found = [f"{path}: {line}" for path, source in sources.items() for line in too_many_parameters(source, path)]
+    assert not found, "\n".join(found)
+
+
 def test_names_and_docstrings_are_no_riddles() -> None:
     assert not complaints(list(files("sparklog", "jobs", suffixes={".py"})), riddles)
 
@@ -323,6 +351,11 @@ def test_clocks_chance_and_files_have_homes() -> None:
         (missing_docstring, "x = 1\n", '"""Says it."""\nx = 1\n'),
         (too_long, "def f():\n" + "    x = 1\n" * FUNCTION_LINES, "def f():\n" + "    x = 1\n" * (FUNCTION_LINES - 1)),
         (too_long, "x = 1\n" * (MODULE_LINES + 1), "x = 1\n" * MODULE_LINES),
+        (
+            lambda source: too_many_parameters(source, "x.py"),
+            f"def f({', '.join('abcdefghijk')}): ...\n",
+            "def f(a): ...\n",
+        ),
         (riddles, "found = 1\n", "size = 1\n"),
         (riddles, "def f(told):\n    pass\n", "class Finding:\n    found: str\n"),
         (riddles, 'def f():\n    """Whether it is."""\n', 'def f():\n    """Return True if it is."""\n'),
