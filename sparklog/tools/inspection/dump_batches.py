@@ -134,10 +134,10 @@ class LogWalk:
 
     def _known_codecs(self, data: bytes, start: int, headers: BatchHeaders) -> Iterator[DumpWindow]:
         unknown = np.flatnonzero(headers.codec >= len(CODECS))
-        known = headers[: int(unknown[0])] if len(unknown) else headers
-        valid = np.ones(len(known), np.bool_)
-        valid[crc_failures(data, known)] = False
-        yield DumpWindow(data, start, known, self.source.shown, valid)
+        readable = headers[: int(unknown[0])] if len(unknown) else headers
+        valid = np.ones(len(readable), np.bool_)
+        valid[crc_failures(data, readable)] = False
+        yield DumpWindow(data, start, readable, self.source.shown, valid)
         if len(unknown):
             row = int(unknown[0])
             number, position = int(headers.codec[row]), start + int(headers.position[row])
