@@ -113,6 +113,15 @@ def test_the_readme_is_short() -> None:
     assert PAGES[0].read_text().count("\n") <= README_LINES
 
 
+def test_figures_of_the_readme_are_those_of_performance() -> None:
+    table = PAGES[0].read_text().partition("## What others do not do")[2].partition("\n## ")[0]
+    rows = [line.split("|") for line in table.split("\n") if "`python -m benchmarks" in line]
+    figures = [number for row in rows for number in re.findall(r"\d+(?:\.\d+)?", row[2])]
+    assert len(figures) >= 10
+    measured = (DOCS / "design" / "performance.md").read_text()
+    assert [number for number in figures if number not in measured] == []
+
+
 def test_pictures_are_small() -> None:
     pictures = list((DOCS / "images").iterdir())
     assert pictures
