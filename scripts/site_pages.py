@@ -34,8 +34,8 @@ NOTEBOOK = "notebooks/dump_segment.ipynb"
 PROJECT = {"CHANGELOG.md": "Changes", "CONTRIBUTING.md": "Contribute", "SECURITY.md": "Security"}
 
 STYLE = """\
-.md-grid { max-width: 78rem; }
-.md-typeset pre > code, .md-typeset code { font-size: .64rem; }
+.md-grid { max-width: 82rem; }
+.md-typeset pre > code, .md-typeset code { font-size: .62rem; }
 .md-typeset table:not([class]) { font-size: .68rem; }
 .md-typeset table:not([class]) code { word-break: break-word; }
 """
