@@ -36,6 +36,8 @@ HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 REPOSITORY_PATH = re.compile(
     r"`((?:sparklog|pyspark_sparklog|tests|conf|jobs|docs|notebooks|examples|benchmarks)/[\w./-]+)`"
 )
+RIDDLES = re.compile(r"\b(anew|lies|lying|goes by|nobody|somebody|whoever|stands)\b")
+"""Words of another language's order: again, is, follows, no process."""
 RETIRED = "Retired, not used in headings here:"
 
 
@@ -132,6 +134,13 @@ def test_pictures_are_small() -> None:
 def test_links_to_other_hosts_are_whole(page: Path) -> None:
     links = [link for link in LINK.findall(prose(page)) if re.match(r"[a-z]+:", link)]
     assert [link for link in links if not re.fullmatch(r"https://[a-z0-9-]+(\.[a-z0-9-]+)+(/[\w./#-]*)?", link)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_prose_is_in_plain_words(page: Path) -> None:
+    if page.name not in GENERATED | {"glossary.md"}:
+        quoted = re.compile(r'`[^`]*`|"[^"]*"')
+        assert RIDDLES.findall(quoted.sub("", prose(page))) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
