@@ -20,8 +20,9 @@ from sparklog.log.read import topic_scan
 from sparklog.log.topic.topic import Topic
 from sparklog.tools.engines.narrowing import columns_of
 
-PAGE = Path(__file__).parents[3] / "docs" / "guides" / "arrow-engines.md"
-SNIPPETS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+GUIDES = Path(__file__).parents[3] / "docs" / "guides"
+PAGES = "".join((GUIDES / name).read_text() for name in ("arrow-engines.md", "duckdb.md"))
+SNIPPETS = re.findall(r"^```python\n(.*?)^```$", PAGES, re.MULTILINE | re.DOTALL)
 COMMITS, ROWS, START_MS = 20, 50, 1_700_000_000_000
 LINE = "[SPARKLOG_CORRUPT] a batch is wrong: restore the file (file x.log, position 3)"
 OFFSET, PARTITION, TIME = pc.field("offset"), pc.field("partition"), pc.field("timestamp")
@@ -190,7 +191,7 @@ def test_the_guide_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], snip
         pytest.importorskip(name, reason=f"{name} is not installed")
     orders = sparklog.open(tmp_path / "log", create=True).create_topic("orders", configs={"retention.ms": -1})
     orders.append(pa.table({"key": ["anna", "carl"], "value": ["book", "sofa"]}))
-    exec(compile(snippet.replace("/data/log", str(tmp_path / "log")), str(PAGE), "exec"), {})
+    exec(compile(snippet.replace("/data/log", str(tmp_path / "log")), "guide", "exec"), {})
     assert capsys.readouterr().out
 
 
