@@ -56,7 +56,7 @@ def tree(place: Path) -> dict[str, int]:
     return {str(path.relative_to(place)): path.stat().st_size for path in place.rglob("*") if path.is_file()}
 
 
-def chosen(place: Path, *more: str) -> retain.Common:
+def chosen(place: Path, *more: str) -> retain.Maintenance:
     return retain.arguments(["--root", str(place), *more])
 
 

@@ -42,7 +42,7 @@ def taken(world: World, *topics: str, root: Root | None = None) -> Lease:
 
 
 def claims(world: World) -> list[tuple[str, ...]]:
-    return [claim.topics for claim in world.root().entries(LEASES, "compact").refresh().claims]
+    return [claim.topics for claim in world.root().engine.entries(LEASES, "compact").refresh().claims]
 
 
 @pytest.mark.parametrize(
@@ -376,7 +376,7 @@ def test_hosts_share_a_root_by_topic(place: Path, capsys: pytest.CaptureFixture[
 def test_a_fenced_run_stops_after_the_piece_it_works_on(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
     def steal() -> None:
-        log = sparklog.open(place).entries(LEASES, "compact")
+        log = sparklog.open(place).engine.entries(LEASES, "compact")
         log.write(lambda base: replace(base, claims=()))
         end = time.monotonic() + 60
         while any(thread.name == "sparklog-lease" for thread in threading.enumerate()) and time.monotonic() < end:

@@ -12,7 +12,7 @@ from sparklog.format.coordinators.producer_snapshot import ProducerEntry, snapsh
 from sparklog.storage import open_store
 from sparklog.tools.inspection import dump_index
 from sparklog.tools.inspection.dump_index import Findings, IndexOptions
-from sparklog.tools.inspection.dump_source import Row, Source
+from sparklog.tools.inspection.dump_source import DumpFile, Row
 from tests.kafka.logs import HOUR_MS, batch
 
 BASE = 100
@@ -22,14 +22,14 @@ LASTS = [BASE + 1, BASE + 2, BASE + 6]
 VERIFY, SANITY = IndexOptions(verify=True), IndexOptions(sanity=True)
 
 
-def file_of(folder: Path, suffix: str, data: bytes) -> Source:
+def file_of(folder: Path, suffix: str, data: bytes) -> DumpFile:
     """A file of the segment at offset 100, beside the `.log` of three batches."""
     path = folder / f"{BASE:020}.{suffix}"
     log = path.with_suffix(".log")
     if suffix != "log" and not log.exists():
         log.write_bytes(b"".join(BATCHES))
     path.write_bytes(data)
-    return Source(open_store(folder), path.name, f"shown/{path.name}", str(path))
+    return DumpFile(open_store(folder), path.name, f"shown/{path.name}", str(path))
 
 
 def offset_entries(*pairs: tuple[int, int]) -> bytes:
@@ -40,7 +40,7 @@ def time_entries(*pairs: tuple[int, int]) -> bytes:
     return b"".join(struct.pack(">qi", timestamp, offset - BASE) for timestamp, offset in pairs)
 
 
-def lines_of(source: Source, options: IndexOptions = IndexOptions()) -> tuple[list[str], list[str]]:  # noqa: B008
+def lines_of(source: DumpFile, options: IndexOptions = IndexOptions()) -> tuple[list[str], list[str]]:  # noqa: B008
     """The lines of an index, and those of its findings."""
     findings = Findings()
     rows = dump_index.index_rows if source.suffix == "index" else dump_index.time_index_rows
@@ -204,7 +204,7 @@ def test_producers_of_a_snapshot(tmp_path: Path) -> None:
     ]
     path = tmp_path / "00000000000000000130.snapshot"
     path.write_bytes(snapshot_to_bytes(entries))
-    source = Source(open_store(tmp_path), path.name, str(path), str(path))
+    source = DumpFile(open_store(tmp_path), path.name, str(path), str(path))
     rows = list(dump_index.snapshot_rows(source))
     assert rows[0].text == (
         f"producerId: 1 producerEpoch: 0 coordinatorEpoch: 2 currentTxnFirstOffset: OptionalLong[105] "
@@ -221,6 +221,6 @@ def test_producers_of_a_snapshot(tmp_path: Path) -> None:
 def test_a_name_that_is_no_segments(tmp_path: Path) -> None:
     path = tmp_path / "x1.index"
     path.write_bytes(offset_entries((LASTS[1], STARTS[1])))
-    source = Source(open_store(tmp_path), path.name, "x1.index", str(path))
+    source = DumpFile(open_store(tmp_path), path.name, "x1.index", str(path))
     with pytest.raises(BadRequest, match="its name should begin with a base offset of 20 digits"):
         _ = source.base_offset

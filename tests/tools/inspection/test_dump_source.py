@@ -8,7 +8,7 @@ import pytest
 
 from sparklog.errors import BadRequest, NotFound
 from sparklog.storage import open_store
-from sparklog.tools.inspection.dump_source import Source, check_name, find, plain_text
+from sparklog.tools.inspection.dump_source import DumpFile, check_name, find, plain_text
 
 FIRST, SECOND = f"{0:020}", f"{30:020}"
 
@@ -86,7 +86,7 @@ def test_what_is_not_there(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["x.txt", "log", "index", "notes", ".metadata", "checkpoint-of-mine"])
 def test_names_that_tell_no_kind(folder: Path, name: str) -> None:
-    source = Source(open_store(folder), name, name, name)
+    source = DumpFile(open_store(folder), name, name, name)
     with pytest.raises(BadRequest, match=f"{name} is no file that can be dumped: expected one that ends in log, index"):
         check_name(source)
 
@@ -96,14 +96,14 @@ KNOWN = (f"{FIRST}.log", "7.index", f"{FIRST}.json", "x.arrow", "recovery-point-
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_names_that_do(folder: Path, name: str) -> None:
-    source = Source(open_store(folder), name, name, name)
+    source = DumpFile(open_store(folder), name, name, name)
     check_name(source)
     assert source.suffix in name
 
 
 @pytest.mark.parametrize("stem", ["", "x", "-1", "1x", "٣"])
 def test_a_segment_is_named_by_its_base_offset(folder: Path, stem: str) -> None:
-    source = Source(open_store(folder), f"{stem}.log", f"{stem}.log", "")
+    source = DumpFile(open_store(folder), f"{stem}.log", f"{stem}.log", "")
     with pytest.raises(BadRequest, match="its name should begin with a base offset of 20 digits"):
         check_name(source)
 
@@ -122,7 +122,7 @@ def test_a_file_and_those_beside_it(folder: Path) -> None:
 
 def test_two_dots_in_a_name(folder: Path) -> None:
     """Files that a broker is about to delete."""
-    deleted = Source(open_store(folder), f"{FIRST}.log.deleted", "x", "x")
+    deleted = DumpFile(open_store(folder), f"{FIRST}.log.deleted", "x", "x")
     assert (deleted.stem, deleted.suffix) == (FIRST, "deleted")
 
 
