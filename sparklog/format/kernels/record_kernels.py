@@ -168,8 +168,13 @@ def decode_records(
 ) -> int:  # fmt: skip
     """Append the records of all batches with `first <= offset < limit` to the columns; the error code, `OK` if none.
 
-    `wanted`: bit 0 keys, 1 values, 2 headers. `fixed_time` is each record's time, or -2: base time and delta count.
-    `list_position` receives, per row, where its headers start. `emitted`: rows per batch.
+    * per batch: `data[start : stop]` are its records, `count` of them; `base_offset`, `base_time` and `last_delta`
+      (last offset delta) are its header's; `fixed_time` is the time of each record, or -2: base time and delta count
+    * `wanted`: bit 0 keys, 1 values, 2 headers
+    * per row: `offsets`, `times`; `key_offsets`, `keys`, `key_valid` and `value_offsets`, `values`, `value_valid` are
+      the buffers of binary columns (offsets, bytes, validity), `list_offsets`, `list_valid` those of the header lists;
+      `list_position` receives where a row's headers start in `data`
+    * `emitted` receives the rows of each batch; `state`: places are at the top
     """
     data_at, offsets_at, times_at = address(data), address(offsets), address(times)
     data_end = data_at + len(data)
@@ -239,7 +244,11 @@ def decode_headers(
     data: Any, first_row: int, rows: int, list_offsets: Any, list_position: Any, key_offsets: Any, keys: Any,
     value_offsets: Any, values: Any, value_valid: Any, key_bytes: int, value_bytes: int, state: Any,
 ) -> None:  # fmt: skip
-    """Append the headers of rows `[first_row, rows)`, which `decode_records` has checked, to the header columns."""
+    """Append the headers of rows `[first_row, rows)`, which `decode_records` has checked, to the header columns.
+
+    `list_offsets`, `list_position`: as that kernel left them. `key_offsets`, `keys` and `value_offsets`, `values`,
+    `value_valid`: the buffers of both columns, in which `key_bytes` and `value_bytes` are filled.
+    """
     data_at, keys_at, values_at = address(data), address(keys), address(values)
     end = data_at + len(data)
     key_offsets_at, value_offsets_at = address(key_offsets), address(value_offsets)
@@ -266,6 +275,10 @@ def find_records(
     offsets: Any, times: Any, starts: Any, ends: Any, has_key: Any, has_value: Any, key_starts: Any, key_lengths: Any,
     state: Any,
 ) -> int:  # fmt: skip
+    """Write the fields of all records (`sparklog.format.payloads.RecordFields`); the error code, `OK` if none.
+
+    Per batch as for `decode_records`. Per record: `batches` is its batch, `[starts, ends)` its place in `data`.
+    """
     data_at = address(data)
     batches_at, offsets_at, times_at = address(batches), address(offsets), address(times)
     starts_at, ends_at, has_key_at, has_value_at = address(starts), address(ends), address(has_key), address(has_value)
