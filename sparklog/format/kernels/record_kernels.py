@@ -4,6 +4,10 @@ Bounds: every read is within `[start, stop)` of its batch, which the caller has 
 is within what `room` in decode.py has provided, or a row per record. A varint that runs over its record yields position
 `BAD`, which no later check passes, so one comparison per record catches all of them before anything is copied.
 `write_batches` trusts nothing that it is handed: sources and the room in `out` are checked before each copy.
+
+Parameters per batch: `data[start : stop]` are its records, `count` of them; `base_offset`, `base_time` and `last_delta`
+(last offset delta) are its header's. A binary column is three buffers as in Arrow, such as `key_offsets`, `keys` (the
+bytes) and `key_valid` (bits). `state` has the places that are named below.
 """
 
 from __future__ import annotations
@@ -168,13 +172,9 @@ def decode_records(
 ) -> int:  # fmt: skip
     """Append the records of all batches with `first <= offset < limit` to the columns; the error code, `OK` if none.
 
-    * per batch: `data[start : stop]` are its records, `count` of them; `base_offset`, `base_time` and `last_delta`
-      (last offset delta) are its header's; `fixed_time` is the time of each record, or -2: base time and delta count
-    * `wanted`: bit 0 keys, 1 values, 2 headers
-    * per row: `offsets`, `times`; `key_offsets`, `keys`, `key_valid` and `value_offsets`, `values`, `value_valid` are
-      the buffers of binary columns (offsets, bytes, validity), `list_offsets`, `list_valid` those of the header lists;
-      `list_position` receives where a row's headers start in `data`
-    * `emitted` receives the rows of each batch; `state`: places are at the top
+    `wanted`: bit 0 keys, 1 values, 2 headers. `fixed_time` is each record's time, or -2: base time and delta count.
+    `list_offsets`, `list_valid` are of the header lists; `list_position` receives, per row, where its headers start.
+    `emitted`: rows per batch.
     """
     data_at, offsets_at, times_at = address(data), address(offsets), address(times)
     data_end = data_at + len(data)
