@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from typer import Argument, BadParameter, Option, Typer
 
 from sparklog import parsing
-from sparklog.cli.terminal import Answer, Command
+from sparklog.cli.terminal import Command, Output
 from sparklog.log.journal.clocks import parse_iso_time, warn_of_seconds
 from sparklog.log.journal.names import check_topic_name
 from sparklog.parsing import INT64_MAX, is_digits
@@ -27,7 +27,7 @@ CorruptRecords = Literal["fail", "skip", "truncate"]
 def one_by_one(run: Callable[..., Any]) -> Callable[..., Any]:
     """Return a command with an option for each field of a parameter that is a data class, as typer needs it.
 
-    Where it returns an `Answer` it gets `--json`, and the answer is shown.
+    Where it returns an `Output` it gets `--json`, and the output is shown.
     """
 
     def options(function: Any) -> Iterator[Parameter]:
@@ -46,11 +46,11 @@ def one_by_one(run: Callable[..., Any]) -> Callable[..., Any]:
 
     def command(**values: Any) -> Any:
         result = call(run, values)
-        return result.show(values["as_json"]) if isinstance(result, Answer) else result
+        return result.show(values["as_json"]) if isinstance(result, Output) else result
 
     update_wrapper(command, run)
     parameters = list(options(run))
-    if signature(run, eval_str=True).return_annotation is Answer:
+    if signature(run, eval_str=True).return_annotation is Output:
         parameters.append(Parameter("as_json", Parameter.KEYWORD_ONLY, default=False, annotation=JsonOption))
     command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {}
@@ -63,11 +63,11 @@ class Commands(Typer):
     def __init__(self, text: str | None = None) -> None:
         super().__init__(no_args_is_help=True, rich_markup_mode=None, help=text)
 
-    def add(self, name: str, *examples: str) -> Callable[[Callable[..., Answer | None]], Callable[..., Answer | None]]:
+    def add(self, name: str, *examples: str) -> Callable[[Callable[..., Output | None]], Callable[..., Output | None]]:
         """Make a command of a function; its help ends with the examples, each on one line on any terminal."""
         epilog = "\n".join(("\b\nExample:", *(f"  {line}" for line in examples)))
 
-        def register(run: Callable[..., Answer | None]) -> Callable[..., Answer | None]:
+        def register(run: Callable[..., Output | None]) -> Callable[..., Output | None]:
             self.command(name, cls=Command, epilog=epilog)(one_by_one(run))
             return run
 

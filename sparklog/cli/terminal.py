@@ -110,14 +110,20 @@ def print_json(value: object) -> None:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """The answer of a command: a document for `--json`, else a text to print; `after` either: warnings, failures."""
+class Output:
+    """The output of a command: a document for `--json`, else a text to print; `after` either: warnings, failures."""
 
     document: object
     text: Callable[[], object]
     failures: Sequence[SparklogError] = ()
     code: int = EXIT_OK
     after: Callable[[], object] | None = None
+
+    @classmethod
+    def of_lines(
+        cls, document: object, *lines: str, failures: Sequence[SparklogError] = (), code: int = EXIT_OK
+    ) -> Output:
+        return cls(document, lambda: sys.stdout.write("".join(f"{line}\n" for line in lines)), failures, code)
 
     def show(self, as_json: bool) -> None:
         if as_json:
@@ -129,11 +135,6 @@ class Answer:
         warn_and_leave(self.failures)
         if self.code != EXIT_OK:
             raise Exit(self.code)
-
-
-def answer(document: object, *lines: str, failures: Sequence[SparklogError] = (), code: int = EXIT_OK) -> Answer:
-    """Return an answer whose text are these lines."""
-    return Answer(document, lambda: sys.stdout.write("".join(f"{line}\n" for line in lines)), failures, code)
 
 
 def read_text(file: Path, option: str) -> str:

@@ -23,7 +23,7 @@ from sparklog.cli.options import (
     root_option,
     whole_number,
 )
-from sparklog.cli.terminal import Answer, answer, print_table, printable
+from sparklog.cli.terminal import Output, print_table, printable
 from sparklog.log.journal.clocks import iso_time
 from sparklog.output import StatusLine, json_value, size_text
 
@@ -64,7 +64,7 @@ def backup(
     link: LinkOption = False,
     dry_run: DryRunOption = False,
     quiet: QuietOption = False,
-) -> Answer:
+) -> Output:
     """Back a root up: all topics, transactions and consumer groups as of one moment, into a folder of their own.
 
     Only what is new since the last backup is copied, and every byte is checked on the way. Writers and maintenance
@@ -82,10 +82,10 @@ def backup(
         manifests = Repository.open(target).manifests()
         totals = [{"fromMs": item.from_ms, "totalBytes": item.total_bytes} for item in manifests]
         documents = [json_value(item) | total for item, total in zip(manifests, totals, strict=True)]
-        return Answer(documents, lambda: _show_backups(manifests))
+        return Output(documents, lambda: _show_backups(manifests))
     if backups.prune:
         dropped = prune(target, keep=backups.keep, keep_ms=backups.keep_ms, dry_run=dry_run)
-        return answer(json_value(dropped) | {"dryRun": dry_run}, _shown_pruned(dropped, dry_run))
+        return Output.of_lines(json_value(dropped) | {"dryRun": dry_run}, _shown_pruned(dropped, dry_run))
     if root is None:
         raise BadParameter("which root? give --root or set SPARKLOG_ROOT", param_hint="'--root'")
     topics = comma_separated(topic) or None
@@ -93,7 +93,7 @@ def backup(
     if dry_run:
         plan = plan_backup(opened, target, topics=topics)
         text = f"Would copy {plan.files} files ({size_text(plan.nbytes)}) of {len(plan.topics)} topics."
-        return answer(plan, text, failures=shown_left_out(plan.left_out))
+        return Output.of_lines(plan, text, failures=shown_left_out(plan.left_out))
     with StatusLine("backup", quiet=quiet) as status:
         made = back_up(opened, target, topics=topics, link=link, progress=status.files)
     drops = backups.keep is not None or backups.keep_ms is not None
@@ -104,7 +104,7 @@ def backup(
     )
     more = () if pruned is None else (_shown_pruned(pruned, False),)
     document = json_value(made) | {"pruned": json_value(pruned)}
-    return answer(document, text, *more, failures=shown_left_out(made.left_out))
+    return Output.of_lines(document, text, *more, failures=shown_left_out(made.left_out))
 
 
 def _show_backups(backups: list[Manifest]) -> None:
@@ -160,7 +160,7 @@ def restore(
     link: LinkOption = False,
     dry_run: DryRunOption = False,
     quiet: QuietOption = False,
-) -> Answer:
+) -> Output:
     """Make a new root with what a backup holds, or what a root held: the newest state, or that of an earlier time.
 
     Every byte is checked on the way. Transactions are whole, consumer groups go on where they were, topic ids stay.
@@ -181,7 +181,7 @@ def restore(
         with StatusLine("restore", quiet=quiet) as status:
             restored = make(store, open_folder(to), point, rename=names, link=link, progress=status.files)
     document = json_value(restored) | {"dryRun": dry_run}
-    return Answer(document, lambda: _show_restored(restored, to, dry_run), shown_left_out(restored.left_out))
+    return Output(document, lambda: _show_restored(restored, to, dry_run), shown_left_out(restored.left_out))
 
 
 def _show_restored(restored: Restored, to: str, dry_run: bool) -> None:
@@ -211,7 +211,7 @@ def clone(
     as_of: AsOfOption = None,
     dry_run: DryRunOption = False,
     quiet: QuietOption = False,
-) -> Answer:
+) -> Output:
     """Create a topic that shows another one as it is, or was at a version or time; nothing is copied.
 
     Both share files until one of them rewrites its own; either can be appended to, altered and deleted without the
@@ -229,4 +229,4 @@ def clone(
         f"{'Would clone' if dry_run else 'Cloned'} topic {topic} at version {made.version} as {name}: "
         f"{made.partitions} partitions, {offsets} offsets, {made.files} files ({size_text(made.nbytes)}) shared."
     )
-    return answer(json_value(made) | {"dryRun": dry_run}, text)
+    return Output.of_lines(json_value(made) | {"dryRun": dry_run}, text)

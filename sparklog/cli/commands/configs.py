@@ -21,7 +21,7 @@ from sparklog.cli.options import (
     comma_separated,
     name_and_value,
 )
-from sparklog.cli.terminal import Answer, answer, print_json, read_text
+from sparklog.cli.terminal import Output, print_json, read_text
 from sparklog.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def describe(
     *,
     topics: Topics,
     everything: Annotated[bool, Option("--all", help="Also those that have their default.")] = False,
-) -> Answer:
+) -> Output:
     """Show the configs that were set on topics: value, where it comes from, default."""
     from sparklog.log.state.configs import CONFIGS
     from sparklog.log.state.description import describe_configs
@@ -63,7 +63,7 @@ def describe(
         if everything or config.source != "default"
     ]
     names = [name for name, _ in configs_of]
-    return Answer(rows, lambda: _show(names, rows, everything), source.failures)
+    return Output(rows, lambda: _show(names, rows, everything), source.failures)
 
 
 def _show(names: list[str], rows: list[dict[str, str]], everything: bool) -> None:
@@ -92,7 +92,7 @@ def alter(
     force: Annotated[
         bool, Option("--force", help="Also what takes files from running jobs, or drops records without a key.")
     ] = False,
-) -> Answer:
+) -> Output:
     """Set configs of a topic, take them back. All of it happens in one commit, or nothing does."""
     changes = _changes(add_config, add_config_file, delete_config)
     name = topic.name
@@ -107,7 +107,7 @@ def alter(
     done = f"Completed updating config for topic {name}." if rows else f"Config of topic {name} is so already."
     would = f"Would {'change' if rows else 'not change'} the config of topic {name}."
     document = {"topic": name, "dryRun": dry_run, "changes": rows}
-    return answer(document, *lines, would if dry_run else done)
+    return Output.of_lines(document, *lines, would if dry_run else done)
 
 
 @app.add("docs", "sparklog configs docs retention.ms")

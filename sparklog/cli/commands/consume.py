@@ -24,7 +24,7 @@ from sparklog.cli.options import (
 )
 from sparklog.cli.printing import Columns, LimitOption, Printer, Printing
 from sparklog.cli.record_values import Format, Formats
-from sparklog.cli.terminal import Answer, print_lines, warn
+from sparklog.cli.terminal import Output, print_lines, warn
 from sparklog.errors import BadRequest, NotFound
 from sparklog.output import write
 
@@ -343,7 +343,7 @@ def offsets(
     isolation: Annotated[
         Isolation, Option("--isolation-level", help="read_committed: below the first open transaction.")
     ] = "read_uncommitted",
-) -> Answer:
+) -> Output:
     """Print offsets of topics, one topic:partition:offset per line, as kafka-get-offsets does.
 
     --time is -1 or latest (the end, the default), -2 or earliest (the log start), -3 or max-timestamp (the record with
@@ -357,4 +357,4 @@ def offsets(
     # By the text topic-partition, t-10 before t-2: as Kafka's tool does.
     rows.sort(key=lambda row: f"{row[0]}-{row[1]}")
     document = [dict(zip(("topic", "partition", "offset"), row, strict=True)) for row in rows]
-    return Answer(document, lambda: print_lines(":".join(map(str, row)) for row in rows), source.failures)
+    return Output(document, lambda: print_lines(":".join(map(str, row)) for row in rows), source.failures)

@@ -18,7 +18,7 @@ from sparklog.cli.options import (
     parse_time,
     whole_number,
 )
-from sparklog.cli.terminal import Answer, answer, print_lines, print_table, printable, read_text
+from sparklog.cli.terminal import Output, print_lines, print_table, printable, read_text
 from sparklog.errors import BadRequest, NotFound
 from sparklog.parsing import INT64_MAX, is_digits
 
@@ -49,13 +49,13 @@ TopicOption = Annotated[
 def list_(
     root: SourceOption,
     state: Annotated[bool, Option("--state", help="Also the state of each group.")] = False,
-) -> Answer:
+) -> Output:
     """List the groups, one per line. Works on a Kafka log directory, too."""
     groups = _open_groups(root)
     names = groups.names()
     if state:
         return _states(groups.descriptions(names, groups.failures), groups.failures)
-    return Answer(names, lambda: print_lines(names), groups.failures)
+    return Output(names, lambda: print_lines(names), groups.failures)
 
 
 @app.add("describe", "sparklog groups describe billing --root /data/log")
@@ -64,7 +64,7 @@ def describe(
     names: GroupArguments = None,
     all_groups: Annotated[bool, Option("--all-groups", help="Every group there is.")] = False,
     state: Annotated[bool, Option("--state", help="The groups themselves in place of their offsets.")] = False,
-) -> Answer:
+) -> Output:
     """Show how far groups have read, and how far behind they are, in records and in seconds.
 
     SECONDS-BEHIND is how long the first unread record has been waiting. The end is that of the log, as in Kafka:
@@ -89,7 +89,7 @@ def describe(
                 print(f"Consumer group '{printable(item.id)}' has no active members.", file=sys.stderr)
         print_table(OFFSETS, [_cells(row) for row in rows])
 
-    return Answer(rows, show, groups.failures)
+    return Output(rows, show, groups.failures)
 
 
 @dataclass
@@ -134,7 +134,7 @@ def reset(
     dry_run: Annotated[bool, Option("--dry-run", help="Only show it (the default).")] = False,
     force: Annotated[bool, Option("--force", help="Also an active group; its consumer is stopped.")] = False,
     export: Annotated[bool, Option("--export", help="Print the new offsets as lines of a CSV file.")] = False,
-) -> Answer:
+) -> Output:
     """Set a group's offsets by hand, in a partition, a topic or all of its topics.
 
     Exactly one of the options --to-earliest ... --from-file says where to. Nothing is changed without --execute: first
@@ -168,15 +168,15 @@ def reset(
     if not execute and not dry_run:
         print("WARN Nothing was changed: this is a dry run without --execute.", file=sys.stderr)
     document = {"group": group, "executed": execute, "offsets": plan}
-    return Answer(document, lambda: _show_plan(group, plan, export))
+    return Output(document, lambda: _show_plan(group, plan, export))
 
 
 @app.add("delete", "sparklog groups delete billing --root /data/log")
-def delete(group: GroupArgument, root: RootOption, dry_run: DryRunOption = False) -> Answer:
+def delete(group: GroupArgument, root: RootOption, dry_run: DryRunOption = False) -> Output:
     """Delete a group with its offsets. Refused while it is active."""
     _groups_of_root(root).group(group).delete(dry_run=dry_run)
     text = f"{'Would delete' if dry_run else 'Deleted'} group {printable(group)}."
-    return answer({"deleted": group, "dryRun": dry_run}, text)
+    return Output.of_lines({"deleted": group, "dryRun": dry_run}, text)
 
 
 @app.add("delete-offsets", "sparklog groups delete-offsets billing --topic old:0 --root /data/log")
@@ -185,7 +185,7 @@ def delete_offsets(
     root: RootOption,
     topic: TopicOption = None,
     dry_run: DryRunOption = False,
-) -> Answer:
+) -> Output:
     """Drop a group's offsets of topics, or of partitions. Refused while it is active."""
     topics = _topics(topic, False, False)
     if not topics:
@@ -205,7 +205,7 @@ def delete_offsets(
     status = "Would be deleted" if dry_run else "Successful"
     rows = [(name, partition, status) for name, partitions in gone.items() for partition in partitions]
     document = {"group": group, "deleted": gone, "dryRun": dry_run}
-    return Answer(document, lambda: print_table(("TOPIC", "PARTITION", "STATUS"), rows))
+    return Output(document, lambda: print_table(("TOPIC", "PARTITION", "STATUS"), rows))
 
 
 def _groups_of_root(root: str) -> Groups:
@@ -279,12 +279,12 @@ def _cells(row: Lag) -> tuple[object, ...]:
     return row.group, row.topic, row.partition, row.current_offset, row.log_end, row.lag, seconds, row.member
 
 
-def _states(described: Sequence[GroupDescription], failures: Sequence[SparklogError]) -> Answer:
+def _states(described: Sequence[GroupDescription], failures: Sequence[SparklogError]) -> Output:
     rows = [
         (item.id, item.state, item.generation, item.instance or None, item.session_timeout_ms, len(item.pending))
         for item in described
     ]
-    return Answer(described, lambda: print_table(STATES, rows), failures)
+    return Output(described, lambda: print_table(STATES, rows), failures)
 
 
 def _show_plan(group: str, plan: Sequence[NewOffset], export: bool) -> None:

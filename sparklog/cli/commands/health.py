@@ -18,7 +18,7 @@ from sparklog.cli.options import (
     comma_separated,
     root_option,
 )
-from sparklog.cli.terminal import EXIT_ERROR, EXIT_OK, Answer, answer, print_json, printable
+from sparklog.cli.terminal import EXIT_ERROR, EXIT_OK, Output, print_json, printable
 from sparklog.errors import BadRequest, NotFound
 from sparklog.output import STANDARD_OUTPUT, StatusLine, write_output
 from sparklog.version import __version__
@@ -32,7 +32,7 @@ def verify(
     topic: TopicsOption = None,
     quick: QuickOption = False,
     quiet: QuietOption = False,
-) -> Answer:
+) -> Output:
     """Read everything of a root, or of a Kafka log directory, and name every byte that is not what was written.
 
     Commits, checkpoints, the logs of transactions and groups, every file that a version may still need; nothing is
@@ -72,7 +72,7 @@ def verify(
         with StatusLine("verify", quiet=quiet) as status:
             report = verify_root(open_store(location.root), topics=topics, quick=quick, say=status)
     lines = map(printable, summary(report).split("\n"))
-    return answer(document(report), *lines, code=EXIT_OK if report.sound else EXIT_ERROR)
+    return Output.of_lines(document(report), *lines, code=EXIT_OK if report.sound else EXIT_ERROR)
 
 
 @dataclass
@@ -103,7 +103,7 @@ def doctor(
         bool, Option("--cost", help="Only print what a topic in a bucket costs a month. The options below say which.")
     ] = False,
     workload: WorkloadOptions,
-) -> Answer:
+) -> Output:
     """Check Python, Java, packages, Spark's settings and, with --root, the store and the state of a root.
 
     Each line is ok, warn or fail, what was found and, below it, the command or setting that puts it right. Runs
@@ -117,7 +117,7 @@ def doctor(
         if conf_file is not None or spark or store is not None:
             raise BadParameter("computes, and looks at nothing: leave out the other checks", param_hint="'--cost'")
         work = Workload(*vars(workload).values())
-        return answer(document(work), *lines(work))
+        return Output.of_lines(document(work), *lines(work))
     from sparklog.doctor.examine import examine, failed
     from sparklog.doctor.store_checks import examine_store
 
@@ -130,7 +130,7 @@ def doctor(
         rows.append(f"{finding.status:4}  {finding.check:{width}}  {finding.found}")
         if finding.fix:
             rows.append(f"{'':{width + 6}}  fix: {finding.fix}")
-    return answer(findings, *rows, code=EXIT_ERROR if failed(findings) else EXIT_OK)
+    return Output.of_lines(findings, *rows, code=EXIT_ERROR if failed(findings) else EXIT_OK)
 
 
 @app.add("report", "sparklog report --root /data/log --html report.html")

@@ -9,7 +9,7 @@ from typer import Argument
 
 from sparklog.cli.locations import open_root
 from sparklog.cli.options import Commands, RootOption, whole_number
-from sparklog.cli.terminal import Answer, print_table
+from sparklog.cli.terminal import Output, print_table
 from sparklog.log.journal.clocks import iso_time
 from sparklog.log.journal.names import check_topic_name
 from sparklog.output import size_text
@@ -60,7 +60,7 @@ def history(
     topic: Annotated[str, Argument(metavar="TOPIC", help="The topic; also a deleted one.")],
     root: RootOption,
     limit: Annotated[int, whole_number("--limit", low=1, text="Commits at most.")] = 100,
-) -> Answer:
+) -> Output:
     """Show the commits of a topic, newest first: version, time, operation, records and bytes that it brought, writer.
 
     A version serves `--as-of` of clone, export and restore, and versionAsOf of a scan. Commits are kept for seven days
@@ -89,4 +89,4 @@ def history(
         if oldest > 0:
             print(f"commits before version {oldest} are no longer kept")
 
-    return Answer({"topic": topic, "oldestVersion": oldest, "commits": rows}, show)
+    return Output({"topic": topic, "oldestVersion": oldest, "commits": rows}, show)

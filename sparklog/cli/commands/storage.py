@@ -19,7 +19,7 @@ from sparklog.cli.options import (
     one_of,
     whole_number,
 )
-from sparklog.cli.terminal import Answer, answer, print_table, read_text
+from sparklog.cli.terminal import Output, print_table, read_text
 from sparklog.output import count
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def delete_records(
         int | None, whole_number("--offset", "-o", low=-1, text="The first offset that stays; -1: none does.")
     ] = None,
     dry_run: DryRunOption = False,
-) -> Answer:
+) -> Output:
     """Delete the records below an offset: the log starts there then.
 
     --offset-json-file takes Kafka's file, {"partitions": [{"topic": "t", "partition": 0, "offset": 42}], "version": 1}.
@@ -60,7 +60,7 @@ def delete_records(
     lows = offset_file.delete_records(open_root(root), offsets, dry_run=dry_run)
     title = "Dry run, nothing is deleted:" if dry_run else "Records delete operation completed:"
     lines = [f"partition: {low.topic}-{low.partition}\tlow_watermark: {low.low_watermark}" for low in lows]
-    return answer({"dryRun": dry_run, "partitions": lows}, title, *lines)
+    return Output.of_lines({"dryRun": dry_run, "partitions": lows}, title, *lines)
 
 
 HEADINGS = ("TOPIC", "PARTITION", "APPEND", "SEALED", "TOTAL", "RECORDS", "SLICES")
@@ -81,7 +81,7 @@ def log_dirs(
     root: SourceOption,
     *,
     topics: TopicList,
-) -> Answer:
+) -> Output:
     """Show how many bytes each partition takes, and how many lie in files that only wait for the vacuum.
 
     APPEND are bytes in append files (in a Kafka directory: of the active segment), SEALED those in sealed (closed)
@@ -102,7 +102,7 @@ def log_dirs(
             print(f"Besides, {nbytes} bytes in {count(files, 'file')} wait for the vacuum of `sparklog retain`.")
 
     more = {} if waiting is None else {"unreferencedFiles": files, "unreferencedBytes": nbytes}
-    return Answer(_document(source.view.location, sizes, more), show, source.failures)
+    return Output(_document(source.view.location, sizes, more), show, source.failures)
 
 
 def _document(location: str, sizes: list[PartitionSize], more: dict[str, int]) -> dict[str, object]:

@@ -18,7 +18,7 @@ from sparklog.cli.options import (
     parse_configs,
     whole_number,
 )
-from sparklog.cli.terminal import Answer, answer, print_lines, print_table, printable, warn
+from sparklog.cli.terminal import Output, print_lines, print_table, printable, warn
 from sparklog.errors import NotFound
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def create(
     replication_factor: ReplicationOption = None,
     config: ConfigOption = None,
     if_not_exists: Annotated[bool, Option("--if-not-exists", help="Succeed if it is there already.")] = False,
-) -> Answer:
+) -> Output:
     """Create a topic. A folder that holds nothing yet becomes a new root."""
     from sparklog.log.topic.expiring import default_expiry
 
@@ -79,7 +79,7 @@ def create(
     head = make(name, partitions=partitions, configs=configs).log.head(refresh=False)
     text = f"Created topic {name} with {head.partitions} partition{'s' * (head.partitions > 1)} in {log.location}."
     expiry = None if existed else default_expiry(head.configs)
-    return Answer(
+    return Output(
         {"topic": name, "created": not existed},
         lambda: print(f"Topic {name} is there already." if existed else text),
         after=None if expiry is None else lambda: warn(f"topic {name}: {expiry}"),
@@ -92,11 +92,11 @@ def _say_where_copies_are(replication_factor: int | None, root: str) -> None:
 
 
 @app.add("list", "sparklog topics list --root /data/log")
-def list_(root: SourceOption) -> Answer:
+def list_(root: SourceOption) -> Output:
     """List the topics, one per line."""
     source = open_source(root)
     names = source.topics()
-    return Answer(names, lambda: print_lines(names), source.failures)
+    return Output(names, lambda: print_lines(names), source.failures)
 
 
 @app.add("describe", "sparklog topics describe orders --root /data/log")
@@ -104,14 +104,14 @@ def describe(
     root: SourceOption,
     *,
     topics: Topics,
-) -> Answer:
+) -> Output:
     """Show id, configs and, for each partition, offsets and size."""
     source = open_source(root)
     opened = source.root
     rows = source.each(
         topics.names, lambda name: _kafka(source.view, name) if opened is None else _of_root(opened, name)
     )
-    return Answer(rows, lambda: _show(rows), source.failures)
+    return Output(rows, lambda: _show(rows), source.failures)
 
 
 def _of_root(root: Root, name: str) -> TopicRow:
@@ -171,14 +171,14 @@ def alter(
     *,
     topic: OneTopic,
     replication_factor: ReplicationOption = None,
-) -> Answer:
+) -> Output:
     """Add partitions. Configs are altered by `sparklog configs alter`, as in Kafka by kafka-configs."""
     _say_where_copies_are(replication_factor, root)
     name = topic.name
     open_root(root).topic(name).alter(partitions=partitions)
     shown = printable(name)
     warn(f"keys of topic {shown} map to other partitions from now on: the order of a key's records ends here")
-    return answer({"topic": name, "partitions": partitions}, f"Altered topic {name}.")
+    return Output.of_lines({"topic": name, "partitions": partitions}, f"Altered topic {name}.")
 
 
 @app.add("delete", "sparklog topics delete orders --root /data/log")
@@ -187,7 +187,7 @@ def delete(
     *,
     topic: OneTopic,
     if_exists: Annotated[bool, Option("--if-exists", help="Succeed if there is no such topic.")] = False,
-) -> Answer:
+) -> Output:
     """Delete a topic, without asking, as kafka-topics does. Its files go when a vacuum finds them."""
     name = topic.name
     log = open_root(root)
@@ -195,7 +195,7 @@ def delete(
     if exists:
         log.delete_topic(name)
     text = f"Deleted topic {name}." if exists else f"There is no topic {printable(name)}."
-    return answer({"topic": name, "deleted": exists}, text)
+    return Output.of_lines({"topic": name, "deleted": exists}, text)
 
 
 def _exists(log: Root, topic: str) -> bool:

@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 from sparklog.cli.locations import open_root
 from sparklog.cli.options import Commands, RootOption, whole_number
-from sparklog.cli.terminal import Answer, answer, print_table, printable
+from sparklog.cli.terminal import Output, print_table, printable
 from sparklog.log.journal.clocks import iso_time
 from sparklog.output import json_value
 
@@ -28,7 +28,7 @@ IdArgument = Annotated[str, Argument(metavar="ID", help="Transactional id.")]
 def list_(
     root: RootOption,
     open_only: Annotated[bool, Option("--open", help="Only those that hold back a topic.")] = False,
-) -> Answer:
+) -> Output:
     """List the transactional ids, and how the newest transaction of each stands."""
     from sparklog.transactions.listing import list_transactions
 
@@ -40,17 +40,17 @@ def list_(
         topics = dict.fromkeys([*(part.topic for part in item.held), *(part.topic for part in item.kafka)])
         rows.append((item.id, _newest(item), item.state, ",".join(topics) or None))
     headings = ("TRANSACTIONAL-ID", "NEWEST", "STATE", "HOLDS-BACK")
-    return Answer([_document(item) for item in shown], lambda: print_table(headings, rows), failures)
+    return Output([_document(item) for item in shown], lambda: print_table(headings, rows), failures)
 
 
 @app.add("describe", "sparklog transactions describe orders-job --root /data/log")
-def describe(transactional_id: IdArgument, root: RootOption) -> Answer:
+def describe(transactional_id: IdArgument, root: RootOption) -> Output:
     """Show what is decided, and what is open: where the last stable offset stops, since when, and until when."""
     from sparklog.transactions.listing import describe_transaction
 
     failures: list[SparklogError] = []
     standing = describe_transaction(open_root(root), transactional_id, failures)
-    return Answer(_document(standing), lambda: _show(standing), failures)
+    return Output(_document(standing), lambda: _show(standing), failures)
 
 
 @app.add("abort", "sparklog transactions abort orders-job --root /data/log")
@@ -58,7 +58,7 @@ def abort(
     transactional_id: IdArgument,
     root: RootOption,
     number: Annotated[int | None, whole_number("--n", text="Only if this is the number of the open one.")] = None,
-) -> Answer:
+) -> Output:
     """Abort the open transaction of an id without waiting for its timeout; its owner's commit fails then.
 
     One that an import found open in Kafka's data ends, too (as Kafka had decided, if it had); no import can go on with
@@ -76,7 +76,7 @@ def abort(
         place = f"{part.topic}-{part.open.partition}"
         lines.append(f"{how} Kafka's transaction of {printable(transactional_id)} in {place}.")
     document = {"id": transactional_id, "n": aborted.n, "topics": aborted.topics, "kafka": _kafka(aborted.kafka)}
-    return answer(document, *lines)
+    return Output.of_lines(document, *lines)
 
 
 def _show(standing: TransactionDescription) -> None:
