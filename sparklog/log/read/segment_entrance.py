@@ -1,4 +1,4 @@
-"""Where to enter a sealed segment, by the indexes beside it.
+"""The entrance to a sealed segment, by the indexes beside it.
 
 Sealed segments have no footer. They are entered by the `.index` and `.timeindex` beside them, as Kafka does, but these
 have no checksum, and a stale one would hide records (docs/reference/kafka-format.md). So an entry is proven by the log
