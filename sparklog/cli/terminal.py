@@ -27,11 +27,11 @@ UsageError: Any = BadParameter.__mro__[1]
 
 
 def printable(text: object) -> str:
-    r"""Return the text on one line; what does not print stands as `\n`, `\x1b`, `\u202e`."""
+    r"""Return the text on one line; what does not print is shown as `\n`, `\x1b`, `\u202e`."""
     shown = str(text)
     if shown.isprintable():
         return shown
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in shown)
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)
 
 
 def warn(message: object) -> None:

@@ -21,6 +21,7 @@ from sparklog.log.journal.clocks import parse_iso_time, seconds_taken
 from sparklog.log.journal.names import check_id
 from sparklog.log.read.key_set import KeySet
 from sparklog.log.state.configs import SECURITY, canonical, is_security
+from sparklog.parsing import INT64_MAX, is_digits, whole_number
 from sparklog.storage.cloud_settings import is_setting
 from sparklog.storage.locations import with_settings
 
@@ -84,6 +85,11 @@ class ReadOptions:
     @property
     def is_table(self) -> bool:
         return self.view == "table"
+
+    @property
+    def has_rate_limits(self) -> bool:
+        limits = self.max_offsets_per_trigger, self.min_offsets_per_trigger, self.max_bytes_per_trigger
+        return any(limit is not None for limit in limits)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -433,9 +439,7 @@ _A_TIME = "milliseconds or a time like '2026-01-31T12:00:00' (UTC)"
 def _time(name: str, given: str) -> int:
     """Return the milliseconds of a number or of ISO 8601."""
     try:
-        if re.fullmatch(r"\d{1,19}", given, re.ASCII) and int(given) < 1 << 63:
-            return int(given)
-        return max(0, parse_iso_time(given))
+        return int(given) if is_digits(given) and int(given) <= INT64_MAX else max(0, parse_iso_time(given))
     except ValueError:
         raise BadRequest(f"Option '{name}' must be {_A_TIME}; found {given!r}") from None
 
@@ -467,14 +471,15 @@ def _parse(values: Mapping[str, str], option: OptionDef) -> Any:
 
 
 def _number(option: OptionDef, given: str) -> int:
-    text = given.strip()
-    if re.fullmatch(r"[+-]?\d{1,19}", text, re.ASCII) is None or not option.low <= int(text) < 1 << 63:
+    try:
+        number = whole_number(given.strip(), option.low)
+    except ValueError:
         kind = "a whole number" if option.low < 0 else f"a whole number >= {option.low}"
-        raise BadRequest(f"Option '{option.name}' must be {kind}; found {given!r}")
-    if option.high is not None and int(text) > option.high:
+        raise BadRequest(f"Option '{option.name}' must be {kind}; found {given!r}") from None
+    if option.high is not None and number > option.high:
         day = " (a day)" if option.high == 86_400_000 else ""
-        raise BadRequest(f"Option '{option.name}' must be at most {option.high}{day}; found {text}")
-    return int(text)
+        raise BadRequest(f"Option '{option.name}' must be at most {option.high}{day}; found {given.strip()}")
+    return number
 
 
 def _milliseconds(name: str, given: str) -> int:

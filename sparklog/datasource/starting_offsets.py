@@ -12,9 +12,7 @@ a partition without an offset begins where a read without `startingOffsets` woul
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 
 from sparklog.datasource.offsets import EARLIEST, LATEST, StreamOffset, describe
@@ -22,8 +20,9 @@ from sparklog.datasource.options import GROUP, Bound, ReadOptions
 from sparklog.datasource.spark_workers import warn
 from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import BadRequest, NotFound
-from sparklog.log.journal.clocks import MAX_TRIES, SETTLE_MS, iso_time
+from sparklog.log.journal.clocks import iso_time
 from sparklog.log.state.view import Bounds, LogView, OffsetRange
+from sparklog.storage.retries import SETTLE_MS, Backoff, Clock
 
 Partitions = Mapping[str, Mapping[int, Bounds]]
 """Topic -> partition -> bounds: what is read, with the snapshot it is read from."""
@@ -122,16 +121,6 @@ def _by_timestamp(
     return result
 
 
-FIRST_WAIT_S = 0.02
-LONGEST_WAIT_S = 1.0
-
-
-@dataclass(frozen=True)
-class Clock:
-    now: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
-
-
 def wait_until_reached(
     view: LogView,
     named: StreamOffset,
@@ -145,18 +134,17 @@ def wait_until_reached(
     `look` takes a new snapshot and returns the topics that exist; `present`: those in the snapshot taken before.
     `end_of` says which end of a partition counts. Returns the partitions that end before these offsets even so.
     """
-    begun, tries = clock.now(), 0
+    backoff = Backoff(clock)
     while beyond := _beyond(view, present, named, end_of):
-        if tries >= MAX_TRIES or clock.now() - begun > SETTLE_MS / 1000:
+        if backoff.is_over():
             return beyond
-        if not tries:
+        if not backoff.tries:
             warn(
                 f"offsets known from before lie beyond the end of {', '.join(beyond)} as it is seen here; looking "
                 f"again for {SETTLE_MS // 1000} s"
             )
-        clock.sleep(min(FIRST_WAIT_S * 2**tries, LONGEST_WAIT_S))
+        backoff.sleep()
         present = look()
-        tries += 1
     return []
 
 
@@ -182,7 +170,7 @@ def is_unseen(view: LogView, topic: str) -> bool:
     """Return whether nothing of a topic can be seen here: a deleted one leaves its commits, which say so."""
     from sparklog.log.topic.root import RootView
 
-    return isinstance(view, RootView) and view.root.topic_handle(topic).log.refresh().head.version < 0
+    return isinstance(view, RootView) and view.root.engine.log(topic).refresh().head.version < 0
 
 
 RESET_IT = "reset the group, or set kafka.auto.offset.reset to earliest or latest"

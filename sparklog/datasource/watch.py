@@ -60,7 +60,7 @@ def watch(
     Args:
         spark: the session.
         tell: takes a line per micro-batch, such as `print`; default: the logger `sparklog.lag`, at level INFO.
-        metrics_file: written anew with each micro-batch, for the node exporter's textfile collector. Give each driver
+        metrics_file: written again with each micro-batch, for the node exporter's textfile collector. Give each driver
             a file of its own.
 
     Returns:

@@ -24,15 +24,15 @@ from sparklog.log.journal.documents import (
     TEXT,
     Document,
     Fields,
-    Kind,
     Member,
+    MemberKind,
     StoredDocument,
     objects_of,
     one_of,
     whole,
     wholes,
 )
-from sparklog.log.journal.entry_log import ENTRY_MEMBERS, Entry, EntryKind
+from sparklog.log.journal.entry_log import ENTRY_MEMBERS, EntryKind, StateEntry
 from sparklog.log.journal.names import GROUPS_FOLDER, MAX_PARTITIONS, MAX_VERSION
 
 NO_EPOCH = -1
@@ -144,8 +144,8 @@ def _unpacked(item: Fields, name: str, values: tuple[T, ...], what: str) -> tupl
     return values if len(values) == n else values * n
 
 
-def _packed_wholes(low: int, high: int) -> Kind:
-    return Kind(
+def _packed_wholes(low: int, high: int) -> MemberKind:
+    return MemberKind(
         lambda item, name: _unpacked(item, name, item.integers(name, None, low, high), "whole numbers"), _packed
     )
 
@@ -163,7 +163,7 @@ OFFSETS_JSON = Document(
     Member("offset", wholes(0, like="partition")),
     Member("timeMs", _packed_wholes(0, INT64_MAX)),
     Member("leaderEpoch", _packed_wholes(NO_EPOCH, INT32_MAX)),
-    Member("metadata", Kind(lambda item, name: _unpacked(item, name, item.texts(name), "texts"), _packed)),
+    Member("metadata", MemberKind(lambda item, name: _unpacked(item, name, item.texts(name), "texts"), _packed)),
     check=_check_partitions,
 )
 
@@ -176,7 +176,7 @@ def _in_order(item: Fields, name: str) -> tuple[TopicOffsets, ...]:
     return offsets
 
 
-OFFSETS_BY_TOPIC = Kind(_in_order, lambda offsets: list(map(OFFSETS_JSON.to_json, offsets)))
+OFFSETS_BY_TOPIC = MemberKind(_in_order, lambda offsets: list(map(OFFSETS_JSON.to_json, offsets)))
 """A list of objects in the order of topics, each topic once."""
 
 
@@ -199,7 +199,7 @@ class Pending:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupState(Entry):
+class GroupState(StateEntry):
     """The newest entry of a group, and so its state: see the module."""
 
     op: str = ""

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from sparklog.errors import Fenced, SparklogError
 from sparklog.log.journal.clocks import MAX_AHEAD_MS, iso_time
 from sparklog.log.journal.documents import TEXT, TEXTS, Document, Member, StoredDocument, objects_of, one_of, whole
-from sparklog.log.journal.entry_log import ENTRY_MEMBERS, Entry, EntryKind, collect_entries, ids_of
+from sparklog.log.journal.entry_log import ENTRY_MEMBERS, EntryKind, StateEntry, collect_entries, ids_of
 from sparklog.log.journal.names import MAINTENANCE_FOLDER
 from sparklog.log.topic.root import Root
 from sparklog.output import log
@@ -51,7 +51,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Leases(Entry):
+class Leases(StateEntry):
     """The claims on a root by runs of one job, in the order in which they were made."""
 
     op: str = TAKE
@@ -88,7 +88,7 @@ class Lease:
         self.others: tuple[Claim, ...] = ()
         self.waits = False
         self._root = root
-        self._log = root.entries(LEASES, job)
+        self._log = root.engine.entries(LEASES, job)
         self._run = root.env.new_id()
         self._fenced: Fenced | None = None
 
@@ -156,7 +156,7 @@ class Lease:
                 log(f"{self.job}: the lease was not renewed: {type(error).__name__}")
 
     def _now_ms(self) -> int:
-        return self._root.by_store_clock(self._root.env.wall_ms())
+        return self._root.engine.by_store_clock(self._root.env.wall_ms())
 
 
 @contextmanager
@@ -196,7 +196,7 @@ def collect_leases(
     failures: list[SparklogError] = []
     for job in ids_of(root.store, LEASES, failures):
         try:
-            gone = collect_entries(root.entries(LEASES, job), now_ms, keep_ms=keep_ms, dry_run=dry_run)
+            gone = collect_entries(root.engine.entries(LEASES, job), now_ms, keep_ms=keep_ms, dry_run=dry_run)
             objects, nbytes = objects + gone[0], nbytes + gone[1]
         except SparklogError as error:
             failures.append(error)

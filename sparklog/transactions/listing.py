@@ -145,7 +145,7 @@ def describe_transaction(root: Root, transactional_id: str, failures: list[Spark
     """Describe one id; `NotFound`, naming similar ones, if it was never used. `failures`: of topics and groups."""
     check_id(transactional_id, "transactional id")
     open_now = _Open.of(root, failures)
-    description = _describe(root, open_now, root.decisions.log(transactional_id).refresh())
+    description = _describe(root, open_now, root.engine.decisions.log(transactional_id).refresh())
     if description.state == EMPTY and not description.time_ms:
         known = transactional_ids(root.store, [])
         similar = nearest(transactional_id, [*known, *sorted(open_now.kafka_owners())])
@@ -179,7 +179,7 @@ def abort_transaction(root: Root, transactional_id: str, n: int | None = None) -
 
 
 def _abort_here(root: Root, description: TransactionDescription, number: int) -> tuple[str, ...]:
-    state = root.decisions.log(description.id).abort(number, BY_OPERATOR)
+    state = root.engine.decisions.log(description.id).abort(number, BY_OPERATOR)
     if state.commit_of(number) is not None:
         raise Conflict(f"transaction {number} of '{description.id}' was committed meanwhile")
     topics = sorted({item.topic for item in description.held})
@@ -200,7 +200,7 @@ class _Open:
     @staticmethod
     def of(root: Root, failures: list[SparklogError] | None) -> _Open:
         groups = Groups(root)
-        heads = {name: root.topic_handle(name).log.head(refresh=False) for name in root.topics(failures)}
+        heads = {name: root.engine.log(name).head(refresh=False) for name in root.topics(failures)}
         states = {name: groups.group(name).log.current() for name in groups.names(failures)}
         return _Open(
             {name: head for name, head in heads.items() if head.open or head.kafka_open},
@@ -222,7 +222,7 @@ class _Open:
 
 def _listed(root: Root, name: str, open_now: _Open) -> tuple[TransactionDescription, SparklogError | None]:
     try:
-        return _describe(root, open_now, root.decisions.log(name).refresh()), None
+        return _describe(root, open_now, root.engine.decisions.log(name).refresh()), None
     except Corrupt as error:
         return replace(_describe(root, open_now, Decisions(name)), state="Corrupt"), error
 
@@ -243,7 +243,7 @@ def _describe(root: Root, open_now: _Open, state: Decisions) -> TransactionDescr
                 continue
             now_ms = reading_clock_ms(root.store, root.env) if now_ms is None else now_ms
             for item in prepares:
-                age = max(0, now_ms - root.decisions.prepared_ms(topic, item))
+                age = max(0, now_ms - root.engine.decisions.prepared_ms(topic, item))
                 held += [
                     HeldPartition(topic, partition, first, item.end[partition], n, item.version, age, timeout_of(item))
                     for partition, first in sorted(item.first.items())

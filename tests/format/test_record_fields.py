@@ -189,7 +189,7 @@ def test_arbitrary_bytes_as_records(codec: int) -> None:
         ("50000000feffffff0f" + "00" * 60, "do not end where"),
         ("500000000101feffffff0f" + "00" * 60, "do not end where"),
         ("0e00000200010100", "do not end where"),
-        ("0c00000001010000", "goes on behind its last record"),
+        ("0c00000001010000", "goes on after its last record"),
         ("0c000001010100", "offsets within the batch do not increase"),
         ("0c000002010100", "beyond its last offset"),
     ],

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
-from typer import BadParameter, Exit, Option, Typer
+from typer import BadParameter, Exit, Option
 
 from sparklog.cli.locations import open_source, report_settings
 from sparklog.cli.options import (
+    Commands,
     JsonOption,
     PropertiesOption,
     QuickOption,
@@ -15,7 +17,6 @@ from sparklog.cli.options import (
     SourceOption,
     TopicsOption,
     comma_separated,
-    example,
     root_option,
 )
 from sparklog.cli.terminal import print_json, printable
@@ -23,10 +24,10 @@ from sparklog.errors import BadRequest, NotFound
 from sparklog.output import STANDARD_OUTPUT, StatusLine, write_output
 from sparklog.version import __version__
 
-app = Typer()
+app = Commands()
 
 
-@app.command("verify", epilog=example("sparklog verify --root /data/log --topic orders"))
+@app.add("verify", "sparklog verify --root /data/log --topic orders")
 def verify(
     root: SourceOption,
     topic: TopicsOption = None,
@@ -80,8 +81,22 @@ def verify(
         raise Exit(1)
 
 
-@app.command("doctor", epilog=example("sparklog doctor --root /data/log"))
+@dataclass
+class WorkloadOptions:
+    """The topic whose cost is asked for: `Workload`, under the names of options."""
+
+    rate: Annotated[float, Option(metavar="MB/S", help="Cost: MB a second, as they are stored.")] = 10.0
+    interval: Annotated[float, Option(metavar="SECONDS", help="Cost: time between two micro-batches.")] = 10.0
+    partitions: Annotated[int, Option(help="Cost: partitions of the topic.")] = 16
+    tasks: Annotated[int, Option(help="Cost: tasks that write a micro-batch.")] = 2
+    readers: Annotated[int, Option(help="Cost: readers that follow the topic.")] = 3
+    poll: Annotated[float | None, Option(metavar="MS", help="Cost: time between two looks of a reader.")] = None
+    retention: Annotated[float, Option(metavar="DAYS", help="Cost: how long records stay.")] = 7.0
+
+
+@app.add("doctor", "sparklog doctor --root /data/log")
 def doctor(
+    *,
     root: Annotated[str | None, root_option("Also this root.")] = None,
     conf_file: Annotated[
         str | None, Option(metavar="FILE", help="Read this instead of Spark's own spark-defaults.conf.")
@@ -93,13 +108,7 @@ def doctor(
     cost: Annotated[
         bool, Option("--cost", help="Only print what a topic in a bucket costs a month. The options below say which.")
     ] = False,
-    rate: Annotated[float, Option(metavar="MB/S", help="Cost: MB a second, as they are stored.")] = 10.0,
-    interval: Annotated[float, Option(metavar="SECONDS", help="Cost: time between two micro-batches.")] = 10.0,
-    partitions: Annotated[int, Option(help="Cost: partitions of the topic.")] = 16,
-    tasks: Annotated[int, Option(help="Cost: tasks that write a micro-batch.")] = 2,
-    readers: Annotated[int, Option(help="Cost: readers that follow the topic.")] = 3,
-    poll: Annotated[float | None, Option(metavar="MS", help="Cost: time between two looks of a reader.")] = None,
-    retention: Annotated[float, Option(metavar="DAYS", help="Cost: how long records stay.")] = 7.0,
+    workload: WorkloadOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Check Python, Java, packages, Spark's settings and, with --root, the store and the state of a root.
@@ -114,7 +123,7 @@ def doctor(
 
         if conf_file is not None or spark or store is not None:
             raise BadParameter("computes, and looks at nothing: leave out the other checks", param_hint="'--cost'")
-        work = Workload(rate, interval, partitions, tasks, readers, poll, retention)
+        work = Workload(*vars(workload).values())
         print_json(document(work)) if as_json else print(*lines(work), sep="\n")
         return
     from sparklog.doctor.examine import examine, failed
@@ -126,16 +135,16 @@ def doctor(
     if as_json:
         print_json(findings)
     else:
-        width = max(len(each.check) for each in findings)
-        for each in findings:
-            print(f"{each.status:4}  {each.check:{width}}  {each.found}")
-            if each.fix:
-                print(f"{'':{width + 6}}  fix: {each.fix}")
+        width = max(len(finding.check) for finding in findings)
+        for finding in findings:
+            print(f"{finding.status:4}  {finding.check:{width}}  {finding.found}")
+            if finding.fix:
+                print(f"{'':{width + 6}}  fix: {finding.fix}")
     if failed(findings):
         raise Exit(1)
 
 
-@app.command("report", epilog=example("sparklog report --root /data/log --html report.html"))
+@app.add("report", "sparklog report --root /data/log --html report.html")
 def report(
     root: SourceOption,
     html: Annotated[str | None, Option(metavar="FILE", help="Write the page here; - is standard output.")] = None,
@@ -161,11 +170,11 @@ def report(
     if html == STANDARD_OUTPUT and as_json:
         raise BadParameter("- is standard output, where --json prints: give a file, or one of them")
     source = open_source(root)
-    chosen = source.narrowed(comma_separated(topic))
+    topics = source.narrowed(comma_separated(topic))
     settings = report_settings(source, properties, now)
     with StatusLine("report", quiet=quiet) as status:
         status(f"reading the logs of {source.view.location}")
-        facts = gather(source.view, settings, topics=chosen, made_by=f"sparklog {__version__}")
+        facts = gather(source.view, settings, topics=topics, made_by=f"sparklog {__version__}")
     if html is not None:
         from sparklog.tools.report.page import as_html
 
@@ -176,9 +185,7 @@ def report(
         print_json(facts)
 
 
-@app.command(
-    "metrics", epilog=example("sparklog metrics --root /data/log --output /var/lib/node_exporter/sparklog.prom")
-)
+@app.add("metrics", "sparklog metrics --root /data/log --output /var/lib/node_exporter/sparklog.prom")
 def metrics(
     root: SourceOption,
     output: Annotated[
@@ -195,6 +202,6 @@ def metrics(
     from sparklog.tools.report.metrics import exposition
 
     source = open_source(root)
-    chosen = source.narrowed(comma_separated(topic))
-    text = exposition(gather(source.view, report_settings(source), topics=chosen, maintenance=False))
+    topics = source.narrowed(comma_separated(topic))
+    text = exposition(gather(source.view, report_settings(source), topics=topics, maintenance=False))
     write_output(output, text, "--output")

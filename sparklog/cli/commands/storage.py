@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, BadParameter, Option, Typer
+from typer import Argument, BadParameter, Option
 
 from sparklog.cli.locations import open_root, open_source
 from sparklog.cli.options import (
+    Commands,
     DryRunOption,
     JsonOption,
     RootOption,
     SourceOption,
     TopicOption,
-    TopicsArgument,
-    chosen,
-    chosen_topics,
-    example,
+    Topics,
+    one_of,
     whole_number,
 )
 from sparklog.cli.terminal import print_json, print_table, read_text
@@ -26,13 +26,10 @@ from sparklog.output import count
 if TYPE_CHECKING:
     from sparklog.log.state.view import PartitionSize
 
-app = Typer()
+app = Commands()
 
 
-@app.command(
-    "delete-records",
-    epilog=example("sparklog delete-records --topic orders --partition 0 --offset 42 --root /data/log"),
-)
+@app.add("delete-records", "sparklog delete-records --topic orders --partition 0 --offset 42 --root /data/log")
 def delete_records(
     root: RootOption,
     topic_argument: Annotated[str | None, Argument(metavar="[TOPIC]", help="One topic instead of a file.")] = None,
@@ -53,7 +50,7 @@ def delete_records(
     """
     from sparklog.cli import offset_file
 
-    topic = chosen(topic_argument, topic_option)
+    topic = one_of(topic_argument, topic_option)
     short = (topic, partition, offset)
     if offset_json_file is not None and short == (None, None, None):
         text = read_text(offset_json_file, "--offset-json-file")
@@ -75,13 +72,20 @@ HEADINGS = ("TOPIC", "PARTITION", "APPEND", "SEALED", "TOTAL", "RECORDS", "SLICE
 NO_BROKER = -1
 
 
-@app.command("log-dirs", epilog=example("sparklog log-dirs --topic-list orders,clicks --root /data/log"))
+@dataclass
+class TopicList(Topics):
+    """As for others; the option's name is Kafka's."""
+
+    topic_option: Annotated[
+        list[str] | None, Option("--topic-list", "--topic", "-t", metavar="TOPIC,...", help="Only these topics.")
+    ] = None
+
+
+@app.add("log-dirs", "sparklog log-dirs --topic-list orders,clicks --root /data/log")
 def log_dirs(
     root: SourceOption,
-    topics: TopicsArgument = None,
-    topic_list: Annotated[
-        list[str] | None, Option("--topic-list", "--topic", "-t", metavar="TOPIC,...", help="Only these topics.")
-    ] = None,
+    *,
+    topics: TopicList,
     as_json: JsonOption = False,
 ) -> None:
     """Show how many bytes each partition takes, and how many lie in files that only wait for the vacuum.
@@ -93,7 +97,7 @@ def log_dirs(
     from sparklog.retention.vacuum import unreferenced
 
     source = open_source(root)
-    names = source.refreshed(chosen_topics(topics, topic_list))
+    names = source.refreshed(topics.names)
     sizes = [size for name in names for size in source.view.partition_sizes(name)]
     waiting = None if source.root is None else [unreferenced(source.root.topic(name)) for name in names]
     files, nbytes = map(sum, zip((0, 0), *(waiting or ()), strict=True))

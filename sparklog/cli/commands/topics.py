@@ -5,22 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Option, Typer
+from typer import Option
 
 from sparklog.cli.locations import open_root, open_source
 from sparklog.cli.options import (
+    Commands,
     ConfigOption,
     JsonOption,
+    OneTopic,
     RootOption,
     SourceOption,
-    TopicArgument,
-    TopicOption,
-    TopicsArgument,
-    TopicsByOption,
-    chosen_topics,
-    example,
+    Topics,
     parse_configs,
-    required,
     whole_number,
 )
 from sparklog.cli.terminal import print_json, print_lines, print_table, printable, warn
@@ -30,7 +26,7 @@ if TYPE_CHECKING:
     from sparklog.log.state.view import LogView
     from sparklog.log.topic.root import Root
 
-app = Typer(no_args_is_help=True, rich_markup_mode=None, help="Create, list, describe, alter and delete topics.")
+app = Commands("Create, list, describe, alter and delete topics.")
 
 ReplicationOption = Annotated[
     int | None,
@@ -62,11 +58,11 @@ class TopicRow:
     kafka_topic_id: str | None = None
 
 
-@app.command(epilog=example("sparklog topics create orders --root /data/log --partitions 16 -c retention.ms=86400000"))
+@app.add("create", "sparklog topics create orders --root /data/log --partitions 16 -c retention.ms=86400000")
 def create(
     root: RootOption,
-    topic: TopicArgument = None,
-    topic_option: TopicOption = None,
+    *,
+    topic: OneTopic,
     partitions: Annotated[int, whole_number("--partitions", "-p", low=1, text="How many.")] = 1,
     replication_factor: ReplicationOption = None,
     config: ConfigOption = None,
@@ -78,21 +74,19 @@ def create(
 
     _say_where_copies_are(replication_factor, root)
     configs = parse_configs(config)
-    topic = required(topic, topic_option)
+    name = topic.name
     log = open_root(root, create=True)
-    existed = if_not_exists and _exists(log, topic)
+    existed = if_not_exists and _exists(log, name)
     make = log.ensure_topic if if_not_exists else log.create_topic
-    head = make(topic, partitions=partitions, configs=configs).log.head(refresh=False)
+    head = make(name, partitions=partitions, configs=configs).log.head(refresh=False)
     if as_json:
-        print_json({"topic": topic, "created": not existed})
+        print_json({"topic": name, "created": not existed})
     else:
         made = f"{head.partitions} partition{'s' * (head.partitions > 1)}"
-        print(
-            f"Topic {topic} is there already." if existed else f"Created topic {topic} with {made} in {log.location}."
-        )
+        print(f"Topic {name} is there already." if existed else f"Created topic {name} with {made} in {log.location}.")
     expiry = default_expiry(head.configs)
     if expiry is not None and not existed:
-        warn(f"topic {topic}: {expiry}")
+        warn(f"topic {name}: {expiry}")
 
 
 def _say_where_copies_are(replication_factor: int | None, root: str) -> None:
@@ -100,7 +94,7 @@ def _say_where_copies_are(replication_factor: int | None, root: str) -> None:
         warn(f"--replication-factor {replication_factor} changes nothing: what holds {root} keeps the copies")
 
 
-@app.command("list", epilog=example("sparklog topics list --root /data/log"))
+@app.add("list", "sparklog topics list --root /data/log")
 def list_(root: SourceOption, as_json: JsonOption = False) -> None:
     """List the topics, one per line."""
     source = open_source(root)
@@ -112,18 +106,19 @@ def list_(root: SourceOption, as_json: JsonOption = False) -> None:
     source.finish()
 
 
-@app.command(epilog=example("sparklog topics describe orders --root /data/log"))
+@app.add("describe", "sparklog topics describe orders --root /data/log")
 def describe(
     root: SourceOption,
-    topics: TopicsArgument = None,
-    topic_option: TopicsByOption = None,
+    *,
+    topics: Topics,
     as_json: JsonOption = False,
 ) -> None:
     """Show id, configs and, for each partition, offsets and size."""
     source = open_source(root)
     opened = source.root
-    names = chosen_topics(topics, topic_option)
-    rows = source.each(names, lambda name: _kafka(source.view, name) if opened is None else _of_root(opened, name))
+    rows = source.each(
+        topics.names, lambda name: _kafka(source.view, name) if opened is None else _of_root(opened, name)
+    )
     if as_json:
         print_json(rows)
     else:
@@ -145,7 +140,7 @@ def _of_root(root: Root, name: str) -> TopicRow:
         ],
         open_transactions=[
             *dict.fromkeys(transaction for transaction, _ in topic.open_transactions),
-            *(str(each) for each in topic.kafka_open),
+            *map(str, topic.kafka_open),
         ],
         kafka_topic_id=topic.kafka_topic_id or None,
     )
@@ -159,8 +154,8 @@ def _kafka(view: LogView, name: str) -> TopicRow:
     bounds = sorted(view.bounds(name).items())
     stored = view.stored([OffsetRange(name, partition, bound.log_start, bound.log_end) for partition, bound in bounds])
     rows = [
-        PartitionRow(partition, bound.log_start, bound.last_stable, bound.log_end, held.nbytes)
-        for (partition, bound), held in zip(bounds, stored, strict=True)
+        PartitionRow(partition, bound.log_start, bound.last_stable, bound.log_end, size.nbytes)
+        for (partition, bound), size in zip(bounds, stored, strict=True)
     ]
     return TopicRow(name, topic_id, len(bounds), configs=None, partitions=rows, open_transactions=None)
 
@@ -179,45 +174,45 @@ def _show(row: TopicRow) -> None:
         print(f"Held back by open transactions: {printable(', '.join(row.open_transactions))}")
 
 
-@app.command(epilog=example("sparklog topics alter orders --root /data/log --partitions 32"))
+@app.add("alter", "sparklog topics alter orders --root /data/log --partitions 32")
 def alter(
     root: RootOption,
     partitions: Annotated[int, whole_number("--partitions", "-p", low=1, text="Raise to so many.")],
-    topic: TopicArgument = None,
-    topic_option: TopicOption = None,
+    *,
+    topic: OneTopic,
     replication_factor: ReplicationOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Add partitions. Configs are altered by `sparklog configs alter`, as in Kafka by kafka-configs."""
     _say_where_copies_are(replication_factor, root)
-    topic = required(topic, topic_option)
-    open_root(root).topic(topic).alter(partitions=partitions)
-    shown = printable(topic)
+    name = topic.name
+    open_root(root).topic(name).alter(partitions=partitions)
+    shown = printable(name)
     warn(f"keys of topic {shown} map to other partitions from now on: the order of a key's records ends here")
     if as_json:
-        print_json({"topic": topic, "partitions": partitions})
+        print_json({"topic": name, "partitions": partitions})
     else:
-        print(f"Altered topic {topic}.")
+        print(f"Altered topic {name}.")
 
 
-@app.command(epilog=example("sparklog topics delete orders --root /data/log"))
+@app.add("delete", "sparklog topics delete orders --root /data/log")
 def delete(
     root: RootOption,
-    topic: TopicArgument = None,
-    topic_option: TopicOption = None,
+    *,
+    topic: OneTopic,
     if_exists: Annotated[bool, Option("--if-exists", help="Succeed if there is no such topic.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Delete a topic, without asking, as kafka-topics does. Its files go when a vacuum finds them."""
-    topic = required(topic, topic_option)
+    name = topic.name
     log = open_root(root)
-    exists = not if_exists or _exists(log, topic)
+    exists = not if_exists or _exists(log, name)
     if exists:
-        log.delete_topic(topic)
+        log.delete_topic(name)
     if as_json:
-        print_json({"topic": topic, "deleted": exists})
+        print_json({"topic": name, "deleted": exists})
     else:
-        print(f"Deleted topic {topic}." if exists else f"There is no topic {printable(topic)}.")
+        print(f"Deleted topic {name}." if exists else f"There is no topic {printable(name)}.")
 
 
 def _exists(log: Root, topic: str) -> bool:

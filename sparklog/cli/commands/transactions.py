@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option, Typer
+from typer import Argument, Option
 
 from sparklog.cli.locations import open_root
-from sparklog.cli.options import JsonOption, RootOption, example, whole_number
+from sparklog.cli.options import Commands, JsonOption, RootOption, whole_number
 from sparklog.cli.terminal import print_json, print_table, printable, warn_and_leave
 from sparklog.log.journal.clocks import iso_time
 from sparklog.output import json_value
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from sparklog.errors import SparklogError
     from sparklog.transactions.listing import KafkaTransaction, TransactionDescription
 
-app = Typer(no_args_is_help=True, rich_markup_mode=None, help="List, describe and abort transactions.")
+app = Commands("List, describe and abort transactions.")
 
 OUTCOMES = {None: "pending", True: "committed", False: "aborted"}
 OFFSET = ("topic", "partition", "offset")
 IdArgument = Annotated[str, Argument(metavar="ID", help="Transactional id.")]
 
 
-@app.command("list", epilog=example("sparklog transactions list --root /data/log"))
+@app.add("list", "sparklog transactions list --root /data/log")
 def list_(
     root: RootOption,
     open_only: Annotated[bool, Option("--open", help="Only those that hold back a topic.")] = False,
@@ -41,13 +41,13 @@ def list_(
     else:
         rows = []
         for item in shown:
-            topics = dict.fromkeys([held.topic for held in item.held] + [held.topic for held in item.kafka])
+            topics = dict.fromkeys([*(part.topic for part in item.held), *(part.topic for part in item.kafka)])
             rows.append((item.id, _newest(item), item.state, ",".join(topics) or None))
         print_table(("TRANSACTIONAL-ID", "NEWEST", "STATE", "HOLDS-BACK"), rows)
     warn_and_leave(failures)
 
 
-@app.command(epilog=example("sparklog transactions describe orders-job --root /data/log"))
+@app.add("describe", "sparklog transactions describe orders-job --root /data/log")
 def describe(transactional_id: IdArgument, root: RootOption, as_json: JsonOption = False) -> None:
     """Show what is decided, and what is open: where the last stable offset stops, since when, and until when."""
     from sparklog.transactions.listing import describe_transaction
@@ -61,7 +61,7 @@ def describe(transactional_id: IdArgument, root: RootOption, as_json: JsonOption
     warn_and_leave(failures)
 
 
-@app.command(epilog=example("sparklog transactions abort orders-job --root /data/log"))
+@app.add("abort", "sparklog transactions abort orders-job --root /data/log")
 def abort(
     transactional_id: IdArgument,
     root: RootOption,
@@ -80,11 +80,11 @@ def abort(
         print_json({"id": transactional_id, "n": aborted.n, "topics": aborted.topics, "kafka": _kafka(aborted.kafka)})
         return
     if aborted.n is not None:
-        held = ", it held back " + ", ".join(aborted.topics) if aborted.topics else ""
-        print(f"Aborted transaction {aborted.n} of {printable(transactional_id)}{held}.")
-    for each in aborted.kafka:
-        how = "Committed, as Kafka had decided," if each.open.decided == "commit" else "Aborted"
-        print(f"{how} Kafka's transaction of {printable(transactional_id)} in {each.topic}-{each.open.partition}.")
+        topics = ", it held back " + ", ".join(aborted.topics) if aborted.topics else ""
+        print(f"Aborted transaction {aborted.n} of {printable(transactional_id)}{topics}.")
+    for part in aborted.kafka:
+        how = "Committed, as Kafka had decided," if part.open.decided == "commit" else "Aborted"
+        print(f"{how} Kafka's transaction of {printable(transactional_id)} in {part.topic}-{part.open.partition}.")
 
 
 def _show(standing: TransactionDescription) -> None:
@@ -96,18 +96,17 @@ def _show(standing: TransactionDescription) -> None:
     )
     if standing.held:
         rows = [
-            (each.topic, each.partition, each.n, each.first, each.end, _seconds(each.age_ms), _seconds(each.timeout_ms))
-            for each in standing.held
+            (part.topic, part.partition, part.n, part.first, part.end, _seconds(part.age_ms), _seconds(part.timeout_ms))
+            for part in standing.held
         ]
         print_table(("TOPIC", "PARTITION", "N", "FIRST", "END", "AGE", "TIMEOUT"), rows)
     if standing.kafka:
         print("Kafka's, left open in what was imported:")
         of_kafka = []
-        for each in standing.kafka:
-            held = each.open
-            since = None if held.start_ms is None else iso_time(held.start_ms)
-            known = (since, _seconds(held.timeout_ms), held.decided or None)
-            of_kafka.append((each.topic, held.partition, held.producer, held.first, held.end, *known))
+        for topic, part in ((item.topic, item.open) for item in standing.kafka):
+            since = None if part.start_ms is None else iso_time(part.start_ms)
+            outcome = (since, _seconds(part.timeout_ms), part.decided or None)
+            of_kafka.append((topic, part.partition, part.producer, part.first, part.end, *outcome))
         print_table(("TOPIC", "PARTITION", "PRODUCER", "FIRST", "END", "SINCE", "TIMEOUT", "DECIDED"), of_kafka)
     for waiting in standing.waiting:
         print(f"{waiting.topic}: {waiting.n} is decided and recorded by the next commit or by `sparklog retain`")
@@ -140,10 +139,10 @@ def _document(standing: TransactionDescription) -> dict[str, object]:
     }
 
 
-def _kafka(held: Sequence[KafkaTransaction]) -> list[dict[str, object]]:
+def _kafka(parts: Sequence[KafkaTransaction]) -> list[dict[str, object]]:
     from sparklog.log.state.commit import KAFKA_OPEN_JSON
 
-    return [{"topic": each.topic, **KAFKA_OPEN_JSON.to_json(each.open)} for each in held]
+    return [{"topic": part.topic, **KAFKA_OPEN_JSON.to_json(part.open)} for part in parts]
 
 
 def _newest(standing: TransactionDescription) -> str:

@@ -49,6 +49,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 from sparklog.errors import Corrupt
 from sparklog.format.coordinators.message_schema import (
@@ -152,15 +153,18 @@ def decode_offset_value(value: bytes | None) -> OffsetValue | None:
     fields = decode_value(_value(OFFSET_COMMIT), value)
     if fields is None:
         return None
-    epoch, expiry, topic_id = (fields[name] for name in ("leaderEpoch", "expireTimestamp", "topicId"))
     return OffsetValue(
         fields["offset"],
-        None if epoch == -1 else epoch,
+        _or_none(fields["leaderEpoch"]),
         fields["metadata"],
         fields["commitTimestamp"],
-        None if expiry == -1 else expiry,
-        None if topic_id == NO_UUID else topic_id,
+        _or_none(fields["expireTimestamp"]),
+        _or_none(fields["topicId"], NO_UUID),
     )
+
+
+def _or_none(value: Any, nothing: Any = -1) -> Any:
+    return None if value == nothing else value
 
 
 def decode_group_value(value: bytes | None) -> GroupValue | None:
@@ -168,13 +172,12 @@ def decode_group_value(value: bytes | None) -> GroupValue | None:
     fields = decode_value(_value(GROUP_METADATA), value)
     if fields is None:
         return None
-    since = fields["currentStateTimestamp"]
     return GroupValue(
         fields["protocolType"],
         fields["generation"],
         fields["protocol"],
         fields["leader"],
-        None if since == -1 else since,
+        _or_none(fields["currentStateTimestamp"]),
     )
 
 
@@ -278,12 +281,12 @@ def decode_transaction_value(value: bytes | None) -> TransactionValue | None:
     status, start, topics = (fields[f"transaction{name}"] for name in ("Status", "StartTimestampMs", "Partitions"))
     if status not in Status.__members__.values():
         raise Corrupt(f"expected a transaction's status of 0 to {max(Status)}, found {status}")
-    partitions = [(each["topic"], number) for each in topics or () for number in each["partitionIds"]]
+    partitions = [(topic["topic"], number) for topic in topics or () for number in topic["partitionIds"]]
     return TransactionValue(
         producer_id=fields["producerId"],
         previous_producer_id=fields["previousProducerId"],
         timeout_ms=fields["transactionTimeoutMs"],
         status=Status(status),
         partitions=None if topics is None else tuple(partitions),
-        start_ms=None if start == -1 else start,
+        start_ms=_or_none(start),
     )

@@ -1,6 +1,6 @@
 """Kafka's aborted transactions that hide records from a `read_committed` plan of imported data.
 
-An ABORT marker can lie far behind the records it takes back, so the answer always comes from the whole snapshot, never
+An ABORT marker can lie far after the records it takes back, so the answer always comes from the whole snapshot, never
 from the range that is read: from the slices that hold ABORT markers (`SliceFlag.KAFKA_ABORTED`), from the range's start
 on. A segment has a `.txnindex` beside it, an append file has the same in its footer. As with Kafka, going on ends at
 the first marker before which everything that began below the range's end had ended. Such files never change: each is
@@ -18,7 +18,7 @@ import numpy as np
 from sparklog.errors import Corrupt, NotFound, Unavailable
 from sparklog.format import transaction_index
 from sparklog.format.transaction_index import AbortedTransactions
-from sparklog.log.read.fetch import MissingFile, read_footer
+from sparklog.log.read.fetch import MissingFile, entry_of, read_footer
 from sparklog.log.read.planned_slices import PlannedSlice, planned_slices
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import SliceFlag
@@ -110,8 +110,8 @@ def _of_segment(store: Store, planned: PlannedSlice) -> AbortedTransactions:
 
 
 def _of_append_file(store: Store, planned: PlannedSlice) -> AbortedTransactions:
-    entry = read_footer(store, planned).at(planned.position)
-    if entry is None or entry.crc != planned.crc or entry.nbytes != planned.size:
+    entry = entry_of(read_footer(store, planned), planned)
+    if entry is None:
         raise Corrupt(
             "expected the footer to name the slice whose transactions were aborted: restore the file",
             file=planned.file,

@@ -14,7 +14,7 @@ batch that a time entry names has the entry's time. Otherwise, and where an inde
 order, the segment is read from its start. The end of a read is only a guess at how much to ask for: a wrong one costs a
 request.
 
-A file that is gone was replaced (merged, sealed, compacted) after the plan was made: the topic is opened anew and the
+A file that is gone was replaced (merged, sealed, compacted) after the plan was made: the topic is opened again and the
 same offsets are read from where they lie now. Only a log start beyond them is data loss.
 """
 
@@ -29,7 +29,7 @@ from typing import TypeVar
 from crc32c import crc32c
 
 from sparklog.errors import Corrupt, NotFound
-from sparklog.format.append_file import INDEX_MIN_BYTES, Footer, SliceIndex, decode_footer
+from sparklog.format.append_file import INDEX_MIN_BYTES, Footer, SliceIndex, WrittenSlice, decode_footer
 from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.record_batch import HEADER_BYTES, LOG_OVERHEAD, BatchHeaders
 from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
@@ -104,7 +104,7 @@ def entrance_for_timestamp(
 
 
 def _until(index: OffsetIndex, planned: PlannedSlice, offset: int) -> int:
-    """Return where the batch of `offset` has surely ended: behind the first indexed one that ends at or beyond it."""
+    """Return where the batch of `offset` has surely ended: after the first indexed one that ends at or beyond it."""
     beyond = int(index.offsets.searchsorted(offset, side="left")) + 1
     return min(int(index.positions[beyond]), planned.size) if beyond < len(index) else planned.size
 
@@ -116,7 +116,7 @@ Window = tuple[memoryview, BatchHeaders]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class FetchedBatches:
     """Whole batches of one slice. `data[0]` is byte `position` of the slice's file.
 
     `[start, end)`: the offsets wanted, which `cut` says are not all of the slice. `verified`: the slice's CRC-32C was
@@ -163,7 +163,7 @@ class Cursor:
 
 
 class MissingFile(Exception):  # noqa: N818
-    """A planned file is not there: a signal to plan anew, never seen outside `sparklog.log`."""
+    """A planned file is not there: a signal to plan again, never seen outside `sparklog.log`."""
 
     def __init__(self, file: str) -> None:
         super().__init__(file)
@@ -200,7 +200,7 @@ class Fetcher:
         at_once = min((cursor.store.parallel_reads for cursor in cursors), default=1)
         self._ahead = ReadAhead(at_once, _read, self._more)
 
-    def __iter__(self) -> Iterator[Piece]:
+    def __iter__(self) -> Iterator[FetchedBatches]:
         for cursor in self._cursors:
             self._list(cursor)
         missed: tuple[int, str] | None = None
@@ -299,14 +299,14 @@ class Fetcher:
             end += neighbour.size
         return _Job(taken, [Request(cursor.store, planned.file, planned.position, end - planned.position)])
 
-    def _span(self, job: _Job) -> Iterator[Piece]:
+    def _span(self, job: _Job) -> Iterator[FetchedBatches]:
         (request,) = job.requests
         data = memoryview(self._ahead.take(request))
         for cursor, each, start in job.taken:
             body = data[each.position - request.start :][: each.size]
             check_slice(body, each)
             cut = start > each.base or cursor.range.end < each.end
-            yield Piece(body, each.position, each, start, min(each.end, cursor.range.end), cut, True)
+            yield FetchedBatches(body, each.position, each, start, min(each.end, cursor.range.end), cut, True)
 
     def _enter(self, cursor: Cursor, planned: PlannedSlice) -> _Job:
         """Choose a large slice, or the part of it that is wanted, to be read in windows of whole batches."""
@@ -324,7 +324,7 @@ class Fetcher:
         self._advance(cursor, planned)
         return job
 
-    def _windows(self, job: _Job) -> Iterator[Piece]:
+    def _windows(self, job: _Job) -> Iterator[FetchedBatches]:
         ((cursor, planned, offset),) = job.taken
         end = min(planned.end, cursor.range.end)
         cut = offset > planned.base or cursor.range.end < planned.end
@@ -336,7 +336,7 @@ class Fetcher:
             crc = crc32c(data, crc) if whole else crc
             if whole and low == job.high and crc != planned.crc:
                 raise Corrupt("the slice's CRC-32C is wrong: restore it", file=planned.file, position=planned.position)
-            piece = Piece(data, planned.position + low - len(data), planned, offset, end, cut, False)
+            piece = FetchedBatches(data, planned.position + low - len(data), planned, offset, end, cut, False)
             offset = min(max(offset, int(headers.next_offset[-1]) + planned.shift), end)
             job.taken = [(cursor, planned, offset)]
             yield piece
@@ -417,8 +417,14 @@ def read_footer(store: Store, planned: PlannedSlice) -> Footer:
 
 def index_of(footer: Footer, planned: PlannedSlice) -> SliceIndex | None:
     """Return the slice's index; None for what a rewrite left of a slice."""
+    entry = entry_of(footer, planned)
+    return None if entry is None else entry.index
+
+
+def entry_of(footer: Footer, planned: PlannedSlice) -> WrittenSlice | None:
+    """Return what the footer says of the slice, if it is of this very slice."""
     entry = footer.at(planned.position)
-    return entry.index if entry is not None and entry.crc == planned.crc and entry.nbytes == planned.size else None
+    return entry if entry is not None and entry.crc == planned.crc and entry.nbytes == planned.size else None
 
 
 def enter_segment(store: Store, planned: PlannedSlice, entrance: Entrance) -> tuple[int, Window | None]:
@@ -466,7 +472,7 @@ def read_range(store: Store, file: str, start: int, length: int) -> bytes:
     """Return exactly these bytes of a file. `MissingFile` if it is gone, `Corrupt` if it is shorter.
 
     Both are believed when a second request says the same. A cache of names may deny once what is there, and a reader
-    under a hold would then plan anew, and get what compaction has left. A connection may break off.
+    under a hold would then plan again, and get what compaction has left. A connection may break off.
     """
     for tries in (1, 2):
         try:

@@ -24,7 +24,7 @@ from sparklog.log.read.read_plan import NativeReadPart, check_partition
 from sparklog.log.state.view import READ_COMMITTED, Bounds, LogView, OffsetRange, ReadPart, Stored
 
 AsOf: TypeAlias = int | str | Mapping[int, int] | None
-"""A time, in ms since 1970 or ISO 8601 (UTC unless it names a zone); the offset behind the last one, per partition, the
+"""A time, in ms since 1970 or ISO 8601 (UTC unless it names a zone); the offset after the last one, per partition, the
 others as of now; None: now."""
 
 RUN_BYTES = 8 << 20

@@ -17,6 +17,7 @@ import numpy as np
 
 from sparklog.errors import Corrupt
 from sparklog.format.append_file import INDEX_MIN_BYTES
+from sparklog.format.record_batch import Place
 from sparklog.log.read import fetch
 from sparklog.log.read.planned_slices import PlannedSlice, planned_slices
 from sparklog.log.read.read_plan import bounds_of, check_isolation, check_partition
@@ -137,8 +138,7 @@ def _in_batches(
             start_offset=start,
             append_time=planned.append_time if given[i] else None,
             check_crc=check_crc,
-            file=planned.file,
-            file_position=position,
+            place=Place(planned.file, position),
         )
         hit = np.flatnonzero(records.timestamp >= target)
         if len(hit):

@@ -5,13 +5,14 @@ the epoch after the transaction's, as when Kafka's coordinator aborts one that h
 decided stays decided: a transaction whose COMMIT had not reached this partition yet gets it.
 
 An append to an imported topic ends them first (`TopicLog.commit_append`), by ABORT: from then on Kafka's log and this
-one differ, no broker can end them any more, and the new records would stay behind them, unseen, for good.
+one differ, no broker can end them any more, and the new records would stay after them, unseen, for good.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from crc32c import crc32c
@@ -22,7 +23,7 @@ from sparklog.format.control import end_txn_marker
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.journal.names import append_path
 from sparklog.log.state.commit import APPEND, COMMIT, KafkaOpen
-from sparklog.log.state.commit_intents import Draft, Nothing, assign, check_floor, check_topic
+from sparklog.log.state.commit_intents import Draft, Nothing, assign_offsets, check_floor, check_topic
 from sparklog.log.state.commit_log import CommitLog
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import FileSlices, SliceFlag
@@ -49,7 +50,7 @@ def end_kafka_transactions(
         try:
             outcome = log.commit(EndKafkaIntent(head.topic_id, file, chosen), head)
         except Conflict:
-            # Some were ended, or the vacuum passed: what is left is seen anew.
+            # Some were ended, or the vacuum passed: what is left is seen again.
             if log.existing().head.topic_id != head.topic_id:
                 raise
             continue
@@ -64,18 +65,18 @@ class EndKafkaIntent:
     topic_id: str
     file: FileSlices
     ended: tuple[KafkaOpen, ...]
-    needs_table: bool = False
-    repeatable: bool = True
+    needs_table: ClassVar[bool] = False
+    repeatable: ClassVar[bool] = True
 
-    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
-        check_topic(topic, base, self.topic_id)
-        left = [each for each in self.ended if each in base.kafka_open]
+    def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
+        check_topic(topic, head, self.topic_id)
+        left = [each for each in self.ended if each in head.kafka_open]
         if not left:
-            return Nothing("the transactions have ended", base.version)
+            return Nothing("the transactions have ended", head.version)
         if len(left) < len(self.ended):
             raise Conflict(f"some open transactions of topic '{topic}' were ended by another process: look again")
-        check_floor(topic, (self.file,), base.floor)
-        files = assign(topic, (self.file,), base)
+        check_floor(topic, (self.file,), head.floor)
+        files = assign_offsets(topic, (self.file,), head)
         return Draft(APPEND, files=files, kafka_ended=tuple(each.ended for each in self.ended))
 
 

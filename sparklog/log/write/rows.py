@@ -159,7 +159,7 @@ def _as_headers(array: pa.Array) -> pa.Array:
         raise BadRequest("expected every header to have a key, found a null header key: remove or name it")
     if array.type == HEADERS_TYPE:
         return array
-    # Counted anew rather than cast: casts between nested types differ in what nullability they accept.
+    # Counted again rather than cast: casts between nested types differ in what nullability they accept.
     offsets = np.zeros(len(array) + 1, np.int32)
     np.cumsum(counts, out=offsets[1:])
     flat = pa.StructArray.from_arrays([_text(keys), _narrow(values)], fields=list(HEADERS_TYPE.value_type))

@@ -27,7 +27,7 @@ from sparklog.groups.group_state import GROUPS
 from sparklog.log.decisions.decision import DECISIONS
 from sparklog.log.journal.clocks import Env
 from sparklog.log.journal.create_object import create_or_read
-from sparklog.log.journal.entry_log import Entry, EntryKind
+from sparklog.log.journal.entry_log import EntryKind, StateEntry
 from sparklog.log.journal.names import checkpoint_key, commit_key
 from sparklog.log.state.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint, slice_table
 from sparklog.log.state.commit import Hold
@@ -64,7 +64,7 @@ from sparklog.tools.backup.manifest import (
 )
 from sparklog.tools.backup.repository import BACKUP, Mark, Repository, backup_key, begun_key, newest_number, take_number
 
-E = TypeVar("E", bound=Entry)
+E = TypeVar("E", bound=StateEntry)
 _LOG = logging.getLogger("sparklog.backup")
 HOLD_MS = 86_400_000
 CUTS = 5
@@ -118,7 +118,7 @@ class Holds:
 
     def _commit_one(self, name: str, version: int) -> None:
         hold = Hold(version, self.since_ms + HOLD_MS)
-        log = self.root.topic_handle(name).log
+        log = self.root.engine.log(name)
         # The cut may have read further than the root has.
         log.commit(MaintainIntent(log.refresh().head.topic_id, holds={self.name: hold}))
 
@@ -126,7 +126,7 @@ class Holds:
         """Release the holds; where that fails they end by themselves."""
         for name in self.versions:
             with suppress(SparklogError, OSError):
-                log = self.root.topic_handle(name).log
+                log = self.root.engine.log(name)
                 log.commit(MaintainIntent(log.refresh().head.topic_id, holds={self.name: None}))
 
 

@@ -40,7 +40,7 @@ from sparklog.log.journal.documents import (
     objects_of,
     whole,
 )
-from sparklog.log.journal.entry_log import Entry, EntryKind, id_under
+from sparklog.log.journal.entry_log import EntryKind, StateEntry, id_under
 from sparklog.log.journal.names import (
     GROUPS_FOLDER,
     ROOT_MEMBERS,
@@ -53,7 +53,7 @@ from sparklog.log.journal.names import (
 )
 from sparklog.storage.store import Store
 
-E = TypeVar("E", bound=Entry)
+E = TypeVar("E", bound=StateEntry)
 T = TypeVar("T")
 OTHER_BYTES = 4
 """Entries are one line of ASCII: with more other bytes than these it is no text."""

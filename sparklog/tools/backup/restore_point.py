@@ -26,7 +26,7 @@ from sparklog.groups.group_state import GROUPS, NO_EPOCH, GroupState, TopicOffse
 from sparklog.log.decisions.decision import DECISIONS, Decisions, Prepared, PreparedGroup
 from sparklog.log.decisions.decision_log import open_transactions
 from sparklog.log.journal.clocks import iso_time, newest_at
-from sparklog.log.journal.entry_log import Entry, EntryKind
+from sparklog.log.journal.entry_log import EntryKind, StateEntry
 from sparklog.log.journal.names import VERSION_DIGITS, is_topic_name, local_path, path_read_version
 from sparklog.log.state.commit import MAINTAIN, Commit, Resolved
 from sparklog.log.state.commit_intents import Draft
@@ -41,7 +41,7 @@ from sparklog.tools.backup.copying import DataFile, data_file, files_named, list
 from sparklog.tools.backup.manifest import DamagedLogs, EntriesBackup, EntryChain, Manifest, TopicBackup
 from sparklog.tools.backup.repository import Repository
 
-E = TypeVar("E", bound=Entry)
+E = TypeVar("E", bound=StateEntry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +236,7 @@ def from_root(root: Root, wanted: Wanted) -> Cut:
 
 def _as_of(root: Root, name: str, wanted: Wanted) -> tuple[Snapshot, int] | None:
     """The oldest state known and the version wanted; None: the topic was made later. `NotFound`: files are gone."""
-    newest = root.topic_handle(name).log.refresh().head.version
+    newest = root.engine.log(name).refresh().head.version
     if newest < 0:
         if wanted.topics is not None:
             root.topic(name)

@@ -38,7 +38,7 @@ from sparklog.log.journal.documents import (
     objects_of,
     whole,
 )
-from sparklog.log.journal.entry_log import Entry, EntryKind
+from sparklog.log.journal.entry_log import EntryKind, StateEntry
 from sparklog.log.journal.names import (
     PLACE_KEY,
     RESTORE_KEY,
@@ -77,7 +77,7 @@ from sparklog.tools.backup.restore_point import (
     stand_alone,
 )
 
-E = TypeVar("E", bound=Entry)
+E = TypeVar("E", bound=StateEntry)
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ class Spans:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Offsets of a partition, and the rows of its spans that they lie in. `edge`: to be cut again."""
+    """Offsets of a partition, and the rows of its spans that hold them. `edge`: to be cut again."""
 
     partition: int
     start: int
@@ -103,9 +103,9 @@ class _Judge:
         self.judged += len(pieces)
         files, system = self._files
         fragments = [
-            files.make_fragment(str(number), filesystem=system, partition_expression=known)
+            files.make_fragment(str(number), filesystem=system, partition_expression=fact)
             for number, piece in enumerate(pieces)
-            for known in self._known(piece)
+            for fact in self._facts(piece)
         ]
         dataset = ds.FileSystemDataset(fragments, RECORD_SCHEMA, files, system)
         try:
@@ -114,22 +114,22 @@ class _Judge:
             return [True] * len(pieces)
         return [number in left for number in range(len(pieces))]
 
-    def _known(self, piece: _Piece) -> Iterator[ds.Expression]:
+    def _facts(self, piece: _Piece) -> Iterator[ds.Expression]:
         """Yield what is true of the records of a piece: of all, or of those with a time and of those without one."""
         offset, timestamp = pc.field("offset"), pc.field("timestamp")
-        known = (pc.field("topic") == self._topic) & (pc.field("partition") == pa.scalar(piece.partition, pa.int32()))
-        known = known & (offset >= piece.start) & (offset <= piece.end - 1)
+        fact = (pc.field("topic") == self._topic) & (pc.field("partition") == pa.scalar(piece.partition, pa.int32()))
+        fact = fact & (offset >= piece.start) & (offset <= piece.end - 1)
         spans = self._spans[piece.partition]
         if not self._times or spans.low is None or spans.high is None:
-            yield known
+            yield fact
             return
         rows = slice(piece.first, piece.last)
         low, high = min(int(spans.low[rows].min()), LATEST_MS), int(spans.high[rows].max())
         if high <= LATEST_MS:
-            known = known & (timestamp <= _time(high))
-        yield known & (timestamp >= _time(low))
+            fact = fact & (timestamp <= _time(high))
+        yield fact & (timestamp >= _time(low))
         if low >= 0:
-            yield known & (timestamp < _time(0))
+            yield fact & (timestamp < _time(0))
 
 
 def _time(ms: int) -> pa.Scalar:
@@ -147,10 +147,10 @@ def _finer(kept: Sequence[_Piece], parts: int, spans: Mapping[int, Spans], judge
             finer.append(piece)
             continue
         possible = [next(answers) for _ in parts_]
-        # The ends of an edge lie beside what was dropped before, or at an end of the log.
-        for at, part in enumerate(parts_):
-            if possible[at]:
-                beside = not all(possible[max(at - 1, 0) : at + 2])
+        # The ends of an edge are next to what was dropped before, or at an end of the log.
+        for number, part in enumerate(parts_):
+            if possible[number]:
+                beside = not all(possible[max(number - 1, 0) : number + 2])
                 divisible = part.last - part.first > 1 or part.end - part.start > 1
                 finer.append(replace(part, edge=beside and divisible))
     return finer

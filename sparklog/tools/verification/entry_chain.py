@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 from crc32c import crc32c
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
-from sparklog.log.journal.entry_log import Entry, EntryKind
+from sparklog.log.journal.entry_log import EntryKind, StateEntry
 from sparklog.log.journal.names import (
     LOG_FOLDER,
     checkpoint_key,
@@ -131,7 +131,7 @@ def _placed(finding: Finding, data: bytes) -> Finding:
 
 
 TRIES = 6
-E = TypeVar("E", bound=Entry)
+E = TypeVar("E", bound=StateEntry)
 DELETE_COPY = "delete the copy: the entries say the same"
 
 
