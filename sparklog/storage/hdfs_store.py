@@ -27,14 +27,14 @@ from typing import Any, NoReturn, TypeVar
 
 import hdfs_native
 
-from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
+from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable
 from sparklog.storage.folder_store import FolderItem, FolderStore, temporary_name
 from sparklog.storage.fork_safety import ForkGuard, ForkLock
 from sparklog.storage.hdfs_errors import FAILURES, NO_FOLDER, hdfs_error, is_busy, remote_error
 from sparklog.storage.locations import StoreUrl, parse_url
 from sparklog.storage.parallel_reads import ask_each
 from sparklog.storage.retries import ONCE, RetryPolicy
-from sparklog.storage.store import MAX_DOCUMENT, ObjectInfo, ObjectWriter, check_key
+from sparklog.storage.store import ObjectInfo, ObjectWriter, check_document, check_key, check_range, name_taken
 
 T = TypeVar("T")
 
@@ -81,13 +81,12 @@ class HdfsStore(FolderStore):
         return ".snapshot" not in self._url.path.split("/")
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        if start < 0 or (length is not None and length < 0):
-            raise BadRequest(f"cannot read {key} from byte {start} for {length} bytes: neither may be negative")
+        check_range(key, start, length)
         file = self._ask("read", key, lambda: self._client.read(self._file(key)))
         # The client panics at a range beyond the end; never trust a length from the caller, besides.
         available = max(0, len(file) - start)
-        if length is None and available > MAX_DOCUMENT and key.endswith(".json"):
-            raise Corrupt(f"expected JSON of at most {MAX_DOCUMENT} bytes, found {available}; restore it", file=key)
+        if length is None:
+            check_document(key, available)
         nbytes = available if length is None else min(length, available)
         if not nbytes:
             return b""
@@ -304,7 +303,7 @@ class _HdfsWriter:
             return info.size == self._written
 
         if not store._publish(self._temporary, self._key, is_ours, store.retry_policy):
-            raise Unavailable(f"{self._key} exists already in {store.location}: write it again under a new name")
+            raise name_taken(self._key, store.location)
 
     def discard(self) -> None:
         if self._file is not None:

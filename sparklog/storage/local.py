@@ -25,11 +25,19 @@ from contextlib import suppress
 from functools import partial
 from typing import NoReturn
 
-from sparklog.errors import BadRequest, Corrupt, NotFound, Unavailable
+from sparklog.errors import BadRequest, NotFound
 from sparklog.storage.durable_files import NEW_FILE, full_fsync, start_writeback
 from sparklog.storage.folder_store import FolderItem, FolderStore, temporary_name
 from sparklog.storage.fork_safety import ForkLock
-from sparklog.storage.store import MAX_DOCUMENT, ObjectInfo, ObjectWriter, check_key, check_prefix
+from sparklog.storage.store import (
+    ObjectInfo,
+    ObjectWriter,
+    check_document,
+    check_key,
+    check_prefix,
+    check_range,
+    name_taken,
+)
 from sparklog.storage.system_errors import refuse, store_error
 
 _WRITE_BUFFER = 1 << 20
@@ -81,8 +89,7 @@ class LocalStore(FolderStore):
         return not os.path.isdir(self._path) or os.access(self._path, os.W_OK | os.X_OK)
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        if start < 0 or (length is not None and length < 0):
-            raise BadRequest(f"cannot read {key} from byte {start} for {length} bytes: neither may be negative")
+        check_range(key, start, length)
         path = self._file(key)
         try:
             # O_NONBLOCK: a FIFO would hold the reader until another process writes.
@@ -95,8 +102,8 @@ class LocalStore(FolderStore):
                 raise NotFound(f"no object {key} in {self._path}: no regular file lies there")
             # Never trust a length from the caller beyond what the file holds: it may come from damaged metadata.
             available = max(0, status.st_size - start)
-            if length is None and available > MAX_DOCUMENT and key.endswith(".json"):
-                raise Corrupt(f"expected JSON of at most {MAX_DOCUMENT} bytes, found {available}; restore it", file=key)
+            if length is None:
+                check_document(key, available)
             return _read(fd, start, available if length is None else min(length, available))
         except OSError as error:
             self._fail(error, "read", key)
@@ -410,7 +417,7 @@ class LocalWriter:
         finally:
             self._store._unlink(self._temporary)
         if not created:
-            raise Unavailable(f"{self._key} exists already in {self._store.location}: write it again under a new name")
+            raise name_taken(self._key, self._store.location)
 
     def discard(self) -> None:
         if not self._file.closed:
