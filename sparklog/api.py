@@ -384,7 +384,7 @@ def import_into(path: str, log_dir: PathLike, options: ImportOptions, *, dry_run
 
 @dataclass(frozen=True, kw_only=True)
 class ExportChoices:
-    """Select what to export, and how: see `export_kafka`."""
+    """Choices of an export: see `export_kafka`."""
 
     partitions: Sequence[int] | None = None
     start_ms: int | None = None

@@ -99,8 +99,8 @@ def decode_records(
         assert rows["value"].to_pylist() == [3]
     """
     opened = _both(key, key_schema, value, value_schema)
-    for name, each in opened.items():
-        records = _with(records, name, each.decode(_column(records, name), place_in(records, name)))
+    for name, opened_format in opened.items():
+        records = _with(records, name, opened_format.decode(_column(records, name), place_in(records, name)))
     return records
 
 
@@ -132,8 +132,8 @@ def encode_records(
         assert rows["value"].to_pylist() == [b'{"page": "/home"}']
     """
     opened = _both(key, key_schema, value, value_schema)
-    for name, each in opened.items():
-        records = _with(records, name, each.encode(_column(records, name), _row_in(name)))
+    for name, opened_format in opened.items():
+        records = _with(records, name, opened_format.encode(_column(records, name), _row_in(name)))
     return records
 
 
@@ -149,7 +149,7 @@ def open_format(name: str, schema: Schemas = None) -> ValueFormat:
 
     framed = isinstance(schema, Mapping) and bool(schema) and all(isinstance(number, int) for number in schema)
     if isinstance(schema, Mapping) and framed:
-        return AvroFormat({int(number): read_schema(each) for number, each in schema.items()}, framed=True)
+        return AvroFormat({int(number): read_schema(text) for number, text in schema.items()}, framed=True)
     return AvroFormat({0: read_schema(schema)}, framed=False)
 
 
@@ -187,11 +187,13 @@ def _row_in(name: str) -> Place:
 
 
 def _both(key: str | None, key_schema: Schemas, value: str | None, value_schema: Schemas) -> dict[str, ValueFormat]:
-    given = {"key": (key, key_schema), "value": (value, value_schema)}
-    for name, (format_name, schema) in given.items():
-        if format_name is None and schema is not None:
-            raise BadRequest(f"{name}_schema needs {name}='avro'")
-    return {name: open_format(each, schema) for name, (each, schema) in given.items() if each is not None}
+    opened = {}
+    for column, name, schema in (("key", key, key_schema), ("value", value, value_schema)):
+        if name is not None:
+            opened[column] = open_format(name, schema)
+        elif schema is not None:
+            raise BadRequest(f"{column}_schema needs {column}='avro'")
+    return opened
 
 
 def _column(records: pa.Table | pa.RecordBatch, name: str) -> pa.Array | pa.ChunkedArray:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from typer import BadParameter
 
-from sparklog.cli.terminal import warn_and_leave
 from sparklog.errors import SparklogError
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ T = TypeVar("T")
 class OpenFolder:
     """A folder opened for reading; `topic` is set where it is one topic's, `root` is None for Kafka's directories.
 
-    A command about all topics goes on where one cannot be read: its error waits in `failures` for `finish`.
+    A command about all topics goes on where one cannot be read: its error is kept in `failures`.
     """
 
     view: LogView
@@ -98,10 +97,6 @@ class OpenFolder:
         if self.topic is not None and name != self.topic:
             raise BadParameter(f"the folder is topic {self.topic}'s, not {name}'s: give its root instead")
         return name
-
-    def finish(self) -> None:
-        """Print a line for each topic that could not be read; exit code 1 if there was one."""
-        warn_and_leave(self.failures)
 
 
 def open_source(

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from typer import Argument, BadParameter, Option, Typer
 
 from sparklog import parsing
-from sparklog.cli.terminal import Command
+from sparklog.cli.terminal import Command, Output
 from sparklog.log.journal.clocks import parse_iso_time, warn_of_seconds
 from sparklog.log.journal.names import check_topic_name
 from sparklog.parsing import INT64_MAX, is_digits
@@ -25,7 +25,10 @@ CorruptRecords = Literal["fail", "skip", "truncate"]
 
 
 def one_by_one(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a command with an option for each field of a parameter that is a data class, as typer needs it."""
+    """Return a command with an option for each field of a parameter that is a data class, as typer needs it.
+
+    Where it returns an `Output` it gets `--json`, and the output is shown.
+    """
 
     def options(function: Any) -> Iterator[Parameter]:
         for parameter in signature(function, eval_str=True).parameters.values():
@@ -42,10 +45,14 @@ def one_by_one(run: Callable[..., Any]) -> Callable[..., Any]:
         )
 
     def command(**values: Any) -> Any:
-        return call(run, values)
+        result = call(run, values)
+        return result.show(values["as_json"]) if isinstance(result, Output) else result
 
     update_wrapper(command, run)
-    command.__signature__ = Signature(list(options(run)))  # type: ignore[attr-defined]
+    parameters = list(options(run))
+    if signature(run, eval_str=True).return_annotation is Output:
+        parameters.append(Parameter("as_json", Parameter.KEYWORD_ONLY, default=False, annotation=JsonOption))
+    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {}
     return command
 
@@ -56,11 +63,11 @@ class Commands(Typer):
     def __init__(self, text: str | None = None) -> None:
         super().__init__(no_args_is_help=True, rich_markup_mode=None, help=text)
 
-    def add(self, name: str, *examples: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    def add(self, name: str, *examples: str) -> Callable[[Callable[..., Output | None]], Callable[..., Output | None]]:
         """Make a command of a function; its help ends with the examples, each on one line on any terminal."""
         epilog = "\n".join(("\b\nExample:", *(f"  {line}" for line in examples)))
 
-        def register(run: Callable[..., None]) -> Callable[..., None]:
+        def register(run: Callable[..., Output | None]) -> Callable[..., Output | None]:
             self.command(name, cls=Command, epilog=epilog)(one_by_one(run))
             return run
 

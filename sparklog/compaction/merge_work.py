@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -84,8 +84,8 @@ class MergeWork:
         files = _MergeOutputs(self)
         try:
             for load in _loads([run for run in runs if run.nbytes], self.store.limits):
-                for run, data, headers in _read(self.store, load):
-                    files.add(run, data, headers)
+                for batches in _read(self.store, load):
+                    files.add(batches)
                 progress(sum(part.records for part in load), sum(part.nbytes for part in load))
             written = files.close()
         except MissingFile as missing:
@@ -183,7 +183,15 @@ def _parts(run: _MergedRun, limits: Limits) -> Iterator[_Part]:
     yield _Part(run, rows, filled)
 
 
-def _read(store: Store, load: Sequence[_Part]) -> Iterator[tuple[_MergedRun, memoryview, BatchHeaders]]:
+class _Rewritten(NamedTuple):
+    """Batches of a run as they go into its slice: their bytes and headers."""
+
+    run: _MergedRun
+    data: memoryview
+    headers: BatchHeaders
+
+
+def _read(store: Store, load: Sequence[_Part]) -> Iterator[_Rewritten]:
     """Yield the batches of a load, rewritten: per part (a large slice: per window) the bytes and their headers."""
     if len(load) == 1 and len(load[0].rows) == 1 and load[0].nbytes > store.limits.request_bytes:
         yield from _windows(store, load[0])
@@ -200,11 +208,11 @@ def _read(store: Store, load: Sequence[_Part]) -> Iterator[tuple[_MergedRun, mem
     low = first = 0
     for part, high, last in zip(load, part_ends.tolist(), batch_ends, strict=True):
         part_headers = headers[first:last]
-        yield part.run, data[low:high], replace(part_headers, position=part_headers.position - low)
+        yield _Rewritten(part.run, data[low:high], replace(part_headers, position=part_headers.position - low))
         low, first = high, last
 
 
-def _windows(store: Store, part: _Part) -> Iterator[tuple[_MergedRun, memoryview, BatchHeaders]]:
+def _windows(store: Store, part: _Part) -> Iterator[_Rewritten]:
     """Yield one large slice by windows; its checksum is known to be right once all of them have been read."""
     (row,) = part.rows
     low = crc = reached = 0
@@ -217,7 +225,7 @@ def _windows(store: Store, part: _Part) -> Iterator[tuple[_MergedRun, memoryview
         if low == row.size and crc != row.crc:
             raise Corrupt("the slice's CRC-32C is wrong: restore it", file=row.file, position=row.position)
         data = memoryview(bytearray(window))
-        yield part.run, data, patch_batches(data, headers, [row], row_of, np.array([part.run.base]))
+        yield _Rewritten(part.run, data, patch_batches(data, headers, [row], row_of, np.array([part.run.base])))
 
 
 @dataclass(slots=True)
@@ -288,11 +296,12 @@ class _MergeOutputs:
         self._current: _OutputSlice | None = None
         self._done: list[FileSlices] = []
 
-    def add(self, run: _MergedRun, data: memoryview, headers: BatchHeaders) -> None:
+    def add(self, batches: _Rewritten) -> None:
+        run = batches.run
         if self._current is None or self._current.run is not run:
             self._current = _OutputSlice(run, self._output(run), self._work.store.limits.filter_min_bytes)
         current = self._current
-        if current.add(data, headers):
+        if current.add(batches.data, batches.headers):
             filters = current.end(self._work)
             if current.output is self._shared:
                 self._bases.append(run.base)

@@ -65,9 +65,9 @@ def split(
     pieces: list[TaskRange] = []
     for (wanted, held), asked in zip(parts, _shares_of_tasks(parts, min_partitions), strict=True):
         for part in _by_records(held, max(asked, min(-(-held.records // SPLIT_RECORDS), held.batches))):
-            for each in _shares(part, part.at_bytes, part.nbytes, min(-(-part.nbytes // SPLIT_BYTES), part.batches)):
-                offsets = OffsetRange(wanted.topic, wanted.partition, each.start, each.end)
-                pieces.append(TaskRange(offsets, each.records, each.nbytes))
+            for cut in _shares(part, part.at_bytes, part.nbytes, min(-(-part.nbytes // SPLIT_BYTES), part.batches)):
+                offsets = OffsetRange(wanted.topic, wanted.partition, cut.start, cut.end)
+                pieces.append(TaskRange(offsets, cut.records, cut.nbytes))
     return pieces
 
 
@@ -105,8 +105,8 @@ def _shares(held: Stored, offsets_at: Callable[..., list[int]], amount: int, cou
     """Cut into parts of nearly the same amount, the smaller ones first, as Kafka's connector does."""
     if count <= 1:
         return [held]
-    each, small = amount // count, count - amount % count
-    cuts = offsets_at(*(each * index + max(0, index - small) for index in range(1, count)))
+    share, small = amount // count, count - amount % count
+    cuts = offsets_at(*(share * index + max(0, index - small) for index in range(1, count)))
     return [held.part(low, high) for low, high in pairwise(sorted({held.start, *cuts, held.end}))]
 
 
@@ -164,7 +164,7 @@ def plan_tasks(
 
     `keys`: only what can hold them.
     """
-    wanted = [each for each in ranges if each.end > each.start]
+    wanted = [offsets for offsets in ranges if offsets.end > offsets.start]
     wanted = wanted if keys is None else keys.ranges(view, wanted)
     tasks = split_and_pack(wanted, view.stored(wanted), **limits)
     listed = view.plan([piece.range for task in tasks for piece in task], isolation)

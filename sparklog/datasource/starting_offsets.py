@@ -180,7 +180,7 @@ GroupOffsets = dict[tuple[str, str], dict[int, int]]
 
 
 def start_positions(
-    view: LogView, partitions: Partitions, read: ReadOptions, default: str, loss: DataLoss, known: GroupOffsets
+    view: LogView, partitions: Partitions, read: ReadOptions, default: str, loss: DataLoss, committed: GroupOffsets
 ) -> dict[str, dict[int, int]]:
     """Return the starting offset of every partition; `default`: earliest or latest, where no option says.
 
@@ -194,25 +194,25 @@ def start_positions(
     missing: dict[str, dict[int, int]] = {}
     outside: list[str] = []
     for topic, bounds in partitions.items():
-        offsets = known.get((topic, view.topic_id(topic)), {})
+        offsets = committed.get((topic, view.topic_id(topic)), {})
         result[topic] = {}
         for partition, limits in bounds.items():
-            at = offsets.get(partition)
-            if at is None:
+            position = offsets.get(partition)
+            if position is None:
                 missing.setdefault(topic, {})[partition] = 0
-            elif not limits.log_start <= at <= limits.log_end:
-                what = f"offset {at} of {topic}-{partition}, which has {limits.log_start} to {limits.log_end}"
+            elif not limits.log_start <= position <= limits.log_end:
+                what = f"offset {position} of {topic}-{partition}, which has {limits.log_start} to {limits.log_end}"
                 outside.append(what)
                 if read.group_reset is None:
                     loss.report(
                         f"Group '{read.group_id}' is at {what}",
                         "begins at the nearest offset that is there",
-                        remedy=RESET_IT if at > limits.log_end else "",
+                        remedy=RESET_IT if position > limits.log_end else "",
                     )
-                    result[topic][partition] = min(max(at, limits.log_start), limits.log_end)
+                    result[topic][partition] = min(max(position, limits.log_start), limits.log_end)
                     continue
             else:
-                result[topic][partition] = at
+                result[topic][partition] = position
                 continue
             is_latest = (read.group_reset or default) == "latest"
             result[topic][partition] = limits.end(read.isolation) if is_latest else limits.log_start
@@ -241,13 +241,13 @@ def group_offsets(view: LogView, read: ReadOptions) -> GroupOffsets:
             "or import it (`sparklog import`) with its groups and read the root"
         )
     offsets = Group(view.root, read.group_id or "").stable().offsets
-    return {each.place: dict(zip(each.partition, each.offset, strict=True)) for each in offsets}
+    return {item.place: dict(zip(item.partition, item.offset, strict=True)) for item in offsets}
 
 
-def offsets_now(view: LogView, topics: Sequence[str], known: GroupOffsets) -> StreamOffset:
+def offsets_now(view: LogView, topics: Sequence[str], committed: GroupOffsets) -> StreamOffset:
     """Return the committed offsets of these topics, as they are in the snapshot."""
-    ids = {topic: view.topic_id(topic) for topic in topics} if known else {}
-    return StreamOffset({topic: known.get((topic, ids[topic]), {}) for topic in ids}, ids)
+    ids = {topic: view.topic_id(topic) for topic in topics} if committed else {}
+    return StreamOffset({topic: committed.get((topic, ids[topic]), {}) for topic in ids}, ids)
 
 
 def batch_ranges(
@@ -255,18 +255,18 @@ def batch_ranges(
 ) -> list[OffsetRange]:
     """Return the ranges of a batch read, from one snapshot. Raises BadRequest and NotFound for wrong bounds."""
     topics = subscriber.topics()
-    known = group_offsets(view, read)
+    committed = group_offsets(view, read)
     present = subscriber.existing(topics)
 
     def look() -> list[str]:
         present[:] = subscriber.existing(topics)
         return present
 
-    wait_until_reached(view, offsets_now(view, present, known), present, look, clock or Clock())
+    wait_until_reached(view, offsets_now(view, present, committed), present, look, clock or Clock())
     partitions = {topic: subscriber.partitions(topic) for topic in present}
     loss = DataLoss(read.fail_on_data_loss)
     end_bound = read.end or Bound("latest", "endingOffsets")
-    starts = start_positions(view, partitions, read, "earliest", loss, known)
+    starts = start_positions(view, partitions, read, "earliest", loss, committed)
     ends = resolve_bound(view, partitions, end_bound, read.isolation, no_match_is_latest=True)
     ranges: list[OffsetRange] = []
     for topic, bounds in partitions.items():

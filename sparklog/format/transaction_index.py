@@ -33,8 +33,8 @@ from sparklog.format.segment_indexes import REMEDY
 
 VERSION = 0
 _FIELDS = ("producer", "first", "last", "stable")
-_ENTRY = np.dtype([("version", ">i2"), *((name, ">i8") for name in _FIELDS)])
-ENTRY_BYTES = _ENTRY.itemsize
+ENTRY = np.dtype([("version", ">i2"), *((name, ">i8") for name in _FIELDS)])
+ENTRY_BYTES = ENTRY.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class AbortedTransactions:
         return covered
 
     def to_bytes(self) -> bytes:
-        entries = np.zeros(len(self), _ENTRY)
+        entries = np.zeros(len(self), ENTRY)
         entries["version"] = VERSION
         for field, name in zip(_FIELDS, _COLUMNS, strict=True):
             entries[field] = getattr(self, name)
@@ -110,7 +110,7 @@ def parse(data: BytesLike, base: int, *, file: str | None = None) -> AbortedTran
     """
     if len(data) % ENTRY_BYTES:
         raise Corrupt(f"a transaction index has a multiple of 34 bytes, this one has {len(data)}; {REMEDY}", file=file)
-    entries = np.frombuffer(data, _ENTRY)
+    entries = np.frombuffer(data, ENTRY)
     index = AbortedTransactions(*(entries[field].astype(np.int64) for field in _FIELDS))
     wrong = (entries["version"] != VERSION) | (index.last_offsets < base) | (index.first_offsets > index.last_offsets)
     wrong[1:] |= np.diff(index.last_offsets) <= 0

@@ -247,25 +247,27 @@ class Consumer:
         unread = []
         for partition, bounds in self._bounds[topic].items():
             place = topic, partition
-            at = self._positions.setdefault(place, bounds.log_start)
-            if not bounds.log_start <= at <= bounds.log_end:
-                at = self._positions[place] = self._start(place, at, bounds)
-            if at < bounds.end(self.isolation):
-                unread.append(OffsetRange(topic, partition, at, bounds.end(self.isolation)))
+            position = self._positions.setdefault(place, bounds.log_start)
+            if not bounds.log_start <= position <= bounds.log_end:
+                position = self._positions[place] = self._start(place, position, bounds)
+            if position < bounds.end(self.isolation):
+                unread.append(OffsetRange(topic, partition, position, bounds.end(self.isolation)))
         fetch_bytes = self._root.store.limits.fetch_bytes
         return [
-            OffsetRange(topic, each.partition, each.start, max(*stored.at_bytes(fetch_bytes), *stored.at_records(1)))
-            for each, stored in zip(unread, self._view.stored(unread), strict=True)
+            OffsetRange(
+                topic, offsets.partition, offsets.start, max(*stored.at_bytes(fetch_bytes), *stored.at_records(1))
+            )
+            for offsets, stored in zip(unread, self._view.stored(unread), strict=True)
         ]
 
     def _read(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
         wanted = tuple(dict.fromkeys((*self._columns, "topic", "partition", "offset")))
         for topic in self.topics:
-            of_topic = [each for each in ranges if each.topic == topic]
+            of_topic = [offsets for offsets in ranges if offsets.topic == topic]
             yield from read_parts(self._view.plan(of_topic, self.isolation), wanted)
-            for each in of_topic:
+            for offsets in of_topic:
                 # After the last record there may be markers, aborted ones, or gaps.
-                self._positions[topic, each.partition] = each.end
+                self._positions[topic, offsets.partition] = offsets.end
 
     # -- positions
 
@@ -332,12 +334,12 @@ class Consumer:
         state = self.group.stable()
         self._kept = {
             (topic, partition): offset
-            for each in state.offsets
-            if self._ids.get(each.topic) == each.topic_id
-            for topic, partition, offset in each.positions()
+            for offsets in state.offsets
+            if self._ids.get(offsets.topic) == offsets.topic_id
+            for topic, partition, offset in offsets.positions()
         }
         bounds = self._bounds_with_committed()
-        self._seek({place: self._start(place, self._kept.get(place), each) for place, each in bounds.items()})
+        self._seek({place: self._start(place, self._kept.get(place), limits) for place, limits in bounds.items()})
 
     def _bounds_with_committed(self) -> dict[TopicPartition, Bounds]:
         """Return the bounds once they reach the committed offsets.
@@ -348,7 +350,7 @@ class Consumer:
         backoff = Backoff(self._env)
         while True:
             bounds = self._all_bounds()
-            beyond = [f"{t}-{p}" for (t, p), each in bounds.items() if self._kept.get((t, p), 0) > each.log_end]
+            beyond = [f"{t}-{p}" for (t, p), limits in bounds.items() if self._kept.get((t, p), 0) > limits.log_end]
             if not beyond or backoff.is_over():
                 return bounds
             if not backoff.tries:

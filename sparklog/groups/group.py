@@ -112,7 +112,11 @@ class Group:
 
     def committed(self) -> Mapping[TopicPartition, CommittedOffset]:
         """Return the committed offset by (topic, partition). Those of a deleted topic are gone, as in Kafka."""
-        return {(item.topic, item.partition): item for each in self.offsets() for item in each.committed()}
+        return {
+            (item.topic, item.partition): item
+            for offsets_of_topic in self.offsets()
+            for item in offsets_of_topic.committed()
+        }
 
     def description(self, *, state: GroupState | None = None) -> GroupDescription:
         state = self.state() if state is None else state
@@ -169,7 +173,7 @@ class Group:
 
     def _pending_since_ms(self, item: Pending) -> int:
         written = self.written_ms(item.number)
-        return max(max(each.time_ms) for each in item.offsets) if written is None else written
+        return max(max(offsets.time_ms) for offsets in item.offsets) if written is None else written
 
     def written_ms(self, number: int) -> int | None:
         info = self.root.store.stat(self.log.key(number))
@@ -266,7 +270,9 @@ class Group:
         """
         checked = self.checked(offsets)
         self._act(lambda base: steps.alter(base, checked), dry_run, force)
-        return {(item.topic, item.partition): item for each in checked for item in each.committed()}
+        return {
+            (item.topic, item.partition): item for offsets_of_topic in checked for item in offsets_of_topic.committed()
+        }
 
     @checked(gone=PARTITIONS)
     def delete_offsets(self, gone: Mapping[str, Collection[int]], *, dry_run: bool = False) -> None:
@@ -286,7 +292,7 @@ class Group:
             epoch = NO_EPOCH if item.leader_epoch is None else item.leader_epoch
             row = item.offset, item.time_ms, epoch, item.metadata
             rows.setdefault((item.topic, item.topic_id), {})[item.partition] = row
-        tables = [topic_offsets(*place, each) for place, each in rows.items()]
+        tables = [topic_offsets(*place, by_partition) for place, by_partition in rows.items()]
         self._write(lambda base: steps.restore(base, tables, generation))
 
     def _check_exists(self) -> None:
@@ -335,7 +341,9 @@ class Group:
         """
         now_ms = self.root.env.wall_ms()
         tables = []
-        if not isinstance(offsets, Mapping) or not all(isinstance(each, Mapping) for each in offsets.values()):
+        if not isinstance(offsets, Mapping) or not all(
+            isinstance(by_partition, Mapping) for by_partition in offsets.values()
+        ):
             raise BadRequest(f"expected offsets as {{topic: {{partition: offset}}}}, found {offsets!r}")
         for topic in sorted(offsets, key=str):
             if not offsets[topic]:
@@ -355,25 +363,26 @@ class Group:
 
 def _row(topic: str, partitions: int, partition: object, position: object, now_ms: int) -> tuple[int, Row]:
     """Return a partition and its row; whole numbers may be numpy's. `BadRequest` as `Group.checked`."""
-    at, offset = _whole(partition), _whole(getattr(position, "offset", position))
+    number, offset = _whole(partition), _whole(getattr(position, "offset", position))
     epoch, metadata = getattr(position, "leader_epoch", None), getattr(position, "metadata", None) or ""
-    if at is None or not 0 <= at < partitions or offset is None or not 0 <= offset <= INT64_MAX:
+    if number is None or not 0 <= number < partitions or offset is None or not 0 <= offset <= INT64_MAX:
         raise BadRequest(
             f"expected offsets of partitions 0 to {partitions - 1} of topic '{topic}', found "
             f"{getattr(position, 'offset', position)!r} of partition {partition!r}"
         )
-    known = NO_EPOCH if epoch is None else _whole(epoch)
-    if known is None or not NO_EPOCH <= known <= MAX_INT:
-        raise BadRequest(f"the leader epoch of {topic}-{at} is 0 to {MAX_INT}, or None; found {epoch!r}")
+    leader_epoch = NO_EPOCH if epoch is None else _whole(epoch)
+    if leader_epoch is None or not NO_EPOCH <= leader_epoch <= MAX_INT:
+        raise BadRequest(f"the leader epoch of {topic}-{number} is 0 to {MAX_INT}, or None; found {epoch!r}")
     try:
         size = len(metadata.encode())
     except (AttributeError, UnicodeEncodeError):
-        raise BadRequest(f"metadata of {topic}-{at} is a text that UTF-8 can hold, found {metadata!r}") from None
+        raise BadRequest(f"metadata of {topic}-{number} is a text that UTF-8 can hold, found {metadata!r}") from None
     if size > MAX_METADATA:
         raise BadRequest(
-            f"metadata of {topic}-{at} has {size} bytes, at most {MAX_METADATA} are kept beside an offset; shorten it"
+            f"metadata of {topic}-{number} has {size} bytes, at most {MAX_METADATA} are kept beside an offset; "
+            "shorten it"
         )
-    return at, (offset, now_ms, known, metadata)
+    return number, (offset, now_ms, leader_epoch, metadata)
 
 
 def _whole(value: object) -> int | None:

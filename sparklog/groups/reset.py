@@ -101,7 +101,7 @@ def plan_reset(
             )
         old = {partition: offset for (name, partition), offset in current.items() if name == topic}
         targets = _targets(group, scenario, topic, wanted, head, old)
-        plan += [_clamped(topic, at, targets[at], old.get(at), head) for at in wanted]
+        plan += [_clamped(topic, partition, targets[partition], old.get(partition), head) for partition in wanted]
     return plan
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from sparklog.errors import Unavailable
 from sparklog.storage.store import ObjectInfo, ObjectWriter, Store, check_prefix
 from sparklog.testing.faulty_store import FaultKind
-from sparklog.testing.wrapper_stores import WrapperStore
+from sparklog.testing.wrapper_stores import WrapperStore, WrapperWriter
 
 BUCKET_FAULTS = (
     FaultKind.ERROR_BEFORE,  # 503 until the client gave up
@@ -167,23 +167,12 @@ class BucketStore(WrapperStore):
         return iter(sorted(shown.values(), key=lambda info: info.key))
 
 
-class _BucketWriter:
+class _BucketWriter(WrapperWriter):
     """A data object of a bucket: not listed at once when it is closed."""
 
-    def __init__(self, store: BucketStore, key: str, inner: ObjectWriter) -> None:
-        self._store = store
-        self._key = key
-        self._inner = inner
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self._inner.write(data)
-
     def close(self) -> None:
-        self._inner.close()
+        super().close()
         self._store.made(self._key)
-
-    def discard(self) -> None:
-        self._inner.discard()
 
 
 def _whole_second(time_ms: int) -> int:

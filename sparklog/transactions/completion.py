@@ -71,7 +71,7 @@ def visible_snapshot(topic: Topic) -> Snapshot:
         gone |= missing
         if topic.name not in raw:
             raise no_topic(topic.name, topic.root.location)
-        further = {name for each in shown.values() for name in each.head.siblings} - raw.keys() - gone
+        further = {name for snapshot in shown.values() for name in snapshot.head.siblings} - raw.keys() - gone
         if not further:
             return held_back(raw[topic.name], whole_ends(shown)[topic.name])
         for name in sorted(further):
@@ -91,8 +91,8 @@ def recorded_everywhere(root: Root, state: Decisions, *, ask: bool | None = None
 
 
 def _all_recorded(root: Root, transactional_id: str, item: CommitDecision, ask: bool) -> bool:
-    topics = (_topic_recorded(root, transactional_id, item.n, each, ask) for each in item.prepares)
-    return all(topics) and all(_group_recorded(root, each, ask) for each in item.groups)
+    topics = (_topic_recorded(root, transactional_id, item.n, prepare, ask) for prepare in item.prepares)
+    return all(topics) and all(_group_recorded(root, prepare, ask) for prepare in item.groups)
 
 
 def _group_recorded(root: Root, prepare: PreparedGroup, ask: bool) -> bool:
@@ -119,11 +119,11 @@ def _topic_recorded(root: Root, transactional_id: str, n: int, prepare: Prepared
 
 def _shows(log: Journal[S, Any, Any], holds: Callable[[S], bool], ask: bool) -> bool:
     """True if `holds` of the state known or, with `ask`, of the newest one, which is made durable then."""
-    known = log.known()
-    if not ask and (known is None or not holds(known)):
+    state = log.known()
+    if not ask and (state is None or not holds(state)):
         return False
     try:
-        if (known is None or not holds(known)) and not holds(log.refresh()):
+        if (state is None or not holds(state)) and not holds(log.refresh()):
             return False
         log.make_durable()
         return True

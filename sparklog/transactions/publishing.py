@@ -78,7 +78,7 @@ def publish(
     """
     if key is not None:
         key.check()
-        counts = {each.target.topic: [file.counts for file in each.files] for each in written}
+        counts = {part.target.topic: [file.counts for file in part.files] for part in written}
         key = replace(key, content=content_of(counts))
     if transactional_id is None:
         producer = _without_id(root, timeout_ms)
@@ -87,7 +87,7 @@ def publish(
         name = check_not_one_write(transactional_id)
         producer = TransactionalProducer(root, name, timeout_ms=timeout_ms, instance=run, epoch=epoch)
     if key is not None:
-        count = sum(each.records for each in written)
+        count = sum(part.records for part in written)
         now_ms = root.env.wall_ms()
         verdict = decide(producer.log.refresh().entry(), key, count, f"transactional id '{producer.id}'", now_ms)
         if not verdict.write:
@@ -95,12 +95,12 @@ def publish(
                 run, epoch = key.run, key.epoch
                 producer.log.write(lambda base: init(base, run, epoch, now_ms))
             return CommittedTransaction(None, skipped=True, note=verdict.note)
-    if not any(len(file) for each in written for file in each.files):
+    if not any(len(file) for part in written for file in part.files):
         return CommittedTransaction(None)
     # With a key the decisions were looked at above, a moment ago.
     transaction = producer.begin() if key is None else producer._begin()
-    for each in written:
-        transaction.add(each.target, each.files)
+    for part in written:
+        transaction.add(part.target, part.files)
     done = transaction.commit(key=key)
     if transactional_id is None:
         _spares[root].append(Spare(producer.id, producer.instance, producer.epoch, root.env.now()))
@@ -132,8 +132,8 @@ class TakeOverIntent:
 
 def in_decisions(root: Root, topic: str, key: WriterKey, count: int) -> bool:
     """True if this batch for a topic of an option was published as a transaction. Errors of the replay rule."""
-    known = root.engine.log(topic).current().head.registry.get(key.id)
-    if key.run is None or (known is not None and known.run == key.run):
+    entry = root.engine.log(topic).current().head.registry.get(key.id)
+    if key.run is None or (entry is not None and entry.run == key.run):
         return False
     run, now_ms = key.run, root.env.wall_ms()
     log = root.engine.decisions.log(key.id)

@@ -440,5 +440,5 @@ def test_no_batch_is_larger_than_its_size_can_say(monkeypatch: pytest.MonkeyPatc
 def test_batches_outside_the_data_are_refused() -> None:
     for cut in (GOLDEN_BATCH, GOLDEN_BATCH * 2, b""):
         wrong = {**arguments(), "data": cut[:-1]}
-        with pytest.raises(BadRequest, match="batches not in the data"):
+        with pytest.raises(BadRequest, match="batches not within the data"):
             filter_batches(**wrong)

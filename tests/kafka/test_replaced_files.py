@@ -63,7 +63,7 @@ def test_a_swap_that_never_ends_is_read_as_the_next_start_up_would(folder: Path,
     (folder / f"{0:020}.log.swap").write_bytes(batch(2, [b"c"]))
     segment(folder, 3).write_bytes(SECOND)
     names = directory.settled_segments(file_path(folder), env=busy)
-    assert [Path(name.path).name for name in names] == [f"{0:020}.log.swap", f"{3:020}.log"]
+    assert [name.path.name for name in names] == [f"{0:020}.log.swap", f"{3:020}.log"]
     assert len(waits) > 10
 
 

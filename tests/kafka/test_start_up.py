@@ -132,12 +132,12 @@ def test_the_index_of_a_swap_is_used_where_it_is_right(tmp_path: Path) -> None:
 
 
 def test_names_of_what_lies_beside_a_segment(tmp_path: Path) -> None:
-    log = str(tmp_path / named(7, "log"))
-    assert companion(log, "index") == str(tmp_path / named(7, "index"))
-    assert companion(f"{log}.swap", "index") == str(tmp_path / named(7, "index.swap"))
-    assert companion(f"{log}.deleted", "txnindex") == str(tmp_path / named(7, "txnindex.deleted"))
+    log = tmp_path / named(7, "log")
+    assert companion(file_path(log), "index") == file_path(tmp_path / named(7, "index"))
+    assert companion(file_path(f"{log}.swap"), "index") == file_path(tmp_path / named(7, "index.swap"))
+    assert companion(file_path(f"{log}.deleted"), "txnindex") == file_path(tmp_path / named(7, "txnindex.deleted"))
     (tmp_path / named(7, "txnindex.swap")).write_bytes(b"")
-    assert companion(log, "txnindex") == str(tmp_path / named(7, "txnindex.swap"))
+    assert companion(file_path(log), "txnindex") == file_path(tmp_path / named(7, "txnindex.swap"))
 
 
 def test_transactions_that_only_a_swapped_index_knows_are_left_out(tmp_path: Path, env: Env) -> None:

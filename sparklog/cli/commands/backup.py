@@ -12,7 +12,6 @@ from sparklog.cli.options import (
     AsOfOption,
     Commands,
     DryRunOption,
-    JsonOption,
     LinkOption,
     QuietOption,
     RootOption,
@@ -24,7 +23,7 @@ from sparklog.cli.options import (
     root_option,
     whole_number,
 )
-from sparklog.cli.terminal import print_json, print_table, printable, warn_and_leave
+from sparklog.cli.terminal import Output, print_table, printable
 from sparklog.log.journal.clocks import iso_time
 from sparklog.output import StatusLine, json_value, size_text
 
@@ -65,8 +64,7 @@ def backup(
     link: LinkOption = False,
     dry_run: DryRunOption = False,
     quiet: QuietOption = False,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Back a root up: all topics, transactions and consumer groups as of one moment, into a folder of their own.
 
     Only what is new since the last backup is copied, and every byte is checked on the way. Writers and maintenance
@@ -81,43 +79,35 @@ def backup(
     refuse_inside(to)
     target = open_folder(to)
     if backups.list_:
-        _show_backups(Repository.open(target).manifests(), as_json)
-        return
+        manifests = Repository.open(target).manifests()
+        totals = [{"fromMs": item.from_ms, "totalBytes": item.total_bytes} for item in manifests]
+        documents = [json_value(item) | total for item, total in zip(manifests, totals, strict=True)]
+        return Output(documents, lambda: _show_backups(manifests))
     if backups.prune:
-        _show_pruned(prune(target, keep=backups.keep, keep_ms=backups.keep_ms, dry_run=dry_run), dry_run, as_json)
-        return
+        dropped = prune(target, keep=backups.keep, keep_ms=backups.keep_ms, dry_run=dry_run)
+        return Output.of_lines(json_value(dropped) | {"dryRun": dry_run}, _shown_pruned(dropped, dry_run))
     if root is None:
         raise BadParameter("which root? give --root or set SPARKLOG_ROOT", param_hint="'--root'")
     topics = comma_separated(topic) or None
     opened = root_to_copy(root)
     if dry_run:
         plan = plan_backup(opened, target, topics=topics)
-        if as_json:
-            print_json(plan)
-        else:
-            print(f"Would copy {plan.files} files ({size_text(plan.nbytes)}) of {len(plan.topics)} topics.")
-        warn_and_leave(shown_left_out(plan.left_out))
-        return
+        text = f"Would copy {plan.files} files ({size_text(plan.nbytes)}) of {len(plan.topics)} topics."
+        return Output.of_lines(plan, text, failures=shown_left_out(plan.left_out))
     with StatusLine("backup", quiet=quiet) as status:
         made = back_up(opened, target, topics=topics, link=link, progress=status.files)
     drops = backups.keep is not None or backups.keep_ms is not None
     pruned = prune(target, keep=backups.keep, keep_ms=backups.keep_ms) if drops else None
-    if as_json:
-        print_json(made, pruned=json_value(pruned))
-    else:
-        print(
-            f"Backup {made.number}: {sum(not item.deleted for item in made.topics)} topics, {len(made.groups)} groups, "
-            f"{made.objects} objects ({size_text(made.nbytes)}) copied."
-        )
-        if pruned is not None:
-            _show_pruned(pruned, False, False)
-    warn_and_leave(shown_left_out(made.left_out))
+    text = (
+        f"Backup {made.number}: {sum(not item.deleted for item in made.topics)} topics, {len(made.groups)} groups, "
+        f"{made.objects} objects ({size_text(made.nbytes)}) copied."
+    )
+    more = () if pruned is None else (_shown_pruned(pruned, False),)
+    document = json_value(made) | {"pruned": json_value(pruned)}
+    return Output.of_lines(document, text, *more, failures=shown_left_out(made.left_out))
 
 
-def _show_backups(backups: list[Manifest], as_json: bool) -> None:
-    if as_json:
-        print_json([{**json_value(item), "fromMs": item.from_ms, "totalBytes": item.total_bytes} for item in backups])
-        return
+def _show_backups(backups: list[Manifest]) -> None:
     rows = []
     for item in backups:
         alive = sum(not topic.deleted for topic in item.topics)
@@ -129,15 +119,11 @@ def _show_backups(backups: list[Manifest], as_json: bool) -> None:
     print_table(headings, rows, right=("BACKUP", "TOPICS", "GROUPS", "BYTES", "COPIED"))
 
 
-def _show_pruned(pruned: Pruned, dry_run: bool, as_json: bool) -> None:
-    if as_json:
-        print_json(pruned, dryRun=dry_run)
-        return
+def _shown_pruned(pruned: Pruned, dry_run: bool) -> str:
     numbers = ", ".join(map(str, pruned.dropped)) or "none"
     what = "Would drop" if dry_run else "Dropped"
-    print(
-        f"{what} backups: {numbers}; {pruned.objects} objects ({size_text(pruned.nbytes)}). Kept: {len(pruned.kept)}."
-    )
+    dropped = f"{what} backups: {numbers}; {pruned.objects} objects ({size_text(pruned.nbytes)})"
+    return f"{dropped}. Kept: {len(pruned.kept)}."
 
 
 @dataclass
@@ -174,8 +160,7 @@ def restore(
     link: LinkOption = False,
     dry_run: DryRunOption = False,
     quiet: QuietOption = False,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Make a new root with what a backup holds, or what a root held: the newest state, or that of an earlier time.
 
     Every byte is checked on the way. Transactions are whole, consumer groups go on where they were, topic ids stay.
@@ -195,11 +180,8 @@ def restore(
     else:
         with StatusLine("restore", quiet=quiet) as status:
             restored = make(store, open_folder(to), point, rename=names, link=link, progress=status.files)
-    if as_json:
-        print_json(restored, dryRun=dry_run)
-    else:
-        _show_restored(restored, to, dry_run)
-    warn_and_leave(shown_left_out(restored.left_out))
+    document = json_value(restored) | {"dryRun": dry_run}
+    return Output(document, lambda: _show_restored(restored, to, dry_run), shown_left_out(restored.left_out))
 
 
 def _show_restored(restored: Restored, to: str, dry_run: bool) -> None:
@@ -229,8 +211,7 @@ def clone(
     as_of: AsOfOption = None,
     dry_run: DryRunOption = False,
     quiet: QuietOption = False,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Create a topic that shows another one as it is, or was at a version or time; nothing is copied.
 
     Both share files until one of them rewrites its own; either can be appended to, altered and deleted without the
@@ -243,11 +224,9 @@ def clone(
     with StatusLine("clone", quiet=quiet) as status:
         status(f"reading the log of {topic}")
         made = clone_topic(open_root(root), topic, name, version=version, time_ms=time_ms, dry_run=dry_run)
-    if as_json:
-        print_json(made, dryRun=dry_run)
-        return
     offsets = sum(end - start for start, end in zip(made.log_starts, made.log_ends, strict=True))
-    print(
+    text = (
         f"{'Would clone' if dry_run else 'Cloned'} topic {topic} at version {made.version} as {name}: "
         f"{made.partitions} partitions, {offsets} offsets, {made.files} files ({size_text(made.nbytes)}) shared."
     )
+    return Output.of_lines(json_value(made) | {"dryRun": dry_run}, text)

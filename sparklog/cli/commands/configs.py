@@ -21,7 +21,7 @@ from sparklog.cli.options import (
     comma_separated,
     name_and_value,
 )
-from sparklog.cli.terminal import print_json, read_text
+from sparklog.cli.terminal import Output, print_json, read_text
 from sparklog.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -39,8 +39,7 @@ def describe(
     *,
     topics: Topics,
     everything: Annotated[bool, Option("--all", help="Also those that have their default.")] = False,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Show the configs that were set on topics: value, where it comes from, default."""
     from sparklog.log.state.configs import CONFIGS
     from sparklog.log.state.description import describe_configs
@@ -63,11 +62,8 @@ def describe(
         for config in configs
         if everything or config.source != "default"
     ]
-    if as_json:
-        print_json(rows)
-    else:
-        _show([name for name, _ in configs_of], rows, everything)
-    source.finish()
+    names = [name for name, _ in configs_of]
+    return Output(rows, lambda: _show(names, rows, everything), source.failures)
 
 
 def _show(names: list[str], rows: list[dict[str, str]], everything: bool) -> None:
@@ -96,8 +92,7 @@ def alter(
     force: Annotated[
         bool, Option("--force", help="Also what takes files from running jobs, or drops records without a key.")
     ] = False,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Set configs of a topic, take them back. All of it happens in one commit, or nothing does."""
     changes = _changes(add_config, add_config_file, delete_config)
     name = topic.name
@@ -108,15 +103,11 @@ def alter(
         opened.alter(configs=changes, force=force, since=head)
     before, after = head.configs, head.configs.changed(planned)
     rows = [{"name": key, "before": before.text(key), "after": after.text(key)} for key in sorted(planned)]
-    if as_json:
-        print_json({"topic": name, "dryRun": dry_run, "changes": rows})
-        return
-    for row in rows:
-        print(f"  {row['name']}: {row['before'] or 'empty'} -> {row['after'] or 'empty'}")
-    if dry_run:
-        print(f"Would {'change' if rows else 'not change'} the config of topic {name}.")
-    else:
-        print(f"Completed updating config for topic {name}." if rows else f"Config of topic {name} is so already.")
+    lines = [f"  {row['name']}: {row['before'] or 'empty'} -> {row['after'] or 'empty'}" for row in rows]
+    done = f"Completed updating config for topic {name}." if rows else f"Config of topic {name} is so already."
+    would = f"Would {'change' if rows else 'not change'} the config of topic {name}."
+    document = {"topic": name, "dryRun": dry_run, "changes": rows}
+    return Output.of_lines(document, *lines, would if dry_run else done)
 
 
 @app.add("docs", "sparklog configs docs retention.ms")

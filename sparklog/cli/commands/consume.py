@@ -16,7 +16,6 @@ from sparklog.cli.options import (
     CorruptOption,
     Isolation,
     IsolationOption,
-    JsonOption,
     SourceOption,
     TopicOfFolder,
     Topics,
@@ -25,7 +24,7 @@ from sparklog.cli.options import (
 )
 from sparklog.cli.printing import Columns, LimitOption, Printer, Printing
 from sparklog.cli.record_values import Format, Formats
-from sparklog.cli.terminal import print_json, printable, warn
+from sparklog.cli.terminal import Output, print_lines, warn
 from sparklog.errors import BadRequest, NotFound
 from sparklog.output import write
 
@@ -344,8 +343,7 @@ def offsets(
     isolation: Annotated[
         Isolation, Option("--isolation-level", help="read_committed: below the first open transaction.")
     ] = "read_uncommitted",
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Print offsets of topics, one topic:partition:offset per line, as kafka-get-offsets does.
 
     --time is -1 or latest (the end, the default), -2 or earliest (the log start), -3 or max-timestamp (the record with
@@ -358,9 +356,5 @@ def offsets(
     rows = [(name, *answer) for name in names for answer in answers[name].items()]
     # By the text topic-partition, t-10 before t-2: as Kafka's tool does.
     rows.sort(key=lambda row: f"{row[0]}-{row[1]}")
-    if as_json:
-        print_json([{"topic": name, "partition": partition, "offset": offset} for name, partition, offset in rows])
-    else:
-        for name, partition, offset in rows:
-            print(f"{printable(name)}:{partition}:{offset}")
-    source.finish()
+    document = [dict(zip(("topic", "partition", "offset"), row, strict=True)) for row in rows]
+    return Output(document, lambda: print_lines(":".join(map(str, row)) for row in rows), source.failures)

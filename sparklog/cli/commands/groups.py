@@ -13,13 +13,12 @@ from sparklog.cli.locations import open_root, open_source
 from sparklog.cli.options import (
     Commands,
     DryRunOption,
-    JsonOption,
     RootOption,
     SourceOption,
     parse_time,
     whole_number,
 )
-from sparklog.cli.terminal import print_json, print_lines, print_table, printable, read_text, warn_and_leave
+from sparklog.cli.terminal import Output, print_lines, print_table, printable, read_text
 from sparklog.errors import BadRequest, NotFound
 from sparklog.parsing import INT64_MAX, is_digits
 
@@ -50,18 +49,13 @@ TopicOption = Annotated[
 def list_(
     root: SourceOption,
     state: Annotated[bool, Option("--state", help="Also the state of each group.")] = False,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """List the groups, one per line. Works on a Kafka log directory, too."""
     groups = _open_groups(root)
     names = groups.names()
     if state:
-        _show_states(groups.descriptions(names, groups.failures), as_json)
-    elif as_json:
-        print_json(names)
-    else:
-        print_lines(names)
-    warn_and_leave(groups.failures)
+        return _states(groups.descriptions(names, groups.failures), groups.failures)
+    return Output(names, lambda: print_lines(names), groups.failures)
 
 
 @app.add("describe", "sparklog groups describe billing --root /data/log")
@@ -70,8 +64,7 @@ def describe(
     names: GroupArguments = None,
     all_groups: Annotated[bool, Option("--all-groups", help="Every group there is.")] = False,
     state: Annotated[bool, Option("--state", help="The groups themselves in place of their offsets.")] = False,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Show how far groups have read, and how far behind they are, in records and in seconds.
 
     SECONDS-BEHIND is how long the first unread record has been waiting. The end is that of the log, as in Kafka:
@@ -86,17 +79,17 @@ def describe(
     missing = [item.id for item in described if item.state == "Dead"]
     if missing:
         raise NotFound(f"group '{missing[0]}' does not exist in {groups.location}; `sparklog groups list` has all")
-    rows = [] if state else groups.lag([item.id for item in described])
     if state:
-        _show_states(described, as_json)
-    elif as_json:
-        print_json(rows)
-    else:
+        return _states(described, groups.failures)
+    rows = groups.lag([item.id for item in described])
+
+    def show() -> None:
         for item in described:
             if item.state == "Empty":
                 print(f"Consumer group '{printable(item.id)}' has no active members.", file=sys.stderr)
         print_table(OFFSETS, [_cells(row) for row in rows])
-    warn_and_leave(groups.failures)
+
+    return Output(rows, show, groups.failures)
 
 
 @dataclass
@@ -141,8 +134,7 @@ def reset(
     dry_run: Annotated[bool, Option("--dry-run", help="Only show it (the default).")] = False,
     force: Annotated[bool, Option("--force", help="Also an active group; its consumer is stopped.")] = False,
     export: Annotated[bool, Option("--export", help="Print the new offsets as lines of a CSV file.")] = False,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Set a group's offsets by hand, in a partition, a topic or all of its topics.
 
     Exactly one of the options --to-earliest ... --from-file says where to. Nothing is changed without --execute: first
@@ -175,17 +167,16 @@ def reset(
             print(f"WARN {printable(item.warning)}", file=sys.stderr)
     if not execute and not dry_run:
         print("WARN Nothing was changed: this is a dry run without --execute.", file=sys.stderr)
-    _show_plan(group, plan, execute, export, as_json)
+    document = {"group": group, "executed": execute, "offsets": plan}
+    return Output(document, lambda: _show_plan(group, plan, export))
 
 
 @app.add("delete", "sparklog groups delete billing --root /data/log")
-def delete(group: GroupArgument, root: RootOption, dry_run: DryRunOption = False, as_json: JsonOption = False) -> None:
+def delete(group: GroupArgument, root: RootOption, dry_run: DryRunOption = False) -> Output:
     """Delete a group with its offsets. Refused while it is active."""
     _groups_of_root(root).group(group).delete(dry_run=dry_run)
-    if as_json:
-        print_json({"deleted": group, "dryRun": dry_run})
-    else:
-        print(f"Would delete group {printable(group)}." if dry_run else f"Deleted group {printable(group)}.")
+    text = f"{'Would delete' if dry_run else 'Deleted'} group {printable(group)}."
+    return Output.of_lines({"deleted": group, "dryRun": dry_run}, text)
 
 
 @app.add("delete-offsets", "sparklog groups delete-offsets billing --topic old:0 --root /data/log")
@@ -194,8 +185,7 @@ def delete_offsets(
     root: RootOption,
     topic: TopicOption = None,
     dry_run: DryRunOption = False,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Drop a group's offsets of topics, or of partitions. Refused while it is active."""
     topics = _topics(topic, False, False)
     if not topics:
@@ -212,12 +202,10 @@ def delete_offsets(
             raise NotFound(f"group '{group}' has no offsets of {which} '{name}'")
         gone[name] = sorted(dropped)
     opened.delete_offsets(gone, dry_run=dry_run)
-    if as_json:
-        print_json({"group": group, "deleted": gone, "dryRun": dry_run})
-        return
     status = "Would be deleted" if dry_run else "Successful"
     rows = [(name, partition, status) for name, partitions in gone.items() for partition in partitions]
-    print_table(("TOPIC", "PARTITION", "STATUS"), rows)
+    document = {"group": group, "deleted": gone, "dryRun": dry_run}
+    return Output(document, lambda: print_table(("TOPIC", "PARTITION", "STATUS"), rows))
 
 
 def _groups_of_root(root: str) -> Groups:
@@ -291,21 +279,16 @@ def _cells(row: Lag) -> tuple[object, ...]:
     return row.group, row.topic, row.partition, row.current_offset, row.log_end, row.lag, seconds, row.member
 
 
-def _show_states(described: Sequence[GroupDescription], as_json: bool) -> None:
-    if as_json:
-        print_json(described)
-        return
+def _states(described: Sequence[GroupDescription], failures: Sequence[SparklogError]) -> Output:
     rows = [
         (item.id, item.state, item.generation, item.instance or None, item.session_timeout_ms, len(item.pending))
         for item in described
     ]
-    print_table(STATES, rows)
+    return Output(described, lambda: print_table(STATES, rows), failures)
 
 
-def _show_plan(group: str, plan: Sequence[NewOffset], execute: bool, export: bool, as_json: bool) -> None:
-    if as_json:
-        print_json({"group": group, "executed": execute, "offsets": plan})
-    elif export:
+def _show_plan(group: str, plan: Sequence[NewOffset], export: bool) -> None:
+    if export:
         for item in plan:
             print(f"{item.topic},{item.partition},{item.new}")
     else:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from typer import BadParameter, Exit, Option
+from typer import BadParameter, Option
 
 from sparklog.cli.locations import open_source, report_settings
 from sparklog.cli.options import (
     Commands,
-    JsonOption,
     PropertiesOption,
     QuickOption,
     QuietOption,
@@ -19,7 +18,7 @@ from sparklog.cli.options import (
     comma_separated,
     root_option,
 )
-from sparklog.cli.terminal import print_json, printable
+from sparklog.cli.terminal import EXIT_ERROR, EXIT_OK, Output, print_json, printable
 from sparklog.errors import BadRequest, NotFound
 from sparklog.output import STANDARD_OUTPUT, StatusLine, write_output
 from sparklog.version import __version__
@@ -33,8 +32,7 @@ def verify(
     topic: TopicsOption = None,
     quick: QuickOption = False,
     quiet: QuietOption = False,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Read everything of a root, or of a Kafka log directory, and name every byte that is not what was written.
 
     Commits, checkpoints, the logs of transactions and groups, every file that a version may still need; nothing is
@@ -73,12 +71,8 @@ def verify(
             topics = (location.topic,)
         with StatusLine("verify", quiet=quiet) as status:
             report = verify_root(open_store(location.root), topics=topics, quick=quick, say=status)
-    if as_json:
-        print_json(document(report))
-    else:
-        print(*map(printable, summary(report).split("\n")), sep="\n")
-    if not report.sound:
-        raise Exit(1)
+    lines = map(printable, summary(report).split("\n"))
+    return Output.of_lines(document(report), *lines, code=EXIT_OK if report.sound else EXIT_ERROR)
 
 
 @dataclass
@@ -109,8 +103,7 @@ def doctor(
         bool, Option("--cost", help="Only print what a topic in a bucket costs a month. The options below say which.")
     ] = False,
     workload: WorkloadOptions,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Check Python, Java, packages, Spark's settings and, with --root, the store and the state of a root.
 
     Each line is ok, warn or fail, what was found and, below it, the command or setting that puts it right. Runs
@@ -124,24 +117,20 @@ def doctor(
         if conf_file is not None or spark or store is not None:
             raise BadParameter("computes, and looks at nothing: leave out the other checks", param_hint="'--cost'")
         work = Workload(*vars(workload).values())
-        print_json(document(work)) if as_json else print(*lines(work), sep="\n")
-        return
+        return Output.of_lines(document(work), *lines(work))
     from sparklog.doctor.examine import examine, failed
     from sparklog.doctor.store_checks import examine_store
 
     if store is not None and (conf_file is not None or spark):
         raise BadParameter("tests the store alone: leave out --conf-file and --spark", param_hint="'--store'")
     findings = examine(root, conf_file=conf_file, start_spark=spark) if store is None else examine_store(store)
-    if as_json:
-        print_json(findings)
-    else:
-        width = max(len(finding.check) for finding in findings)
-        for finding in findings:
-            print(f"{finding.status:4}  {finding.check:{width}}  {finding.found}")
-            if finding.fix:
-                print(f"{'':{width + 6}}  fix: {finding.fix}")
-    if failed(findings):
-        raise Exit(1)
+    width = max(len(finding.check) for finding in findings)
+    rows = []
+    for finding in findings:
+        rows.append(f"{finding.status:4}  {finding.check:{width}}  {finding.found}")
+        if finding.fix:
+            rows.append(f"{'':{width + 6}}  fix: {finding.fix}")
+    return Output.of_lines(findings, *rows, code=EXIT_ERROR if failed(findings) else EXIT_OK)
 
 
 @app.add("report", "sparklog report --root /data/log --html report.html")

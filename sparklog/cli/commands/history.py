@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument
 
 from sparklog.cli.locations import open_root
-from sparklog.cli.options import Commands, JsonOption, RootOption, whole_number
-from sparklog.cli.terminal import print_json, print_table
+from sparklog.cli.options import Commands, RootOption, whole_number
+from sparklog.cli.terminal import Output, print_table
 from sparklog.log.journal.clocks import iso_time
 from sparklog.log.journal.names import check_topic_name
 from sparklog.output import size_text
@@ -60,8 +60,7 @@ def history(
     topic: Annotated[str, Argument(metavar="TOPIC", help="The topic; also a deleted one.")],
     root: RootOption,
     limit: Annotated[int, whole_number("--limit", low=1, text="Commits at most.")] = 100,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Show the commits of a topic, newest first: version, time, operation, records and bytes that it brought, writer.
 
     A version serves `--as-of` of clone, export and restore, and versionAsOf of a scan. Commits are kept for seven days
@@ -81,12 +80,13 @@ def history(
     newest = kept[-1]
     versions = range(newest, max(oldest, newest + 1 - limit) - 1, -1)
     rows = [Version.of(log.commit(version)) for version in versions]
-    if as_json:
-        print_json({"topic": topic, "oldestVersion": oldest, "commits": rows})
-        return
-    headings = ("VERSION", "TIME", "OPERATION", "RECORDS", "BYTES", "WRITER")
-    print_table(headings, [row.cells() for row in rows], right=("VERSION", "RECORDS", "BYTES"))
-    if versions[-1] > oldest:
-        print(f"{versions[-1] - oldest:,} older commits are not shown; look at --limit")
-    if oldest > 0:
-        print(f"commits before version {oldest} are no longer kept")
+
+    def show() -> None:
+        headings = ("VERSION", "TIME", "OPERATION", "RECORDS", "BYTES", "WRITER")
+        print_table(headings, [row.cells() for row in rows], right=("VERSION", "RECORDS", "BYTES"))
+        if versions[-1] > oldest:
+            print(f"{versions[-1] - oldest:,} older commits are not shown; look at --limit")
+        if oldest > 0:
+            print(f"commits before version {oldest} are no longer kept")
+
+    return Output({"topic": topic, "oldestVersion": oldest, "commits": rows}, show)

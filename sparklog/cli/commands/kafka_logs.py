@@ -14,7 +14,6 @@ from sparklog.cli.options import (
     ConfigOption,
     CorruptOption,
     DryRunOption,
-    JsonOption,
     QuietOption,
     RootOption,
     TopicsOption,
@@ -23,7 +22,7 @@ from sparklog.cli.options import (
     parse_configs,
     parse_time,
 )
-from sparklog.cli.terminal import print_json, print_table, printable, warn
+from sparklog.cli.terminal import Output, print_table, printable, warn
 from sparklog.output import StatusLine, json_value, size_text
 from sparklog.parsing import is_digits
 
@@ -88,8 +87,7 @@ def import_(
     force: Annotated[
         bool, Option("--force", help="Also a file.delete.delay.ms that takes files from running jobs.")
     ] = False,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Take topics of a Kafka log directory into a root: offsets, times, headers and segments as they are.
 
     Without --topic all topics but Kafka's own. The directory of a stopped broker, or a copy or backup of one; it is
@@ -107,11 +105,9 @@ def import_(
             copied(f"{topic}-{partition}", records, nbytes)
 
         report = import_into(root, log_dir, options, on_skipped=warn, dry_run=dry_run, on_progress=watch)
-    if as_json:
-        print_json(_document(report))
-    else:
-        _show_import(report, dry_run)
-    _show_configs(report, options)
+    return Output(
+        _document(report), lambda: _show_import(report, dry_run), after=lambda: _show_configs(report, options)
+    )
 
 
 def _document(report: ImportReport) -> object:
@@ -257,8 +253,7 @@ def export(
     extent: ExportExtent,
     cluster: Cluster,
     quiet: QuietOption = False,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Write topics as Kafka log directories: segments, indexes, checkpoints, topic ids, leader epochs, configs.
 
     The directory must be empty or not there; it is written whole or not at all. Only what lies below the last stable
@@ -285,11 +280,7 @@ def export(
     with StatusLine("export", quiet=quiet) as status:
         watch = _watch(status)
         exported = export_topics(log, to, topics, options, lambda records, nbytes: watch(to, records, nbytes))
-    if as_json:
-        print_json(exported)
-        return
-    for topic in exported:
-        _show_export(topic)
+    return Output(exported, lambda: [*map(_show_export, exported)])
 
 
 def _show_export(topic: ExportedTopic) -> None:

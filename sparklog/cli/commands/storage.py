@@ -12,7 +12,6 @@ from sparklog.cli.locations import open_root, open_source
 from sparklog.cli.options import (
     Commands,
     DryRunOption,
-    JsonOption,
     RootOption,
     SourceOption,
     TopicOption,
@@ -20,7 +19,7 @@ from sparklog.cli.options import (
     one_of,
     whole_number,
 )
-from sparklog.cli.terminal import print_json, print_table, read_text
+from sparklog.cli.terminal import Output, print_table, read_text
 from sparklog.output import count
 
 if TYPE_CHECKING:
@@ -40,8 +39,7 @@ def delete_records(
         int | None, whole_number("--offset", "-o", low=-1, text="The first offset that stays; -1: none does.")
     ] = None,
     dry_run: DryRunOption = False,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Delete the records below an offset: the log starts there then.
 
     --offset-json-file takes Kafka's file, {"partitions": [{"topic": "t", "partition": 0, "offset": 42}], "version": 1}.
@@ -60,12 +58,9 @@ def delete_records(
     else:
         raise BadParameter("give --offset-json-file, or all three of a topic, --partition and --offset")
     lows = offset_file.delete_records(open_root(root), offsets, dry_run=dry_run)
-    if as_json:
-        print_json({"dryRun": dry_run, "partitions": lows})
-        return
-    print("Dry run, nothing is deleted:" if dry_run else "Records delete operation completed:")
-    for low in lows:
-        print(f"partition: {low.topic}-{low.partition}\tlow_watermark: {low.low_watermark}")
+    title = "Dry run, nothing is deleted:" if dry_run else "Records delete operation completed:"
+    lines = [f"partition: {low.topic}-{low.partition}\tlow_watermark: {low.low_watermark}" for low in lows]
+    return Output.of_lines({"dryRun": dry_run, "partitions": lows}, title, *lines)
 
 
 HEADINGS = ("TOPIC", "PARTITION", "APPEND", "SEALED", "TOTAL", "RECORDS", "SLICES")
@@ -86,8 +81,7 @@ def log_dirs(
     root: SourceOption,
     *,
     topics: TopicList,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Show how many bytes each partition takes, and how many lie in files that only wait for the vacuum.
 
     APPEND are bytes in append files (in a Kafka directory: of the active segment), SEALED those in sealed (closed)
@@ -101,14 +95,14 @@ def log_dirs(
     sizes = [size for name in names for size in source.view.partition_sizes(name)]
     waiting = None if source.root is None else [unreferenced(source.root.topic(name)) for name in names]
     files, nbytes = map(sum, zip((0, 0), *(waiting or ()), strict=True))
-    if as_json:
-        more = {} if waiting is None else {"unreferencedFiles": files, "unreferencedBytes": nbytes}
-        print_json(_document(source.view.location, sizes, more))
-    else:
+
+    def show() -> None:
         _show(sizes)
         if files:
             print(f"Besides, {nbytes} bytes in {count(files, 'file')} wait for the vacuum of `sparklog retain`.")
-    source.finish()
+
+    more = {} if waiting is None else {"unreferencedFiles": files, "unreferencedBytes": nbytes}
+    return Output(_document(source.view.location, sizes, more), show, source.failures)
 
 
 def _document(location: str, sizes: list[PartitionSize], more: dict[str, int]) -> dict[str, object]:

@@ -11,7 +11,6 @@ from sparklog.cli.locations import open_root, open_source
 from sparklog.cli.options import (
     Commands,
     ConfigOption,
-    JsonOption,
     OneTopic,
     RootOption,
     SourceOption,
@@ -19,7 +18,7 @@ from sparklog.cli.options import (
     parse_configs,
     whole_number,
 )
-from sparklog.cli.terminal import print_json, print_lines, print_table, printable, warn
+from sparklog.cli.terminal import Output, print_lines, print_table, printable, warn
 from sparklog.errors import NotFound
 
 if TYPE_CHECKING:
@@ -67,8 +66,7 @@ def create(
     replication_factor: ReplicationOption = None,
     config: ConfigOption = None,
     if_not_exists: Annotated[bool, Option("--if-not-exists", help="Succeed if it is there already.")] = False,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Create a topic. A folder that holds nothing yet becomes a new root."""
     from sparklog.log.topic.expiring import default_expiry
 
@@ -79,14 +77,13 @@ def create(
     existed = if_not_exists and _exists(log, name)
     make = log.ensure_topic if if_not_exists else log.create_topic
     head = make(name, partitions=partitions, configs=configs).log.head(refresh=False)
-    if as_json:
-        print_json({"topic": name, "created": not existed})
-    else:
-        made = f"{head.partitions} partition{'s' * (head.partitions > 1)}"
-        print(f"Topic {name} is there already." if existed else f"Created topic {name} with {made} in {log.location}.")
-    expiry = default_expiry(head.configs)
-    if expiry is not None and not existed:
-        warn(f"topic {name}: {expiry}")
+    text = f"Created topic {name} with {head.partitions} partition{'s' * (head.partitions > 1)} in {log.location}."
+    expiry = None if existed else default_expiry(head.configs)
+    return Output(
+        {"topic": name, "created": not existed},
+        lambda: print(f"Topic {name} is there already." if existed else text),
+        after=None if expiry is None else lambda: warn(f"topic {name}: {expiry}"),
+    )
 
 
 def _say_where_copies_are(replication_factor: int | None, root: str) -> None:
@@ -95,15 +92,11 @@ def _say_where_copies_are(replication_factor: int | None, root: str) -> None:
 
 
 @app.add("list", "sparklog topics list --root /data/log")
-def list_(root: SourceOption, as_json: JsonOption = False) -> None:
+def list_(root: SourceOption) -> Output:
     """List the topics, one per line."""
     source = open_source(root)
     names = source.topics()
-    if as_json:
-        print_json(names)
-    else:
-        print_lines(names)
-    source.finish()
+    return Output(names, lambda: print_lines(names), source.failures)
 
 
 @app.add("describe", "sparklog topics describe orders --root /data/log")
@@ -111,20 +104,14 @@ def describe(
     root: SourceOption,
     *,
     topics: Topics,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Show id, configs and, for each partition, offsets and size."""
     source = open_source(root)
     opened = source.root
     rows = source.each(
         topics.names, lambda name: _kafka(source.view, name) if opened is None else _of_root(opened, name)
     )
-    if as_json:
-        print_json(rows)
-    else:
-        for row in rows:
-            _show(row)
-    source.finish()
+    return Output(rows, lambda: _show(rows), source.failures)
 
 
 def _of_root(root: Root, name: str) -> TopicRow:
@@ -160,18 +147,21 @@ def _kafka(view: LogView, name: str) -> TopicRow:
     return TopicRow(name, topic_id, len(bounds), configs=None, partitions=rows, open_transactions=None)
 
 
-def _show(row: TopicRow) -> None:
-    """Print the first line as kafka-topics writes it, then a table."""
-    configs = ",".join(f"{name}={value}" for name, value in sorted((row.configs or {}).items()))
-    name, count = printable(row.topic), row.partition_count
-    print(f"Topic: {name}\tTopicId: {row.topic_id}\tPartitionCount: {count}\tConfigs: {configs}")
-    if row.kafka_topic_id:
-        print(f"Imported from Kafka's topic with id {row.kafka_topic_id}")
-    headings = ("PARTITION", "LOG-START", "LAST-STABLE", "LOG-END", "BYTES")
-    rows = [(part.partition, part.log_start, part.last_stable, part.log_end, part.bytes) for part in row.partitions]
-    print_table(headings, rows, right=headings)
-    if row.open_transactions:
-        print(f"Held back by open transactions: {printable(', '.join(row.open_transactions))}")
+def _show(rows: list[TopicRow]) -> None:
+    """Print the first line of each as kafka-topics writes it, then a table."""
+    for row in rows:
+        configs = ",".join(f"{name}={value}" for name, value in sorted((row.configs or {}).items()))
+        name, count = printable(row.topic), row.partition_count
+        print(f"Topic: {name}\tTopicId: {row.topic_id}\tPartitionCount: {count}\tConfigs: {configs}")
+        if row.kafka_topic_id:
+            print(f"Imported from Kafka's topic with id {row.kafka_topic_id}")
+        headings = ("PARTITION", "LOG-START", "LAST-STABLE", "LOG-END", "BYTES")
+        parts = [
+            (part.partition, part.log_start, part.last_stable, part.log_end, part.bytes) for part in row.partitions
+        ]
+        print_table(headings, parts, right=headings)
+        if row.open_transactions:
+            print(f"Held back by open transactions: {printable(', '.join(row.open_transactions))}")
 
 
 @app.add("alter", "sparklog topics alter orders --root /data/log --partitions 32")
@@ -181,18 +171,14 @@ def alter(
     *,
     topic: OneTopic,
     replication_factor: ReplicationOption = None,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Add partitions. Configs are altered by `sparklog configs alter`, as in Kafka by kafka-configs."""
     _say_where_copies_are(replication_factor, root)
     name = topic.name
     open_root(root).topic(name).alter(partitions=partitions)
     shown = printable(name)
     warn(f"keys of topic {shown} map to other partitions from now on: the order of a key's records ends here")
-    if as_json:
-        print_json({"topic": name, "partitions": partitions})
-    else:
-        print(f"Altered topic {name}.")
+    return Output.of_lines({"topic": name, "partitions": partitions}, f"Altered topic {name}.")
 
 
 @app.add("delete", "sparklog topics delete orders --root /data/log")
@@ -201,18 +187,15 @@ def delete(
     *,
     topic: OneTopic,
     if_exists: Annotated[bool, Option("--if-exists", help="Succeed if there is no such topic.")] = False,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Delete a topic, without asking, as kafka-topics does. Its files go when a vacuum finds them."""
     name = topic.name
     log = open_root(root)
     exists = not if_exists or _exists(log, name)
     if exists:
         log.delete_topic(name)
-    if as_json:
-        print_json({"topic": name, "deleted": exists})
-    else:
-        print(f"Deleted topic {name}." if exists else f"There is no topic {printable(name)}.")
+    text = f"Deleted topic {name}." if exists else f"There is no topic {printable(name)}."
+    return Output.of_lines({"topic": name, "deleted": exists}, text)
 
 
 def _exists(log: Root, topic: str) -> bool:

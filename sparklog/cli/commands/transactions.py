@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from sparklog.cli.locations import open_root
-from sparklog.cli.options import Commands, JsonOption, RootOption, whole_number
-from sparklog.cli.terminal import print_json, print_table, printable, warn_and_leave
+from sparklog.cli.options import Commands, RootOption, whole_number
+from sparklog.cli.terminal import Output, print_table, printable
 from sparklog.log.journal.clocks import iso_time
 from sparklog.output import json_value
 
@@ -28,37 +28,29 @@ IdArgument = Annotated[str, Argument(metavar="ID", help="Transactional id.")]
 def list_(
     root: RootOption,
     open_only: Annotated[bool, Option("--open", help="Only those that hold back a topic.")] = False,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """List the transactional ids, and how the newest transaction of each stands."""
     from sparklog.transactions.listing import list_transactions
 
     failures: list[SparklogError] = []
     everything = list_transactions(open_root(root), failures)
     shown = [item for item in everything if item.held or item.kafka or not open_only]
-    if as_json:
-        print_json([_document(item) for item in shown])
-    else:
-        rows = []
-        for item in shown:
-            topics = dict.fromkeys([*(part.topic for part in item.held), *(part.topic for part in item.kafka)])
-            rows.append((item.id, _newest(item), item.state, ",".join(topics) or None))
-        print_table(("TRANSACTIONAL-ID", "NEWEST", "STATE", "HOLDS-BACK"), rows)
-    warn_and_leave(failures)
+    rows = []
+    for item in shown:
+        topics = dict.fromkeys([*(part.topic for part in item.held), *(part.topic for part in item.kafka)])
+        rows.append((item.id, _newest(item), item.state, ",".join(topics) or None))
+    headings = ("TRANSACTIONAL-ID", "NEWEST", "STATE", "HOLDS-BACK")
+    return Output([_document(item) for item in shown], lambda: print_table(headings, rows), failures)
 
 
 @app.add("describe", "sparklog transactions describe orders-job --root /data/log")
-def describe(transactional_id: IdArgument, root: RootOption, as_json: JsonOption = False) -> None:
+def describe(transactional_id: IdArgument, root: RootOption) -> Output:
     """Show what is decided, and what is open: where the last stable offset stops, since when, and until when."""
     from sparklog.transactions.listing import describe_transaction
 
     failures: list[SparklogError] = []
     standing = describe_transaction(open_root(root), transactional_id, failures)
-    if as_json:
-        print_json(_document(standing))
-    else:
-        _show(standing)
-    warn_and_leave(failures)
+    return Output(_document(standing), lambda: _show(standing), failures)
 
 
 @app.add("abort", "sparklog transactions abort orders-job --root /data/log")
@@ -66,8 +58,7 @@ def abort(
     transactional_id: IdArgument,
     root: RootOption,
     number: Annotated[int | None, whole_number("--n", text="Only if this is the number of the open one.")] = None,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Abort the open transaction of an id without waiting for its timeout; its owner's commit fails then.
 
     One that an import found open in Kafka's data ends, too (as Kafka had decided, if it had); no import can go on with
@@ -76,15 +67,16 @@ def abort(
     from sparklog.transactions.listing import abort_transaction
 
     aborted = abort_transaction(open_root(root), transactional_id, number)
-    if as_json:
-        print_json({"id": transactional_id, "n": aborted.n, "topics": aborted.topics, "kafka": _kafka(aborted.kafka)})
-        return
+    lines = []
     if aborted.n is not None:
         topics = ", it held back " + ", ".join(aborted.topics) if aborted.topics else ""
-        print(f"Aborted transaction {aborted.n} of {printable(transactional_id)}{topics}.")
+        lines.append(f"Aborted transaction {aborted.n} of {printable(transactional_id)}{topics}.")
     for part in aborted.kafka:
         how = "Committed, as Kafka had decided," if part.open.decided == "commit" else "Aborted"
-        print(f"{how} Kafka's transaction of {printable(transactional_id)} in {part.topic}-{part.open.partition}.")
+        place = f"{part.topic}-{part.open.partition}"
+        lines.append(f"{how} Kafka's transaction of {printable(transactional_id)} in {place}.")
+    document = {"id": transactional_id, "n": aborted.n, "topics": aborted.topics, "kafka": _kafka(aborted.kafka)}
+    return Output.of_lines(document, *lines)
 
 
 def _show(standing: TransactionDescription) -> None:

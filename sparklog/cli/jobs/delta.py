@@ -49,10 +49,7 @@ IntervalOption = Annotated[
 def coordinates(spark_version: str, *, avro: bool = False) -> list[str]:
     """Return the packages that fit a release of Spark: Delta, and Spark's own for Avro if it is needed."""
     line = ".".join(spark_version.split(".")[:2])
-    try:
-        release = version("delta-spark")
-    except PackageNotFoundError:
-        release = DELTA_VERSION
+    release = _installed() or DELTA_VERSION
     # The first release of a line runs with all of it, and repositories that lack the newest have it.
     return [f"io.delta:delta-spark_{line}_2.13:{release}"] + [f"org.apache.spark:spark-avro_2.13:{line}.0"] * avro
 
@@ -65,12 +62,11 @@ def settings(environ: Mapping[str, str], spark_version: str, *, avro: bool = Fal
     return SETTINGS | {"spark.jars.packages": ",".join(coordinates(spark_version, avro=avro))}
 
 
-def _installed() -> bool:
+def _installed() -> str | None:
     try:
-        version("delta-spark")
+        return version("delta-spark")
     except PackageNotFoundError:
-        return False
-    return True
+        return None
 
 
 def check_delta(spark: SparkSession, *, avro: bool = False) -> None:

@@ -11,38 +11,13 @@
 |   16 | groupId, regularExpression | the topics a consumer group's regular expression resolved to                    |
 | 17, 19-23 | groupId (, memberId) | streams groups (18 came and went, too)                                            |
 
-The committed offset's value, by version (Kafka 4.1 writes 3, or 4 where group.version allows; 1 if the client asked
-for an expiry of its own):
-
-| field           | type   | versions                                                                         |
-|-----------------|--------|----------------------------------------------------------------------------------|
-| offset          | int64  | all: the next offset to read                                                     |
-| leaderEpoch     | int32  | from 3; -1: not known                                                            |
-| metadata        | string | all: the committer's own text                                                    |
-| commitTimestamp | int64  | all: ms                                                                          |
-| expireTimestamp | int64  | 1 only; -1: offsets.retention.minutes decides                                    |
-| topicId         | uuid   | from 4, tagged 0                                                                 |
-
-The types 0 to 2 have classes. The others are plain fields under Kafka's names.
+The types 0 to 2 have classes, the others are plain fields under Kafka's names. Of a committed offset Kafka 4.1 writes
+version 3, 4 where group.version allows, or 1 if the client asked for an expiry of its own.
 
 `__transaction_state`: the newest state of every transactional id. The key is int16 0, then the id (string). Version 1
-of the value, a flexible one, is written from transaction.version 1 on.
+of the value, a flexible one, is written from transaction.version 1 on. The files in `messages/` say what each field is.
 
-| field                            | type   | meaning                                                               |
-|----------------------------------|--------|-----------------------------------------------------------------------|
-| producerId                       | int64  |                                                                       |
-| previousProducerId               | int64  | tagged 0, -1: none; of the last committed transaction                 |
-| nextProducerId                   | int64  | tagged 1, -1: none; the newest id sent to the producer                |
-| producerEpoch                    | int16  |                                                                       |
-| nextProducerEpoch                | int16  | tagged 3, -1: none; the epoch that goes with nextProducerId           |
-| transactionTimeoutMs             | int32  |                                                                       |
-| transactionStatus                | int8   | see `Status`                                                          |
-| transactionPartitions            | array  | of topic (string) and partitionIds (int32 array); null while Empty    |
-| transactionLastUpdateTimestampMs | int64  |                                                                       |
-| transactionStartTimestampMs      | int64  | -1: no transaction began                                              |
-| clientTransactionVersion         | int16  | tagged 2, 0: not known                                                |
-
-No value (null): the transactional id expired. Tagged fields exist from version 1 on.
+No value (null): the transactional id expired.
 """
 
 from __future__ import annotations

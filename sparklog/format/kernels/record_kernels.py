@@ -4,6 +4,10 @@ Bounds: every read is within `[start, stop)` of its batch, which the caller has 
 is within what `room` in decode.py has provided, or a row per record. A varint that runs over its record yields position
 `BAD`, which no later check passes, so one comparison per record catches all of them before anything is copied.
 `write_batches` trusts nothing that it is handed: sources and the room in `out` are checked before each copy.
+
+Parameters per batch: `data[start : stop]` are its records, `count` of them; `base_offset`, `base_time` and `last_delta`
+(last offset delta) are its header's. A binary column is three buffers as in Arrow, such as `key_offsets`, `keys` (the
+bytes) and `key_valid` (bits). `state` has the places that are named below.
 """
 
 from __future__ import annotations
@@ -169,7 +173,8 @@ def decode_records(
     """Append the records of all batches with `first <= offset < limit` to the columns; the error code, `OK` if none.
 
     `wanted`: bit 0 keys, 1 values, 2 headers. `fixed_time` is each record's time, or -2: base time and delta count.
-    `list_position` receives, per row, where its headers start. `emitted`: rows per batch.
+    `list_offsets`, `list_valid` are of the header lists; `list_position` receives, per row, where its headers start.
+    `emitted`: rows per batch.
     """
     data_at, offsets_at, times_at = address(data), address(offsets), address(times)
     data_end = data_at + len(data)
@@ -239,7 +244,11 @@ def decode_headers(
     data: Any, first_row: int, rows: int, list_offsets: Any, list_position: Any, key_offsets: Any, keys: Any,
     value_offsets: Any, values: Any, value_valid: Any, key_bytes: int, value_bytes: int, state: Any,
 ) -> None:  # fmt: skip
-    """Append the headers of rows `[first_row, rows)`, which `decode_records` has checked, to the header columns."""
+    """Append the headers of rows `[first_row, rows)`, which `decode_records` has checked, to the header columns.
+
+    `list_offsets`, `list_position`: as that kernel left them. `key_offsets`, `keys` and `value_offsets`, `values`,
+    `value_valid`: the buffers of both columns, in which `key_bytes` and `value_bytes` are filled.
+    """
     data_at, keys_at, values_at = address(data), address(keys), address(values)
     end = data_at + len(data)
     key_offsets_at, value_offsets_at = address(key_offsets), address(value_offsets)
@@ -266,6 +275,10 @@ def find_records(
     offsets: Any, times: Any, starts: Any, ends: Any, has_key: Any, has_value: Any, key_starts: Any, key_lengths: Any,
     state: Any,
 ) -> int:  # fmt: skip
+    """Write the fields of all records (`sparklog.format.payloads.RecordFields`); the error code, `OK` if none.
+
+    Per batch as for `decode_records`. Per record: `batches` is its batch, `[starts, ends)` its place in `data`.
+    """
     data_at = address(data)
     batches_at, offsets_at, times_at = address(batches), address(offsets), address(times)
     starts_at, ends_at, has_key_at, has_value_at = address(starts), address(ends), address(has_key), address(has_value)

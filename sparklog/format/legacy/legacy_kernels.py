@@ -139,7 +139,8 @@ def translate(
     """Write the messages at `[start, stop)` of each row as records of format v2; the error code, `OK` if none.
 
     `shift` is what must be added to the messages' offset fields. `inner`: they come out of a compressed message, so
-    each has a CRC-32 of its own that is not checked yet. `out` needs `SLACK` bytes more than are written.
+    each has a CRC-32 of its own that is not checked yet. `out` needs `SLACK` bytes more than are written; `out_start`
+    and `out_stop` receive where a row's records are in it. `table`: `CRC_TABLE`.
     """
     origin, table_at, out_at, state_at = address(data), address(table), address(out), address(state)
     data_end, room = origin + len(data), out_at + len(out) - SLACK

@@ -399,7 +399,7 @@ class PartitionState:
 
     def unknown(self, start: int, end: int) -> list[Unknown]:
         """Return transactions with offsets in `[start, end)` whose outcome is in no marker and no `.txnindex`."""
-        entries = [entry for entry in self.transactions.unknown if entry[1] < end and entry[2] >= start]
+        entries = [span for span in self.transactions.unknown if span.first < end and span.last >= start]
         if not entries:
             return []
         indexed = [self._transaction_index(state.name) for state in self.segments]

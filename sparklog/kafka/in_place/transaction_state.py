@@ -17,6 +17,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -142,17 +143,24 @@ class TransactionEvents:
         self.triples.extend((LOST, producer, offset))
 
 
+class TransactionSpan(NamedTuple):
+    """A transaction's producer id, first offset, and the offset of its marker or of the damage that hides it."""
+
+    producer: int
+    first: int
+    last: int
+
+
 @dataclass
 class TransactionState:
     """Transactions of a partition after the events applied so far.
 
-    `open`: producer id -> first offset; `aborted`: (producer id, first offset, offset of the marker), by marker;
-    `unknown`: (producer id, first offset, where reading stopped): open when damage hid what came next.
+    `open`: producer id -> first offset; `aborted`: by marker; `unknown`: open when damage hid what came next.
     """
 
     open: dict[int, int] = field(default_factory=dict)
-    aborted: list[tuple[int, int, int]] = field(default_factory=list)
-    unknown: list[tuple[int, int, int]] = field(default_factory=list)
+    aborted: list[TransactionSpan] = field(default_factory=list)
+    unknown: list[TransactionSpan] = field(default_factory=list)
 
     def apply(self, triples: array[int], start: int = 0) -> None:
         for first_of_three in range(start, len(triples), 3):
@@ -161,11 +169,11 @@ class TransactionState:
                 self.open.setdefault(producer, offset)
             elif kind == LOST:
                 for writer in list(self.open) if producer == ANYBODY else [producer] if producer in self.open else []:
-                    self.unknown.append((writer, self.open.pop(writer), offset))
+                    self.unknown.append(TransactionSpan(writer, self.open.pop(writer), offset))
             else:
                 first = self.open.pop(producer, None)
                 if kind == ABORT and first is not None:
-                    self.aborted.append((producer, first, offset))
+                    self.aborted.append(TransactionSpan(producer, first, offset))
 
     def first_open(self) -> int | None:
         """Return the first offset of the earliest open transaction, the last stable offset; None without one."""

@@ -52,8 +52,8 @@ def aborted_ranges(store: Store, topic: str, table: SliceTable, partition: int, 
     cache = _cache_of(store)
     aborted: list[AbortedTransactions] = []
     try:
-        for at in range(0, len(planned), FILES_AT_ONCE):
-            aborted += _read(store, planned.rows(at, at + FILES_AT_ONCE), cache)
+        for first in range(0, len(planned), FILES_AT_ONCE):
+            aborted += _read(store, planned.rows(first, first + FILES_AT_ONCE), cache)
             if int(aborted[-1].last_stable_offsets.max()) >= end:
                 break
     except MissingFile as missing:
@@ -77,13 +77,15 @@ def _nbytes(entries: AbortedTransactions) -> int:
 
 
 def _read(store: Store, slices: Sequence[PlannedSlice], cache: _Cache) -> list[AbortedTransactions]:
-    known = {i: entries for i, one in enumerate(slices) if (entries := cache.get((one.file, one.position))) is not None}
-    missing = [i for i in range(len(slices)) if i not in known]
+    by_row = {
+        i: entries for i, one in enumerate(slices) if (entries := cache.get((one.file, one.position))) is not None
+    }
+    missing = [i for i in range(len(slices)) if i not in by_row]
     answers = ask_each(store, lambda i: aborted_of(store, slices[i]), missing)
     for i, entries in zip(missing, answers, strict=True):
         cache.put((slices[i].file, slices[i].position), entries)
-        known[i] = entries
-    return [known[i] for i in range(len(slices))]
+        by_row[i] = entries
+    return [by_row[i] for i in range(len(slices))]
 
 
 def aborted_of(store: Store, planned: PlannedSlice) -> AbortedTransactions:

@@ -157,8 +157,8 @@ class _Decoder:
             wrong = crc_failures(run.data, headers)
             if len(wrong):
                 bad, (file, position) = int(wrong[0]), run.place()
-                at, offset = position + int(headers.position[bad]), int(headers.base_offset[bad] + run.shift[bad])
-                raise Corrupt(crc_message(headers, bad), file=file, position=at, offset=offset)
+                place, offset = position + int(headers.position[bad]), int(headers.base_offset[bad] + run.shift[bad])
+                raise Corrupt(crc_message(headers, bad), file=file, position=place, offset=offset)
         before = np.cumsum(headers.count) - headers.count
         offsets = np.arange(headers.count.sum(), dtype=np.int64)
         offsets += np.repeat(headers.base_offset + run.shift - before, headers.count)
@@ -202,7 +202,7 @@ class _Decoder:
         # Pieces of a topic follow one another, so there are few runs.
         rows = np.bincount(run.piece_of, weights=records.batch_rows, minlength=len(names)).astype(np.int64)
         runs = groupby(zip(names, rows.tolist(), strict=True), itemgetter(0))
-        return pa.concat_arrays([self._repeated(name, sum(each for _, each in group)) for name, group in runs])
+        return pa.concat_arrays([self._repeated(name, sum(count for _, count in group)) for name, group in runs])
 
     def _repeated(self, topic: str, n: int) -> pa.Array:
         made = self._topics.get(topic)
@@ -254,10 +254,10 @@ def _hidden(run: _BatchRun) -> npt.NDArray[np.bool_]:
     """Return bool[m]: the batches of Kafka's aborted transactions, as far as the reader is not to see them."""
     headers, slices = run.headers, [piece.slice for piece in run.pieces]
     batches = np.zeros(len(headers), np.bool_)
-    hidden = {id(each.hidden): each.hidden for each in slices if each.hidden is not None}
+    hidden = {id(planned.hidden): planned.hidden for planned in slices if planned.hidden is not None}
     if not hidden:
         return batches
-    owner = np.array([id(each.hidden) for each in slices], np.int64)[run.piece_of]
+    owner = np.array([id(planned.hidden) for planned in slices], np.int64)[run.piece_of]
     transactional = headers.is_transactional & ~headers.is_control
     for key, aborted in hidden.items():
         rows = np.flatnonzero(transactional & (owner == key))

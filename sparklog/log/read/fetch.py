@@ -159,7 +159,7 @@ class Fetcher:
                 cursor.at, cursor.next = cursor.at - 1, start
                 self._list(cursor)
         if self._jobs:
-            self._first = next(i for i, each in enumerate(self._cursors) if each is self._jobs[0].taken[0][0])
+            self._first = next(i for i, cursor in enumerate(self._cursors) if cursor is self._jobs[0].taken[0][0])
         self._jobs.clear()
 
     def _list(self, cursor: Cursor) -> None:
@@ -227,11 +227,11 @@ class Fetcher:
     def _span(self, job: _Job) -> Iterator[FetchedBatches]:
         (request,) = job.requests
         data = memoryview(self._ahead.take(request))
-        for cursor, each, start in job.taken:
-            body = data[each.position - request.start :][: each.size]
-            check_slice(body, each)
-            cut = start > each.base or cursor.range.end < each.end
-            yield FetchedBatches(body, each.position, each, start, min(each.end, cursor.range.end), cut, True)
+        for cursor, planned, start in job.taken:
+            body = data[planned.position - request.start :][: planned.size]
+            check_slice(body, planned)
+            cut = start > planned.base or cursor.range.end < planned.end
+            yield FetchedBatches(body, planned.position, planned, start, min(planned.end, cursor.range.end), cut, True)
 
     def _enter(self, cursor: Cursor, planned: PlannedSlice) -> _Job:
         """Choose a large slice, or the part of it that is wanted, to be read in windows of whole batches."""
@@ -295,8 +295,10 @@ def _read(request: Request) -> bytes:
 
 def _ranges(store: Store, planned: PlannedSlice, low: int, high: int) -> list[Request]:
     span = store.limits.span_bytes
-    starts = range(low, high, span)
-    return [Request(store, planned.file, planned.position + at, min(span, high - at)) for at in starts]
+    return [
+        Request(store, planned.file, planned.position + offset, min(span, high - offset))
+        for offset in range(low, high, span)
+    ]
 
 
 def _window_reads(

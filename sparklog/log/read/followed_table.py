@@ -75,8 +75,8 @@ class _PartitionRows:
         number = self.numbers.get(key)
         if number is None:
             return None
-        at = bisect_right(self._firsts, number) - 1
-        return self._batches[at].slice(number - self._firsts[at], 1)
+        batch = bisect_right(self._firsts, number) - 1
+        return self._batches[batch].slice(number - self._firsts[batch], 1)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows that count."""
@@ -115,9 +115,9 @@ class FollowedTable(Mapping[bytes, pa.RecordBatch]):
         self._poll_ms = None if poll is None else int(1000 * poll)
         self._view = view
         self._read = tuple(name for name in COLUMNS if name in plan.columns or name in NEEDED)
-        ends = {each.partition: each.end for each in plan.ranges}
+        ends = {offsets.partition: offsets.end for offsets in plan.ranges}
         self._tail = Tail(view, plan.topic, READ_COMMITTED, positions=ends, topic_id=plan.topic_id)
-        self._rows: dict[int, _PartitionRows] = {each.partition: _PartitionRows() for each in plan.ranges}
+        self._rows: dict[int, _PartitionRows] = {offsets.partition: _PartitionRows() for offsets in plan.ranges}
         for batch in latest_records(plan.partitions, self._read, threads=plan.threads):
             self._rows_of(batch).put(batch)
         self._looked_ms = self._view.env.boot_ms()
@@ -177,7 +177,7 @@ class FollowedTable(Mapping[bytes, pa.RecordBatch]):
         KEY.check("key", key)
         self._look()
         wanted = key.encode() if isinstance(key, str) else key
-        rows = [row for each in self._rows.values() if (row := each.row(wanted)) is not None]
+        rows = [row for partition in self._rows.values() if (row := partition.row(wanted)) is not None]
         if not rows:
             raise KeyError(key)
         newest = max(rows, key=lambda row: int(fixed_values(row.column("timestamp"), np.int64)[0]))
@@ -195,11 +195,11 @@ class FollowedTable(Mapping[bytes, pa.RecordBatch]):
     def to_table(self) -> pa.Table:
         """Return all rows, those of a key that several partitions hold, too."""
         self._look()
-        batches = chain.from_iterable(each.batches() for each in self._rows.values())
+        batches = chain.from_iterable(partition.batches() for partition in self._rows.values())
         return pa.Table.from_batches([batch.select(list(self.columns)) for batch in batches], schema_of(self.columns))
 
     def _keys(self) -> dict[bytes, None]:
-        return dict.fromkeys(chain.from_iterable(each.numbers for each in self._rows.values()))
+        return dict.fromkeys(chain.from_iterable(partition.numbers for partition in self._rows.values()))
 
     def _look(self) -> None:
         if self._poll_ms is not None and self._view.env.boot_ms() - self._looked_ms >= self._poll_ms:

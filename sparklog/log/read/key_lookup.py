@@ -33,13 +33,13 @@ def latest_record(
 
     `partitions`: where to look, None: where Kafka's default partitioner puts the key.
     """
-    known = view.bounds(topic)
+    bounds = view.bounds(topic)
     chosen = partitions_of_key(view, topic, key) if partitions is None else dict.fromkeys(partitions, 0)
     newest: pa.RecordBatch | None = None
     for partition, earlier in chosen.items():
-        if partition not in known:
-            few = len(known) <= 8
-            names = ", ".join(map(str, sorted(known))) if few else f"{min(known)} to {max(known)}"
+        if partition not in bounds:
+            few = len(bounds) <= 8
+            names = ", ".join(map(str, sorted(bounds))) if few else f"{min(bounds)} to {max(bounds)}"
             raise NotFound(f"expected a partition of topic {topic} at {view.location} ({names}), found {partition}")
         offset = _newest_offset(view, topic, partition, key, isolation)
         if offset is None:

@@ -197,7 +197,7 @@ class Tail:
 
     def at_end(self) -> bool:
         bounds = self._bounds().items()
-        return all(self.positions.get(partition, -1) >= each.end(self.isolation) for partition, each in bounds)
+        return all(self.positions.get(partition, -1) >= limits.end(self.isolation) for partition, limits in bounds)
 
     def _bounds(self) -> dict[int, Bounds]:
         bounds = self.view.bounds(self.topic)

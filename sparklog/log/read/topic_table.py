@@ -37,7 +37,7 @@ class TopicTable(RecordBatches):
     noun = "table"
 
     def __repr__(self) -> str:
-        ends = ", ".join(f"{each.partition}: {each.end}" for each in self.plan.ranges)
+        ends = ", ".join(f"{offsets.partition}: {offsets.end}" for offsets in self.plan.ranges)
         return f"TopicTable({self.plan.topic!r}, as of {{{ends}}})"
 
     @property
@@ -87,7 +87,7 @@ def open_table(
     check_threads(threads)
     view.refresh([topic])
     ranges = table_ranges(view, topic, as_of)
-    ends = {each.partition: each.end for each in ranges}
+    ends = {offsets.partition: offsets.end for offsets in ranges}
     planned = plan_table(view, topic, ends)
     plan = TablePlan(topic, view.topic_id(topic), tuple(ranges), tuple(planned), checked, threads)
     return TopicTable(plan, open_view)

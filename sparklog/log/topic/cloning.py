@@ -227,12 +227,12 @@ def file_slices(rows: Slices) -> list[FileSlices]:
     codes, of_row = np.unique(rows.file, return_inverse=True)
     # A file that a commit named again has a second code.
     paths = rows.paths.take(codes)
-    at = {path: i for i, path in enumerate(sorted(set(paths)))}
-    of_row = np.array([at[path] for path in paths], np.int64)[of_row]
+    numbers = {path: i for i, path in enumerate(sorted(set(paths)))}
+    of_row = np.array([numbers[path] for path in paths], np.int64)[of_row]
     order = np.argsort(of_row, kind="stable")
-    cuts = np.append(np.searchsorted(of_row[order], np.arange(len(at))), len(order))
+    cuts = np.append(np.searchsorted(of_row[order], np.arange(len(numbers))), len(order))
     files = []
-    for path, i in at.items():
+    for path, i in numbers.items():
         file_rows = rows[order[cuts[i] : cuts[i + 1]]]
         columns: dict[str, Any] = {
             column.commit.attribute: tuple(file_rows.columns[column.name].tolist())

@@ -154,9 +154,9 @@ class TopicLog(CommitLog):
         again, and the first files are left to the vacuum.
         """
         env = self.env
-        known = self._recent_target() if isinstance(data, pa.Table | pa.RecordBatch) else None
-        if known is not None:
-            early = replace(known, looked=env.now())
+        recent = self._recent_target() if isinstance(data, pa.Table | pa.RecordBatch) else None
+        if recent is not None:
+            early = replace(recent, looked=env.now())
 
             def write() -> list[FileSlices] | SparklogError:
                 try:
@@ -168,17 +168,17 @@ class TopicLog(CommitLog):
             looked, files = ask_each(self.store, lambda ask: ask(), both)
             target = self._target(looked)
             floor = self.existing(refresh=False).head.floor
-            if floor <= known.read_version and replace(target, read_version=known.read_version) == known:
+            if floor <= recent.read_version and replace(target, read_version=recent.read_version) == recent:
                 if isinstance(files, SparklogError):
                     raise files
-                return files, replace(known, looked=target.looked)
+                return files, replace(recent, looked=target.looked)
         target = self.append_target()
         return write_files(data, target, env, options=options, writer=writer), target
 
     def _recent_target(self) -> AppendTarget | None:
         """Return the target by the state known here, on a store with round trips and if that state is not old."""
-        known, seen = self.known(), self.known_since()
-        if self.store.parallel_reads == 1 or known is None or seen is None or not known.head.exists:
+        recent, seen = self.known(), self.known_since()
+        if self.store.parallel_reads == 1 or recent is None or seen is None or not recent.head.exists:
             return None
         return self._target(None) if self.env.now().elapsed_ms(seen) < METADATA_MAX_AGE_MS else None
 

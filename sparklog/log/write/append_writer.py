@@ -81,7 +81,7 @@ class AppendTarget:
 
     def __reduce__(self) -> tuple[type[AppendTarget], tuple[object, ...]]:
         # Another process must look for itself.
-        return AppendTarget, tuple(getattr(self, each.name) for each in fields(self) if each.name != "looked")
+        return AppendTarget, tuple(getattr(self, member.name) for member in fields(self) if member.name != "looked")
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,9 @@ def end_kafka_transactions(
     """
     for _ in range(TRIES):
         head = log.existing().head
-        chosen = tuple(each for each in head.kafka_open if producers is None or each.producer in producers)
+        chosen = tuple(
+            transaction for transaction in head.kafka_open if producers is None or transaction.producer in producers
+        )
         if not chosen:
             return ()
         file = _write_markers(log, head, chosen, commit)
@@ -70,33 +72,35 @@ class EndKafkaIntent:
 
     def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
         check_topic(topic, head, self.topic_id)
-        left = [each for each in self.ended if each in head.kafka_open]
+        left = [transaction for transaction in self.ended if transaction in head.kafka_open]
         if not left:
             return Nothing("the transactions have ended", head.version)
         if len(left) < len(self.ended):
             raise Conflict(f"some open transactions of topic '{topic}' were ended by another process: look again")
         check_floor(topic, (self.file,), head.floor)
         files = assign_offsets(topic, (self.file,), head)
-        return Draft(APPEND, files=files, kafka_ended=tuple(each.ended for each in self.ended))
+        return Draft(APPEND, files=files, kafka_ended=tuple(transaction.ended for transaction in self.ended))
 
 
 def _write_markers(log: CommitLog, head: Head, chosen: Sequence[KafkaOpen], commit: bool) -> FileSlices:
     now_ms = log.env.wall_ms()
     output = AppendOutput(log.store, log.topic, append_path(max(head.version, 0), log.env.new_id()))
     try:
-        for partition in sorted({each.partition for each in chosen}):
-            ending = [each for each in chosen if each.partition == partition]
-            committed = [commit if each.decided is None else each.decided == COMMIT for each in ending]
+        for partition in sorted({transaction.partition for transaction in chosen}):
+            ending = [transaction for transaction in chosen if transaction.partition == partition]
+            committed = [
+                commit if transaction.decided is None else transaction.decided == COMMIT for transaction in ending
+            ]
             data = b"".join(
                 end_txn_marker(
                     commit=committed[i],
                     offset=i,
                     timestamp=now_ms,
-                    producer_id=each.producer,
-                    producer_epoch=min(each.epoch + 1, MAX_EPOCH),
+                    producer_id=transaction.producer,
+                    producer_epoch=min(transaction.epoch + 1, MAX_EPOCH),
                     coordinator_epoch=0,
                 )
-                for i, each in enumerate(ending)
+                for i, transaction in enumerate(ending)
             )
             # All markers lie at offsets from 0 in the slice.
             rows = np.flatnonzero(~np.array(committed, np.bool_))

@@ -120,8 +120,8 @@ _ACCEPTED = {
 
 
 def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
-    at = batch.schema.get_field_index(name)
-    return pa.nulls(batch.num_rows) if at < 0 else batch.column(at)
+    column = batch.schema.get_field_index(name)
+    return pa.nulls(batch.num_rows) if column < 0 else batch.column(column)
 
 
 def _joined(arrays: list[pa.Array], common: pa.DataType) -> pa.Array | None:
@@ -203,8 +203,8 @@ def add_rows(counts: dict[int, tuple[int, int]], rows: Rows, partition: npt.NDAr
     # Counting is much faster than sorting; a sum of bytes in floats is exact below 2^53.
     records = np.bincount(place - ANYWHERE)
     nbytes = np.bincount(place - ANYWHERE, weights=sizes)
-    for at in np.flatnonzero(records).tolist():
-        number, count, size = at + ANYWHERE, int(records[at]), int(nbytes[at])
+    for place_number in np.flatnonzero(records).tolist():
+        number, count, size = place_number + ANYWHERE, int(records[place_number]), int(nbytes[place_number])
         before = counts.get(number, (0, 0))
         counts[number] = before[0] + count, before[1] + size
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -85,7 +86,7 @@ def narrowed(topic: str, spans: Mapping[int, Spans], expression: ds.Expression, 
             if not edges or judge.judged + edges * parts > MOST_PIECES:
                 break
             kept = _finer(kept, parts, spans, judge)
-    return list(_ranges(topic, kept))
+    return _ranges(topic, kept)
 
 
 class _Judge:
@@ -158,32 +159,31 @@ def _finer(kept: Sequence[_Piece], parts: int, spans: Mapping[int, Spans], judge
 
 def _cut(piece: _Piece, parts: int, spans: Spans) -> Iterator[_Piece]:
     """Yield a piece in parts: between its spans, or if it has one, between offsets."""
-    rows = piece.last - piece.first
-    if rows > 1:
-        count = min(parts, rows)
-        for i in range(count):
-            first, last = piece.first + rows * i // count, piece.first + rows * (i + 1) // count
+    if piece.last - piece.first > 1:
+        for first, last in _parts(piece.first, piece.last, parts):
             start, end = max(piece.start, int(spans.base[first])), min(piece.end, int(spans.end[last - 1]))
             yield replace(piece, start=start, end=end, first=first, last=last)
     else:
-        span = piece.end - piece.start
-        count = min(parts, span)
-        for i in range(count):
-            yield replace(piece, start=piece.start + span * i // count, end=piece.start + span * (i + 1) // count)
+        for start, end in _parts(piece.start, piece.end, parts):
+            yield replace(piece, start=start, end=end)
 
 
-def _ranges(topic: str, pieces: Sequence[_Piece]) -> Iterator[OffsetRange]:
-    """Yield pieces as ranges, those that follow one another as one."""
-    last: _Piece | None = None
+def _parts(low: int, high: int, count: int) -> Iterator[tuple[int, int]]:
+    count = min(count, high - low)
+    return pairwise(low + (high - low) * part // count for part in range(count + 1))
+
+
+def _ranges(topic: str, pieces: Sequence[_Piece]) -> list[OffsetRange]:
+    """Return pieces as ranges, those that follow one another as one."""
+    joined: list[_Piece] = []
     for piece in pieces:
-        if last is not None and (last.partition, last.last, last.end) in (
-            (piece.partition, piece.first, last.end),
-            (piece.partition, piece.last, piece.start),
+        last = joined[-1] if joined else None
+        if (
+            last
+            and last.partition == piece.partition
+            and (last.last == piece.first or (last.last, last.end) == (piece.last, piece.start))
         ):
-            last = replace(last, end=piece.end, last=piece.last)
-            continue
-        if last is not None:
-            yield OffsetRange(topic, last.partition, last.start, last.end)
-        last = piece
-    if last is not None:
-        yield OffsetRange(topic, last.partition, last.start, last.end)
+            joined[-1] = replace(last, end=piece.end, last=piece.last)
+        else:
+            joined.append(piece)
+    return [OffsetRange(topic, piece.partition, piece.start, piece.end) for piece in joined]

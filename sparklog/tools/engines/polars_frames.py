@@ -26,13 +26,7 @@ from sparklog.tools.engines.datasets import ByTopic, RootLike, TopicDataset, dat
 from sparklog.tools.engines.narrowing import columns_of
 
 INSTALL = 'pip install "polars>=1.33"'
-COMPARISONS: tuple[Callable[[Any, Any], Any], ...] = (
-    operator.eq,
-    operator.ge,
-    operator.gt,
-    operator.le,
-    operator.lt,
-)
+COMPARISONS: tuple[Callable[[Any, Any], Any], ...] = (operator.eq, operator.ge, operator.gt, operator.le, operator.lt)
 
 
 @checked(root=ROOT, topics=NAMES.or_none())

@@ -11,6 +11,7 @@ counted over a whole partition, and of the largest keys their bytes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -221,26 +222,13 @@ class RecordFacts:
         Returns `_OF_RECORDS`, int64[m] each, -1 where a batch could not be opened, and the reasons by batch.
         """
         columns = {name: np.full(len(headers), -1, np.int64) for name in _OF_RECORDS}
-        damage: dict[int, str] = {}
-        waiting = [np.flatnonzero(sound)]
-        while waiting:
-            rows = waiting.pop()
-            try:
-                self._open(data, headers, rows, append_time, columns)
-            except (Corrupt, BadRequest) as error:
-                # One of them cannot be opened, or they are too much at once: halves of them.
-                if len(rows) == 1:
-                    damage[int(rows[0])] = error.message if isinstance(error, Corrupt) else str(error)
-                else:
-                    waiting += [rows[len(rows) // 2 :], rows[: len(rows) // 2]]
+        damage = _tried(np.flatnonzero(sound), lambda rows: self._open(data, headers, rows, append_time, columns))
         self.seen += len(headers)
         return columns, damage
 
     def _open(
         self, data: BytesLike, headers: BatchHeaders, rows: Int64Array, append_time: int, into: dict[str, Int64Array]
     ) -> None:
-        if not len(rows):
-            return
         chosen = headers[rows]
         body = payloads(data, chosen, check_crc=False)
         records = record_fields(body, chosen)
@@ -304,6 +292,23 @@ class RecordFacts:
         new = np.bincount(batch[order[first]], minlength=len(ignored)).astype(np.int64)
         latest = np.bincount(batch[order[last]], minlength=len(ignored)).astype(np.int64)
         return new, latest
+
+
+def _tried(rows: Int64Array, work: Callable[[Int64Array], None]) -> dict[int, str]:
+    """Call `work` with rows, and where it fails with halves of them; return the reasons by row, of single ones."""
+    damage: dict[int, str] = {}
+    waiting = [rows] if len(rows) else []
+    while waiting:
+        some = waiting.pop()
+        try:
+            work(some)
+        except (Corrupt, BadRequest) as error:
+            # One of them cannot be opened, or they are too much at once.
+            if len(some) == 1:
+                damage[int(some[0])] = error.message if isinstance(error, Corrupt) else str(error)
+            else:
+                waiting += [some[len(some) // 2 :], some[: len(some) // 2]]
+    return damage
 
 
 def _distinct(batch: npt.NDArray[np.int32], hashes: npt.NDArray[np.uint64], batches: int) -> Int64Array:
@@ -434,22 +439,12 @@ def _named(codes: Int64Array, names: tuple[str, ...]) -> pa.Array:
 
 def _controls(data: bytes, headers: BatchHeaders, damage: dict[int, str]) -> list[str | None]:
     """The word for each control batch; an emptied one, or one that cannot be read, is `unknown`."""
-    names: list[str | None] = [None] * len(headers)
-    rows = np.flatnonzero(headers.is_control)
-    sound = rows[~np.isin(rows, list(damage))]
-    for row in rows.tolist():
-        names[row] = "unknown"
-    waiting = [sound] if len(sound) else []
-    while waiting:
-        some = waiting.pop()
-        try:
-            kinds = control.control_types(data, headers[some]).tolist()
-        except Corrupt as error:
-            if len(some) == 1:
-                damage[int(some[0])] = error.message
-            else:
-                waiting += np.split(some, len(some))
-            continue
-        for row, kind in zip(some.tolist(), kinds, strict=True):
+    names: list[str | None] = [None if data_batch else "unknown" for data_batch in (~headers.is_control).tolist()]
+
+    def name(rows: Int64Array) -> None:
+        for row, kind in zip(rows.tolist(), control.control_types(data, headers[rows]).tolist(), strict=True):
             names[row] = _CONTROL[kind] if kind >= 0 else "unknown"
+
+    rows = np.flatnonzero(headers.is_control)
+    damage.update(_tried(rows[~np.isin(rows, list(damage))], name))
     return names

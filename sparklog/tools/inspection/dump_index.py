@@ -6,7 +6,6 @@ does not agree is collected, and printed after all files' lines as Kafka's tool 
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -25,7 +24,6 @@ from sparklog.tools.inspection.dump_source import MAX_INT, DumpFile, Row, plain_
 
 _OFFSET_ENTRY = np.dtype([("relative", ">i4"), ("value", ">i4")])
 _TIME_ENTRY = np.dtype([("value", ">i8"), ("relative", ">i4")])
-_TRANSACTION_ENTRY = struct.Struct(">hqqqq")
 
 
 class FindingKind(NamedTuple):
@@ -199,16 +197,16 @@ def transaction_index_rows(source: DumpFile) -> Iterator[Row]:
     """Give the lines of a `.txnindex`. `Corrupt` at an entry of another version, and for bytes after the last one."""
     data = source.read()
     names = ("version", "producerId", "firstOffset", "lastOffset", "lastStableOffset")
-    whole = len(data) - len(data) % _TRANSACTION_ENTRY.size
-    for number, values in enumerate(_TRANSACTION_ENTRY.iter_unpack(data[:whole])):
+    size = transaction_index.ENTRY_BYTES
+    whole = len(data) - len(data) % size
+    for number, values in enumerate(np.frombuffer(data[:whole], transaction_index.ENTRY).tolist()):
         if values[0] != transaction_index.VERSION:
-            position = number * _TRANSACTION_ENTRY.size
             message = f"expected an aborted transaction of version {transaction_index.VERSION}, found {values[0]}"
-            raise Corrupt(message, file=source.shown, position=position)
+            raise Corrupt(message, file=source.shown, position=number * size)
         fields = dict(zip(names, values, strict=True))
         yield Row(plain_text(fields), {"type": "txnindex", **fields})
     if whole < len(data):
-        message = f"expected entries of {_TRANSACTION_ENTRY.size} bytes, found {len(data) - whole} bytes after them"
+        message = f"expected entries of {size} bytes, found {len(data) - whole} bytes after them"
         raise Corrupt(message, file=source.shown, position=whole)
 
 
