@@ -21,8 +21,10 @@ from packaging.requirements import Requirement
 from tests.test_architecture import REPOSITORY, ROOMS, imports, layer, modules
 
 # Spark, pandas and the clients of stores are extras; numba is made of llvmlite, pyspark of py4j; tests of stores bring
-# pytest.
-NOT_DECLARED = frozenset({"pyspark", "py4j", "pandas", "llvmlite", "pytest", "obstore", "hdfs_native"})
+# pytest. Only type checkers, which bring it, import typing_extensions.
+NOT_DECLARED = frozenset(
+    {"pyspark", "py4j", "pandas", "llvmlite", "pytest", "obstore", "hdfs_native", "typing_extensions"}
+)
 
 
 def project() -> dict[str, Any]:

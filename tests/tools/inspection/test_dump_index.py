@@ -190,7 +190,7 @@ def test_aborted_transactions(tmp_path: Path) -> None:
     assert (caught.value.file, caught.value.position) == (other.shown, 34)
     torn = file_of(tmp_path, "txnindex", entry(0, 100) + b"abc")
     rows: list[Row] = []
-    with pytest.raises(Corrupt, match="expected entries of 34 bytes, found 3 bytes behind them") as caught:
+    with pytest.raises(Corrupt, match="expected entries of 34 bytes, found 3 bytes after them") as caught:
         rows.extend(dump_index.transaction_index_rows(torn))
     assert caught.value.position == 34
 
