@@ -24,9 +24,7 @@ from sparklog.datasource.session import SETTINGS, set_workers_python
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.log.journal.clocks import reading_clock_ms
 from sparklog.log.journal.names import is_topic_name
-from sparklog.log.state.commit_log import CHECKPOINT_COMMITS
 from sparklog.log.state.slices import MERGE_TIER_MASK
-from sparklog.log.topic.engine import MANY_UNSEALED
 from sparklog.log.topic.root import Root, topic_of
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.properties import parse_properties
@@ -415,8 +413,8 @@ def check_disk(machine: Machine, path: str) -> list[Finding]:
     return [system, space]
 
 
-NEVER_COMPACTED_SLICES = 1_000  # unsealed, of a topic that no run has ever merged or sealed
-CHECKPOINT_LATE_COMMITS = 8 * CHECKPOINT_COMMITS
+LATE_CHECKPOINTS = 8
+"""Checkpoints of a topic that are due and not there."""
 NAMED = 3
 
 _Complaint = tuple[str, str, str]
@@ -449,24 +447,25 @@ def check_root(root: Root) -> list[Finding]:
 
 
 def _maintenance(root: Root, topic: Topic) -> Iterator[_Complaint]:
-    rows = topic.log.snapshot(refresh=False).slices.all()
+    rows, limits = topic.log.snapshot(refresh=False).slices.all(), root.store.limits
     unsealed = ~rows.sealed()
     many = int(unsealed.sum())
     compact = f"sparklog compact --root {_shown(root)}, every hour (see `sparklog conf crontab`)"
     untouched = unsealed.all() and not (rows.flags & MERGE_TIER_MASK).any()
-    if many > MANY_UNSEALED:
+    if many > limits.many_unsealed:
         yield "maintenance", f"topic {topic.name} holds {many:,} unsealed slices, writers warn", compact
-    elif many >= NEVER_COMPACTED_SLICES and untouched:
+    elif many >= limits.never_compacted_slices and untouched:
         yield "maintenance", f"topic {topic.name} holds {many:,} slices, none ever merged or sealed", compact
 
 
 def _checkpoint(root: Root, topic: Topic) -> Iterator[_Complaint]:
     state = topic.log.current()
     behind = state.head.version - state.checkpoint_version
-    if behind >= CHECKPOINT_LATE_COMMITS:
+    every = root.store.limits.checkpoint_commits
+    if behind >= LATE_CHECKPOINTS * every:
         message = f"topic {topic.name} has {behind:,} commits since its newest checkpoint, writers make one every "
         fix = f"look why writers cannot: permissions and space below {_shown(root)}/{topic.name}/_log/checkpoints"
-        yield "checkpoints", f"{message}{CHECKPOINT_COMMITS}", fix
+        yield "checkpoints", f"{message}{every}", fix
 
 
 def _transactions(root: Root, topic: Topic) -> Iterator[_Complaint]:

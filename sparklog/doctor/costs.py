@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass
 from math import ceil
 
 from sparklog.errors import BadRequest
-from sparklog.log.read.fetch import SPAN_BYTES
+from sparklog.limits import DEFAULTS
+from sparklog.log.journal.numbered_objects import READ_AHEAD
 from sparklog.log.topic.root import REMOTE_POLL_MS, poll_pause_ms
 
 PUT_BYTES = 8 << 20
@@ -51,11 +52,10 @@ NEW_COMMIT = Requests(gets=3)
 """A look that meets one commit: it, and the next two numbers at once, which are missing."""
 OPENING = Requests(gets=4, lists=1)
 """The root's id, the checkpoints, the newest one's head and table, nothing new; besides `TAIL`."""
-TAIL = Requests(gets=128 + 16)
+TAIL = Requests(gets=DEFAULTS.checkpoint_commits + READ_AHEAD)
 """Commits after the newest checkpoint, 16 at a time, at most."""
 CHECKPOINT = Requests(puts=2, gets=2, lists=1)
 """Written every 128 commits."""
-CHECKPOINT_COMMITS = 128
 CLOCK = Requests(puts=1, gets=1)
 """A writer compares its clock with the store's every ten minutes."""
 CLOCK_S = 600
@@ -150,7 +150,7 @@ def bill(work: Workload) -> list[Item]:
 
 def _append(work: Workload) -> Item:
     batch = micro_batch(work.tasks) + (upload(work.file_bytes) + Requests(puts=-1)) * work.tasks
-    checkpoints = CHECKPOINT * (work.batches / CHECKPOINT_COMMITS)
+    checkpoints = CHECKPOINT * (work.batches / DEFAULTS.checkpoint_commits)
     return Item("append", batch * work.batches + checkpoints + CLOCK * (MONTH_DAYS * DAY_S / CLOCK_S), gb_in=work.gb)
 
 
@@ -174,8 +174,9 @@ def _poll(work: Workload) -> Item:
 
 def _read(work: Workload) -> Item:
     """Each slice's bytes once; where several tasks read a file, each begins with a request of its own."""
-    tasks = ceil(work.file_bytes * work.tasks / (2 * SPAN_BYTES))
-    of_file = min(ceil(work.file_bytes / SPAN_BYTES) + tasks - 1, work.partitions * ceil(work.file_bytes / SPAN_BYTES))
+    spans = ceil(work.file_bytes / DEFAULTS.span_bytes)
+    tasks = ceil(work.file_bytes * work.tasks / (2 * DEFAULTS.span_bytes))
+    of_file = min(spans + tasks - 1, work.partitions * spans)
     gets = work.tasks * of_file * work.batches * work.readers
     return Item("read", Requests(gets=gets), gb_out=work.gb * work.readers)
 
@@ -186,7 +187,7 @@ def _maintain(work: Workload) -> Item:
     merged = work.tasks * min(work.partitions, ceil(work.file_bytes / MERGE_BYTES)) * work.batches
     segments = nbytes / SEGMENT_BYTES
     written = upload(SEGMENT_BYTES) * (2 * segments) + Requests(puts=3) * segments
-    read = Requests(gets=merged + nbytes / SPAN_BYTES)
+    read = Requests(gets=merged + nbytes / DEFAULTS.span_bytes)
     commits = KEPT_DAYS * DAY_S / work.interval
     files = commits / KEPT_DAYS * work.tasks + 4 * segments * work.retention / MONTH_DAYS
     # The vacuum lists commits and data files; compaction finds all it needs in the newest state.

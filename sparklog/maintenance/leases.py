@@ -27,7 +27,6 @@ from sparklog.log.topic.root import Root
 from sparklog.output import log
 
 LEASE_MS = 300_000
-RENEW_SECONDS = 60.0
 CLAIM_OPS = TAKE, RENEW, RELEASE = "take", "renew", "release"
 
 
@@ -144,7 +143,7 @@ class Lease:
 
     def keep(self, ended: threading.Event) -> None:
         """Renew until the run has ended, or is fenced. A store that fails for a while is asked again."""
-        while not ended.wait(RENEW_SECONDS):
+        while not ended.wait(self._root.store.limits.renew_seconds):
             try:
                 self.renew()
             except Fenced as error:

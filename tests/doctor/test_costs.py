@@ -14,8 +14,8 @@ from sparklog.cli.app import app
 from sparklog.doctor import costs
 from sparklog.doctor.costs import PRICES, Requests, Workload, bill, lines
 from sparklog.errors import BadRequest
+from sparklog.limits import DEFAULTS
 from sparklog.log.journal.numbered_objects import READ_AHEAD
-from sparklog.log.state.commit_log import CHECKPOINT_COMMITS
 from sparklog.log.topic.root import REMOTE_POLL_MS
 
 PAGE = (Path(__file__).parents[2] / "docs/reference/cost.md").read_text()
@@ -65,8 +65,7 @@ def test_the_page_has_the_bill_as_the_command_prints_it() -> None:
 
 
 def test_the_constants_are_those_of_the_log() -> None:
-    assert costs.CHECKPOINT_COMMITS == CHECKPOINT_COMMITS
-    assert costs.TAIL.gets == CHECKPOINT_COMMITS + READ_AHEAD
+    assert costs.TAIL.gets == DEFAULTS.checkpoint_commits + READ_AHEAD
 
 
 def test_json_has_the_workload_and_all_dollars() -> None:

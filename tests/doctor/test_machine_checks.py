@@ -175,6 +175,13 @@ def test_packages_that_are_missing_or_out_of_range_fail(monkeypatch: pytest.Monk
     assert [each.status for each in check_packages()] == [WARN]
 
 
+def test_kernels_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sparklog.format.kernels.native_kernels", None)
+    finding = check_kernels()
+    assert (finding.check, finding.status, finding.fix) == ("kernels", FAIL, "see packages")
+    assert "cannot be loaded" in finding.found
+
+
 def test_kernels_that_are_not_compiled_or_cannot_be_kept_are_a_warning(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

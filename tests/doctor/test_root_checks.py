@@ -17,6 +17,7 @@ from sparklog.doctor import FAIL, OK, WARN, Finding, checks, examine
 from sparklog.doctor.checks import check_disk, check_root
 from sparklog.doctor.examine import examine_root, failed
 from sparklog.doctor.store_checks import check_store
+from sparklog.limits import Limits
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.storage import LocalStore
@@ -112,18 +113,21 @@ def test_of_a_sound_root_there_is_one_finding(log: Root) -> None:
 
 
 def _many_unsealed(log: Root, topic: Topic, patch: pytest.MonkeyPatch) -> tuple[str, str, str]:
-    patch.setattr(checks, "MANY_UNSEALED", 2)
+    log.store.limits = Limits(many_unsealed=2)
     return "maintenance", "topic t holds 3 unsealed slices, writers warn", "sparklog compact"
 
 
 def _never_compacted(log: Root, topic: Topic, patch: pytest.MonkeyPatch) -> tuple[str, str, str]:
-    patch.setattr(checks, "NEVER_COMPACTED_SLICES", 3)
+    log.store.limits = Limits(never_compacted_slices=3)
     return "maintenance", "none ever merged or sealed", "sparklog compact"
 
 
 def _no_checkpoint(log: Root, topic: Topic, patch: pytest.MonkeyPatch) -> tuple[str, str, str]:
-    patch.setattr(checks, "CHECKPOINT_LATE_COMMITS", 4)
-    return "checkpoints", "topic t has 4 commits since its newest checkpoint", "_log/checkpoints"
+    for _ in range(4):
+        topic.append(ROWS)
+    log.store.limits = Limits(checkpoint_commits=1)
+    message = "topic t has 8 commits since its newest checkpoint, writers make one every 1"
+    return "checkpoints", message, "_log/checkpoints"
 
 
 def _overdue(log: Root, topic: Topic, patch: pytest.MonkeyPatch) -> tuple[str, str, str]:
@@ -154,11 +158,11 @@ def test_troubles_of_a_root(
     assert not failed(list(found.values()))
 
 
-def test_merging_ends_the_warning_that_nobody_merges(log: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merging_ends_the_warning_that_nobody_merges(log: Root) -> None:
     from sparklog.compaction.run import compact_topic
     from sparklog.maintenance.work_items import InProcess, Settings
 
-    monkeypatch.setattr(checks, "NEVER_COMPACTED_SLICES", 1)
+    log.store.limits = Limits(never_compacted_slices=1)
     topic = log.topic("t")
     for _ in range(3):
         topic.append(ROWS)
@@ -200,6 +204,14 @@ def test_places_that_are_no_roots(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").write_text("")
     assert by_check(examine_root(str(tmp_path / "file")))["root"].status == FAIL
+
+
+def test_a_folder_of_other_files_is_no_place_for_a_root(tmp_path: Path) -> None:
+    (tmp_path / "report.csv").write_text("")
+    (foreign,) = examine_root(str(tmp_path))
+    assert (foreign.check, foreign.status) == ("root", FAIL)
+    assert "not empty, found report.csv" in foreign.found
+    assert [path.name for path in tmp_path.iterdir()] == ["report.csv"]
 
 
 def test_everything_together(log: Root, tmp_path: Path) -> None:

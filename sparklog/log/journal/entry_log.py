@@ -33,7 +33,6 @@ ENTRY_MEMBERS = (
     Member("clockSince", whole(0), optional=True),
 )
 """The members that every entry begins with."""
-CHECKPOINT_ENTRIES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +132,7 @@ class EntryLog(Journal[E, E, E]):
 
     @property
     def _entries_per_checkpoint(self) -> int:
-        return CHECKPOINT_ENTRIES
+        return self.store.limits.checkpoint_entries
 
     def _decode_checkpoint(self, data: bytes, key: str, number: int) -> E:
         return self._decode(data, key, number)

@@ -68,7 +68,6 @@ E = TypeVar("E", bound=StateEntry)
 _LOG = logging.getLogger("sparklog.backup")
 HOLD_MS = 86_400_000
 CUTS = 5
-RETRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +170,7 @@ def back_up(
     """
     repository = Repository.open_or_create(target, root.id, root.env)
     options = CopyOptions(link, at_once, progress, root.env)
-    for left in reversed(range(RETRIES)):
+    for left in reversed(range(root.store.limits.backup_tries)):
         with Mark(repository, root.env, BACKUP) as mark:
             run = _Run(root, repository, mark, options)
             try:

@@ -26,7 +26,7 @@ from sparklog.format.append_file import TAIL_BYTES, Footer, WrittenSlice, build_
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.checksums import SUFFIXES, flipped_bit, index_crc
 from sparklog.format.slice_columns import WRITTEN
-from sparklog.log.read.fetch import SPAN_BYTES
+from sparklog.limits import Limits
 from sparklog.log.state.commit import MAINTAIN
 from sparklog.log.state.slices import SliceFlag
 from sparklog.maintenance.work_items import Done, Progress, silent
@@ -44,8 +44,6 @@ from sparklog.tools.verification.slice_checks import (
 )
 
 MOST_FINDINGS = 100  # of one file: beyond, single places do not matter
-PIECE_BYTES = 256 << 20  # a second or two of one core's work, far more than a task costs
-PIECE_FILES = 1000
 
 
 def check_file(store: Store, file: DataFile, progress: Progress) -> Checked:
@@ -203,12 +201,12 @@ class VerifyWork:
         return Verified((), (), (), tuple(findings), counts, tuple(gone))
 
 
-def pieces(files: Sequence[DataFile]) -> Iterator[tuple[DataFile, ...]]:
-    """Divide files into pieces of about `PIECE_BYTES`, in the order of the topic's folder."""
+def pieces(files: Sequence[DataFile], limits: Limits) -> Iterator[tuple[DataFile, ...]]:
+    """Divide files into pieces of about `verify_piece_bytes`, in the order of the topic's folder."""
     piece: tuple[DataFile, ...] = ()
     nbytes = 0
     for file in files:
-        if piece and (nbytes + file.size > PIECE_BYTES or len(piece) >= PIECE_FILES):
+        if piece and (nbytes + file.size > limits.verify_piece_bytes or len(piece) >= limits.verify_piece_files):
             yield piece
             piece, nbytes = (), 0
         piece, nbytes = (*piece, file), nbytes + file.size
@@ -226,7 +224,7 @@ def _check_append_file(checked: Checked) -> None:
         for claim in file.claims:
             checked.findings += _against_footer(file.key, claim, entries.get(claim.position))
     counted = Counts(files=1, nbytes=file.footer_length)
-    for run in _runs(sorted(claims, key=lambda claim: claim.position)):
+    for run in _runs(sorted(claims, key=lambda claim: claim.position), checked.store.limits.span_bytes):
         counted += _check_run(checked, run, entries)
     checked.counts = counted
 
@@ -285,12 +283,12 @@ def _against_footer(key: str, claim: Claim, entry: WrittenSlice | None) -> list[
     return [Finding(FOOTER, key, message, position=claim.position, offset=claim.base)]
 
 
-def _runs(claims: Sequence[Claim]) -> Iterator[list[Claim]]:
+def _runs(claims: Sequence[Claim], span_bytes: int) -> Iterator[list[Claim]]:
     """Slices that lie side by side and fit into one request; longer ones alone."""
     run: list[Claim] = []
     for claim in claims:
         end = run[-1].position + run[-1].size if run else 0
-        if run and (claim.position != end or end + claim.size - run[0].position > SPAN_BYTES):
+        if run and (claim.position != end or end + claim.size - run[0].position > span_bytes):
             yield run
             run = []
         run.append(claim)
@@ -304,7 +302,7 @@ def _check_run(checked: Checked, run: Sequence[Claim], entries: dict[int, Writte
     nbytes = run[-1].position + run[-1].size - start
     starts = np.array([claim.position - start for claim in run], np.int64)
     headers = None
-    if nbytes <= SPAN_BYTES:
+    if nbytes <= checked.store.limits.span_bytes:
         data = memoryview(checked.read(start, nbytes))
         parts = [data[claim.position - start : claim.position - start + claim.size] for claim in run]
         if all(crc32c(part) == claim.crc for part, claim in zip(parts, run, strict=True)):

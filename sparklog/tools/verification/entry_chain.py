@@ -130,7 +130,6 @@ def _placed(finding: Finding, data: bytes) -> Finding:
     return replace(finding, position=odd if odd is not None else max(data.rfind(b","), 0))
 
 
-TRIES = 6
 E = TypeVar("E", bound=StateEntry)
 DELETE_COPY = "delete the copy: the entries say the same"
 
@@ -151,7 +150,7 @@ def read_chain(store: Store, kind: EntryKind[E], folder: str, label: str) -> Ent
     """Read the log in `folder` whole, again if objects are deleted meanwhile; `label`: kind of its findings."""
     prefix = f"{kind.folder}/{folder}"
     gone: NotFound | None = None
-    for _ in range(TRIES):
+    for _ in range(store.limits.verify_tries):
         try:
             return _read(store, kind, folder, EntryChain(prefix, label))
         except NotFound as error:

@@ -377,7 +377,7 @@ class _Verification:
         for name, files in by_folder.items() if not self.quick else ():
             log = self.logs.get(name)
             topic_id = "" if log is None or log.head is None else log.head.topic_id
-            works += [VerifyWork(self.store, name, topic_id, piece) for piece in pieces(files)]
+            works += [VerifyWork(self.store, name, topic_id, piece) for piece in pieces(files, self.store.limits)]
         for done, (work, result) in enumerate(self.runner.run(works), 1):
             self.say(f"{done} of {len(works)} pieces read ({work.title})")
             if isinstance(result, SparklogError):

@@ -19,7 +19,6 @@ from sparklog.format.batch_scan import check_headers, crc_failures, crc_message,
 from sparklog.format.key_filter import KeyFilter
 from sparklog.format.record_batch import CRC_START, NO_PRODUCER_ID
 from sparklog.format.window import Window
-from sparklog.log.read.fetch import SPAN_BYTES
 from sparklog.log.state.slices import SliceFlag
 from sparklog.maintenance.work_items import Progress
 from sparklog.storage.store import Store
@@ -241,10 +240,10 @@ def disagreements(claim: Claim, totals: Totals, row: int, *, file: str) -> list[
 def walk(checked: Checked, claim: Claim, batches: Batches) -> Counts | None:
     """Check a slice in windows of whole batches, which are collected in `batches`. None if something is wrong."""
     totals, crc, at, following = Totals.empty(1), 0, 0, claim.base
-    file, before = checked.file, len(checked.findings)
+    file, before, span = checked.file, len(checked.findings), checked.store.limits.span_bytes
     while at < claim.size:
         place = claim.position + at
-        data = memoryview(checked.read(place, min(SPAN_BYTES, claim.size - at)))
+        data = memoryview(checked.read(place, min(span, claim.size - at)))
         headers = scan_headers(data, whole=False)
         if not headers.end and headers.stop == "partial" and len(data) < claim.size - at:
             size = int.from_bytes(data[8:12], "big") + 12
@@ -261,8 +260,8 @@ def walk(checked: Checked, claim: Claim, batches: Batches) -> Counts | None:
                     data, place, headers, file.key, [claim], row_of, file.sealed
                 ).wrong_batches(following)
             # The rest has no frame any more: only the checksum tells more.
-            for rest in range(at, claim.size, SPAN_BYTES):
-                crc = crc32c(checked.read(claim.position + rest, min(SPAN_BYTES, claim.size - rest)), crc)
+            for rest in range(at, claim.size, span):
+                crc = crc32c(checked.read(claim.position + rest, min(span, claim.size - rest)), crc)
             break
         data = data[: headers.end]
         window = SliceWindow(data, place, headers, file.key, [claim], row_of, file.sealed)

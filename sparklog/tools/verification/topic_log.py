@@ -98,7 +98,6 @@ def gaps(head: Head, table: SliceTable) -> int:
     return whole - covered
 
 
-TRIES = 6
 DELETE_CHECKPOINT = "delete the checkpoint: the one before will do, opening takes longer until the next one"
 
 
@@ -121,7 +120,7 @@ class TopicLog:
 def read_topic(store: Store, name: str, now_ms: int) -> TopicLog:
     """Read the log of a topic whole, again if the vacuum deletes objects meanwhile; `now_ms`: the store's clock."""
     gone: NotFound | None = None
-    for _ in range(TRIES):
+    for _ in range(store.limits.verify_tries):
         try:
             return _Replay(store, name, now_ms).run()
         except NotFound as error:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from unittest import mock
 
-from sparklog.log.state import commit_log
 from sparklog.testing.bucket_store import BUCKET_FAULTS
 from sparklog.testing.faulty_store import Decide, FaultKind, Seeded
 from sparklog.testing.world import HOUR_MS
@@ -25,6 +23,7 @@ from tests.log.simulation.workload import (
     reader,
     stream_driver,
 )
+from tests.support.small_limits import small_limits
 
 CHECKPOINT_COMMITS = 4
 """Checkpoints come often where commits are collected, so that short runs have many; else seldom, for they take time."""
@@ -119,7 +118,7 @@ def run_seed(
         worlds.append(run.world)
     drawn = draw(run, profile)
     often = CHECKPOINT_COMMITS if drawn == "collector" or seed % 8 == 0 else CHECKPOINT_COMMITS_ELSE
-    with mock.patch.object(commit_log, "CHECKPOINT_COMMITS", often):
+    with small_limits(checkpoint_commits=often):
         run.world.run()
     run.judge()
     if drawn == "calm" and not bucket:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from unittest import mock
 
 from sparklog.compaction.run import CompactOptions, compact_topic
-from sparklog.log.state import commit_log
 from sparklog.log.state.commit import Resolved
 from sparklog.log.topic.root import Root, topic_of
 from sparklog.maintenance.work_items import InProcess, Settings
@@ -32,6 +30,7 @@ from tests.maintenance.simulation.workload import (
     upload,
 )
 from tests.support.maintaining import maintain
+from tests.support.small_limits import small_limits
 
 CHECKPOINT_COMMITS = 5
 """Checkpoints come often, so that short runs have commits to collect."""
@@ -134,7 +133,7 @@ def draw(seed: int, profile: str | None, *, bucket: bool = False) -> Run:
 
 def run_seed(seed: int, runs: list[Run] | None = None, profile: str | None = None, *, bucket: bool = False) -> Run:
     """One seed, from the first request to the verdict. Raises what broke; the run is returned otherwise."""
-    with mock.patch.object(commit_log, "CHECKPOINT_COMMITS", CHECKPOINT_COMMITS):
+    with small_limits(checkpoint_commits=CHECKPOINT_COMMITS):
         run = draw(seed, profile, bucket=bucket)
         if runs is not None:
             runs.append(run)

@@ -16,9 +16,9 @@ import pytest
 from sparklog.retention import vacuum
 from tests.maintenance.simulation.seeds import run_seed
 from tests.maintenance.simulation.workload import Run
+from tests.support.replay import repeat_one_seed, replayable
 from tests.support.seeds import MAINTENANCE, MAINTENANCE_IN_A_BUCKET
 
-REPLAY = "SPARKLOG_SEED={seed} python -m pytest tests/maintenance/simulation/test_simulation.py -k test_one_seed"
 MET = (
     *("appends", "stalled writer refused", "transactions committed", "transactions aborted", "records deleted"),
     *("pieces seal", "pieces merge", "pieces compact", "races lost", "expired", "vacuums that deleted"),
@@ -29,13 +29,12 @@ MET = (
 def check(seed: int, *, bucket: bool = False) -> Run:
     """Run a seed; a failure names the seed, how to replay it, and the end of its story."""
     runs: list[Run] = []
-    try:
+
+    def story() -> list[str]:
+        return [str(dict(runs[0].configs)), *runs[0].world.trace[-40:]] if runs else []
+
+    with replayable(seed, "tests/maintenance/simulation/test_simulation.py", story, bucket=bucket):
         return run_seed(seed, runs, bucket=bucket)
-    except BaseException as error:
-        story = "\n".join([str(dict(runs[0].configs)), *runs[0].world.trace[-40:]]) if runs else ""
-        replay = ("SPARKLOG_BUCKET=1 " if bucket else "") + REPLAY.format(seed=seed)
-        message = f"seed {seed}: {type(error).__name__}: {error}\nreplay: {replay}\n{story}"
-        raise AssertionError(message) from error
 
 
 @pytest.mark.sweep
@@ -63,11 +62,7 @@ def test_seeds_in_a_bucket(seeds: range) -> None:
 
 
 def test_one_seed() -> None:
-    run = check(int(os.environ.get("SPARKLOG_SEED", "7")), bucket="SPARKLOG_BUCKET" in os.environ)
-    assert run.world.steps > 0
-    if "SPARKLOG_SEED" in os.environ:
-        print("\n".join(run.world.trace))
-        print(dict(run.counters))
+    assert repeat_one_seed(lambda seed: check(seed, bucket="SPARKLOG_BUCKET" in os.environ)) > 0
 
 
 def test_a_seed_is_one_run() -> None:
