@@ -155,27 +155,27 @@ def property_table() -> list[ConfigDoc]:
     """Return every name that a file may set; kinds and defaults as in Kafka."""
     docs = []
     for ranked in _RANKED:
-        known = definition(ranked.config)
+        config = definition(ranked.config)
         least = "a whole number but 0, below 0: never" if ranked.never else f"a whole number of at least {ranked.least}"
         for unit, name in zip(ranked.units, ranked.names, strict=True):
             rank = "" if name == ranked.names[0] else f" Counts where {ranked.names[0]} is not set."
             doc = f"Default of the topic config {ranked.config}.{rank}"
             kind = "long" if unit == "ms" else "int"
-            default = str(int(known.default) // _UNITS[unit]) if name == ranked.names[-1] else ""
-            docs.append(ConfigDoc(name, MAINTENANCE, kind, default, least, unit, _jobs(known), doc, ranked.config))
-    for name, config in _SAME.items():
-        known = definition(config)
-        valid = f"a whole number of at least {LEAST_DELETE_DELAY_MS}" if name in _PARSERS else known.valid
-        doc = f"Default of the topic config {config}."
+            default = str(int(config.default) // _UNITS[unit]) if name == ranked.names[-1] else ""
+            docs.append(ConfigDoc(name, MAINTENANCE, kind, default, least, unit, _jobs(config), doc, ranked.config))
+    for name, topic_config in _SAME.items():
+        config = definition(topic_config)
+        valid = f"a whole number of at least {LEAST_DELETE_DELAY_MS}" if name in _PARSERS else config.valid
+        doc, jobs = f"Default of the topic config {config.name}.", _jobs(config)
         docs.append(
-            ConfigDoc(name, MAINTENANCE, known.kind, known.default, valid, known.unit, _jobs(known), doc, config)
+            ConfigDoc(name, MAINTENANCE, config.kind, config.default, valid, config.unit, jobs, doc, config.name)
         )
     return [*docs, *(limit.config_doc() for limit in _LIMITS)]
 
 
 def _jobs(config: ConfigDef) -> tuple[str, ...]:
     """Return the jobs that use a default of this file; writers do not read it."""
-    return tuple(each for each in config.used_by if each in (COMPACT, RETAIN))
+    return tuple(job for job in config.used_by if job in (COMPACT, RETAIN))
 
 
 # Brokers' names that a user may expect to work, and what works instead.
@@ -378,27 +378,27 @@ def config_docs() -> list[ConfigDoc]:
 
 def one_config_doc(name: str) -> ConfigDoc:
     """Return the config of this name; `BadRequest` with the nearest names if there is none."""
-    known = {each.name: each for each in config_docs()}
-    if name not in known:
+    docs = {doc.name: doc for doc in config_docs()}
+    if name not in docs:
         why = kafka_name(name)
-        raise BadRequest(f"unknown config '{name}'{f': {why}' if why else did_you_mean(name, known)}")
-    return known[name]
+        raise BadRequest(f"unknown config '{name}'{f': {why}' if why else did_you_mean(name, docs)}")
+    return docs[name]
 
 
 def markdown_config_docs() -> str:
     """docs/reference/configs.md."""
     docs = config_docs()
-    topics = _rows([each for each in docs if each.scope == TOPIC], kafka=True)
-    properties = _rows([each for each in docs if each.scope == MAINTENANCE], kafka=False)
+    topics = _rows([doc for doc in docs if doc.scope == TOPIC], kafka=True)
+    properties = _rows([doc for doc in docs if doc.scope == MAINTENANCE], kafka=False)
     return f"{_HEAD}{_TOPICS}{topics}{_PROPERTIES}{properties}"
 
 
 def _rows(docs: Sequence[ConfigDoc], *, kafka: bool) -> str:
     lines = []
-    for each in docs:
-        used_by = ", ".join(f"`{user}`" if " " in user else user for user in each.used_by) or "no command"
-        default = f"`{each.default}`" if each.default else ""
-        cells = [f"`{each.name}`", each.kind, default, each.valid, each.unit, used_by, each.doc]
-        cells += [each.kafka] if kafka else []
+    for config in docs:
+        used_by = ", ".join(f"`{user}`" if " " in user else user for user in config.used_by) or "no command"
+        default = f"`{config.default}`" if config.default else ""
+        cells = [f"`{config.name}`", config.kind, default, config.valid, config.unit, used_by, config.doc]
+        cells += [config.kafka] if kafka else []
         lines.append(f"| {' | '.join(cells)} |\n")
     return "".join(lines)

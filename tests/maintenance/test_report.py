@@ -18,7 +18,8 @@ from sparklog.log.journal.clocks import SYSTEM
 from sparklog.maintenance.progress import Meter, say_outcome
 from sparklog.maintenance.report import Failure, Planned, Size, TopicReport, document, summary
 from sparklog.maintenance.work_items import Done, PieceReport
-from sparklog.output import StatusLine, interrupted, say, size_text, table
+from sparklog.output import StatusLine, interrupted, say, table
+from sparklog.units import size_text
 
 NOON_MS = 1_769_860_800_000
 SEALED = PieceReport("seal", "orders", 3, 100, 90, 1000, 900, seconds=1.0)

@@ -21,10 +21,11 @@ from sparklog.errors import SparklogError
 from sparklog.log.topic.root import Root
 from sparklog.maintenance.leases import Lease
 from sparklog.maintenance.progress import say_outcome
-from sparklog.maintenance.report import TopicReport, document, summary
+from sparklog.maintenance.report import TopicReport, summary
 from sparklog.maintenance.spark_runner import SparkIfNeeded
 from sparklog.maintenance.work_items import Done, Runner, Settings, Work
-from sparklog.output import StatusLine, count
+from sparklog.output import StatusLine
+from sparklog.units import count
 
 
 @dataclass
@@ -60,7 +61,7 @@ def run(runner: Runner, chosen: Compact) -> int:
             options = CompactOptions(lease.topics, chosen.seal_only, chosen.roll, chosen.dry_run)
             return compact_root(root, settings, runner, options, ended)
 
-        return run_maintenance("compact", chosen, compact, summary, document)
+        return run_maintenance("compact", chosen, compact, summary)
 
 
 @guarded
