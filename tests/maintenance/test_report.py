@@ -34,7 +34,7 @@ REPORT = TopicReport(
     "orders",
     {0: Size(5, 50), 1: Size(6, 60), 3: Size(1500, 60_000)},
     (SEALED, CLEANED, replace(AGAIN, tombstones_kept=6, tombstones_dropped=1)),
-    (LOST,),
+    failures=(LOST,),
     notes=("something to know",),
     seconds=4.0,
 )
