@@ -45,7 +45,6 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
     ),
     "sparklog/log/read/aborted.py": ("tests/log/read/test_scan_imported.py",),
     "sparklog/log/state/clone_holds.py": ("tests/tools/backup/test_cloning.py",),
-    "sparklog/tools/verification/checked_logs.py": ("tests/tools/verification/test_damage.py",),
     "sparklog/log/state/description.py": ("tests/log/topic/test_root_topic.py", "tests/cli/test_configs.py"),
     "sparklog/log/write/kafka_markers.py": ("tests/cli/test_transactions.py",),
     "sparklog/storage/cloud_errors.py": (
