@@ -136,7 +136,8 @@ def plan_backup(root: Root, target: Store, *, topics: Collection[str] | None = N
     present = listed(target, {file.key.split("/", 1)[0] for file in named})
     missing = [file for file in named if file.to not in present]
     nbytes = sum(file.size for file in missing)
-    return Plan(cut.versions(), len(cut.decisions), len(cut.groups), len(missing), nbytes, cut.left_out)
+    versions = dict(sorted(cut.versions().items()))
+    return Plan(versions, len(cut.decisions), len(cut.groups), len(missing), nbytes, cut.left_out)
 
 
 def back_up(

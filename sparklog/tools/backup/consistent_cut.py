@@ -60,8 +60,8 @@ class Cut:
     exact: bool = False
 
     def versions(self) -> dict[str, int]:
-        """Return the versions of topics that exist, in the order of their names."""
-        return {name: head.version for name, head in sorted(self.topics.items()) if head.exists}
+        """Return the versions of topics that exist."""
+        return {name: head.version for name, head in self.topics.items() if head.exists}
 
 
 @dataclass(frozen=True, slots=True)
