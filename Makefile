@@ -26,7 +26,7 @@ export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-fast test-slow test-spark test-oldest mutants demo notebook lint bench clean
+.PHONY: help venv test test-fast test-slow test-spark test-oldest mutants demo notebook docs lint bench clean
 
 help:
 	@echo "make demo       scan a directory that Kafka wrote, stream it into a topic, tail it (needs nothing but Python and Java)"
@@ -37,6 +37,7 @@ help:
 	@echo "make test-oldest  run those without Spark and Java with the lowest versions that pyproject.toml allows, likewise"
 	@echo "make mutants    change operators of each module and list what no test notices (ONLY=sparklog/log: only there)"
 	@echo "make notebook   run notebooks/ and store them with their plots"
+	@echo "make docs       build the site of docs/ into build/site, and check every link in it"
 	@echo "make lint       ruff, mypy"
 	@echo "make bench      measure, against Parquet, Kafka clients and a bare Python data source"
 	@echo "make venv       only set up $(VENV)"
@@ -80,6 +81,11 @@ demo: venv
 
 notebook: venv
 	$(PY) scripts/run_notebook.py
+
+# mkdocs asks for nothing over the network, nor does the site.
+docs: venv
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
+	@echo "look at it: $(PY) -m http.server --directory build/site 8000"
 
 lint: venv
 	$(PY) -m ruff check .

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from sparklog.compaction.clean_plan import plan_cleaning
 from sparklog.compaction.merge_plan import plan_merges
-from sparklog.compaction.sealing import plan_sealing
+from sparklog.compaction.seal_plan import plan_sealing
 from sparklog.format.kernels.warm import warm_up
 from sparklog.format.record_batch import Codec
 from sparklog.log.state.rewrites import RewriteIntent
@@ -113,7 +113,7 @@ def run(topic: Topic, works: Sequence[Work], runner: Runner) -> tuple[float, lis
 
 def sealed(topic: Topic, runner: Runner) -> tuple[float, int]:
     """Seal all of it: seconds and bytes."""
-    works = plan_sealing(topic.store, topic.snapshot(), settings(), roll=True)
+    works = plan_sealing(topic.store, topic.log.snapshot(), settings(), roll=True)
     spent, done = run(topic, works, runner)
     return spent, sum(report.bytes_before for each in done for report in each.reports)
 
@@ -135,7 +135,7 @@ def bench_compaction(records: int, rounds: int) -> None:
                         segment_bytes=256 << 20,
                     )
                     sealed(topic, InProcess())
-                    works = plan_cleaning(topic.store, topic.snapshot(), settings())
+                    works = plan_cleaning(topic.store, topic.log.snapshot(), settings())
                     seconds, done = run(topic, works, InProcess())
                     spent.append(seconds)
                     left = sum(report.records_after for each in done for report in each.reports)
@@ -157,7 +157,7 @@ def bench_linear(records: int) -> None:
                 segment_bytes=64 << 20, min_cleanable_dirty_ratio=0.01,
             )  # fmt: skip
             sealed(topic, InProcess())
-            seconds, _ = run(topic, plan_cleaning(topic.store, topic.snapshot(), settings()), InProcess())
+            seconds, _ = run(topic, plan_cleaning(topic.store, topic.log.snapshot(), settings()), InProcess())
             print(f"compact  none  {records * share // 4:>9,} dirty records  {seconds:6.2f} s", flush=True)
 
 
@@ -180,7 +180,7 @@ def bench_rewriting(records: int, rounds: int) -> None:
             chosen = np.random.default_rng(7)
             for start in range(0, records // 5, 20_000):
                 topic.append(rows(start, 20_000, records, chosen), options=WriteOptions(codec="none"))
-            works = plan_merges(LocalStore(folder), topic.snapshot(), settings())
+            works = plan_merges(LocalStore(folder), topic.log.snapshot(), settings())
             seconds, done = run(topic, works, InProcess())
             rates.append(sum(report.bytes_before for each in done for report in each.reports) / seconds / 1e6)
     print(
@@ -217,7 +217,7 @@ def bench_two_tasks(records: int) -> None:
                     segment_bytes=256 << 20,
                 )  # fmt: skip
                 sealed(topic, runner)
-                works = plan_cleaning(topic.store, topic.snapshot(), settings())
+                works = plan_cleaning(topic.store, topic.log.snapshot(), settings())
                 batches = [works] if together else [[work] for work in works]
                 spent = sum(run(topic, batch, runner)[0] for batch in batches)
                 if turn > 1:

@@ -1,7 +1,5 @@
 """The job `compact` as a file for spark-submit: see `sparklog.cli.jobs.compact`."""
 
-from __future__ import annotations
-
 import sys
 
 try:

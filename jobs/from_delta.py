@@ -1,7 +1,5 @@
 """The job `from-delta` as a file for spark-submit: see `sparklog.cli.jobs.from_delta`."""
 
-from __future__ import annotations
-
 import sys
 
 try:

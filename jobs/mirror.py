@@ -1,7 +1,5 @@
 """The job `mirror` as a file for spark-submit: see `sparklog.cli.jobs.mirror`."""
 
-from __future__ import annotations
-
 import sys
 
 try:

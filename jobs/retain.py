@@ -1,7 +1,5 @@
 """The job `retain` as a file for spark-submit: see `sparklog.cli.jobs.retain`."""
 
-from __future__ import annotations
-
 import sys
 
 try:

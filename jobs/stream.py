@@ -1,7 +1,5 @@
 """The job `stream` as a file for spark-submit: see `sparklog.cli.jobs.stream`."""
 
-from __future__ import annotations
-
 import sys
 
 try:

@@ -1,7 +1,5 @@
 """The job `to-delta` as a file for spark-submit: see `sparklog.cli.jobs.to_delta`."""
 
-from __future__ import annotations
-
 import sys
 
 try:

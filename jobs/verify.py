@@ -1,7 +1,5 @@
 """The job `verify` as a file for spark-submit: see `sparklog.cli.jobs.verify`."""
 
-from __future__ import annotations
-
 import sys
 
 try:

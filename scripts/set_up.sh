@@ -29,4 +29,4 @@ if [ "$python" != "$venv/bin/python" ]; then
 fi
 echo "downloading what sparklog and its tests need: about 700 MB, most of it PySpark; pip keeps it for the next time"
 # The newest of everything, also where an older one that would do is there.
-"$venv/bin/python" scripts/install.py --upgrade --upgrade-strategy eager -e ".[spark,connect,state,dev]"
+"$venv/bin/python" scripts/install.py --upgrade --upgrade-strategy eager -e ".[spark,connect,state,dev,docs]"

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from sparklog.groups.consumer import Consumer, consumer
     from sparklog.groups.lag import Groups
     from sparklog.log.read.followed_table import FollowedTable
+    from sparklog.log.read.topic_reader import TopicReader
     from sparklog.log.read.topic_scan import Scan
     from sparklog.log.read.topic_table import TopicTable
     from sparklog.log.state.writer_runs import WriterKey
@@ -46,10 +47,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BadRequest", "Conflict", "Consumer", "Corrupt", "Fenced", "FollowedTable", "Groups", "NotFound", "Root", "Scan",
-    "SparklogError", "Topic", "TopicTable", "Transaction", "TransactionalProducer", "Unavailable", "View",
-    "WriteOptions", "WriterKey", "__version__", "backup", "clone", "compact", "configure", "consumer", "datasets",
-    "duckdb", "export_kafka", "import_kafka", "open", "open_view", "partitioned", "polars", "register", "restore",
-    "retain", "table", "transactional", "verify", "watch",
+    "SparklogError", "Topic", "TopicReader", "TopicTable", "Transaction", "TransactionalProducer", "Unavailable",
+    "View", "WriteOptions", "WriterKey", "__version__", "backup", "clone", "compact", "configure", "consumer",
+    "datasets", "duckdb", "export_kafka", "import_kafka", "open", "open_view", "partitioned", "polars", "register",
+    "restore", "retain", "table", "transactional", "verify", "watch",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:
@@ -65,6 +66,7 @@ if not TYPE_CHECKING:
             "sparklog.groups.lag": "Groups",
             "sparklog.view": "View open_view",
             "sparklog.log.read.followed_table": "FollowedTable",
+            "sparklog.log.read.topic_reader": "TopicReader",
             "sparklog.log.read.topic_scan": "Scan",
             "sparklog.log.read.topic_table": "TopicTable",
             "sparklog.log.state.writer_runs": "WriterKey",

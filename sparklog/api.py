@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from sparklog.errors import BadRequest
 from sparklog.kafka.in_place.segment_recovery import CorruptRecords
@@ -22,7 +22,7 @@ from sparklog.log.journal.arguments import (
     PATH,
     RENAMED,
     TIME,
-    Kind,
+    ArgumentKind,
     checked,
     one_of,
     whole,
@@ -36,9 +36,8 @@ from sparklog.storage.store import Store
 from sparklog.view import CORRUPT_RECORDS
 
 if TYPE_CHECKING:
-    from typing import Any, Literal
-
     from pyspark.sql import SparkSession
+    from typing_extensions import Unpack
 
     from sparklog.kafka.exporting import ExportedTopic
     from sparklog.kafka.importing.run import ImportOptions, ImportReport
@@ -69,13 +68,13 @@ def compact(
     """Merge small appends, seal them into segments, and keep the latest record of each key of compacted topics.
 
     Args:
-        root: an open root, or where it lies.
+        root: an open root, or its location.
         topics: names; empty: all.
         properties: a file of defaults under Kafka's names, as `conf/sparklog.properties`.
         seal_only: neither merge nor compact.
         roll: seal active segments too, young and small as they are.
         dry_run: change nothing; the reports say what would be done.
-        now_ms: the clock to go by; default: the store's.
+        now_ms: the time of now; default: the store's.
         spark: a session to do the work in; default: this process.
 
     Returns:
@@ -109,11 +108,11 @@ def retain(
     """Expire records by time, size and log start offset, then delete files that no version needs.
 
     Args:
-        root: an open root, or where it lies.
+        root: an open root, or its location.
         topics: names, also of deleted topics; empty: all.
         properties: a file of defaults under Kafka's names, as `conf/sparklog.properties`.
         dry_run: change nothing; the reports say what would go and why.
-        now_ms: the clock to go by; default: the store's.
+        now_ms: the time of now; default: the store's.
         spark: a session in which many files are deleted at once; default: this process.
 
     Returns:
@@ -184,7 +183,7 @@ def backup(
     """Back up all topics, transactions and consumer groups as of one moment. Copies only what is new.
 
     Args:
-        root: an open root, or where it lies.
+        root: an open root, or its location.
         to: the folder of the backups; made if need be.
         topics: names; None: all.
         link: hard links in place of copies where both are on one disk: against deletion, not against damage.
@@ -283,7 +282,7 @@ def clone(
     """Create a topic that shows another one as it is, or was at a version or a time. Nothing is copied.
 
     Args:
-        root: an open root, or where it lies.
+        root: an open root, or its location.
         topic: the topic to clone; a deleted one with a version or a time.
         name: of the new topic.
         version: of the topic; `time_ms`: since 1970. At most one of them; default: the newest version.
@@ -328,7 +327,7 @@ def import_kafka(
     """Take topics of a Kafka log directory into a root: offsets, times, headers and segments as they are.
 
     Args:
-        root: an open root, or where it lies; made if there is none.
+        root: an open root, or its location; made if there is none.
         log_dir: the log directory of a stopped broker, or a copy of one. It is only read.
         topics: names; None: all but Kafka's internal ones.
         configs: set on each topic: Kafka keeps them elsewhere.
@@ -383,7 +382,35 @@ def import_into(path: str, log_dir: PathLike, options: ImportOptions, *, dry_run
     return import_log_dir(log, log_dir, options, dry_run=dry_run, **watch)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExportChoices:
+    """Choices of an export: see `export_kafka`."""
+
+    partitions: Sequence[int] | None = None
+    start_ms: int | None = None
+    end_ms: int | None = None
+    version: int | None = None
+    time_ms: int | None = None
+    groups: Sequence[str] | Literal["all"] | None = None
+    link: bool = False
+    keep_leader_epochs: bool = False
+
+
+class ExportKeywords(TypedDict, total=False):
+    """The fields of `ExportChoices`, as keyword arguments."""
+
+    partitions: Sequence[int] | None
+    start_ms: int | None
+    end_ms: int | None
+    version: int | None
+    time_ms: int | None
+    groups: Sequence[str] | Literal["all"] | None
+    link: bool
+    keep_leader_epochs: bool
+
+
 @checked(
+    ExportChoices,
     root=ROOT,
     topics=NAMES,
     to=PATH,
@@ -392,26 +419,18 @@ def import_into(path: str, log_dir: PathLike, options: ImportOptions, *, dry_run
     end_ms=TIME.or_none(),
     version=NUMBER.or_none(),
     time_ms=TIME.or_none(),
-    groups=Kind("a list of names, 'all' or None", lambda value: value in (None, "all") or NAMES.accepts(value)),
+    groups=ArgumentKind("a list of names, 'all' or None", lambda value: value in (None, "all") or NAMES.accepts(value)),
 )
 def export_kafka(
     root: RootLike,
     topics: Sequence[str],
     to: PathLike,
-    *,
-    partitions: Sequence[int] | None = None,
-    start_ms: int | None = None,
-    end_ms: int | None = None,
-    version: int | None = None,
-    time_ms: int | None = None,
-    groups: Sequence[str] | Literal["all"] | None = None,
-    link: bool = False,
-    keep_leader_epochs: bool = False,
+    **options: Unpack[ExportKeywords],
 ) -> list[ExportedTopic]:
     """Write topics as a log directory that a Kafka broker opens as its own.
 
     Args:
-        root: an open root, or where it lies.
+        root: an open root, or its location.
         topics: names.
         to: the directory to make; empty or not there.
         partitions: only these, of each topic; None: all.
@@ -435,18 +454,9 @@ def export_kafka(
     """
     from sparklog.kafka.exporting import ExportOptions, export_topics
 
-    warn_of_seconds(start_ms=start_ms, end_ms=end_ms, time_ms=time_ms)
-    options = ExportOptions(
-        partitions,
-        start_ms=start_ms,
-        end_ms=end_ms,
-        version=version,
-        time_ms=time_ms,
-        groups=groups,
-        link=link,
-        keep_leader_epochs=keep_leader_epochs,
-    )
-    return export_topics(_opened(root), to, topics, options)
+    choices = ExportChoices(**options)
+    warn_of_seconds(start_ms=choices.start_ms, end_ms=choices.end_ms, time_ms=choices.time_ms)
+    return export_topics(_opened(root), to, topics, ExportOptions(**vars(choices)))
 
 
 def _opened(root: RootLike) -> Root:

@@ -32,7 +32,7 @@ def decode(
     Args:
         column: of keys or values, as a scan has it; null stays null.
         name: one of `formats.FORMATS`; numbers are those of Kafka's serializers, big-endian.
-        schema: of `avro`: a file, its JSON, or as Python has it. `{id: schema, ...}` reads frames of a registry (a zero
+        schema: of `avro`: a file, its JSON, or as in Python. `{id: schema, ...}` reads frames of a registry (a zero
             byte, the id, Avro); values of an older schema come in the shape of the last one.
         arrow_type: of the result, if not the one that the format has; for `json` else the one that Arrow infers.
 
@@ -54,8 +54,8 @@ def encode(column: pa.Array | pa.ChunkedArray, name: str, schema: Schemas = None
 
     Args:
         column: numbers, texts, structs; null stays null, as a value it is a tombstone.
-        name: as `decode` has it.
-        schema: as `decode` has it; `{id: schema, ...}` writes frames of the last one.
+        name: as in `decode`.
+        schema: as in `decode`; `{id: schema, ...}` writes frames of the last one.
 
     Returns:
         A column of bytes, to append as `key` or `value`.
@@ -83,7 +83,7 @@ def decode_records(
         records: what a scan or a poll returned, with the columns `topic`, `partition` and `offset` for errors.
         key: the format of the column `key`; None leaves it as it is.
         value: the format of the column `value`, likewise.
-        key_schema: as `decode` has it.
+        key_schema: as in `decode`.
         value_schema: likewise.
 
     Returns:
@@ -99,8 +99,8 @@ def decode_records(
         assert rows["value"].to_pylist() == [3]
     """
     opened = _both(key, key_schema, value, value_schema)
-    for name, each in opened.items():
-        records = _with(records, name, each.decode(_column(records, name), place_in(records, name)))
+    for name, opened_format in opened.items():
+        records = _with(records, name, opened_format.decode(_column(records, name), place_in(records, name)))
     return records
 
 
@@ -118,7 +118,7 @@ def encode_records(
         records: a table or a batch with a column `value`, and `key` if it has a format.
         key: the format of the column `key`; None leaves it as it is.
         value: the format of the column `value`, likewise.
-        key_schema: as `encode` has it.
+        key_schema: as in `encode`.
         value_schema: likewise.
 
     Returns:
@@ -132,8 +132,8 @@ def encode_records(
         assert rows["value"].to_pylist() == [b'{"page": "/home"}']
     """
     opened = _both(key, key_schema, value, value_schema)
-    for name, each in opened.items():
-        records = _with(records, name, each.encode(_column(records, name), _row_in(name)))
+    for name, opened_format in opened.items():
+        records = _with(records, name, opened_format.encode(_column(records, name), _row_in(name)))
     return records
 
 
@@ -149,12 +149,12 @@ def open_format(name: str, schema: Schemas = None) -> ValueFormat:
 
     framed = isinstance(schema, Mapping) and bool(schema) and all(isinstance(number, int) for number in schema)
     if isinstance(schema, Mapping) and framed:
-        return AvroFormat({int(number): read_schema(each) for number, each in schema.items()}, framed=True)
+        return AvroFormat({int(number): read_schema(text) for number, text in schema.items()}, framed=True)
     return AvroFormat({0: read_schema(schema)}, framed=False)
 
 
 def read_schema(schema: Any) -> Any:
-    """Return a schema as Python has it, of a file or of JSON; a text that begins as JSON does is no file's name."""
+    """Return a schema as in Python, of a file or of JSON; a text that begins as JSON does is no file's name."""
     if not isinstance(schema, (str, PathLike)):
         return schema
     text, place = str(schema), "the schema"
@@ -187,11 +187,13 @@ def _row_in(name: str) -> Place:
 
 
 def _both(key: str | None, key_schema: Schemas, value: str | None, value_schema: Schemas) -> dict[str, ValueFormat]:
-    given = {"key": (key, key_schema), "value": (value, value_schema)}
-    for name, (format_name, schema) in given.items():
-        if format_name is None and schema is not None:
-            raise BadRequest(f"{name}_schema needs {name}='avro'")
-    return {name: open_format(each, schema) for name, (each, schema) in given.items() if each is not None}
+    opened = {}
+    for column, name, schema in (("key", key, key_schema), ("value", value, value_schema)):
+        if name is not None:
+            opened[column] = open_format(name, schema)
+        elif schema is not None:
+            raise BadRequest(f"{column}_schema needs {column}='avro'")
+    return opened
 
 
 def _column(records: pa.Table | pa.RecordBatch, name: str) -> pa.Array | pa.ChunkedArray:

@@ -84,7 +84,7 @@ def resolve(path: str | None) -> Location:
 def _resolve_url(url: str) -> Location:
     """Look at a URL: one request for a root, two for a topic, three or a few more for all else."""
     from sparklog.kafka.in_place.directory import bucket_layout
-    from sparklog.kafka.in_place.files import file_path, parent
+    from sparklog.kafka.in_place.files import file_path
 
     place = file_path(url)
     above, name = split(url)
@@ -92,7 +92,7 @@ def _resolve_url(url: str) -> Location:
     if (stored := _content(place, ROOT_KEY)) is not None:
         return Location(ROOT, url, url, looked=_id_and_time(stored, seen))
     seen = SYSTEM.now()
-    if is_topic_name(name) and (stored := _content(parent(place), ROOT_KEY)) is not None:
+    if is_topic_name(name) and (stored := _content(place.parent, ROOT_KEY)) is not None:
         return Location(TOPIC, url, above, name, _id_and_time(stored, seen))
     layout = bucket_layout(place)
     if layout is not None and not _SEALED_RUN.fullmatch(name):
@@ -102,17 +102,12 @@ def _resolve_url(url: str) -> Location:
 
 def _holds(folder: FilePath, name: str) -> bool:
     """True if a file of this name lies in a folder."""
-    from sparklog.kafka.in_place.files import is_file, join
-
-    path = join(folder, name)
-    return is_file(path) if isinstance(path, str) else _content(folder, name) is not None
+    return folder.child(name).is_file() if folder.is_local else _content(folder, name) is not None
 
 
 def _content(folder: FilePath, name: str) -> bytes | None:
     """Return a file of a folder in a bucket, None if it is not there. Only a read says that there is no such bucket."""
-    from sparklog.kafka.in_place.files import as_object, join
-
-    store, key = as_object(join(folder, name))
+    store, key = folder.child(name).as_object()
     try:
         return store.get(key)
     except NotFound:

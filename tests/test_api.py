@@ -34,14 +34,14 @@ def test_views_of_a_root_a_topic_and_kafka(root: sparklog.Root) -> None:
     for path in (root.location, f"{root.location}/t"):
         view = sparklog.open_view(path)
         assert view.topics() == ["t"]
-        assert values(view.scan("t", start=1)) == [b"2"]
-        found = view.offset_for_timestamp("t", 1_500)[0]
+        assert values(view.topic("t").scan(start=1)) == [b"2"]
+        found = view.topic("t").offset_for_timestamp(1_500)[0]
         assert found is not None
-        assert (found.offset, view.bounds("t")[0].log_end) == (1, 2)
+        assert (found.offset, view.topic("t").bounds()[0].log_end) == (1, 2)
     view = sparklog.open_view(KAFKA)
     topic = next(name for name in view.topics() if not name.startswith("_"))
-    committed = len(values(view.scan(topic)))
-    assert 0 < committed <= len(values(view.scan(topic, isolation_level="read_uncommitted")))
+    committed = len(values(view.topic(topic).scan()))
+    assert 0 < committed <= len(values(view.topic(topic).scan(isolation_level="read_uncommitted")))
     with pytest.raises(sparklog.NotFound, match="does not exist"):
         sparklog.open_view(f"{root.location}/nothing/at/all")
     with pytest.raises(sparklog.BadRequest, match="leave it out"):
@@ -61,7 +61,7 @@ def test_without_columns_rows_are_counted(root: sparklog.Root) -> None:
         assert [batch.num_rows for batch in consumer.poll()] == [2]
     view = sparklog.open_view(KAFKA)
     for name in view.topics():
-        assert view.scan(name, columns=[]).to_table().num_rows == view.scan(name).to_table().num_rows
+        assert view.topic(name).scan(columns=[]).to_table().num_rows == view.topic(name).scan().to_table().num_rows
 
 
 def test_verify_takes_roots_topics_and_kafka(root: sparklog.Root) -> None:

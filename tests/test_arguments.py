@@ -73,9 +73,10 @@ def calls() -> Calls:
 
     add("open", lambda _: sparklog.open, location=path)
     add("open_view", lambda _: sparklog.open_view, path=KAFKA)
-    for name, given in (("bounds", {}), ("scan", {}), ("offset_for_timestamp", {"timestamp_ms": 1})):
-        add(f"View.{name}", lambda p, name=name: getattr(sparklog.open_view(p.root.location), name), topic="t", **given)  # type: ignore[misc]
-        add(f"View.{name} of Kafka", lambda _, name=name: getattr(view, name), topic="txn-a", **given)  # type: ignore[misc]
+    add("View.topic", lambda p: sparklog.open_view(p.root.location).topic, name="t")
+    add("View.topic of Kafka", lambda _: view.topic, name="txn-a")
+    for name, given in (("scan", {}), ("offset_for_timestamp", {"timestamp_ms": 1})):
+        add(f"TopicReader.{name} of Kafka", lambda _, name=name: getattr(view.topic("txn-a"), name), **given)  # type: ignore[misc]
     add("compact", lambda _: sparklog.compact, root=root)
     add("retain", lambda _: sparklog.retain, root=root, dry_run=True)
     add("verify", lambda _: sparklog.verify, path=root)

@@ -39,7 +39,7 @@ def in_transaction(root: sparklog.Root, time: int) -> None:
 CALLS: dict[str, Callable[[sparklog.Root, Any, Path], object]] = {
     "topic.offset_for_timestamp": lambda root, time, _: root.topic("t").offset_for_timestamp(time),
     "numpy": lambda root, time, _: root.topic("t").offset_for_timestamp(np.int64(time)),
-    "view": lambda root, time, _: sparklog.open_view(root.location).offset_for_timestamp("t", time),
+    "view": lambda root, time, _: sparklog.open_view(root.location).topic("t").offset_for_timestamp(time),
     "topic.table": lambda root, time, _: root.topic("t").table(as_of=time),
     "table": lambda root, time, _: sparklog.table(root, "t", as_of=str(time)),
     "append": lambda root, time, _: root.topic("t").append(rows(time)),

@@ -149,7 +149,7 @@ def test_set_up_takes_the_newest_of_everything(tmp_path: Path) -> None:
         script(python.parent, name, f'PATH=/bin:/usr/bin exec {name} "$@"')
     done = set_up(tmp_path, python.parent)
     assert done.returncode == 0, done.stderr
-    arguments = "--upgrade --upgrade-strategy eager -e .[spark,connect,state,dev]"
+    arguments = "--upgrade --upgrade-strategy eager -e .[spark,connect,state,dev,docs]"
     assert done.stdout.splitlines()[-1] == f"scripts/install.py {arguments}"
 
 

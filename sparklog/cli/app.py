@@ -37,7 +37,6 @@ from sparklog.cli.terminal import (
     EXIT_ERROR,
     EXIT_INTERRUPTED,
     EXIT_OK,
-    Command,
     UsageError,
     WarningLines,
     leave_for_usage,
@@ -89,7 +88,7 @@ class SparklogGroup(TyperGroup):
             warn(f"{error} [{error.code}]")
             sys.exit(EXIT_ERROR)
         except OSError as error:
-            # Of files outside the store: a broker's segments, what is written beside a root, a full disk.
+            # Of files outside the store: a broker's segments, what is written next to a root, a full disk.
             file = f"{error.filename}: " if error.filename else ""
             warn(f"{file}{error.strerror or error} [{Unavailable.code}]")
             sys.exit(EXIT_ERROR)
@@ -151,6 +150,3 @@ for name, commands in (("topics", topics), ("configs", configs), ("transactions"
     app.add_typer(commands.app, name=name)
 for module in (produce, consume, table, history, storage, health, kafka_logs, backup, jobs, dump_log):
     app.registered_commands += module.app.registered_commands
-for each in (app, topics.app, configs.app, transactions.app, groups.app):
-    for info in each.registered_commands:
-        info.cls = Command

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from typer import BadParameter
 
-from sparklog.cli.terminal import warn_and_leave
 from sparklog.errors import SparklogError
 
 if TYPE_CHECKING:
@@ -23,10 +22,10 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Source:
+class OpenFolder:
     """A folder opened for reading; `topic` is set where it is one topic's, `root` is None for Kafka's directories.
 
-    A command about all topics goes on where one cannot be read: its error waits in `failures` for `finish`.
+    A command about all topics goes on where one cannot be read: its error is kept in `failures`.
     """
 
     view: LogView
@@ -99,10 +98,6 @@ class Source:
             raise BadParameter(f"the folder is topic {self.topic}'s, not {name}'s: give its root instead")
         return name
 
-    def finish(self) -> None:
-        """Print a line for each topic that could not be read; exit code 1 if there was one."""
-        warn_and_leave(self.failures)
-
 
 def open_source(
     root: str,
@@ -110,13 +105,13 @@ def open_source(
     follow: bool = False,
     corrupt_records: str = "fail",
     on_skipped: Callable[[object], None] | None = None,
-) -> Source:
+) -> OpenFolder:
     """Open for reading what `SourceOption` names; `on_skipped` is called with damage that is skipped."""
     from sparklog.opening import ROOT, TOPIC, open_log, open_view, resolve
 
     location = resolve(root)
     view = open_view(location, tailing=follow, corrupt_records=corrupt_records, on_skipped=on_skipped)
-    return Source(view, location.topic, open_log(location) if location.kind in (ROOT, TOPIC) else None)
+    return OpenFolder(view, location.topic, open_log(location) if location.kind in (ROOT, TOPIC) else None)
 
 
 def open_root(root: str, *, create: bool = False) -> Root:
@@ -152,7 +147,7 @@ def root_to_copy(path: str) -> Root:
     return open_log(location)
 
 
-def report_settings(source: Source, properties: str | None = None, now: str | None = None) -> Settings:
+def report_settings(source: OpenFolder, properties: str | None = None, now: str | None = None) -> Settings:
     """Return the settings of a report: those of a properties file, at a time (default: the store's clock)."""
     from dataclasses import replace
 

@@ -1,26 +1,81 @@
-"""Options that several commands and jobs share: one name, one meaning, one help text; and what their texts mean."""
+"""Options that several commands and jobs share: one name, one meaning, one help text; and what their texts mean.
 
-from __future__ import annotations
+Options that travel together are a data class: `Commands` and the jobs declare its fields one by one.
+"""
 
+# Without `annotations` of the future: a data class may have fields of a class of another module.
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, is_dataclass
+from functools import update_wrapper
+from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, Literal
 
-from typer import Argument, BadParameter, Option
+from typer import Argument, BadParameter, Option, Typer
 
+from sparklog import parsing
+from sparklog.cli.terminal import Command, Output
 from sparklog.log.journal.clocks import parse_iso_time, warn_of_seconds
 from sparklog.log.journal.names import check_topic_name
+from sparklog.parsing import INT64_MAX, is_digits
 
 SHORT_HELP = {"help_option_names": ["-h", "--help"]}
 Isolation = Literal["read_committed", "read_uncommitted"]
 CorruptRecords = Literal["fail", "skip", "truncate"]
 
 
+def one_by_one(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a command with an option for each field of a parameter that is a data class, as typer needs it.
+
+    Where it returns an `Output` it gets `--json`, and the output is shown.
+    """
+
+    def options(function: Any) -> Iterator[Parameter]:
+        for parameter in signature(function, eval_str=True).parameters.values():
+            if is_dataclass(parameter.annotation):
+                yield from options(parameter.annotation)
+            else:
+                yield parameter.replace(kind=Parameter.KEYWORD_ONLY)
+
+    def call(function: Any, values: dict[str, Any]) -> Any:
+        parameters = signature(function, eval_str=True).parameters.values()
+        kinds = {parameter.name: parameter.annotation for parameter in parameters}
+        return function(
+            **{name: call(kind, values) if is_dataclass(kind) else values[name] for name, kind in kinds.items()}
+        )
+
+    def command(**values: Any) -> Any:
+        result = call(run, values)
+        return result.show(values["as_json"]) if isinstance(result, Output) else result
+
+    update_wrapper(command, run)
+    parameters = list(options(run))
+    if signature(run, eval_str=True).return_annotation is Output:
+        parameters.append(Parameter("as_json", Parameter.KEYWORD_ONLY, default=False, annotation=JsonOption))
+    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {}
+    return command
+
+
+class Commands(Typer):
+    """The commands of a module: a group of `sparklog` where they have a help text in common."""
+
+    def __init__(self, text: str | None = None) -> None:
+        super().__init__(no_args_is_help=True, rich_markup_mode=None, help=text)
+
+    def add(self, name: str, *examples: str) -> Callable[[Callable[..., Output | None]], Callable[..., Output | None]]:
+        """Make a command of a function; its help ends with the examples, each on one line on any terminal."""
+        epilog = "\n".join(("\b\nExample:", *(f"  {line}" for line in examples)))
+
+        def register(run: Callable[..., Output | None]) -> Callable[..., Output | None]:
+            self.command(name, cls=Command, epilog=epilog)(one_by_one(run))
+            return run
+
+        return register
+
+
 def root_option(text: str) -> Any:
     return Option("--root", "-r", envvar="SPARKLOG_ROOT", metavar="PATH", help=text, show_default=False)
-
-
-INT32_MAX, INT64_MAX = 2**31 - 1, 2**63 - 1
 
 
 def whole_number(
@@ -29,11 +84,11 @@ def whole_number(
     """Return an option for a whole number from `low` to `high`; a usage error says so of anything else."""
     span = f"of at least {low}" if high == INT64_MAX else f"from {low} to {high}"
 
-    def parse(given: object) -> int:
-        number = int(str(given)) if re.fullmatch(r"[+-]?[0-9]{1,19}", str(given)) else None
-        if number is None or not low <= number <= high:
-            raise BadParameter(f"expected a whole number {span}, found {str(given)!r}")
-        return number
+    def parse(value: object) -> int:
+        try:
+            return parsing.whole_number(str(value), low, high)
+        except ValueError:
+            raise BadParameter(f"expected a whole number {span}, found {str(value)!r}") from None
 
     return Option(*names, parser=parse, metavar=metavar, help=text, show_default=default)
 
@@ -48,16 +103,8 @@ TopicsOption = Annotated[
         "--topic", "-t", metavar="NAME", help="Only this topic; several with commas, or repeated.", show_default="all"
     ),
 ]
-TopicsArgument = Annotated[list[str] | None, Argument(metavar="[TOPIC]...", help="Topics; none means all.")]
-TopicsByOption = Annotated[
-    list[str] | None, Option("--topic", "-t", metavar="NAME", help="The same; with commas, or repeated.")
-]
-TopicArgument = Annotated[str | None, Argument(metavar="TOPIC", help="Topic, or --topic NAME.")]
 TopicOption = Annotated[
     str | None, Option("--topic", "-t", metavar="NAME", help="The same as TOPIC.", show_default=False)
-]
-TopicOfFolder = Annotated[
-    str | None, Argument(metavar="[TOPIC]", help="Topic; may be left out where the folder holds only one.")
 ]
 CorruptOption = Annotated[
     CorruptRecords,
@@ -68,12 +115,6 @@ CorruptOption = Annotated[
 IsolationOption = Annotated[
     Isolation, Option("--isolation-level", help="Whether to see records of open and aborted transactions.")
 ]
-# Columns of a record to print, under the names of Kafka's console consumer.
-PrintTimestamp = Annotated[bool, Option("--print-timestamp", help="CreateTime:<ms>")]
-PrintPartition = Annotated[bool, Option("--print-partition", help="Partition:<n>")]
-PrintOffset = Annotated[bool, Option("--print-offset", help="Offset:<n>")]
-PrintHeaders = Annotated[bool, Option("--print-headers", help="name:value,... or NO_HEADERS")]
-PrintKey = Annotated[bool, Option("--print-key", help="The key.")]
 AsOfOption = Annotated[
     str | None,
     Option(
@@ -101,18 +142,13 @@ QuietOption = Annotated[bool, Option("--quiet", "-q", help="No progress on stder
 JsonOption = Annotated[bool, Option("--json", help="Print JSON, for scripts.")]
 
 
-def example(*commands: str) -> str:
-    """Return the examples below a command's help, each on one line however wide the terminal is."""
-    return "\n".join(("\b\nExample:", *(f"  {command}" for command in commands)))
-
-
-def comma_separated(given: Sequence[str] | None) -> tuple[str, ...]:
+def comma_separated(texts: Sequence[str] | None) -> tuple[str, ...]:
     """Split `["a,b", "c"]` into `("a", "b", "c")`, each once."""
-    names = [name.strip() for text in given or () for name in text.split(",")]
+    names = [name.strip() for text in texts or () for name in text.split(",")]
     return tuple(dict.fromkeys(name for name in names if name))
 
 
-def chosen(argument: str | None, option: str | None, names: str = "TOPIC --topic") -> str | None:
+def one_of(argument: str | None, option: str | None, names: str = "TOPIC --topic") -> str | None:
     """Return what was given as an argument, or as an option instead; a usage error if they differ."""
     first, second = names.split()
     if argument is not None and option not in (None, argument):
@@ -121,20 +157,55 @@ def chosen(argument: str | None, option: str | None, names: str = "TOPIC --topic
 
 
 def required(argument: str | None, option: str | None, names: str = "TOPIC --topic") -> str:
-    """Return what `chosen` does; a usage error if there is none."""
-    given = chosen(argument, option, names)
-    if given is None:
+    """Return what `one_of` does; a usage error if there is none."""
+    value = one_of(argument, option, names)
+    if value is None:
         raise BadParameter(f"expected {names.split()[0]}, as an argument or with {names.split()[1]}; found none")
-    return given
+    return value
 
 
-def chosen_topics(arguments: Sequence[str] | None, option: Sequence[str] | None) -> list[str] | None:
-    """Return the topics that were given as arguments, or by --topic instead; None: all."""
-    named = list(topic_names(option))
-    if arguments and named and set(arguments) != set(named):
-        given = f"{' '.join(arguments)} and --topic {','.join(named)}"
-        raise BadParameter(f"expected topics once, found {given}: leave one out")
-    return list(arguments or named) or None
+@dataclass
+class OneTopic:
+    """The topic of a command, as an argument or by --topic."""
+
+    topic: Annotated[str | None, Argument(metavar="TOPIC", help="Topic, or --topic NAME.")] = None
+    topic_option: TopicOption = None
+
+    @property
+    def name(self) -> str:
+        return required(self.topic, self.topic_option)
+
+
+@dataclass
+class TopicOfFolder(OneTopic):
+    """The topic of a command that reads a folder, which may hold only one."""
+
+    topic: Annotated[
+        str | None, Argument(metavar="[TOPIC]", help="Topic; may be left out where the folder holds only one.")
+    ] = None
+
+    @property
+    def name_or_none(self) -> str | None:
+        return one_of(self.topic, self.topic_option)
+
+
+@dataclass
+class Topics:
+    """The topics of a command, as arguments or by --topic."""
+
+    topics: Annotated[list[str] | None, Argument(metavar="[TOPIC]...", help="Topics; none means all.")] = None
+    topic_option: Annotated[
+        list[str] | None, Option("--topic", "-t", metavar="NAME", help="The same; with commas, or repeated.")
+    ] = None
+
+    @property
+    def names(self) -> list[str] | None:
+        """Return the topics, None for all; a usage error if arguments and option differ."""
+        arguments, named = self.topics or [], list(topic_names(self.topic_option))
+        if arguments and named and set(arguments) != set(named):
+            both = f"{' '.join(arguments)} and --topic {','.join(named)}"
+            raise BadParameter(f"expected topics once, found {both}: leave one out")
+        return arguments or named or None
 
 
 _ESCAPE = re.compile(rb"\\(?:([\\tnr])|x([0-9a-fA-F]{2})|(0[0-7]{0,2}))")
@@ -151,10 +222,10 @@ def unescaped(text: str) -> bytes:
     return _ESCAPE.sub(replace, text.encode(errors="surrogateescape"))
 
 
-def topic_names(given: Sequence[str] | None) -> tuple[str, ...]:
+def topic_names(texts: Sequence[str] | None) -> tuple[str, ...]:
     """Return the topics of `TopicsOption`; empty: all. Usage errors for what cannot be a topic's name."""
-    names = comma_separated(given)
-    if given and not names:
+    names = comma_separated(texts)
+    if texts and not names:
         raise BadParameter("it names no topic; leave it out to mean all topics", param_hint="'--topic'")
     return tuple(check_topic_name(name) for name in names)
 
@@ -167,9 +238,9 @@ def name_and_value(text: str, option: str, expected: str = "NAME=VALUE") -> tupl
     return name.strip(), value.strip()
 
 
-def parse_configs(given: list[str] | None) -> dict[str, str]:
+def parse_configs(texts: list[str] | None) -> dict[str, str]:
     """Turn `["retention.ms=1000"]` into `{"retention.ms": "1000"}`; the topic checks the names, not this."""
-    return dict(name_and_value(text, "--config") for text in given or ())
+    return dict(name_and_value(text, "--config") for text in texts or ())
 
 
 VERSIONS = 10**10
@@ -178,7 +249,7 @@ VERSIONS = 10**10
 
 def parse_time(text: str, option: str = "--from-timestamp") -> int:
     """Return milliseconds since the epoch of `1700000000000` or ISO 8601 (UTC unless it names a zone), floored."""
-    if text.isdecimal() and int(text) <= INT64_MAX:
+    if is_digits(text) and int(text) <= INT64_MAX:
         warn_of_seconds(**{option: text})
         return int(text)
     try:
@@ -196,6 +267,6 @@ def parse_as_of(text: str | None, option: str = "--as-of") -> tuple[int | None, 
     """Return version and time (ms since the epoch), at most one of them."""
     if text is None:
         return None, None
-    if text.isdecimal() and int(text) < VERSIONS:
+    if is_digits(text) and int(text) < VERSIONS:
         return int(text), None
     return None, parse_time(text, option)

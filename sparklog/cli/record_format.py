@@ -1,4 +1,4 @@
-"""Records in the format of a string, as kcat's `-f` has it.
+"""Records in the format of a string, as kcat's `-f` takes it.
 
     %t topic   %p partition   %o offset   %T timestamp (ms since the epoch)   %h headers (name=value,...)
     %k key     %K its length, -1 for null

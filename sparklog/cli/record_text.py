@@ -10,9 +10,9 @@ are. As JSON lines, what `consume --json` prints and `produce --json` takes:
     {"topic": "orders", "partition": 0, "offset": 5, "timestamp": 1700000000000, "timestampType": "CreateTime",
      "key": "k", "value": "v", "headers": [["name", "v"]]}
 
-UTF-8 text stands as a string, any other bytes as `{"base64": "..."}`; with a format a number, JSON and Avro stand as
-themselves. On input only `value` is required; `topic`,
-`offset` and `timestampType` are ignored. `headers` may also be an object, `{"name": "v"}`.
+UTF-8 text is a string, any other bytes are `{"base64": "..."}`; with a format a number, JSON and Avro are themselves.
+On input only `value` is required; `topic`, `offset` and `timestampType` are ignored. `headers` may also be an object,
+`{"name": "v"}`.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from sparklog.format.arrow_numpy import (
     valid_rows,
 )
 from sparklog.log.state.view import COLUMNS, HEADERS_TYPE
+from sparklog.parsing import INT32_MAX, INT64_MAX
 
 if TYPE_CHECKING:
     from sparklog.cli.record_values import RecordValues
@@ -53,7 +54,7 @@ CREATE_TIME, LOG_APPEND_TIME, NO_TIMESTAMP = b"CreateTime:", b"LogAppendTime:", 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which columns a line has, and what stands between them."""
+    """Columns of a line, and what is between them."""
 
     timestamp: bool = False
     partition: bool = False
@@ -66,10 +67,10 @@ class Layout:
 
     def columns(self) -> tuple[str, ...]:
         """Columns of a `LogView` that must be read for it; at least one, since lines are counted."""
-        wanted = [name for name in ("partition", "offset", "headers", "key", "value") if getattr(self, name)]
+        names = [name for name in ("partition", "offset", "headers", "key", "value") if getattr(self, name)]
         if self.timestamp:
-            wanted += ["timestamp", "timestampType"]
-        return tuple(wanted or ["offset"])
+            names += ["timestamp", "timestampType"]
+        return tuple(names or ["offset"])
 
     def format(self, batch: pa.RecordBatch) -> bytes:
         """One line per record; nothing at all if all columns are switched off, as Kafka's formatter does."""
@@ -124,7 +125,7 @@ def _timestamps(timestamps: pa.Array, kinds: pa.Array) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class LineFormat:
-    """Which parts a line of input has beside the value."""
+    """Parts of a line of input next to the value."""
 
     key_separator: bytes | None = None
     headers: bool = False
@@ -207,7 +208,6 @@ def _shown(text: bytes) -> str:
 
 TIMESTAMP_TYPES = {0: "CreateTime", 1: "LogAppendTime"}
 NO_TIMESTAMP_TYPE = "NoTimestampType"
-INT32_MAX, INT64_MAX = 2**31 - 1, 2**63 - 1
 
 
 def format_json(batch: pa.RecordBatch, values: RecordValues | None = None) -> bytes:
@@ -253,7 +253,7 @@ def parse_json(data: bytes, first_line: int, values: RecordValues | None = None)
         (list(column) for column in zip(*rows, strict=True)) if rows else ([],) * 6
     )
     columns = {"key": bytes_array(keys), "value": bytes_array(cells), "headers": headers_array(headers)}
-    # Left out where nobody names one: a column of nulls would ask for the same thing more slowly.
+    # Left out where no line names one: a column of nulls would ask for the same thing more slowly.
     if any(timestamp is not None for timestamp in timestamps):
         columns["timestamp"] = _numbers(timestamps)
     if any(partition is not None for partition in partitions):
@@ -290,29 +290,29 @@ def _rows(data: bytes, first_line: int, values: RecordValues | None) -> Iterator
         )
 
 
-def _in(given: Any, name: str, line: int) -> bytes | None:
-    if given is None:
+def _in(member: Any, name: str, line: int) -> bytes | None:
+    if member is None:
         return None
-    if isinstance(given, str):
+    if isinstance(member, str):
         try:
-            return given.encode()
+            return member.encode()
         except UnicodeEncodeError:
             raise BadRequest(
                 f'line {line}: "{name}" has half a surrogate pair: give bytes as {{"base64": ...}}'
             ) from None
-    if isinstance(given, dict) and list(given) == ["base64"] and isinstance(given["base64"], str):
+    if isinstance(member, dict) and list(member) == ["base64"] and isinstance(member["base64"], str):
         try:
-            return base64.b64decode(given["base64"], validate=True)
+            return base64.b64decode(member["base64"], validate=True)
         except (binascii.Error, ValueError):
             raise BadRequest(f'line {line}: "{name}" is not valid base64') from None
-    kind = type(given).__name__
+    kind = type(member).__name__
     raise BadRequest(f'line {line}: "{name}" must be a string, null or {{"base64": "..."}}, found {kind}: quote it')
 
 
-def _headers(given: Any, line: int) -> list[tuple[str, bytes | None]] | None:
-    if given is None or given == []:
+def _headers(member: Any, line: int) -> list[tuple[str, bytes | None]] | None:
+    if member is None or member == []:
         return None
-    pairs = list(given.items()) if isinstance(given, dict) else given
+    pairs = list(member.items()) if isinstance(member, dict) else member
     if not isinstance(pairs, list):
         raise BadRequest(f'line {line}: "headers" must be [["name", "value"], ...] or an object')
     row = []
@@ -324,9 +324,9 @@ def _headers(given: Any, line: int) -> list[tuple[str, bytes | None]] | None:
     return row or None
 
 
-def _number(given: Any, name: str, largest: int, line: int) -> int | None:
-    if given is None:
+def _number(member: Any, name: str, largest: int, line: int) -> int | None:
+    if member is None:
         return None
-    if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given <= largest:
-        raise BadRequest(f'line {line}: "{name}" must be a whole number from 0 to {largest}, found {given!r}')
-    return given
+    if isinstance(member, bool) or not isinstance(member, int) or not 0 <= member <= largest:
+        raise BadRequest(f'line {line}: "{name}" must be a whole number from 0 to {largest}, found {member!r}')
+    return member

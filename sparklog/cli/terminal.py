@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,11 +28,11 @@ UsageError: Any = BadParameter.__mro__[1]
 
 
 def printable(text: object) -> str:
-    r"""Return the text on one line; what does not print stands as `\n`, `\x1b`, `\u202e`."""
+    r"""Return the text on one line; what does not print is shown as `\n`, `\x1b`, `\u202e`."""
     shown = str(text)
     if shown.isprintable():
         return shown
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in shown)
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)
 
 
 def warn(message: object) -> None:
@@ -103,10 +104,37 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, ri
     print(table(headings, [["-" if cell is None else printable(cell) for cell in row] for row in rows], left))
 
 
-def print_json(value: object, **more: object) -> None:
-    """Print data classes, or what JSON has anyway, as one line, with `more` members."""
-    shown = json_value(value)
-    print(json.dumps({**shown, **more} if more and isinstance(shown, dict) else shown))
+def print_json(value: object) -> None:
+    """Print data classes, or what JSON has anyway, as one line."""
+    print(json.dumps(json_value(value)))
+
+
+@dataclass(frozen=True)
+class Output:
+    """The output of a command: a document for `--json`, else a text to print; `after` either: warnings, failures."""
+
+    document: object
+    text: Callable[[], object]
+    failures: Sequence[SparklogError] = ()
+    code: int = EXIT_OK
+    after: Callable[[], object] | None = None
+
+    @classmethod
+    def of_lines(
+        cls, document: object, *lines: str, failures: Sequence[SparklogError] = (), code: int = EXIT_OK
+    ) -> Output:
+        return cls(document, lambda: sys.stdout.write("".join(f"{line}\n" for line in lines)), failures, code)
+
+    def show(self, as_json: bool) -> None:
+        if as_json:
+            print_json(self.document)
+        else:
+            self.text()
+        if self.after is not None:
+            self.after()
+        warn_and_leave(self.failures)
+        if self.code != EXIT_OK:
+            raise Exit(self.code)
 
 
 def read_text(file: Path, option: str) -> str:

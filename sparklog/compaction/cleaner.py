@@ -39,10 +39,11 @@ from sparklog.format.batch_scan import check_crcs, check_headers
 from sparklog.format.filter_batches import Filtered, filter_batches
 from sparklog.format.key_filter import MIN_SLICE_BYTES
 from sparklog.format.key_hash import HashKey, key_hashes
-from sparklog.format.offset_map import Hashes, Int64s, OffsetMap
+from sparklog.format.offset_map import Int64s, OffsetMap
 from sparklog.format.payloads import RecordFields, payloads, record_fields
-from sparklog.format.record_batch import NO_PRODUCER_ID, NO_TIMESTAMP, BatchHeaders, Payloads, Place
+from sparklog.format.record_batch import NO_PRODUCER_ID, NO_TIMESTAMP, BatchHeaders, Payloads
 from sparklog.format.transaction_index import AbortedTransactions
+from sparklog.format.window import Window
 from sparklog.log.read.fetch import SPAN_BYTES, MissingFile, read_windows
 from sparklog.log.read.planned_slices import PlannedSlice
 from sparklog.log.state.slices import SliceFlag
@@ -50,16 +51,16 @@ from sparklog.maintenance.work_items import Progress
 from sparklog.storage.store import Store
 
 INT64_MAX = 2**63 - 1
-_MOST_STORED = 4 << 20
-"""Compressed bytes opened at once at most, however little the last ones became."""
-_GROWTH = 4
-"""By how much more at most than the time before."""
+STEP_BYTES = 4 << 20
+"""Upper bound for the compressed bytes of one step in `SegmentReader.opened`."""
+STEP_GROWTH = 4
+"""A step takes at most this many times the bytes of the step before."""
 
 Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(slots=True)
-class Counts:
+class PassCounts:
     """Counters of a pass. `messages_*` include control records, as in Kafka, but not batches dropped unread."""
 
     bytes_read: int = 0
@@ -72,15 +73,19 @@ class Counts:
     tombstones_dropped: int = 0
     keyless_dropped: int = 0
 
+    def add_judged(self, headers: BatchHeaders, fields: RecordFields, keep: Bools, drop: Bools) -> None:
+        """Add batches whose records were judged; `keep`: records that stay, `drop`: batches dropped unread."""
+        self.messages_read += int(headers.count[~drop].sum())
+        if not fields.has_value.all():
+            tombstones = ~fields.has_value & ~headers.is_control[fields.batch]
+            kept = int(np.count_nonzero(tombstones & keep))
+            self.tombstones_kept += kept
+            self.tombstones_dropped += int(np.count_nonzero(tombstones)) - kept
 
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Whole batches of a segment, checked: `data[0]` is byte `position` of `file`."""
-
-    data: memoryview
-    headers: BatchHeaders
-    file: str
-    position: int
+    def add_written(self, headers: BatchHeaders, records: int) -> None:
+        self.bytes_written += int(headers.size.sum())
+        self.messages_written += int(headers.count.sum())
+        self.records_after += records
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,34 +97,37 @@ class Opened:
     body: Payloads
     fields: RecordFields
 
+    @property
+    def rows(self) -> slice:
+        return slice(self.first, self.first + len(self.headers))
 
-class Reader:
+
+class SegmentReader:
     """Reads the sealed segments of one partition, each a slice, and opens their batches."""
 
-    def __init__(self, store: Store, topic: str, partition: int, hash_key: HashKey, progress: Progress) -> None:
+    def __init__(self, store: Store, topic: str, partition: int, progress: Progress) -> None:
         self._store = store
-        self._hash_key = hash_key
         self._topic = topic
         self._partition = partition
         self._progress = progress
-        self._stored = 0
+        self._step = 0
         """Compressed bytes to open at once: one batch first, then by what the last ones became."""
 
     def modified_ms(self, file: str) -> int:
-        """By the store's clock, or Kafka's if an import has linked the file."""
+        """Return when a file was last changed (ms): by the store's clock, or Kafka's if an import has linked it."""
         info = self._store.stat(file)
         if info is None:
-            raise Conflict(f"{file} is gone: it was replaced since this pass was planned; plan again")
+            raise self._gone(file)
         return info.modified_ms
 
     def windows(self, source: PlannedSlice) -> Iterator[Window]:
-        """The batches of a segment in order. `Corrupt` with the place of damage; `Conflict` if the file is gone."""
+        """Yield the batches of a segment in order. `Corrupt` with the place of damage; `Conflict`: the file is gone."""
         low, crc, following = 0, 0, source.base
         for data, headers in self._read(source):
-            place = Place(source.file, source.position + low)
-            check_headers(headers, place, len(data))
-            _check_offsets(headers, following, source.end, place)
-            check_crcs(data, headers, place)
+            window = Window(data, source.position + low, headers, source.file)
+            check_headers(headers, window.place, len(data))
+            _check_offsets(window, following, source.end)
+            check_crcs(data, headers, window.place)
             following = int(headers.next_offset[-1])
             low += len(data)
             crc = crc32c(data, crc)
@@ -131,16 +139,19 @@ class Reader:
                     offset=source.base,
                 )
             self._progress(int(headers.count.sum()), len(data))
-            yield Window(data, headers, source.file, place.file_position)
+            yield window
 
     def _read(self, source: PlannedSlice) -> Iterator[tuple[memoryview, BatchHeaders]]:
         try:
             yield from read_windows(self._store, source)
         except MissingFile:
-            raise Conflict(
-                f"{source.file} is gone: it was replaced since this pass over {self._topic}-{self._partition} was "
-                "planned; plan again"
-            ) from None
+            raise self._gone(source.file) from None
+
+    def _gone(self, file: str) -> Conflict:
+        return Conflict(
+            f"{file} is gone: it was replaced since this pass over {self._topic}-{self._partition} was planned; plan "
+            "again"
+        )
 
     def opened(self, window: Window, headers: BatchHeaders) -> Iterator[Opened]:
         """Yield batches of the window (`headers`: all of its rows, or some) with records, in parts that fit memory."""
@@ -153,22 +164,19 @@ class Reader:
         first = 0
         while first < len(headers):
             start = int(ends[first] - headers.size[first])
-            last = max(first + 1, int(np.searchsorted(ends, start + self._stored, "right")))
+            last = max(first + 1, int(np.searchsorted(ends, start + self._step, "right")))
             stored = int(ends[last - 1]) - start
             became = 0
-            for each in self._open(window, headers[first:last], first):
-                became += len(each.body.data)
-                yield each
+            for opened in self._open(window, headers[first:last], first):
+                became += len(opened.body.data)
+                yield opened
             fitting = SPAN_BYTES * stored // max(became, 1)
-            self._stored = min(fitting, _GROWTH * stored, _MOST_STORED)
+            self._step = min(fitting, STEP_GROWTH * stored, STEP_BYTES)
             first = last
-
-    def hashes(self, opened: Opened, starts: Int64s, lengths: npt.NDArray[np.int32]) -> Hashes:
-        return key_hashes(opened.body.data, starts, lengths, self._hash_key)
 
     def _open(self, window: Window, headers: BatchHeaders, first: int) -> Iterator[Opened]:
         try:
-            body = payloads(window.data, headers, check_crc=False, file=window.file, file_position=window.position)
+            body = payloads(window.data, headers, check_crc=False, file=window.file, file_position=window.start)
         except BadRequest:
             if len(headers) == 1:
                 raise
@@ -177,61 +185,64 @@ class Reader:
             yield from self._open(window, headers[:half], first)
             yield from self._open(window, headers[half:], first + half)
             return
-        fields = record_fields(body, headers, file=window.file, file_position=window.position)
+        fields = record_fields(body, headers, file=window.file, file_position=window.start)
         yield Opened(first, headers, body, fields)
 
 
-def _check_offsets(headers: BatchHeaders, following: int, end: int, place: Place) -> None:
+def _check_offsets(window: Window, following: int, end: int) -> None:
+    headers = window.headers
     starts = np.concatenate(([following], headers.next_offset[:-1]))
     wrong = (headers.base_offset < starts) | (headers.next_offset > end)
     if wrong.any():
         row = int(np.argmax(wrong))
         offsets = f"{int(headers.base_offset[row])} to {int(headers.next_offset[row])}"
         message = f"expected a batch within offsets {int(starts[row])} to {end}, found {offsets}: restore the file"
-        raise place.corrupt(headers, row, message)
+        raise window.place.corrupt(headers, row, message)
+
+
+@dataclass(frozen=True, slots=True)
+class DirtyRange:
+    """Offsets `[start, end)` whose keys are collected; `segments`: from the one that holds `start` on."""
+
+    segments: Sequence[PlannedSlice]
+    start: int
+    end: int
 
 
 def fill_map(
-    offset_map: OffsetMap,
-    dirty: Sequence[PlannedSlice],
-    reader: Reader,
-    state: PartitionProducers | None,
-    first_dirty: int,
-    first_uncleanable: int,
+    offset_map: OffsetMap, dirty: DirtyRange, reader: SegmentReader, hash_key: HashKey, state: PartitionProducers | None
 ) -> None:
-    """Put the keys of the dirty segments, from offset `first_dirty` on, into the map, until it is full.
+    """Put the keys of the dirty segments into the map, until it is full.
 
-    `dirty`: segments from the one that holds `first_dirty` to the last one below `first_uncleanable`. Afterwards
-    `offset_map.latest_offset` is the last offset that the map covers. It may lie in the middle of a batch.
+    Afterwards `offset_map.latest_offset` is the last offset that the map covers. It may be in the middle of a batch.
     """
-    bases = [segment.base for segment in dirty[1:]] + [first_uncleanable]
-    for segment, following in zip(dirty, bases, strict=True):
+    ends = [segment.base for segment in dirty.segments[1:]] + [dirty.end]
+    for segment, end in zip(dirty.segments, ends, strict=True):
         for window in reader.windows(segment):
             headers = window.headers
             skipped = headers.is_control | aborted_batches(state, headers)
-            rows = np.flatnonzero(~skipped & (headers.last_offset >= first_dirty))
-            for opened in reader.opened(window, headers if len(rows) == len(headers) else headers[rows]):
-                stopped = _put(offset_map, opened, reader, first_dirty)
-                if stopped is not None:
-                    # All batches before this one have been looked at, those without keys of their own as well.
-                    before = int(rows[opened.first + stopped]) - 1
-                    if before >= 0 and headers.last_offset[before] >= first_dirty:
-                        offset_map.advance(int(headers.last_offset[before]))
-                    return
-            if headers.last_offset[-1] >= first_dirty:
-                offset_map.advance(int(headers.last_offset[-1]))
-        offset_map.advance(following - 1)
+            rows = np.flatnonzero(~skipped & (headers.last_offset >= dirty.start))
+            chosen = headers if len(rows) == len(headers) else headers[rows]
+            parts = ((part, _put(offset_map, part, hash_key, dirty.start)) for part in reader.opened(window, chosen))
+            full = next((part.first + batch for part, batch in parts if batch is not None), None)
+            # All batches before the one that filled the map have been looked at, those without keys as well.
+            seen = len(headers) if full is None else int(rows[full])
+            if seen > 0 and headers.last_offset[seen - 1] >= dirty.start:
+                offset_map.advance(int(headers.last_offset[seen - 1]))
+            if full is not None:
+                return
+        offset_map.advance(end - 1)
 
 
-def _put(offset_map: OffsetMap, opened: Opened, reader: Reader, first_dirty: int) -> int | None:
+def _put(offset_map: OffsetMap, opened: Opened, hash_key: HashKey, start: int) -> int | None:
     """Put the records that have a key; return the batch in which the map became full, or None."""
     fields = opened.fields
-    chosen = fields.has_key & (fields.offset >= first_dirty)
+    chosen = fields.has_key & (fields.offset >= start)
     starts, lengths, offsets = fields.key_start, fields.key_length, fields.offset
     every = bool(chosen.all())
     if not every:
         starts, lengths, offsets = starts[chosen], lengths[chosen], offsets[chosen]
-    taken = offset_map.put(reader.hashes(opened, starts, lengths), offsets)
+    taken = offset_map.put(key_hashes(opened.body.data, starts, lengths, hash_key), offsets)
     return None if taken == len(offsets) else int((fields.batch if every else fields.batch[chosen])[taken])
 
 
@@ -248,10 +259,17 @@ class Cleaner:
     """Copy the records that stay into new segments, by the map and the judge of whole batches. Call in log order."""
 
     def __init__(
-        self, offset_map: OffsetMap, judge: BatchJudge, reader: Reader, writer: SegmentWriter, rules: TombstoneRules
+        self,
+        offset_map: OffsetMap,
+        hash_key: HashKey,
+        judge: BatchJudge,
+        reader: SegmentReader,
+        writer: SegmentWriter,
+        rules: TombstoneRules,
     ) -> None:
-        self.counts = Counts()
+        self.counts = PassCounts()
         self._map = offset_map
+        self._hash_key = hash_key
         self._judge = judge
         self._reader = reader
         self._writer = writer
@@ -268,29 +286,22 @@ class Cleaner:
         self._writer.finish()
 
     def _window(self, window: Window, segment: PlannedSlice) -> None:
-        counts, headers = self.counts, window.headers
-        counts.bytes_read += len(window.data)
-        counts.records_before += int(headers.count[~headers.is_control].sum())
-        verdicts = self._judge.judge(window.data, headers, file=window.file, file_position=window.position)
-        entries = verdicts.aborted
+        headers = window.headers
+        self.counts.bytes_read += len(window.data)
+        self.counts.records_before += int(headers.count[~headers.is_control].sum())
+        verdicts = self._judge.judge(window)
+        aborted = verdicts.aborted
         for opened in self._reader.opened(window, headers):
-            filtered, keyless = self._filtered(window, opened, verdicts)
-            entries = self._write(filtered, keyless, segment, entries)
-        self._writer.aborted(entries)
+            filtered, keyless = self._filtered(window, opened, verdicts.select(opened.rows))
+            aborted = self._write(filtered, keyless, segment, aborted)
+        self._writer.aborted(aborted)
 
     def _filtered(self, window: Window, opened: Opened, verdicts: Verdicts) -> tuple[Filtered, Bools]:
         """Return the part of some batches that stays, and which of them keep records without a key (bool[k])."""
         headers, fields = opened.headers, opened.fields
-        rows = slice(opened.first, opened.first + len(headers))
-        gone = verdicts.discard_data[rows] | verdicts.drop_control[rows]
-        drop = gone & ~verdicts.retain_empty[rows]
-        no_value = ~fields.has_value
-        keep = self._kept(window, opened, gone, no_value)
-        batch = fields.batch
-        stamped = verdicts.stamp_control[rows].copy()
-        stays_without_value = keep & no_value
-        stamped[batch[stays_without_value]] = True
-        stamped &= ~headers.has_delete_horizon
+        keep = self._kept(window, opened, verdicts.gone)
+        # A producer's last batch stays, if need be without records: its header has the sequence number that comes next.
+        drop = verdicts.gone & ~verdicts.retain_empty
         filtered = filter_batches(
             window.data,
             headers,
@@ -298,48 +309,54 @@ class Cleaner:
             fields,
             keep=keep,
             drop=drop,
-            empty=verdicts.retain_empty[rows],
-            horizon=np.where(stamped, min(self._rules.now_ms + self._rules.delete_retention_ms, INT64_MAX), -1),
+            empty=verdicts.retain_empty,
+            horizon=self._horizons(opened, keep, verdicts.stamp_control),
         )
-        control = headers.is_control
-        tombstones = int(np.count_nonzero(no_value & ~control[batch])) if no_value.any() else 0
-        kept_tombstones = int(np.count_nonzero(stays_without_value & ~control[batch])) if tombstones else 0
-        counts = self.counts
-        counts.tombstones_kept += kept_tombstones
-        counts.tombstones_dropped += tombstones - kept_tombstones
-        counts.messages_read += int(headers.count[~drop].sum())
+        self.counts.add_judged(headers, fields, keep, drop)
         keyless = np.zeros(len(headers), np.bool_)
         if not fields.has_key.all():
-            keyless[batch[keep & ~fields.has_key & ~control[batch]]] = True
+            keyless[fields.batch[keep & ~fields.has_key & ~headers.is_control[fields.batch]]] = True
         return filtered, keyless[filtered.source]
 
-    def _kept(self, window: Window, opened: Opened, gone: Bools, no_value: Bools) -> Bools:
-        """Return which records survive; `gone`: batches of which none does."""
+    def _horizons(self, opened: Opened, keep: Bools, markers: Bools) -> Int64s:
+        """Return the delete horizon (ms) that batches get: those `markers`, and where a tombstone stays; -1: none."""
+        stamped = markers.copy()
+        stamped[opened.fields.batch[keep & ~opened.fields.has_value]] = True
+        stamped &= ~opened.headers.has_delete_horizon
+        return np.where(stamped, min(self._rules.now_ms + self._rules.delete_retention_ms, INT64_MAX), -1)
+
+    def _kept(self, window: Window, opened: Opened, gone: Bools) -> Bools:
+        """Return which records stay; `gone`: batches of which none does."""
         headers, fields = opened.headers, opened.fields
         control = headers.is_control
         keep = np.ones(len(fields), np.bool_)
         mapped = int(np.searchsorted(fields.offset, self._map.latest_offset, "right"))
         if mapped:
-            batch = fields.batch[:mapped]
-            hashes = self._reader.hashes(opened, fields.key_start[:mapped], fields.key_length[:mapped])
-            latest = fields.offset[:mapped] >= self._map.get(hashes)
-            if not fields.has_key[:mapped].all():
-                keyless = ~fields.has_key[:mapped]
-                latest &= ~keyless
-                self.counts.keyless_dropped += int(np.count_nonzero(keyless & ~(control | gone)[batch]))
-            if no_value[:mapped].any():
-                expired = headers.has_delete_horizon & (headers.base_timestamp <= self._rules.now_ms)
-                if headers.magic is not None and self._rules.last_clean is not None:
-                    expired |= headers.is_legacy & self._old_file(window.file, self._rules.last_clean)
-                latest &= ~(no_value[:mapped] & expired[batch])
-            keep[:mapped] = latest
+            batch, has_key, no_value = fields.batch[:mapped], fields.has_key[:mapped], ~fields.has_value[:mapped]
+            starts, lengths = fields.key_start[:mapped], fields.key_length[:mapped]
+            hashes = key_hashes(opened.body.data, starts, lengths, self._hash_key)
+            stays = fields.offset[:mapped] >= self._map.get(hashes)
+            if not has_key.all():
+                stays &= has_key
+                self.counts.keyless_dropped += int(np.count_nonzero(~has_key & ~(control | gone)[batch]))
+            if no_value.any():
+                stays &= ~(no_value & self._tombstones_expired(window, headers)[batch])
+            keep[:mapped] = stays
         if control.any():
             keep |= control[fields.batch]
         if gone.any():
             keep &= ~gone[fields.batch]
         return keep
 
-    def _old_file(self, file: str, last_clean: PlannedSlice) -> bool:
+    def _tombstones_expired(self, window: Window, headers: BatchHeaders) -> Bools:
+        """Return the batches whose tombstones go (bool[m])."""
+        # A batch with a delete horizon has it in place of its base timestamp.
+        expired: Bools = headers.has_delete_horizon & (headers.base_timestamp <= self._rules.now_ms)
+        if headers.magic is not None and self._rules.last_clean is not None:
+            expired |= headers.is_legacy & self._is_old(window.file, self._rules.last_clean)
+        return expired
+
+    def _is_old(self, file: str, last_clean: PlannedSlice) -> bool:
         """Return True if tombstones of formats v0 and v1 in this file have expired: Kafka's rule for no horizon."""
         if self._file_expired[0] != file:
             horizon = self._reader.modified_ms(last_clean.file) - self._rules.delete_retention_ms
@@ -347,10 +364,13 @@ class Cleaner:
         return self._file_expired[1]
 
     def _write(
-        self, filtered: Filtered, keyless: Bools, segment: PlannedSlice, entries: AbortedTransactions
+        self, filtered: Filtered, keyless: Bools, segment: PlannedSlice, aborted: AbortedTransactions
     ) -> AbortedTransactions:
-        """Append the batches, in a new segment where this one is full; return entries whose markers come later."""
-        counts, headers, writer, first = self.counts, filtered.headers, self._writer, 0
+        """Append the batches, in a new segment where this one is full.
+
+        `aborted`: entries for the `.txnindex`; those whose markers come later are returned.
+        """
+        headers, writer, first = filtered.headers, self._writer, 0
         while first < len(headers):
             rest = headers[first:] if first else headers
             many = writer.fits(rest)
@@ -361,7 +381,7 @@ class Cleaner:
             control = some.is_control
             records = int(some.count[~control].sum())
             least = np.where(some.count > 0, filtered.min_ts[first : first + many], some.max_timestamp)
-            known = least[least > NO_TIMESTAMP]
+            least = least[least > NO_TIMESTAMP]
             flags = SliceFlag.NONE
             if (control | (some.producer_id != NO_PRODUCER_ID)).any():
                 flags |= SliceFlag.KAFKA_PRODUCERS
@@ -373,15 +393,14 @@ class Cleaner:
                 filtered.data,
                 some,
                 records=records,
-                min_ts=int(known.min()) if len(known) else NO_TIMESTAMP,
+                min_ts=int(least.min()) if len(least) else NO_TIMESTAMP,
                 flags=int(flags),
+                # Counts only where no batch has a timestamp: then the slice has its file's time as its greatest.
                 modified_ms=segment.max_ts,
             )
-            written = entries.last_offsets <= int(some.last_offset[-1])
-            writer.aborted(entries.select(written))
-            entries = entries.select(~written)
-            counts.bytes_written += int(some.size.sum())
-            counts.messages_written += int(some.count.sum())
-            counts.records_after += records
+            written = aborted.last_offsets <= int(some.last_offset[-1])
+            writer.aborted(aborted.select(written))
+            aborted = aborted.select(~written)
+            self.counts.add_written(some, records)
             first += many
-        return entries
+        return aborted

@@ -13,15 +13,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from sparklog.compaction.clean_plan import (
-    Cleanable,
-    CleanerOffsets,
-    cleanable,
-    first_batch_timestamp,
-    keyless_by_default,
-)
+from sparklog.compaction.clean_plan import keyless_by_default
+from sparklog.compaction.clean_range import Cleanable, CleanerOffsets, cleanable, first_batch_timestamp
 from sparklog.compaction.merge_plan import plan_merges
-from sparklog.compaction.sealing import plan_sealing
+from sparklog.compaction.seal_plan import plan_sealing
 from sparklog.log.read.planned_slices import planned_slices
 from sparklog.log.state.commit import COMPACT, MERGE, SEAL
 from sparklog.log.state.configs import TopicConfigs
@@ -73,8 +68,8 @@ def _merging(snapshot: Snapshot, settings: Settings, taken: Mapping[int, set[int
             outputs[sources.partition] += 1
             nbytes[sources.partition] += sources.nbytes
     return [
-        Planned(snapshot.topic, each, MERGE, size, f"{_many(slices[each], 'slice')} into {outputs[each]:,}")
-        for each, size in sorted(nbytes.items())
+        Planned(snapshot.topic, number, MERGE, size, f"{_many(slices[number], 'slice')} into {outputs[number]:,}")
+        for number, size in sorted(nbytes.items())
     ]
 
 
@@ -130,8 +125,13 @@ def _without(snapshot: Snapshot, taken: Mapping[int, set[int]]) -> Snapshot:
     for partition, bases in taken.items():
         rows = whole.partition_rows(partition)
         keep[rows] = ~np.isin(whole.base[rows], np.array(sorted(bases)))
+    return with_slices(snapshot, (whole[keep],))
+
+
+def with_slices(snapshot: Snapshot, parts: Sequence[Slices]) -> Snapshot:
+    """Return the snapshot with these slices of it only."""
     paths, txn_ids = snapshot.slices.texts
-    return replace(snapshot, slices=SliceTable(snapshot.slices.version, (whole[keep],), paths, txn_ids))
+    return replace(snapshot, slices=SliceTable(snapshot.slices.version, tuple(parts), paths, txn_ids))
 
 
 def _many(count: int, what: str) -> str:

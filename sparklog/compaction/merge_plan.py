@@ -1,4 +1,4 @@
-"""Which append files to merge, and into what: from a snapshot's slice table alone.
+"""Plan which append files to merge, and into what: from a snapshot's slice table alone.
 
 A topic with a commit a second has thousands of slices an hour in each partition. Merging takes whole append files and
 writes files of the same form with **one slice per partition and contiguous run**, in generations:
@@ -10,7 +10,7 @@ writes files of the same form with **one slice per partition and contiguous run*
 * An output slice of `OWN_FILE_BYTES` or more gets a file of its own, so that it dies alone when it is sealed; all
   smaller ones of a piece of work share a file.
 * A slice that has a file of its own and `max(OWN_FILE_BYTES, segment.bytes / 8)` bytes is left to sealing. Smaller
-  ones go on being merged although they have files of their own: at 8 MiB a slice, 128 would lie side by side before
+  ones go on being merged although they have files of their own: at 8 MiB a slice, 128 would be side by side before
   they fill a segment of 1 GiB, so only merging on keeps a partition at about 32 unsealed slices at every rate.
 
 Generations are those of the topic, not of one partition: whatever the rates of its partitions, slices of one that are
@@ -75,7 +75,7 @@ def plan_merges(store: Store, snapshot: Snapshot, settings: Settings, *, env: En
 
 
 @dataclass(frozen=True, slots=True)
-class _Files:
+class _MergeableFiles:
     """The files of a table, one entry of each array per file; `of_row` gives each row's file."""
 
     path: tuple[str, ...]
@@ -89,11 +89,11 @@ class _Files:
     """Some of its bytes are no slice's any more."""
 
 
-def _files(slices: Slices, head: Head, grown_bytes: int) -> _Files:
+def _files(slices: Slices, head: Head, grown_bytes: int) -> _MergeableFiles:
     codes, of_row = np.unique(slices.file, return_inverse=True)
     path = slices.paths.take(codes)
     if len(set(path)) < len(path):
-        # A file that a commit named again has a second code beside the one from the checkpoint.
+        # A file that a commit named again has a second code besides the one from the checkpoint.
         first = {name: i for i, name in reversed(list(enumerate(path)))}
         of_row = np.array([first[name] for name in path], np.int64)[of_row]
     n = len(path)
@@ -109,7 +109,7 @@ def _files(slices: Slices, head: Head, grown_bytes: int) -> _Files:
     generation, held = np.zeros(n, np.int64), np.zeros(n, np.int64)
     generation[of_row] = slices.read_version
     held[of_row] = slices.file_size - slices.footer_length
-    return _Files(
+    return _MergeableFiles(
         path=tuple(path),
         of_row=of_row.astype(np.int64),
         free=(np.bincount(of_row, weights=stuck, minlength=n) == 0) & ~grown,
@@ -119,7 +119,7 @@ def _files(slices: Slices, head: Head, grown_bytes: int) -> _Files:
     )
 
 
-def _groups(files: _Files) -> Iterator[tuple[Bools, int]]:
+def _groups(files: _MergeableFiles) -> Iterator[tuple[Bools, int]]:
     """Sets of files (a mask over all files) to merge together, with the tier of what comes out."""
     carried = files.free & (files.tier == 0)
     for tier in range(1, MAX_TIER + 1):
@@ -147,7 +147,7 @@ def _run_starts(slices: Slices, rows: Int64s, segment_bytes: int) -> Int64s:
     for i in np.flatnonzero(np.diff(before[starts]) > segment_bytes).tolist():
         low, high = int(starts[i]), int(starts[i + 1])
         while before[high] - before[low] > segment_bytes:
-            # The last cut at which what lies before it still fits, past what holds no bytes; a large slice is alone.
+            # The last cut at which what is before it still fits, past what holds no bytes; a large slice is alone.
             fits = int(np.searchsorted(before, before[low] + segment_bytes, side="right")) - 1
             low = min(max(fits, low + 1), high)
             if low < high:
@@ -155,14 +155,14 @@ def _run_starts(slices: Slices, rows: Int64s, segment_bytes: int) -> Int64s:
     return np.sort(np.concatenate((starts, np.array(cuts, np.int64))))
 
 
-def _worth(slices: Slices, rows: Int64s, starts: Int64s, files: _Files, chosen: Bools) -> bool:
+def _worth(slices: Slices, rows: Int64s, starts: Int64s, files: _MergeableFiles, chosen: Bools) -> bool:
     """True if merging gains anything: fewer slices, aborted ones dropped, or bytes freed."""
     saves = len(starts) - 1 < len(rows)
     return saves or bool((slices.status[rows] == ABORTED).any()) or bool(files.dead[chosen].any())
 
 
 def _packed(slices: Slices, rows: Int64s, starts: Int64s) -> Iterator[tuple[int, int]]:
-    """Yield the outputs `[low, high)` of each work: neighbours, so that what lies together is read together."""
+    """Yield the outputs `[low, high)` of each work: neighbours, so that what is together is read together."""
     nbytes = np.add.reduceat(slices.size[rows], starts[:-1]).tolist() if len(rows) else []
     counts = np.diff(starts).tolist()
     low = filled = taken = 0
@@ -175,7 +175,9 @@ def _packed(slices: Slices, rows: Int64s, starts: Int64s) -> Iterator[tuple[int,
         yield low, len(nbytes)
 
 
-def _sources(topic: str, slices: Slices, files: _Files, rows: Int64s, starts: Int64s) -> tuple[PlannedSlices, ...]:
+def _sources(
+    topic: str, slices: Slices, files: _MergeableFiles, rows: Int64s, starts: Int64s
+) -> tuple[PlannedSlices, ...]:
     """Return the inputs of each output; all of a work share one tuple of paths, which is pickled once."""
     chosen = rows[starts[0] : starts[-1]]
     used, path = np.unique(files.of_row[chosen], return_inverse=True)

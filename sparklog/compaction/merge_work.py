@@ -1,11 +1,11 @@
 """A work item of merging: many small slices in, one slice per contiguous run out.
 
-Bytes are copied; what changes lies in the batch headers. Base offsets count from the new slice's base, gaps and all;
+Bytes are copied; what changes is in the batch headers. Base offsets count from the new slice's base, gaps and all;
 the leader epoch and the append time, which the old slices carried for their batches, are written into the batches
 (their CRC follows), and the new slices say so (`leader_epoch` -1, `TIMES_IN_BATCHES`). Nothing is decompressed.
 
 Inputs are read a *load* of up to `LOAD_BYTES` at a time, in the order of their files, so that slices of several
-partitions that lie side by side come with one request, into one buffer in the order of the output. Large slices come
+partitions that are side by side come with one request, into one buffer in the order of the output. Large slices come
 `REQUEST_BYTES` at a time, which the processor's caches and the allocator like better, or in windows.
 """
 
@@ -13,16 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from sparklog.compaction.sealing import check_offsets, patch_batches, scan_slices
-from sparklog.errors import Conflict, Corrupt, SparklogError
+from sparklog.compaction.seal_work import check_offsets, patch_batches, scan_slices
+from sparklog.compaction.segment_writer import WrittenObjects
+from sparklog.errors import Conflict, Corrupt
 from sparklog.format.append_file import WrittenSlice, build_index
 from sparklog.format.key_filter import MIN_SLICE_BYTES, FilterBuilder, KeyFilter, encode_filters
 from sparklog.format.record_batch import BatchHeaders
@@ -47,7 +48,7 @@ LOAD_BYTES = 128 << 20
 """Held in memory at once."""
 REQUEST_BYTES = 16 << 20
 COARSE_BYTES = 256 << 10
-"""Of a slice on average: from here on a request each costs little beside the reading."""
+"""Of a slice on average: from here on a request each costs little, compared with the reading."""
 NO_TIME = -1
 
 
@@ -65,10 +66,7 @@ class MergeWork:
     tier: int
     sources: tuple[PlannedSlices, ...]
     env: Env = field(default=SYSTEM, repr=False)
-
-    @property
-    def op(self) -> str:
-        return MERGE
+    op: ClassVar[str] = MERGE
 
     @property
     def title(self) -> str:
@@ -86,12 +84,12 @@ class MergeWork:
     def run(self, progress: Progress = silent) -> Done:
         """Write the merged files. `Corrupt` (an input is damaged) and `Conflict` (it is gone: plan again) name it."""
         started = self.env.now()
-        runs = [_Run(source) for source in self.sources]
-        files = _Files(self)
+        runs = [_MergedRun(source) for source in self.sources]
+        files = _MergeOutputs(self)
         try:
             for load in _loads([run for run in runs if run.nbytes]):
-                for run, data, headers in _read(self.store, load):
-                    files.add(run, data, headers)
+                for batches in _read(self.store, load):
+                    files.add(batches)
                 progress(sum(part.records for part in load), sum(part.nbytes for part in load))
             written = files.close()
         except MissingFile as missing:
@@ -107,17 +105,17 @@ class MergeWork:
         return Done(tuple(run.rewrite() for run in runs), written, _reports(self, runs, seconds))
 
 
-class _Run:
+class _MergedRun:
     """One run of inputs and the slice that it becomes."""
 
     def __init__(self, source: PlannedSlices) -> None:
         self.source = source
         self.partition = source.partition
-        self.live = [each for each in source.rows() if not each.aborted]
-        self.nbytes = sum(each.size for each in self.live)
+        self.live = [row for row in source.rows() if not row.aborted]
+        self.nbytes = sum(row.size for row in self.live)
         self.base = self.live[0].base if self.live else 0
         self.offsets = self.live[-1].end - self.base if self.live else 0
-        self.records = sum(each.records for each in self.live)
+        self.records = sum(row.records for row in self.live)
 
     def rewrite(self) -> Rewrite:
         start, end = int(self.source.base[0]), int(self.source.end[-1])
@@ -125,35 +123,35 @@ class _Run:
 
     def flags(self, tier: int) -> int:
         flags = 0
-        for each in self.live:
-            flags |= each.flags & ~SliceFlag.KEY_FILTER
+        for row in self.live:
+            flags |= row.flags & ~SliceFlag.KEY_FILTER
         if flags & SliceFlag.LOG_APPEND_TIME:
             flags |= SliceFlag.TIMES_IN_BATCHES
         return with_tier(flags, tier)
 
     def aborted(self, store: Store) -> AbortedTransactions:
         """Kafka's transactions that its inputs' ABORT markers end, markers counting from its base."""
-        marked = [each for each in self.live if each.flags & SliceFlag.KAFKA_ABORTED]
-        aborted = concatenate([aborted_of(store, each) for each in marked])
+        marked = [row for row in self.live if row.flags & SliceFlag.KAFKA_ABORTED]
+        aborted = concatenate([aborted_of(store, row) for row in marked])
         return replace(aborted, last_offsets=aborted.last_offsets - self.base)
 
     def times(self, newest: int) -> tuple[int, int]:
         """Smallest and largest time; `newest`: of the batches, -1: none has one, and the max is when it was written."""
-        oldest = min((each.min_ts for each in self.live if each.min_ts >= 0), default=NO_TIME)
-        return oldest, newest if newest >= 0 else max(each.max_ts for each in self.live)
+        oldest = min((row.min_ts for row in self.live if row.min_ts >= 0), default=NO_TIME)
+        return oldest, newest if newest >= 0 else max(row.max_ts for row in self.live)
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
     """Neighbouring inputs of a run, all of them if it is small."""
 
-    run: _Run
+    run: _MergedRun
     rows: Sequence[PlannedSlice]
     nbytes: int
 
     @property
     def records(self) -> int:
-        return sum(each.records for each in self.rows)
+        return sum(row.records for row in self.rows)
 
     @property
     def coarse(self) -> bool:
@@ -161,7 +159,7 @@ class _Part:
         return self.nbytes >= COARSE_BYTES * len(self.rows)
 
 
-def _loads(runs: Sequence[_Run]) -> Iterator[list[_Part]]:
+def _loads(runs: Sequence[_MergedRun]) -> Iterator[list[_Part]]:
     """Cut all inputs, in the order of the output, into loads; a slice that is larger than a load is one by itself."""
     load: list[_Part] = []
     filled = 0
@@ -176,28 +174,36 @@ def _loads(runs: Sequence[_Run]) -> Iterator[list[_Part]]:
         yield load
 
 
-def _parts(run: _Run) -> Iterator[_Part]:
+def _parts(run: _MergedRun) -> Iterator[_Part]:
     limit = REQUEST_BYTES if _Part(run, run.live, run.nbytes).coarse else LOAD_BYTES
     rows: list[PlannedSlice] = []
     filled = 0
-    for each in run.live:
-        if rows and filled + each.size > limit:
+    for row in run.live:
+        if rows and filled + row.size > limit:
             yield _Part(run, rows, filled)
             rows, filled = [], 0
-        rows.append(each)
-        filled += each.size
+        rows.append(row)
+        filled += row.size
     yield _Part(run, rows, filled)
 
 
-def _read(store: Store, load: Sequence[_Part]) -> Iterator[tuple[_Run, memoryview, BatchHeaders]]:
+class _Rewritten(NamedTuple):
+    """Batches of a run as they go into its slice: their bytes and headers."""
+
+    run: _MergedRun
+    data: memoryview
+    headers: BatchHeaders
+
+
+def _read(store: Store, load: Sequence[_Part]) -> Iterator[_Rewritten]:
     """Yield the batches of a load, rewritten: per part (a large slice: per window) the bytes and their headers."""
     if len(load) == 1 and len(load[0].rows) == 1 and load[0].nbytes > REQUEST_BYTES:
         yield from _windows(store, load[0])
         return
-    rows = [each for part in load for each in part.rows]
-    ends = np.cumsum(np.array([each.size for each in rows], np.int64))
+    rows = [row for part in load for row in part.rows]
+    ends = np.cumsum(np.array([row.size for row in rows], np.int64))
     starts = np.concatenate(([0], ends[:-1]))
-    data = _fetched(store, rows, starts.tolist(), int(ends[-1]))
+    data = _fetch(store, rows, starts.tolist(), int(ends[-1]))
     headers, row_of = scan_slices(data, rows, starts)
     bases = np.repeat([part.run.base for part in load], [len(part.rows) for part in load])
     headers = patch_batches(data, headers, rows, row_of, bases)
@@ -206,24 +212,24 @@ def _read(store: Store, load: Sequence[_Part]) -> Iterator[tuple[_Run, memoryvie
     low = first = 0
     for part, high, last in zip(load, part_ends.tolist(), batch_ends, strict=True):
         part_headers = headers[first:last]
-        yield part.run, data[low:high], replace(part_headers, position=part_headers.position - low)
+        yield _Rewritten(part.run, data[low:high], replace(part_headers, position=part_headers.position - low))
         low, first = high, last
 
 
-def _windows(store: Store, part: _Part) -> Iterator[tuple[_Run, memoryview, BatchHeaders]]:
+def _windows(store: Store, part: _Part) -> Iterator[_Rewritten]:
     """Yield one large slice by windows; its checksum is known to be right once all of them have been read."""
     (row,) = part.rows
-    at = crc = reached = 0
+    low = crc = reached = 0
     for window, headers in read_windows(store, row):
         crc = crc32c(window, crc)
         row_of = np.zeros(len(headers), np.int64)
-        check_offsets(headers, [row], row_of, np.array([-at]), reached)
+        check_offsets(headers, [row], row_of, np.array([-low]), reached)
         reached = int(headers.next_offset[-1]) + row.shift
-        at += len(window)
-        if at == row.size and crc != row.crc:
+        low += len(window)
+        if low == row.size and crc != row.crc:
             raise Corrupt("the slice's CRC-32C is wrong: restore it", file=row.file, position=row.position)
         data = memoryview(bytearray(window))
-        yield part.run, data, patch_batches(data, headers, [row], row_of, np.array([part.run.base]))
+        yield _Rewritten(part.run, data, patch_batches(data, headers, [row], row_of, np.array([part.run.base])))
 
 
 @dataclass(slots=True)
@@ -252,7 +258,7 @@ def _requests(rows: Sequence[PlannedSlice], most: int) -> list[_Request]:
     return requests
 
 
-def _fetched(store: Store, rows: Sequence[PlannedSlice], places: Sequence[int], total: int) -> memoryview:
+def _fetch(store: Store, rows: Sequence[PlannedSlice], places: Sequence[int], total: int) -> memoryview:
     """Return all slices in one buffer, each at its place, checked.
 
     Where each request costs a round trip, as many are under way as `REQUEST_BYTES` hold, but not those larger than
@@ -273,14 +279,14 @@ def _fetched(store: Store, rows: Sequence[PlannedSlice], places: Sequence[int], 
     requests = _requests(rows, share)
     if store.parallel_reads > 1:
         with ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="sparklog-read") as pool:
-            list(pool.map(fetch, [each for each in requests if each.nbytes <= share]))
-        requests = [each for each in requests if each.nbytes > share]
+            list(pool.map(fetch, [request for request in requests if request.nbytes <= share]))
+        requests = [request for request in requests if request.nbytes > share]
     for request in requests:
         fetch(request)
     return data
 
 
-class _Files:
+class _MergeOutputs:
     """The files being written: one for all small slices, one for each large one. Runs come one after the other."""
 
     def __init__(self, work: MergeWork) -> None:
@@ -289,43 +295,36 @@ class _Files:
         self._bases: list[int] = []
         self._filters: list[KeyFilter] = []
         """Of the shared file."""
-        self._keys: list[str] = []
-        """Of files of filters."""
-        self._current: _Slice | None = None
+        self._written = WrittenObjects(work.store)
+        """Files of filters, until `discard`."""
+        self._current: _OutputSlice | None = None
         self._done: list[FileSlices] = []
 
-    def add(self, run: _Run, data: memoryview, headers: BatchHeaders) -> None:
+    def add(self, batches: _Rewritten) -> None:
+        run = batches.run
         if self._current is None or self._current.run is not run:
-            self._current = _Slice(run, self._output(run))
+            self._current = _OutputSlice(run, self._output(run))
         current = self._current
-        if current.add(data, headers):
+        if current.add(batches.data, batches.headers):
             filters = current.end(self._work)
             if current.output is self._shared:
                 self._bases.append(run.base)
                 self._filters += filters
             else:
-                self._done.append(self._closed(current.output, (run.base,), filters))
+                self._done.append(self._close(current.output, (run.base,), filters))
             # Not before it is closed: what fails until then is for `discard`.
             self._current = None
 
     def close(self) -> tuple[FileSlices, ...]:
         if self._shared is not None:
-            self._done.append(self._closed(self._shared, tuple(self._bases), self._filters))
+            self._done.append(self._close(self._shared, tuple(self._bases), self._filters))
             self._shared = None
         return tuple(self._done)
 
-    def _closed(self, output: AppendOutput, bases: tuple[int, ...], filters: Sequence[KeyFilter]) -> FileSlices:
+    def _close(self, output: AppendOutput, bases: tuple[int, ...], filters: Sequence[KeyFilter]) -> FileSlices:
         """Write the filters of a file, if it has any, then its footer."""
         if filters:
-            work = self._work
-            self._keys.append(filter_path(f"{work.topic}/{output.path}"))
-            writer = work.store.writer(self._keys[-1])
-            try:
-                writer.write(encode_filters(filters))
-            except BaseException:
-                writer.discard()
-                raise
-            writer.close()
+            self._written.create(filter_path(f"{self._work.topic}/{output.path}"), encode_filters(filters))
         return _based(output.close(), bases)
 
     def discard(self) -> None:
@@ -335,14 +334,11 @@ class _Files:
         for output in dict.fromkeys(outputs):
             if output is not None:
                 output.discard()
-        keys = self._keys + [f"{self._work.topic}/{file.path}" for file in self._done]
-        self._keys.clear()
+        self._written.keys += [f"{self._work.topic}/{file.path}" for file in self._done]
         self._done.clear()
-        while keys:
-            with suppress(SparklogError):
-                self._work.store.delete(keys.pop())
+        self._written.discard()
 
-    def _output(self, run: _Run) -> AppendOutput:
+    def _output(self, run: _MergedRun) -> AppendOutput:
         large, work = run.nbytes >= OWN_FILE_BYTES, self._work
         if self._shared is not None and not large:
             return self._shared
@@ -356,10 +352,10 @@ def _based(file: FileSlices, bases: tuple[int, ...]) -> FileSlices:
     return replace(file, base=bases, append_time=(NO_TIME,) * len(file), leader_epoch=(-1,) * len(file))
 
 
-class _Slice:
+class _OutputSlice:
     """One output slice while it is written."""
 
-    def __init__(self, run: _Run, output: AppendOutput) -> None:
+    def __init__(self, run: _MergedRun, output: AppendOutput) -> None:
         self.run = run
         self.output = output
         self._crc = 0
@@ -398,7 +394,7 @@ class _Slice:
         return [] if keys is None else [keys]
 
 
-def _reports(work: MergeWork, runs: Sequence[_Run], seconds: float) -> tuple[PieceReport, ...]:
+def _reports(work: MergeWork, runs: Sequence[_MergedRun], seconds: float) -> tuple[PieceReport, ...]:
     nbytes, reports = work.nbytes, []
     for partition, group in groupby(runs, key=lambda run: run.partition):
         partition_runs = list(group)

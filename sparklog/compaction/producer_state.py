@@ -4,11 +4,11 @@ Kafka keeps producer state in `.snapshot` and `.txnindex` files. Headers and mar
 (docs/reference/kafka-format.md, producers and markers), so it comes from a replay of the partition's log, of which only
 slices that Kafka's producers wrote count: sparklog's own batches carry no producer ids. That the replay of a cleaned
 log ends in the same state as Kafka's snapshots is the cleaner's doing: it keeps each live producer's last batch, if
-need be an empty one. Two rules of its own follow:
+need be an empty one: so this module is the cleaner's, and sealing and exports use its replay. Two rules follow:
 
 * An emptied marker (a control batch without records) is no marker for Kafka, which knows its producer from a snapshot.
-  Here it keeps the producer known, with its epoch, or the next pass would take the batch for nobody's last.
-* A producer's last timestamp is that of its last batch as it stands: if the batch was rebuilt without its youngest
+  Here it keeps the producer known, with its epoch, or the next pass would take the batch for no producer's last.
+* A producer's last timestamp is that of its last batch as it is now: if the batch was rebuilt without its youngest
   records, the producer expires earlier than with Kafka, which remembers the time from before.
 
 A cleaning pass judges whole batches before their records are read. Aborted data goes in the first pass that reads it. A
@@ -32,8 +32,9 @@ from sparklog.format import transaction_index
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.control import ABORT, COMMIT, control_types, coordinator_epochs
 from sparklog.format.coordinators.producer_snapshot import ProducerEntry
-from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders, BytesLike
+from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions, AbortMarker, agrees, unite
+from sparklog.format.window import Window
 from sparklog.log.read.fetch import SPAN_BYTES, MissingFile, check_slice, read_range, read_windows
 from sparklog.log.read.planned_slices import PlannedSlice, PlannedSlices
 from sparklog.log.state.slices import SliceFlag
@@ -96,7 +97,7 @@ class PartitionProducers:
 
 
 def active(producers: Mapping[int, Producer], now_ms: int, expiration_ms: int) -> Mapping[int, Producer]:
-    """Those that Kafka would still know (8.7): with an open transaction, or heard of since `expiration_ms` ago."""
+    """Return those that Kafka still knows (8.7): with an open transaction, or heard of since `expiration_ms` ago."""
     return {
         producer_id: producer
         for producer_id, producer in producers.items()
@@ -105,7 +106,7 @@ def active(producers: Mapping[int, Producer], now_ms: int, expiration_ms: int) -
 
 
 def replay(store: Store, sources: PlannedSlices, log_end: int, log_start: int = 0) -> PartitionProducers:
-    """Replay all slices of a partition, given in offset order, and read the `.txnindex` files beside sealed ones.
+    """Replay all slices of a partition, given in offset order, and read the `.txnindex` files next to sealed ones.
 
     A transaction without a batch from `log_start` on is not open: its marker may be gone, and no reader needs it.
     Reads each slice with `KAFKA_PRODUCERS` once, in windows of `SPAN_BYTES`; slices of aborted sparklog transactions
@@ -118,15 +119,15 @@ def replay(store: Store, sources: PlannedSlices, log_end: int, log_start: int = 
         if source.aborted or not source.flags & SliceFlag.KAFKA_PRODUCERS:
             continue
         before = len(state.aborts)
-        for data, headers, position in _windows(store, source):
-            state.add(data, headers, source.shift, source.file, position)
+        for window in _windows(store, source):
+            state.add(window, source.shift)
         markers = state.aborts[before:]
         if markers and source.sealed:
             indexed.append(_transaction_index(store, source, markers))
     for producer in state.producers.values():
         if producer.last_data_offset < log_start:
             producer.open_since = NONE
-    open_since = [each.open_since for each in state.producers.values() if each.open_since != NONE]
+    open_since = [producer.open_since for producer in state.producers.values() if producer.open_since != NONE]
     return PartitionProducers(
         last_stable=min(open_since, default=log_end),
         aborted=unite(indexed, state.aborts),
@@ -155,7 +156,8 @@ class _State:
     _open: dict[int, int] = field(default_factory=dict)
     """Producer id -> first offset of its open transaction, in the order they began."""
 
-    def add(self, data: memoryview, headers: BatchHeaders, shift: int, file: str, position: int) -> None:
+    def add(self, window: Window, shift: int) -> None:
+        headers = window.headers
         rows = np.flatnonzero(headers.producer_id != NO_PRODUCER_ID)
         if not len(rows):
             return
@@ -163,7 +165,6 @@ class _State:
         kinds = np.where(control, 2, headers.is_transactional[rows].astype(np.int64))
         kept = turns(headers.producer_id[rows], kinds) | control
         chosen = headers[rows[kept]]
-        types = control_types(data, chosen, file=file, file_position=position).tolist()
         columns = (
             chosen.producer_id,
             chosen.producer_epoch,
@@ -174,10 +175,10 @@ class _State:
             chosen.is_transactional,
             chosen.count,
             chosen.base_sequence,
+            control_types(window.data, chosen, file=window.file, file_position=window.start),
+            coordinator_epochs(window.data, chosen, file=window.file, file_position=window.start),
         )
-        coordinators = coordinator_epochs(data, chosen, file=file, file_position=position).tolist()
-        batches = zip(*(column.tolist() for column in columns), types, coordinators, strict=True)
-        for batch in batches:
+        for batch in zip(*(column.tolist() for column in columns), strict=True):
             producer_id, epoch, base, last, timestamp, is_control, transactional, count, sequence, kind, by = batch
             if not is_control:
                 self._data(producer_id, epoch, base, last, timestamp, transactional, sequence)
@@ -190,7 +191,7 @@ class _State:
         producer = self.producers.setdefault(producer_id, Producer())
         producer.at_epoch(epoch)
         producer.last_data_offset, producer.last_timestamp, producer.offset_delta = last, timestamp, last - base
-        # Sequences begin again at 0 behind the greatest int32.
+        # Sequences begin again at 0 after the greatest int32.
         producer.last_sequence = (sequence + last - base) % 2**31 if sequence >= 0 else NONE
         if transactional and producer.open_since == NONE:
             producer.open_since = self._open[producer_id] = base
@@ -208,18 +209,19 @@ class _State:
         producer.coordinator_epoch = max(producer.coordinator_epoch, coordinator)
 
 
-def _windows(store: Store, planned: PlannedSlice) -> Iterator[tuple[memoryview, BatchHeaders, int]]:
-    """The slice's batches in whole windows, their headers, and where each window lies in the file; CRC-32C checked."""
+def _windows(store: Store, planned: PlannedSlice) -> Iterator[Window]:
+    """Yield the slice's batches. `Corrupt` unless its CRC-32C is right; `NotFound` if the file is gone."""
+    low = crc = 0
     try:
         if planned.size <= SPAN_BYTES:
             data = memoryview(read_range(store, planned.file, planned.position, planned.size))
             check_slice(data, planned)
-            yield data, scan_headers(data, file=planned.file, file_position=planned.position), planned.position
+            headers = scan_headers(data, file=planned.file, file_position=planned.position)
+            yield Window(data, planned.position, headers, planned.file)
             return
-        low = crc = 0
         for data, headers in read_windows(store, planned):
             crc = crc32c(data, crc)
-            yield data, headers, planned.position + low
+            yield Window(data, planned.position + low, headers, planned.file)
             low += len(data)
     except MissingFile:
         raise NotFound(f"expected data file '{planned.file}', found none: plan anew, or restore it") from None
@@ -264,6 +266,17 @@ class Verdicts:
     retain_empty: Bools
     aborted: AbortedTransactions
 
+    @property
+    def gone(self) -> Bools:
+        """Batches of which no record survives."""
+        return self.discard_data | self.drop_control
+
+    def select(self, rows: slice) -> Verdicts:
+        """Return the verdicts on some of the batches; `aborted` stays."""
+        masks = self.discard_data, self.drop_control, self.stamp_control, self.retain_empty
+        discard, drop, stamp, retain = (mask[rows] for mask in masks)
+        return Verdicts(discard, drop, stamp, retain, self.aborted)
+
 
 def aborted_batches(state: PartitionProducers | None, headers: BatchHeaders) -> Bools:
     """Return bool[m]: True for data batches of aborted transactions, which are left out of the offset map.
@@ -298,61 +311,59 @@ class BatchJudge:
         live = {} if state is None else active(state.producers, now_ms, expiration_ms)
         ids = sorted(live)
         self._ids = np.array(ids, np.int64)
-        self._last_data = np.array([live[each].last_data_offset for each in ids], np.int64)
-        self._epochs = np.array([live[each].epoch for each in ids], np.int64)
+        self._last_data = np.array([live[producer_id].last_data_offset for producer_id in ids], np.int64)
+        self._epochs = np.array([live[producer_id].epoch for producer_id in ids], np.int64)
         self._observed: set[int] = set()
         """Producers whose aborted data was met since their last ABORT marker."""
         self._committed: set[int] = set()
         """Producers whose other transactional data was met since their last COMMIT marker."""
 
-    def judge(
-        self, data: BytesLike, headers: BatchHeaders, *, file: str | None = None, file_position: int = 0
-    ) -> Verdicts:
-        """Judge the next batches: `headers` (absolute offsets) of a scan of `data`, byte `file_position` of `file`.
+    def judge(self, window: Window) -> Verdicts:
+        """Judge the next batches, whose offsets are absolute.
 
         `Corrupt` for a marker that cannot be read, and for a producer where the state knows of none.
         """
+        headers = window.headers
         discard = aborted_batches(self._state, headers)
         retain = headers.next_offset == self._first_uncleanable
         if self._state is None:
             none = np.zeros(len(headers), np.bool_)
             return Verdicts(discard, none, none, retain, transaction_index.none())
-        gone, ended = self._control(data, headers, discard, file, file_position)
-        known = self._state.aborted
+        gone, ended = self._control(window, discard)
+        aborted = self._state.aborted
         horizon = headers.has_delete_horizon
         return Verdicts(
             discard_data=discard,
             drop_control=gone & horizon & (headers.base_timestamp <= self._now_ms),
             stamp_control=gone & ~horizon & (headers.count > 0),
             retain_empty=retain | self._last_of_producer(headers),
-            aborted=known.select(np.searchsorted(known.last_offsets, np.array(ended, np.int64))),
+            aborted=aborted.select(np.searchsorted(aborted.last_offsets, np.array(ended, np.int64))),
         )
 
     def _last_of_producer(self, headers: BatchHeaders) -> Bools:
         """True for the last data batch of each live producer, or its last marker if it wrote no data."""
         if not len(self._ids):
             return np.zeros(len(headers), np.bool_)
-        at = np.minimum(np.searchsorted(self._ids, headers.producer_id), len(self._ids) - 1)
-        last_data = self._last_data[at]
-        last_marker = (last_data < 0) & headers.is_control & (headers.producer_epoch == self._epochs[at])
+        rows = np.minimum(np.searchsorted(self._ids, headers.producer_id), len(self._ids) - 1)
+        last_data = self._last_data[rows]
+        last_marker = (last_data < 0) & headers.is_control & (headers.producer_epoch == self._epochs[rows])
         last_batch = (last_data >= 0) & (headers.last_offset == last_data)
-        last: Bools = (self._ids[at] == headers.producer_id) & (last_batch | last_marker)
+        last: Bools = (self._ids[rows] == headers.producer_id) & (last_batch | last_marker)
         return last
 
-    def _control(
-        self, data: BytesLike, headers: BatchHeaders, aborted: Bools, file: str | None, file_position: int
-    ) -> tuple[Bools, list[int]]:
-        """Return markers without batches of their transaction (bool[m]), and the ABORTs that stay."""
+    def _control(self, window: Window, aborted: Bools) -> tuple[Bools, list[int]]:
+        """Return markers without batches of their transaction (bool[m]), and the offsets of ABORTs that stay."""
+        headers = window.headers
         control = headers.is_control
         gone = np.zeros(len(headers), np.bool_)
         rows = np.flatnonzero(headers.is_transactional | control)
         kinds = np.where(control[rows], _CONTROL, aborted[rows].astype(np.int64))
         chosen = turns(headers.producer_id[rows], kinds) | control[rows]
         rows, kinds = rows[chosen], kinds[chosen]
-        types = control_types(data, headers[rows], file=file, file_position=file_position)
+        types = control_types(window.data, headers[rows], file=window.file, file_position=window.start)
         staying: list[int] = []
         columns = (rows, headers.producer_id[rows], headers.last_offset[rows], headers.count[rows], kinds, types)
-        for row, producer, offset, count, kind, type_ in zip(*(each.tolist() for each in columns), strict=True):
+        for row, producer, offset, count, kind, type_ in zip(*(column.tolist() for column in columns), strict=True):
             if kind == _ABORTED:
                 self._observed.add(producer)
             elif kind == _COMMITTED:

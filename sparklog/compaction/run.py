@@ -9,7 +9,7 @@ is finished. What goes wrong stays where it goes wrong:
 | ... each time, and a file is missing                | reports the partition as corrupt, leaves it as it was          |
 | a piece fails (`Corrupt` and the like)              | reports its partition, leaves it as it was, does the others    |
 | ... and it held several partitions                  | finds out which one, does the others without it                |
-| records without a key, compacted by a default only  | reports the partition, does not clean it: see `cleaning`       |
+| records without a key, compacted by a default only  | reports the partition, does not clean it: see `clean_plan`     |
 | the map of keys was full                            | another pass over the partition, as long as one is due         |
 | the topic was deleted                               | leaves it                                                      |
 | the topic's log cannot be read or committed to      | reports the topic, goes on with the others                     |
@@ -24,16 +24,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sparklog.compaction.clean_plan import CleanDone, keyless_by_default, plan_cleaning
-from sparklog.compaction.explain import explain
+from sparklog.compaction.clean_plan import keyless_by_default, plan_cleaning
+from sparklog.compaction.clean_work import CleanDone
+from sparklog.compaction.explain import explain, with_slices
 from sparklog.compaction.merge_plan import plan_merges
-from sparklog.compaction.sealing import plan_sealing
+from sparklog.compaction.seal_plan import plan_sealing
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError
-from sparklog.log.journal.clocks import pause
 from sparklog.log.journal.names import file_key, is_topic_name
 from sparklog.log.state.commit import COMPACT, MERGE, SEAL
 from sparklog.log.state.rewrites import RewriteIntent
-from sparklog.log.state.slice_table import SliceTable, Snapshot
+from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.report import Failure, Size, TopicReport
@@ -106,7 +106,7 @@ def compact_root(
     # All folders that may be topics: one that cannot be opened must not stop the others.
     for name in options.topics or sorted(filter(is_topic_name, root.store.list_folders(""))):
         try:
-            if options.topics or root.topic_handle(name).log.refresh().head.exists:
+            if options.topics or root.engine.log(name).refresh().head.exists:
                 runs.append(_TopicRun(root.topic(name), settings, options.roll, plans))
         except SparklogError as error:
             missing.append(TopicReport(name, failures=(Failure.of(name, (), f"open {name}", error),)))
@@ -165,7 +165,7 @@ class _TopicRun:
         try:
             if not dry_run:
                 resolve_topic(self._topic)
-            snapshot = self._topic.snapshot()
+            snapshot = self._topic.log.snapshot()
         except SparklogError as error:
             self._stop(error)
             return
@@ -184,7 +184,7 @@ class _TopicRun:
         if lost > 1:
             # Two runs in step would keep replacing each other's inputs.
             env = self._topic.root.env
-            env.sleep(pause(env.random, lost))
+            env.pause(lost)
         try:
             snapshot = self._snapshot()
             if snapshot is None:
@@ -224,7 +224,7 @@ class _TopicRun:
         kept = tuple(report for report in result.reports if report.partition in stood)
         self.report = replace(self.report, pieces=(*self.report.pieces, *kept))
         if isinstance(result, CleanDone) and result.more:
-            self._again(self._got_further(result))
+            self._plan_again(self._got_further(result))
         if dropped:
             lost = Conflict("another run rewrote the same slices first")
             self._retry(dropped, work.title, lost)
@@ -285,23 +285,23 @@ class _TopicRun:
             self._record(partitions, work.title, error)
             self._excluded |= partitions
         else:
-            self._alone |= self._blamed(error, partitions) or partitions
-            self._again(partitions)
+            self._alone |= self._partitions_at(error, partitions) or partitions
+            self._plan_again(partitions)
         return error
 
-    def _blamed(self, error: SparklogError, partitions: set[int]) -> set[int]:
+    def _partitions_at(self, error: SparklogError, partitions: set[int]) -> set[int]:
         """Return the partitions with slices at the damage that an error names, to be tried alone."""
         if not isinstance(error, Corrupt) or error.file is None or self._planned_on is None:
             return set()
-        blamed = set()
+        damaged = set()
         for part in self._planned_on.slices.parts():
             here = np.isin(part.partition, sorted(partitions))
             if error.position is not None:
                 here &= (part.position <= error.position) & (error.position < part.position + part.size)
             for row in np.flatnonzero(here).tolist():
                 if file_key(self.name, part.path(row)) == error.file:
-                    blamed.add(int(part.partition[row]))
-        return blamed
+                    damaged.add(int(part.partition[row]))
+        return damaged
 
     def _retry(
         self, partitions: Iterable[int], title: str, error: Conflict | NotFound, newest: Snapshot | None = None
@@ -313,21 +313,21 @@ class _TopicRun:
         for partition in partitions:
             self._tries[partition] = self._tries.get(partition, 0) + 1
             if self._tries[partition] <= TRIES:
-                self._again((partition,))
+                self._plan_again((partition,))
             elif partition not in self._excluded:
                 self._excluded.add(partition)
                 given_up = type(error)(f"{error}; given up for now, after {TRIES + 1} tries")
                 missing = None if newest is None else _missing(newest, partition)
                 self._record((partition,), title, missing or given_up)
 
-    def _again(self, partitions: Iterable[int]) -> None:
+    def _plan_again(self, partitions: Iterable[int]) -> None:
         self._left = {*(self._left or ()), *partitions}
 
     def _got_further(self, done: Done) -> set[int]:
         """Return the partitions whose pass made progress: any other would be repeated for ever."""
         before = self._planned_on.head.cleaned_through if self._planned_on is not None else ()
         edits = [rewrite.edit for rewrite in done.rewrites]
-        return {each.partition for each in edits if (each.cleaned_through or 0) > before[each.partition]}
+        return {edit.partition for edit in edits if (edit.cleaned_through or 0) > before[edit.partition]}
 
     def _record(self, partitions: Iterable[int], title: str, error: SparklogError) -> None:
         failure = Failure.of(self.name, sorted(partitions), title, error)
@@ -364,7 +364,5 @@ def _restricted(snapshot: Snapshot, partitions: set[int]) -> Snapshot:
     if len(partitions) == snapshot.head.partitions:
         return snapshot
     chosen = np.array(sorted(partitions))
-    parts = tuple(part[np.isin(part.partition, chosen)] for part in snapshot.slices.parts())
-    paths, txn_ids = snapshot.slices.texts
-    table = SliceTable(snapshot.slices.version, tuple(part for part in parts if len(part)), paths, txn_ids)
-    return replace(snapshot, slices=table)
+    parts = (part[np.isin(part.partition, chosen)] for part in snapshot.slices.parts())
+    return with_slices(snapshot, [part for part in parts if len(part)])

@@ -1,4 +1,4 @@
-"""Writes Kafka segments: `.log` with its `.index`, `.timeindex` and `.txnindex`, byte for byte as Kafka would have.
+"""Write Kafka segments: `.log` with its `.index`, `.timeindex` and `.txnindex`, byte for byte as Kafka would have.
 
     sealed/<partition>/<read version>-<id>/00000000000000001234.log        batches back to back, offsets as in the log
                                            00000000000000001234.index      8 bytes an entry: format/segment_indexes.py
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import crc32c
 import numpy as np
@@ -44,6 +45,33 @@ _CARRIED = int(SliceFlag.HAS_NULL_KEYS | SliceFlag.LOG_APPEND_TIME | SliceFlag.K
 Int64Array = npt.NDArray[np.int64]
 
 
+class WrittenObjects:
+    """Objects that a task has written and nothing names yet: those at `keys` are deleted if it fails.
+
+    What fails hour by hour would else leave up to a partition's size each time. What the store refuses to delete is
+    left to the vacuum.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.keys: list[str] = []
+
+    def create(self, key: str, data: bytes) -> None:
+        self.keys.append(key)
+        writer = self._store.writer(key)
+        try:
+            writer.write(data)
+        except BaseException:
+            writer.discard()
+            raise
+        writer.close()
+
+    def discard(self) -> None:
+        while self.keys:
+            with suppress(SparklogError):
+                self._store.delete(self.keys.pop())
+
+
 class SegmentWriter:
     """The segments that one run writes for one partition, one after the other, into one folder.
 
@@ -64,10 +92,10 @@ class SegmentWriter:
         index_bytes = configs.integer("segment.index.bytes")
         self._offset_entries = OffsetIndex.max_entries(index_bytes)
         self._time_entries = TimeIndex.max_entries(index_bytes)
-        self._current: _Segment | None = None
+        self._current: _SegmentInProgress | None = None
         self._keyed = 0
         self._done: list[FileSlices] = []
-        self._keys: list[str] = []
+        self._written = WrittenObjects(store)
 
     def path(self, base: int) -> str:
         return sealed_path(self._partition, *self._folder, base)
@@ -80,13 +108,13 @@ class SegmentWriter:
         self.finish()
         self._keyed = self._keyed if keyed is None else keyed
         builder = FilterBuilder(self._keyed) if self._keyed else None
-        self._current = _Segment(base, base, _Indexes(base, self._interval), keys=builder)
+        self._current = _SegmentInProgress(base, base, _Indexes(base, self._interval), keys=builder)
 
     def fits(self, headers: BatchHeaders, segment_bytes: int = MAX_SEGMENT_BYTES) -> int:
         """Count the batches, from the first on, that still go into the current segment by Kafka's roll rule.
 
         Fewer than all where the offset index or the time index would be full before a batch is appended, where an
-        offset lies more than 2^31-1 above the base, or where the segment would exceed `segment_bytes`; but an empty
+        offset is more than 2^31-1 above the base, or where the segment would exceed `segment_bytes`; but an empty
         segment takes its first batch whatever its size. 0: `begin` a segment at the first batch's base offset.
         """
         current = self._segment()
@@ -96,8 +124,8 @@ class SegmentWriter:
         many = min(many, max(int(np.searchsorted(np.cumsum(headers.size), room, "right")), int(current.size == 0)))
         indexes = current.indexes
         if indexes.offset_count + many > self._offset_entries or indexes.time_count + many > self._time_entries:
-            positions, last, stamps = _places(headers[:many], current.size)
-            free = indexes.until_full(positions, last, stamps, self._offset_entries, self._time_entries)
+            places = _places(headers[:many], current.size)
+            free = indexes.until_full(places, self._offset_entries, self._time_entries)
             many = max(free, min(many, int(current.size == 0)))
         return many
 
@@ -111,7 +139,7 @@ class SegmentWriter:
         flags: int = 0,
         modified_ms: int = NO_TIMESTAMP,
     ) -> None:
-        """Add the batches of `headers` (final offsets), which lie back to back in `data` where their positions say.
+        """Add the batches of `headers` (final offsets), which are back to back in `data` where their positions say.
 
         `records`: how many the slice is said to hold; `min_ts`: their smallest timestamp, -1 without any; `flags`: of
         `SliceFlag`, of which those that hold for a sealed segment are kept. `modified_ms`: the time of a segment none
@@ -129,7 +157,7 @@ class SegmentWriter:
         current.writer.write(body)
         if current.keys is not None:
             current.keys.add(data, headers)
-        current.indexes.add(*_places(headers, current.size))
+        current.indexes.add(_places(headers, current.size))
         current.crc = crc32c.crc32c(body, current.crc)
         current.size += len(body)
         current.next_offset = int(headers.next_offset[-1])
@@ -140,7 +168,7 @@ class SegmentWriter:
             current.min_ts = min_ts if current.min_ts == NO_TIMESTAMP else min(current.min_ts, min_ts)
 
     def aborted(self, entries: AbortedTransactions) -> None:
-        """Entries of the current segment's `.txnindex`: transactions whose ABORT marker lies in it, in order."""
+        """Entries of the current segment's `.txnindex`: transactions whose ABORT marker is in it, in order."""
         if len(entries):
             self._segment().aborted.append(entries)
 
@@ -149,17 +177,17 @@ class SegmentWriter:
         current, self._current = self._current, None
         if current is None or current.writer is None:
             return
-        self._keys.append(f"{self._topic}/{current.path}")
+        self._written.keys.append(f"{self._topic}/{current.path}")
         current.writer.close()
         stem = f"{self._topic}/{current.path.removesuffix('.log')}"
         offsets, times = current.indexes.built()
         data = [offsets.to_bytes(), times.to_bytes(), transaction_index.concatenate(current.aborted).to_bytes()]
-        for suffix, each in zip(SUFFIXES, data, strict=True):
-            if each or suffix != "txnindex":
-                self._create(f"{stem}.{suffix}", each)
+        for suffix, index in zip(SUFFIXES, data, strict=True):
+            if index or suffix != "txnindex":
+                self._written.create(f"{stem}.{suffix}", index)
         if (keys := current.key_filter()) is not None:
             current.flags |= SliceFlag.KEY_FILTER
-            self._create(filter_path(stem + ".log"), encode_filters([keys]))
+            self._written.create(filter_path(stem + ".log"), encode_filters([keys]))
         self._done.append(replace(current.file(self._partition), index_crc=(index_crc(*data),)))
 
     def close(self) -> tuple[FileSlices, ...]:
@@ -168,35 +196,20 @@ class SegmentWriter:
         return tuple(self._done)
 
     def discard(self) -> None:
-        """Delete what was written: what fails hour by hour would else leave up to a partition's size each time.
-
-        What the store refuses to delete is left to the vacuum.
-        """
+        """Delete what was written."""
         current, self._current = self._current, None
         if current is not None and current.writer is not None:
             current.writer.discard()
         self._done.clear()
-        while self._keys:
-            with suppress(SparklogError):
-                self._store.delete(self._keys.pop())
+        self._written.discard()
 
-    def _segment(self) -> _Segment:
+    def _segment(self) -> _SegmentInProgress:
         if self._current is None:
             raise BadRequest("no segment was begun: call begin with its base offset first")
         return self._current
 
-    def _create(self, key: str, data: bytes) -> None:
-        self._keys.append(key)
-        writer = self._store.writer(key)
-        try:
-            writer.write(data)
-        except BaseException:
-            writer.discard()
-            raise
-        writer.close()
-
     @staticmethod
-    def _check(current: _Segment, headers: BatchHeaders, nbytes: int) -> None:
+    def _check(current: _SegmentInProgress, headers: BatchHeaders, nbytes: int) -> None:
         first, last = int(headers.base_offset[0]), int(headers.last_offset[-1])
         rising = headers.base_offset[1:] > headers.last_offset[:-1]
         if first < current.next_offset or not rising.all():
@@ -214,7 +227,7 @@ class SegmentWriter:
 
 
 @dataclass(slots=True)
-class _Segment:
+class _SegmentInProgress:
     """The segment being written; its `.log` is opened with its first batch."""
 
     base: int
@@ -257,6 +270,14 @@ class _Segment:
         return FileSlices.of(self.path, [written], 0).in_log(self.base)
 
 
+class BatchPlaces(NamedTuple):
+    """Places of batches, int64[n] each: where they start in their segment, last offset, maxTimestamp (ms)."""
+
+    positions: Int64Array
+    last: Int64Array
+    stamps: Int64Array
+
+
 class _Indexes:
     """Both indexes of one segment, built while its batches are written: `OffsetIndex.build` and `TimeIndex.build`
     in steps."""
@@ -276,7 +297,8 @@ class _Indexes:
         none = np.empty(0, np.int64)
         self._offsets, self._positions, self._stamps, self._holders = [none], [none], [none], [none]
 
-    def add(self, positions: Int64Array, last: Int64Array, stamps: Int64Array) -> None:
+    def add(self, places: BatchPlaces) -> None:
+        positions, last, stamps = places
         running, holders = self._maxima(last, stamps)
         chosen = self._choose(positions)
         if len(chosen):
@@ -287,10 +309,9 @@ class _Indexes:
             self._stamp(running[chosen], holders[chosen])
         self.max_timestamp, self._holder = int(running[-1]), int(holders[-1])
 
-    def until_full(
-        self, positions: Int64Array, last: Int64Array, stamps: Int64Array, offset_entries: int, time_entries: int
-    ) -> int:
+    def until_full(self, places: BatchPlaces, offset_entries: int, time_entries: int) -> int:
         """Count the next batches until an index is full: Kafka checks that before each append."""
+        positions, last, stamps = places
         if not len(positions):
             return 0
         running, _ = self._maxima(last, stamps)
@@ -325,15 +346,15 @@ class _Indexes:
         return running, np.where(rose < 0, self._holder, last[rose])
 
     def _choose(self, positions: Int64Array) -> Int64Array:
-        """Return the batches that get an entry: those more than the interval behind the one indexed before."""
+        """Return the batches that get an entry: those more than the interval after the one indexed before."""
         if len(positions) == 1 or int(np.diff(positions).min()) > self._interval:
             # No two batches are so near that one hides the other.
             return np.arange(int(positions[0] <= self._indexed + self._interval), len(positions))
         chosen: list[int] = []
         indexed = self._indexed
-        while (at := int(np.searchsorted(positions, indexed + self._interval, "right"))) < len(positions):
-            chosen.append(at)
-            indexed = int(positions[at])
+        while (batch := int(np.searchsorted(positions, indexed + self._interval, "right"))) < len(positions):
+            chosen.append(batch)
+            indexed = int(positions[batch])
         return np.array(chosen, np.int64)
 
     def _rises(self, stamps: Int64Array) -> npt.NDArray[np.bool_]:
@@ -348,6 +369,5 @@ class _Indexes:
             self._stamped = int(stamps[-1])
 
 
-def _places(headers: BatchHeaders, size: int) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Return where each batch will start in a segment of `size` bytes, its last offset, its maxTimestamp."""
-    return headers.position - headers.position[:1] + size, headers.last_offset, headers.max_timestamp
+def _places(headers: BatchHeaders, size: int) -> BatchPlaces:
+    return BatchPlaces(headers.position - headers.position[:1] + size, headers.last_offset, headers.max_timestamp)

@@ -21,8 +21,6 @@ from sparklog.log.topic.root import Root
 
 Document = dict[str, object]
 
-HEARTBEATS = 3
-"""Signs of life per session timeout, from a query that has nothing to publish."""
 RETRY_MS = 5_000
 """Between attempts, where the group could not be written: an idle query plans many times a second."""
 
@@ -34,9 +32,8 @@ class GroupProgress:
         self._session_timeout_ms = options.session_timeout_ms
         self._instance = options.group_instance or f"spark-{root.env.new_id()}"
         self._member: Membership | None = None
-        self._known: dict[tuple[str, str], dict[int, int]] = {}
-        self._seen: Document | None = None
-        self._written: Moment | None = None
+        self._committed: dict[tuple[str, str], dict[int, int]] = {}
+        self._published: Document | None = None
         self._failed: Moment | None = None
         self._left = False
 
@@ -46,7 +43,7 @@ class GroupProgress:
         Raises Fenced if another run took over, or the group was reset or deleted; Corrupt, BadRequest if its log cannot
         be read.
         """
-        if self._left and start == self._seen:
+        if self._left and start == self._published:
             return
         if self._failed is not None and self._env.now().elapsed_ms(self._failed) < RETRY_MS:
             return
@@ -80,42 +77,37 @@ class GroupProgress:
 
     def _publish(self, start: Document) -> None:
         member = self._joined()
-        if start != self._seen:
-            at = StreamOffset.from_json(start)
-            moved = {} if at.initial else self._moved(at)
+        if start != self._published:
+            position = StreamOffset.from_json(start)
+            moved = {} if position.initial else self._moved(position)
             if moved:
-                member.topic_ids = dict(at.ids)
+                member.topic_ids = dict(position.ids)
                 member.commit(moved, refresh=False)
-                self._written = self._env.now()
                 for topic, offsets in moved.items():
-                    self._known.setdefault((topic, at.ids[topic]), {}).update(offsets)
-            self._seen = start
-        now = self._env.now()
-        if self._written is not None and now.elapsed_ms(self._written) >= self._session_timeout_ms // HEARTBEATS:
-            member.heartbeat()
-            self._written = now
+                    self._committed.setdefault((topic, position.ids[topic]), {}).update(offsets)
+            self._published = start
+        member.keep_alive()
 
     def _joined(self) -> Membership:
         if self._member is None:
             self._member = self._group.join(self._instance, session_timeout_ms=self._session_timeout_ms)
-            self._written = self._env.now()
             offsets = self._group.state().offsets
-            self._known = {each.place: dict(zip(each.partition, each.offset, strict=True)) for each in offsets}
+            self._committed = {item.place: dict(zip(item.partition, item.offset, strict=True)) for item in offsets}
             self._left = False
         return self._member
 
-    def _moved(self, at: StreamOffset) -> dict[str, dict[int, int]]:
+    def _moved(self, position: StreamOffset) -> dict[str, dict[int, int]]:
         """Return positions that the group does not have, of topics that are still those that were read.
 
         No request: the planner has looked at these topics, and reports a deleted topic or a restored root.
         """
         moved = {}
-        for topic, offsets in at.positions.items():
-            head = self._group.root.topic_handle(topic).log.current().head
-            if head.exists and at.ids.get(topic) == head.topic_id:
-                known = self._known.get((topic, head.topic_id), {})
+        for topic, offsets in position.positions.items():
+            head = self._group.root.engine.log(topic).current().head
+            if head.exists and position.ids.get(topic) == head.topic_id:
+                committed = self._committed.get((topic, head.topic_id), {})
                 ends = head.log_end.tolist()
-                changed = {p: n for p, n in offsets.items() if known.get(p) != n and p < len(ends) and n <= ends[p]}
+                changed = {p: n for p, n in offsets.items() if committed.get(p) != n and p < len(ends) and n <= ends[p]}
                 if changed:
                     moved[topic] = changed
         return moved

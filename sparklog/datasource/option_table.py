@@ -234,7 +234,7 @@ _CLIENT_SETTINGS = """
 KAFKA_IGNORED = frozenset(f"kafka.{name}" for name in _CLIENT_SETTINGS.split())
 _KAFKA_IGNORED_PREFIXES = ("kafka.sasl.", "kafka.ssl.", "kafka.aws.", "kafka.schema.registry.")
 
-_BY_LOWER_CASE = {name.lower(): each for each in OPTIONS for name in (*each.aliases, each.name)}
+_BY_LOWER_CASE = {name.lower(): option for option in OPTIONS for name in (*option.aliases, option.name)}
 _IGNORED = {*_SILENT.split(), "groupidprefix", *KAFKA_IGNORED}
 
 
@@ -260,7 +260,7 @@ def find_option(given: str) -> OptionDef | None:
             f"Unknown option '{given}': a write that creates a topic takes its configs as "
             f"'{TOPIC_CONFIG}{key.removeprefix('kafka.')}'; `sparklog configs alter` changes them later"
         )
-    spelled = {name.lower(): name for each in OPTIONS for name in (*each.aliases, each.name)}
+    spelled = {name.lower(): name for option in OPTIONS for name in (*option.aliases, option.name)}
     near = nearest(key, {**spelled, **{name: name for name in KAFKA_IGNORED}}, limit=1)
     hint = f"did you mean '{spelled.get(near[0], near[0])}'?" if near else "no option of that name exists; remove it"
     raise BadRequest(f"Unknown option '{given}': {hint}")

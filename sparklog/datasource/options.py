@@ -21,6 +21,7 @@ from sparklog.log.journal.clocks import parse_iso_time, seconds_taken
 from sparklog.log.journal.names import check_id
 from sparklog.log.read.key_set import KeySet
 from sparklog.log.state.configs import SECURITY, canonical, is_security
+from sparklog.parsing import INT64_MAX, is_digits, whole_number
 from sparklog.storage.cloud_settings import is_setting
 from sparklog.storage.locations import with_settings
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 GROUP = "group"
 """`startingOffsets=group`: the committed offsets of the consumer group."""
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
-_BY_NAME = {each.name: each for each in OPTIONS}
+_BY_NAME = {option.name: option for option in OPTIONS}
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,11 @@ class ReadOptions:
     @property
     def is_table(self) -> bool:
         return self.view == "table"
+
+    @property
+    def has_rate_limits(self) -> bool:
+        limits = self.max_offsets_per_trigger, self.min_offsets_per_trigger, self.max_bytes_per_trigger
+        return any(limit is not None for limit in limits)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,10 +149,10 @@ class Options:
             return ()
         given = [_BY_NAME[name] for name in sorted(self.given)]
         if use == "write":
-            wrong, what = [each for each in given if "write" not in each.uses], "write: it is for reads"
+            wrong, what = [option for option in given if "write" not in option.uses], "write: it is for reads"
         else:
-            wrong, what = [each for each in given if each.uses == STREAM], "batch read: it is for streams"
-        return tuple(f"Option '{each.name}' has no effect in a {what}" for each in wrong)
+            wrong, what = [option for option in given if option.uses == STREAM], "batch read: it is for streams"
+        return tuple(f"Option '{option.name}' has no effect in a {what}" for option in wrong)
 
     def check_batch_write(self) -> None:
         if self.write.txn_app_id is not None and self.write.txn_version is None:
@@ -199,11 +205,11 @@ def parse_options(given: Mapping[str, str], *, table: bool = False) -> Options:
         if option is not None and (option.name.lower() == name.lower() or option.name not in values):
             values[option.name] = value
     _check_texts(values)
-    parsed = {each.field: _parse(values, each) for each in OPTIONS if each.field}
+    parsed = {option.field: _parse(values, option) for option in OPTIONS if option.field}
     read, write = _read_options(values, parsed), _sink_options(values, parsed, configs)
     warnings = (
         *_warnings(given, values),
-        *(each for bound in (read.start, read.end, read.as_of) for each in _seconds(bound)),
+        *(warning for bound in (read.start, read.end, read.as_of) for warning in _seconds(bound)),
     )
     if settings and "path" in values:
         values["path"] = with_settings(values["path"], settings)
@@ -243,7 +249,7 @@ def _seconds(bound: Bound | None) -> tuple[str, ...]:
     """Return a warning for a time that looks like seconds."""
     if bound is None or bound.kind != "timestamp":
         return ()
-    times = [time for each in (bound.timestamps or {}).values() for time in each.values()]
+    times = [time for by_partition in (bound.timestamps or {}).values() for time in by_partition.values()]
     for time in times if bound.timestamp is None else [bound.timestamp]:
         warning = seconds_taken(bound.option, time)
         if warning is not None:
@@ -284,7 +290,7 @@ def _sink_options(values: Mapping[str, str], parsed: Mapping[str, Any], configs:
     given = {name: parsed[name] for name in SinkOptions.__dataclass_fields__ if name in parsed}
     if given["level"] is None:
         codec = given["codec"] or "zstd"
-        given["level"] = next((_parse(values, each) for each in OPTIONS if each.codec == codec), None)
+        given["level"] = next((_parse(values, option) for option in OPTIONS if option.codec == codec), None)
     return SinkOptions(**given, configs=configs, partitions_given="num.partitions" in values)
 
 
@@ -321,7 +327,7 @@ def _texts(given: str) -> list[str]:
         return [text for part in given.split(",") if (text := part.strip())]
     try:
         listed = parse_json(given)
-        if not isinstance(listed, list) or not all(isinstance(each, str) for each in listed):
+        if not isinstance(listed, list) or not all(isinstance(text, str) for text in listed):
             raise ValueError(f"expected texts, found {given}")
     except ValueError as error:
         raise BadRequest(f'Option \'keys\' must be texts, or a JSON list like ["a","b"]: {error}') from None
@@ -433,9 +439,7 @@ _A_TIME = "milliseconds or a time like '2026-01-31T12:00:00' (UTC)"
 def _time(name: str, given: str) -> int:
     """Return the milliseconds of a number or of ISO 8601."""
     try:
-        if re.fullmatch(r"\d{1,19}", given, re.ASCII) and int(given) < 1 << 63:
-            return int(given)
-        return max(0, parse_iso_time(given))
+        return int(given) if is_digits(given) and int(given) <= INT64_MAX else max(0, parse_iso_time(given))
     except ValueError:
         raise BadRequest(f"Option '{name}' must be {_A_TIME}; found {given!r}") from None
 
@@ -467,14 +471,15 @@ def _parse(values: Mapping[str, str], option: OptionDef) -> Any:
 
 
 def _number(option: OptionDef, given: str) -> int:
-    text = given.strip()
-    if re.fullmatch(r"[+-]?\d{1,19}", text, re.ASCII) is None or not option.low <= int(text) < 1 << 63:
+    try:
+        number = whole_number(given.strip(), option.low)
+    except ValueError:
         kind = "a whole number" if option.low < 0 else f"a whole number >= {option.low}"
-        raise BadRequest(f"Option '{option.name}' must be {kind}; found {given!r}")
-    if option.high is not None and int(text) > option.high:
+        raise BadRequest(f"Option '{option.name}' must be {kind}; found {given!r}") from None
+    if option.high is not None and number > option.high:
         day = " (a day)" if option.high == 86_400_000 else ""
-        raise BadRequest(f"Option '{option.name}' must be at most {option.high}{day}; found {text}")
-    return int(text)
+        raise BadRequest(f"Option '{option.name}' must be at most {option.high}{day}; found {given.strip()}")
+    return number
 
 
 def _milliseconds(name: str, given: str) -> int:

@@ -9,7 +9,7 @@ keep the order of the ranges and of their offsets.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -22,6 +22,7 @@ from sparklog.datasource.schema import Projection
 from sparklog.datasource.spark_workers import freeze_gc, user_errors, warn
 from sparklog.errors import NotFound
 from sparklog.log.read.key_set import KeySet
+from sparklog.log.read.record_batches import joined
 from sparklog.log.state.view import LogView, OffsetRange, ReadPart, Stored
 from sparklog.opening import Location, open_view
 
@@ -40,7 +41,7 @@ UNDOUBTED = 10_000
 
 
 @dataclass(frozen=True)
-class Piece:
+class TaskRange:
     """A range that one task reads whole; `records` and `nbytes` are estimated."""
 
     range: OffsetRange
@@ -54,19 +55,19 @@ def split(
     *,
     min_partitions: int | None = None,
     max_records: int | None = None,
-) -> list[Piece]:
+) -> list[TaskRange]:
     """Cut ranges (non-empty) into pieces of nearly equal numbers of records, those with many bytes further. Pure."""
     parts = [
         (wanted, part)
         for wanted, held in zip(ranges, stored, strict=True)
         for part in _by_records(held, 1 if max_records is None else -(-held.records // max_records))
     ]
-    pieces: list[Piece] = []
+    pieces: list[TaskRange] = []
     for (wanted, held), asked in zip(parts, _shares_of_tasks(parts, min_partitions), strict=True):
         for part in _by_records(held, max(asked, min(-(-held.records // SPLIT_RECORDS), held.batches))):
-            for each in _shares(part, part.at_bytes, part.nbytes, min(-(-part.nbytes // SPLIT_BYTES), part.batches)):
-                offsets = OffsetRange(wanted.topic, wanted.partition, each.start, each.end)
-                pieces.append(Piece(offsets, each.records, each.nbytes))
+            for cut in _shares(part, part.at_bytes, part.nbytes, min(-(-part.nbytes // SPLIT_BYTES), part.batches)):
+                offsets = OffsetRange(wanted.topic, wanted.partition, cut.start, cut.end)
+                pieces.append(TaskRange(offsets, cut.records, cut.nbytes))
     return pieces
 
 
@@ -104,14 +105,14 @@ def _shares(held: Stored, offsets_at: Callable[..., list[int]], amount: int, cou
     """Cut into parts of nearly the same amount, the smaller ones first, as Kafka's connector does."""
     if count <= 1:
         return [held]
-    each, small = amount // count, count - amount % count
-    cuts = offsets_at(*(each * index + max(0, index - small) for index in range(1, count)))
+    share, small = amount // count, count - amount % count
+    cuts = offsets_at(*(share * index + max(0, index - small) for index in range(1, count)))
     return [held.part(low, high) for low, high in pairwise(sorted({held.start, *cuts, held.end}))]
 
 
 def pack(
-    pieces: Sequence[Piece], *, min_partitions: int | None = None, max_records: int | None = None
-) -> list[list[Piece]]:
+    pieces: Sequence[TaskRange], *, min_partitions: int | None = None, max_records: int | None = None
+) -> list[list[TaskRange]]:
     """Put neighbouring pieces into tasks while they are small. Pure.
 
     With `min_partitions`, there are at least so many tasks (or one per piece), of at most their share of all records
@@ -120,7 +121,7 @@ def pack(
     records_each: float = PACK_RECORDS if max_records is None else min(PACK_RECORDS, max_records)
     if min_partitions is not None:
         records_each = min(records_each, sum(piece.records for piece in pieces) / min_partitions)
-    tasks: list[list[Piece]] = []
+    tasks: list[list[TaskRange]] = []
     nbytes = records = 0
     for index, piece in enumerate(pieces):
         full = (
@@ -145,7 +146,7 @@ def split_and_pack(
     *,
     min_partitions: int | None = None,
     max_records: int | None = None,
-) -> list[list[Piece]]:
+) -> list[list[TaskRange]]:
     """Return the pieces of each task. Pure.
 
     Where `min_partitions` asks for more tasks than partitions hold records, none is shared: the numbers are Kafka's.
@@ -163,7 +164,7 @@ def plan_tasks(
 
     `keys`: only what can hold them.
     """
-    wanted = [each for each in ranges if each.end > each.start]
+    wanted = [offsets for offsets in ranges if offsets.end > offsets.start]
     wanted = wanted if keys is None else keys.ranges(view, wanted)
     tasks = split_and_pack(wanted, view.stored(wanted), **limits)
     listed = view.plan([piece.range for task in tasks for piece in task], isolation)
@@ -177,9 +178,6 @@ if TYPE_CHECKING:
 
 BATCH_BYTES = 4 << 20
 """Batches of 1 to 8 MB pass fastest to the JVM; above 25 MB everything degrades."""
-
-MERGE_BELOW_BYTES = 1 << 20
-MERGE_BATCHES = 4096
 
 
 class LogPartition(InputPartition):  # type: ignore[misc]
@@ -210,7 +208,7 @@ class ReadTask:
         parts = () if partition is None else partition.value or ()
         with user_errors():
             records, keys = self._records(parts), self._options.keys
-            for batch in merge_small(records if keys is None else keys.rows(records)):
+            for batch in joined(records if keys is None else keys.rows(records), BATCH_BYTES):
                 shown = self._projection.to_spark(batch)
                 freeze_gc("read")
                 yield shown
@@ -245,7 +243,7 @@ class ReadTask:
                 yield from again.read(wanted, batch_bytes=BATCH_BYTES)
 
     def _again(self, part: ReadPart, following: int, error: NotFound) -> Sequence[ReadPart]:
-        """Plan what is left of a part behind `following`; raise `error` if no record of it is gone.
+        """Plan what is left of a part after `following`; raise `error` if no record of it is gone.
 
         Nothing is left of a topic that was created again under the same name.
         """
@@ -266,25 +264,3 @@ class ReadTask:
         start, end = max(following, limits.log_start), min(planned.end, limits.log_end)
         left = OffsetRange(planned.topic, planned.partition, start, end)
         return view.plan([left], self._options.isolation) if start < end else ()
-
-
-def merge_small(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Join neighbouring small batches: each batch costs the JVM much the same."""
-    import pyarrow as pa
-
-    waiting: list[pa.RecordBatch] = []
-    size = 0
-    for batch in batches:
-        if not batch.num_rows:
-            continue
-        nbytes = batch.nbytes
-        if waiting and (size + nbytes > BATCH_BYTES or len(waiting) >= MERGE_BATCHES):
-            yield pa.concat_batches(waiting)
-            waiting, size = [], 0
-        if nbytes >= MERGE_BELOW_BYTES and not waiting:
-            yield batch
-        else:
-            waiting.append(batch)
-            size += nbytes
-    if waiting:
-        yield pa.concat_batches(waiting)

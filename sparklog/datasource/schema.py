@@ -30,7 +30,7 @@ SPARK_TYPES = {
     "headers": "array<struct<key:string,value:binary>>",
 }
 
-_ARROW_TYPES = {**{each.name: each.type for each in RECORD_SCHEMA}, "timestamp": pa.timestamp("us", tz="UTC")}
+_ARROW_TYPES = {**{field.name: field.type for field in RECORD_SCHEMA}, "timestamp": pa.timestamp("us", tz="UTC")}
 _MAY_BE_NULL = frozenset(("key", "value", "headers"))
 
 # Milliseconds at which Spark's microseconds end, both ways.
@@ -61,12 +61,12 @@ def listed_columns(text: str) -> tuple[str, ...]:
     """Return the columns of `value,timestamp`. Raises BadRequest where it names none, a wrong one, or one twice."""
     names = tuple(name.strip() for name in text.split(","))
     expected = f"names of columns, separated by commas, out of {', '.join(COLUMNS)}"
-    for at, name in enumerate(names):
+    for index, name in enumerate(names):
         if name not in SPARK_TYPES:
             near = nearest(name.lower(), COLUMNS, limit=1) if name else []
             hint = f" (did you mean {near[0]!r}?)" if near else ""
             raise BadRequest(f"Option 'columns' must be {expected}; found {name or text!r}{hint}")
-        if name in names[:at]:
+        if name in names[:index]:
             raise BadRequest(f"Option 'columns' names {name!r} twice: remove one")
     return names
 

@@ -7,7 +7,7 @@ class made to measure: `[SPARKLOG_NOT_FOUND]: There is no topic 'ordres' ...`. A
 the setting does not outlive it, and an error nobody meant keeps its traceback.
 
 Processes that plan and commit writes live between micro-batches, over queries and sessions. So a handle is never
-trusted: the root's id is read anew each time (a folder may have been deleted and made again), and the topic itself
+trusted: the root's id is read again each time (a folder may have been deleted and made again), and the topic itself
 probes for the next commit.
 
 Spark's worker daemon runs `gc.collect()` after every task: 28 ms over the objects of pyspark, numpy and pyarrow, and

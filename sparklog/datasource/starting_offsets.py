@@ -12,9 +12,7 @@ a partition without an offset begins where a read without `startingOffsets` woul
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 
 from sparklog.datasource.offsets import EARLIEST, LATEST, StreamOffset, describe
@@ -22,8 +20,9 @@ from sparklog.datasource.options import GROUP, Bound, ReadOptions
 from sparklog.datasource.spark_workers import warn
 from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import BadRequest, NotFound
-from sparklog.log.journal.clocks import MAX_TRIES, SETTLE_MS, iso_time
+from sparklog.log.journal.clocks import iso_time
 from sparklog.log.state.view import Bounds, LogView, OffsetRange
+from sparklog.storage.retries import SETTLE_MS, Backoff, Clock
 
 Partitions = Mapping[str, Mapping[int, Bounds]]
 """Topic -> partition -> bounds: what is read, with the snapshot it is read from."""
@@ -122,16 +121,6 @@ def _by_timestamp(
     return result
 
 
-FIRST_WAIT_S = 0.02
-LONGEST_WAIT_S = 1.0
-
-
-@dataclass(frozen=True)
-class Clock:
-    now: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
-
-
 def wait_until_reached(
     view: LogView,
     named: StreamOffset,
@@ -145,18 +134,17 @@ def wait_until_reached(
     `look` takes a new snapshot and returns the topics that exist; `present`: those in the snapshot taken before.
     `end_of` says which end of a partition counts. Returns the partitions that end before these offsets even so.
     """
-    begun, tries = clock.now(), 0
+    backoff = Backoff(clock)
     while beyond := _beyond(view, present, named, end_of):
-        if tries >= MAX_TRIES or clock.now() - begun > SETTLE_MS / 1000:
+        if backoff.is_over():
             return beyond
-        if not tries:
+        if not backoff.tries:
             warn(
                 f"offsets known from before lie beyond the end of {', '.join(beyond)} as it is seen here; looking "
                 f"again for {SETTLE_MS // 1000} s"
             )
-        clock.sleep(min(FIRST_WAIT_S * 2**tries, LONGEST_WAIT_S))
+        backoff.sleep()
         present = look()
-        tries += 1
     return []
 
 
@@ -182,7 +170,7 @@ def is_unseen(view: LogView, topic: str) -> bool:
     """Return whether nothing of a topic can be seen here: a deleted one leaves its commits, which say so."""
     from sparklog.log.topic.root import RootView
 
-    return isinstance(view, RootView) and view.root.topic_handle(topic).log.refresh().head.version < 0
+    return isinstance(view, RootView) and view.root.engine.log(topic).refresh().head.version < 0
 
 
 RESET_IT = "reset the group, or set kafka.auto.offset.reset to earliest or latest"
@@ -192,7 +180,7 @@ GroupOffsets = dict[tuple[str, str], dict[int, int]]
 
 
 def start_positions(
-    view: LogView, partitions: Partitions, read: ReadOptions, default: str, loss: DataLoss, known: GroupOffsets
+    view: LogView, partitions: Partitions, read: ReadOptions, default: str, loss: DataLoss, committed: GroupOffsets
 ) -> dict[str, dict[int, int]]:
     """Return the starting offset of every partition; `default`: earliest or latest, where no option says.
 
@@ -206,25 +194,25 @@ def start_positions(
     missing: dict[str, dict[int, int]] = {}
     outside: list[str] = []
     for topic, bounds in partitions.items():
-        offsets = known.get((topic, view.topic_id(topic)), {})
+        offsets = committed.get((topic, view.topic_id(topic)), {})
         result[topic] = {}
         for partition, limits in bounds.items():
-            at = offsets.get(partition)
-            if at is None:
+            position = offsets.get(partition)
+            if position is None:
                 missing.setdefault(topic, {})[partition] = 0
-            elif not limits.log_start <= at <= limits.log_end:
-                what = f"offset {at} of {topic}-{partition}, which has {limits.log_start} to {limits.log_end}"
+            elif not limits.log_start <= position <= limits.log_end:
+                what = f"offset {position} of {topic}-{partition}, which has {limits.log_start} to {limits.log_end}"
                 outside.append(what)
                 if read.group_reset is None:
                     loss.report(
                         f"Group '{read.group_id}' is at {what}",
                         "begins at the nearest offset that is there",
-                        remedy=RESET_IT if at > limits.log_end else "",
+                        remedy=RESET_IT if position > limits.log_end else "",
                     )
-                    result[topic][partition] = min(max(at, limits.log_start), limits.log_end)
+                    result[topic][partition] = min(max(position, limits.log_start), limits.log_end)
                     continue
             else:
-                result[topic][partition] = at
+                result[topic][partition] = position
                 continue
             is_latest = (read.group_reset or default) == "latest"
             result[topic][partition] = limits.end(read.isolation) if is_latest else limits.log_start
@@ -253,13 +241,13 @@ def group_offsets(view: LogView, read: ReadOptions) -> GroupOffsets:
             "or import it (`sparklog import`) with its groups and read the root"
         )
     offsets = Group(view.root, read.group_id or "").stable().offsets
-    return {each.place: dict(zip(each.partition, each.offset, strict=True)) for each in offsets}
+    return {item.place: dict(zip(item.partition, item.offset, strict=True)) for item in offsets}
 
 
-def offsets_now(view: LogView, topics: Sequence[str], known: GroupOffsets) -> StreamOffset:
+def offsets_now(view: LogView, topics: Sequence[str], committed: GroupOffsets) -> StreamOffset:
     """Return the committed offsets of these topics, as they are in the snapshot."""
-    ids = {topic: view.topic_id(topic) for topic in topics} if known else {}
-    return StreamOffset({topic: known.get((topic, ids[topic]), {}) for topic in ids}, ids)
+    ids = {topic: view.topic_id(topic) for topic in topics} if committed else {}
+    return StreamOffset({topic: committed.get((topic, ids[topic]), {}) for topic in ids}, ids)
 
 
 def batch_ranges(
@@ -267,18 +255,18 @@ def batch_ranges(
 ) -> list[OffsetRange]:
     """Return the ranges of a batch read, from one snapshot. Raises BadRequest and NotFound for wrong bounds."""
     topics = subscriber.topics()
-    known = group_offsets(view, read)
+    committed = group_offsets(view, read)
     present = subscriber.existing(topics)
 
     def look() -> list[str]:
         present[:] = subscriber.existing(topics)
         return present
 
-    wait_until_reached(view, offsets_now(view, present, known), present, look, clock or Clock())
+    wait_until_reached(view, offsets_now(view, present, committed), present, look, clock or Clock())
     partitions = {topic: subscriber.partitions(topic) for topic in present}
     loss = DataLoss(read.fail_on_data_loss)
     end_bound = read.end or Bound("latest", "endingOffsets")
-    starts = start_positions(view, partitions, read, "earliest", loss, known)
+    starts = start_positions(view, partitions, read, "earliest", loss, committed)
     ends = resolve_bound(view, partitions, end_bound, read.isolation, no_match_is_latest=True)
     ranges: list[OffsetRange] = []
     for topic, bounds in partitions.items():

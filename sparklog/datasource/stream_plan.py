@@ -26,8 +26,8 @@ from sparklog.datasource.offsets import StreamOffset, describe
 from sparklog.datasource.options import ReadOptions
 from sparklog.datasource.starting_offsets import (
     OTHER_ROOT,
-    Clock,
     DataLoss,
+    Partitions,
     group_offsets,
     offsets_now,
     start_positions,
@@ -37,6 +37,7 @@ from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import BadRequest, NotFound, Unavailable
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.log.state.view import READ_COMMITTED, Bounds, LogView, OffsetRange, Stored
+from sparklog.storage.retries import Clock
 
 RESTORED = "; if the root was restored from an older copy, start the query anew, with a checkpointLocation of its own"
 
@@ -51,6 +52,7 @@ class StreamPlanner:
 
     * `_topics`: names to read, from the options or matched by the pattern; `_listed_at`: when they were matched
     * `_present`: those of them that exist in the newest snapshot; `_probed_at`: when it was taken
+    * `_bounds`: the bounds of their partitions that are read, by topic; None until the first question about them
     * `_names_checked`: a restarted query has made sure of the user's names, which is done once
     * `_idle`: the last answer was its own start, so that the next one may wait for news
     * `_last_trigger`: when a micro-batch was last let through, for `maxTriggerDelay`
@@ -67,6 +69,7 @@ class StreamPlanner:
         self._topics: list[str] = []
         self._listed_at: float | None = None
         self._present: list[str] = []
+        self._bounds: Partitions | None = None
         self._probed_at: float | None = None
         self._idle = False
         self._names_checked = False
@@ -79,14 +82,14 @@ class StreamPlanner:
         if self._initial is None:
             self._topics = self._subscriber.topics()
             self._listed_at = self._clock.now()
-            known = group_offsets(self._view, self._options)
+            committed = group_offsets(self._view, self._options)
             self._note_present(self._subscriber.existing(self._topics))
-            self._reach(offsets_now(self._view, self._present, known), self._topics)
-            partitions = {topic: self._subscriber.partitions(topic) for topic in self._present}
-            positions = start_positions(self._view, partitions, self._options, "latest", self._loss, known)
+            self._reach(offsets_now(self._view, self._present, committed), self._topics)
+            bounds = self._seen_bounds()
+            positions = start_positions(self._view, bounds, self._options, "latest", self._loss, committed)
             for topic, offsets in positions.items():
                 for partition, offset in offsets.items():
-                    limits = partitions[topic][partition]
+                    limits = bounds[topic][partition]
                     top = self._loss.check_end(topic, partition, offset, limits, "startingOffsets")
                     offsets[partition] = self._loss.check_start(topic, partition, top, limits.log_end, limits)
             self._initial = StreamOffset(positions, self._ids(positions), initial=True).to_json()
@@ -102,36 +105,40 @@ class StreamPlanner:
         return self._target is not None
 
     def latest(self, start: Document, *, limited: bool) -> Document:
-        """The end of the next micro-batch; `start` itself if there is nothing to read. Waits at most one poll interval.
+        """Return the end of the next micro-batch, `start` itself if there is nothing to read.
+
+        Waits at most one poll interval.
 
         `limited=False` (Trigger.Once) ignores the rate options and never waits.
         """
-        begin_at = StreamOffset.from_json(start)
-        others = self._subscriber.others(begin_at.positions)
-        self._check_others(others, begin_at)
+        checkpoint = StreamOffset.from_json(start)
+        others = self._subscriber.others(checkpoint.positions)
+        self._check_others(others, checkpoint)
         if limited and self._target is None and self._idle:
             self._wait()
         # A listing may be as old as the rest: topics of the checkpoint are looked for by name.
-        self._refresh(begin_at.positions.keys() - others.keys())
-        self._reach_checkpoint(begin_at, self._topics)
+        self._refresh(checkpoint.positions.keys() - others.keys())
+        self._reach_checkpoint(checkpoint, self._topics)
         if not self._names_checked:
-            self._check_names(begin_at)
+            self._check_names(checkpoint)
             self._names_checked = True
-        begin = self._begin(begin_at, others)
+        begin = self._begin(checkpoint, others)
         ends = self._ends() if self._target is None else self._up_to_target(self._target)
         end = {
             topic: {p: max(offset, ends.get(topic, {}).get(p, offset)) for p, offset in offsets.items()}
             for topic, offsets in begin.items()
         }
-        if limited and self._is_held_back(begin, end):
-            end = begin
-        elif limited:
-            self._last_trigger = self._clock.now()
-            end = self._limit(begin, end)
+        if limited:
+            stored = self._stored(begin, end) if self._options.has_rate_limits else {}
+            if self._is_held_back(stored):
+                end = begin
+            else:
+                self._last_trigger = self._clock.now()
+                end = self._limit(begin, end, stored)
         self._idle = end == begin
-        answer = StreamOffset(end, self._ids(end), start=begin if begin_at.initial else None)
+        answer = StreamOffset(end, self._ids(end), start=begin if checkpoint.initial else None)
         # An answer that says no more than `start` must be `start` itself, to the letter.
-        return start if _says_no_more_than(begin_at, answer, begin) else answer.to_json()
+        return start if _says_no_more_than(checkpoint, answer, begin) else answer.to_json()
 
     def ranges(self, start: Document, end: Document) -> list[OffsetRange]:
         """Return the offsets between two answers, checked against what can still be read."""
@@ -144,7 +151,7 @@ class StreamPlanner:
         if not self._covered(stop):
             self._note_present(self._subscriber.refresh(sorted(stop.positions)))
             self._reach_end(base, stop)
-        return [each for topic in sorted(stop.positions) for each in self._topic_ranges(topic, base, stop)]
+        return [offsets for topic in sorted(stop.positions) for offsets in self._topic_ranges(topic, base, stop)]
 
     def report(self) -> Document | None:
         """Return where the logs end in the newest snapshot, for a query's progress; None without topics."""
@@ -152,13 +159,13 @@ class StreamPlanner:
             return None
         return {topic: {str(p): n for p, n in sorted(ends.items())} for topic, ends in sorted(self._ends().items())}
 
-    def _refresh(self, known: Set[str] = frozenset()) -> None:
+    def _refresh(self, named: Set[str] = frozenset()) -> None:
         now = self._clock.now()
         age = self._options.metadata_max_age_ms / 1000
         if self._listed_at is None or (self._subscriber.open_ended and now - self._listed_at >= age):
             self._topics = self._subscriber.topics()
             self._listed_at = now
-        self._topics = sorted({*known, *self._topics})
+        self._topics = sorted({*named, *self._topics})
         self._note_present(self._subscriber.refresh(self._topics))
 
     def _check_names(self, start: StreamOffset) -> None:
@@ -166,7 +173,7 @@ class StreamPlanner:
         if not self._subscriber.open_ended:
             self._subscriber.require([t for t in self._topics if t not in self._present and t not in start.positions])
 
-    def _check_others(self, others: Offsets, known: StreamOffset) -> None:
+    def _check_others(self, others: Offsets, checkpoint: StreamOffset) -> None:
         """Raise BadRequest for what a checkpoint holds and this query does not read, unless losses are allowed.
 
         A checkpoint without anything that is read is another query's, which nothing allows.
@@ -174,7 +181,7 @@ class StreamPlanner:
         if not others:
             return
         what = f"The checkpoint holds offsets of {describe(others)}, which this query does not read"
-        if self._loss.fail or others == known.positions:
+        if self._loss.fail or others == checkpoint.positions:
             raise BadRequest(
                 f"{what} ({self._subscriber}): give this query a checkpointLocation of its own, or subscribe to "
                 "them again if it is this query's"
@@ -183,7 +190,14 @@ class StreamPlanner:
 
     def _note_present(self, present: list[str]) -> None:
         self._present = sorted(present)
+        self._bounds = None
         self._probed_at = self._clock.now()
+
+    def _seen_bounds(self) -> Partitions:
+        """Return the bounds of what is read in the newest snapshot: one mapping a look, for all questions about it."""
+        if self._bounds is None:
+            self._bounds = {topic: self._subscriber.partitions(topic) for topic in self._present}
+        return self._bounds
 
     def _reach(
         self, named: StreamOffset, topics: list[str], end_of: Callable[[Bounds], int] = attrgetter("log_end")
@@ -203,7 +217,7 @@ class StreamPlanner:
             for topic, offsets in named.positions.items()
         }
         hidden = self._reach(StreamOffset(positions, named.ids), topics)
-        hidden = [each for each in hidden if each.rpartition("-")[0] in named.ids]
+        hidden = [partition for partition in hidden if partition.rpartition("-")[0] in named.ids]
         if hidden:
             raise Unavailable(
                 f"The checkpoint has read further in {', '.join(hidden)} than the log goes as it is seen here: try "
@@ -218,7 +232,7 @@ class StreamPlanner:
             return
         read: Offsets = {}
         for topic, offsets in stop.positions.items():
-            ends = {p: limits.log_end for p, limits in self._bounds(topic).items()}
+            ends = {p: limits.log_end for p, limits in self._seen_bounds().get(topic, {}).items()}
             read[topic] = {p: end for p, end in offsets.items() if (base.get(topic, p) or 0) < end <= ends.get(p, -1)}
         hidden = self._reach(StreamOffset(read, stop.ids), topics, attrgetter("last_stable"))
         if hidden:
@@ -234,13 +248,11 @@ class StreamPlanner:
         if passed < seconds:
             self._clock.sleep(seconds - passed)
 
-    def _bounds(self, topic: str) -> Mapping[int, Bounds]:
-        return self._subscriber.partitions(topic) if topic in self._present else {}
-
     def _ends(self) -> Offsets:
         isolation = self._options.isolation
         return {
-            topic: {p: limits.end(isolation) for p, limits in self._bounds(topic).items()} for topic in self._present
+            topic: {p: limits.end(isolation) for p, limits in bounds.items()}
+            for topic, bounds in self._seen_bounds().items()
         }
 
     def _up_to_target(self, target: Offsets) -> Offsets:
@@ -257,7 +269,7 @@ class StreamPlanner:
     def _covered(self, stop: StreamOffset) -> bool:
         end_of = attrgetter("last_stable" if self._options.isolation == READ_COMMITTED else "log_end")
         for topic, offsets in stop.positions.items():
-            bounds = self._bounds(topic)
+            bounds = self._seen_bounds().get(topic, {})
             if any(p not in bounds or end_of(bounds[p]) < offset for p, offset in offsets.items()):
                 return False
         return True
@@ -270,15 +282,14 @@ class StreamPlanner:
                 "leaves it out",
                 hint=OTHER_ROOT,
             )
-        for topic in self._present:
-            bounds = self._bounds(topic)
-            known = start.positions.get(topic, {})
+        for topic, bounds in self._seen_bounds().items():
+            offsets = start.positions.get(topic, {})
             if topic in start.positions and not self._same_topic(topic, start):
-                known = {}
-            for partition in sorted(set(known) - set(bounds) - set(others.get(topic, ()))):
+                offsets = {}
+            for partition in sorted(set(offsets) - set(bounds) - set(others.get(topic, ()))):
                 self._loss.report(f"Partition {partition} of topic {topic!r} is gone", "leaves it out")
             begin[topic] = {
-                p: self._loss.check_end(topic, p, known[p], limits) if p in known else limits.log_start
+                p: self._loss.check_end(topic, p, offsets[p], limits) if p in offsets else limits.log_start
                 for p, limits in bounds.items()
             }
         return begin
@@ -294,46 +305,43 @@ class StreamPlanner:
         )
         return False
 
-    def _is_held_back(self, begin: Offsets, end: Offsets) -> bool:
+    def _is_held_back(self, stored: Mapping[TopicPartition, Stored]) -> bool:
         """True while `minOffsetsPerTrigger` waits for records, which `maxTriggerDelay` ends; the first is not held."""
         least = self._options.min_offsets_per_trigger
         if least is None or self._target is not None or self._last_trigger is None:
             return False
         if self._clock.now() - self._last_trigger >= self._options.max_trigger_delay_ms / 1000:
             return False
-        return sum(held.records for held in self._stored(begin, end).values()) < least
+        return sum(held.records for held in stored.values()) < least
 
-    def _limit(self, begin: Offsets, end: Offsets) -> Offsets:
-        """The rate options, by what is stored: offsets that nothing lies at are passed at once, however many."""
+    def _limit(self, begin: Offsets, end: Offsets, stored: Mapping[TopicPartition, Stored]) -> Offsets:
+        """Cut `end` by the rate options, which count what is stored: offsets without records are passed at once."""
         most = self._options.max_offsets_per_trigger
-        if most is not None:
+        total = sum(held.records for held in stored.values())
+        if most is not None and total > most:
+            # At least one record, beyond the limit too, as in Kafka's connector: shares below one would leave small
+            # partitions unread for as long as large ones grow.
+            end = _cut_each(end, stored, lambda held: held.at_records(max(1, held.records * most // total))[0])
             stored = self._stored(begin, end)
-            total = sum(held.records for held in stored.values())
-            if total > most:
-                # At least one record, beyond the limit too, as in Kafka's connector: shares below one would leave small
-                # partitions unread for as long as large ones grow.
-                end = _cut_each(end, stored, lambda held: held.at_records(max(1, held.records * most // total))[0])
         limit = self._options.max_bytes_per_trigger
-        if limit is not None:
-            stored = self._stored(begin, end)
-            size = sum(held.nbytes for held in stored.values())
-            if size > limit:
-                # At least one record, too: what a byte's share comes to may lie inside it.
-                end = _cut_each(
-                    end, stored, lambda held: max(*held.at_bytes(held.nbytes * limit // size), *held.at_records(1))
-                )
+        size = sum(held.nbytes for held in stored.values())
+        if limit is not None and size > limit:
+            # At least one record, too: what a byte's share comes to may lie inside it.
+            end = _cut_each(
+                end, stored, lambda held: max(*held.at_bytes(held.nbytes * limit // size), *held.at_records(1))
+            )
         return end
 
     def _stored(self, begin: Offsets, end: Offsets) -> dict[TopicPartition, Stored]:
         """Measure what lies between, without offsets below the log start, which a view cannot measure."""
         ranges = [
-            OffsetRange(topic, p, max(offset, self._bounds(topic)[p].log_start), end[topic][p])
-            for topic, offsets in begin.items()
-            for p, offset in offsets.items()
+            OffsetRange(topic, p, max(offset, limits[p].log_start), end[topic][p])
+            for topic, limits in self._seen_bounds().items()
+            for p, offset in begin[topic].items()
         ]
-        ranges = [wanted for wanted in ranges if wanted.start < wanted.end]
+        ranges = [offsets for offsets in ranges if offsets.start < offsets.end]
         stored = self._view.stored(ranges)
-        return {(wanted.topic, wanted.partition): held for wanted, held in zip(ranges, stored, strict=True)}
+        return {(offsets.topic, offsets.partition): held for offsets, held in zip(ranges, stored, strict=True)}
 
     def _topic_ranges(self, topic: str, base: StreamOffset, stop: StreamOffset) -> list[OffsetRange]:
         planned = stop.ids.get(topic)
@@ -347,7 +355,7 @@ class StreamPlanner:
                 f"The topic {topic!r} was {change} before offsets planned for this batch were read", "leaves them out"
             )
             return []
-        bounds = self._bounds(topic)
+        bounds = self._seen_bounds()[topic]
         same = base.ids.get(topic) in (None, planned)
         ranges = []
         for partition, end in sorted(stop.positions[topic].items()):
@@ -379,5 +387,5 @@ def _says_no_more_than(start: StreamOffset, answer: StreamOffset, begin: Offsets
     """True if an answer has the ids and positions of `start`, and for partitions new since then where they begin."""
     if start.initial or any(start.ids.get(topic, topic_id) != topic_id for topic, topic_id in answer.ids.items()):
         return False
-    known = {topic: {**offsets, **start.positions.get(topic, {})} for topic, offsets in begin.items()}
-    return answer.positions == {**start.positions, **known}
+    positions = {topic: {**offsets, **start.positions.get(topic, {})} for topic, offsets in begin.items()}
+    return answer.positions == {**start.positions, **positions}

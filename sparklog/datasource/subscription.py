@@ -101,9 +101,9 @@ class Subscriber:
         """Take a snapshot of topics that must exist. Raises NotFound naming the first that does not, and near names."""
         missing = sorted(set(topics) - set(self.refresh(topics)))
         if missing:
-            known = self._view.topics()
-            near = nearest(missing[0], known)
-            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it has {_listed(known)}"
+            names = self._view.topics()
+            near = nearest(missing[0], names)
+            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it has {_listed(names)}"
             raise NotFound(f"There is no topic {missing[0]!r} at {self._view.location}: {hint}")
 
     def partitions(self, topic: str) -> Mapping[int, Bounds]:

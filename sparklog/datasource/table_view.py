@@ -57,7 +57,7 @@ def refuse_table(options: Options) -> None:
 
 def table_partitions(view: LogView, subscriber: Subscriber, read: ReadOptions) -> list[InputPartition]:
     """Plan the tasks. Raises BadRequest and NotFound for what the options name and is not there."""
-    from sparklog.datasource.read_task import LogPartition, Piece, pack
+    from sparklog.datasource.read_task import LogPartition, TaskRange, pack
     from sparklog.datasource.starting_offsets import check_listed
     from sparklog.log.read.table_plan import plan_table
 
@@ -65,9 +65,11 @@ def table_partitions(view: LogView, subscriber: Subscriber, read: ReadOptions) -
     partitions = {topic: subscriber.partitions(topic) for topic in topics}
     if read.as_of is not None:
         check_listed(partitions, read.as_of)
-    planned = [each for topic in topics for each in plan_table(view, topic, _of(topic, read.as_of), partitions[topic])]
-    tables: dict[object, PartitionTable] = {each.range: each for each in planned}
-    pieces = [Piece(each.range, each.part.records, each.part.nbytes) for each in planned]
+    planned = [
+        table for topic in topics for table in plan_table(view, topic, _of(topic, read.as_of), partitions[topic])
+    ]
+    tables: dict[object, PartitionTable] = {table.range: table for table in planned}
+    pieces = [TaskRange(table.range, table.part.records, table.part.nbytes) for table in planned]
     tasks = pack(pieces, min_partitions=read.min_partitions)
     return [LogPartition([tables[piece.range] for piece in task]) for task in tasks]
 

@@ -60,7 +60,7 @@ def watch(
     Args:
         spark: the session.
         tell: takes a line per micro-batch, such as `print`; default: the logger `sparklog.lag`, at level INFO.
-        metrics_file: written anew with each micro-batch, for the node exporter's textfile collector. Give each driver
+        metrics_file: written again with each micro-batch, for the node exporter's textfile collector. Give each driver
             a file of its own.
 
     Returns:
@@ -164,8 +164,8 @@ def source_lags(query: str, run_id: str, batch_id: int, number: int, source: Any
         return []
     lags = []
     for topic, ends in sorted(newest.items()):
-        at = positions.get(topic, {})
-        behind = [max(0, offset - at[partition]) for partition, offset in ends.items() if partition in at]
+        read = positions.get(topic, {})
+        behind = [max(0, offset - read[partition]) for partition, offset in ends.items() if partition in read]
         if behind:
             lags.append(QueryLag(query, run_id, batch_id, number, topic, len(behind), sum(behind), max(behind)))
     return lags

@@ -8,7 +8,7 @@ the decisions of that id, which know all topics of a batch.
 
 A streaming write is exactly once because its commit carries a key: the query's id, which Spark keeps in the checkpoint
 (or the user's `txnAppId`), and the batch id. `commit` is given only the batch id and runs on a writer that was built
-anew, so the tasks read query and run id from their TaskContext and send them up. A batch write takes no key from it:
+again, so the tasks read query and run id from their TaskContext and send them up. A batch write takes no key from it:
 inside `foreachBatch` all writes of one batch see the same ids, and the second would vanish. Only `txnAppId` and
 `txnVersion` make it repeatable.
 """
@@ -147,13 +147,11 @@ class _TaskSink:
 
     def _target(self, topic: str) -> AppendTarget:
         if self._root is None:
+            from sparklog.log.write.append_writer import refuse_other_root
+
             # Once per task, and not again with each topic and each file: it costs a request.
             root = root_at(self._plan.location)
-            if root.id != self._plan.root_id:
-                raise BadRequest(
-                    f"expected the root {self._plan.root_id} at {root.location}, found {root.id}: use storage that "
-                    "driver and executors share"
-                )
+            refuse_other_root(root.location, self._plan.root_id or "", root.id)
             self._root = root
         return topic_at(self._root, topic, self._plan.options).log.append_target(refresh=False)
 
@@ -197,7 +195,7 @@ def publish(plan: SinkPlan, messages: Sequence[SparklogCommitMessage], key: Writ
     topics = _files_by_topic(messages)
     if key is not None and key.mode == "stream":
         # Machines' clocks differ, and the next run may be on another one.
-        epoch = None if key.epoch is None else max(0, root.by_store_clock(key.epoch))
+        epoch = None if key.epoch is None else max(0, root.engine.by_store_clock(key.epoch))
         key = replace(key, epoch=epoch, replay_mismatch=plan.options.replay_mismatch)
         if _published_otherwise(root, plan, topics, key):
             return
@@ -207,7 +205,7 @@ def publish(plan: SinkPlan, messages: Sequence[SparklogCommitMessage], key: Writ
     for name, written in topics.items():
         if written.files or key is not None:
             target = replace(written.target, looked=looked)
-            root.topic_handle(name).log.commit_append(written.files, target, writer=key)
+            root.engine.log(name).commit_append(written.files, target, writer=key)
 
 
 def _files_by_topic(messages: Iterable[SparklogCommitMessage]) -> dict[str, TopicFiles]:

@@ -26,8 +26,9 @@ from sparklog.log.journal.clocks import reading_clock_ms
 from sparklog.log.journal.names import is_topic_name
 from sparklog.log.state.commit_log import CHECKPOINT_COMMITS
 from sparklog.log.state.slices import MERGE_TIER_MASK
-from sparklog.log.topic.root import Root
-from sparklog.log.topic.topic import MANY_UNSEALED, Topic
+from sparklog.log.topic.engine import MANY_UNSEALED
+from sparklog.log.topic.root import Root, topic_of
+from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.properties import parse_properties
 from sparklog.maintenance.spark_runner import quiet_session
 from sparklog.storage.system_errors import mount_of
@@ -430,7 +431,7 @@ def check_root(root: Root) -> list[Check]:
     count = 0
     for name in filter(is_topic_name, root.store.list_folders("")):
         try:
-            topic = root.topic_handle(name)
+            topic = topic_of(root, name)
             if not topic.log.refresh().head.exists:
                 continue
             count += 1
@@ -449,7 +450,7 @@ def check_root(root: Root) -> list[Check]:
 
 
 def _maintenance(root: Root, topic: Topic) -> Iterator[Check]:
-    rows = topic.snapshot(refresh=False).slices.all()
+    rows = topic.log.snapshot(refresh=False).slices.all()
     unsealed = ~rows.sealed()
     many = int(unsealed.sum())
     compact = f"sparklog compact --root {_shown(root)}, every hour (see `sparklog conf crontab`)"
@@ -475,7 +476,7 @@ def _transactions(root: Root, topic: Topic) -> Iterator[Check]:
     abort = "sparklog transactions abort"
     for transaction in dict.fromkeys(item.txn.id for item in head.open):
         prepares = [item for item in head.open if item.txn.id == transaction]
-        if root.decisions.overdue(topic.name, prepares, reading_clock_ms(root.store, root.env)):
+        if root.engine.decisions.overdue(topic.name, prepares, reading_clock_ms(root.store, root.env)):
             message = f"transaction {transaction} holds back topic {topic.name} beyond its timeout"
             fix = f"{abort} {shlex.quote(transaction)} --root {_shown(root)}, or run either job"
             yield Check("transactions", WARN, message, fix)

@@ -12,7 +12,7 @@ from sparklog.log.journal.names import ROOT_KEY
 from sparklog.log.journal.probe_verdict import forget, probe_anew
 from sparklog.storage import open_store
 from sparklog.storage.local import LocalStore
-from sparklog.storage.probe import DELETE, THREADS, Outcome, examine, probe
+from sparklog.storage.probe import DELETE, THREADS, PromiseOutcome, examine, probe
 from sparklog.storage.store import Store
 
 WORTH_A_WORD_MS = 10_000
@@ -54,7 +54,7 @@ def examine_store(location: str) -> list[Check]:
     return [*findings, Check("store", OK, message)]
 
 
-def _finding(store: Store, outcome: Outcome, ahead_ms: int) -> Check:
+def _finding(store: Store, outcome: PromiseOutcome, ahead_ms: int) -> Check:
     promise, error = outcome.promise, outcome.error
     if error is None:
         return _clock(ahead_ms) if promise.name == "clock" else Check(promise.name, OK, promise.kept)

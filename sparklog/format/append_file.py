@@ -19,14 +19,14 @@ Footer, all integers big-endian as everywhere in Kafka's files:
     |                |        | offset i64 (in the slice)                                                       |
     | tail           | 12     | CRC-32C u32 of all footer bytes before it, footer length u32, magic 4           |
 
-A commit repeats the slice table, so readers need the footer only to seek inside a slice: its length stands in the
+A commit repeats the slice table, so readers need the footer only to seek inside a slice: its length is in the
 commit, hence one ranged read and no request for the file's size. The tail lets tools read a file that no commit
 names.
 
 Index: a slice of up to `INDEX_MIN_BYTES` has no entries and is read whole. A larger one has an entry for its first
 batch and then for each first batch that begins `INDEX_INTERVAL_BYTES` or more after the last entry. `offset` is
 that batch's base offset; `max timestamp before` is the greatest maxTimestamp of all batches of the slice *before*
-it (-1: none), so the first record at or after a time lies behind the last entry whose value is below that time,
+it (-1: none), so the first record at or after a time is after the last entry whose value is below that time,
 and before the next entry. One kind of entry serves both seeks.
 
 Aborted transactions are those of Kafka's, which slices made from imported data hold: what a `.txnindex` says of a
@@ -39,7 +39,7 @@ The name ends in `.slices`, not `.log`: Kafka's tools would trip over the footer
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -90,11 +90,11 @@ class SliceIndex:
         return len(self.position)
 
     def entry_for_offset(self, offset: int) -> int:
-        """The last entry that lies at or before `offset` (in the slice); 0 if there is none."""
+        """The last entry at or before `offset` (in the slice); 0 if there is none."""
         return max(0, int(np.searchsorted(self.offset, offset, side="right")) - 1)
 
     def entry_for_timestamp(self, target: int) -> int:
-        """The entry behind which the first record with timestamp >= `target` lies, if the slice has one."""
+        """The entry after which the first record with timestamp >= `target` is, if the slice has one."""
         return max(0, int(np.searchsorted(self.max_ts, target, side="left")) - 1)
 
 
@@ -127,7 +127,7 @@ class Footer:
     footer_length: int
 
     def at(self, position: int) -> WrittenSlice | None:
-        return next((each for each in self.slices if each.position == position), None)
+        return next((entry for entry in self.slices if entry.position == position), None)
 
 
 def build_index(
@@ -151,42 +151,41 @@ def build_index(
     while (following := int(np.searchsorted(position, last + interval))) < len(position):
         taken.append(following)
         last = int(position[following])
-    at = np.asarray(taken, np.int64)
+    rows = np.asarray(taken, np.int64)
     running = np.maximum.accumulate(max_ts)
-    before = np.where(at > 0, running[np.maximum(at, 1) - 1], -1)
-    return SliceIndex(position[at].astype(np.int64), offset[at].astype(np.int64), before.astype(np.int64))
+    before = np.where(rows > 0, running[np.maximum(rows, 1) - 1], -1)
+    return SliceIndex(position[rows].astype(np.int64), offset[rows].astype(np.int64), before.astype(np.int64))
 
 
 def encode_footer(slices: Sequence[WrittenSlice]) -> bytes:
     table = np.zeros(len(slices), SLICE_DTYPE)
     for name in WRITTEN:
-        table[name] = [getattr(each, name) for each in slices]
-    table["entries"] = [0 if each.index is None else len(each.index) for each in slices]
+        table[name] = [getattr(entry, name) for entry in slices]
+    indexes = [entry.index for entry in slices]
+    table["entries"] = [0 if index is None else len(index) for index in indexes]
     aborted = _aborted_rows(slices)
     parts = [HEAD.pack(MAGIC, ABORTED_VERSION if len(aborted) else FORMAT_VERSION, len(table), table["entries"].sum())]
     if len(aborted):
         parts.append(ABORTED_COUNT.pack(len(aborted)))
     parts.append(table.tobytes())
-    for each in slices:
-        if each.index is not None:
-            rows = np.zeros(len(each.index), INDEX_DTYPE)
-            rows["position"], rows["offset"], rows["max_ts"] = each.index.position, each.index.offset, each.index.max_ts
-            parts.append(rows.tobytes())
+    parts += [_rows(INDEX_DTYPE, index.position, index.offset, index.max_ts).tobytes() for index in indexes if index]
     parts.append(aborted.tobytes())
     body = b"".join(parts)
     return body + TAIL.pack(crc32c(body), len(body) + TAIL_BYTES, MAGIC)
 
 
+def _rows(kind: np.dtype[np.void], *columns: Int64Array) -> npt.NDArray[np.void]:
+    rows = np.zeros(len(columns[0]), kind)
+    for name, column in zip(kind.names or (), columns, strict=True):
+        rows[name] = column
+    return rows
+
+
 def _aborted_rows(slices: Sequence[WrittenSlice]) -> npt.NDArray[np.void]:
-    parts = [np.zeros(0, ABORTED_DTYPE)]
-    for i, each in enumerate(slices):
-        if len(each.aborted):
-            rows = np.zeros(len(each.aborted), ABORTED_DTYPE)
-            rows["slice"], rows["producer"] = i, each.aborted.producer_ids
-            rows["first"], rows["last"] = each.aborted.first_offsets, each.aborted.last_offsets
-            parts.append(rows)
-    # Joining turns the fields to the machine's byte order.
-    return np.concatenate(parts).astype(ABORTED_DTYPE)
+    transactions = transaction_index.concatenate([entry.aborted for entry in slices])
+    number = np.repeat(np.arange(len(slices)), np.array([len(entry.aborted) for entry in slices], np.int64))
+    names = ("producer_ids", "first_offsets", "last_offsets")
+    return _rows(ABORTED_DTYPE, number, *(getattr(transactions, name) for name in names))
 
 
 def footer_length(tail: bytes, *, file: str | None = None) -> int:
@@ -199,22 +198,35 @@ def footer_length(tail: bytes, *, file: str | None = None) -> int:
     return int(length)
 
 
+def read_footer(read: Callable[[int, int], bytes], size: int, *, file: str | None = None) -> Footer:
+    """The footer of a file of `size` bytes that no commit names, by `read(position, length)`. Raises as the two above
+    and below do."""
+    length = footer_length(read(max(0, size - TAIL_BYTES), TAIL_BYTES), file=file)
+    if length > size:
+        raise Corrupt(f"the footer claims {length} bytes of a file of {size}", file=file)
+    return decode_footer(read(size - length, length), file_size=size, file=file)
+
+
 def decode_footer(data: bytes, *, file_size: int, file: str | None = None) -> Footer:
     """The footer from its bytes, checked against its CRC and against `file_size` (bytes of slices and footer together).
 
     Raises `Corrupt` where bytes are damaged, `BadRequest` for a format version this code does not know.
     """
-    at = file_size - len(data)
-    if len(data) < HEAD_BYTES + TAIL_BYTES or at < 0:
-        raise Corrupt(f"expected an append file's footer, found {len(data)} bytes", file=file, position=max(at, 0))
+    data_bytes = file_size - len(data)
+    if len(data) < HEAD_BYTES + TAIL_BYTES or data_bytes < 0:
+        raise Corrupt(
+            f"expected an append file's footer, found {len(data)} bytes", file=file, position=max(data_bytes, 0)
+        )
     if footer_length(data[-TAIL_BYTES:], file=file) != len(data):
-        raise Corrupt(f"expected a footer of {len(data)} bytes, found another length in it", file=file, position=at)
+        raise Corrupt(
+            f"expected a footer of {len(data)} bytes, found another length in it", file=file, position=data_bytes
+        )
     crc, _, _ = TAIL.unpack(data[-TAIL_BYTES:])
     if crc != crc32c(data[:-TAIL_BYTES]):
-        raise Corrupt("the footer's checksum is wrong: restore the file", file=file, position=at)
+        raise Corrupt("the footer's checksum is wrong: restore the file", file=file, position=data_bytes)
     magic, version, count, entries = HEAD.unpack(data[:HEAD_BYTES])
     if magic != MAGIC:
-        raise Corrupt(f"expected the footer to begin with {MAGIC!r}, found {magic!r}", file=file, position=at)
+        raise Corrupt(f"expected the footer to begin with {MAGIC!r}, found {magic!r}", file=file, position=data_bytes)
     if version not in (FORMAT_VERSION, ABORTED_VERSION):
         raise BadRequest(f"append file {file} has format {version}, this sparklog reads {ABORTED_VERSION}: upgrade")
     head, markers = HEAD_BYTES, 0
@@ -224,11 +236,13 @@ def decode_footer(data: bytes, *, file_size: int, file: str | None = None) -> Fo
     index_at = head + count * SLICE_BYTES
     aborted_at = index_at + entries * INDEX_BYTES
     if aborted_at + markers * ABORTED_BYTES + TAIL_BYTES != len(data):
-        raise Corrupt(f"{count} slices and {entries} index entries do not fill the footer", file=file, position=at)
+        raise Corrupt(
+            f"{count} slices and {entries} index entries do not fill the footer", file=file, position=data_bytes
+        )
     table = np.frombuffer(data, SLICE_DTYPE, count, head)
     rows = np.frombuffer(data, INDEX_DTYPE, entries, index_at)
     aborted = np.frombuffer(data, ABORTED_DTYPE, markers, aborted_at)
-    return Footer(_slices(table, rows, aborted, at, file), len(data))
+    return Footer(_slices(table, rows, aborted, data_bytes, file), len(data))
 
 
 def _slices(
@@ -266,7 +280,7 @@ def _slices(
     return tuple(slices)
 
 
-def _index(rows: npt.NDArray[np.void], nbytes: int, offsets: int, file: str | None, at: int) -> SliceIndex:
+def _index(rows: npt.NDArray[np.void], nbytes: int, offsets: int, file: str | None, position: int) -> SliceIndex:
     index = SliceIndex(*(rows[name].astype(np.int64) for name in ("position", "offset", "max_ts")))
     sound = (
         index.position[0] == 0
@@ -278,5 +292,5 @@ def _index(rows: npt.NDArray[np.void], nbytes: int, offsets: int, file: str | No
         and (np.diff(index.max_ts) >= 0).all()
     )
     if not sound:
-        raise Corrupt("the index of a slice is not in order", file=file, position=at)
+        raise Corrupt("the index of a slice is not in order", file=file, position=position)
     return index

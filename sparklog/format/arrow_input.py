@@ -28,8 +28,8 @@ def new_array(length: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 
 Column: TypeAlias = "pa.Array | pa.ChunkedArray | None"
 MISSING = (0, 0, 0, 0, 0, 0)
-"""Per column: address of offsets (0: missing), 1 for int64 offsets, addresses of data, behind it and of validity (0: no
-nulls), the array's offset in elements."""
+"""Per column: address of offsets (0: missing), 1 for int64 offsets, addresses of data, of its end and of validity (0:
+no nulls), the array's offset in elements."""
 
 
 class KernelColumns:

@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from sparklog.errors import BadRequest
+
 
 def fixed_values(array: pa.Array, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Return a view of a fixed-width array's values as `dtype` of the same width; null rows hold any value."""
@@ -37,26 +39,33 @@ def valid_rows(array: pa.Array) -> npt.NDArray[np.bool_]:
 
 def fixed_array(values: npt.NDArray[Any], kind: pa.DataType, valid: npt.NDArray[np.bool_] | None = None) -> pa.Array:
     """Return an array of `kind` over the memory of `values` (its width); rows that `valid` leaves out are null."""
-    bits = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
-    return pa.Array.from_buffers(kind, len(values), [bits, pa.py_buffer(np.ascontiguousarray(values))])
+    return pa.Array.from_buffers(kind, len(values), [_bits(valid), pa.py_buffer(np.ascontiguousarray(values))])
+
+
+def binary_array(lengths: npt.ArrayLike, data: Any, valid: npt.NDArray[np.bool_] | None = None) -> pa.BinaryArray:
+    """Return a binary array of cells of these lengths, back to back in `data`. `BadRequest` beyond 2 GB."""
+    ends = np.zeros(np.size(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=ends[1:])
+    if ends[-1] > np.iinfo(np.int32).max:
+        raise BadRequest(f"a column of {ends[-1]} bytes is larger than 2 GB: take fewer rows at a time")
+    buffers = [_bits(valid), pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.binary(), len(ends) - 1, buffers)
+
+
+def _bits(valid: npt.NDArray[np.bool_] | None) -> pa.Buffer | None:
+    return None if valid is None or valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
+
+
+def bytes_array(cells: Sequence[bytes | None]) -> pa.BinaryArray:
+    """Return a binary array of cells."""
+    valid = np.array([cell is not None for cell in cells], np.bool_)
+    full = [cell or b"" for cell in cells]
+    return binary_array([len(cell) for cell in full], b"".join(full), valid)
 
 
 def text_array(texts: Sequence[str]) -> pa.StringArray:
     """Return a string array without nulls."""
-    encoded = [text.encode() for text in texts]
-    offsets = np.zeros(len(encoded) + 1, np.int32)
-    np.cumsum([len(text) for text in encoded], out=offsets[1:])
-    return pa.StringArray.from_buffers(len(encoded), pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded)))
-
-
-def bytes_array(cells: Sequence[bytes | None]) -> pa.BinaryArray:
-    """Return a binary array."""
-    valid = np.array([cell is not None for cell in cells], np.bool_)
-    offsets = np.zeros(len(cells) + 1, np.int32)
-    np.cumsum([len(cell or b"") for cell in cells], out=offsets[1:])
-    bits = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
-    data = pa.py_buffer(b"".join(cell or b"" for cell in cells))
-    return pa.Array.from_buffers(pa.binary(), len(cells), [bits, pa.py_buffer(offsets), data])
+    return bytes_array([text.encode() for text in texts]).view(pa.string())
 
 
 def bytes_scalar(cell: bytes | None) -> pa.BinaryScalar:
@@ -72,5 +81,4 @@ def int_scalar(number: int, kind: pa.DataType | None = None) -> pa.Scalar:
 def repeated_text(text: str, n: int) -> pa.StringArray:
     """Return the same text n times."""
     encoded = text.encode()
-    offsets = np.arange(n + 1, dtype=np.int32) * np.int32(len(encoded))
-    return pa.StringArray.from_buffers(n, pa.py_buffer(offsets), pa.py_buffer(encoded * n))
+    return binary_array(np.full(n, len(encoded)), encoded * n).view(pa.string())

@@ -15,7 +15,8 @@ from typing import Any
 import pyarrow as pa
 
 from sparklog.errors import BadRequest
-from sparklog.format.values import ValueFormat, binary_rows, each_row, loads
+from sparklog.format.arrow_numpy import bytes_array
+from sparklog.format.values import ValueFormat, each_row, loads
 
 MAGIC = 0
 FRAME = struct.Struct(">bi")
@@ -46,7 +47,7 @@ class AvroFormat(ValueFormat):
     def __init__(self, schemas: Mapping[int, Any], *, framed: bool) -> None:
         super().__init__("avro")
         self.framed = framed
-        self.schemas = {number: _parsed(each) for number, each in schemas.items()}
+        self.schemas = {number: _parsed(schema) for number, schema in schemas.items()}
         self.id, self.schema = list(self.schemas.items())[-1]
         title = self.schema.get("name", self.schema["type"]) if isinstance(self.schema, dict) else str(self.schema)
         self.bytes_name = f"Avro of schema {title}" if not self.framed else "a registry's frame (0, schema id) and Avro"
@@ -58,7 +59,7 @@ class AvroFormat(ValueFormat):
 
     def _encode(self, column: pa.Array) -> pa.Array:
         rows = column.to_pylist(maps_as_pydicts="strict") if _has_maps(column.type) else column.to_pylist()
-        return binary_rows([None if row is None else self._write(row) for row in rows])
+        return bytes_array([None if row is None else self._write(row) for row in rows])
 
     def _show(self, column: pa.Array) -> pa.Array:
         return each_row(column, self._text)
@@ -77,7 +78,7 @@ class AvroFormat(ValueFormat):
         return number, io.BytesIO(cell[FRAME.size :])
 
     def _read(self, cell: bytes, *, resolve: bool) -> Any:
-        """Return a row's value; `resolve`: as the last schema has it, else as its own, records of a union by name."""
+        """Return a row's value; `resolve`: by the last schema, else by its own, records of a union by name."""
         number, body = self._body(cell)
         reader = self.schema if resolve and number != self.id else None
         names = {} if resolve else {"return_record_name": True, "return_record_name_override": True}
@@ -95,7 +96,7 @@ class AvroFormat(ValueFormat):
 
     def _value(self, text: str) -> Any:
         loads(text)
-        hint = 'a member is missing, or a union\'s value does not stand as {"string": "x"}'
+        hint = 'a member is missing, or a union\'s value is not written as {"string": "x"}'
         return _tried(lambda: list(fastavro().json_reader(io.StringIO(text), self.schema)), hint)[0]
 
     def _write(self, value: Any) -> bytes:
@@ -139,7 +140,7 @@ def arrow_type(schema: Any) -> pa.DataType:
 
 def _type(schema: Any, named: dict[str, Any], inside: tuple[str, ...]) -> pa.DataType:
     if isinstance(schema, list):
-        kinds = [each for each in schema if each != "null"]
+        kinds = [kind for kind in schema if kind != "null"]
         if len(kinds) > 1:
             raise BadRequest(f"Arrow columns have no union of {len(kinds)} types: give arrow_type")
         return _type(kinds[0] if kinds else "null", named, inside)

@@ -1,7 +1,7 @@
 """The scan that finds the batches in bytes of a log, whatever their formats, and checks before records are read.
 
 Batches of format v2 (`sparklog.format.record_batch`) and messages of formats v0 and v1
-(`sparklog.format.legacy.old_messages`) may stand in one file. All code that reads bytes of a log begins here, and gets
+(`sparklog.format.legacy.old_messages`) may be in one file. All code that reads bytes of a log begins here, and gets
 a row of `BatchHeaders` for each of either kind; `payloads` gives their records, all in format v2.
 """
 
@@ -46,7 +46,7 @@ RECORD_MESSAGES = (
     "a record's length does not fit into its batch",
     "a record's fields do not end where its length says",
     "offsets within the batch do not increase, or go beyond its last offset",
-    "the batch goes on behind its last record",
+    "the batch goes on after its last record",
 )
 """By the error codes of the kernels that read records."""
 
@@ -127,8 +127,8 @@ def _headers_at(data: ByteArray, position: Int64Array, end: int, stop: str, reas
 
 def begins_with_header(data: bytes) -> bool:
     """Return True if `data` begins with all bytes of a header, as far as its magic tells. It may still be damaged."""
-    known = len(data) > MAGIC_POSITION and data[MAGIC_POSITION] <= MAGIC
-    return known and len(data) >= least_size(data[MAGIC_POSITION])
+    magic = data[MAGIC_POSITION] if len(data) > MAGIC_POSITION else MAGIC + 1
+    return magic <= MAGIC and len(data) >= least_size(magic)
 
 
 def least_size(magic: int) -> int:
@@ -154,7 +154,11 @@ def crc_failures(data: BytesLike, headers: BatchHeaders) -> Int64Array:
         return np.sort(np.concatenate((wrong, new[crc_failures(data, replace(headers[new], magic=None))])))
     view, crc = memoryview(data), crc32c.crc32c
     columns = zip(headers.position.tolist(), headers.size.tolist(), headers.crc.tolist(), strict=True)
-    failed = [row for row, (at, size, crc32) in enumerate(columns) if crc(view[at + CRC_START : at + size]) != crc32]
+    failed = [
+        row
+        for row, (start, size, stored) in enumerate(columns)
+        if crc(view[start + CRC_START : start + size]) != stored
+    ]
     return np.array(failed, np.int64)
 
 

@@ -1,4 +1,4 @@
-"""Checksums beside those of record batches: one over a segment's index files, and the search for a flipped bit.
+"""Checksums other than those of record batches: one over a segment's index files, and the search for a flipped bit.
 
 The checksum of the index files beside a sealed segment is kept by the commit that names the segment. It is over:
 
@@ -9,7 +9,7 @@ The checksum of the index files beside a sealed segment is kept by the commit th
 |       | the same of `.timeindex`, then of `.txnindex` (length 0 if there is none) |
 
 Kafka's index files have no checksum. Not all of them can be held against the batches: where an aborted transaction
-began whose first data the cleaner has removed stands in the `.txnindex` alone, and a file that was cut off between two
+began whose first data the cleaner has removed is in the `.txnindex` alone, and a file that was cut off between two
 entries looks whole.
 
 Most damage that disks and memory do is one flipped bit. A CRC is linear: the change that one bit makes depends only on
@@ -28,7 +28,7 @@ SUFFIXES = ("index", "timeindex", "txnindex")
 
 
 def index_crc(index: bytes, timeindex: bytes, txnindex: bytes) -> int:
-    """Return the CRC-32C over the three files, each behind its length; an empty file is the same as none."""
+    """Return the CRC-32C over the three files, each after its length; an empty file is the same as none."""
     crc = 0
     for data in (index, timeindex, txnindex):
         crc = crc32c(data, crc32c(len(data).to_bytes(8, "big"), crc))
@@ -47,9 +47,9 @@ def flipped_bit(nbytes: int, actual: int, expected: int) -> tuple[int, int] | No
         return None
     table, back, single = _tables()
     difference = actual ^ expected
-    for at in range(nbytes - 1, -1, -1):
+    for byte in range(nbytes - 1, -1, -1):
         if difference in single:
-            return at, single[difference]
+            return byte, single[difference]
         low = back[difference >> 24]
         difference = ((difference ^ table[low]) << 8 | low) & 0xFFFFFFFF
     return None

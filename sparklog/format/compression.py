@@ -1,6 +1,6 @@
 """Kafka's compression framings, both ways.
 
-The records of a batch (all bytes behind its 61-byte header) are one stream:
+The records of a batch (all bytes after its 61-byte header) are one stream:
 
 | codec  | bytes                                                                                                     |
 |--------|-----------------------------------------------------------------------------------------------------------|
@@ -105,7 +105,7 @@ def _gzip_decompress(data: memoryview, limit: int) -> bytes:
         if not member.eof:
             raise Corrupt("the gzip stream is cut off")
         rest = member.unused_data
-        if rest[:2] != b"\x1f\x8b":  # anything else behind a member is ignored, as Java does
+        if rest[:2] != b"\x1f\x8b":  # anything else after a member is ignored, as Java does
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
@@ -125,7 +125,7 @@ def _snappy_decompress(data: memoryview, limit: int) -> bytes:
         return _snappy_block(data, limit)
     parts: list[bytes] = []
     position, end = len(XERIAL_HEADER), data.nbytes
-    while end - position >= 4:  # fewer than 4 bytes behind the last chunk are ignored, as Kafka does
+    while end - position >= 4:  # fewer than 4 bytes after the last chunk are ignored, as Kafka does
         if data[position : position + 8] == XERIAL_MAGIC:
             position += len(XERIAL_HEADER)
             continue
@@ -210,12 +210,11 @@ def _check_lz4_frame(data: memoryview, limit: int) -> None:
 def _zstd_compress(data: BytesLike, level: int | None) -> bytes:
     import zstandard
 
-    wanted = 1 if level is None else level
-    kept: dict[int, Any] = _local.__dict__.setdefault("compressors", {})
-    compressor = kept.get(wanted)
-    if compressor is None:  # not safe to share between threads, and expensive to make
-        compressor = kept[wanted] = zstandard.ZstdCompressor(level=wanted)
-    return compressor.compress(data)
+    level = 1 if level is None else level
+    compressors: dict[int, Any] = _local.__dict__.setdefault("compressors", {})
+    if level not in compressors:  # not safe to share between threads, and expensive to make
+        compressors[level] = zstandard.ZstdCompressor(level=level)
+    return compressors[level].compress(data)  # type: ignore[no-any-return]
 
 
 def _zstd_decompress(data: memoryview, limit: int) -> bytes:

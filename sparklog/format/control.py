@@ -32,7 +32,7 @@ from sparklog.format.record_batch import (
     TRANSACTIONAL_BIT,
     BatchHeader,
     BatchHeaders,
-    BoolArray,
+    ByteArray,
     BytesLike,
     Int64Array,
     Place,
@@ -46,7 +46,8 @@ MARKER_BYTES = 78
 """A transaction marker as a coordinator writes it: header and 17 bytes of record."""
 _PLAIN_START = bytes.fromhex("20 00 00 00 08 0000")
 """The first bytes of its record: length, attributes, both deltas, length of the key, version; the type follows."""
-_PLAIN_MARKER = len(_PLAIN_START) + 2
+_RECORD_BYTES = MARKER_BYTES - HEADER_BYTES
+_TYPE = struct.Struct(">h")
 
 _Parsed = TypeVar("_Parsed")
 _KEY = struct.Struct(">hh")
@@ -77,8 +78,9 @@ def parse_control_record(key: bytes | None, value: bytes | None) -> ControlRecor
     if kind not in (ABORT, COMMIT):
         return ControlRecord(kind)
     if value is None or len(value) < _VALUE.size:
-        held = value.hex() if value else "none"
-        raise Corrupt(f"expected an end-of-transaction value of at least 6 bytes, found {held}")
+        raise Corrupt(
+            f"expected an end-of-transaction value of at least 6 bytes, found {value.hex() if value else 'none'}"
+        )
     value_version, epoch = _VALUE.unpack_from(value)
     if value_version < 0:
         raise Corrupt(f"the end-of-transaction value has version {value_version}, expected 0 or more")
@@ -94,12 +96,9 @@ def control_types(
     for one that cannot be read; CRCs are not checked.
     """
     types = np.full(len(headers), UNKNOWN, np.int8)
-    rows = np.flatnonzero(headers.is_control & (headers.count > 0))
-    plain = (headers.codec[rows] == 0) & (headers.size[rows] == MARKER_BYTES)
-    types[rows[plain]], known = _plain_types(memoryview(data), headers.position[rows[plain]])
-    plain[np.flatnonzero(plain)[~known]] = False
-    place = Place(file, file_position)
-    for row, kind in _read(data, headers, rows[~plain], place, lambda key, value: parse_control_type(key)):
+    rows, records = _plain_markers(data, headers)
+    types[rows] = records[:, len(_PLAIN_START) + 1]
+    for row, kind in _read(data, headers, rows, Place(file, file_position), lambda key, _: parse_control_type(key)):
         types[row] = kind
     return types
 
@@ -112,32 +111,47 @@ def coordinator_epochs(
     `Corrupt`, naming the batch, for a marker that cannot be read; CRCs are not checked.
     """
     epochs = np.full(len(headers), -1, np.int64)
-    rows = np.flatnonzero(headers.is_control & (headers.count > 0))
-    plain = (headers.codec[rows] == 0) & (headers.size[rows] == MARKER_BYTES)
-    if plain.any():
-        places = headers.position[rows[plain]]
-        _, known = _plain_types(memoryview(data), places)
-        windows = np.lib.stride_tricks.sliding_window_view(as_bytes_array(data), MARKER_BYTES - HEADER_BYTES)
-        values = windows[places + HEADER_BYTES][:, _PLAIN_MARKER : _PLAIN_MARKER + 1 + _VALUE.size]
-        known &= (values[:, 0] == 2 * _VALUE.size) & (values[:, 1] == 0) & (values[:, 2] == 0)
-        epochs[rows[plain]] = np.ascontiguousarray(values[:, 3:]).view(">i4")[:, 0]
-        plain[np.flatnonzero(plain)[~known]] = False
-        rows = rows[~plain]
-        epochs[rows] = -1
+    rows, records = _plain_markers(data, headers)
+    value = records[:, len(_PLAIN_START) + _TYPE.size :]
+    sound = (value[:, :3] == (2 * _VALUE.size, 0, 0)).all(axis=1)
+    rows = rows[sound]
+    epochs[rows] = np.ascontiguousarray(value[sound, 3:7]).view(">i4")[:, 0]
     for row, record in _read(data, headers, rows, Place(file, file_position), parse_control_record):
         if record.coordinator_epoch is not None:
             epochs[row] = record.coordinator_epoch
     return epochs
 
 
+def _plain_markers(data: BytesLike, headers: BatchHeaders) -> tuple[Int64Array, ByteArray]:
+    """Return the rows of batches that are markers as coordinators write them, and their records, uint8[rows, 17].
+
+    A log of small transactions is half markers: hence the fast way.
+    """
+    rows = np.flatnonzero(
+        headers.is_control & (headers.count > 0) & (headers.codec == 0) & (headers.size == MARKER_BYTES)
+    )
+    if not len(rows):
+        return rows, np.empty((0, _RECORD_BYTES), np.uint8)
+    windows = np.lib.stride_tricks.sliding_window_view(as_bytes_array(data), _RECORD_BYTES)
+    records = windows[headers.position[rows] + HEADER_BYTES]
+    start = len(_PLAIN_START)
+    plain = (records[:, :start] == np.frombuffer(_PLAIN_START, np.uint8)).all(axis=1)
+    plain &= (records[:, start] == 0) & (records[:, start + 1] <= KRAFT_VOTERS)
+    return rows[plain], records[plain]
+
+
 def _read(
     data: BytesLike,
     headers: BatchHeaders,
-    rows: Int64Array,
+    plain: Int64Array,
     place: Place,
     parse: Callable[[bytes | None, bytes | None], _Parsed],
 ) -> Iterator[tuple[int, _Parsed]]:
+    """Yield row and parsed record of each control batch that has records and is none of the rows `plain`."""
     view = memoryview(data)
+    wanted = headers.is_control & (headers.count > 0)
+    wanted[plain] = False
+    rows = np.flatnonzero(wanted)
     columns = (rows, headers.position[rows], headers.size[rows], headers.codec[rows])
     for row, position, size, codec in zip(*(column.tolist() for column in columns), strict=True):
         try:
@@ -145,20 +159,6 @@ def _read(
         except Corrupt as error:
             raise place.corrupt(headers, row, error.message) from None
         yield row, parsed
-
-
-def _plain_types(data: memoryview, positions: Int64Array) -> tuple[npt.NDArray[np.int8], BoolArray]:
-    """Return the types of batches of `MARKER_BYTES`, and which of them are markers as coordinators write them.
-
-    The types of the others are not valid. A log of small transactions is half markers: hence the fast way.
-    """
-    if not len(positions):
-        return np.empty(0, np.int8), np.empty(0, np.bool_)
-    records = np.lib.stride_tricks.sliding_window_view(as_bytes_array(data), _PLAIN_MARKER)[positions + HEADER_BYTES]
-    known = (records[:, : len(_PLAIN_START)] == np.frombuffer(_PLAIN_START, np.uint8)).all(axis=1)
-    kinds = records[:, -1].astype(np.int8)
-    known &= (records[:, -2] == 0) & (kinds >= ABORT) & (kinds <= KRAFT_VOTERS)
-    return kinds, known
 
 
 def _first_record(payload: memoryview, codec: int) -> tuple[bytes | None, bytes | None]:

@@ -21,13 +21,13 @@ import pyarrow as pa
 
 from sparklog.errors import BadRequest
 from sparklog.format.arrow_input import new_array
-from sparklog.format.batch_scan import MAX_OFFSET, RECORD_MESSAGES, check_crcs, check_headers
+from sparklog.format.batch_scan import MAX_OFFSET, check_crcs, check_headers
 from sparklog.format.kernels import record_kernels as kernels
 from sparklog.format.kernels.kernel_memory import SLACK
-from sparklog.format.payloads import payload_groups
+from sparklog.format.payloads import check_fit, payload_groups, record_error
 from sparklog.format.record_batch import (
     HEADER_BYTES,
-    MIN_RECORD_BYTES,
+    IN_MEMORY,
     BatchHeaders,
     BoolArray,
     BytesLike,
@@ -85,8 +85,7 @@ def decode(
     select: BoolArray | None = None,
     append_time: int | None = None,
     check_crc: bool = True,
-    file: str | None = None,
-    file_position: int = 0,
+    place: Place = IN_MEMORY,
 ) -> RecordColumns:
     """Decode the batches of `data` that `headers` (of a scan of it) and `select` (bool per batch) name.
 
@@ -94,29 +93,28 @@ def decode(
     outside `[start_offset, end_offset)`, in shifted offsets, are left out. `append_time` (ms) replaces the time of
     LogAppendTime batches. Control batches are decoded like others: leave them out with `select`.
 
-    Raises `Corrupt` (wrong CRC unless `check_crc` is off, invalid records, a payload beyond its limit) with the place
-    in `file`, whose byte `file_position` is `data[0]`; `BadRequest` for unknown columns or 2 GiB and more of keys or
-    values.
+    Raises `Corrupt` (wrong CRC unless `check_crc` is off, invalid records, a payload beyond its limit) with the `place`
+    of the data; `BadRequest` for unknown columns or 2 GiB and more of keys or values.
     """
     unknown = set(columns) - DECODABLE
     if unknown:
         raise BadRequest(f"unknown columns {sorted(unknown)}: expected some of {sorted(DECODABLE)}")
     first = 0 if start_offset is None else start_offset
     limit = MAX_OFFSET + 1 if end_offset is None else end_offset
-    chosen = np.ones(len(headers), np.bool_) if select is None else np.asarray(select, np.bool_)
+    mask = np.ones(len(headers), np.bool_) if select is None else np.asarray(select, np.bool_)
     rows = np.zeros(len(headers), np.int64)
-    place = Place(file, file_position, offset_shift)
+    place = replace(place, shift=offset_shift)
     source = as_bytes_array(data)
-    check_headers(headers if chosen.all() else headers[chosen], place, len(source))
-    chosen = chosen & (headers.last_offset + offset_shift >= first) & (headers.base_offset + offset_shift < limit)
-    taken = headers if chosen.all() else headers[chosen]
+    check_headers(headers if mask.all() else headers[mask], place, len(source))
+    mask = mask & (headers.last_offset + offset_shift >= first) & (headers.base_offset + offset_shift < limit)
+    taken = headers if mask.all() else headers[mask]
     if check_crc:
         check_crcs(data, taken, place)
     time = taken.max_timestamp if append_time is None else append_time
     sink = _Sink(columns, taken, np.where(taken.is_log_append_time, time, NOT_FIXED), first, limit, place)
     for group in payload_groups(source, taken, place):
         sink.add(group)
-    rows[chosen] = sink.emitted
+    rows[mask] = sink.emitted
     return replace(sink.finish(), batch_rows=rows, batch_time_type=headers.timestamp_type)
 
 
@@ -149,23 +147,22 @@ class _Sink:
 
     def add(self, group: Payloads) -> None:
         headers, rows = self.headers, slice(group.first, group.last)
-        count = headers.count[rows]
-        crowded = count * MIN_RECORD_BYTES > group.stop - group.start
-        if crowded.any():
-            batch = group.first + int(np.argmax(crowded))
-            raise self.place.corrupt(headers, batch, f"{int(headers.count[batch])} records do not fit into the batch")
-        self._room(group, int(count.sum()))
-        positions = np.empty(int(count.sum()) if self.wanted & 4 else 0, np.int64)
+        count = check_fit(group, headers, self.place)
+        records = int(count.sum())
+        self._room(group, records)
+        positions = np.empty(records if self.wanted & 4 else 0, np.int64)
         before = self.state.copy()
-        code = kernels.decode_records.sized(int(count.sum()))(
-            group.data, group.start, group.stop, np.ascontiguousarray(count), self.base_offset[rows],
+        code = kernels.decode_records.sized(records)(
+            group.data, group.start, group.stop, count, self.base_offset[rows],
             np.ascontiguousarray(headers.base_timestamp[rows]), self.fixed_time[rows],
             np.ascontiguousarray(headers.last_offset_delta[rows]), self.first, self.limit, self.wanted, self.offset,
             self.timestamp, self.key.offsets, self.key.data, self.key.valid, self.value.offsets, self.value.data,
             self.value.valid, self.list_offsets, self.list_valid, positions, self.emitted[rows], self.state
         )  # fmt: skip
+        if code == kernels.TOO_LARGE:
+            raise BadRequest("the records have 2 GiB or more of keys or values: decode fewer batches at a time")
         if code != kernels.OK:
-            self._fail(code, group)
+            raise record_error(code, self.state, group, headers, self.place)
         if self.wanted & 4:
             self._add_headers(group, positions, before)
         self.stored_left -= group.stored
@@ -200,15 +197,6 @@ class _Sink:
         if self.wanted & 4:
             self.list_offsets = _grown(self.list_offsets, rows + records + 1, rows + guess)
             self.list_valid = _grown(self.list_valid, rows + records + 7 >> 3, (rows + guess) / 8, fill=0xFF)
-
-    def _fail(self, code: int, group: Payloads) -> None:
-        state = self.state
-        batch = group.first + int(state[kernels.ERROR_BATCH])
-        offset = int(state[kernels.ERROR_OFFSET]) - self.place.shift
-        if code == kernels.TOO_LARGE:
-            raise BadRequest("the records have 2 GiB or more of keys or values: decode fewer batches at a time")
-        at = int(state[kernels.ERROR_POSITION]) - int(self.headers.position[batch]) if group.plain else 0
-        raise self.place.corrupt(self.headers, batch, RECORD_MESSAGES[code], offset, at)
 
     def finish(self) -> RecordColumns:
         state = self.state

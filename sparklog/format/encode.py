@@ -121,7 +121,7 @@ def encode(
     Raises `BadRequest`: a null header key, a timestamp below -1, a record that alone is larger than
     `max_message_bytes`.
     """
-    rows = _Rows(key, value, headers, timestamp, order)
+    rows = _RowEncoder(key, value, headers, timestamp, order)
     empty = EncodedSlice([], _ALL, _ALL, _ALL, _ALL, 0, NO_TIMESTAMP, NO_TIMESTAMP, 0, False)
     return rows.slices(options).get(0, empty)
 
@@ -137,23 +137,23 @@ def encode_partitions(
 ) -> dict[int, EncodedSlice]:
     """`encode` for every partition at once: `partition` is each row's, 0 or more; rows of one keep their order.
 
-    About three times as fast as one call per partition with an `order`: rows are read as they lie in memory. Partitions
-    come in ascending order, those without rows are left out.
+    About three times as fast as one call per partition with an `order`: rows are read in their order in memory.
+    Partitions come in ascending order, those without rows are left out.
     """
     if len(partition) != len(timestamp):
         raise BadRequest(f"{len(partition)} partitions are given for {len(timestamp)} rows")
     lane_of = _indices(partition, "partition")
     if len(lane_of) and int(lane_of.min()) < 0:
         raise BadRequest(f"partitions must be 0 or more, found {int(lane_of.min())}")
-    return _Rows(key, value, headers, timestamp, None, lane_of).slices(options)
+    return _RowEncoder(key, value, headers, timestamp, None, lane_of).slices(options)
 
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """An uncompressed batch at `out[at : at + size]` whose header is not written yet."""
+    """An uncompressed batch at `out[start : start + size]` whose header is not written yet."""
 
     lane: int
-    at: int
+    start: int
     size: int
     rows: int
     base_time: int
@@ -161,7 +161,7 @@ class _Draft:
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
+class _FinishedBatch:
     """One finished batch: `head` are the bytes that its CRC leaves out."""
 
     parts: list[memoryview | bytes]
@@ -172,7 +172,7 @@ class _Batch:
     crc: int
 
 
-class _Rows:
+class _RowEncoder:
     def __init__(
         self,
         key: Column,
@@ -198,7 +198,7 @@ class _Rows:
         self.extra = 1 + 5 + 5 + (2 * (high - low) + 1).bit_length() // 7 + 1
         self.columns = KernelColumns(key, value, headers)
 
-    def only(self, lane: int, first: int, count: int) -> _Rows:
+    def only(self, lane: int, first: int, count: int) -> _RowEncoder:
         """Rows `[first, first + count)` of a lane."""
         if len(self.lane_of):
             rows = np.flatnonzero(self.lane_of == lane)[first : first + count]
@@ -206,7 +206,7 @@ class _Rows:
             rows = self.order[first : first + count]
         else:
             rows = np.arange(first, first + count)
-        part = object.__new__(_Rows)
+        part = object.__new__(_RowEncoder)
         part.times, part.columns, part.extra = self.times, self.columns, self.extra
         part.order, part.lane_of, part.count = np.ascontiguousarray(rows, np.int64), _ALL, count
         return part
@@ -252,20 +252,20 @@ class _Rows:
         if not self.count:
             return {}
         out, drafts, lanes = self.write(options.target)
-        done: dict[int, list[_Batch]] = {}
+        done: dict[int, list[_FinishedBatch]] = {}
         for batch, lane in self._finish(out.data, drafts, 0, options):
             done.setdefault(lane, []).append(batch)
         return {lane: _slice(batches, lanes[lane]) for lane, batches in done.items()}
 
     def _finish(
         self, out: memoryview, drafts: list[_Draft], offset: int, options: EncodeOptions
-    ) -> Iterator[tuple[_Batch, int]]:
+    ) -> Iterator[tuple[_FinishedBatch, int]]:
         """Compress, write headers and CRCs, split batches that are still too large. `offset`: of each lane's start."""
         lane, first = -1, 0
         for draft in drafts:
             if draft.lane != lane:
                 lane, first = draft.lane, 0
-            whole = out[draft.at : draft.at + draft.size]
+            whole = out[draft.start : draft.start + draft.size]
             header = BatchHeader(
                 offset + first, draft.rows - 1, draft.rows, draft.base_time, draft.max_time, options.attributes
             )
@@ -280,7 +280,7 @@ class _Rows:
             if size <= options.max_message_bytes:
                 head_crc = crc32c.crc32c(parts[0][:CRC_START])
                 last = offset + first + draft.rows - 1
-                yield _Batch(parts, size, last, draft.max_time, head_crc, crc), lane
+                yield _FinishedBatch(parts, size, last, draft.max_time, head_crc, crc), lane
             elif draft.rows == 1:
                 raise BadRequest(
                     f"one record alone makes a batch of {size} bytes, max.message.bytes is "
@@ -294,7 +294,7 @@ class _Rows:
             first += draft.rows
 
 
-def _slice(batches: list[_Batch], lane: Int64Array) -> EncodedSlice:
+def _slice(batches: list[_FinishedBatch], lane: Int64Array) -> EncodedSlice:
     sizes = np.array([batch.size for batch in batches], np.int64)
     crcs = np.array([(batch.head_crc, batch.crc) for batch in batches], np.int64).reshape(-1)
     lengths = np.stack((np.full(len(sizes), CRC_START), sizes - CRC_START), axis=1).reshape(-1)
@@ -313,8 +313,8 @@ def _slice(batches: list[_Batch], lane: Int64Array) -> EncodedSlice:
     )
 
 
-def _indices(given: npt.NDArray[Any], name: str) -> Int64Array:
-    array = np.asarray(given)
+def _indices(array: npt.NDArray[Any], name: str) -> Int64Array:
+    array = np.asarray(array)
     if array.dtype.kind not in "iu" and len(array):
         raise BadRequest(f"{name} must be integers, found {array.dtype}")
     return np.ascontiguousarray(array, np.int64)

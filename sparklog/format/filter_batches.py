@@ -1,7 +1,7 @@
 """Batches with other offsets, epochs and append times, in place, or with some of their records taken out.
 
-`rewrite_headers`: base offset and leader epoch lie before what the CRC covers. The append time (max timestamp of a
-LogAppendTime batch) lies within: the CRC is then corrected by the bits that change, without reading the batch, so that
+`rewrite_headers`: base offset and leader epoch are before what the CRC covers. The append time (max timestamp of a
+LogAppendTime batch) is covered: the CRC is then corrected by the bits that change, without reading the batch, so that
 a batch whose CRC was wrong before has a wrong one after it: damage does not become valid.
 
 `filter_batches` writes what Kafka's log cleaner writes (`MemoryRecords.filterTo`). What becomes of a batch:
@@ -148,10 +148,10 @@ def _with_append_time(windows: ByteArray, headers: BatchHeaders, times: Int64Arr
     if not len(rows):
         return headers
     position = headers.position[rows]
-    behind = headers.size[rows] - (_MAX_TIMESTAMP + 8)
+    following = headers.size[rows] - (_MAX_TIMESTAMP + 8)
     changed: Int64Array = headers.max_timestamp[rows] ^ times[rows]
     crc = headers.crc.copy()
-    crc[rows] = change_crcs(crc[rows], changed, behind)
+    crc[rows] = change_crcs(crc[rows], changed, following)
     windows[position, _MAX_TIMESTAMP : _MAX_TIMESTAMP + 8] = times[rows].astype(">i8").view(np.uint8).reshape(-1, 8)
     windows[position, _CRC : _CRC + 4] = crc[rows].astype(">u4").view(np.uint8).reshape(-1, 4)
     return replace(headers, crc=crc, max_timestamp=_with(headers.max_timestamp, rows, times))
@@ -218,7 +218,7 @@ def filter_batches(
     least = np.where(headers.is_legacy, MIN_LEGACY_BYTES, HEADER_BYTES)
     misplaced = (headers.position < 0) | (headers.size < least) | (headers.position > len(source) - headers.size)
     if code != kernels.OK or misplaced.any():
-        raise BadRequest("the records do not lie in the payloads, or the batches not in the data")
+        raise BadRequest("the records are not within the payloads, or the batches not within the data")
     kept = totals[:, kernels.KEPT]
     plan = np.zeros((len(headers), kernels.PLAN_FIELDS), np.int64)
     plan[:, kernels.ACTION] = np.select(
@@ -294,13 +294,13 @@ class _Writer:
             self.keep.view(np.uint8), out
         )  # fmt: skip
         if written < 0:
-            raise BadRequest("the records do not lie in the payloads, or the batches not in the data")
+            raise BadRequest("the records are not within the payloads, or the batches not within the data")
         if len(plan) and int(plan[:, kernels.OUT_SIZE].max()) > MAX_BATCH_BYTES:
             raise BadRequest("a batch would have 2 GiB or more: no batch can")
         return out[:written]
 
     def _compress(self, rows: Int64Array) -> ByteArray:
-        """Rebuild and compress these batches, and have the plan copy them, behind room for their headers."""
+        """Rebuild and compress these batches, and have the plan copy them, after room for their headers."""
         if not len(rows):
             return _NO_BYTES
         plan = self.plan
@@ -308,11 +308,12 @@ class _Writer:
         alone[:, kernels.ACTION] = kernels.NOTHING
         alone[rows, kernels.ACTION] = kernels.REBUILD
         rebuilt = self._write(alone, _NO_BYTES).data
-        at, end = alone[rows, kernels.OUT_AT] + HEADER_BYTES, alone[:, kernels.OUT_AT] + alone[:, kernels.OUT_SIZE]
+        start, size = alone[rows, kernels.OUT_AT], alone[rows, kernels.OUT_SIZE]
+        columns = ((start + HEADER_BYTES).tolist(), (start + size).tolist(), self.headers.codec[rows].tolist())
         parts: list[bytes] = []
         gap = bytes(HEADER_BYTES)
-        for start, stop, codec in zip(at.tolist(), end[rows].tolist(), self.headers.codec[rows].tolist(), strict=True):
-            parts += (gap, compression.compress(CODECS[codec], rebuilt[start:stop]))
+        for low, high, codec in zip(*columns, strict=True):
+            parts += (gap, compression.compress(CODECS[codec], rebuilt[low:high]))
         size = np.array([len(part) for part in parts[1::2]], np.int64) + HEADER_BYTES
         plan[rows, kernels.ACTION], plan[rows, kernels.FROM] = kernels.COPY, 1
         plan[rows, kernels.FROM_AT], plan[rows, kernels.FROM_SIZE] = np.cumsum(size) - size, size
@@ -353,7 +354,7 @@ class _Writer:
         windows[position] = packed.view(np.uint8).reshape(-1, HEADER_BYTES)
         view, crc = out.data, crc32c.crc32c
         ends = (position + headers.size[rows]).tolist()
-        crcs = [crc(view[at + CRC_START : end]) for at, end in zip(position.tolist(), ends, strict=True)]
+        crcs = [crc(view[start + CRC_START : end]) for start, end in zip(position.tolist(), ends, strict=True)]
         headers.crc[rows] = crcs
         packed["crc"] = crcs
         windows[position] = packed.view(np.uint8).reshape(-1, HEADER_BYTES)

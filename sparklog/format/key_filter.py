@@ -1,6 +1,6 @@
 """Bloom filters of keys: which slices of a data file cannot hold a key, so that a look-up need not read them.
 
-A filter file lies beside its data file under the same name with the suffix `.bloom`: beside a sealed segment, or an
+A filter file is next to its data file under the same name with the suffix `.bloom`: of a sealed segment, or an
 append file that a merge wrote. It is optional: flag 32 of a slice says that its filter was written. Without the file,
 or with a damaged one, a reader reads the slice. Integers are big-endian:
 
@@ -12,7 +12,7 @@ or with a damaged one, a reader reads the slice. Integers are big-endian:
     | crc     | 4       | CRC-32C of head and table                                                             |
     | filters | 32 each | blocks, filter after filter: eight words of 32 bits, little-endian                    |
 
-A filter is a split block Bloom filter, as Parquet has it. The hash is the first word, unsigned, of SipHash-2-4 (128)
+A filter is a split block Bloom filter, as in Parquet. The hash is the first word, unsigned, of SipHash-2-4 (128)
 of the key under a secret of 16 zero bytes. Its upper 32 bits, times `blocks`, shifted right by 32, are the block. In
 word i of the block one bit is set: the highest five bits of (lower 32 bits times `SALTS[i]`) mod 2^32.
 
@@ -100,7 +100,7 @@ class FilterBuilder:
         self._failed = False
 
     def add(self, data: BytesLike, headers: BatchHeaders) -> None:
-        """Add the keys of the batches of `headers`, which lie in `data` where their positions say.
+        """Add the keys of the batches of `headers`, which are in `data` where their positions say.
 
         Records that cannot be read are none of a writer's business that only copies batches: there is no filter then.
         """
@@ -148,11 +148,11 @@ class FilterBuilder:
 
 def encode_filters(filters: Sequence[KeyFilter]) -> bytes:
     table = np.zeros(len(filters), TABLE_DTYPE)
-    blocks = [np.ascontiguousarray(each.words, "<u4").tobytes() for each in filters]
+    blocks = [np.ascontiguousarray(item.words, "<u4").tobytes() for item in filters]
     for name in ("position", "nbytes", "crc"):
-        table[name] = [getattr(each, name) for each in filters]
-    table["blocks"] = [len(each.words) for each in filters]
-    table["filter_crc"] = [crc32c(each) for each in blocks]
+        table[name] = [getattr(item, name) for item in filters]
+    table["blocks"] = [len(item.words) for item in filters]
+    table["filter_crc"] = [crc32c(words) for words in blocks]
     head = HEAD.pack(MAGIC, FORMAT_VERSION, len(filters)) + table.tobytes()
     return b"".join([head, CRC.pack(crc32c(head)), *blocks])
 
@@ -167,14 +167,14 @@ def decode_filters(data: bytes, *, file: str | None = None) -> tuple[KeyFilter, 
         raise Corrupt("the head of the filter file is damaged", file=file, position=0)
     if version != FORMAT_VERSION:
         raise BadRequest(f"filter file {file} has format {version}, this sparklog reads {FORMAT_VERSION}: upgrade")
-    filters, at = [], start + CRC.size
+    filters, end = [], start + CRC.size
     for row in np.frombuffer(data, TABLE_DTYPE, count, HEAD.size):
-        blocks = data[at : at + int(row["blocks"]) * BLOCK_BYTES]
+        blocks = data[end : end + int(row["blocks"]) * BLOCK_BYTES]
         if not blocks or len(blocks) != int(row["blocks"]) * BLOCK_BYTES or crc32c(blocks) != int(row["filter_crc"]):
-            raise Corrupt("the filter's CRC-32C does not match its bytes", file=file, position=at)
+            raise Corrupt("the filter's CRC-32C does not match its bytes", file=file, position=end)
         words = np.frombuffer(blocks, "<u4").reshape(-1, 8)
         filters.append(KeyFilter(int(row["position"]), int(row["nbytes"]), int(row["crc"]), words))
-        at += len(blocks)
-    if at != len(data):
-        raise Corrupt(f"expected {at} bytes in the filter file, found {len(data)}", file=file, position=at)
+        end += len(blocks)
+    if end != len(data):
+        raise Corrupt(f"expected {end} bytes in the filter file, found {len(data)}", file=file, position=end)
     return tuple(filters)

@@ -2,10 +2,10 @@
 
 **SipHash-2-4** with 128 bits of output (Aumasson and Bernstein) is keyed. Compaction by hash relies on different keys
 having different hashes. 128 bits make an accidental collision unlikely beyond any count of keys; a secret hash key,
-chosen anew for every run, keeps the authors of record keys from making one on purpose.
+chosen again for every run, keeps the authors of record keys from making one on purpose.
 
-**murmur2** with Kafka's seed gives `partition = (murmur2(key) & 0x7fffffff) mod partitions`, as Kafka's default
-partitioner has it for keys that are not null (an empty key counts as a key). It is not `abs`, and not Spark's `hash`,
+**murmur2** with Kafka's seed gives `partition = (murmur2(key) & 0x7fffffff) mod partitions`, as in Kafka's
+default partitioner, for keys that are not null (an empty key counts as a key). It is not `abs`, and not Spark's `hash`,
 which is murmur3.
 """
 
@@ -35,7 +35,7 @@ class HashKey:
 
     @classmethod
     def of(cls, secret: bytes) -> HashKey:
-        """Make a key of 16 bytes, little-endian as the algorithm has it. `BadRequest` for another length."""
+        """Make a key of 16 bytes, little-endian as in the algorithm. `BadRequest` for another length."""
         if len(secret) != _WORDS.size:
             raise BadRequest(f"a hash key has 16 bytes, found {len(secret)}")
         return cls(*_WORDS.unpack(secret))
@@ -56,7 +56,7 @@ def key_hashes(
     wrong = siphash_runs(as_bytes_array(data), starts, lengths, hash_key.low, hash_key.high, words)
     if wrong >= 0:
         place = f"{int(key_length[wrong])} bytes at {int(key_start[wrong])}"
-        raise BadRequest(f"key {wrong} does not lie in the {len(data)} bytes of data: found {place}")
+        raise BadRequest(f"key {wrong} is not within the {len(data)} bytes of data: found {place}")
     return hashes
 
 

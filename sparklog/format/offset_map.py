@@ -66,16 +66,16 @@ def put_keys(table: Any, hashes: Any, offsets: Any, entries: int, limit: int) ->
     """
     slots = len(table) // 3
     count = len(offsets)
-    at, hash_at, offset_at = address(table), address(hashes), address(offsets)
-    table_end = at + SLOT_BYTES * slots
+    start, hash_at, offset_at = address(table), address(hashes), address(offsets)
+    table_end = start + SLOT_BYTES * slots
     taken, added = 0, 0
     for row in range(count):
         if entries + added >= limit:
             break
         if row + AHEAD < count:
-            prefetch(at + SLOT_BYTES * first_slot(hash_at + 16 * (row + AHEAD), slots) + 8)
+            prefetch(start + SLOT_BYTES * first_slot(hash_at + 16 * (row + AHEAD), slots) + 8)
         low, high = load_i64(hash_at + 16 * row), load_i64(hash_at + 16 * row + 8)
-        slot = at + SLOT_BYTES * first_slot(hash_at + 16 * row, slots)
+        slot = start + SLOT_BYTES * first_slot(hash_at + 16 * row, slots)
         while True:
             if load_i64(slot + 16) == 0:
                 store_i64(slot, low)
@@ -86,7 +86,7 @@ def put_keys(table: Any, hashes: Any, offsets: Any, entries: int, limit: int) ->
                 break
             slot += SLOT_BYTES
             if slot == table_end:
-                slot = at
+                slot = start
         store_i64(slot + 16, load_i64(offset_at + 8 * row) + 1)
         taken += 1
     return taken | added << 32
@@ -97,18 +97,18 @@ def get_keys(table: Any, hashes: Any, offsets: Any) -> None:
     """Look up each key: its offset, or -1. `table` int64[3 * slots], `hashes` int64[2 * n], `offsets` int64[n]."""
     slots = len(table) // 3
     count = len(offsets)
-    at, hash_at, offset_at = address(table), address(hashes), address(offsets)
-    table_end = at + SLOT_BYTES * slots
+    start, hash_at, offset_at = address(table), address(hashes), address(offsets)
+    table_end = start + SLOT_BYTES * slots
     for row in range(count):
         if row + AHEAD < count:
-            prefetch(at + SLOT_BYTES * first_slot(hash_at + 16 * (row + AHEAD), slots) + 8)
+            prefetch(start + SLOT_BYTES * first_slot(hash_at + 16 * (row + AHEAD), slots) + 8)
         low, high = load_i64(hash_at + 16 * row), load_i64(hash_at + 16 * row + 8)
-        slot = at + SLOT_BYTES * first_slot(hash_at + 16 * row, slots)
+        slot = start + SLOT_BYTES * first_slot(hash_at + 16 * row, slots)
         stored = load_i64(slot + 16)
         while stored != 0 and (load_i64(slot) != low or load_i64(slot + 8) != high):
             slot += SLOT_BYTES
             if slot == table_end:
-                slot = at
+                slot = start
             stored = load_i64(slot + 16)
         store_i64(offset_at + 8 * row, stored - 1)
 

@@ -1,4 +1,4 @@
-"""Records of batches as uncompressed bytes of format v2, whatever the batches' codec and format, and where they lie.
+"""Records of batches as uncompressed bytes of format v2, whatever the batches' codec and format, and their positions.
 
 This is the first step of everything that reads records: `decode` makes columns of them, `record_fields` finds them for
 code that keeps or drops records but does not look at their values, `filter_batches` writes some of them again. Here
@@ -33,7 +33,7 @@ from sparklog.format.record_batch import (
     Payloads,
     Place,
     as_bytes_array,
-    joined,
+    gathered,
 )
 
 _LEGACY = 2
@@ -86,6 +86,7 @@ def payload_groups(
     kind[headers.is_legacy] = _LEGACY
     start = headers.position + HEADER_BYTES
     stop = np.where(headers.count == 0, start, headers.position + headers.size)
+    stored = np.concatenate((np.zeros(1, np.int64), np.cumsum(stop - start)))
     edges = np.flatnonzero(np.diff(kind)) + 1
     for low, high in zip([0, *edges.tolist()], [*edges.tolist(), len(headers)], strict=True):
         if low == high:
@@ -93,34 +94,22 @@ def payload_groups(
         if kind[low] == _LEGACY:
             yield from old_messages.records(data, headers, low, high, place)
         elif kind[low]:
-            for group in _decompressed(data, headers[low:high], place, group_bytes):
-                yield replace(group, first=low + group.first, last=low + group.last)
+            for group in gathered(_decompressed(data, headers, low, high, place), group_bytes):
+                first, last = low + group.first, low + group.last
+                yield replace(group, first=first, last=last, stored=int(stored[last] - stored[first]))
         else:
-            stored = int((stop[low:high] - start[low:high]).sum())
-            yield Payloads(data, start[low:high], stop[low:high], low, high, stored, plain=True)
+            nbytes = int(stored[high] - stored[low])
+            yield Payloads(data, start[low:high], stop[low:high], low, high, nbytes, plain=True)
 
 
-def _decompressed(data: ByteArray, headers: BatchHeaders, place: Place, group_bytes: int) -> Iterator[Payloads]:
+def _decompressed(data: ByteArray, headers: BatchHeaders, low: int, high: int, place: Place) -> Iterator[bytes]:
     view = data.data
-    columns = (headers.position.tolist(), headers.size.tolist(), headers.codec.tolist())
-    parts: list[bytes] = []
-    filled = stored = total = first = 0
-    for batch, (position, size, codec) in enumerate(zip(*columns, strict=True)):
-        payload = view[position + HEADER_BYTES : position + size]
+    columns = (column[low:high].tolist() for column in (headers.position, headers.size, headers.codec))
+    for batch, (position, size, codec) in enumerate(zip(*columns, strict=True), low):
         try:
-            part = compression.decompress(CODECS[codec], payload)
+            yield compression.decompress(CODECS[codec], view[position + HEADER_BYTES : position + size])
         except Corrupt as error:
             raise place.corrupt(headers, batch, f"the batch cannot be decompressed: {error.message}") from None
-        parts.append(part)
-        filled += len(part)
-        total += len(part)
-        if total > CALL_LIMIT:
-            raise BadRequest(f"the batches hold more than {CALL_LIMIT} bytes: read fewer batches at a time")
-        stored += payload.nbytes
-        if filled >= group_bytes or batch == len(headers) - 1:
-            whole, start, stop = joined(parts)
-            yield Payloads(whole, start, stop, first, batch + 1, stored)
-            parts, filled, stored, first = [], 0, 0, batch + 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -157,18 +146,15 @@ def record_fields(
 
     Raises `Corrupt` with the place in `file`, whose byte `file_position` is the first one of the data that the headers
     were scanned in: records that do not fit, whose fields do not end at their length, whose offsets do not increase or
-    leave their batch, or behind which the batch goes on.
+    leave their batch, or after which the batch goes on.
     """
     if len(payloads) != len(headers):
         raise BadRequest(f"payloads of {len(payloads)} batches are given for {len(headers)} headers")
     if bool(((payloads.start < 0) | (payloads.stop > len(payloads.data))).any()):
         raise BadRequest(f"payloads lie outside their {len(payloads.data)} bytes of data")
     place = Place(file, file_position)
-    count = np.ascontiguousarray(headers.count)
-    crowded = count * MIN_RECORD_BYTES > payloads.stop - payloads.start
-    if crowded.any():
-        batch = int(np.argmax(crowded))
-        raise place.corrupt(headers, batch, f"{int(count[batch])} records do not fit into the batch")
+    payloads = replace(payloads, first=0, last=len(headers))
+    count = check_fit(payloads, headers, place)
     n = int(count.sum())
     kinds = (np.int32, np.int64, np.int64, np.int64, np.int64, np.bool_, np.bool_, np.int64, np.int32)
     fields = RecordFields(*[*(new_array(n, kind) for kind in kinds), count])
@@ -181,8 +167,24 @@ def record_fields(
         fields.key_length, state
     )  # fmt: skip
     if code != kernels.OK:
-        batch = int(state[kernels.ERROR_BATCH])
-        plain = int(headers.codec[batch]) == 0
-        at = HEADER_BYTES + int(state[kernels.ERROR_POSITION]) - int(payloads.start[batch]) if plain else 0
-        raise place.corrupt(headers, batch, RECORD_MESSAGES[code], int(state[kernels.ERROR_OFFSET]), at)
+        raise record_error(code, state, payloads, headers, place)
     return fields
+
+
+def check_fit(payloads: Payloads, headers: BatchHeaders, place: Place) -> Int64Array:
+    """Return how many records the batches have. Raises `Corrupt` where they are more than the bytes can hold."""
+    count = np.ascontiguousarray(headers.count[payloads.first : payloads.last])
+    crowded = count * MIN_RECORD_BYTES > payloads.stop - payloads.start
+    if crowded.any():
+        row = int(np.argmax(crowded))
+        raise place.corrupt(headers, payloads.first + row, f"{int(count[row])} records do not fit into the batch")
+    return count
+
+
+def record_error(code: int, state: Int64Array, payloads: Payloads, headers: BatchHeaders, place: Place) -> Corrupt:
+    """The error for what a kernel that reads records returned, and the state that it left."""
+    row = int(state[kernels.ERROR_BATCH])
+    batch = payloads.first + row
+    plain = payloads.plain or int(headers.codec[batch]) == 0
+    byte = HEADER_BYTES + int(state[kernels.ERROR_POSITION]) - int(payloads.start[row]) if plain else 0
+    return place.corrupt(headers, batch, RECORD_MESSAGES[code], int(state[kernels.ERROR_OFFSET]) - place.shift, byte)

@@ -18,7 +18,7 @@ A batch is a 61-byte header and its records (plain, or one compressed stream of 
 |  53 |    4 | base sequence        | yes    | -1: none, also in control batches                               |
 |  57 |    4 | record count         | yes    | records present, 0 in a batch that the cleaner emptied          |
 
-What stands before the CRC field is not covered by it: that is why a log can assign offsets and epochs without touching
+What is before the CRC field is not covered by it: that is why a log can assign offsets and epochs without touching
 the rest. Messages of formats v0 and v1 (magic 0 and 1) count as batches, too: see
 `sparklog.format.legacy.old_messages`. Numpy only: planners import this module.
 """
@@ -26,7 +26,7 @@ the rest. Messages of formats v0 and v1 (magic 0 and 1) count as batches, too: s
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias
 
@@ -34,7 +34,7 @@ import crc32c
 import numpy as np
 import numpy.typing as npt
 
-from sparklog.errors import Corrupt
+from sparklog.errors import BadRequest, Corrupt
 
 BytesLike: TypeAlias = Any
 """Anything with a contiguous buffer of bytes: bytes, memoryview, uint8 array, pyarrow.Buffer, mmap."""
@@ -198,8 +198,8 @@ class BatchHeaders:
     @property
     def timestamp_type(self) -> npt.NDArray[np.int8]:
         """int8: `CREATE_TIME`, `LOG_APPEND_TIME` or `NO_TIMESTAMP_TYPE`."""
-        known = self.is_log_append_time.astype(np.int8)
-        return known if self.magic is None else np.where(self.magic == 0, NO_TIMESTAMP_TYPE, known).astype(np.int8)
+        types = self.is_log_append_time.astype(np.int8)
+        return types if self.magic is None else np.where(self.magic == 0, NO_TIMESTAMP_TYPE, types).astype(np.int8)
 
     def _has(self, bit: int) -> BoolArray:
         mask: BoolArray = (self.attributes & bit).astype(np.bool_)
@@ -245,24 +245,28 @@ COLUMNS = tuple(f.name for f in fields(BatchHeaders) if f.name not in ("end", "s
 class Place:
     """The place of data, for messages: it begins at byte `file_position` of `file`; `shift` is added to offsets."""
 
-    file: str | None
-    file_position: int
+    file: str | None = None
+    file_position: int = 0
     shift: int = 0
 
     def corrupt(
-        self, headers: BatchHeaders, batch: int, message: str, offset: int | None = None, at: int = 0
+        self, headers: BatchHeaders, batch: int, message: str, offset: int | None = None, byte: int = 0
     ) -> Corrupt:
-        """The error for `batch`; `at` is a position within it, `offset` a log offset before the shift."""
+        """The error for `batch`; `byte` is a position within it, `offset` a log offset before the shift."""
         base = int(headers.base_offset[batch]) if offset is None else offset
-        position = int(headers.position[batch]) + at + self.file_position
+        position = int(headers.position[batch]) + byte + self.file_position
         return Corrupt(message, file=self.file, position=position, offset=base + self.shift)
+
+
+IN_MEMORY = Place()
+"""The place of data that is of no file."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Payloads:
     """Uncompressed records of batches `[first, last)`: those of batch `first + i` are `data[start[i] : stop[i]]`.
 
-    A batch without records has none, whatever stands behind its header. `stored`: their bytes as stored; `plain`:
+    A batch without records has none, whatever follows its header. `stored`: their bytes as stored; `plain`:
     `data` is the input itself. Do not write into it.
     """
 
@@ -284,8 +288,28 @@ def as_bytes_array(data: BytesLike) -> ByteArray:
     return np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
 
 
-def joined(parts: list[bytes]) -> tuple[ByteArray, Int64Array, Int64Array]:
-    """Return parts back to back, and where each of them starts and ends."""
+def gathered(parts: Iterable[bytes], group_bytes: int = GROUP_BYTES) -> Iterator[Payloads]:
+    """Yield neighbouring parts back to back, about `group_bytes` at a time; `first` and `last` count the parts.
+
+    Raises `BadRequest` if all parts together have more than `CALL_LIMIT`.
+    """
+    group: list[bytes] = []
+    first = filled = total = 0
+    for part in parts:
+        group.append(part)
+        filled += len(part)
+        total += len(part)
+        if total > CALL_LIMIT:
+            raise BadRequest(f"the batches hold more than {CALL_LIMIT} bytes: read fewer batches at a time")
+        if filled >= group_bytes:
+            yield _back_to_back(group, first)
+            group, first, filled = [], first + len(group), 0
+    if group:
+        yield _back_to_back(group, first)
+
+
+def _back_to_back(parts: list[bytes], first: int) -> Payloads:
     stop = np.cumsum([len(part) for part in parts], dtype=np.int64)
     start = np.concatenate([np.zeros(1, np.int64), stop[:-1]])
-    return as_bytes_array(parts[0] if len(parts) == 1 else b"".join(parts)), start, stop
+    data = as_bytes_array(parts[0] if len(parts) == 1 else b"".join(parts))
+    return Payloads(data, start, stop, first, first + len(parts), stored=0)

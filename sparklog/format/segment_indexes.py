@@ -7,7 +7,7 @@ Entries of `.index`, 8 bytes, big-endian, offsets and positions strictly increas
 |     4 | relativeOffset | last offset of the indexed batch - base offset of the segment, 0..2^31-1   |
 |     4 | position       | where that batch **starts** in the `.log`                                  |
 
-An entry names a batch by its *last* offset, so that the batch found by "greatest entry <= target" never begins behind
+An entry names a batch by its *last* offset, so that the batch found by "greatest entry <= target" never begins after
 the target. The first batch of a segment is never indexed: a batch gets an entry if it starts more than
 `index.interval.bytes` after the batch indexed before it (after position 0 at first). Position 0 never occurs in an
 entry, so the zeros of a file that a running broker preallocated end it.
@@ -35,7 +35,7 @@ import numpy as np
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format.record_batch import NO_TIMESTAMP, BoolArray, BytesLike, Int64Array
 
-REMEDY = "restore it from a backup; a broker writes a deleted one anew when it starts"
+REMEDY = "restore it from a backup; a broker writes a deleted one again when it starts"
 """For a damaged index file."""
 MAX_RELATIVE_OFFSET = 2**31 - 1
 _OFFSET_ENTRY = np.dtype([("relative", ">i4"), ("position", ">i4")])
@@ -120,8 +120,8 @@ class TimeIndex:
         """Return the entries of a `.timeindex` file of the segment that starts at offset `base`.
 
         `Corrupt` if the length is no multiple of 12, timestamps do not increase or offsets decrease. All-zero entries
-        behind the first are unused slots; a first entry of zeros is one (timestamp 0 at the base offset) only where it
-        stands alone.
+        after the first are unused slots; a first entry of zeros is one (timestamp 0 at the base offset) only if it is
+        the only one.
         """
         if len(data) % cls.ENTRY_BYTES:
             raise Corrupt(f"a time index has a multiple of 12 bytes, this one has {len(data)}; {REMEDY}", file=file)

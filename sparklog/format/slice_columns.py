@@ -1,4 +1,4 @@
-"""Columns of a slice: one table behind footer, commit, checkpoint, plan, rewrite and verification.
+"""Columns of a slice: one table for footer, commit, checkpoint, plan, rewrite and verification.
 
 A slice is a run of record batches of one partition in one data file. `SLICE_COLUMNS` lists its columns in the order of
 a checkpoint's table. To add a column, add a row here and to docs/reference/format.md, and its attribute to the data
@@ -18,7 +18,7 @@ INT64_MAX = 2**63 - 1
 class InCommit:
     """A list of a file in a commit, one item per slice; `order` among the file's lists.
 
-    `attribute`: of the data classes that describe slices before they are in the table. Items lie in `[low, high]`;
+    `attribute`: of the data classes that describe slices before they are in the table. Items are within `[low, high]`;
     `high` None: at most the file's size. An optional list may be left out.
     """
 
@@ -102,7 +102,7 @@ class SliceRow:
 
 COLUMN_TYPES = {column.name: column.type for column in SLICE_COLUMNS}
 """Columns of the slice table, with their numpy types."""
-COMMIT_LISTS = tuple(sorted((each.commit for each in SLICE_COLUMNS if each.commit), key=lambda each: each.order))
+COMMIT_LISTS = tuple(sorted((column.commit for column in SLICE_COLUMNS if column.commit), key=lambda row: row.order))
 """Lists of a file in a commit, in their order there."""
 _FOOTER = sorted(
     (column.footer.order, column.commit.attribute, column.name, column.footer.type)
@@ -114,4 +114,4 @@ FOOTER_FIELDS = [(attribute, kind) for _, attribute, _, kind in _FOOTER]
 WRITTEN = {attribute: name for _, attribute, name, _ in _FOOTER}
 """Attributes of a `WrittenSlice` that a footer holds, with the columns that they become."""
 PLANNED = tuple(column.name for column in SLICE_COLUMNS if column.planned and column.name != "partition")
-"""Columns that a plan carries to tasks, beside the partition, which is the same for all of its slices."""
+"""Columns that a plan carries to tasks, besides the partition, which is the same for all of its slices."""

@@ -12,6 +12,8 @@ import codecs
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from sparklog.format.arrow_numpy import bytes_array
+
 if TYPE_CHECKING:
     from sparklog.format.values import ValueFormat
 
@@ -43,11 +45,11 @@ def parse_key(text: str, kind: str | ValueFormat = "string") -> bytes:
 
 def parse_keys(texts: Sequence[str], kind: str | ValueFormat, place: str) -> list[bytes]:
     """Return the bytes of keys given as texts of a format. `BadRequest`, with their place, if one is not."""
-    given = [text.encode("utf-8", "surrogateescape") for text in texts]
+    encoded = [text.encode("utf-8", "surrogateescape") for text in texts]
     if kind == "string":
-        return given
-    from sparklog.format.values import binary_rows, value_format
+        return encoded
+    from sparklog.format.values import value_format
 
     keys = value_format(kind) if isinstance(kind, str) else kind
-    parsed: list[bytes] = keys.parse(binary_rows(given), lambda row: place).to_pylist()
+    parsed: list[bytes] = keys.parse(bytes_array(encoded), lambda row: place).to_pylist()
     return parsed

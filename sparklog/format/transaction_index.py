@@ -1,10 +1,10 @@
-"""`.txnindex`: the aborted transactions whose ABORT marker lies in a segment.
+"""`.txnindex`: the aborted transactions whose ABORT marker is in a segment.
 
 | bytes | field            | meaning |
 |------:|------------------|---|
 |     2 | version          | 0 |
 |     8 | producerId       | |
-|     8 | firstOffset      | base offset of the transaction's first batch in the partition (may lie segments earlier) |
+|     8 | firstOffset      | base offset of the transaction's first batch in the partition (may be segments earlier)  |
 |     8 | lastOffset       | offset of the ABORT marker |
 |     8 | lastStableOffset | first offset of the earliest other transaction then open, else lastOffset + 1 |
 
@@ -33,8 +33,8 @@ from sparklog.format.segment_indexes import REMEDY
 
 VERSION = 0
 _FIELDS = ("producer", "first", "last", "stable")
-_ENTRY = np.dtype([("version", ">i2"), *((name, ">i8") for name in _FIELDS)])
-ENTRY_BYTES = _ENTRY.itemsize
+ENTRY = np.dtype([("version", ">i2"), *((name, ">i8") for name in _FIELDS)])
+ENTRY_BYTES = ENTRY.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +64,23 @@ class AbortedTransactions:
         if not len(offsets) or not len(self):
             return covered
         near = self.overlapping(int(offsets.min()), int(offsets.max()) + 1)
-        # A producer's transactions do not overlap, so the first that ends at or behind a batch is the only candidate:
-        # both are sorted together, and each batch looks at the next transaction behind it.
+        # A producer's transactions do not overlap, so the first that ends at or after a batch is the only candidate:
+        # both are sorted together, and each batch looks at the next transaction after it.
         entries = len(near)
         ids = np.concatenate((near.producer_ids, producer_ids))
         nowhere = len(ids)
         order = np.lexsort((np.arange(nowhere) < entries, np.concatenate((near.last_offsets, offsets)), ids))
         place = np.where(order < entries, np.arange(nowhere), nowhere)
-        behind = np.minimum.accumulate(place[::-1])[::-1]
+        following = np.minimum.accumulate(place[::-1])[::-1]
         entry = np.empty(nowhere, np.int64)
-        entry[order] = np.where(behind < nowhere, order[np.minimum(behind, nowhere - 1)], entries)
+        entry[order] = np.where(following < nowhere, order[np.minimum(following, nowhere - 1)], entries)
         mine = entry[entries:]
         firsts, owners = np.append(near.first_offsets, 0)[mine], np.append(near.producer_ids, -1)[mine]
         covered |= (mine < entries) & (owners == producer_ids) & (firsts <= offsets)
         return covered
 
     def to_bytes(self) -> bytes:
-        entries = np.zeros(len(self), _ENTRY)
+        entries = np.zeros(len(self), ENTRY)
         entries["version"] = VERSION
         for field, name in zip(_FIELDS, _COLUMNS, strict=True):
             entries[field] = getattr(self, name)
@@ -105,12 +105,12 @@ def concatenate(parts: list[AbortedTransactions]) -> AbortedTransactions:
 def parse(data: BytesLike, base: int, *, file: str | None = None) -> AbortedTransactions:
     """Parse a `.txnindex` file of the segment that starts at offset `base`.
 
-    `Corrupt` if the length is no multiple of 34, a version is not 0, a marker lies below `base`, entries are out of
+    `Corrupt` if the length is no multiple of 34, a version is not 0, a marker is below `base`, entries are out of
     order or an entry ends before it begins.
     """
     if len(data) % ENTRY_BYTES:
         raise Corrupt(f"a transaction index has a multiple of 34 bytes, this one has {len(data)}; {REMEDY}", file=file)
-    entries = np.frombuffer(data, _ENTRY)
+    entries = np.frombuffer(data, ENTRY)
     index = AbortedTransactions(*(entries[field].astype(np.int64) for field in _FIELDS))
     wrong = (entries["version"] != VERSION) | (index.last_offsets < base) | (index.first_offsets > index.last_offsets)
     wrong[1:] |= np.diff(index.last_offsets) <= 0
@@ -140,9 +140,9 @@ class AbortMarker:
 
 def agrees(index: AbortedTransactions, markers: Sequence[AbortMarker]) -> bool:
     """Return True if each entry of a segment's index has its marker in the segment, and covers no earlier one."""
-    known = {(marker.producer_id, marker.last): marker.after for marker in markers}
+    earlier = {(marker.producer_id, marker.last): marker.after for marker in markers}
     entries = zip(index.producer_ids.tolist(), index.last_offsets.tolist(), index.first_offsets.tolist(), strict=True)
-    return all((producer, last) in known and first > known[producer, last] for producer, last, first in entries)
+    return all((producer, last) in earlier and first > earlier[producer, last] for producer, last, first in entries)
 
 
 def unite(indexed: Sequence[AbortedTransactions], markers: Sequence[AbortMarker]) -> AbortedTransactions:

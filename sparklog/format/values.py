@@ -20,15 +20,15 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparklog.errors import BadRequest, did_you_mean
+from sparklog.format.arrow_numpy import binary_array, bytes_array, fixed_array, fixed_values, valid_rows
 
 Place = Callable[[int], str]
 Step = Callable[[pa.Array], pa.Array]
@@ -88,7 +88,7 @@ def applied(step: Step, column: pa.Array | pa.ChunkedArray, place: Place, expect
     if isinstance(column, pa.ChunkedArray):
         first, parts = 0, []
         for chunk in column.chunks or [pa.nulls(0, column.type)]:
-            parts.append(applied(step, chunk, _behind(first, place), expected))
+            parts.append(applied(step, chunk, _moved(first, place), expected))
             first += len(chunk)
         return pa.chunked_array(parts)
     try:
@@ -103,11 +103,11 @@ def applied(step: Step, column: pa.Array | pa.ChunkedArray, place: Place, expect
         low, high = (middle, high) if _failure(step, column.slice(low, middle - low)) is None else (low, middle)
     reason = _failure(step, column.slice(low, 1))
     if reason is None:
-        raise BadRequest(f"{place(0)} and those behind it: expected {expected}, all of one type: {whole[:200]}")
+        raise BadRequest(f"{place(0)} and those after it: expected {expected}, all of one type: {whole[:200]}")
     raise BadRequest(f"{place(low)}: expected {expected}, found {_shown(column, low)}{reason}")
 
 
-def _behind(first: int, place: Place) -> Place:
+def _moved(first: int, place: Place) -> Place:
     return lambda row: place(first + row)
 
 
@@ -149,33 +149,7 @@ def _cast(column: pa.Array, kind: pa.DataType | None) -> pa.Array:
 
 def each_row(column: pa.Array, function: Callable[[Any], bytes]) -> pa.Array:
     """Return the binary column of a function of each row that is not null."""
-    return binary_rows([None if cell is None else function(cell) for cell in column.to_pylist()])
-
-
-def binary_rows(cells: Sequence[bytes | None]) -> pa.Array:
-    """Return a binary column; `pa.array` would import pandas."""
-    valid = np.array([cell is not None for cell in cells], np.bool_)
-    return _from_buffers(np.array([len(cell or b"") for cell in cells], np.int64), valid, b"".join(filter(None, cells)))
-
-
-def _from_buffers(lengths: npt.NDArray[np.int64], valid: npt.NDArray[np.bool_], data: Any) -> pa.Array:
-    ends = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=ends[1:])
-    if ends[-1] > np.iinfo(np.int32).max:
-        raise BadRequest(f"a column of {ends[-1]} bytes is larger than 2 GB: take fewer rows at a time")
-    buffers = [_bits(valid), pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(data)]
-    return pa.Array.from_buffers(pa.binary(), len(lengths), buffers)
-
-
-def _bits(valid: npt.NDArray[np.bool_]) -> pa.Buffer | None:
-    return None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
-
-
-def _valid_rows(column: pa.Array) -> npt.NDArray[np.bool_]:
-    if not column.null_count:
-        return np.ones(len(column), np.bool_)
-    bits = np.unpackbits(np.frombuffer(column.buffers()[0], np.uint8), bitorder="little")
-    return bits[column.offset :][: len(column)].astype(np.bool_)
+    return bytes_array([None if cell is None else function(cell) for cell in column.to_pylist()])
 
 
 class NumberFormat(ValueFormat):
@@ -190,11 +164,10 @@ class NumberFormat(ValueFormat):
         self.bytes_name, self.text_name = f"{self.layout.itemsize} bytes of {article} {name}", f"{article} {name}"
 
     def _decode(self, column: pa.Array, kind: pa.DataType | None) -> pa.Array:
-        width, valid = self.layout.itemsize, _valid_rows(column)
+        width, valid = self.layout.itemsize, valid_rows(column)
         _, offsets, data = column.buffers()
-        ends = (
-            np.frombuffer(offsets, np.int32)[column.offset :][: len(column) + 1] if offsets else np.zeros(1, np.int32)
-        )
+        cuts = np.frombuffer(offsets, np.int32)[column.offset :] if offsets else np.zeros(1, np.int32)
+        ends = cuts[: len(column) + 1]
         starts = ends[:-1][valid]
         if bool((ends[1:][valid] - starts != width).any()):
             raise ValueError
@@ -205,15 +178,13 @@ class NumberFormat(ValueFormat):
             cells = raw[starts[:, None] + np.arange(width)].reshape(-1)
         values = np.zeros(len(column), self.layout.newbyteorder("="))
         values[valid] = cells.view(self.layout)
-        numbers = pa.Array.from_buffers(self.kind, len(column), [_bits(valid), pa.py_buffer(values)])
-        return _cast(numbers, kind)
+        return _cast(fixed_array(values, self.kind, valid), kind)
 
     def _encode(self, column: pa.Array) -> pa.Array:
         numbers = column.cast(self.kind)
-        valid = _valid_rows(numbers)
-        data = numbers.buffers()[1] or b""
-        values = np.frombuffer(data, self.layout.newbyteorder("="))[numbers.offset :][: len(numbers)]
-        return _from_buffers(valid * np.int64(self.layout.itemsize), valid, values[valid].astype(self.layout))
+        valid = valid_rows(numbers)
+        values = fixed_values(numbers, self.layout.newbyteorder("="))
+        return binary_array(valid * np.int64(self.layout.itemsize), values[valid].astype(self.layout), valid)
 
     def _show(self, column: pa.Array) -> pa.Array:
         text = self._decode(column, None).cast(pa.string())

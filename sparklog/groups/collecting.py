@@ -20,10 +20,10 @@ from sparklog.groups import group_state as steps
 from sparklog.groups.group import Group
 from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.log.journal.chain import EntryChain, ids_of
-from sparklog.log.journal.clocks import SETTLE_MS
 from sparklog.log.journal.entry_log import collect_entries
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.root import Root
+from sparklog.storage.retries import SETTLE_MS
 
 OFFSETS_RETENTION_MS = 7 * 86_400_000
 LEAST_ENTRIES_MS = 86_400_000
@@ -86,7 +86,7 @@ def _expire(group: Group, retention_ms: int, now_ms: int, heads: dict[str, Head]
     state = group.log.refresh()
     for item in state.offsets:
         if item.topic not in heads:
-            heads[item.topic] = group.root.topic_handle(item.topic).log.refresh().head
+            heads[item.topic] = group.root.engine.log(item.topic).refresh().head
     deleted = _deleted_topics(group, state, heads, now_ms)
     everything = state.exists and now_ms - _empty_since_ms(group, state) >= retention_ms
 

@@ -14,7 +14,8 @@ import logging
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -23,27 +24,62 @@ from sparklog.errors import BadRequest, Conflict, Fenced, NotFound, SparklogErro
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.group import SESSION_TIMEOUT_MS, Group, Membership, Offsets
 from sparklog.groups.group_state import CommittedOffset, GroupMetadata
-from sparklog.log.journal.arguments import NAME, NAMES, NUMBER, POSITIONS, SECONDS, Kind, checked, whole
-from sparklog.log.journal.clocks import SETTLE_MS, Backoff, Moment
+from sparklog.log.journal.arguments import NAME, NAMES, NUMBER, POSITIONS, SECONDS, ArgumentKind, checked, whole
 from sparklog.log.journal.names import is_topic_name
 from sparklog.log.read.read_plan import check_isolation, read_parts
 from sparklog.log.state.view import COLUMNS, Bounds, IsolationLevel, OffsetRange, check_columns
 from sparklog.log.topic.root import ROOT, Root, RootView, open_root
+from sparklog.storage.retries import SETTLE_MS, Backoff
 from sparklog.storage.store import Store
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _LOG = logging.getLogger("sparklog.groups")
 OffsetReset = Literal["earliest", "latest", "none"]
 EARLIEST, LATEST, NONE = "earliest", "latest", "none"
 FETCH_BYTES = 4 << 20
 """Bytes read of each partition before the next one's turn, about."""
-HEARTBEATS = 3
-"""Signs of life per session timeout, from a consumer that has nothing to commit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsumerOptions:
+    """Options of a consumer: see `consumer`."""
+
+    auto_offset_reset: OffsetReset = "latest"
+    enable_auto_commit: bool = True
+    auto_commit_interval_ms: int = 5_000
+    isolation_level: IsolationLevel = "read_committed"
+    session_timeout_ms: int = SESSION_TIMEOUT_MS
+    max_poll_records: int | None = None
+    columns: Sequence[str] = COLUMNS
+    instance: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.auto_offset_reset not in (EARLIEST, LATEST, NONE):
+            raise BadRequest(f"auto_offset_reset is {EARLIEST}, {LATEST} or {NONE}, found {self.auto_offset_reset!r}")
+        check_isolation(self.isolation_level)
+        check_columns(self.columns)
+
+
+class ConsumerKeywords(TypedDict, total=False):
+    """The fields of `ConsumerOptions`, as keyword arguments."""
+
+    auto_offset_reset: OffsetReset
+    enable_auto_commit: bool
+    auto_commit_interval_ms: int
+    isolation_level: IsolationLevel
+    session_timeout_ms: int
+    max_poll_records: int | None
+    columns: Sequence[str]
+    instance: str | None
 
 
 @checked(
+    ConsumerOptions,
     root=ROOT,
     group=NAME,
-    topics=Kind("a name or a list of names", lambda value: NAME.accepts(value) or NAMES.accepts(value)),
+    topics=ArgumentKind("a name or a list of names", lambda value: NAME.accepts(value) or NAMES.accepts(value)),
     auto_commit_interval_ms=NUMBER,
     session_timeout_ms=NUMBER,
     max_poll_records=whole(1).or_none(),
@@ -54,19 +90,12 @@ def consumer(
     group: str,
     *,
     topics: str | Sequence[str],
-    auto_offset_reset: OffsetReset = "latest",
-    enable_auto_commit: bool = True,
-    auto_commit_interval_ms: int = 5_000,
-    isolation_level: IsolationLevel = "read_committed",
-    session_timeout_ms: int = SESSION_TIMEOUT_MS,
-    max_poll_records: int | None = None,
-    columns: Sequence[str] = COLUMNS,
-    instance: str | None = None,
+    **options: Unpack[ConsumerKeywords],
 ) -> Consumer:
     """Join a consumer group, and read topics from its committed offsets on.
 
     Args:
-        root: an open root, or where it lies.
+        root: an open root, or its location.
         group: the id of the group; it is made if there is none.
         topics: one name, or several.
         auto_offset_reset: where a partition begins whose committed offset is missing or out of range; `none` raises
@@ -92,54 +121,30 @@ def consumer(
                 print(batch.num_rows)
     """
     opened = root if isinstance(root, Root) else open_root(root)
-    return Consumer(
-        opened,
-        group,
-        topics=[topics] if isinstance(topics, str) else list(topics),
-        auto_offset_reset=auto_offset_reset,
-        auto_commit_interval_ms=auto_commit_interval_ms if enable_auto_commit else None,
-        isolation_level=isolation_level,
-        session_timeout_ms=session_timeout_ms,
-        max_poll_records=max_poll_records,
-        columns=columns,
-        instance=instance,
-    )
+    return Consumer(opened, group, [topics] if isinstance(topics, str) else list(topics), ConsumerOptions(**options))
 
 
 class Consumer:
     """A member of a consumer group that reads topics: see `consumer`. Not safe to share between threads."""
 
-    def __init__(
-        self,
-        root: Root,
-        group: str,
-        *,
-        topics: Sequence[str],
-        auto_offset_reset: str,
-        auto_commit_interval_ms: int | None,
-        isolation_level: str,
-        session_timeout_ms: int,
-        max_poll_records: int | None,
-        columns: Sequence[str],
-        instance: str | None,
-    ) -> None:
-        _check(topics, auto_offset_reset, columns)
-        self.isolation = check_isolation(isolation_level)
+    def __init__(self, root: Root, group: str, topics: Sequence[str], options: ConsumerOptions) -> None:
+        _check_topics(topics)
+        self.isolation = options.isolation_level
         self.topics = tuple(dict.fromkeys(topics))
-        self.auto_commit_interval_ms = auto_commit_interval_ms
+        self.auto_commit_interval_ms = options.auto_commit_interval_ms if options.enable_auto_commit else None
         self._root = root
         self._env = root.env
         self._view = RootView(root)
-        self._reset = auto_offset_reset
-        self.max_poll_records = max_poll_records
-        self._columns = tuple(columns)
+        self._reset = options.auto_offset_reset
+        self.max_poll_records = options.max_poll_records
+        self._columns = tuple(options.columns)
         self._view.refresh(self.topics)
         self._ids = {topic: self._view.topic_id(topic) for topic in self.topics}
         self._bounds = {topic: self._view.bounds(topic) for topic in self.topics}
         self.group = Group(root, group)
-        self.membership: Membership = self.group.join(instance, session_timeout_ms=session_timeout_ms)
+        self.membership: Membership = self.group.join(options.instance, session_timeout_ms=options.session_timeout_ms)
         self.membership.topic_ids.update(self._ids)
-        self._written = self._committed_at = self._env.now()
+        self._committed_at = self._env.now()
         self._kept: dict[TopicPartition, int] = {}
         self._positions: dict[TopicPartition, int] = {}
         self._stream: Iterator[pa.RecordBatch] | None = None
@@ -165,9 +170,16 @@ class Consumer:
 
     @checked(timeout=SECONDS)
     def poll(self, timeout: float = 0.0) -> list[pa.RecordBatch]:
-        """Return the next records; wait up to `timeout` seconds for some. Empty if there are none.
+        """Read the next records.
+
+        Args:
+            timeout: seconds to wait for some, where there are none yet.
+
+        Returns:
+            Record batches, with the columns that were asked for; empty if nothing came.
 
         Raises:
+            BadRequest: the consumer is closed.
             Fenced: a newer consumer of the group took over.
             Conflict: a topic was deleted or created again.
             NotFound: offsets that were not read are gone, under `auto_offset_reset="none"`.
@@ -191,7 +203,7 @@ class Consumer:
             self._env.sleep(min(self._view.poll_interval_ms, left_ms) / 1000)
 
     def _take(self) -> list[pa.RecordBatch]:
-        """Hand out batches that have been read, or read one more; positions move behind them."""
+        """Hand out batches that have been read, or read one more; positions move after them."""
         if not self._waiting and self._stream is not None:
             try:
                 self._waiting.append(next(self._stream))
@@ -207,12 +219,12 @@ class Consumer:
             if room is not None and batch.num_rows > room:
                 self._waiting.appendleft(batch.slice(room))
                 batch = batch.slice(0, room)
-            self._move_behind(batch)
+            self._move_after(batch)
             batches.append(batch.select(self._columns))
             room = None if room is None else room - batch.num_rows
         return batches
 
-    def _move_behind(self, batch: pa.RecordBatch) -> None:
+    def _move_after(self, batch: pa.RecordBatch) -> None:
         topic = batch.column("topic")[0].as_py()
         partitions = batch.column("partition").to_numpy()
         offsets = batch.column("offset").to_numpy()
@@ -237,36 +249,53 @@ class Consumer:
         unread = []
         for partition, bounds in self._bounds[topic].items():
             place = topic, partition
-            at = self._positions.setdefault(place, bounds.log_start)
-            if not bounds.log_start <= at <= bounds.log_end:
-                at = self._positions[place] = self._start(place, at, bounds)
-            if at < bounds.end(self.isolation):
-                unread.append(OffsetRange(topic, partition, at, bounds.end(self.isolation)))
+            position = self._positions.setdefault(place, bounds.log_start)
+            if not bounds.log_start <= position <= bounds.log_end:
+                position = self._positions[place] = self._start(place, position, bounds)
+            if position < bounds.end(self.isolation):
+                unread.append(OffsetRange(topic, partition, position, bounds.end(self.isolation)))
         return [
-            OffsetRange(topic, each.partition, each.start, max(*stored.at_bytes(FETCH_BYTES), *stored.at_records(1)))
-            for each, stored in zip(unread, self._view.stored(unread), strict=True)
+            OffsetRange(
+                topic, offsets.partition, offsets.start, max(*stored.at_bytes(FETCH_BYTES), *stored.at_records(1))
+            )
+            for offsets, stored in zip(unread, self._view.stored(unread), strict=True)
         ]
 
     def _read(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
         wanted = tuple(dict.fromkeys((*self._columns, "topic", "partition", "offset")))
         for topic in self.topics:
-            of_topic = [each for each in ranges if each.topic == topic]
+            of_topic = [offsets for offsets in ranges if offsets.topic == topic]
             yield from read_parts(self._view.plan(of_topic, self.isolation), wanted)
-            for each in of_topic:
-                # Behind the last record there may be markers, aborted ones, or gaps.
-                self._positions[topic, each.partition] = each.end
+            for offsets in of_topic:
+                # After the last record there may be markers, aborted ones, or gaps.
+                self._positions[topic, offsets.partition] = offsets.end
 
     # -- positions
 
     @checked(topic=NAME, partition=NUMBER)
     def position(self, topic: str, partition: int) -> int:
-        """Return the next offset that `poll` reads of a partition. `NotFound` if it is not read here."""
+        """Return the position in a partition.
+
+        Args:
+            topic: its name.
+            partition: its number.
+
+        Returns:
+            The next offset that `poll` reads.
+
+        Raises:
+            NotFound: the partition is not read here.
+        """
         if (topic, partition) not in self._positions:
             raise NotFound(f"{self!r} does not read partition {partition} of topic {topic}")
         return self._positions[topic, partition]
 
     def positions(self) -> dict[str, dict[int, int]]:
-        """Return the position of every partition, by topic: what `commit` commits."""
+        """Return all positions: what `commit` commits.
+
+        Returns:
+            Topic to partition to the next offset to read.
+        """
         positions: dict[str, dict[int, int]] = {topic: {} for topic in self.topics}
         for (topic, partition), offset in self._positions.items():
             positions[topic][partition] = offset
@@ -274,7 +303,16 @@ class Consumer:
 
     @checked(topic=NAME, partition=NUMBER, offset=NUMBER)
     def seek(self, topic: str, partition: int, offset: int) -> None:
-        """Go on from an offset. If it is out of range, `auto_offset_reset` counts at the next `poll`."""
+        """Go on from an offset. If it is out of range, `auto_offset_reset` counts at the next `poll`.
+
+        Args:
+            topic: its name.
+            partition: its number.
+            offset: the next one to read.
+
+        Raises:
+            NotFound: the partition is not read here.
+        """
         self.position(topic, partition)
         self._drop_read()
         self._positions[topic, partition] = offset
@@ -288,16 +326,21 @@ class Consumer:
         self._seek({place: bounds.end(self.isolation) for place, bounds in self._all_bounds().items()})
 
     def seek_to_committed(self) -> None:
-        """Go on from the committed offsets: where a consumer begins, and where it goes after an aborted transaction."""
+        """Go on from the committed offsets: where a consumer begins, and where it goes after an aborted transaction.
+
+        Raises:
+            NotFound: an offset is missing or out of range, under `auto_offset_reset="none"`.
+            Unavailable: a transaction has offsets of the group pending for more than a minute.
+        """
         state = self.group.stable()
         self._kept = {
             (topic, partition): offset
-            for each in state.offsets
-            if self._ids.get(each.topic) == each.topic_id
-            for topic, partition, offset in each.positions()
+            for offsets in state.offsets
+            if self._ids.get(offsets.topic) == offsets.topic_id
+            for topic, partition, offset in offsets.positions()
         }
         bounds = self._bounds_with_committed()
-        self._seek({place: self._start(place, self._kept.get(place), each) for place, each in bounds.items()})
+        self._seek({place: self._start(place, self._kept.get(place), limits) for place, limits in bounds.items()})
 
     def _bounds_with_committed(self) -> dict[TopicPartition, Bounds]:
         """Return the bounds once they reach the committed offsets.
@@ -308,7 +351,7 @@ class Consumer:
         backoff = Backoff(self._env)
         while True:
             bounds = self._all_bounds()
-            beyond = [f"{t}-{p}" for (t, p), each in bounds.items() if self._kept.get((t, p), 0) > each.log_end]
+            beyond = [f"{t}-{p}" for (t, p), limits in bounds.items() if self._kept.get((t, p), 0) > limits.log_end]
             if not beyond or backoff.is_over():
                 return bounds
             if not backoff.tries:
@@ -354,12 +397,26 @@ class Consumer:
         return self.membership.metadata
 
     def committed(self) -> Mapping[TopicPartition, CommittedOffset]:
-        """Return the committed offsets of the group, by (topic, partition)."""
+        """Return the committed offsets of the group.
+
+        Returns:
+            By topic and partition: offset, metadata, leader epoch, and when it was committed.
+        """
         return self.group.committed()
 
     @checked(offsets=POSITIONS.or_none())
     def commit(self, offsets: Offsets | None = None) -> None:
-        """Commit positions (or `offsets`), and return when that is done. `Fenced` if a newer consumer took over."""
+        """Commit positions, and return when that is done.
+
+        Args:
+            offsets: topic to partition to the next offset to read; None: the positions.
+
+        Raises:
+            Fenced: a newer consumer of the group took over.
+            NotFound: a topic does not exist.
+            Conflict: a topic was deleted and created again.
+            BadRequest: a partition or an offset that cannot be, or the consumer is closed.
+        """
         self._check_open()
         if offsets is None:
             changed: dict[str, dict[int, int]] = {}
@@ -369,7 +426,6 @@ class Consumer:
             offsets = changed
         if any(offsets.values()):
             self.membership.commit(offsets)
-            self._written = self._env.now()
             for topic, positions in offsets.items():
                 for partition, position in positions.items():
                     self._kept[topic, partition] = position.offset if hasattr(position, "offset") else int(position)
@@ -378,21 +434,20 @@ class Consumer:
         """Commit if that is due (and `commit`), and send a heartbeat if that is due."""
         now = self._env.now()
         try:
-            if commit and self._is_due(now, self._committed_at, self.auto_commit_interval_ms):
+            interval_ms = self.auto_commit_interval_ms
+            if commit and interval_ms is not None and now.elapsed_ms(self._committed_at) >= interval_ms:
                 self.commit()
                 self._committed_at = now
-            if self._is_due(now, self._written, self.membership.session_timeout_ms // HEARTBEATS):
-                self.membership.heartbeat()
-                self._written = now
+            self.membership.keep_alive()
         except Unavailable as error:
             _LOG.warning("group '%s' is behind, the next poll tries again: %s", self.group.id, error)
 
-    @staticmethod
-    def _is_due(now: Moment, last: Moment, interval_ms: int | None) -> bool:
-        return interval_ms is not None and now.elapsed_ms(last) >= interval_ms
-
     def close(self, *, commit: bool = True) -> None:
-        """Commit, if that is automatic (and `commit`), and leave the group. Closing twice does nothing."""
+        """Leave the group. Closing twice does nothing.
+
+        Args:
+            commit: commit the positions first, where that is automatic.
+        """
         if self._closed:
             return
         try:
@@ -411,12 +466,9 @@ class Consumer:
             raise BadRequest(f"{self!r} is closed: make another one")
 
 
-def _check(topics: Sequence[str], reset: str, columns: Sequence[str]) -> None:
+def _check_topics(topics: Sequence[str]) -> None:
     if not topics:
         raise BadRequest("a consumer needs topics, found none")
     for name in topics:
         if not is_topic_name(name):
             raise BadRequest(f"a consumer reads topics by their names, found {name!r}; root.topics() lists them")
-    if reset not in (EARLIEST, LATEST, NONE):
-        raise BadRequest(f"auto_offset_reset is {EARLIEST}, {LATEST} or {NONE}, found {reset!r}")
-    check_columns(columns)

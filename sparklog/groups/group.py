@@ -34,17 +34,20 @@ from sparklog.groups.group_state import (
 )
 from sparklog.log.decisions.decision import BY_NEWER_GENERATION, BY_TIMEOUT
 from sparklog.log.journal.arguments import NAME, PARTITIONS, checked
-from sparklog.log.journal.clocks import Backoff, reading_clock_ms
+from sparklog.log.journal.clocks import Moment, reading_clock_ms
 from sparklog.log.journal.documents import INT64_MAX
 from sparklog.log.journal.entry_log import EntryLog, Step
 from sparklog.log.journal.names import check_id
 from sparklog.log.topic.root import Root
 from sparklog.storage.parallel_reads import read_each
+from sparklog.storage.retries import Backoff
 
 _LOG = logging.getLogger("sparklog.groups")
 EMPTY, STABLE, DEAD = "Empty", "Stable", "Dead"
 """Kafka's words: the group has no member; it has one; it does not exist."""
 SESSION_TIMEOUT_MS = 45_000
+HEARTBEATS = 3
+"""Signs of life per session timeout, from a member that has nothing to commit."""
 MAX_SESSION_TIMEOUT_MS = 86_400_000
 MAX_METADATA = 4096
 """Kafka's `offset.metadata.max.bytes`."""
@@ -78,7 +81,7 @@ class Group:
     def __init__(self, root: Root, group: str) -> None:
         self.root = root
         self.id = check_id(group, "group id")
-        self.log: EntryLog[GroupState] = root.entries(GROUPS, self.id)
+        self.log: EntryLog[GroupState] = root.engine.entries(GROUPS, self.id)
 
     def __repr__(self) -> str:
         return f"Group({self.id!r}, {self.root.location!r})"
@@ -93,7 +96,8 @@ class Group:
             if not unclear:
                 return settled(state, outcomes)
             # Aborted, or recorded here by an entry that a cache hides: pending, until no cache can hide it any more.
-            aborted = {item.number: False for item in unclear if self.root.decisions.log(item.txn).is_over(item.n)}
+            decisions = self.root.engine.decisions
+            aborted = {item.number: False for item in unclear if decisions.log(item.txn).is_over(item.n)}
             newer = self.log.refresh()
             if newer.number == state.number:
                 return settled(state, {**outcomes, **aborted})
@@ -108,7 +112,11 @@ class Group:
 
     def committed(self) -> Mapping[TopicPartition, CommittedOffset]:
         """Return the committed offset by (topic, partition). Those of a deleted topic are gone, as in Kafka."""
-        return {(item.topic, item.partition): item for each in self.offsets() for item in each.committed()}
+        return {
+            (item.topic, item.partition): item
+            for offsets_of_topic in self.offsets()
+            for item in offsets_of_topic.committed()
+        }
 
     def description(self, *, state: GroupState | None = None) -> GroupDescription:
         state = self.state() if state is None else state
@@ -126,9 +134,7 @@ class Group:
 
     def topic_ids(self, topics: Iterable[str], failures: list[SparklogError] | None = None) -> dict[str, str]:
         names = sorted(set(topics))
-        heads = read_each(
-            self.root.store, lambda name: self.root.topic_handle(name).log.refresh().head, names, failures
-        )
+        heads = read_each(self.root.store, lambda name: self.root.engine.log(name).refresh().head, names, failures)
         return {name: head.topic_id for name, head in heads.items() if head.exists}
 
     def _outcomes(self, state: GroupState, *, decide: bool = False) -> tuple[dict[int, bool], list[Pending]]:
@@ -140,7 +146,7 @@ class Group:
         outcomes, unclear = dict[int, bool](), list[Pending]()
         for item in state.pending:
             try:
-                log = self.root.decisions.log(item.txn)
+                log = self.root.engine.decisions.log(item.txn)
                 decisions = log.deciding(item.n)
                 if decide and not decisions.decided(item.n):
                     if item.generation is not None and item.generation != state.generation:
@@ -167,7 +173,7 @@ class Group:
 
     def _pending_since_ms(self, item: Pending) -> int:
         written = self.written_ms(item.number)
-        return max(max(each.time_ms) for each in item.offsets) if written is None else written
+        return max(max(offsets.time_ms) for offsets in item.offsets) if written is None else written
 
     def written_ms(self, number: int) -> int | None:
         info = self.root.store.stat(self.log.key(number))
@@ -177,7 +183,7 @@ class Group:
         """Record the decisions of pending transactions, and abort those past their timeout or fenced."""
         if not self.log.refresh().pending:
             return self.log.current()
-        self.root.ensure_probed()
+        self.root.engine.ensure_probed()
 
         def step(base: GroupState) -> GroupState | None:
             after = self._settled(base)
@@ -191,7 +197,7 @@ class Group:
         return settled(base, {**outcomes, **{item.number: False for item in unclear}})
 
     def _write(self, step: Step[GroupState]) -> GroupState:
-        self.root.ensure_probed()
+        self.root.engine.ensure_probed()
         return self.log.write(lambda base: step(self._settled(base)))
 
     def stable(self, timeout_ms: int = STABLE_WAIT_MS) -> GroupState:
@@ -232,7 +238,7 @@ class Group:
 
         self._write(step)
         self.settle()
-        return Membership(self, GroupMetadata(self.id, joined[0], name), session_timeout_ms)
+        return Membership(self, GroupMetadata(self.id, joined[0], name), session_timeout_ms, self.root.env.now())
 
     def prepare(
         self, member: GroupMetadata | None, txn: str, n: int, timeout_ms: int, offsets: Sequence[TopicOffsets]
@@ -264,7 +270,9 @@ class Group:
         """
         checked = self.checked(offsets)
         self._act(lambda base: steps.alter(base, checked), dry_run, force)
-        return {(item.topic, item.partition): item for each in checked for item in each.committed()}
+        return {
+            (item.topic, item.partition): item for offsets_of_topic in checked for item in offsets_of_topic.committed()
+        }
 
     @checked(gone=PARTITIONS)
     def delete_offsets(self, gone: Mapping[str, Collection[int]], *, dry_run: bool = False) -> None:
@@ -284,7 +292,7 @@ class Group:
             epoch = NO_EPOCH if item.leader_epoch is None else item.leader_epoch
             row = item.offset, item.time_ms, epoch, item.metadata
             rows.setdefault((item.topic, item.topic_id), {})[item.partition] = row
-        tables = [topic_offsets(*place, each) for place, each in rows.items()]
+        tables = [topic_offsets(*place, by_partition) for place, by_partition in rows.items()]
         self._write(lambda base: steps.restore(base, tables, generation))
 
     def _check_exists(self) -> None:
@@ -333,15 +341,17 @@ class Group:
         """
         now_ms = self.root.env.wall_ms()
         tables = []
-        if not isinstance(offsets, Mapping) or not all(isinstance(each, Mapping) for each in offsets.values()):
+        if not isinstance(offsets, Mapping) or not all(
+            isinstance(by_partition, Mapping) for by_partition in offsets.values()
+        ):
             raise BadRequest(f"expected offsets as {{topic: {{partition: offset}}}}, found {offsets!r}")
         for topic in sorted(offsets, key=str):
             if not offsets[topic]:
                 continue
-            handle = (self.root.topic if refresh else self.root.topic_handle)(topic)
-            head = handle.log.head(refresh=False)
+            log = self.root.topic(topic).log if refresh else self.root.engine.log(topic)
+            head = log.head(refresh=False)
             # The offsets must not outlive the records that they are about.
-            handle.log.make_durable()
+            log.make_durable()
             if ids is not None and ids.get(topic, head.topic_id) != head.topic_id:
                 raise Conflict(
                     f"topic {topic} was deleted and created again: its offsets mean nothing now; start again"
@@ -353,25 +363,26 @@ class Group:
 
 def _row(topic: str, partitions: int, partition: object, position: object, now_ms: int) -> tuple[int, Row]:
     """Return a partition and its row; whole numbers may be numpy's. `BadRequest` as `Group.checked`."""
-    at, offset = _whole(partition), _whole(getattr(position, "offset", position))
+    number, offset = _whole(partition), _whole(getattr(position, "offset", position))
     epoch, metadata = getattr(position, "leader_epoch", None), getattr(position, "metadata", None) or ""
-    if at is None or not 0 <= at < partitions or offset is None or not 0 <= offset <= INT64_MAX:
+    if number is None or not 0 <= number < partitions or offset is None or not 0 <= offset <= INT64_MAX:
         raise BadRequest(
             f"expected offsets of partitions 0 to {partitions - 1} of topic '{topic}', found "
             f"{getattr(position, 'offset', position)!r} of partition {partition!r}"
         )
-    known = NO_EPOCH if epoch is None else _whole(epoch)
-    if known is None or not NO_EPOCH <= known <= MAX_INT:
-        raise BadRequest(f"the leader epoch of {topic}-{at} is 0 to {MAX_INT}, or None; found {epoch!r}")
+    leader_epoch = NO_EPOCH if epoch is None else _whole(epoch)
+    if leader_epoch is None or not NO_EPOCH <= leader_epoch <= MAX_INT:
+        raise BadRequest(f"the leader epoch of {topic}-{number} is 0 to {MAX_INT}, or None; found {epoch!r}")
     try:
         size = len(metadata.encode())
     except (AttributeError, UnicodeEncodeError):
-        raise BadRequest(f"metadata of {topic}-{at} is a text that UTF-8 can hold, found {metadata!r}") from None
+        raise BadRequest(f"metadata of {topic}-{number} is a text that UTF-8 can hold, found {metadata!r}") from None
     if size > MAX_METADATA:
         raise BadRequest(
-            f"metadata of {topic}-{at} has {size} bytes, at most {MAX_METADATA} are kept beside an offset; shorten it"
+            f"metadata of {topic}-{number} has {size} bytes, at most {MAX_METADATA} are kept beside an offset; "
+            "shorten it"
         )
-    return at, (offset, now_ms, known, metadata)
+    return number, (offset, now_ms, leader_epoch, metadata)
 
 
 def _whole(value: object) -> int | None:
@@ -385,12 +396,14 @@ def _whole(value: object) -> int | None:
 class Membership:
     """The right to commit for a group, until a newer generation takes over (`Fenced` from then on).
 
-    `topic_ids`: topic ids as the member knows them; a topic that was created again takes no offsets from it.
+    `written`: when it last gave a sign of life. `topic_ids`: ids of topics as the member knows them; a topic that was
+    created again takes no offsets from it.
     """
 
     group: Group
     metadata: GroupMetadata
     session_timeout_ms: int
+    written: Moment
     topic_ids: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -400,10 +413,20 @@ class Membership:
     def commit(self, offsets: Offsets, *, refresh: bool = True) -> None:
         """Commit offsets (next to read) by topic and partition. `Fenced` if a newer member took over."""
         checked = self.group.checked(offsets, self.topic_ids, refresh=refresh)
-        self.group._write(lambda base: steps.commit(base, self.metadata, checked))
+        self._write(lambda base: steps.commit(base, self.metadata, checked))
 
     def heartbeat(self) -> None:
-        self.group._write(lambda base: steps.heartbeat(base, self.metadata))
+        self._write(lambda base: steps.heartbeat(base, self.metadata))
+
+    def keep_alive(self) -> None:
+        """Send a heartbeat if one is due."""
+        elapsed_ms = self.group.root.env.now().elapsed_ms(self.written)
+        if elapsed_ms >= self.session_timeout_ms // HEARTBEATS:
+            self.heartbeat()
+
+    def _write(self, step: Step[GroupState]) -> None:
+        self.group._write(step)
+        self.written = self.group.root.env.now()
 
     def leave(self) -> None:
         """Leave: the group is empty at once. No effect if a newer member took over."""

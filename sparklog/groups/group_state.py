@@ -24,15 +24,15 @@ from sparklog.log.journal.documents import (
     TEXT,
     Document,
     Fields,
-    Kind,
     Member,
+    MemberKind,
     StoredDocument,
     objects_of,
     one_of,
     whole,
     wholes,
 )
-from sparklog.log.journal.entry_log import ENTRY_MEMBERS, Entry, EntryKind
+from sparklog.log.journal.entry_log import ENTRY_MEMBERS, EntryKind, StateEntry
 from sparklog.log.journal.names import GROUPS_FOLDER, MAX_PARTITIONS, MAX_VERSION
 
 NO_EPOCH = -1
@@ -115,11 +115,11 @@ def merged(base: Sequence[TopicOffsets], newer: Sequence[TopicOffsets]) -> tuple
     """Return `base` with the partitions of `newer` replaced, in the order of topics."""
     tables = {item.place: item for item in base}
     for item in newer:
-        known = tables.get(item.place)
-        if known is None or known.partition == item.partition:
+        before = tables.get(item.place)
+        if before is None or before.partition == item.partition:
             tables[item.place] = item
         else:
-            tables[item.place] = topic_offsets(item.topic, item.topic_id, {**known.rows(), **item.rows()})
+            tables[item.place] = topic_offsets(item.topic, item.topic_id, {**before.rows(), **item.rows()})
     return tuple(tables[place] for place in sorted(tables))
 
 
@@ -144,8 +144,8 @@ def _unpacked(item: Fields, name: str, values: tuple[T, ...], what: str) -> tupl
     return values if len(values) == n else values * n
 
 
-def _packed_wholes(low: int, high: int) -> Kind:
-    return Kind(
+def _packed_wholes(low: int, high: int) -> MemberKind:
+    return MemberKind(
         lambda item, name: _unpacked(item, name, item.integers(name, None, low, high), "whole numbers"), _packed
     )
 
@@ -163,20 +163,20 @@ OFFSETS_JSON = Document(
     Member("offset", wholes(0, like="partition")),
     Member("timeMs", _packed_wholes(0, INT64_MAX)),
     Member("leaderEpoch", _packed_wholes(NO_EPOCH, INT32_MAX)),
-    Member("metadata", Kind(lambda item, name: _unpacked(item, name, item.texts(name), "texts"), _packed)),
+    Member("metadata", MemberKind(lambda item, name: _unpacked(item, name, item.texts(name), "texts"), _packed)),
     check=_check_partitions,
 )
 
 
 def _in_order(item: Fields, name: str) -> tuple[TopicOffsets, ...]:
     offsets = tuple(map(OFFSETS_JSON.from_json, item.objects(name)))
-    places = [each.place for each in offsets]
+    places = [item.place for item in offsets]
     if places != sorted(set(places)):
         raise item.bad(name, "in the order of topics, each once")
     return offsets
 
 
-OFFSETS_BY_TOPIC = Kind(_in_order, lambda offsets: list(map(OFFSETS_JSON.to_json, offsets)))
+OFFSETS_BY_TOPIC = MemberKind(_in_order, lambda offsets: list(map(OFFSETS_JSON.to_json, offsets)))
 """A list of objects in the order of topics, each topic once."""
 
 
@@ -199,7 +199,7 @@ class Pending:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupState(Entry):
+class GroupState(StateEntry):
     """The newest entry of a group, and so its state: see the module."""
 
     op: str = ""
@@ -271,7 +271,7 @@ def settled(state: GroupState, outcomes: Mapping[int, bool]) -> GroupState:
             left.append(item)
         elif outcome:
             offsets = merged(offsets, item.offsets)
-            left = list(_overtaken(left, {each.place: set(each.partition) for each in item.offsets}))
+            left = list(_overtaken(left, {topic.place: set(topic.partition) for topic in item.offsets}))
     return replace(state, op="resolve", offsets=offsets, pending=tuple(left))
 
 
@@ -281,7 +281,7 @@ def alter(state: GroupState, offsets: Sequence[TopicOffsets]) -> GroupState:
 
 def delete_offsets(state: GroupState, gone: Mapping[str, Collection[int]]) -> GroupState | None:
     """Drop partitions of topics, under any id, and fence the member. None if there are no offsets of them."""
-    pending = (item for each in state.pending for item in each.offsets)
+    pending = (item for prepare_item in state.pending for item in prepare_item.offsets)
     places = {item.place: gone[item.topic] for item in (*state.offsets, *pending) if item.topic in gone}
     left, waiting = without(state.offsets, places), _overtaken(state.pending, places)
     if left == state.offsets and waiting == state.pending:
@@ -295,10 +295,10 @@ def delete(state: GroupState) -> GroupState | None:
 
 def restore(state: GroupState, offsets: Sequence[TopicOffsets], generation: int) -> GroupState | None:
     """Take over offsets of another root where there are none or older ones; generations go on from the higher one."""
-    known = {item.place: item.rows() for item in state.offsets}
+    rows_before = {item.place: item.rows() for item in state.offsets}
     newer = []
     for item in offsets:
-        old = known.get(item.place, {})
+        old = rows_before.get(item.place, {})
         rows = {
             partition: row
             for partition, row in item.rows().items()
@@ -386,7 +386,7 @@ def _check_numbers(item: Fields, entry: GroupState) -> None:
     for name in ("active", "touched"):
         if item.document.get(name) is not None:
             item.integer(name, 0, entry.number)
-    if any(each.number > entry.number for each in entry.pending):
+    if any(prepare_item.number > entry.number for prepare_item in entry.pending):
         raise item.bad("pending", f"of entries up to {entry.number}")
 
 

@@ -42,19 +42,32 @@ class Groups:
         return f"Groups({self.root.location!r})"
 
     def names(self, failures: list[SparklogError] | None = None) -> list[str]:
-        """Return the names of all groups, sorted; costs a few requests per group.
+        """List the groups. Costs a few requests per group.
 
-        A group that cannot be read is left out and its error put into `failures`, or raised.
+        Args:
+            failures: takes the errors of groups that cannot be read; None: the first one is raised.
+
+        Returns:
+            Their names, sorted.
         """
         names = sorted(ids_of(self.root.store, GROUPS, failures))
-        states = read_each(self.root.store, lambda name: self.root.entries(GROUPS, name).refresh(), names, failures)
+        entries = self.root.engine.entries
+        states = read_each(self.root.store, lambda name: entries(GROUPS, name).refresh(), names, failures)
         return [name for name, state in states.items() if state.exists]
 
     @checked(names=NAMES)
     def descriptions(
         self, names: Sequence[str], failures: list[SparklogError] | None = None
     ) -> dict[str, GroupDescription]:
-        """Return members, offsets and state of these groups, by name; `failures`: see `names`."""
+        """Describe groups.
+
+        Args:
+            names: of the groups.
+            failures: as for `names`.
+
+        Returns:
+            By name: state in Kafka's words, generation, member, pending offsets.
+        """
         return read_each(self.root.store, lambda name: self.group(name).description(), names, failures)
 
     def states(self, names: Sequence[str], failures: list[SparklogError] | None = None) -> dict[str, GroupState]:
@@ -62,7 +75,17 @@ class Groups:
 
     @checked(name=NAME)
     def group(self, name: str) -> Group:
-        """Return the group of this name, which may not exist yet. `BadRequest` for no name."""
+        """Return a group, which may not exist yet.
+
+        Args:
+            name: its id.
+
+        Returns:
+            A `Group`: its committed offsets, and how to change them.
+
+        Raises:
+            BadRequest: no group can have this name.
+        """
         return Group(self.root, name)
 
 
@@ -111,7 +134,7 @@ def lag(
     rows: list[Lag] = []
     # Topics are looked at after the offsets: what is committed meanwhile would seem to lie beyond their ends.
     states = Groups(opened).states(names, failures)
-    snapshots = _snapshots(opened, {each.topic for state in states.values() for each in state.offsets}, failures)
+    snapshots = _snapshots(opened, {offsets.topic for state in states.values() for offsets in state.offsets}, failures)
     for name, state in states.items():
         description = Group(opened, name).description(state=state)
         every = description.state == STABLE if all_partitions is None else all_partitions
@@ -120,14 +143,7 @@ def lag(
             if snapshot is None or snapshot.head.topic_id != offsets.topic_id:
                 continue
             committed = {p: offset for _, p, offset in offsets.positions() if p < snapshot.head.partitions}
-            ages: Ages | None = None
-            if seconds:
-                try:
-                    ages = _ages(opened, snapshot, committed, now_ms)
-                except SparklogError as error:
-                    if failures is None:
-                        raise
-                    failures.append(error)
+            ages = _ages(opened, snapshot, committed, now_ms, failures) if seconds else None
             rows += _rows(description, snapshot, committed, ages, every)
     return rows
 
@@ -135,7 +151,7 @@ def lag(
 def _snapshots(root: Root, topics: Collection[str], failures: list[SparklogError] | None) -> dict[str, Snapshot]:
     def read(topic: str) -> Snapshot | None:
         with suppress(NotFound):
-            return root.topic_handle(topic).read_snapshot()
+            return root.engine.log(topic).read_snapshot()
         return None
 
     snapshots = read_each(root.store, read, sorted(topics), failures)
@@ -156,18 +172,31 @@ def _rows(
     return rows
 
 
-def _ages(root: Root, snapshot: Snapshot, committed: dict[int, int], now_ms: int | None) -> Ages:
-    """Return seconds since the first unread record was written, of partitions that have one; None: it has no time."""
+def _ages(
+    root: Root,
+    snapshot: Snapshot,
+    committed: dict[int, int],
+    now_ms: int | None,
+    failures: list[SparklogError] | None,
+) -> Ages | None:
+    """Return seconds since the first unread record was written, of partitions that have one; None: it has no time.
+
+    None for all if records cannot be read: the error is put into `failures`, or raised.
+    """
     unread = {partition: offset for partition, offset in committed.items() if offset < snapshot.head.log_end[partition]}
-    newer = root.topic_handle(snapshot.topic).read_snapshot
-    parts = [unread]
-    if root.store.parallel_reads > 1:
-        parts = [{partition: offset} for partition, offset in unread.items()]
-    answers = list(ask_each(root.store, lambda part: first_records(snapshot, part, newer=newer), parts))
+    newer = root.engine.log(snapshot.topic).read_snapshot
+    parts = [{partition: offset} for partition, offset in unread.items()] if root.store.parallel_reads > 1 else [unread]
+    try:
+        answers = list(ask_each(root.store, lambda part: first_records(snapshot, part, newer=newer), parts))
+    except SparklogError as error:
+        if failures is None:
+            raise
+        failures.append(error)
+        return None
     now = root.env.wall_ms() if now_ms is None else now_ms
     return {
-        partition: max(0, now - answer.timestamp) / 1000 if answer.timestamp >= 0 else None
-        for each in answers
-        for partition, answer in each.items()
-        if answer is not None
+        partition: max(0, now - record.timestamp) / 1000 if record.timestamp >= 0 else None
+        for answer in answers
+        for partition, record in answer.items()
+        if record is not None
     }

@@ -101,7 +101,7 @@ def plan_reset(
             )
         old = {partition: offset for (name, partition), offset in current.items() if name == topic}
         targets = _targets(group, scenario, topic, wanted, head, old)
-        plan += [_clamped(topic, at, targets[at], old.get(at), head) for at in wanted]
+        plan += [_clamped(topic, partition, targets[partition], old.get(partition), head) for partition in wanted]
     return plan
 
 
@@ -127,9 +127,9 @@ def _targets(
                 f"'{group.id}' has committed none there; name partitions or choose another scenario"
             )
         return {partition: old[partition] + scenario.value for partition in partitions}
-    handle = group.root.topic_handle(topic)
+    log = group.root.engine.log(topic)
     times = dict.fromkeys(partitions, max(0, scenario.value))
-    answers = offsets_for_timestamps(handle.read_snapshot(), times, READ_UNCOMMITTED, newer=handle.read_snapshot)
+    answers = offsets_for_timestamps(log.read_snapshot(), times, READ_UNCOMMITTED, newer=log.read_snapshot)
     return {**ends, **{partition: answer.offset for partition, answer in answers.items() if answer is not None}}
 
 

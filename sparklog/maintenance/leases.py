@@ -23,7 +23,7 @@ from sparklog.errors import Fenced, SparklogError
 from sparklog.log.journal.chain import ids_of
 from sparklog.log.journal.clocks import MAX_AHEAD_MS, iso_time
 from sparklog.log.journal.documents import TEXT, TEXTS, Document, Member, StoredDocument, objects_of, one_of, whole
-from sparklog.log.journal.entry_log import ENTRY_MEMBERS, Entry, EntryKind, collect_entries
+from sparklog.log.journal.entry_log import ENTRY_MEMBERS, EntryKind, StateEntry, collect_entries
 from sparklog.log.journal.names import MAINTENANCE_FOLDER
 from sparklog.log.topic.root import Root
 from sparklog.output import log
@@ -53,7 +53,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Leases(Entry):
+class Leases(StateEntry):
     """The claims on a root by runs of one job, in the order in which they were made."""
 
     op: str = TAKE
@@ -90,7 +90,7 @@ class Lease:
         self.others: tuple[Claim, ...] = ()
         self.waits = False
         self._root = root
-        self._log = root.entries(LEASES, job)
+        self._log = root.engine.entries(LEASES, job)
         self._run = root.env.new_id()
         self._fenced: Fenced | None = None
 
@@ -158,7 +158,7 @@ class Lease:
                 log(f"{self.job}: the lease was not renewed: {type(error).__name__}")
 
     def _now_ms(self) -> int:
-        return self._root.by_store_clock(self._root.env.wall_ms())
+        return self._root.engine.by_store_clock(self._root.env.wall_ms())
 
 
 @contextmanager
@@ -204,7 +204,7 @@ def collect_leases(root: Root, *, keep_ms: int, now_ms: int, dry_run: bool = Fal
     failures: list[SparklogError] = []
     for job in ids_of(root.store, LEASES, failures):
         try:
-            gone = collect_entries(root.entries(LEASES, job), now_ms, keep_ms=keep_ms, dry_run=dry_run)
+            gone = collect_entries(root.engine.entries(LEASES, job), now_ms, keep_ms=keep_ms, dry_run=dry_run)
             objects, nbytes = objects + gone[0], nbytes + gone[1]
         except SparklogError as error:
             failures.append(error)

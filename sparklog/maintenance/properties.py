@@ -20,10 +20,7 @@ from sparklog.errors import BadRequest, did_you_mean
 from sparklog.log.state.configs import (
     COMPACT,
     CONFIGS,
-    INT_MAX,
     LEAST_DELETE_DELAY_MS,
-    LONG_MAX,
-    LONG_MIN,
     RETAIN,
     ConfigDef,
     TopicConfigs,
@@ -32,6 +29,7 @@ from sparklog.log.state.configs import (
     kafka_name,
 )
 from sparklog.maintenance.work_items import Settings
+from sparklog.parsing import INT32_MAX, INT64_MAX, INT64_MIN, fraction, whole_number, whole_range
 
 T = TypeVar("T")
 _UNITS = {"ms": 1, "minutes": 60_000, "hours": 3_600_000}
@@ -54,7 +52,7 @@ class Property:
 class _Ranked:
     """A topic config with a broker name for each unit; of those that are set the first counts.
 
-    `least` LONG_MIN: a value below 0 means never, and 0 is refused.
+    `least` INT64_MIN: a value below 0 means never, and 0 is refused.
     """
 
     config: str
@@ -68,7 +66,7 @@ class _Ranked:
 
     @property
     def never(self) -> bool:
-        return self.least == LONG_MIN
+        return self.least == INT64_MIN
 
 
 _SAME = {
@@ -84,7 +82,7 @@ _SAME = {
     "log.cleaner.max.compaction.lag.ms": "max.compaction.lag.ms",
 }
 _RANKED = (
-    _Ranked("retention.ms", "log.retention", ("ms", "minutes", "hours"), LONG_MIN),
+    _Ranked("retention.ms", "log.retention", ("ms", "minutes", "hours"), INT64_MIN),
     _Ranked("segment.ms", "log.roll", ("ms", "hours"), 1),
     _Ranked("segment.jitter.ms", "log.roll.jitter", ("ms", "hours"), 0),
 )
@@ -97,7 +95,7 @@ class ConfigDoc:
     """Documentation of a topic config, or of a name in a properties file.
 
     `scope`: `topic` or `maintenance`; `config`: the topic config whose default a property sets; `kafka`: how Kafka 4.1
-    differs. Texts are empty where nothing is known; so is `default` where another name has it.
+    differs. Texts are empty where nothing is known; so is `default` where another name gives it.
     """
 
     name: str
@@ -124,17 +122,20 @@ class _Limit:
     job: str
     doc: str
 
+    @property
+    def valid(self) -> str:
+        return "a number above 0 and below 1" if self.least is None else whole_range(self.least)
+
     def parse(self, file: str, entry: Property) -> float:
         """Return the value for `Settings`."""
         if self.least is None:
-            return _checked(file, entry, partial(_share, self.name))
-        return _number(file, entry, self.least, INT_MAX if self.kind == "int" else LONG_MAX) * _UNITS.get(self.unit, 1)
+            return _checked(file, entry, partial(fraction, ends=False), self.valid)
+        return _number(file, entry, self.least, self.kind) * _UNITS.get(self.unit, 1)
 
     def config_doc(self) -> ConfigDoc:
         default = getattr(Settings(0), self.field)
         shown = str(default if self.least is None else default // _UNITS.get(self.unit, 1))
-        valid = f"a whole number of at least {self.least}" if self.least is not None else "a number above 0 and below 1"
-        return ConfigDoc(self.name, MAINTENANCE, self.kind, shown, valid, self.unit, (self.job,), self.doc)
+        return ConfigDoc(self.name, MAINTENANCE, self.kind, shown, self.valid, self.unit, (self.job,), self.doc)
 
 
 _LIMITS = (
@@ -156,20 +157,18 @@ def property_table() -> list[ConfigDoc]:
     docs = []
     for ranked in _RANKED:
         config = definition(ranked.config)
-        least = "a whole number but 0, below 0: never" if ranked.never else f"a whole number of at least {ranked.least}"
+        least = "a whole number but 0, below 0: never" if ranked.never else whole_range(ranked.least)
         for unit, name in zip(ranked.units, ranked.names, strict=True):
             rank = "" if name == ranked.names[0] else f" Counts where {ranked.names[0]} is not set."
             doc = f"Default of the topic config {ranked.config}.{rank}"
             kind = "long" if unit == "ms" else "int"
             default = str(int(config.default) // _UNITS[unit]) if name == ranked.names[-1] else ""
-            docs.append(ConfigDoc(name, MAINTENANCE, kind, default, least, unit, _jobs(config), doc, ranked.config))
-    for name, topic_config in _SAME.items():
-        config = definition(topic_config)
-        valid = f"a whole number of at least {LEAST_DELETE_DELAY_MS}" if name in _PARSERS else config.valid
-        doc, jobs = f"Default of the topic config {config.name}.", _jobs(config)
-        docs.append(
-            ConfigDoc(name, MAINTENANCE, config.kind, config.default, valid, config.unit, jobs, doc, config.name)
-        )
+            docs.append(ConfigDoc(name, MAINTENANCE, kind, default, least, unit, _jobs(config), doc, config.name))
+    for name, config in ((name, definition(config)) for name, config in _SAME.items()):
+        valid = whole_range(LEAST_DELETE_DELAY_MS) if name in _PARSERS else config.valid
+        doc = f"Default of the topic config {config.name}."
+        more = (config.unit, _jobs(config), doc, config.name)
+        docs.append(ConfigDoc(name, MAINTENANCE, config.kind, config.default, valid, *more))
     return [*docs, *(limit.config_doc() for limit in _LIMITS)]
 
 
@@ -270,7 +269,7 @@ def _first_set(file: str, ranked: _Ranked, entries: Mapping[str, Property]) -> i
     for unit, name in zip(ranked.units, ranked.names, strict=True):
         if name not in entries:
             continue
-        value = _number(file, entries[name], ranked.least, LONG_MAX if unit == "ms" else INT_MAX)
+        value = _number(file, entries[name], ranked.least, "long" if unit == "ms" else "int")
         if ranked.never and value == 0:
             raise BadRequest(
                 f"{file} line {entries[name].line}: {name} must be at least 1, or -1 for records that never expire; "
@@ -280,27 +279,9 @@ def _first_set(file: str, ranked: _Ranked, entries: Mapping[str, Property]) -> i
     return values[0] if values else None
 
 
-def _number(file: str, entry: Property, low: int, high: int) -> int:
-    def parse(text: str) -> int:
-        digits = text.removeprefix("-")
-        value = int(text) if digits.isascii() and digits.isdecimal() and len(digits) <= 19 else None
-        if value is None or not low <= value <= high:
-            bound = f" of at least {low}" if low > LONG_MIN else ""
-            top = f" and at most {high}" if high == INT_MAX else ""
-            raise BadRequest(f"{entry.name} must be a whole number{bound}{top}, found '{text}'")
-        return value
-
-    return _checked(file, entry, parse)
-
-
-def _share(name: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0.0 < value < 1.0:
-        raise BadRequest(f"{name} must be a number above 0 and below 1, found '{text}'")
-    return value
+def _number(file: str, entry: Property, low: int, kind: str) -> int:
+    high, top = (INT32_MAX, f" and at most {INT32_MAX}") if kind == "int" else (INT64_MAX, "")
+    return _checked(file, entry, partial(whole_number, low=low, high=high), f"{whole_range(low)}{top}")
 
 
 def _delete_delay(text: str) -> str:
@@ -317,14 +298,15 @@ _PARSERS: Mapping[str, Callable[[str], str]] = {"log.segment.delete.delay.ms": _
 """Parsers of names whose topic config allows more."""
 
 
-def _checked(file: str, entry: Property, parse: Callable[[str], T]) -> T:
-    """Parse a value; an error names the place in the file."""
+def _checked(file: str, entry: Property, parse: Callable[[str], T], expected: str = "") -> T:
+    """Parse a value; an error names the place in the file, and what is `expected` where `parse` does not say so."""
     try:
         return parse(entry.value)
     except BadRequest as error:
-        config = _SAME.get(entry.name)
-        message = str(error).replace(f"config {config} must", f"{entry.name} must") if config else str(error)
-        raise BadRequest(f"{file} line {entry.line}: {message}") from None
+        message = str(error).replace(f"config {_SAME.get(entry.name)} must", f"{entry.name} must")
+    except ValueError:
+        message = f"{entry.name} must be {expected}, found '{entry.value}'"
+    raise BadRequest(f"{file} line {entry.line}: {message}")
 
 
 def _unknown(name: str) -> str:

@@ -10,7 +10,7 @@ stays:
 | time   | its largest timestamp is more than `retention.ms` ago                 | policy with `delete` |
 
 No rule passes the high watermark, and an empty last segment stays. The active segment goes like any other once all
-of it has expired: the log then starts at its end. A timestamp from the future keeps its segment and all behind it.
+of it has expired: the log then starts at its end. A timestamp from the future keeps its segment and all after it.
 """
 
 from __future__ import annotations

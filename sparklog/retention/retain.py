@@ -30,7 +30,7 @@ from sparklog.log.state.commit_intents import LogStartIntent
 from sparklog.log.state.configs import LEAST_DELETE_DELAY_MS
 from sparklog.log.state.segments import RollRule, Segment, segments_of
 from sparklog.log.state.slice_table import Slices, Snapshot
-from sparklog.log.topic.root import Root
+from sparklog.log.topic.root import Root, topic_of
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.leases import collect_leases
 from sparklog.maintenance.report import Failure, RunReport
@@ -135,7 +135,7 @@ OLD_ENTRY = "replaced more than {hours:,} hours ago, and a checkpoint has what i
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """Segments that one rule takes."""
+    """Segments that one of `REASONS` took, and their bytes."""
 
     reason: str
     segments: int
@@ -230,15 +230,15 @@ def expire(topic: Topic, settings: Settings, *, dry_run: bool = False) -> list[P
 
     `NotFound` or `Conflict` if the topic was deleted or created again meanwhile.
     """
-    snapshot = topic.snapshot()
+    snapshot = topic.log.snapshot()
     head = snapshot.head
     planned = plan_topic(snapshot, settings)
     moved = {e.partition: e.log_start for e, _ in planned if e.log_start > head.log_start[e.partition]}
-    _warn_of_seconds(topic, head.version, [item for each, _ in planned for item in each.gone])
+    _warn_of_seconds(topic, head.version, [item for expiry, _ in planned for item in expiry.gone])
     if moved and not dry_run:
         topic.log.commit(LogStartIntent(head.topic_id, moved, op=RETAIN), head)
     expired = []
-    for expiry, segments in planned:
+    for expiry, all_segments in planned:
         if expiry.partition not in moved:
             continue
         sizes: dict[str, list[int]] = {}
@@ -250,8 +250,8 @@ def expire(topic: Topic, settings: Settings, *, dry_run: bool = False) -> list[P
                 int(head.log_start[expiry.partition]),
                 expiry.log_start,
                 int(head.log_end[expiry.partition]),
-                sum(1 for segment in segments if segment.rows),
-                sum(segment.size for segment in segments),
+                sum(1 for segment in all_segments if segment.rows),
+                sum(segment.size for segment in all_segments),
                 tuple(Gone(reason, len(nbytes), sum(nbytes)) for reason, nbytes in sizes.items()),
             )
         )
@@ -260,7 +260,7 @@ def expire(topic: Topic, settings: Settings, *, dry_run: bool = False) -> list[P
 
 def _warn_of_seconds(topic: Topic, version: int, gone: Sequence[Expired]) -> None:
     """Warn of records that expire because seconds were taken for milliseconds: they expire, as in Kafka."""
-    times = [each.segment.max_ts for each in gone if each.reason == TIME]
+    times = [item.segment.max_ts for item in gone if item.reason == TIME]
     taken = (seconds_taken(f"a timestamp that expires in topic {topic.name}", time_ms) for time_ms in times)
     warning = next(filter(None, taken), None)
     if warning is not None:
@@ -325,7 +325,7 @@ def retain_root(
     chosen: list[Topic] = []
     reports: list[RetainReport] = []
     for name in topics or sorted(n for n in root.store.list_folders("") if is_topic_name(n)):
-        topic = root.topic_handle(name)
+        topic = topic_of(root, name)
         try:
             if topic.log.refresh().head.version >= 0:
                 chosen.append(topic)
@@ -343,7 +343,7 @@ def retain_root(
     if chosen and not topics:
         heads = [state.head for topic in chosen if (state := topic.log.known()) is not None]
         configs = [settings.configs_of(head.configs) for head in heads if head.exists]
-        keep_ms = kept_entries_ms(max((each.file_delete_delay_ms for each in configs), default=0))
+        keep_ms = kept_entries_ms(max((config.file_delete_delay_ms for config in configs), default=0))
         reports += _retain_root_files(root, settings, keep_ms, dry_run)
     return sorted(reports, key=lambda report: report.topic)
 

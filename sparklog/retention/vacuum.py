@@ -11,6 +11,9 @@ The order makes it safe against concurrent writers and wrong clocks:
 5. Delete temporary files of writers that died long ago.
 
 A wrong clock costs readers a second plan and writers a second upload, never a record. Two vacuums may run at once.
+
+It is a part of retention because the files of expired records go with it, and because one run does both: expiry moves
+the log start, the vacuum deletes what no version names any more, whether it expired, was replaced or never committed.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
 
 from sparklog.errors import Corrupt, NotFound, SparklogError
 from sparklog.log.journal.names import APPEND_FOLDER, SEALED_FOLDER, commit_key
@@ -49,8 +53,8 @@ class DeleteWork:
     topic: str
     topic_id: str
     keys: tuple[str, ...]
-    op: str = MAINTAIN
-    partitions: tuple[int, ...] = ()
+    op: ClassVar[str] = MAINTAIN
+    partitions: ClassVar[tuple[int, ...]] = ()
 
     @property
     def title(self) -> str:
@@ -74,21 +78,21 @@ TRIES = 4
 
 @dataclass(frozen=True, slots=True)
 class UpkeepIntent:
-    """Raise the upload floor and drop expired holds and idle writers as of `now_ms`, judged anew on each state."""
+    """Raise the upload floor and drop expired holds and idle writers as of `now_ms`, judged again on each state."""
 
     now_ms: int
     floor: int | None = None
     needed: frozenset[str] = frozenset()
     """Holds of clones that stay even if they have expired."""
-    needs_table: bool = False
-    repeatable: bool = True
+    needs_table: ClassVar[bool] = False
+    repeatable: ClassVar[bool] = True
 
-    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
-        floor = self.floor if self.floor is not None and self.floor > base.floor else None
-        holds = dict.fromkeys(ended_holds(base, self.now_ms, self.needed))
-        expired = idle_writers(base, self.now_ms)
+    def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
+        floor = self.floor if self.floor is not None and self.floor > head.floor else None
+        holds = dict.fromkeys(ended_holds(head, self.now_ms, self.needed))
+        expired = idle_writers(head, self.now_ms)
         if floor is None and not holds and not expired:
-            return Nothing("nothing has run out", base.version)
+            return Nothing("nothing has run out", head.version)
         return Draft(MAINTAIN, holds=holds, floor=floor, expired=expired)
 
 
@@ -200,14 +204,15 @@ def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> 
     run = _Vacuum(topic, settings, store_ms, history, head, delay_ms, floor)
     stay = frozenset[str]() if dry_run else plan.give_up_clones(topic, head, run.careful_ms)
     run.needed = stay | needed_by_clones(topic, head, settings, run.careful_ms)
-    files, foreign = _data_files(store, topic.name, floor)
-    kept, known, born = _named(run, head) if files else (set(), set(), 0)
+    files, foreign = _list_data_files(store, topic.name, floor)
+    named = _read_named(run, head) if files else _Named(set(), set(), 0)
     if files:
         run.hold(head)
 
     def judged(of: Head) -> list[list[Victim]]:
-        keep = kept.union(*run.held.values())
-        return [plan.unnamed(files, floor, keep, deleted=of.deleted, born=born, known=known), *_old_log(run, of)]
+        keep = named.kept.union(*run.held.values())
+        unnamed = plan.unnamed(files, floor, keep, deleted=of.deleted, born=named.born, named_near=named.near)
+        return [unnamed, *_choose_of_log(run, of)]
 
     phases = judged(head)
     ended, idle = tuple(ended_holds(head, run.careful_ms, run.needed)), tuple(idle_writers(head, run.careful_ms))
@@ -216,7 +221,7 @@ def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> 
         after = topic.log.commit(UpkeepIntent(run.careful_ms, wanted, run.needed), head).head
         if after.version != head.version:
             if files:
-                kept |= _named_between(run, head, after)
+                named.kept.update(_read_named_between(run, head, after))
                 run.hold(after)
             phases = judged(after)
         wanted = after.floor
@@ -226,7 +231,8 @@ def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> 
     failed: list[SparklogError] = []
     if not dry_run:
         gone, failed = _delete(run, phases, runner)
-    only_held = sum(1 for file in files if file.path not in kept and any(file.path in at for at in run.held.values()))
+    held = set[str]().union(*run.held.values()) - named.kept
+    only_held = sum(file.path in held for file in files)
     removed = (*_summed(gone), *temporary.removed)
     failures = (*temporary.failures, *failed)
     return VacuumReport(topic.name, dry_run, head.floor, wanted, removed, only_held, foreign, ended, idle, (), failures)
@@ -234,8 +240,8 @@ def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> 
 
 def unreferenced(topic: Topic) -> tuple[int, int]:
     """Return number and bytes of the data files that neither the newest version nor a hold names."""
-    snapshot = topic.snapshot()
-    files, _ = _data_files(topic.store, topic.name, snapshot.version)
+    snapshot = topic.log.snapshot()
+    files, _ = _list_data_files(topic.store, topic.name, snapshot.version)
     kept = plan.own_paths(topic.name, snapshot.slices.paths())
     held = {hold.version for hold in snapshot.head.holds.values()}
     if held:
@@ -245,9 +251,9 @@ def unreferenced(topic: Topic) -> tuple[int, int]:
     return len(sizes), sum(sizes)
 
 
-def _data_files(store: Store, topic: str, floor: int) -> tuple[list[plan.DataFile], int]:
+def _list_data_files(store: Store, topic: str, floor: int) -> tuple[list[plan.ListedFile], int]:
     """List the data files begun below the floor; count the objects whose names are not sparklog's."""
-    files: list[plan.DataFile] = []
+    files: list[plan.ListedFile] = []
     foreign = 0
     for folder in (APPEND_FOLDER, SEALED_FOLDER):
         for info in store.list(f"{topic}/{folder}/"):
@@ -262,8 +268,15 @@ def _data_files(store: Store, topic: str, floor: int) -> tuple[list[plan.DataFil
     return files, foreign
 
 
-def _named(run: _Vacuum, head: Head) -> tuple[set[str], set[str], int]:
-    """Return files named at the floor or later, those named since the old floor, the version that created the topic."""
+class _Named(NamedTuple):
+    """Files named at the floor or later, those named since the old floor, the version that created the topic."""
+
+    kept: set[str]
+    near: set[str]
+    born: int
+
+
+def _read_named(run: _Vacuum, head: Head) -> _Named:
     history, floor = run.history, run.floor
     start = min(head.floor, floor)
     if history.base_of(start) is None or not history.commits.has(start + 1, floor):
@@ -271,12 +284,12 @@ def _named(run: _Vacuum, head: Head) -> tuple[set[str], set[str], int]:
         start = floor
     begin = history.at(start)
     last, table = begin.head, begin.slices
-    known = plan.own_paths(run.topic.name, table.paths())
-    kept = set(known) if start == floor else set()
+    near = plan.own_paths(run.topic.name, table.paths())
+    kept = set(near) if start == floor else set()
     born = 0
     for last, commit in history.walk(begin.head, head.version):
         names = plan.own_paths(run.topic.name, {file.path for file in commit.files})
-        known |= names
+        near |= names
         if commit.op == CREATE:
             born = commit.version
         if commit.version <= floor:
@@ -286,10 +299,10 @@ def _named(run: _Vacuum, head: Head) -> tuple[set[str], set[str], int]:
         else:
             kept |= names
     _check_same(run, last, head)
-    return kept, known, born
+    return _Named(kept, near, born)
 
 
-def _named_between(run: _Vacuum, before: Head, after: Head) -> set[str]:
+def _read_named_between(run: _Vacuum, before: Head, after: Head) -> set[str]:
     names: set[str] = set()
     last = before
     for last, commit in run.history.walk(before, after.version):  # noqa: B007
@@ -308,25 +321,28 @@ def _check_same(run: _Vacuum, walked: Head, expected: Head) -> None:
         )
 
 
-def _old_log(run: _Vacuum, head: Head) -> tuple[list[Victim], list[Victim], list[Victim]]:
+def _choose_of_log(run: _Vacuum, head: Head) -> list[list[Victim]]:
     """Choose heads of checkpoints, their tables (later, as a reader that lists a head must find them) and commits."""
     history = run.history
     newest = [version for version, _ in zip(history.sound_below(head.version), range(2), strict=False)]
     if len(newest) < 2:
-        return [], [], []
+        return []
     young = plan.oldest_young(history.commits, head.version, run.store_ms, run.store_ms - run.kept_since_ms)
     limit = min(newest[1], young, run.floor)
     anchor = next(iter(history.sound_below(limit)), -1)
     if not history.commits.has(anchor + 1, min(head.version, int(history.commits.version[-1]))):
-        return [], [], []
+        return []
     bases = {version: history.base_of(version) for version in run.hold_versions(head)}
     held = [(-1 if base is None else base, version) for version, base in bases.items()]
     needed = {*newest, anchor, *(base for base in bases.values() if base is not None)}
     heads = plan.old_checkpoints(history.checkpoints, needed, anchor, now_ms=run.store_ms, limit_ms=run.kept_since_ms)
-    known = [(info, heads[version]) for version, info in history.checkpoints.items() if version in heads]
-    victims = [Victim(info.key, plan.CHECKPOINT, info.size, reason) for info, reason in known]
+    victims = [
+        Victim(info.key, plan.CHECKPOINT, info.size, heads[version])
+        for version, info in history.checkpoints.items()
+        if version in heads
+    ]
     commits = plan.old_commits(run.topic.name, history.commits, anchor, held, run.kept_since_ms)
-    return victims, _old_tables(run, set(heads), newest[0]), commits
+    return [victims, _old_tables(run, set(heads), newest[0]), commits]
 
 
 def _old_tables(run: _Vacuum, heads: set[int], newest: int) -> list[Victim]:
@@ -396,4 +412,4 @@ def _summed(victims: Sequence[Victim]) -> tuple[Removed, ...]:
     for victim in victims:
         sizes.setdefault((victim.kind, victim.reason), []).append(victim.size)
     ordered = sorted(sizes.items(), key=lambda item: (plan.KINDS.index(item[0][0]), item[0][1]))
-    return tuple(Removed(kind, reason, len(each), sum(each)) for (kind, reason), each in ordered)
+    return tuple(Removed(kind, reason, len(objects), sum(objects)) for (kind, reason), objects in ordered)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -31,6 +31,7 @@ from sparklog.log.state.commit import DELETE
 from sparklog.log.state.commit_intents import DeleteIntent
 from sparklog.log.state.history import CommitFiles, History
 from sparklog.log.state.topic_state import Head
+from sparklog.log.topic.engine import TopicLog
 from sparklog.log.topic.topic import RootContext, Topic
 from sparklog.maintenance.work_items import Settings
 from sparklog.storage.store import ObjectInfo
@@ -53,7 +54,7 @@ _KIND_OF = {"slices": APPEND, "log": SEGMENT, "bloom": FILTER}
 
 
 @dataclass(frozen=True, slots=True)
-class DataFile:
+class ListedFile:
     """A file in a data folder: `path` as commits name it (an index: its segment's), the version its writer had read."""
 
     key: str
@@ -73,13 +74,13 @@ class Victim:
     reason: str
 
 
-def data_file(topic: str, info: ObjectInfo) -> DataFile | None:
+def data_file(topic: str, info: ObjectInfo) -> ListedFile | None:
     """Parse the name of an object below a topic's folder; None if it is not a name of sparklog's."""
     below = info.key[len(topic) + 1 :]
     for pattern, suffix in ((_APPEND, "slices"), (_SEALED, "log")):
         if match := pattern.fullmatch(below):
             kind = _KIND_OF.get(match[3], INDEX)
-            return DataFile(info.key, f"{match[1]}.{suffix}", int(match[2]), kind, info.size)
+            return ListedFile(info.key, f"{match[1]}.{suffix}", int(match[2]), kind, info.size)
     return None
 
 
@@ -116,11 +117,11 @@ def oldest_young(commits: CommitFiles, head_version: int, now_ms: int, kept_ms: 
 
 
 def unnamed(
-    files: Iterable[DataFile], floor: int, kept: set[str], *, deleted: bool, born: int, known: set[str]
+    files: Iterable[ListedFile], floor: int, kept: set[str], *, deleted: bool, born: int, named_near: set[str]
 ) -> list[Victim]:
     """Choose the unreferenced data files: begun below the floor and not in `kept`.
 
-    For the reasons: the topic is `deleted` or was `born` at that version; versions near the floor name `known` files.
+    For the reasons: the topic is `deleted` or was `born` at that version; versions near the floor name `named_near`.
     """
     victims = []
     for file in files:
@@ -128,7 +129,7 @@ def unnamed(
             continue
         if deleted or file.read_version < born:
             reason = "its topic was deleted"
-        elif file.path in known:
+        elif file.path in named_near:
             reason = f"replaced or expired before version {floor}"
         else:
             reason = f"orphan: no commit near version {floor} names it"
@@ -202,44 +203,47 @@ def give_up_clones(topic: Topic, head: Head, now_ms: int) -> frozenset[str]:
     Return the names of the holds for which this failed: they must stay. A clone under the topic's name is left out: its
     hold is in the same log.
     """
-    failed = set()
+
+    def give_up(clone: str, topic_id: str) -> bool:
+        if clone != topic.name:
+            _give_up(topic.root.engine.log(clone), topic_id, now_ms)
+        return False
+
+    return _staying_holds(topic, head, now_ms, give_up)
+
+
+def _staying_holds(topic: Topic, head: Head, now_ms: int, stays: Callable[[str, str], bool]) -> frozenset[str]:
+    """Return the names of the expired holds of clones (name, topic id) that stay, or cannot be asked about."""
+    names = set()
     for name in ended_holds(head, now_ms):
         clone = clone_of_hold(name)
-        if clone is None or clone[0] == topic.name:
-            continue
         try:
-            _give_up(topic.root.topic_handle(clone[0]), clone[1], now_ms)
+            if clone is not None and stays(*clone):
+                names.add(name)
         except (SparklogError, OSError) as error:
             _LOG.warning("hold %s of topic %s stays: %s", name, topic.name, error)
-            failed.add(name)
-    return frozenset(failed)
+            names.add(name)
+    return frozenset(names)
 
 
-def _give_up(clone: Topic, topic_id: str, now_ms: int) -> None:
-    head = clone.log.refresh().head
+def _give_up(clone: TopicLog, topic_id: str, now_ms: int) -> None:
+    head = clone.refresh().head
     if not is_given_up(head, topic_id):
-        head = clone.log.commit(GiveUpIntent(topic_id, now_ms)).head
+        head = clone.commit(GiveUpIntent(topic_id, now_ms)).head
     if is_given_up(head, topic_id) and head.exists and head.topic_id == topic_id:
-        clone.log.commit(DeleteIntent(topic_id, head.version))
+        clone.commit(DeleteIntent(topic_id, head.version))
 
 
 def needed_by_clones(topic: Topic, head: Head, settings: Settings, now_ms: int) -> frozenset[str]:
     """Return the names of expired holds whose clones still name the topic's files, or cannot be read."""
-    needed = set()
-    for name in ended_holds(head, now_ms):
-        clone = clone_of_hold(name)
-        try:
-            if clone is not None and _still_named(topic.root, *clone, topic.name, settings, now_ms):
-                needed.add(name)
-        except (SparklogError, OSError) as error:
-            _LOG.warning("hold %s of topic %s stays: %s", name, topic.name, error)
-            needed.add(name)
-    return frozenset(needed)
+    return _staying_holds(
+        topic, head, now_ms, lambda clone, id_: _still_named(topic.root, clone, id_, topic.name, settings, now_ms)
+    )
 
 
 def _still_named(root: RootContext, clone: str, topic_id: str, owner: str, settings: Settings, now_ms: int) -> bool:
     history = History(root.store, clone, root.env)
-    head = root.topic_handle(clone).log.refresh().head
+    head = root.engine.log(clone).refresh().head
     if head.version < 0 or (is_given_up(head, topic_id) and clone != owner):
         return False
     since = floor_version(history.commits, head.version, now_ms, delete_delay_ms(history, head, settings))

@@ -7,6 +7,7 @@ on but the HTTP status and the server's error code.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable
 from sparklog.storage.cloud_settings import AZURE, GCS, S3
@@ -23,32 +24,22 @@ _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted")
 _MAY_PASS = (404, 409, 412, 425)
 """Of those that begin with 4, answers that are no refusal: the next one may be another."""
 _ASKS_FOR_CHECKSUM = re.compile(r"<Message>[^<]*(?:Content-MD5|x-amz-checksum)[^<]*Object Lock", re.IGNORECASE)
+_ACTIONS = ("read", "list", "create", "delete")
+_READER, _CONTRIBUTOR = "the role Storage Blob Data Reader", "the role Storage Blob Data Contributor"
 _RIGHTS = {
-    S3: {
-        "read": "s3:GetObject (and s3:ListBucket, without which S3 answers so for an object that does not exist)",
-        "list": "s3:ListBucket",
-        "create": "s3:PutObject",
-        "delete": "s3:DeleteObject",
-    },
-    GCS: {
-        "read": "storage.objects.get",
-        "list": "storage.objects.list",
-        "create": "storage.objects.create",
-        "delete": "storage.objects.delete",
-    },
-    AZURE: {
-        "read": "the role Storage Blob Data Reader",
-        "list": "the role Storage Blob Data Reader",
-        "create": "the role Storage Blob Data Contributor",
-        "delete": "the role Storage Blob Data Contributor",
-    },
+    S3: (
+        "s3:GetObject (and s3:ListBucket, without which S3 answers so for an object that does not exist)",
+        *("s3:ListBucket", "s3:PutObject", "s3:DeleteObject"),
+    ),
+    GCS: tuple(f"storage.objects.{verb}" for verb in ("get", "list", "create", "delete")),
+    AZURE: (_READER, _READER, _CONTRIBUTOR, _CONTRIBUTOR),
 }
+"""What each of these actions needs."""
 _KEYS = {
     S3: "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or a role of the machine",
     GCS: "GOOGLE_APPLICATION_CREDENTIALS, or a service account of the machine",
     AZURE: "AZURE_STORAGE_ACCOUNT_KEY, AZURE_CLIENT_ID and its secret, or a managed identity",
 }
-_CLOCK_CODES = ("RequestTimeTooSkewed", "RequestExpired")
 _CERTIFICATES = {
     "UnknownIssuer": "no authority that this machine trusts has signed it; name the file of yours in AWS_CA_BUNDLE "
     "(S3) or SSL_CERT_FILE",
@@ -57,7 +48,47 @@ _CERTIFICATES = {
     "NotValidForName": "it is for another host than the endpoint names",
     "Revoked": "it has been revoked",
 }
-_METADATA_SERVERS = ("169.254.169.254", "169.254.170.2", "metadata.google.internal", "fd00:ec2::254")
+_SETTINGS = re.compile(r"Failed to parse URL|Generic Config error|Configuration|(?i:builder)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """An answer of a server, told by its status, its code or words of the client's error, and the error to raise.
+
+    `text` is a format: `answer` is the code or, without one, the status; `right` and `keys` are those of the cloud.
+    """
+
+    error: type[SparklogError]
+    text: str
+    statuses: tuple[int, ...] = ()
+    codes: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+
+    def fits(self, status: int | None, code: str, text: str) -> bool:
+        return status in self.statuses or code in self.codes or any(word in text for word in self.words)
+
+
+_RULES = (
+    _Rule(BadRequest, "cannot {action} {what}: there is no bucket {host}; create it or check its name",
+          codes=_NO_BUCKET),
+    _Rule(Unavailable, "cannot {action} {what}: the clock of this machine is off ({answer}); set it, best by NTP",
+          codes=("RequestTimeTooSkewed", "RequestExpired")),
+    _Rule(Unavailable, "cannot {action} {what}: no credentials were given; set {keys}",
+          words=("169.254.169.254", "169.254.170.2", "metadata.google.internal", "fd00:ec2::254",
+                 "MissingCredentials")),
+    _Rule(Unavailable, "cannot {action} {what}: the credentials are refused ({answer}); check {keys}", (401,),
+          ("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken")),
+    _Rule(Unavailable, "cannot {action} {what}: access is denied ({answer}); it needs {right}", (403,),
+          ("AccessDenied",)),
+    _Rule(BadRequest, "cannot {action} {what}: the bucket lies in another region; set region or AWS_REGION",
+          (301, 307, 308), ("AuthorizationHeaderMalformed", "PermanentRedirect")),
+    _Rule(BadRequest, "{url} cannot hold a sparklog root: its server does not know conditional requests ({answer})",
+          (501,)),
+    _Rule(BadRequest, "cannot {action} {what}: AWS_CONDITIONAL_PUT turns conditional requests off, and a commit is "
+          "one; unset it", words=("conditional put is disabled",)),
+    _Rule(Unavailable, "cannot {action} {what}: the store asks to slow down ({answer}); try again later", (429, 503)),
+)  # fmt: skip
+"""The first that fits counts."""
 
 
 def status_of(error: BaseException) -> int | None:
@@ -96,34 +127,14 @@ def cloud_error(error: BaseException, action: str, key: str, url: StoreUrl) -> S
     text = str(error)
     status, code = status_of(error), _code_of(error)
     what = f"{key} in {url}" if key else str(url)
-    if code in _NO_BUCKET:
-        return BadRequest(f"cannot {action} {what}: there is no bucket {url.host}; create it or check its name")
     # Not of a create: what is missing then is the upload, which was given up, or put together by a request before.
-    if (isinstance(error, FileNotFoundError) or status == 404) and action != "create":
+    if (isinstance(error, FileNotFoundError) or status == 404) and action != "create" and code not in _NO_BUCKET:
         return NotFound(f"no object {what}: it was never written, or has been deleted")
-    if code in _CLOCK_CODES:
-        return Unavailable(f"cannot {action} {what}: the clock of this machine is off ({code}); set it, best by NTP")
-    if any(server in text for server in _METADATA_SERVERS) or "MissingCredentials" in text:
-        return Unavailable(f"cannot {action} {what}: no credentials were given; set {_KEYS[url.scheme]}")
-    if status == 401 or code in ("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"):
-        return Unavailable(
-            f"cannot {action} {what}: the credentials are refused ({code or 401}); check {_KEYS[url.scheme]}"
-        )
-    if status == 403 or code == "AccessDenied":
-        right = _RIGHTS[url.scheme].get(action, "access")
-        return Unavailable(f"cannot {action} {what}: access is denied ({code or 403}); it needs {right}")
-    if status in (301, 307, 308) or code in ("AuthorizationHeaderMalformed", "PermanentRedirect"):
-        return BadRequest(f"cannot {action} {what}: the bucket lies in another region; set region or AWS_REGION")
-    if status == 501:
-        return BadRequest(
-            f"{url} cannot hold a sparklog root: its server does not know conditional requests ({code or 501})"
-        )
-    if "conditional put is disabled" in text:
-        return BadRequest(
-            f"cannot {action} {what}: AWS_CONDITIONAL_PUT turns conditional requests off, and a commit is one; unset it"
-        )
-    if status in (429, 503):
-        return Unavailable(f"cannot {action} {what}: the store asks to slow down ({code or status}); try again later")
+    rule = next((rule for rule in _RULES if rule.fits(status, code, text)), None)
+    if rule is not None:
+        words = {"action": action, "what": what, "url": url, "host": url.host, "answer": code or status}
+        right = dict(zip(_ACTIONS, _RIGHTS[url.scheme], strict=True)).get(action, "access")
+        return rule.error(rule.text.format(**words, keys=_KEYS[url.scheme], right=right))
     if status is not None and 400 <= status < 500 and status not in _MAY_PASS and not is_busy(error):
         return BadRequest(f"cannot {action} {what}: {_refusal(text, status, code)}")
     return Unavailable(f"cannot {action} {what}: {_reason(error, status, code)}")
@@ -152,11 +163,6 @@ def _reason(error: BaseException, status: int | None, code: str) -> str:
         return "the proxy refuses to connect to it; check HTTPS_PROXY, or name its host in NO_PROXY"
     if failure:
         return "the server cannot be reached; check the endpoint, the region and the network"
-    if (
-        "Failed to parse URL" in text
-        or "Generic Config error" in text
-        or "Configuration" in text
-        or "builder" in text.lower()
-    ):
+    if _SETTINGS.search(text):
         return "its settings do not fit; check the endpoint and the environment's settings of the store"
     return f"the client failed ({type(error).__name__}); try again later"

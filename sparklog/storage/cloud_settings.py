@@ -1,4 +1,4 @@
-"""Settings of object stores that are no secret, as they stand in a location's URL, in options and in the environment.
+"""Settings of object stores that are no secret: in a location's URL, in options and in the environment.
 
     s3://bucket/log?endpoint=http://minio:9000&region=eu-central-1
 
@@ -6,7 +6,7 @@ A setting travels with the location, so it reaches Spark's tasks and jobs. Names
 (`fs.s3a.*`) are taken as options too. What the URL does not name comes from the environment of each process, under the
 names that the clouds' own programs use (`AWS_REGION`, `AZURE_STORAGE_ACCOUNT_NAME`, ...).
 
-Secrets never stand in a URL or an option, because both are printed, logged and written into plans. They come from the
+Secrets are never in a URL or an option, because both are printed, logged and written into plans. They come from the
 environment, from files (`~/.aws/credentials`, `GOOGLE_APPLICATION_CREDENTIALS`) or from the platform's roles.
 """
 
@@ -101,19 +101,19 @@ def setting_names(scheme: str) -> list[str]:
 
 
 def is_setting(name: str) -> bool:
-    """True for the name of a setting, or of a secret that somebody takes for one: both go to `check_settings`."""
+    """True for the name of a setting, or of a secret that is taken for one: both go to `check_settings`."""
     low = name.lower()
     return low in _BY_NAME or low.startswith(("fs.s3a.", "fs.azure.", "fs.gs.", "aws_", "azure_", "google_"))
 
 
-def check_settings(scheme: str, given: Mapping[str, str], where: str) -> dict[str, str]:
+def check_settings(scheme: str, values: Mapping[str, str], where: str) -> dict[str, str]:
     """Return settings under obstore's names, sorted by name.
 
     Raises `BadRequest` for a secret (without showing it), a name that the scheme does not have, or a value that does
     not fit. `where` names the place they were given in, for messages.
     """
     settings: dict[str, str] = {}
-    for given_name, value in given.items():
+    for given_name, value in values.items():
         name = given_name.lower()
         setting, read = _BY_HADOOP_NAME.get(name) or (_BY_NAME.get(name), None)
         if setting is None and _SECRET.search(name):
@@ -145,10 +145,10 @@ def profile_keys(scheme: str, settings: Mapping[str, str], environ: Mapping[str,
 
     A profile of the URL counts more than the keys of the environment, and these more than `AWS_PROFILE`.
     """
-    named = settings.get("profile")
-    if scheme != S3 or settings.get("skip_signature") == "true" or (not named and "AWS_ACCESS_KEY_ID" in environ):
+    profile = settings.get("profile")
+    if scheme != S3 or settings.get("skip_signature") == "true" or (not profile and "AWS_ACCESS_KEY_ID" in environ):
         return {}
-    return _keys_of(named or environ.get("AWS_PROFILE"), environ)
+    return _keys_of(profile or environ.get("AWS_PROFILE"), environ)
 
 
 def checksum_headers(scheme: str, settings: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, Any]:

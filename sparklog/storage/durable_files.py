@@ -58,7 +58,7 @@ def _output_stream(status: os.stat_result) -> int | None:
 
 
 def replace_file(path: str, text: str) -> None:
-    """Put a new file in the place of `path`, whole: it is written beside it, under a random name, exclusively."""
+    """Put a new file in the place of `path`, whole: it is written next to it, under a random name, exclusively."""
     unfinished = f"{path}.{os.urandom(12).hex()}.unfinished"
     # O_EXCL: no link of that name is followed.
     fd = os.open(unfinished, NEW_FILE, 0o666)

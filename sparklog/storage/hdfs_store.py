@@ -4,7 +4,7 @@ Creating an object is: a temporary file in the same folder, write, hsync, close,
 has its reason:
 
 * Only a rename is both exclusive and whole: a file that is created under its name can be seen before it is complete.
-* A closed file may lie in the memory of datanodes only. hsync has it on their disks. The namenode writes each change
+* A closed file may be in the memory of datanodes only. hsync has it on their disks. The namenode writes each change
   of a name to its journal before it answers.
 * The answer to a rename may be lost, and hdfs-native repeats it. So whatever error a rename gives, the temporary file
   is deleted, which the namenode does once: if it was still there, the rename has not happened and never will; if not,
@@ -87,14 +87,14 @@ class HdfsStore(Store):
             raise BadRequest(f"cannot read {key} from byte {start} for {length} bytes: neither may be negative")
         file = self._ask("read", key, lambda: self._client.read(self._file(key)))
         # The client panics at a range beyond the end; never trust a length from the caller, besides.
-        held = max(0, len(file) - start)
-        if length is None and held > MAX_DOCUMENT and key.endswith(".json"):
-            raise Corrupt(f"expected JSON of at most {MAX_DOCUMENT} bytes, found {held}; restore it", file=key)
-        wanted = held if length is None else min(length, held)
-        if not wanted:
+        available = max(0, len(file) - start)
+        if length is None and available > MAX_DOCUMENT and key.endswith(".json"):
+            raise Corrupt(f"expected JSON of at most {MAX_DOCUMENT} bytes, found {available}; restore it", file=key)
+        nbytes = available if length is None else min(length, available)
+        if not nbytes:
             return b""
         try:
-            return bytes(self.retry_policy.call(lambda: file.read_range(start, wanted), is_busy))
+            return bytes(self.retry_policy.call(lambda: file.read_range(start, nbytes), is_busy))
         except FAILURES as error:
             if self.stat(key) is None:
                 raise NotFound(f"no object {key} in {self.location}: it has been deleted") from None
@@ -184,8 +184,6 @@ class HdfsStore(Store):
         """Return the answer to a request, repeated as a policy says; raise what its error means."""
         try:
             return (policy or self.retry_policy).call(send, is_busy)
-        except SparklogError:  # some of them are built-in errors as well
-            raise
         except FAILURES as error:
             self._fail(error, action, key)
 
@@ -208,7 +206,7 @@ class HdfsStore(Store):
         return False
 
     def _temporary(self, key: str, policy: RetryPolicy) -> tuple[Any, str]:
-        """Open a new file beside a key. Folders are made as needed, with the permissions of the one above."""
+        """Open a new file next to a key. Folders are made as needed, with the permissions of the one above."""
         folder = self._file(key).rpartition("/")[0]
         for _ in range(_ATTEMPTS):
             path = f"{folder}/{_temporary_name()}"
@@ -260,7 +258,7 @@ class HdfsStore(Store):
         )
 
     def _unlink(self, path: str, key: str, policy: RetryPolicy | None = None) -> bool:
-        """Delete a file; return whether this call did. False where a folder with content lies."""
+        """Delete a file; return whether this call did. False for a folder with content."""
         try:
             return bool((policy or self.retry_policy).call(lambda: self._client.delete(path, recursive=False), is_busy))
         except SparklogError:
@@ -279,7 +277,7 @@ class HdfsStore(Store):
             self._client.delete(path, recursive=False)
 
     def _prune(self, key: str) -> None:
-        """Remove folders that a delete has left empty: a folder exists by what lies in it, as on object stores."""
+        """Remove folders that a delete has left empty: a folder exists by what is in it, as on object stores."""
         folder = key.rpartition("/")[0]
         with suppress(*FAILURES):  # the first that is not empty ends it
             while folder:
@@ -330,9 +328,9 @@ class _HdfsWriter:
         self._held += data
         self._written += len(data)
         if len(self._held) >= _WRITE_BUFFER:
-            held, self._held = self._held, bytearray()
+            full, self._held = self._held, bytearray()
             # Once: a part of it may have been written.
-            self._store._ask("write", self._key, lambda: self._file.write(held), ONCE)
+            self._store._ask("write", self._key, lambda: self._file.write(full), ONCE)
 
     def close(self) -> None:
         if self._file is None:

@@ -13,7 +13,7 @@ directory, unlink the temporary name. Each step has its reason:
 
 Names that begin with `~` are temporary files. No key can begin so, listings skip them, and the vacuum removes old ones.
 
-An object is a regular file: links, FIFOs and devices that lie in the directory are passed over, never opened or
+An object is a regular file: links, FIFOs and devices in the directory are passed over, never opened or
 followed. One link counts: directly in the root, to a folder outside of it (a topic that was moved to another disk).
 """
 
@@ -84,7 +84,7 @@ class LocalStore(Store):
             raise BadRequest(f"cannot read {key} from byte {start} for {length} bytes: neither may be negative")
         path = self._file(key)
         try:
-            # O_NONBLOCK: a FIFO would hold the reader until somebody writes.
+            # O_NONBLOCK: a FIFO would hold the reader until another process writes.
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as error:
             self._fail(error, "read", key)
@@ -93,10 +93,10 @@ class LocalStore(Store):
             if not stat_module.S_ISREG(status.st_mode):
                 raise NotFound(f"no object {key} in {self._path}: no regular file lies there")
             # Never trust a length from the caller beyond what the file holds: it may come from damaged metadata.
-            held = max(0, status.st_size - start)
-            if length is None and held > MAX_DOCUMENT and key.endswith(".json"):
-                raise Corrupt(f"expected JSON of at most {MAX_DOCUMENT} bytes, found {held}; restore it", file=key)
-            return _read(fd, start, held if length is None else min(length, held))
+            available = max(0, status.st_size - start)
+            if length is None and available > MAX_DOCUMENT and key.endswith(".json"):
+                raise Corrupt(f"expected JSON of at most {MAX_DOCUMENT} bytes, found {available}; restore it", file=key)
+            return _read(fd, start, available if length is None else min(length, available))
         except OSError as error:
             self._fail(error, "read", key)
         finally:
@@ -116,8 +116,8 @@ class LocalStore(Store):
 
     def create(self, key: str, data: bytes) -> bool:
         path = self._file(key)
-        if (known := self._lstat(path, key)) is not None:
-            if not stat_module.S_ISREG(known.st_mode):
+        if (status := self._lstat(path, key)) is not None:
+            if not stat_module.S_ISREG(status.st_mode):
                 raise BadRequest(f"cannot create {key} in {self._path}: no regular file lies there; move it away")
             self._settle(path, key)
             return False
@@ -184,7 +184,7 @@ class LocalStore(Store):
             self._fail(error, "read the clock of", "")
 
     def names(self) -> Sequence[str]:
-        """Return the names of all that lies directly in the directory, keys or not; none without a directory."""
+        """Return the names of all that is directly in the directory, keys or not; none without a directory."""
         try:
             return sorted(os.listdir(self._path))
         except FileNotFoundError:
@@ -265,7 +265,7 @@ class LocalStore(Store):
         raise store_error(error, action, key, self._path) from error
 
     def _temporary(self, path: str, key: str) -> tuple[int, str]:
-        """Open a new file beside `path`, whose folder is made, again if a concurrent delete removes it."""
+        """Open a new file next to `path`, whose folder is made, again if a concurrent delete removes it."""
         folder = os.path.dirname(path)
         temporary = os.path.join(folder, _temporary_name())
         for attempt in range(_ATTEMPTS):
@@ -363,7 +363,7 @@ class LocalStore(Store):
             full_fsync(fd)
 
     def _prune(self, folder: str) -> None:
-        """Remove folders that a delete has left empty: a folder exists by what lies in it, as on object stores."""
+        """Remove folders that a delete has left empty: a folder exists by what is in it, as on object stores."""
         while len(folder) > len(self._path):
             try:
                 os.rmdir(folder)

@@ -9,7 +9,7 @@
 | `abfss://container@name.dfs.core.windows.net/log` | the same, in Hadoop's words         | `az://container/log?...`   |
 | `hdfs://namenode:8020/log`                    | HDFS                                    | as given                   |
 
-A URL may end in settings that are no secret (`sparklog.storage.cloud_settings`). Its path is taken as it stands: a
+A URL may end in settings that are no secret (`sparklog.storage.cloud_settings`). Its path is taken as it is: a
 store's keys are not escaped.
 """
 
@@ -67,16 +67,16 @@ def is_url(location: str | os.PathLike[str]) -> bool:
 
 
 def parse_url(location: str) -> StoreUrl:
-    """Return the parts of a URL. `BadRequest` for a scheme without a store, a secret, or a place that is none."""
+    """Return the parts of a URL. `BadRequest` for a scheme without a store, a secret, or what is not a place."""
     scheme_match = _SCHEME.match(location)
-    given = scheme_match.group(1).lower() if scheme_match else ""
-    if scheme_match is None or given not in _SCHEMES or not location.startswith("//", scheme_match.end()):
-        raise _no_store(location, given)
-    scheme = _SCHEMES[given]
+    name = scheme_match.group(1).lower() if scheme_match else ""
+    if scheme_match is None or name not in _SCHEMES or not location.startswith("//", scheme_match.end()):
+        raise _no_store(location, name)
+    scheme = _SCHEMES[name]
     rest, _, query = location[scheme_match.end() + 2 :].partition("?")
     host, _, path = rest.partition("/")
     settings = dict(parse_qsl(query, keep_blank_values=True))
-    if given in ("abfs", "abfss"):
+    if name in ("abfs", "abfss"):
         host, settings = _azure(location, host, settings)
     if "@" in host:
         raise BadRequest(
@@ -91,7 +91,7 @@ def parse_url(location: str) -> StoreUrl:
 
 
 def normal_location(location: str | os.PathLike[str]) -> str:
-    """Return the normal form of a location: an absolute path, or a URL. `BadRequest` if it is none."""
+    """Return the normal form of a location: an absolute path, or a URL. `BadRequest` if it is not a location."""
     return str(parse_url(os.fspath(location))) if is_url(location) else local_path(location)
 
 
@@ -105,16 +105,16 @@ def with_settings(location: str, options: Mapping[str, str]) -> str:
 
     Raises `BadRequest` for a setting that does not fit, a secret, or settings for a directory.
     """
-    wanted = {name: value for name, value in options.items() if is_setting(name)}
-    if not wanted:
+    extra = {name: value for name, value in options.items() if is_setting(name)}
+    if not extra:
         return location
     if not is_url(location):
         raise BadRequest(
-            f"{', '.join(sorted(wanted))}: settings of object stores, and {location} is no URL of one; remove them"
+            f"{', '.join(sorted(extra))}: settings of object stores, and {location} is no URL of one; remove them"
         )
     url = parse_url(location)
     settings = dict(url.settings)
-    for name, value in check_settings(url.scheme, wanted, "the options").items():
+    for name, value in check_settings(url.scheme, extra, "the options").items():
         if settings.setdefault(name, value) != value:
             raise BadRequest(f"the URL says {name}={settings[name]} and the options {value}: give it once")
     return str(replace(url, settings=tuple(sorted(settings.items()))))

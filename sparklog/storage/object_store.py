@@ -43,7 +43,7 @@ from sparklog.storage.cloud_settings import (
 )
 from sparklog.storage.fork_safety import ForkGuard, ForkLock
 from sparklog.storage.locations import StoreUrl, parse_url
-from sparklog.storage.retries import BUSY_BUDGET_S, FIRST_PAUSE_S, LONGEST_PAUSE_S, Retries, RetryPolicy
+from sparklog.storage.retries import BUSY_BUDGET_S, FIRST_PAUSE_S, LONGEST_PAUSE_S, RetryPolicy
 from sparklog.storage.store import (
     MAX_DOCUMENT,
     ObjectInfo,
@@ -97,10 +97,10 @@ class ObjectStore(Store):
 
     @property
     def server(self) -> str:
-        named, parts = dict(self._url.settings), []
-        if "endpoint" not in named:
+        settings, parts = dict(self._url.settings), []
+        if "endpoint" not in settings:
             parts.append(endpoint_of_environment(self._url.scheme, os.environ))
-        if self._url.scheme == AZURE and "account_name" not in named:
+        if self._url.scheme == AZURE and "account_name" not in settings:
             parts.append(os.environ.get("AZURE_STORAGE_ACCOUNT_NAME", ""))
         return " ".join(filter(None, parts))
 
@@ -129,7 +129,7 @@ class ObjectStore(Store):
         return self._ask("read", key, read)
 
     def _get_range(self, key: str, start: int, length: int | None) -> bytes:
-        # A range that is empty, or begins behind the end, is an error to a server; so is one beyond 63 bits.
+        # A range that is empty, or begins after the end, is an error to a server; so is one beyond 63 bits.
         if length == 0 or start >= 1 << 62:
             self._size(key)
             return b""
@@ -180,21 +180,21 @@ class ObjectStore(Store):
                 return
 
     def _pages(self, folder: str, start: str) -> Iterator[Any]:
-        """Yield what is listed below a folder behind a key `start`, page by page.
+        """Yield what is listed below a folder after a key `start`, page by page.
 
-        Where the server is busy, the list is begun again behind the last page; the budget is that of one page.
+        Where the server is busy, the list is begun again after the last page; the budget is that of one page.
         """
-        retries, last = Retries(self.retry_policy), ""
+        backoff, last = self.retry_policy.backoff(), ""
         while True:
             try:
                 for page in self._listing(folder, max(start, last)):
                     # A server that does not heed where a list begins gives the first pages once more.
                     yield from (meta for meta in page if meta["path"] > last)
                     if page and not self._is_express:
-                        retries, last = Retries(self.retry_policy), page[-1]["path"]
+                        backoff, last = self.retry_policy.backoff(), page[-1]["path"]
                 return
             except _FAILURES as error:
-                if isinstance(error, SparklogError) or not (is_busy(error) and retries.wait()):
+                if isinstance(error, SparklogError) or not (is_busy(error) and backoff.wait()):
                     self._fail(error, "list", folder)
 
     def _listing(self, folder: str, start: str) -> Iterator[Sequence[Any]]:
@@ -226,9 +226,9 @@ class ObjectStore(Store):
         False proves nothing, says `Store.create`, and its callers look. This looks as well where an answer leaves it
         open, so that a create of our own is not reported as a loss.
         """
-        retries, may_have_landed = Retries(self.retry_policy), False
+        backoff, may_have_landed = self.retry_policy.backoff(), False
         for attempt in range(_CREATE_ATTEMPTS):
-            if attempt and not retries.wait():
+            if attempt and not backoff.wait():
                 break
             error = self._put(key, data)
             if error is None:
@@ -274,7 +274,7 @@ class ObjectStore(Store):
         So it may be sent again after any failure that may pass, and an object of the same bytes is ours: a gateway that
         repeats a request, or we ourselves, have sent it before.
         """
-        retries, attempt = Retries(self.retry_policy), 0
+        backoff, attempt = self.retry_policy.backoff(), 0
         while (error := self._put(key, data)) is not None:
             attempt += 1
             status, away = status_of(error), bool(network_failure(error))
@@ -283,7 +283,7 @@ class ObjectStore(Store):
                     return
             elif not (is_busy(error) or (away and attempt < _CREATE_ATTEMPTS)):
                 self._fail(error, "create", key)
-            if not retries.wait():
+            if not backoff.wait():
                 if (away or status == 504) and self._is_stored(key, data):
                     return  # no answer came in time, and the object is there
                 self._fail(error, "create", key)
@@ -357,8 +357,6 @@ class ObjectStore(Store):
         """Return the answer to a request, repeated while the server is busy; raise what its error means."""
         try:
             return self.retry_policy.call(send, is_busy)
-        except SparklogError:  # some of them are built-in errors as well
-            raise
         except _FAILURES as error:
             self._fail(error, action, key)
 

@@ -90,7 +90,7 @@ class Promise:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PromiseOutcome:
     """A promise, and the error that its test ended with, None if it is kept."""
 
     promise: Promise
@@ -105,9 +105,9 @@ def probe(store: Store, wall_ms: Clock = wall_clock_ms) -> ProbeReport:
         return trial.report()
 
 
-def examine(store: Store, wall_ms: Clock = wall_clock_ms) -> tuple[ProbeReport, list[Outcome]]:
+def examine(store: Store, wall_ms: Clock = wall_clock_ms) -> tuple[ProbeReport, list[PromiseOutcome]]:
     """Test all promises and say how each came out. Without `create` the others cannot be tested."""
-    outcomes: list[Outcome] = []
+    outcomes: list[PromiseOutcome] = []
     with Trial(store, wall_ms) as trial:
         for promise in (*PROMISES, DELETE):
             error = None
@@ -115,7 +115,7 @@ def examine(store: Store, wall_ms: Clock = wall_clock_ms) -> tuple[ProbeReport, 
                 promise.test(trial)
             except SparklogError as failure:
                 error = failure
-            outcomes.append(Outcome(promise, error))
+            outcomes.append(PromiseOutcome(promise, error))
             if error is not None and promise is CREATE:
                 break
         return trial.report(), outcomes
@@ -163,7 +163,7 @@ def _race(trial: Trial, pool: ThreadPoolExecutor, number: int, size: int) -> byt
         if winners:
             trial.broken("an object is not there although its creator was told so")
         raise Unavailable(f"nobody could create an object in {trial.store.location}: try again") from None
-    # Nobody was told so where the winner's answer was lost and asked for again.
+    # No thread was told so where the winner's answer was lost and asked for again.
     if stored not in (winners or bodies):
         trial.broken("an object read back holds other bytes than its only creator wrote")
     if trial.store.create(key, b"again"):

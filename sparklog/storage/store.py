@@ -133,7 +133,7 @@ class Store(ABC):
 
     Errors: `NotFound` (get, of a key that does not exist), `Corrupt` (get, of a `.json` far longer than any),
     `Unavailable` (the store failed; **the effect of a create is then unknown**), `BadRequest` (a key that is no key, or
-    where something lies that is no object).
+    where something is that is no object).
     """
 
     @property
@@ -178,7 +178,7 @@ class Store(ABC):
         """Return the store's clock, ms since the epoch; may cost a request.
 
         An object is at least as old as this time and its `modified_ms` say: where times are coarse, the clock is
-        behind rather than ahead, and nothing runs out early.
+        late rather than early, and nothing runs out early.
         """
 
     # Capabilities: what a store may do better than these defaults.
@@ -186,7 +186,7 @@ class Store(ABC):
     def delete_many(self, keys: Iterable[str]) -> None:
         """Remove objects, in this order or at once; no error for those that do not exist.
 
-        If it fails, any of them may be gone: whoever needs an order calls this once for each step.
+        If it fails, any of them may be gone: a caller that needs an order calls this once for each step.
         """
         for key in keys:
             self.delete(key)
@@ -237,7 +237,7 @@ class Store(ABC):
         return iter(())
 
     def obstacles(self, folder: str) -> Iterator[str]:
-        """Yield the names directly below a folder where no object lies and none can be created: of a folder, a FIFO."""
+        """Yield names directly below a folder that are of no object and keep one from being created: folders, FIFOs."""
         return iter(())
 
     def delete_temporary(self, key: str) -> None:
@@ -247,7 +247,7 @@ class Store(ABC):
     def link(self, file: str, inode: int, key: str) -> bool:
         """Make a local file outside the store an object as well, durably and without a copy.
 
-        False, and there is no object, where that cannot be: the file lies on another file system, links are not
+        False, and there is no object, where that cannot be: the file is on another file system, links are not
         allowed, or the file of that name no longer has this inode.
         """
         return False

@@ -1,4 +1,4 @@
-"""Errors of the system about a store's files, in words that say what to do, with the mount they are about."""
+"""Errors of the file system as a store's errors: what to do, and for a place that is refused its mount."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Tests of what is built on sparklog, without Spark: fixtures for pytest, and doubles of clocks, stores and streams.
 
-* `sparklog.testing.plugin` has the fixtures, such as `sparklog_root`: docs/guides/testing.md.
+* `sparklog.testing.plugin` has the fixtures, such as `sparklog_root`: docs/guides/pytest.md.
 * `World` is a store in memory with a `ManualClock` and seeded ids; each `root()` of it is one more process.
 * `RecordStream` makes records from a seed, and says what to expect of them.
 * `CountingStore` counts requests, so that a test can hold an operation to its request budget.

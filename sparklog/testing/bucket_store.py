@@ -4,7 +4,7 @@
 |------------------|----------------------------------------------------------------------------------------------|
 | late listings    | a new object is missing from them and a deleted one still shown, each for a while of its own |
 | whole seconds    | times of objects lack their milliseconds, and the store's clock is up to two seconds behind  |
-| writes too quick | a create of a key that somebody has just asked for: False or `Unavailable`, nothing happened |
+| writes too quick | a create of a key right after another one of it: False or `Unavailable`, nothing happened    |
 | bulk deletes     | some keys of a request are not deleted, in any order: `Unavailable`                          |
 
 Reads by key (`get`, `stat`) are never stale, as with all of S3, Azure and Google. What goes wrong between one client
@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from sparklog.errors import Unavailable
 from sparklog.storage.store import ObjectInfo, ObjectWriter, Store, check_prefix
 from sparklog.testing.faulty_store import FaultKind
-from sparklog.testing.wrapper_stores import WrapperStore
+from sparklog.testing.wrapper_stores import WrapperStore, WrapperWriter
 
 BUCKET_FAULTS = (
     FaultKind.ERROR_BEFORE,  # 503 until the client gave up
@@ -149,9 +149,11 @@ class BucketStore(WrapperStore):
     def _listed(self, prefix: str) -> Iterator[ObjectInfo]:
         """Yield what a listing shows, in key order."""
         now_ms = self._clock()
-        old = [key for key, each in self._changes.items() if each.requests < self._requests or each.time_ms <= now_ms]
-        for key in old:
-            del self._changes[key]
+        self._changes = {
+            key: change
+            for key, change in self._changes.items()
+            if change.requests >= self._requests and change.time_ms > now_ms
+        }
         shown = {
             info.key: replace(info, modified_ms=_whole_second(info.modified_ms)) for info in self.inner.list(prefix)
         }
@@ -165,23 +167,12 @@ class BucketStore(WrapperStore):
         return iter(sorted(shown.values(), key=lambda info: info.key))
 
 
-class _BucketWriter:
+class _BucketWriter(WrapperWriter):
     """A data object of a bucket: not listed at once when it is closed."""
 
-    def __init__(self, store: BucketStore, key: str, inner: ObjectWriter) -> None:
-        self._store = store
-        self._key = key
-        self._inner = inner
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self._inner.write(data)
-
     def close(self) -> None:
-        self._inner.close()
+        super().close()
         self._store.made(self._key)
-
-    def discard(self) -> None:
-        self._inner.discard()
 
 
 def _whole_second(time_ms: int) -> int:

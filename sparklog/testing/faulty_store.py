@@ -30,7 +30,7 @@ from typing import Any
 
 from sparklog.errors import BadRequest, NotFound, Unavailable
 from sparklog.storage.store import ObjectWriter, Store, key_kind
-from sparklog.testing.wrapper_stores import WrapperStore
+from sparklog.testing.wrapper_stores import WrapperStore, WrapperWriter
 
 
 class Crash(BaseException):
@@ -84,17 +84,8 @@ _FITTING: Mapping[FaultKind, tuple[str, ...]] = {
 
 
 _VERBS = (
-    "get",
-    "create",
-    "writer",
-    "write",
-    "close",
-    "list",
-    "list_folders",
-    "stat",
-    "delete",
-    "delete_many",
-    "now_ms",
+    *("get", "create", "writer", "write", "close", "list", "list_folders", "stat"),
+    *("delete", "delete_many", "now_ms"),
 )
 _KINDS = ("root", "commit", "checkpoint", "append", "sealed", "other")
 
@@ -256,19 +247,11 @@ def _damaged(data: bytes, fault: Fault) -> bytes:
     return bytes(damaged)
 
 
-class _FaultyWriter:
+class _FaultyWriter(WrapperWriter):
     """Faults while a data object is written: points `write:<kind>` and `close:<kind>`."""
-
-    def __init__(self, store: FaultyStore, key: str, inner: ObjectWriter) -> None:
-        self._store = store
-        self._key = key
-        self._inner = inner
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self._store.request("write", self._key, lambda: self._inner.write(data))
 
     def close(self) -> None:
         self._store.request("close", self._key, self._inner.close)
-
-    def discard(self) -> None:
-        self._inner.discard()

@@ -1,4 +1,4 @@
-"""Fixtures for pytest, which finds them where sparklog is installed: docs/guides/testing.md.
+"""Fixtures for pytest, which finds them where sparklog is installed: docs/guides/pytest.md.
 
 Every run of pytest loads this module, so nothing else is imported before a test asks for a fixture. Its entry point has
 the name of the module: `pytest_plugins = ["sparklog.testing.plugin"]` works beside it, and where entry points are off.

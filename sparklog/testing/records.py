@@ -27,7 +27,7 @@ class RecordStream:
         tombstones: the share of records that delete their key, 0.0 to 1.0.
         start_ms: the time of the first record.
         step_ms: from one record to the next.
-        late_ms: how far a record may lie behind its time, for watermarks.
+        late_ms: how late a record may be at most, for watermarks.
 
     Example:
         root = testing.World().root()
@@ -62,7 +62,7 @@ class RecordStream:
             raise BadRequest(f"take of a RecordStream wants a number of records, found {records}")
         rows = [self._next() for _ in range(records)]
         columns = list(zip(*rows, strict=True)) or [(), (), ()]
-        table = pa.table([pa.array(column, each.type) for column, each in zip(columns, SCHEMA, strict=True)], SCHEMA)
+        table = pa.table([pa.array(column, item.type) for column, item in zip(columns, SCHEMA, strict=True)], SCHEMA)
         self._taken.append(table)
         return table
 

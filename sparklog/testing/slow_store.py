@@ -30,7 +30,7 @@ from random import Random
 from typing import Any, TypeVar
 
 from sparklog.storage.store import ObjectInfo, ObjectWriter, Store
-from sparklog.testing.wrapper_stores import WrapperStore
+from sparklog.testing.wrapper_stores import WrapperStore, WrapperWriter
 
 T = TypeVar("T")
 _Z99 = 2.3263
@@ -125,7 +125,7 @@ class SlowStore(WrapperStore):
         return self._delayed("create", lambda: self.inner.create(key, data), len(data))
 
     def writer(self, key: str) -> ObjectWriter:
-        return _SlowWriter(self, self.inner.writer(key))
+        return _SlowWriter(self, key, self.inner.writer(key))
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         first: Iterator[ObjectInfo] = super().list(prefix, after)
@@ -160,23 +160,22 @@ class SlowStore(WrapperStore):
         return answer
 
 
-class _SlowWriter:
-    def __init__(self, store: SlowStore, inner: ObjectWriter) -> None:
-        self._store = store
-        self._inner = inner
-        self._nbytes: int | None = 0
+class _SlowWriter(WrapperWriter):
+    """A data object that is sent when it is closed."""
+
+    _nbytes: int | None = 0
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        self._inner.write(data)
+        super().write(data)
         self._nbytes = (self._nbytes or 0) + len(data)
 
     def close(self) -> None:
         nbytes, self._nbytes = self._nbytes, None
         if nbytes is None:
-            self._inner.close()
+            super().close()
         else:
-            self._store._delayed("close", self._inner.close, nbytes)
+            self._store._delayed("close", super().close, nbytes)
 
     def discard(self) -> None:
         self._nbytes = None
-        self._inner.discard()
+        super().discard()

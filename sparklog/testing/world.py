@@ -1,4 +1,4 @@
-"""A clock moved by hand, a store in memory that goes by it, and the processes that open the root in this store."""
+"""A clock moved by hand, a store in memory that uses it, and the processes that open the root in this store."""
 
 from __future__ import annotations
 

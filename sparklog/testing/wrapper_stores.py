@@ -92,6 +92,24 @@ class WrapperStore(Store):
         return self.request("now_ms", "", self.inner.now_ms)
 
 
+class WrapperWriter:
+    """Pass on the calls of a data object's writer; derived classes override them."""
+
+    def __init__(self, store: Any, key: str, inner: ObjectWriter) -> None:
+        self._store = store
+        self._key = key
+        self._inner = inner
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._inner.write(data)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def discard(self) -> None:
+        self._inner.discard()
+
+
 def _deletes_in_bulk(store: Store) -> bool:
     while isinstance(store, WrapperStore) and type(store).delete_many is WrapperStore.delete_many:
         store = store.inner

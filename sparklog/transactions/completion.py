@@ -12,7 +12,7 @@ from typing import Any
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
 from sparklog.groups.group_state import GROUPS, GroupState
-from sparklog.log.decisions.decision import DECISIONS, Committed, Decisions, Prepared, PreparedGroup, forget
+from sparklog.log.decisions.decision import DECISIONS, CommitDecision, Decisions, Prepared, PreparedGroup, forget
 from sparklog.log.decisions.decision_log import DecisionLog, held_back, settle, whole_ends
 from sparklog.log.journal.chain import ids_of
 from sparklog.log.journal.entry_log import collect_entries, collect_log
@@ -42,7 +42,7 @@ def resolve_topic(topic: Topic) -> tuple[Resolved, ...]:
     head = topic.log.head()
     if not head.open:
         return ()
-    resolved = tuple(topic.root.decisions.resolve(topic.name, head))
+    resolved = tuple(topic.root.engine.decisions.resolve(topic.name, head))
     if resolved:
         try:
             topic.log.commit(MaintainIntent(head.topic_id, resolved=resolved), head)
@@ -59,19 +59,20 @@ def visible_snapshot(topic: Topic) -> Snapshot:
     that does. A rewritten slice no longer carries its transaction, so readers of both topics would see it here alone.
     """
 
-    def take(name: str) -> Snapshot:
-        sibling: Topic = topic.root.topic_handle(name)
-        return sibling.snapshot()
+    engine = topic.log.engine
 
-    raw = {topic.name: topic.snapshot()}
+    def take(name: str) -> Snapshot:
+        return engine.log(name).snapshot()
+
+    raw = {topic.name: topic.log.snapshot()}
     gone: set[str] = set()
     while True:
         # Outcomes count as recorded: a committed transaction is hidden also where its topic has not recorded it.
-        shown, missing = settle(topic.root.decisions, raw, take)
+        shown, missing = settle(engine.decisions, raw, take)
         gone |= missing
         if topic.name not in raw:
             raise no_topic(topic.name, topic.root.location)
-        further = {name for each in shown.values() for name in each.head.siblings} - raw.keys() - gone
+        further = {name for snapshot in shown.values() for name in snapshot.head.siblings} - raw.keys() - gone
         if not further:
             return held_back(raw[topic.name], whole_ends(shown)[topic.name])
         for name in sorted(further):
@@ -84,15 +85,15 @@ def visible_snapshot(topic: Topic) -> Snapshot:
 def recorded_everywhere(root: Root, state: Decisions, *, ask: bool | None = None) -> set[int]:
     """Return the numbers of COMMITs that every topic and group they name has recorded, or is gone.
 
-    `ask`: read these anew, a request each; else use the states this process knows. None: ask if many COMMITs wait.
+    `ask`: read these again, a request each; else use the states this process knows. None: ask if many COMMITs wait.
     """
     ask = len(state.commits) > FEW_COMMITS if ask is None else ask
     return {item.n for item in state.commits if _all_recorded(root, state.id, item, ask)}
 
 
-def _all_recorded(root: Root, transactional_id: str, item: Committed, ask: bool) -> bool:
-    topics = (_topic_recorded(root, transactional_id, item.n, each, ask) for each in item.prepares)
-    return all(topics) and all(_group_recorded(root, each, ask) for each in item.groups)
+def _all_recorded(root: Root, transactional_id: str, item: CommitDecision, ask: bool) -> bool:
+    topics = (_topic_recorded(root, transactional_id, item.n, prepare, ask) for prepare in item.prepares)
+    return all(topics) and all(_group_recorded(root, prepare, ask) for prepare in item.groups)
 
 
 def _group_recorded(root: Root, prepare: PreparedGroup, ask: bool) -> bool:
@@ -100,7 +101,7 @@ def _group_recorded(root: Root, prepare: PreparedGroup, ask: bool) -> bool:
     def settled(state: GroupState) -> bool:
         return state.number >= prepare.number and all(item.number != prepare.number for item in state.pending)
 
-    return _shows(root.entries(GROUPS, prepare.group), settled, ask)
+    return _shows(root.engine.entries(GROUPS, prepare.group), settled, ask)
 
 
 def _topic_recorded(root: Root, transactional_id: str, n: int, prepare: Prepared, ask: bool) -> bool:
@@ -114,16 +115,16 @@ def _topic_recorded(root: Root, transactional_id: str, n: int, prepare: Prepared
             return True
         return not any((item.txn.id, item.txn.n, item.version) == wanted for item in head.open)
 
-    return _shows(root.topic_handle(prepare.topic).log, recorded, ask)
+    return _shows(root.engine.log(prepare.topic), recorded, ask)
 
 
 def _shows(log: Journal[S, Any, Any], holds: Callable[[S], bool], ask: bool) -> bool:
     """True if `holds` of the state known or, with `ask`, of the newest one, which is made durable then."""
-    known = log.known()
-    if not ask and (known is None or not holds(known)):
+    state = log.known()
+    if not ask and (state is None or not holds(state)):
         return False
     try:
-        if (known is None or not holds(known)) and not holds(log.refresh()):
+        if (state is None or not holds(state)) and not holds(log.refresh()):
             return False
         log.make_durable()
         return True
@@ -165,7 +166,7 @@ def collect(root: Root, *, now_ms: int | None = None, dry_run: bool = False) -> 
     ids = forgotten = objects = nbytes = 0
     failures: list[SparklogError] = []
     for transactional_id in transactional_ids(root.store, failures):
-        log = root.decisions.log(transactional_id)
+        log = root.engine.decisions.log(transactional_id)
         ids += 1
         try:
             forgotten += 0 if dry_run else forget_recorded(root, log)

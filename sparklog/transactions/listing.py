@@ -36,18 +36,18 @@ class KafkaTransaction:
     open: KafkaOpen
 
 
-def owner_of(each: KafkaOpen) -> str:
+def owner_of(transaction: KafkaOpen) -> str:
     """Return the transactional id, or `producer-7` where only the producer id is known."""
-    return each.transactional_id or f"producer-{each.producer}"
+    return transaction.transactional_id or f"producer-{transaction.producer}"
 
 
 def _end_kafka(root: Root, held: Sequence[KafkaTransaction]) -> tuple[KafkaTransaction, ...]:
     """End transactions of Kafka's in their topics: as Kafka had decided, else by ABORT. Return those ended here."""
     ended: list[KafkaTransaction] = []
-    for topic in sorted({each.topic for each in held}):
-        producers = {each.open.producer for each in held if each.topic == topic}
+    for topic in sorted({transaction.topic for transaction in held}):
+        producers = {transaction.open.producer for transaction in held if transaction.topic == topic}
         done = root.topic(topic).end_kafka_transactions(producers=producers)
-        ended += [KafkaTransaction(topic, each) for each in done]
+        ended += [KafkaTransaction(topic, transaction) for transaction in done]
     return tuple(ended)
 
 
@@ -145,10 +145,10 @@ def describe_transaction(root: Root, transactional_id: str, failures: list[Spark
     """Describe one id; `NotFound`, naming similar ones, if it was never used. `failures`: of topics and groups."""
     check_id(transactional_id, "transactional id")
     open_now = _Open.of(root, failures)
-    description = _describe(root, open_now, root.decisions.log(transactional_id).refresh())
+    description = _describe(root, open_now, root.engine.decisions.log(transactional_id).refresh())
     if description.state == EMPTY and not description.time_ms:
-        known = transactional_ids(root.store, [])
-        similar = nearest(transactional_id, [*known, *sorted(open_now.kafka_owners())])
+        used = transactional_ids(root.store, [])
+        similar = nearest(transactional_id, [*used, *sorted(open_now.kafka_owners())])
         hint = f"; did you mean {' or '.join(map(repr, similar))}?" if similar else ""
         raise NotFound(f"transactional id '{transactional_id}' was never used in {root.location}{hint}")
     return description
@@ -179,7 +179,7 @@ def abort_transaction(root: Root, transactional_id: str, n: int | None = None) -
 
 
 def _abort_here(root: Root, description: TransactionDescription, number: int) -> tuple[str, ...]:
-    state = root.decisions.log(description.id).abort(number, BY_OPERATOR)
+    state = root.engine.decisions.log(description.id).abort(number, BY_OPERATOR)
     if state.commit_of(number) is not None:
         raise Conflict(f"transaction {number} of '{description.id}' was committed meanwhile")
     topics = sorted({item.topic for item in description.held})
@@ -200,7 +200,7 @@ class _Open:
     @staticmethod
     def of(root: Root, failures: list[SparklogError] | None) -> _Open:
         groups = Groups(root)
-        heads = {name: root.topic_handle(name).log.head(refresh=False) for name in root.topics(failures)}
+        heads = {name: root.engine.log(name).head(refresh=False) for name in root.topics(failures)}
         states = {name: groups.group(name).log.current() for name in groups.names(failures)}
         return _Open(
             {name: head for name, head in heads.items() if head.open or head.kafka_open},
@@ -208,21 +208,25 @@ class _Open:
         )
 
     def kafka_owners(self) -> set[str]:
-        return {owner_of(each) for head in self.heads.values() for each in head.kafka_open}
+        return {owner_of(transaction) for head in self.heads.values() for transaction in head.kafka_open}
 
     def kafka_of(self, owner: str) -> tuple[KafkaTransaction, ...]:
         held = [
-            KafkaTransaction(topic, each)
+            KafkaTransaction(topic, transaction)
             for topic, head in self.heads.items()
-            for each in head.kafka_open
-            if owner_of(each) == owner
+            for transaction in head.kafka_open
+            if owner_of(transaction) == owner
         ]
-        return tuple(sorted(held, key=lambda each: (each.topic, each.open.partition, each.open.producer)))
+        return tuple(
+            sorted(
+                held, key=lambda transaction: (transaction.topic, transaction.open.partition, transaction.open.producer)
+            )
+        )
 
 
 def _listed(root: Root, name: str, open_now: _Open) -> tuple[TransactionDescription, SparklogError | None]:
     try:
-        return _describe(root, open_now, root.decisions.log(name).refresh()), None
+        return _describe(root, open_now, root.engine.decisions.log(name).refresh()), None
     except Corrupt as error:
         return replace(_describe(root, open_now, Decisions(name)), state="Corrupt"), error
 
@@ -243,18 +247,20 @@ def _describe(root: Root, open_now: _Open, state: Decisions) -> TransactionDescr
                 continue
             now_ms = reading_clock_ms(root.store, root.env) if now_ms is None else now_ms
             for item in prepares:
-                age = max(0, now_ms - root.decisions.prepared_ms(topic, item))
+                age = max(0, now_ms - root.engine.decisions.prepared_ms(topic, item))
                 held += [
                     HeldPartition(topic, partition, first, item.end[partition], n, item.version, age, timeout_of(item))
                     for partition, first in sorted(item.first.items())
                 ]
     of_kafka = open_now.kafka_of(name)
-    undecided = bool(held or state.prepared or state.prepared_groups) or any(each.committed is None for each in pending)
+    undecided = bool(held or state.prepared or state.prepared_groups) or any(
+        transaction.committed is None for transaction in pending
+    )
     outcome = None if state.newest < 0 else "abort" if state.commit_of(state.newest) is None else "commit"
     here = ONGOING if undecided else {None: EMPTY, "commit": COMMITTED, "abort": ABORTED}[outcome]
     if of_kafka and not undecided:
         # Kafka's word: decided where that is known of all, and the same.
-        decisions = {each.open.decided for each in of_kafka}
+        decisions = {transaction.open.decided for transaction in of_kafka}
         decided = decisions.pop() if len(decisions) == 1 else None
         here = ONGOING if decided is None else PREPARE[decided]
     return TransactionDescription(
@@ -282,6 +288,6 @@ def _pending(root: Root, groups: Mapping[str, GroupState], state: Decisions) -> 
                 continue
             committed = state.commits_group(item.n, name, item.number) if state.decided(item.n) else None
             age = Groups(root).group(name).pending_ms(item)
-            offsets = tuple(position for each in item.offsets for position in each.positions())
+            offsets = tuple(position for offsets_of_topic in item.offsets for position in offsets_of_topic.positions())
             prepared.append(PendingOffsets(name, item.n, committed, age, item.timeout_ms, offsets))
     return tuple(prepared)

@@ -65,7 +65,7 @@ def transactional(
     """Return a producer that writes transactions under an id: all topics of one are published, or none.
 
     Args:
-        root: an open root, or where it lies.
+        root: an open root, or its location.
         transactional_id: the same in every run of a program; a newer instance fences older ones.
         timeout_ms: Kafka's `transaction.timeout.ms`: an open transaction may be aborted by others after it.
         instance: a name where several processes are to be one instance; default: a new one.
@@ -87,7 +87,7 @@ def transactional(
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class CommittedTransaction:
     """A committed transaction: its number (None: it was empty) and the outcome in each topic."""
 
     n: int | None
@@ -116,7 +116,7 @@ class TransactionalProducer:
         self.instance = root.env.new_id() if instance is None else check_id(instance, "instance")
         self.epoch = epoch
         """Epoch of this instance, once it has begun a transaction: lower ones are fenced, however many come between."""
-        self.log: DecisionLog = root.decisions.log(self.id)
+        self.log: DecisionLog = root.engine.decisions.log(self.id)
         self._open: Transaction | None = None
 
     def __repr__(self) -> str:
@@ -125,20 +125,26 @@ class TransactionalProducer:
     def begin(self) -> Transaction:
         """Begin a transaction; an older instance is fenced, and what it has open aborted.
 
-        `BadRequest` while one of this producer is open; `Fenced` if a newer instance has taken over.
-
         As with Kafka, where a transaction is ongoing from its first partition on, it is listed as open from its first
         prepare on, and its timeout counts from there.
+
+        Returns:
+            A `Transaction`, to be committed or aborted, or used as a context manager.
+
+        Raises:
+            BadRequest: one of this producer is open.
+            Fenced: a newer instance has taken over.
         """
         self.log.refresh()
-        return self.begin_at_known()
+        return self._begin()
 
-    def begin_at_known(self) -> Transaction:
+    def _begin(self) -> Transaction:
+        """Begin by the state that is known here, which was looked at a moment ago."""
         if self._open is not None and self._open.state in (OPEN, PREPARED):
             raise BadRequest(
                 f"transaction {self._open.n} of '{self.id}' is open: commit or abort it before the next one is begun"
             )
-        self.root.ensure_probed()
+        self.root.engine.ensure_probed()
         if self._open is not None and self._open.state == UNKNOWN:
             # Its number is used again only when its outcome is known.
             self.log.abort(self._open.n, BY_OWNER)
@@ -149,17 +155,26 @@ class TransactionalProducer:
 
     @checked(part=NAME.or_none())
     def join(self, n: int, part: str | None = None) -> Transaction:
-        """Take part in transaction `n`, which another job began. `Conflict` or `Fenced` if `n` is decided already.
+        """Take part in a transaction that another job began.
 
         The `timeout_ms` of each job counts for its prepares; the first to pass aborts the whole transaction.
 
         Args:
+            n: its number, the `n` of what `begin` returned.
             part: the name of this job's share. A job that was started again under it replaces what its first attempt
                 recorded.
+
+        Returns:
+            A `Transaction`, to append to and to `prepare`.
+
+        Raises:
+            Conflict: it is decided already.
+            Fenced: a newer instance has taken over.
+            BadRequest: `n` is no number.
         """
         if isinstance(n, bool) or not isinstance(n, int):
             raise BadRequest(f"expected the number of a transaction, the `n` of what `begin` returned; found {n!r:.60}")
-        self.root.ensure_probed()
+        self.root.engine.ensure_probed()
         check_undecided(self.log.refresh(), n)
         return Transaction(self, n, None, part if part is None else check_id(part, "part"))
 
@@ -202,7 +217,14 @@ class Transaction:
     def append(self, topic: str, data: ArrowData, *, options: WriteOptions | None = None) -> None:
         """Append rows to a topic, as `Topic.append`. `commit` publishes them.
 
-        `NotFound` if there is no such topic; `BadRequest` for rows that it refuses, here or by `commit`.
+        Args:
+            topic: its name.
+            data: as for `Topic.append`.
+            options: codec and sizes; those of the first append to a topic count.
+
+        Raises:
+            NotFound: there is no such topic.
+            BadRequest: the topic refuses a row, here or at `commit`.
         """
         self._check_open()
         if topic not in self._writers:
@@ -218,11 +240,12 @@ class Transaction:
             self._files.setdefault(target.topic, []).append(TopicFiles(target, tuple(files)))
 
     def send_offsets(self, group: str | GroupMetadata | Membership | Consumer, offsets: Offsets | None = None) -> None:
-        """Commit offsets of a consumer group with the transaction: topic to partition to the next offset to read.
+        """Commit offsets of a consumer group with the transaction.
 
         Args:
             group: a consumer (without `offsets`: its positions) or another member, and `commit` is refused with
                 `Fenced` once a newer member has joined; or the name alone, which fences nothing.
+            offsets: topic to partition to the next offset to read; None: the positions of the consumer.
 
         Raises:
             NotFound: a topic does not exist.
@@ -261,6 +284,14 @@ class Transaction:
         """Record what was appended, and hold it open in its topics: for a job that leaves the commit to another one.
 
         When it returns, a COMMIT of the transaction, by any job, has these rows in it.
+
+        Returns:
+            The outcome in each topic.
+
+        Raises:
+            Fenced: a newer instance took over.
+            Conflict: it was aborted, by its timeout or an operator.
+            BadRequest: a topic refuses rows.
         """
         self._check_open()
         try:
@@ -273,10 +304,14 @@ class Transaction:
         self.state = PREPARED
         return dict(self._outcomes)
 
-    def commit(self, *, key: WriterKey | None = None) -> Committed:
+    def commit(self, *, key: WriterKey | None = None) -> CommittedTransaction:
         """Commit: when this returns, all of it is visible in all topics.
 
-        With `key` the batch is entered in the replay rule of the id.
+        Args:
+            key: enter this batch in the replay rule of the id; None: none.
+
+        Returns:
+            The number of the transaction (None: it was empty), and the outcome in each topic.
 
         Raises:
             Fenced: a newer instance took over, of this producer or of a consumer whose offsets it sends.
@@ -304,7 +339,7 @@ class Transaction:
             if not state.prepared and not state.prepared_groups:
                 check_undecided(state, self.n, self._instance)
                 self.state = COMMITTED
-                return Committed(None)
+                return CommittedTransaction(None)
         try:
             log.write(lambda base: self._decide(base, key))
         except (Conflict, Fenced):
@@ -314,7 +349,7 @@ class Transaction:
             self.state = UNKNOWN
             self._settle(error)
         self.state = COMMITTED
-        return Committed(self.n, dict(self._outcomes))
+        return CommittedTransaction(self.n, dict(self._outcomes))
 
     def _decide(self, base: Decisions, key: WriterKey | None) -> Decisions | None:
         return commit(
@@ -345,7 +380,12 @@ class Transaction:
         raise Unavailable(f"transaction {self.n} of '{self.id}' is aborted, nothing of it is published: {unknown}")
 
     def abort(self) -> None:
-        """Abort: read_committed never shows any of it. `Conflict` if it is committed already."""
+        """Abort: read_committed never shows any of it.
+
+        Raises:
+            Conflict: it is committed already.
+            BadRequest: it was committed or aborted by this object.
+        """
         if self.state in (COMMITTED, ABORTED):
             raise BadRequest(f"transaction {self.n} of '{self.id}' is {self.state}")
         self.discard()
@@ -390,7 +430,7 @@ class Transaction:
                 continue
             txn = Txn(self.id, self.n, dict(siblings), self._producer.timeout_ms)
             target = _oldest(topic, [part.target for part in parts])
-            outcome = self._root.topic_handle(topic).log.commit_append(files, target, txn=txn)
+            outcome = self._root.engine.log(topic).commit_append(files, target, txn=txn)
             siblings[topic] = outcome.version
             self._outcomes[topic] = outcome
             self._prepared.append(Prepared(topic, target.topic_id, outcome.version, outcome.commit_id, self._part))

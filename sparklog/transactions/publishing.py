@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 from sparklog.errors import NotFound, SparklogError
@@ -27,7 +28,7 @@ from sparklog.log.state.writer_runs import WriterKey, decide, next_epoch
 from sparklog.log.topic.root import Root
 from sparklog.log.write.append_writer import TopicFiles
 from sparklog.transactions.completion import ONE_WRITE, check_not_one_write
-from sparklog.transactions.producer import Committed, TransactionalProducer
+from sparklog.transactions.producer import CommittedTransaction, TransactionalProducer
 
 REUSED_MS = 3_600_000
 """How long after a write without an id the next one may use its id: far less than the week it is kept."""
@@ -61,7 +62,7 @@ def _without_id(root: Root, timeout_ms: int) -> TransactionalProducer:
             return TransactionalProducer(
                 root, spare.id, timeout_ms=timeout_ms, instance=spare.instance, epoch=spare.epoch
             )
-        root.decisions.drop(spare.id)
+        root.engine.decisions.drop(spare.id)
     return TransactionalProducer(root, ONE_WRITE + root.env.new_id(), timeout_ms=timeout_ms)
 
 
@@ -72,7 +73,7 @@ def publish(
     *,
     key: WriterKey | None = None,
     timeout_ms: int = DEFAULT_TIMEOUT_MS,
-) -> Committed:
+) -> CommittedTransaction:
     """Commit files that tasks wrote for topics, all of them or none. With `key`, a batch at most once.
 
     The replay rule (`sparklog.log.state.writer_runs`) is asked before an earlier instance is fenced: a batch that it
@@ -80,7 +81,7 @@ def publish(
     """
     if key is not None:
         key.check()
-        counts = {each.target.topic: [file.counts for file in each.files] for each in written}
+        counts = {part.target.topic: [file.counts for file in part.files] for part in written}
         key = replace(key, content=content_of(counts))
     if transactional_id is None:
         producer = _without_id(root, timeout_ms)
@@ -89,20 +90,20 @@ def publish(
         name = check_not_one_write(transactional_id)
         producer = TransactionalProducer(root, name, timeout_ms=timeout_ms, instance=run, epoch=epoch)
     if key is not None:
-        count = sum(each.records for each in written)
+        count = sum(part.records for part in written)
         now_ms = root.env.wall_ms()
         verdict = decide(producer.log.refresh().entry(), key, count, f"transactional id '{producer.id}'", now_ms)
         if not verdict.write:
             if verdict.take_over and key.run is not None:
                 run, epoch = key.run, key.epoch
                 producer.log.write(lambda base: init(base, run, epoch, now_ms))
-            return Committed(None, skipped=True, note=verdict.note)
-    if not any(len(file) for each in written for file in each.files):
-        return Committed(None)
+            return CommittedTransaction(None, skipped=True, note=verdict.note)
+    if not any(len(file) for part in written for file in part.files):
+        return CommittedTransaction(None)
     # With a key the decisions were looked at above, a moment ago.
-    transaction = producer.begin() if key is None else producer.begin_at_known()
-    for each in written:
-        transaction.add(each.target, each.files)
+    transaction = producer.begin() if key is None else producer._begin()
+    for part in written:
+        transaction.add(part.target, part.files)
     done = transaction.commit(key=key)
     if transactional_id is None:
         _spares[root].append(Spare(producer.id, producer.instance, producer.epoch, root.env.now()))
@@ -117,28 +118,28 @@ class TakeOverIntent:
     key: WriterKey
     count: int
     now_ms: int
-    needs_table: bool = False
-    repeatable: bool = True
+    needs_table: ClassVar[bool] = False
+    repeatable: ClassVar[bool] = True
 
-    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
-        check_topic(topic, base, self.topic_id)
-        key, entry = self.key, base.registry.get(self.key.id)
+    def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
+        check_topic(topic, head, self.topic_id)
+        key, entry = self.key, head.registry.get(self.key.id)
         if entry is None or key.run is None:
-            return Nothing("the writer is not known here", base.version)
+            return Nothing("the writer is not known here", head.version)
         decide(entry, key, self.count, f"topic '{topic}'", self.now_ms)
         if entry.run == key.run:
-            return Nothing("the run is known here", base.version)
+            return Nothing("the run is known here", head.version)
         epoch = next_epoch(entry, key.run, key.epoch)
         return Draft(TAKEOVER, writer=Writer(key.mode, key.id, entry.batch, key.run, entry.count, epoch))
 
 
 def in_decisions(root: Root, topic: str, key: WriterKey, count: int) -> bool:
     """True if this batch for a topic of an option was published as a transaction. Errors of the replay rule."""
-    known = root.topic_handle(topic).log.current().head.registry.get(key.id)
-    if key.run is None or (known is not None and known.run == key.run):
+    entry = root.engine.log(topic).current().head.registry.get(key.id)
+    if key.run is None or (entry is not None and entry.run == key.run):
         return False
     run, now_ms = key.run, root.env.wall_ms()
-    log = root.decisions.log(key.id)
+    log = root.engine.decisions.log(key.id)
     if log.refresh().batch is None:
         return False
     decide(log.current().entry(), _of_any_layout(key), count, f"transactional id '{key.id}'", now_ms)
@@ -147,14 +148,14 @@ def in_decisions(root: Root, topic: str, key: WriterKey, count: int) -> bool:
 
 def in_topics(root: Root, key: WriterKey, count: int, names: Iterable[str] | None = None) -> bool:
     """True if this batch, whose rows name their topics, was published to the topic of an option."""
-    if key.run is None or root.decisions.log(key.id).current().run == key.run:
+    if key.run is None or root.engine.decisions.log(key.id).current().run == key.run:
         return False
     unread: list[SparklogError] = []
     now_ms = root.env.wall_ms()
     judged = _of_any_layout(key)
     intents: dict[str, TakeOverIntent] = {}
     for name in root.topics(unread) if names is None else names:
-        head = root.topic_handle(name).log.current().head
+        head = root.engine.log(name).current().head
         entry = head.registry.get(key.id)
         if entry is not None:
             # All are asked before one is written: a batch that is refused stops no other run.
@@ -163,7 +164,7 @@ def in_topics(root: Root, key: WriterKey, count: int, names: Iterable[str] | Non
     published = False
     for name, intent in intents.items():
         with suppress(NotFound):
-            after = root.topic_handle(name).log.commit(intent).head.registry.get(key.id)
+            after = root.engine.log(name).commit(intent).head.registry.get(key.id)
             published |= after is not None and after.batch == key.batch
     return published
 

@@ -57,7 +57,7 @@ def test_the_limit_and_json(sparklog: Sparklog, topic: library.Topic) -> None:
 
 
 def test_a_rewrite_brings_no_records(sparklog: Sparklog, topic: library.Topic) -> None:
-    topic.snapshot()
+    topic.log.snapshot()
     compact_topic(topic, Settings(topic.store.now_ms()), InProcess(), CompactOptions(roll=True))
     newest = json.loads(sparklog("history", "t", "--limit", 1, "--json").out)["commits"][0]
     assert (newest["operation"], newest["records"], newest["bytes"]) == ("seal", None, None)

@@ -55,11 +55,11 @@ def test_every_command_ends_with_one_line_and_130(
 def test_a_reader_says_how_many_records_it_has_printed(
     sparklog: Sparklog, root: Path, monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
-    from sparklog.cli.commands import consume
+    from sparklog.cli import printing
 
     topic = library.open(root, create=True).create_topic("t", partitions=2)
     topic.append(pa.table({"key": ["a", "b", "c"], "value": ["1", "2", "3"], "partition": [0, 0, 1]}))
-    printed = consume.write
+    printed = printing.write
 
     def write(data: bytes) -> None:
         printed(data)
@@ -67,9 +67,9 @@ def test_a_reader_says_how_many_records_it_has_printed(
             # As soon as the reader of the output sees them.
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(consume, "write", write)
+    monkeypatch.setattr(printing, "write", write)
     # One batch a partition.
-    monkeypatch.setattr("sparklog.log.read.decode_slices._joined", lambda batches, _: batches)
+    monkeypatch.setattr("sparklog.log.read.decode_slices.joined", lambda batches, _: batches)
     outcome = sparklog(*line.split(), "--from-beginning" if "--follow" in line else "--print-value", code=130)
     assert outcome.err.startswith("sparklog: interrupted: processed a total of 2 messages; nothing was changed")
     assert (outcome.err.count("\n"), len(outcome.lines)) == (1, 2)

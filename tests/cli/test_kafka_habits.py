@@ -225,7 +225,7 @@ def test_what_could_not_be_printed_is_not_committed(
     def refuse(data: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("sparklog.cli.commands.consume.write", refuse)
+    monkeypatch.setattr("sparklog.cli.printing.write", refuse)
     assert "No space left" in sparklog("consume", "clicks", "--group", "g", code=1).err
     assert committed(place, "g") in ({}, {("clicks", 0): 0})
 

@@ -56,7 +56,7 @@ def test_figures_are_those_of_the_root(sparklog: Sparklog, filled: Path) -> None
     assert value("partition_log_end_offset", **first) == 5
     assert value("partition_records", **first) == 5
     assert value("partition_unsealed_slices", **first) == 2
-    sizes = library.open(filled).topic("a").read_snapshot().slices.all()
+    sizes = library.open(filled).topic("a").log.read_snapshot().slices.all()
     assert value("partition_bytes", topic="a", partition=1) == sizes.size[sizes.partition_rows(1)].sum()
     assert value("topic_version", topic="a") == library.open(filled).topic("a").log.head().version
     assert value("topic_open_transactions", topic="a") == 1

@@ -25,6 +25,7 @@ from sparklog.format.batch_scan import scan_headers
 from sparklog.format.control import end_txn_marker
 from sparklog.format.record_batch import BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions
+from sparklog.format.window import Window
 from sparklog.storage.memory import MemoryStore
 from tests.compaction.fixture_stages import OLD_FORMATS, Pass, all_passes, stored
 from tests.compaction.histories import START_MS, History
@@ -93,7 +94,7 @@ def judged(
             window = segment.batches[at : at + rng.choice((1, 2, 5, 100))]
             at += len(window)
             data = b"".join(batch.to_bytes() for batch in window)
-            verdicts = judge.judge(data, scan_headers(data))
+            verdicts = judge.judge(Window(data, 0, scan_headers(data), "x.log"))
             for i, batch in enumerate(window):
                 kept = applied(records, batch, verdicts, i, now_ms + configs.delete_retention_ms)
                 left += [] if kept is None else [kept]
@@ -226,7 +227,7 @@ def verdicts(
     judge = BatchJudge(state, now_ms=now_ms, expiration_ms=DAY_MS, first_uncleanable=first_uncleanable)
     data = b"".join(parts)
     headers = scan_headers(data)
-    return judge.judge(data, headers), headers
+    return judge.judge(Window(data, 0, headers, "x.log")), headers
 
 
 def test_a_marker_stays_while_data_of_its_transaction_is_met() -> None:
@@ -319,7 +320,7 @@ def test_the_last_batch_of_the_cleanable_range_is_retained() -> None:
 def test_without_producers_nothing_is_kept_or_dropped_but_the_last_of_the_range() -> None:
     data = data_batch(0, 4, transactional=False) + data_batch(5, 9, transactional=False)
     judge = BatchJudge(None, now_ms=0, expiration_ms=DAY_MS, first_uncleanable=10)
-    found = judge.judge(data, scan_headers(data))
+    found = judge.judge(Window(data, 0, scan_headers(data), "x.log"))
     assert found.retain_empty.tolist() == [False, True]
     assert not (found.discard_data | found.drop_control | found.stamp_control).any()
     assert len(found.aborted) == 0
@@ -330,7 +331,7 @@ def test_producers_where_the_log_says_there_are_none_are_an_error(wrong: bytes) 
     data = data_batch(0, 2, transactional=False) + wrong
     headers = scan_headers(data)
     with pytest.raises(Corrupt, match="without producers") as caught:
-        BatchJudge(None, now_ms=0, expiration_ms=DAY_MS, first_uncleanable=10).judge(data, headers)
+        BatchJudge(None, now_ms=0, expiration_ms=DAY_MS, first_uncleanable=10).judge(Window(data, 0, headers, "x.log"))
     assert caught.value.offset == 3
     with pytest.raises(Corrupt, match="without producers"):
         aborted_batches(None, headers)
@@ -343,7 +344,7 @@ def test_a_marker_that_cannot_be_read_is_named() -> None:
         PartitionProducers(9, transaction_index.none(), {}), now_ms=0, expiration_ms=DAY_MS, first_uncleanable=10
     )
     with pytest.raises(Corrupt, match="version") as caught:
-        judge.judge(whole, scan_headers(whole), file="x.log", file_position=50)
+        judge.judge(Window(whole, 50, scan_headers(whole), "x.log"))
     assert (caught.value.file, caught.value.position, caught.value.offset) == ("x.log", 50, 3)
 
 

@@ -14,9 +14,10 @@ import pyarrow as pa
 import pytest
 
 from sparklog.compaction import cleaner
-from sparklog.compaction.clean_plan import CleanDone, CleanWork, plan_cleaning
+from sparklog.compaction.clean_plan import plan_cleaning
+from sparklog.compaction.clean_work import CleanDone, CleanWork
 from sparklog.compaction.run import CompactOptions, compact_topic
-from sparklog.compaction.sealing import plan_sealing
+from sparklog.compaction.seal_plan import plan_sealing
 from sparklog.errors import Conflict, Corrupt
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.key_hash import HashKey
@@ -113,7 +114,7 @@ def committed(topic: Topic, work: CleanWork) -> CleanDone:
 
 def state(topic: Topic) -> list[tuple[int, list[PlainBatch], list[Aborted]]]:
     """(base, batches, entries of the `.txnindex`) of all sealed segments."""
-    slices = topic.snapshot().slices.all()
+    slices = topic.log.snapshot().slices.all()
     found = []
     for row in np.flatnonzero(slices.sealed()).tolist():
         key = file_key("t", slices.path(row))
@@ -157,7 +158,7 @@ def test_random_logs_end_as_the_rules_say(seed: int, tmp_path: Path) -> None:
         place = CountedRoot("memory", tmp_path, seed=round_ + 1)
         topic = topic_of(place, history.log, configs, tmp_path / f"round-{round_}")
         settings = Settings(history.now_ms, producer_expiration_ms=configs.producer_id_expiration_ms)
-        works = plan_cleaning(topic.store, topic.snapshot(), settings, slots=configs.offset_map_slots)
+        works = plan_cleaning(topic.store, topic.log.snapshot(), settings, slots=configs.offset_map_slots)
         done = committed(topic, works[0]) if works else CleanDone((), (), ())
         told = clean(history.log, configs, now_ms=history.now_ms)
         history.drop_segments()
@@ -189,7 +190,7 @@ def assert_state(topic: Topic, log: PlainLog) -> None:
     closed = [segment for segment in log.segments[:-1] if segment.batches]
     found = state(topic)
     assert [base for base, _, _ in found] == [segment.base for segment in closed]
-    slices = topic.snapshot().slices.all()
+    slices = topic.log.snapshot().slices.all()
     for row, ((_, batches, entries), segment) in enumerate(zip(found, closed, strict=True)):
         assert batches == segment.batches
         for mine, other in zip(batches, segment.batches, strict=True):
@@ -234,13 +235,13 @@ def append(
 
 
 def seal(topic: Topic) -> None:
-    for work in plan_sealing(topic.store, topic.snapshot(), Settings(NOW_MS), roll=True):
+    for work in plan_sealing(topic.store, topic.log.snapshot(), Settings(NOW_MS), roll=True):
         done = work.run()
         assert topic.log.commit(RewriteIntent(work.op, work.topic_id, done.rewrites, done.files)).commit is not None
 
 
 def plan(topic: Topic, *, slots: int | None = None, now_ms: int = NOW_MS) -> list[CleanWork]:
-    return plan_cleaning(topic.store, topic.snapshot(), Settings(now_ms), slots=slots)
+    return plan_cleaning(topic.store, topic.log.snapshot(), Settings(now_ms), slots=slots)
 
 
 def keyed(n: int, keys: int, *, seed: int = 1, tombstones: float = 0.1) -> list[Row]:
@@ -281,7 +282,7 @@ def test_the_last_value_of_each_key_stays_and_its_offset_with_it(place: CountedR
     kept = sum(value is None for _, _, value in latest.values())
     assert report.tombstones_kept == kept
     assert report.tombstones_dropped == sum(value is None for _, _, value in before) - kept > 0
-    assert report.bytes_before > report.bytes_after == int(topic.snapshot().slices.all().size.sum())
+    assert report.bytes_before > report.bytes_after == int(topic.log.snapshot().slices.all().size.sum())
     assert report.dirty_ratio == 1.0
     assert not done.more
 
@@ -316,7 +317,7 @@ def test_tombstones_of_formats_v0_and_v1_go_in_two_phases_too(place: CountedRoot
     import_log_dir(place.root, tmp_path / "log", ImportOptions(configs={**COMPACTED, "delete.retention.ms": 1000}))
     topic = place.root.topic("t")
     committed(topic, plan(topic, now_ms=STAMPED_MS)[0])
-    slices = topic.snapshot().slices.all()
+    slices = topic.log.snapshot().slices.all()
     data = topic.store.get(file_key("t", slices.path(0)))
     batches = list(decoded(data))
     assert [batches[at].raw for at in (0, 1, 4)] == STAMPED
@@ -417,19 +418,19 @@ def test_records_without_a_key_go_and_are_counted(place: CountedRoot) -> None:
     seal(topic)
     assert plan(topic) == []
     settings = Settings(NOW_MS, defaults={"cleanup.policy": "compact"})
-    (work,) = plan_cleaning(topic.store, topic.snapshot(), settings)
+    (work,) = plan_cleaning(topic.store, topic.log.snapshot(), settings)
     done = committed(topic, work)
     assert contents(topic) == [(3, b"a", b"2")]
     assert done.reports[0].keyless_dropped == 2
     assert done.reports[0].tombstones_dropped == 1
-    assert topic.snapshot().slices.all().flags.tolist() == [0]
+    assert topic.log.snapshot().slices.all().flags.tolist() == [0]
 
 
 # --- damage, races, bounds -------------------------------------------------------------------------------------------
 
 
 def sealed_keys(topic: Topic) -> list[str]:
-    slices = topic.snapshot().slices.all()
+    slices = topic.log.snapshot().slices.all()
     return [file_key(topic.name, slices.path(row)) for row in np.flatnonzero(slices.sealed()).tolist()]
 
 
@@ -470,7 +471,7 @@ def test_damage_is_named_and_nothing_is_committed(place: CountedRoot, where: Cal
     data[at] ^= 1
     place.inner.replace(key, bytes(data))  # type: ignore[attr-defined]
     (work,) = plan(topic)
-    before, version = topic.snapshot().slices.all().base.tolist(), topic.log.head().version
+    before, version = topic.log.snapshot().slices.all().base.tolist(), topic.log.head().version
     with pytest.raises(Corrupt) as caught:
         work.run()
     assert caught.value.file == key
@@ -480,7 +481,7 @@ def test_damage_is_named_and_nothing_is_committed(place: CountedRoot, where: Cal
         batch = len(headers) // 2
         assert headers.position[batch] <= caught.value.position < headers.position[batch] + headers.size[batch]
     assert topic.log.head().version == version
-    assert topic.snapshot().slices.all().base.tolist() == before
+    assert topic.log.snapshot().slices.all().base.tolist() == before
 
 
 def test_a_segment_that_is_gone_means_to_plan_again(place: CountedRoot) -> None:
@@ -512,7 +513,7 @@ def test_a_failing_store_leaves_no_half_segment(place: CountedRoot, monkeypatch:
 
 def test_progress_counts_what_is_read(place: CountedRoot) -> None:
     topic = updated(place)
-    size = int(topic.snapshot().slices.all().size.sum())
+    size = int(topic.log.snapshot().slices.all().size.sum())
     seen: list[tuple[int, int]] = []
     done = plan(topic)[0].run(lambda records, nbytes: seen.append((records, nbytes)))
     assert sum(nbytes for _, nbytes in seen) == 2 * size
@@ -522,9 +523,9 @@ def test_progress_counts_what_is_read(place: CountedRoot) -> None:
 def test_work_travels_to_a_task(tmp_path: Path) -> None:
     place = CountedRoot("local", tmp_path)
     topic = updated(place)
-    (work,) = plan_cleaning(place.inner, topic.snapshot(), Settings(NOW_MS))
+    (work,) = plan_cleaning(place.inner, topic.log.snapshot(), Settings(NOW_MS))
     assert (work.op, work.title, work.partitions) == ("compact", "compact t-0", (0,))
-    assert work.nbytes == int(topic.snapshot().slices.all().size.sum())
+    assert work.nbytes == int(topic.log.snapshot().slices.all().size.sum())
     done = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(work)).run()))
     assert [replace(file, path="") for file in done.files] == [replace(file, path="") for file in work.run().files]
 
@@ -557,11 +558,11 @@ def test_segments_below_the_log_start_are_not_named(place: CountedRoot) -> None:
     seal(topic)
     append(topic, [Row(b"a", b"2"), Row(b"b", b"2")])
     seal(topic)
-    assert topic.snapshot().slices.all().base.tolist() == [0, 10]
+    assert topic.log.snapshot().slices.all().base.tolist() == [0, 10]
     topic.delete_records({0: 8})
     done = committed(topic, plan(topic)[0])
     assert [file.base for file in done.files] == [(10,)]
-    assert topic.snapshot().slices.all().base.tolist() == [10]
+    assert topic.log.snapshot().slices.all().base.tolist() == [10]
     assert contents(topic) == [(10, b"a", b"2"), (11, b"b", b"2")]
     assert topic.log.head().cleaned_through.tolist() == [12]
 
@@ -573,12 +574,12 @@ def test_of_a_log_without_keys_an_empty_batch_is_left(place: CountedRoot) -> Non
         append(topic, [Row(None, b"x"), Row(None, b"y")])
     seal(topic)
     settings = Settings(NOW_MS, defaults={"cleanup.policy": "compact"})
-    (work,) = plan_cleaning(topic.store, topic.snapshot(), settings)
+    (work,) = plan_cleaning(topic.store, topic.log.snapshot(), settings)
     committed(topic, work)
     assert contents(topic) == []
     ((base, batches, _),) = state(topic)
     assert (base, [(batch.base, batch.last, batch.records) for batch in batches]) == (0, [(4, 5, ())])
-    slices = topic.snapshot().slices.all()
+    slices = topic.log.snapshot().slices.all()
     assert (slices.base.tolist(), slices.end.tolist(), slices.records.tolist()) == ([0], [6], [0])
     assert topic.log.head().cleaned_through.tolist() == [6]
 
@@ -589,7 +590,7 @@ def test_a_full_index_begins_another_segment(place: CountedRoot) -> None:
     topic.alter(configs={"segment.index.bytes": 36})
     latest = {row[1]: row for row in contents(topic)}
     committed(topic, plan(topic)[0])
-    slices = topic.snapshot().slices.all()
+    slices = topic.log.snapshot().slices.all()
     assert len(slices) > 1
     for row in range(len(slices)):
         stem = file_key("t", slices.path(row)).removesuffix(".log")
@@ -610,7 +611,7 @@ def test_append_times_stay(place: CountedRoot) -> None:
     offsets, after = times(topic)
     assert offsets == [1, 3]
     assert after == [stamps[1], stamps[3]]
-    slices = topic.snapshot().slices.all()
+    slices = topic.log.snapshot().slices.all()
     assert slices.flags.tolist() == [int(SliceFlag.LOG_APPEND_TIME | SliceFlag.TIMES_IN_BATCHES)]
     assert (slices.min_ts.tolist(), slices.max_ts.tolist()) == ([min(after)], [max(after)])
 
@@ -660,7 +661,7 @@ def test_memory_is_that_of_a_few_windows(codec: str, tmp_path: Path) -> None:
         )
     seal(topic)
     store = Watched(place.inner)  # type: ignore[arg-type]
-    (work,) = plan_cleaning(store, topic.snapshot(), Settings(NOW_MS))  # type: ignore[arg-type]
+    (work,) = plan_cleaning(store, topic.log.snapshot(), Settings(NOW_MS))  # type: ignore[arg-type]
     work.run()
     tracemalloc.start()
     try:
@@ -700,7 +701,7 @@ def test_a_missing_segment_keeps_no_other_partition_from_being_compacted(tmp_pat
     topic = place.topic(2, {**COMPACTED, "max.compaction.lag.ms": 1000})
     topic.append(pa.table({"key": [b"a"] * 4, "value": [b"x"] * 4, "partition": pa.array([0, 1] * 2, pa.int32())}))
     compact_topic(topic, Settings(NOW_MS), InProcess(), CompactOptions(seal_only=True, roll=True))
-    missing = file_key("t", topic.snapshot().slices.select(0).path(0))
+    missing = file_key("t", topic.log.snapshot().slices.select(0).path(0))
     place.inner.delete(missing)
     report = compact_topic(topic, Settings(NOW_MS), InProcess())
     assert [(piece.action, piece.partition) for piece in report.pieces] == [("compact", 1)]

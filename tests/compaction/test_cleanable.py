@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from sparklog.compaction.clean_plan import Cleanable, CleanerOffsets, cleanable
+from sparklog.compaction.clean_range import Cleanable, CleanerOffsets, cleanable
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.segments import Segment
 from tests.compaction.fixture_stages import Pass, all_passes

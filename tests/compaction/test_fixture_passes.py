@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparklog.compaction.clean_plan import CleanDone, plan_cleaning
+from sparklog.compaction.clean_plan import plan_cleaning
+from sparklog.compaction.clean_work import CleanDone
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.decode import decode
 from sparklog.format.record_batch import BatchHeaders
@@ -60,7 +61,7 @@ def imported(place: CountedRoot, stage: Stage) -> Topic:
 def cleaned_once(topic: Topic, each: Pass) -> CleanDone | None:
     """One pass with Kafka's clock and map, committed; None if nothing was due."""
     settings = Settings(now_ms=each.now_ms)
-    works = plan_cleaning(topic.store, topic.snapshot(), settings, slots=each.after.cleaner.get("offsetMapSlots"))
+    works = plan_cleaning(topic.store, topic.log.snapshot(), settings, slots=each.after.cleaner.get("offsetMapSlots"))
     assert len(works) <= 1
     if not works:
         return None
@@ -77,7 +78,7 @@ def cleaned_once(topic: Topic, each: Pass) -> CleanDone | None:
 def segments(topic: Topic) -> list[Found]:
     """All slices: the sealed segments, and the active one's."""
     found = []
-    slices = topic.snapshot().slices.all()
+    slices = topic.log.snapshot().slices.all()
     for row in range(len(slices)):
         key = file_key(topic.name, slices.path(row))
         data = topic.store.get(key, int(slices.position[row]), int(slices.size[row]))
@@ -134,7 +135,7 @@ def assert_same_segment(found: Found, expected: Found) -> None:
 
 def expired(topic: Topic, each: Pass) -> Expiry:
     """Delete what has expired, with Kafka's clock."""
-    snapshot = topic.snapshot()
+    snapshot = topic.log.snapshot()
     head, configs = snapshot.head, each.before.configs
     log_end = int(head.log_end[0])
     expiry = plan_expiry(
@@ -195,7 +196,7 @@ def assert_told(topic: Topic, done: CleanDone, each: Pass) -> None:
     assert cleaned.plan.first_uncleanable == told["firstUncleanableOffset"]
     assert done.more == (told["endOffset"] < told["firstUncleanableOffset"])
     after = [(item["baseOffset"], item["size"], item["largestTimestamp"]) for item in told["segmentsAfterCleaning"]]
-    slices = topic.snapshot().slices.all()
+    slices = topic.log.snapshot().slices.all()
     assert slices.base.tolist() == [base_here(each, base) for base, size, _ in after if size]
     assert slices.max_ts.tolist() == [greatest for _, size, greatest in after if size]
     counts = cleaned.counts

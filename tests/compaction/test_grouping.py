@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from sparklog.compaction.clean_plan import group_segments
+from sparklog.compaction.clean_range import group_segments
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.segments import Segment
 from tests.compaction.fixture_stages import Pass, all_passes

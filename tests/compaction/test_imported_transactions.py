@@ -82,7 +82,7 @@ def sealed_by_now(topic: Topic) -> None:
     """Whatever may be is sealed and merged; the topic stays sound."""
     report = compact_topic(topic, Settings(topic.root.env.wall_ms() + AGED), InProcess(), CompactOptions(roll=True))
     assert not report.failures
-    snapshot = topic.snapshot()
+    snapshot = topic.log.snapshot()
     check_state(snapshot.head, snapshot.slices)
 
 
@@ -230,7 +230,7 @@ def test_random_logs_at_every_step(
     compact_topic(topic, Settings(0), InProcess())
     check(topic, expected, rng)
     sealed_by_now(topic)
-    assert topic.snapshot().slices.all().sealed().all()
+    assert topic.log.snapshot().slices.all().sealed().all()
     check(topic, expected, rng)
 
 
@@ -264,7 +264,7 @@ def test_merged_slices_know_what_their_markers_take_back(place: CountedRoot, tmp
     topic = opened(place, tmp_path)
     topic.append(pa.table({"value": [b"new"] * 3, "partition": pa.array([0, 1, 2], pa.int32())}))
     compact_topic(topic, Settings(0), InProcess())
-    slices = topic.snapshot().slices.select(0)
+    slices = topic.log.snapshot().slices.select(0)
     assert slices.sealed().tolist() == [True, False]
     assert merge_tier(int(slices.flags[1])) > 0
     assert int(slices.flags[1]) & SliceFlag.KAFKA_ABORTED
@@ -312,7 +312,7 @@ def test_open_transactions_hold_back_readers_until_they_are_ended(place: Counted
 def test_the_markers_are_those_of_kafkas_coordinator(place: CountedRoot, tmp_path: Path) -> None:
     topic = opened(place, tmp_path)
     topic.end_kafka_transactions()
-    slices = topic.snapshot().slices.select(0)
+    slices = topic.log.snapshot().slices.select(0)
     data = topic.store.get(file_key("t", slices.path(2)), int(slices.position[2]), int(slices.size[2]))
     found = list(decoded(data))
     assert [(each.base, each.producer_id, each.producer_epoch, each.control) for each in found] == [
@@ -475,13 +475,13 @@ def test_a_read_that_must_be_planned_anew_still_leaves_out_aborted_records(place
     scan = topic.scan(columns=("value",))
     expected = scan.to_table()
     old = {item.key for item in place.inner.list("t/")}
-    snapshot = topic.snapshot()
+    snapshot = topic.log.snapshot()
     # The whole log is rolled into larger segments, and the files it was planned on are gone.
     topic.alter(configs={"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}, force=True)
     topic.log.commit(rewritten(topic))
     for key in old - {item.key for item in place.inner.list("t/") if "/_log/" in item.key}:
         place.inner.delete(key)
-    assert topic.snapshot().version > snapshot.version
+    assert topic.log.snapshot().version > snapshot.version
     assert scan.to_table() == expected
 
 
@@ -494,7 +494,7 @@ def rewritten(topic: Topic) -> RewriteIntent:
     from sparklog.log.state.commit import COMPACT, Edit
     from sparklog.log.state.rewrites import Rewrite
 
-    snapshot = topic.snapshot()
+    snapshot = topic.log.snapshot()
     head, sources = snapshot.head, planned_slices("t", 0, snapshot.slices.select(0))
     writer = SegmentWriter(topic.store, "t", 0, head.version, "run", head.configs)
     writer.begin(0)

@@ -69,7 +69,7 @@ def parsed(log: Path, peer: Any) -> list[Parsed]:
 
 def sealed_logs(topic: Topic, partition: int) -> list[Path]:
     """The sealed segments that the topic names now, in offset order, where they lie."""
-    slices = topic.snapshot().slices.select(partition)
+    slices = topic.log.snapshot().slices.select(partition)
     folder = Path(topic.store.location) / topic.name
     return [folder / slices.path(row) for row in range(len(slices)) if slices.sealed()[row]]
 
@@ -81,7 +81,7 @@ def all_logs(folder: Path) -> list[Path]:
 
 def scanned(topic: Topic, partition: int) -> list[Parsed]:
     """What a scan returns of the offsets that are sealed."""
-    slices = topic.snapshot().slices.select(partition)
+    slices = topic.log.snapshot().slices.select(partition)
     end = int(slices.end[slices.sealed()].max())
     table = topic.scan(partitions=[partition], end=end, isolation_level=READ_UNCOMMITTED).to_table()
     times = table["timestamp"].cast(pa.int64()).to_pylist()
@@ -255,7 +255,7 @@ def test_what_brokers_wrote_is_accepted_after_sealing(fixtures: Path, kafka_tool
                 assert table["value"].to_pylist() == [record.value for record in kafka]
                 if partition in {each.partition for each in topic.log.head().kafka_open}:
                     continue  # What Kafka left open is not closed yet.
-                assert topic.snapshot().slices.select(partition).sealed().all()
+                assert topic.log.snapshot().slices.select(partition).sealed().all()
                 # Segments may be cut elsewhere; what was aborted stays what Kafka says.
                 left = fixtures / name / "data" / f"{topic.name}-{partition}"
                 aborted = [log.with_suffix(".txnindex") for log in sealed_logs(topic, partition)]
@@ -347,7 +347,7 @@ def test_sealed_segments_of_native_topics_are_accepted(kafka_tools: KafkaTools, 
     assert kafka_tools.complaints(logs) == []
     dumped = kafka_tools.dump(logs, "--deep-iteration")
     for topic in sealed:
-        assert not [path for path in topic.snapshot().slices.paths() if path.startswith("append/")]
+        assert not [path for path in topic.log.snapshot().slices.paths() if path.startswith("append/")]
         assert check_records(topic, dumped, AioBatch) == check_records(topic, dumped, PyBatch) > 500
 
 

@@ -27,7 +27,7 @@ from sparklog.log.journal.names import append_path, file_key
 from sparklog.log.read import fetch
 from sparklog.log.read.planned_slices import PlannedSlices
 from sparklog.log.state.commit_intents import AppendIntent, Draft, Nothing
-from sparklog.log.state.commit_log import Outcome
+from sparklog.log.state.commit_log import CommitOutcome
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.rewrites import RewriteIntent
 from sparklog.log.state.slice_table import SliceTable
@@ -56,17 +56,17 @@ def memory(tmp_path: Path) -> CountedRoot:
 
 
 def plan(place: CountedRoot, topic: Topic) -> list[MergeWork]:
-    return plan_merges(place.store, topic.snapshot(), Settings(START_MS), env=place.world.env())
+    return plan_merges(place.store, topic.log.snapshot(), Settings(START_MS), env=place.world.env())
 
 
-def publish(topic: Topic, work: MergeWork, done: Done) -> Outcome:
+def publish(topic: Topic, work: MergeWork, done: Done) -> CommitOutcome:
     outcome = topic.log.commit(RewriteIntent(work.op, work.topic_id, done.rewrites, done.files))
     check_state(*state(topic))
     return outcome
 
 
 def state(topic: Topic) -> tuple[Head, SliceTable]:
-    snapshot = topic.snapshot()
+    snapshot = topic.log.snapshot()
     return snapshot.head, snapshot.slices
 
 
@@ -86,14 +86,14 @@ def whole(topic: Topic, isolation: str = READ_UNCOMMITTED) -> pa.Table:
 
 def layout(topic: Topic) -> list[tuple[int, int, int, int]]:
     """Partition, base, end and tier of each slice."""
-    found = topic.snapshot().slices.all()
+    found = topic.log.snapshot().slices.all()
     tiers = [merge_tier(flags) for flags in found.flags.tolist()]
     return list(zip(found.partition.tolist(), found.base.tolist(), found.end.tolist(), tiers, strict=True))
 
 
 def batches(place: CountedRoot, topic: Topic, row: int) -> BatchHeaders:
     """Headers of one slice's batches, whose bytes are checked."""
-    found = topic.snapshot().slices.all()
+    found = topic.log.snapshot().slices.all()
     data = place.inner.get(file_key(topic.name, found.path(row)), int(found.position[row]), int(found.size[row]))
     headers = scan_headers(data)
     assert not len(crc_failures(data, headers))
@@ -108,16 +108,16 @@ def test_many_small_slices_become_one_per_partition(place: CountedRoot, codec: s
     topic = place.topic(4)
     for i in range(20):
         topic.append(random_rows(120, first=i * 120, seed=i), options=small(codec, batch_bytes=900, file_bytes=4000))
-    expected, before = whole(topic), topic.snapshot().slices.all()
+    expected, before = whole(topic), topic.log.snapshot().slices.all()
     (work,) = merge(place, topic)
-    after = topic.snapshot().slices.all()
+    after = topic.log.snapshot().slices.all()
     assert layout(topic) == [(p, 0, int(topic.log.head().log_end[p]), 1) for p in range(4)]
     assert whole(topic) == expected
     assert work.partitions == (0, 1, 2, 3)
     assert work.nbytes == int(before.size.sum()) == int(after.size.sum())
     assert after.records.sum() == before.records.sum() == 20 * 120
     # What was there before is named by nothing any more.
-    assert len(topic.snapshot().slices.paths()) == 1
+    assert len(topic.log.snapshot().slices.paths()) == 1
     for p in range(4):
         old = before[before.partition_rows(p)]
         assert (after.min_ts[p], after.max_ts[p]) == (old.min_ts.min(), old.max_ts.max())
@@ -134,7 +134,7 @@ def test_the_footer_says_what_the_commit_says(memory: CountedRoot) -> None:
     for i in range(5):
         topic.append(random_rows(200, first=i * 200, seed=i))
     merge(memory, topic)
-    found = topic.snapshot().slices.all()
+    found = topic.log.snapshot().slices.all()
     key = file_key("t", found.path(0))
     data = memory.inner.get(key)
     footer = decode_footer(data[-int(found.footer_length[0]) :], file_size=len(data))
@@ -162,7 +162,7 @@ def test_append_times_are_patched_in(place: CountedRoot) -> None:
     assert whole(topic) == expected
     assert expected["timestampType"].to_pylist().count(1) == 240
     assert [topic.offset_for_timestamp(target, isolation_level=READ_UNCOMMITTED) for target in targets] == answers
-    found = topic.snapshot().slices.all()
+    found = topic.log.snapshot().slices.all()
     both = int(SliceFlag.LOG_APPEND_TIME | SliceFlag.TIMES_IN_BATCHES)
     assert [flags & both for flags in found.flags.tolist()] == [both, both]
     assert found.append_time.tolist() == [-1, -1]
@@ -176,8 +176,8 @@ class InEpoch(AppendIntent):
 
     epoch: int = 0
 
-    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
-        found = AppendIntent.draft(self, topic, base, origin, table)
+    def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
+        found = AppendIntent.draft(self, topic, head, origin, table)
         assert isinstance(found, Draft)
         return replace(found, leader_epoch=self.epoch)
 
@@ -198,11 +198,11 @@ def test_each_batch_keeps_its_leader_epoch(memory: CountedRoot) -> None:
                 partition=0, nbytes=made.nbytes, offsets=10, records=10, min_ts=0, max_ts=9, crc=made.crc, flags=0
             )
         )
-        topic.log.commit(InEpoch(target.topic_id, (output.close(),), epoch=epoch))
+        topic.log.commit(InEpoch(target.topic_id, (output.close(),), now_ms=0, epoch=epoch))
     expected = whole(topic)
     merge(memory, topic)
     assert batches(memory, topic, 0).leader_epoch.tolist() == epochs
-    assert topic.snapshot().slices.all().leader_epoch.tolist() == [-1]
+    assert topic.log.snapshot().slices.all().leader_epoch.tolist() == [-1]
     assert whole(topic) == expected
 
 
@@ -215,7 +215,7 @@ def test_gaps_markers_and_flags_are_carried_over(memory: CountedRoot) -> None:
     expected = whole(topic)
     merge(memory, topic)
     assert whole(topic) == expected
-    found = topic.snapshot().slices.all()
+    found = topic.log.snapshot().slices.all()
     flags = int(found.flags[0])
     assert flags & SliceFlag.KAFKA_PRODUCERS
     assert flags & SliceFlag.HAS_NULL_KEYS
@@ -241,7 +241,7 @@ def test_slices_without_any_timestamp_keep_the_time_they_were_written_at(memory:
         )
         topic.log.commit_append([output.close()], target)
     merge(memory, topic)
-    found = topic.snapshot().slices.all()
+    found = topic.log.snapshot().slices.all()
     assert (found.min_ts.tolist(), found.max_ts.tolist(), found.records.tolist()) == ([-1], [77], [2])
 
 
@@ -261,7 +261,7 @@ def test_large_slices_get_files_of_their_own(place: CountedRoot, monkeypatch: py
         topic.append(table.append_column("partition", partition))
     expected = whole(topic)
     merge(place, topic)
-    found = topic.snapshot().slices.all()
+    found = topic.log.snapshot().slices.all()
     paths = [found.path(row) for row in range(len(found))]
     assert found.size[0] >= 20_000 > found.size[1:].max()
     assert (len(found), len(set(paths)), paths.count(paths[0])) == (2, 2, 1)
@@ -373,7 +373,7 @@ def test_work_can_be_pickled_and_run_twice(memory: CountedRoot) -> None:
     topic = memory.topic(2)
     for i in range(4):
         topic.append(random_rows(30, first=i * 30, seed=i))
-    (work,) = plan_merges(memory.inner, topic.snapshot(), Settings(START_MS))
+    (work,) = plan_merges(memory.inner, topic.log.snapshot(), Settings(START_MS))
     first, second = work.run(), work.run()
     assert first.rewrites == second.rewrites
     assert first.files[0].path != second.files[0].path
@@ -514,7 +514,7 @@ def test_a_slice_that_is_large_enough_is_not_merged_again(memory: CountedRoot, m
         for i in range(2):
             topic.append(random_rows(150 if run < 7 else 10, first=i * 150, seed=run))
         merge(memory, topic)
-    sizes = topic.snapshot().slices.all().size
+    sizes = topic.log.snapshot().slices.all().size
     assert (sizes[:7] >= 80_000 // 8).all()
     assert [tier for *_, tier in layout(topic)] == [1] * 8
 
@@ -523,10 +523,10 @@ def test_an_output_is_never_larger_than_a_segment(memory: CountedRoot) -> None:
     topic = memory.topic(2, {"segment.bytes": 9_000})
     for i in range(12):
         topic.append(random_rows(100, first=i * 100, seed=i))
-    before = topic.snapshot().slices.all()
+    before = topic.log.snapshot().slices.all()
     expected = whole(topic)
     merge(memory, topic)
-    after = topic.snapshot().slices.all()
+    after = topic.log.snapshot().slices.all()
     assert after.size.max() <= 9_000
     assert len(after) < len(before) // 2
     # As few as that allows: no two neighbours would fit into one.
@@ -540,7 +540,7 @@ def test_work_is_cut_by_bytes_and_by_slices(memory: CountedRoot, monkeypatch: py
     topic = memory.topic(8)
     for i in range(6):
         topic.append(random_rows(400, keys=1000, first=i * 400, seed=i))
-    total = int(topic.snapshot().slices.all().size.sum())
+    total = int(topic.log.snapshot().slices.all().size.sum())
     expected = whole(topic)
     monkeypatch.setattr(merge_plan, "WORK_SLICES", 13)
     assert [len(work.partitions) for work in plan(memory, topic)] == [2, 2, 2, 2]
@@ -555,7 +555,7 @@ def test_work_is_cut_by_bytes_and_by_slices(memory: CountedRoot, monkeypatch: py
     assert whole(topic) == expected
     assert len(layout(topic)) == 8
     # Several files of one run are one generation.
-    generations = {int(version) for version in topic.snapshot().slices.all().read_version.tolist()}
+    generations = {int(version) for version in topic.log.snapshot().slices.all().read_version.tolist()}
     assert len(generations) <= len(works)
 
 
@@ -573,7 +573,7 @@ def test_files_with_open_slices_are_not_touched(memory: CountedRoot) -> None:
     expected = whole(topic)
     merge(memory, topic)
     assert whole(topic) == expected
-    assert {file_key("t", path) for path in topic.snapshot().slices.paths()} >= open_and_later
+    assert {file_key("t", path) for path in topic.log.snapshot().slices.paths()} >= open_and_later
     assert plan(memory, topic) == []
     assert len(layout(topic)) == 2 + 2 * 4
     resolve(memory, topic, "app", 1, committed=True)
@@ -595,7 +595,7 @@ def test_aborted_slices_are_dropped(memory: CountedRoot) -> None:
     publish(topic, work, done)
     assert whole(topic) == expected == whole(topic, "read_committed")
     assert sum(report.records_before - report.records_after for report in done.reports) == 40
-    found = topic.snapshot().slices.all()
+    found = topic.log.snapshot().slices.all()
     assert [end for _, _, end, _ in layout(topic)] == topic.log.head().log_end.tolist()
     assert (found.records < found.end - found.base).all()
 
@@ -667,7 +667,7 @@ def test_what_is_left_of_a_file_partly_sealed_is_merged(memory: CountedRoot) -> 
         (0, layout(topic)[0][2], 1),
         (1, 0, 1),
     ]
-    assert len(topic.snapshot().slices.paths()) == 2
+    assert len(topic.log.snapshot().slices.paths()) == 2
 
 
 @pytest.mark.parametrize("spot", [30, 2_000])
@@ -681,7 +681,7 @@ def test_a_damaged_slice_is_named_and_nothing_else_is(memory: CountedRoot, spot:
     data = bytearray(memory.inner.get(key))
     data[spot] ^= 1
     memory.inner.replace(key, bytes(data))  # type: ignore[attr-defined]
-    found = topic.snapshot().slices.all()
+    found = topic.log.snapshot().slices.all()
     (row,) = [
         row
         for row in range(len(found))

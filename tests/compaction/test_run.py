@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from sparklog.compaction.clean_plan import CleanDone
+from sparklog.compaction.clean_work import CleanDone
 from sparklog.compaction.run import TRIES, CompactOptions, Plans, compact_root, compact_topic
 from sparklog.errors import Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable
 from sparklog.log.journal.names import commit_key, file_key, sealed_path
@@ -121,7 +121,7 @@ def filled(root: Root, name: str, partitions: int = 3) -> Topic:
 
 
 def slices_of(topic: Topic) -> list[int]:
-    snapshot = topic.snapshot()
+    snapshot = topic.log.snapshot()
     return [len(snapshot.slices.select(partition)) for partition in range(snapshot.head.partitions)]
 
 
@@ -287,7 +287,9 @@ def test_inputs_that_are_gone_are_planned_again() -> None:
     assert slices_of(topic) == [1]
     assert not report.failed
     append(topic, (0, 1), name="more")
-    keys = [file_key("t", rows.path(row)) for rows in [topic.snapshot().slices.select(0)] for row in range(len(rows))]
+    keys = [
+        file_key("t", rows.path(row)) for rows in [topic.log.snapshot().slices.select(0)] for row in range(len(rows))
+    ]
     for key in keys:
         topic.store.create(key, b"")
     report = compact_topic(topic, SETTINGS, InProcess(), plans=Merger(gone).plans())
@@ -298,7 +300,7 @@ def test_inputs_that_are_gone_are_planned_again() -> None:
 
 def test_a_file_that_is_missing_is_damage_and_not_somebody_who_was_faster() -> None:
     _, _, topic = place(1)
-    rows = topic.snapshot().slices.select(0)
+    rows = topic.log.snapshot().slices.select(0)
     topic.store.create(file_key("t", rows.path(0)), b"")
 
     def gone(work: Fake) -> None:
@@ -374,7 +376,7 @@ def test_a_topic_deleted_in_the_middle_is_left_and_the_others_are_done() -> None
         ("u", False, ()),
     ]
     assert slices_of(other) == [1, 1, 1]
-    assert not topic.root.topic_handle("t").log.refresh().head.exists
+    assert not topic.root.engine.log("t").refresh().head.exists
 
 
 def test_a_topic_created_again_in_the_middle_is_not_touched() -> None:

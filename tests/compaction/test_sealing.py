@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -18,8 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatch as PyBatch
 
-from sparklog.compaction import sealing
-from sparklog.compaction.sealing import SealWork, plan_sealing
+from sparklog.compaction import seal_plan, seal_work
+from sparklog.compaction.seal_plan import plan_sealing
+from sparklog.compaction.seal_work import SealWork
 from sparklog.errors import Conflict, Corrupt, SparklogError
 from sparklog.format import transaction_index
 from sparklog.format.append_file import WrittenSlice
@@ -53,7 +54,7 @@ def memory(tmp_path: Path) -> CountedRoot:
 
 def plan(place: CountedRoot, topic: Topic, now_ms: int | None = None, **options: bool) -> list[SealWork]:
     now = place.world.now_ms if now_ms is None else now_ms
-    return plan_sealing(place.store, topic.snapshot(), Settings(now), env=place.world.env(), **options)
+    return plan_sealing(place.store, topic.log.snapshot(), Settings(now), env=place.world.env(), **options)
 
 
 def seal(place: CountedRoot, topic: Topic, now_ms: int | None = None, **options: bool) -> list[Done]:
@@ -71,7 +72,7 @@ def seal(place: CountedRoot, topic: Topic, now_ms: int | None = None, **options:
 
 def shape(topic: Topic, partition: int = 0) -> list[tuple[int, int, bool]]:
     """(base, end, sealed) of each slice."""
-    found = topic.snapshot().slices.select(partition)
+    found = topic.log.snapshot().slices.select(partition)
     return list(zip(found.base.tolist(), found.end.tolist(), found.sealed().tolist(), strict=True))
 
 
@@ -84,7 +85,7 @@ def sealed_files(place: CountedRoot, suffix: str = "") -> dict[str, bytes]:
 def peers_records(place: CountedRoot, topic: Topic, partition: int = 0) -> dict[str, list[tuple[Any, ...]]]:
     """Per second parser (offset, timestamp, timestamp type, key, value, headers) of all segments, CRCs checked."""
     found: dict[str, list[tuple[Any, ...]]] = {name: [] for name in PEERS}
-    slices = topic.snapshot().slices.select(partition)
+    slices = topic.log.snapshot().slices.select(partition)
     for row in range(len(slices)):
         assert slices.sealed()[row]
         data = place.inner.get(f"t/{slices.path(row)}")
@@ -180,7 +181,7 @@ def test_the_tail_stays_until_it_is_large_or_old_enough(memory: CountedRoot) -> 
     topic = memory.topic(1, {"segment.bytes": 1500, "segment.ms": 1000})
     for i in range(5):
         topic.append(random_rows(10, first=i, seed=i), options=small())
-    slices = topic.snapshot().slices.select(0)
+    slices = topic.log.snapshot().slices.select(0)
     assert 1500 // 3 < slices.size.min() <= slices.size.max() < 1500 // 2
     newest = int(slices.max_ts[4])
     assert plan(memory, topic, now_ms=newest) != []
@@ -238,11 +239,11 @@ def test_a_slice_larger_than_a_segment_is_cut_between_batches(
     assert scanned(topic) == before
     bases = [base for base, _, _ in shape(topic)]
     assert list(logs) == [f"{base:020}.log" for base in bases]
-    assert sum(topic.snapshot().slices.select(0).records.tolist()) == 420
+    assert sum(topic.log.snapshot().slices.select(0).records.tolist()) == 420
 
 
 def test_small_and_large_slices_keep_their_order(memory: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealing, "HELD_BYTES", 8000)
+    monkeypatch.setattr(seal_work, "HELD_BYTES", 8000)
     topic = memory.topic(1, {"segment.bytes": 100_000})
     for i, n in enumerate((3, 100, 3, 3, 100, 100, 3)):
         topic.append(random_rows(n, first=i * 100, seed=i), options=small(batch_bytes=900))
@@ -285,7 +286,7 @@ def test_append_times_are_patched_in(memory: CountedRoot) -> None:
     seal(memory, topic, roll=True)
     assert scanned(topic) == before
     assert peers_records(memory, topic) == dict.fromkeys(PEERS, before)
-    slices = topic.snapshot().slices.select(0)
+    slices = topic.log.snapshot().slices.select(0)
     assert slices.flags.tolist() == [int(SliceFlag.LOG_APPEND_TIME | SliceFlag.TIMES_IN_BATCHES)]
     assert (slices.append_time.tolist(), slices.max_ts.tolist()) == ([-1], [START_MS + 2000])
     (data,) = sealed_files(memory, ".log").values()
@@ -305,10 +306,10 @@ class LeaderEpoch:
     """Raises the leader epoch, as a take-over of the topic does."""
 
     epoch: int
-    needs_table: bool = False
-    repeatable: bool = True
+    needs_table: ClassVar[bool] = False
+    repeatable: ClassVar[bool] = True
 
-    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft:
+    def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft:
         return Draft(ALTER, leader_epoch=self.epoch)
 
 
@@ -320,7 +321,7 @@ def test_leader_epochs_are_patched_in(memory: CountedRoot) -> None:
     seal(memory, topic, roll=True)
     (data,) = sealed_files(memory, ".log").values()
     assert scan_headers(data).leader_epoch.tolist() == [0, 4, 4, 9]
-    assert topic.snapshot().slices.select(0).leader_epoch.tolist() == [-1]
+    assert topic.log.snapshot().slices.select(0).leader_epoch.tolist() == [-1]
 
 
 def test_aborted_slices_are_dropped_and_leave_a_gap(memory: CountedRoot) -> None:
@@ -501,9 +502,9 @@ def test_what_a_slice_says_of_its_records_is_carried_over(memory: CountedRoot) -
     topic = memory.topic(1)
     topic.append(random_rows(5, keys=None), options=small())
     topic.append(random_rows(5, first=5), options=small())
-    before = topic.snapshot().slices.select(0)
+    before = topic.log.snapshot().slices.select(0)
     seal(memory, topic, roll=True)
-    after = topic.snapshot().slices.select(0)
+    after = topic.log.snapshot().slices.select(0)
     assert after.flags.tolist() == [int(SliceFlag.HAS_NULL_KEYS)]
     assert after.min_ts.tolist() == [int(before.min_ts.min())]
     assert after.max_ts.tolist() == [int(before.max_ts.max())]
@@ -515,9 +516,9 @@ def test_each_segment_says_only_what_holds_of_its_own_slices(memory: CountedRoot
     topic = memory.topic(1, {"segment.index.bytes": 16, "index.interval.bytes": 0})
     for i, keys in enumerate((None, 5, None)):
         topic.append(random_rows(4, first=i * 4, keys=keys), options=small())
-    before = topic.snapshot().slices.select(0)
+    before = topic.log.snapshot().slices.select(0)
     seal(memory, topic, roll=True)
-    after = topic.snapshot().slices.select(0)
+    after = topic.log.snapshot().slices.select(0)
     assert len(after) == 3
     for name in ("base", "end", "size", "records", "min_ts", "max_ts", "flags"):
         assert getattr(after, name).tolist() == getattr(before, name).tolist(), name
@@ -552,7 +553,7 @@ def test_records_without_timestamps_keep_the_time_of_their_file(memory: CountedR
     timeless(memory, topic, 6000)
     topic.append(pa.table({"value": ["x"], "timestamp": pa.array([700], pa.int64())}), options=small())
     seal(memory, topic, roll=True)
-    found = topic.snapshot().slices.select(0)
+    found = topic.log.snapshot().slices.select(0)
     assert list(zip(found.min_ts.tolist(), found.max_ts.tolist(), strict=True)) == [(-1, 5000), (700, 700)]
 
 
@@ -566,7 +567,7 @@ def test_kafkas_transactions_beside_our_own_appends(memory: CountedRoot, fixture
     (work,) = plan(memory, topic, roll=True)
     assert len(work.parts[0].segments) > 3
     seal(memory, topic, roll=True)
-    after = topic.snapshot().slices.select(0)
+    after = topic.log.snapshot().slices.select(0)
     shifted = 40
     (kafkas,) = (log.with_suffix(".txnindex") for log in logs if log.with_suffix(".txnindex").exists())
     expected = transaction_index.parse(kafkas.read_bytes(), 0)
@@ -586,10 +587,10 @@ def test_kafkas_transactions_get_kafkas_transaction_index(memory: CountedRoot, f
     topic = memory.topic(1, config)
     logs = sorted((fixtures / "transactions" / "data" / partition).glob("*.log"))
     appended_by_hand(memory, topic, [log.read_bytes() for log in logs], int(SliceFlag.KAFKA_PRODUCERS))
-    records = int(topic.snapshot().slices.select(0).records.sum())
+    records = int(topic.log.snapshot().slices.select(0).records.sum())
     seal(memory, topic, roll=True)
     found = sealed_files(memory)
-    assert int(topic.snapshot().slices.select(0).records.sum()) == records
+    assert int(topic.log.snapshot().slices.select(0).records.sum()) == records
     assert found == {
         log.stem + suffix: log.with_suffix(suffix).read_bytes()
         for log in logs
@@ -597,7 +598,7 @@ def test_kafkas_transactions_get_kafkas_transaction_index(memory: CountedRoot, f
         if log.with_suffix(suffix).exists()
     }
     assert any(name.endswith(".txnindex") for name in found)
-    slices = topic.snapshot().slices.select(0)
+    slices = topic.log.snapshot().slices.select(0)
     aborted = [f"{base:020}.txnindex" in found for base in slices.base.tolist()]
     flags = [int(SliceFlag.KAFKA_PRODUCERS | (SliceFlag.KAFKA_ABORTED if each else 0)) for each in aborted]
     assert slices.flags.tolist() == flags
@@ -625,8 +626,8 @@ def test_work_is_packed_up_to_a_size(memory: CountedRoot, monkeypatch: pytest.Mo
     topic = memory.topic(6, {"segment.bytes": 500})
     appended(topic, 6, 60)
     before = [scanned(topic, partition) for partition in range(6)]
-    monkeypatch.setattr(sealing, "WORK_BYTES", 4000)
-    monkeypatch.setattr(sealing, "WORK_PARTITIONS", 2)
+    monkeypatch.setattr(seal_plan, "WORK_BYTES", 4000)
+    monkeypatch.setattr(seal_plan, "WORK_PARTITIONS", 2)
     works = plan(memory, topic, roll=True)
     assert len(works) > 5
     assert all(work.nbytes <= 4000 and len(work.partitions) <= 2 for work in works)
@@ -642,13 +643,13 @@ def test_work_holds_so_many_partitions_segments_and_slices(
     topic = memory.topic(5)
     partition = pa.array(range(5), pa.int32())
     topic.append(random_rows(5).append_column("partition", partition), options=small())
-    monkeypatch.setattr(sealing, "WORK_PARTITIONS", 2)
+    monkeypatch.setattr(seal_plan, "WORK_PARTITIONS", 2)
     assert [work.partitions for work in plan(memory, topic, roll=True)] == [(0, 1), (2, 3), (4,)]
-    monkeypatch.setattr(sealing, "WORK_PARTITIONS", 100)
-    monkeypatch.setattr(sealing, "WORK_SEGMENTS", 3)
+    monkeypatch.setattr(seal_plan, "WORK_PARTITIONS", 100)
+    monkeypatch.setattr(seal_plan, "WORK_SEGMENTS", 3)
     assert [work.partitions for work in plan(memory, topic, roll=True)] == [(0, 1, 2), (3, 4)]
     topic.append(random_rows(5).append_column("partition", partition), options=small())
-    monkeypatch.setattr(sealing, "WORK_SLICES", 5)
+    monkeypatch.setattr(seal_plan, "WORK_SLICES", 5)
     assert [work.partitions for work in plan(memory, topic, roll=True)] == [(0, 1), (2, 3), (4,)]
 
 
@@ -656,7 +657,7 @@ def test_the_runs_own_defaults_count_where_a_topic_sets_nothing(memory: CountedR
     topic = memory.topic(1)
     appended(topic, 3)
     given = Settings(memory.world.now_ms, {"segment.bytes": "14", "index.interval.bytes": "0"})
-    (work,) = plan_sealing(memory.store, topic.snapshot(), given, env=memory.world.env())
+    (work,) = plan_sealing(memory.store, topic.log.snapshot(), given, env=memory.world.env())
     assert (len(work.parts[0].segments), work.configs.index_interval_bytes) == (2, 0)
 
 
@@ -666,7 +667,7 @@ def test_work_runs_in_another_process(tmp_path: Path) -> None:
     appended(topic, 3)
     before = scanned(topic)
     now = Settings(place.world.now_ms)
-    for work in plan_sealing(place.inner, topic.snapshot(), now, roll=True):
+    for work in plan_sealing(place.inner, topic.log.snapshot(), now, roll=True):
         done = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(work)).run()))
         topic.log.commit(RewriteIntent(work.op, work.topic_id, done.rewrites, done.files))
     assert scanned(topic) == before
@@ -674,7 +675,7 @@ def test_work_runs_in_another_process(tmp_path: Path) -> None:
 
 
 def test_an_error_leaves_no_half_written_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealing, "HELD_BYTES", 100)
+    monkeypatch.setattr(seal_work, "HELD_BYTES", 100)
     place = CountedRoot("local", tmp_path)
     topic = place.topic(1)
     appended(topic, 2)
@@ -694,7 +695,7 @@ def test_an_error_leaves_no_half_written_segment(tmp_path: Path, monkeypatch: py
 
 
 def test_planning_is_light() -> None:
-    assert not loaded_by("sparklog.compaction.sealing")["sparklog.compaction.sealing"] & set(HEAVY)
+    assert not loaded_by("sparklog.compaction.seal_plan")["sparklog.compaction.seal_plan"] & set(HEAVY)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sparklog.compaction.sealing import patch_batches, scan_slices
+from sparklog.compaction.seal_work import patch_batches, scan_slices
 from sparklog.errors import Corrupt
 from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.record_batch import LOG_APPEND_TIME_BIT, BatchHeader

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from sparklog.errors import NotFound
 from sparklog.log.journal.clocks import SYSTEM
-from sparklog.log.state.view import COLUMNS, RECORD_SCHEMA, Bounds, OffsetRange, Runs, Stored, TimestampOffset
+from sparklog.log.state.view import COLUMNS, RECORD_SCHEMA, BatchRuns, Bounds, OffsetRange, Stored, TimestampOffset
 
 RECORD_BYTES = 100
 
@@ -18,10 +18,10 @@ RECORD_BYTES = 100
 def dense(held: OffsetRange, nbytes: int) -> Stored:
     """A range without gaps, of one batch per record."""
     if held.end == held.start:
-        return Stored(held.start, held.end, Runs(*np.zeros((5, 0), np.int64)))
+        return Stored(held.start, held.end, BatchRuns(*np.zeros((5, 0), np.int64)))
     count = held.end - held.start
     numbers = (held.start, held.end, count, nbytes, count)
-    return Stored(held.start, held.end, Runs(*(np.array([number], np.int64) for number in numbers)))
+    return Stored(held.start, held.end, BatchRuns(*(np.array([number], np.int64) for number in numbers)))
 
 
 @dataclass

@@ -64,7 +64,7 @@ def job(runner: Runner, root: Path, *more: str) -> int:
 
 def damage(topic: Topic, partition: int, row: int = 0) -> str:
     """Flip a bit in the middle of a slice of a partition; the file's key."""
-    found = topic.snapshot().slices.select(partition)
+    found = topic.log.snapshot().slices.select(partition)
     file = Path(topic.store.location) / topic.name / found.path(row)
     data = bytearray(file.read_bytes())
     data[int(found.position[row]) + int(found.size[row]) // 2] ^= 1
@@ -81,7 +81,7 @@ def test_spark_tasks_seal_merge_and_clean(
     assert records(orders) == latest(before)
     assert records(clicks) == kept
     for topic in (orders, clicks):
-        assert topic.snapshot().slices.all().sealed().all()
+        assert topic.log.snapshot().slices.all().sealed().all()
     said = capsys.readouterr()
     table = said.out.splitlines()
     assert [line.split()[0] for line in table] == ["PARTITION", "clicks-0", "clicks-1", "orders-0", "orders-1"]
@@ -98,12 +98,12 @@ def test_a_corrupt_partition_is_one_line_and_the_others_are_done(
     orders, clicks = filled(tmp_path, "orders", COMPACTED), filled(tmp_path, "clicks", {})
     expected = [row for row in latest(records(orders)) if row["partition"] == 0]
     file = damage(orders, 1)
-    left = orders.snapshot().slices.select(1)
+    left = orders.log.snapshot().slices.select(1)
     assert job(SparkRunner(spark), tmp_path, "--roll") == 1
     assert orders_of(orders, 0) == expected
-    after = orders.snapshot().slices.select(1)
+    after = orders.log.snapshot().slices.select(1)
     assert (after.base.tolist(), after.size.tolist()) == (left.base.tolist(), left.size.tolist())
-    assert clicks.snapshot().slices.all().sealed().all()
+    assert clicks.log.snapshot().slices.all().sealed().all()
     said = capsys.readouterr()
     lines = [line for line in said.err.splitlines() if line.startswith("sparklog compact:")]
     assert len(lines) == 1
@@ -118,13 +118,13 @@ def test_a_corrupt_segment_in_the_middle_leaves_its_partition_as_it_was(
     orders = filled(tmp_path, "orders", COMPACTED)
     assert job(InProcess(), tmp_path, "--seal-only", "--roll") == 0
     expected = [row for row in latest(records(orders)) if row["partition"] == 0]
-    segments = orders.snapshot().slices.select(1)
+    segments = orders.log.snapshot().slices.select(1)
     assert len(segments) >= 3
     file = damage(orders, 1, len(segments) // 2)
     for _ in range(2):
         assert job(InProcess(), tmp_path) == 1
         assert orders_of(orders, 0) == expected
-        left = orders.snapshot().slices.select(1)
+        left = orders.log.snapshot().slices.select(1)
         assert [left.path(row) for row in range(len(left))] == [segments.path(row) for row in range(len(segments))]
         assert orders.log.head().cleaned_through[1] == 0
         lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("sparklog compact:")]
@@ -213,10 +213,10 @@ def test_the_given_clock_closes_what_is_old_and_drops_tombstones(tmp_path: Path)
     orders = filled(tmp_path, "orders", configs)
     now = int(time.time() * 1000)
     assert job(InProcess(), tmp_path, "--now-ms", str(now)) == 0
-    assert not orders.snapshot().slices.all().sealed().any()
+    assert not orders.log.snapshot().slices.all().sealed().any()
     later = now + 8 * 86_400_000
     assert job(InProcess(), tmp_path, "--now-ms", str(later)) == 0
-    assert orders.snapshot().slices.all().sealed().all()
+    assert orders.log.snapshot().slices.all().sealed().all()
     assert [row["value"] for row in records(orders)].count(None) == 1
     orders.append(pa.table({"key": [b"new%d" % i for i in range(9)], "value": [b"x"] * 9}))
     assert job(InProcess(), tmp_path, "--now-ms", str(later + 86_400_001), "--roll") == 0
@@ -232,7 +232,7 @@ def test_properties_are_the_defaults_of_topics(tmp_path: Path) -> None:
     assert job(InProcess(), root, "--properties", str(file), "--roll") == 0
     assert records(clicks) == latest(before)
     assert records(own) == kept
-    assert len(own.snapshot().slices.all()) > 2, "its segments are of the file's size"
+    assert len(own.log.snapshot().slices.all()) > 2, "its segments are of the file's size"
 
 
 def test_a_default_in_a_file_drops_no_records_without_a_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -250,7 +250,7 @@ def test_a_default_in_a_file_drops_no_records_without_a_key(tmp_path: Path, caps
     assert job(InProcess(), root, *given) == 1
     assert records(logs) == before
     assert records(clicks) == latest(others)
-    assert logs.snapshot().slices.all().sealed().all(), "all else is done"
+    assert logs.log.snapshot().slices.all().sealed().all(), "all else is done"
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("sparklog compact: ")]
     assert "log.cleanup.policy" in line
     assert "set cleanup.policy on the topic" in line
@@ -293,7 +293,7 @@ def test_seal_only_neither_merges_nor_cleans(tmp_path: Path) -> None:
     orders = filled(tmp_path, "orders", COMPACTED)
     before = records(orders)
     assert job(InProcess(), tmp_path, "--seal-only") == 0
-    found = orders.snapshot().slices.all()
+    found = orders.log.snapshot().slices.all()
     assert found.sealed().any()
     assert not found.sealed().all()
     assert records(orders) == before

@@ -13,7 +13,7 @@ from sparklog.log.topic.root import Root
 from sparklog.testing.records import RecordStream
 from tests.log.read import test_reading_less_guide
 from tests.log.read.test_topic_table import GUIDE, rows, snippets
-from tests.test_python_docs import run
+from tests.test_python_reference import run
 from tests.testing import test_guide
 
 pytestmark = pytest.mark.spark

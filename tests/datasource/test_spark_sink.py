@@ -39,11 +39,11 @@ def test_a_replayed_batch_changes_nothing_also_with_another_task_layout(
 ) -> None:
     feed(root, "in", range(60))
     finish(copy(source(spark, f"{root}/in"), root, tmp_path / "c"))
-    before = sparklog.open(root).topic("out").snapshot()
+    before = sparklog.open(root).topic("out").log.snapshot()
     forget_commit(tmp_path / "c", 0)
     query = finish(copy(source(spark, f"{root}/in", minPartitions=7), root, tmp_path / "c"))
     assert query.recentProgress[0]["numInputRows"] == 60
-    after = sparklog.open(root).topic("out").snapshot()
+    after = sparklog.open(root).topic("out").log.snapshot()
     assert after.head.log_end.tolist() == before.head.log_end.tolist()
     assert len(after.slices.all()) == len(before.slices.all())
     assert after.head.registry[query.id].run == query.runId

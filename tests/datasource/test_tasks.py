@@ -12,7 +12,7 @@ from sparklog.datasource.read_task import (
     PACK_RECORDS,
     SPLIT_BYTES,
     SPLIT_RECORDS,
-    Piece,
+    TaskRange,
     plan_tasks,
     split_and_pack,
 )
@@ -24,7 +24,7 @@ def ranges(*sizes: int) -> list[OffsetRange]:
     return [OffsetRange("t", p, 100, 100 + size) for p, size in enumerate(sizes)]
 
 
-def covered(tasks: list[list[Piece]]) -> dict[int, list[tuple[int, int]]]:
+def covered(tasks: list[list[TaskRange]]) -> dict[int, list[tuple[int, int]]]:
     found: dict[int, list[tuple[int, int]]] = {}
     for task in tasks:
         for piece in task:
@@ -32,7 +32,7 @@ def covered(tasks: list[list[Piece]]) -> dict[int, list[tuple[int, int]]]:
     return found
 
 
-def plan(sizes: list[int], nbytes: list[int], low: int | None = None, most: int | None = None) -> list[list[Piece]]:
+def plan(sizes: list[int], nbytes: list[int], low: int | None = None, most: int | None = None) -> list[list[TaskRange]]:
     held = [dense(wanted, size) for wanted, size in zip(ranges(*sizes), nbytes, strict=True)]
     tasks = split_and_pack(ranges(*sizes), held, min_partitions=low, max_records=most)
     for partition, size in enumerate(sizes):

@@ -25,8 +25,8 @@ from sparklog.format.key_hash import partition_for_key
 from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.state.history import History
 from sparklog.log.state.view import OffsetRange
+from sparklog.log.topic.engine import TopicLog
 from sparklog.log.topic.root import Root
-from sparklog.log.topic.topic import TopicLog
 from sparklog.log.write.append_writer import AppendWriter
 from sparklog.maintenance.work_items import Settings
 from sparklog.opening import open_view, resolve
@@ -41,7 +41,7 @@ from pyspark.sql.types import StringType, StructType
 
 from sparklog.datasource import data_source
 from sparklog.datasource.data_source import COMMITS, SparklogDataSource
-from sparklog.datasource.read_task import BATCH_BYTES, LogPartition, ReadTask, log_partitions, merge_small
+from sparklog.datasource.read_task import LogPartition, ReadTask, log_partitions
 from sparklog.datasource.schema import projection
 from sparklog.datasource.writer import SinkPlan, SparklogCommitMessage, plan_commit, plan_write, publish, write_task
 from sparklog.log.state.writer_runs import WriterKey
@@ -50,20 +50,6 @@ from sparklog.log.state.writer_runs import WriterKey
 @pytest.fixture(autouse=True)
 def _keep_tracebacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(HIDE_TRACEBACK, "")
-
-
-def test_small_batches_are_put_together() -> None:
-    def batches(count: int, size: int) -> Iterator[pa.RecordBatch]:
-        for _ in range(count):
-            yield pa.RecordBatch.from_pydict({"v": [b"x" * size]})
-
-    merged = list(merge_small(batches(1000, 1000)))
-    assert [batch.num_rows for batch in merged] == [1000]
-    merged = list(merge_small(batches(10, BATCH_BYTES // 4)))
-    assert sum(batch.num_rows for batch in merged) == 10
-    assert max(batch.nbytes for batch in merged) <= BATCH_BYTES
-    empty = pa.RecordBatch.from_pydict({"v": pa.array([], pa.binary())})
-    assert list(merge_small([empty, empty])) == []
 
 
 def test_an_error_on_purpose_is_one_line_under_its_code() -> None:

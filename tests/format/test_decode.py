@@ -13,7 +13,7 @@ from sparklog.format.batch_scan import scan_headers
 from sparklog.format.compression import compress
 from sparklog.format.decode import decode
 from sparklog.format.kernels.record_kernels import BAD, read_varint, read_varlong
-from sparklog.format.record_batch import CODECS, BatchHeader
+from sparklog.format.record_batch import CODECS, BatchHeader, Place
 from tests.format.batch_samples import (
     ALL,
     CODEC_NAMES,
@@ -252,7 +252,7 @@ def test_invalid_records_are_corrupt(name: str, codec: str) -> None:
     good = encode_sample(50, codec).data
     bad = batch(compress(codec, payload), count, attributes=CODECS.index(codec), base_offset=50)
     with pytest.raises(Corrupt) as raised:
-        decode_all(good + bad, file="some.log", file_position=5000, offset_shift=1000)
+        decode_all(good + bad, place=Place("some.log", 5000), offset_shift=1000)
     error = raised.value
     assert error.file == "some.log"
     assert error.position is not None
@@ -285,7 +285,7 @@ def test_wrong_crc_is_corrupt_unless_told() -> None:
 
 def test_more_than_one_call_can_return_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     data = encode_sample(900, "lz4", batch_bytes=4096).data
-    monkeypatch.setattr("sparklog.format.payloads.CALL_LIMIT", 10_000)
+    monkeypatch.setattr("sparklog.format.record_batch.CALL_LIMIT", 10_000)
     with pytest.raises(BadRequest, match="fewer batches"):
         decode_all(data)
 

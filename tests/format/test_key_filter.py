@@ -116,6 +116,19 @@ def test_about_so_many_records_are_opened_at_once(monkeypatch: pytest.MonkeyPatc
     assert all(made.may_hold(hashes_of([b"%d-%d" % (at, i)])) for at, size in enumerate(sizes) for i in range(size))
 
 
+def test_keys_of_later_batches_and_of_every_codec_are_in_a_filter() -> None:
+    """Neighbouring batches of one kind are opened at once: these are three times two, with other keys in each."""
+    codecs = ("none", "none", "zstd", "gzip", "none", "none")
+    parts = [[b"%s-%d-%d" % (codec.encode(), part, i) for i in range(5)] for part, codec in enumerate(codecs)]
+    data = b"".join(slice_of(list(keys), codec) for keys, codec in zip(parts, codecs, strict=True))
+    builder = FilterBuilder(30)
+    builder.add(data, scan_headers(data))
+    made = builder.finish(0, 1, 2)
+    assert made is not None
+    assert (made.words == plain_words([key for keys in parts for key in keys], len(made.words))).all()
+    assert all(made.may_hold(hashes_of([key])) for keys in parts for key in keys)
+
+
 def test_a_filter_is_within_another_if_it_has_all_keys() -> None:
     other = filter_of([b"%d" % i for i in range(50)])
     assert other is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from sparklog.format.batch_scan import begins_with_header, crc_failures, scan_he
 from sparklog.format.decode import decode
 from sparklog.format.filter_batches import filter_batches
 from sparklog.format.payloads import payloads, record_fields
-from sparklog.format.record_batch import CODECS, MAGIC_POSITION, BatchHeader
+from sparklog.format.record_batch import CODECS, MAGIC_POSITION, BatchHeader, Place
 from tests.format.batch_samples import ALL, GOLDEN_BATCH, START_MS, decode_all, rows
 from tests.format.old_messages import LOG_APPEND_TIME, Cell, message, messages, wrapper
 from tests.format.plain_encoder import with_create_time
@@ -293,9 +294,12 @@ def test_damage_is_corrupt_and_says_where(name: str) -> None:
     data = before + broken + after
     headers = scan_headers(data)
     assert headers.position.tolist() == [0, len(before), len(before) + len(broken)]
-    for read in (decode, payloads):
+    for read in (
+        partial(decode, data, headers, place=Place("a.log", 1000)),
+        partial(payloads, data, headers, file="a.log", file_position=1000),
+    ):
         with pytest.raises(Corrupt, match=text) as caught:
-            read(data, headers, file="a.log", file_position=1000)  # type: ignore[operator]
+            read()
         assert (caught.value.file, caught.value.position) == ("a.log", 1000 + len(before))
         assert caught.value.offset is not None
         assert 3 <= caught.value.offset <= 7

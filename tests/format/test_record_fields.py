@@ -20,7 +20,7 @@ from sparklog.format.batch_scan import scan_headers
 from sparklog.format.compression import compress
 from sparklog.format.decode import decode
 from sparklog.format.payloads import RecordFields, payloads, record_fields
-from sparklog.format.record_batch import BatchHeader, BatchHeaders, Payloads
+from sparklog.format.record_batch import BatchHeader, BatchHeaders, Payloads, Place
 from tests.format.batch_samples import (
     ALL,
     CODEC_NAMES,
@@ -160,7 +160,7 @@ def test_what_the_decoder_refuses_is_refused_in_the_same_words() -> None:
         chance.shuffle(parts)
         data = b"".join(parts)
         headers = scan_headers(data, whole=False)
-        expected = refusal(lambda d, h: decode(d, h, columns=ALL, **place), data, headers)
+        expected = refusal(lambda d, h: decode(d, h, columns=ALL, place=Place("x.log", 1000)), data, headers)
         assert refusal(lambda d, h: fields_of(d, h, **place), data, headers) == expected
         if expected is None:
             assert_like_decode(data, headers)
@@ -189,7 +189,7 @@ def test_arbitrary_bytes_as_records(codec: int) -> None:
         ("50000000feffffff0f" + "00" * 60, "do not end where"),
         ("500000000101feffffff0f" + "00" * 60, "do not end where"),
         ("0e00000200010100", "do not end where"),
-        ("0c00000001010000", "goes on behind its last record"),
+        ("0c00000001010000", "goes on after its last record"),
         ("0c000001010100", "offsets within the batch do not increase"),
         ("0c000002010100", "beyond its last offset"),
     ],

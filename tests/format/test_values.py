@@ -127,7 +127,7 @@ def test_other_spellings_are_read() -> None:
         ("decode", "json", [b"1", b"{"], "row 1: expected JSON, found 1 byte: '{' (Expecting"),
         ("decode", "json", [b"NaN"], "row 0: expected JSON, found 3 bytes: 'NaN' (NaN is no JSON)"),
         ("show", "json", [b"[" * 100_000], f"expected JSON, found 100000 bytes: '{'[' * 40}'… (nested too deeply)"),
-        ("decode", "json", [b"1", b'"x"'], "row 0 and those behind it: expected JSON, all of one type: Could not"),
+        ("decode", "json", [b"1", b'"x"'], "row 0 and those after it: expected JSON, all of one type: Could not"),
         ("decode", "lnog", [b""], "found 'lnog'; did you mean 'long'?"),
         ("encode", "integer", [1, 2**31], "row 1: expected an integer, found 2147483648"),
         ("encode", "long", [1.5], "row 0: expected a long, found 1.5"),
@@ -219,7 +219,7 @@ def test_avro_types_become_arrows() -> None:
             "parse",
             ORDER,
             '{"id": 1, "item": "x", "marks": {}}',
-            """a union's value does not stand as {"string": "x"})""",
+            """a union's value is not written as {"string": "x"})""",
         ),
         (
             "parse",

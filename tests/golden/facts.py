@@ -21,7 +21,8 @@ def facts(root: Any, groups: Any) -> dict[str, Any]:
 
 
 def topic_facts(topic: Any) -> dict[str, Any]:
-    head = topic.read_snapshot().head
+    # Up to 0.3.1 a topic had it itself.
+    head = (topic if hasattr(topic, "read_snapshot") else topic.log).read_snapshot().head
     bounds = [head.log_start, head.log_end, head.last_stable()]
     return {
         "configs": dict(head.configs.explicit),

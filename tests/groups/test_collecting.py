@@ -12,12 +12,12 @@ from sparklog.groups.group import Group
 from sparklog.groups.group_state import CommittedOffset
 from sparklog.groups.lag import Groups
 from sparklog.log.journal import entry_log
-from sparklog.log.journal.clocks import SETTLE_MS
 from sparklog.log.journal.names import commit_key, groups_prefix
 from sparklog.maintenance.properties import settings_of
 from sparklog.maintenance.report import document
 from sparklog.maintenance.work_items import Settings
 from sparklog.retention.retain import retain_root, summary
+from sparklog.storage.retries import SETTLE_MS
 from sparklog.testing.faulty_store import Fault, FaultKind, FaultyStore
 from sparklog.testing.world import START_MS
 from sparklog.transactions.completion import collect, forget_recorded
@@ -159,9 +159,9 @@ def test_a_commit_stays_until_its_groups_have_recorded_it() -> None:
     with producer.begin() as transaction:
         transaction.append("b", rows("2"))
     world.topic("b").append(rows("3"))
-    assert forget_recorded(world.root(), world.root().decisions.log("job")) == 0
+    assert forget_recorded(world.root(), world.root().engine.decisions.log("job")) == 0
     group(world).settle()
-    assert forget_recorded(world.root(), world.root().decisions.log("job")) == 1
+    assert forget_recorded(world.root(), world.root().engine.decisions.log("job")) == 1
     assert offsets(world) == {("a", 0): 5}
 
 

@@ -401,7 +401,7 @@ def test_offsets_whose_outcome_is_unclear_are_pending_until_no_cache_can_hide_it
     world.store.create(checkpoint_key(producer.log.prefix, newest), world.store.get(producer.log.key(newest)))
     for number in range(newest):
         world.store.delete(producer.log.key(number))
-    sleeper.root.decisions.drop(producer.id)
+    sleeper.root.engine.decisions.drop(producer.id)
     assert [item.n for item in sleeper.state().pending] == [0]
     world.now_ms += 59_999
     assert [item.n for item in sleeper.state().pending] == [0]

@@ -10,6 +10,7 @@ import pytest
 
 from sparklog.errors import Corrupt
 from sparklog.kafka.in_place import KafkaView
+from sparklog.kafka.in_place.files import file_path
 from sparklog.kafka.in_place.segment_file import SegmentFile
 from sparklog.kafka.in_place.segment_recovery import FAIL, SKIP, TRUNCATE, Resumed, Skipped, resume
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
@@ -189,7 +190,7 @@ def test_batches_inside_a_damaged_batch_are_not_taken_for_the_log_s(tmp_path: Pa
 def test_damage_longer_than_a_search_window_is_passed(tmp_path: Path) -> None:
     garbage = random.Random(9).randbytes((1 << 20) + 12345)
     file = layout(tmp_path, "closed", [*BATCHES[:2], garbage, *BATCHES[3:]])
-    with SegmentFile(str(file)) as opened:
+    with SegmentFile(file_path(file)) as opened:
         assert resume(opened, START, 8, 20) == Resumed(START + len(garbage), 12)
         assert resume(opened, START, 8, 12) is None, "nothing of this segment reaches the next one's base"
         assert resume(opened, START + len(garbage), 13, 20) == Resumed(START + len(garbage) + len(BATCHES[3]), 16)

@@ -10,6 +10,7 @@ import pytest
 
 from sparklog.errors import Corrupt
 from sparklog.kafka.in_place import KafkaView
+from sparklog.kafka.in_place.files import file_path
 from sparklog.kafka.in_place.segment_file import SegmentFile, seek
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED
 from tests.fixture_data import copied, expected_offsets, expected_records
@@ -183,7 +184,7 @@ def test_a_sound_index_is_used_and_a_wrong_one_is_not(fixtures: Path, tmp_path: 
     assert entries
     last, position = entries[-1]
     sound = index.read_bytes()
-    with SegmentFile(str(log)) as file:
+    with SegmentFile(file_path(log)) as file:
         assert seek(file, 0, last + 1) == position
         assert seek(file, 0, entries[0][0] - 1) == 0
         for wrong in (
@@ -196,7 +197,7 @@ def test_a_sound_index_is_used_and_a_wrong_one_is_not(fixtures: Path, tmp_path: 
             index.write_bytes(wrong)
             assert seek(file, 0, last + 1) == 0, wrong[-8:]
     index.unlink()
-    with SegmentFile(str(log)) as file:
+    with SegmentFile(file_path(log)) as file:
         assert seek(file, 0, last + 1) == 0
 
 
@@ -207,7 +208,7 @@ def test_an_index_that_names_a_damaged_batch_is_not_used(fixtures: Path, tmp_pat
     data = bytearray(log.read_bytes())
     data[position + 80] ^= 1
     log.write_bytes(data)
-    with SegmentFile(str(log)) as file:
+    with SegmentFile(file_path(log)) as file:
         assert seek(file, 0, last + 1) == 0
 
 

@@ -125,7 +125,7 @@ def test_a_log_that_has_grown_is_as_if_imported_at_once(tmp_path: Path, per_segm
             assert state(topic) == whole[count], (step, count)
             assert found.created == (count == step)
             assert found.partitions[0].since == offsets_before(count - step)
-            snapshot = topic.snapshot()
+            snapshot = topic.log.snapshot()
             check_state(snapshot.head, snapshot.slices)
         version = root.topic("t").log.head().version
         assert import_log_dir(root, tmp_path).topics[0].partitions[0].records == 0
@@ -173,7 +173,7 @@ def test_what_kafka_does_to_a_log_between_two_imports(
                 # What the cleaner removed in Kafka is still here, what it kept is the same.
                 assert set(map(repr, expected)) <= set(map(repr, found))
             ends[topic_name, number] = bounds.log_end
-            snapshot = topic.snapshot()
+            snapshot = topic.log.snapshot()
             check_state(snapshot.head, snapshot.slices)
 
 
@@ -404,7 +404,9 @@ def test_an_import_that_is_killed_at_any_request_is_completed_by_the_next(tmp_pa
         for name, number, found in seen(after):
             assert found == offsets[name, number][: len(found)], (at, name, number)
         data = {info.key for info in store.list("") if info.key.endswith((".log", ".slices"))}
-        named = {f"{name}/{path}" for name in after.topics() for path in after.topic(name).snapshot().slices.paths()}
+        named = {
+            f"{name}/{path}" for name in after.topics() for path in after.topic(name).log.snapshot().slices.paths()
+        }
         import_log_dir(after, tmp_path)
         for place in PLACES:
             assert state(after.topic(place[0]), place[1]) == expected[place], (at, place)
@@ -439,7 +441,7 @@ def test_what_a_killed_import_leaves_goes_with_the_vacuum(tmp_path: Path, at: in
         world.now_ms += 3 * 86_400_000
         assert not vacuum(topic, Settings(world.now_ms)).failures
         left = {info.key for info in store.list(f"{name}/") if info.key.endswith((".log", ".slices"))}
-        assert left == {f"{name}/{path}" for path in topic.snapshot().slices.paths()}
+        assert left == {f"{name}/{path}" for path in topic.log.snapshot().slices.paths()}
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -515,7 +517,7 @@ def test_an_import_that_fails_leaves_what_another_one_has_imported_meanwhile(
         import_log_dir(root, tmp_path)
     assert [record.offset for record in read(other.topic("t"))] == list(range(7))
     assert {info.key for info in root.store.list("t/") if info.key.endswith((".log", ".slices"))} == {
-        f"t/{path}" for path in other.topic("t").snapshot().slices.paths()
+        f"t/{path}" for path in other.topic("t").log.snapshot().slices.paths()
     }
 
 

@@ -386,7 +386,7 @@ def test_markers_of_both_kinds_in_one_commit(root: Root, decided: Path) -> None:
     import_log_dir(root, decided)
     topic = root.topic("t")
     assert [each.producer for each in topic.end_kafka_transactions(producers=[7, 8])] == [7, 8]
-    slices = topic.snapshot().slices.all()
+    slices = topic.log.snapshot().slices.all()
     data = root.store.get(f"t/{slices.path(1)}", 0, int(slices.size[1]))
     stamp = int.from_bytes(data[27:35], "big")
     expected = [

@@ -105,6 +105,6 @@ def test_a_sound_log_is_the_same_under_every_policy(tmp_path: Path) -> None:
     write_partition(tmp_path, "t-0", {0: SOUND + batch(2, [b"c"]), 3: batch(3, [b"d"])})
     found = []
     for policy in (FAIL, SKIP, TRUNCATE):
-        slices = imported(tmp_path, policy, []).topic("t").snapshot().slices.all()
+        slices = imported(tmp_path, policy, []).topic("t").log.snapshot().slices.all()
         found.append((slices.base.tolist(), slices.end.tolist(), slices.crc.tolist(), slices.records.tolist()))
     assert found[0] == found[1] == found[2]

@@ -19,6 +19,7 @@ from sparklog.kafka.importing import run as importing
 from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView, is_internal
 from sparklog.kafka.in_place.directory import SegmentName
+from sparklog.kafka.in_place.files import file_path
 from sparklog.log.read import fetch
 from sparklog.log.state.commit import IMPORT
 from sparklog.log.state.commit_intents import Draft, ImportedPartition, ImportIntent
@@ -120,7 +121,7 @@ def test_a_log_dir_reads_as_kafkas_consumer_reads_it(fixtures: Path, root: Root,
         assert head.log_start[number] == bounds[name]["logStartOffset"]
         assert head.log_end[number] == bounds[name]["logEndOffset"]
         assert head.cleaned_through[number] == cleaned.get((topic_name, number), 0)
-        snapshot = topic.snapshot()
+        snapshot = topic.log.snapshot()
         check_state(snapshot.head, snapshot.slices)
     assert {name for name in root.topics() if is_internal(name)} == set()
 
@@ -134,7 +135,7 @@ def test_segments_stay_what_they_are(fixtures: Path, root: Root, fixture: str, s
         if is_internal(topic_name):
             continue
         topic = root.topic(topic_name)
-        slices = topic.snapshot().slices.select(number)
+        slices = topic.log.snapshot().slices.select(number)
         log_start = topic.log.head().log_start[number]
         logs = sorted((folder / name).glob("*.log"))
         left = [log for log, after in zip(logs, [*logs[1:], None], strict=True) if keeps(log, after, log_start)]
@@ -178,7 +179,7 @@ def test_segments_have_the_times_by_which_kafka_expires_them(
     fixtures: Path, root: Root, fixture: str, stage: str
 ) -> None:
     (name,) = import_log_dir(root, fixtures / fixture / stage).names
-    slices = root.topic(name).snapshot().slices.select(0)
+    slices = root.topic(name).log.snapshot().slices.select(0)
     facts = stage_facts(fixtures / fixture, stage)
     largest = {segment["baseOffset"]: segment["largestTimestamp"] for segment in facts["segments"] if segment["size"]}
     first = int(slices.base[0]) if len(slices) else None
@@ -328,7 +329,7 @@ def test_a_log_ends_where_its_empty_active_segment_begins(root: Root, tmp_path: 
     assert head.log_start.tolist() == [0, 0, 0]
     assert head.log_end.tolist() == [10, 7, 0]
     assert head.cleaned_through.tolist() == [10, 7, 0]
-    assert topic.snapshot().slices.all().end.tolist() == [3]
+    assert topic.log.snapshot().slices.all().end.tolist() == [3]
     assert topic.scan(partitions=[1], start=5).to_table().num_rows == 0
     topic.append(pa.table({"value": [b"new"] * 3, "partition": pa.array([0, 1, 2], pa.int32())}))
     assert [record.offset for number in range(3) for record in read(topic, number)] == [0, 1, 2, 10, 7, 0]
@@ -354,7 +355,7 @@ def test_a_log_start_within_a_segment_keeps_what_is_above(root: Root, tmp_path: 
         (tmp_path / STARTS).write_bytes(offsets_to_bytes({("t", 0): start}))
         import_log_dir(root, tmp_path)
         topic = root.topic("t")
-        assert topic.snapshot().slices.all().base.tolist() == bases
+        assert topic.log.snapshot().slices.all().base.tolist() == bases
         assert b"".join(record.value or b"" for record in read(topic)) == values
         assert topic.log.head().log_start[0] == start
         topic.delete()
@@ -367,7 +368,7 @@ def test_what_is_appended_later_has_the_next_leader_epoch(fixtures: Path, root: 
     topic = root.topic("t")
     assert topic.log.head().leader_epoch == 5
     topic.append(pa.table({"value": [b"new"]}))
-    slices = topic.snapshot().slices.all()
+    slices = topic.log.snapshot().slices.all()
     assert slices.leader_epoch.tolist() == [-1, -1, 5]
     assert [record.offset for record in read(topic)] == list(range(7))
 
@@ -394,7 +395,7 @@ def test_slices_say_what_their_batches_hold(root: Root, tmp_path: Path) -> None:
     os.utime(segment(folder, 13), ns=(0, 77_000_000))
     os.utime(segment(folder, 14), ns=(0, 88_000_000))
     import_log_dir(root, tmp_path)
-    slices = root.topic("t").snapshot().slices.all()
+    slices = root.topic("t").log.snapshot().slices.all()
     nulls, producers = int(SliceFlag.HAS_NULL_KEYS), int(SliceFlag.KAFKA_PRODUCERS)
     times = int(SliceFlag.LOG_APPEND_TIME | SliceFlag.TIMES_IN_BATCHES)
     assert slices.flags.tolist() == [nulls | producers, producers, times, 0, 0]
@@ -415,7 +416,7 @@ def test_a_large_active_segment_is_entered_by_its_footer(
     write_partition(tmp_path, "t-0", {base: b"".join(batches)})
     import_log_dir(root, tmp_path)
     topic = root.topic("t")
-    slices = topic.snapshot().slices.all()
+    slices = topic.log.snapshot().slices.all()
     assert int(slices.size[0]) > 1_500_000
     asked: list[int] = []
     whole = fetch.read_range
@@ -578,10 +579,10 @@ def test_a_segment_that_goes_while_it_is_imported_is_said(
     root: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_partition(tmp_path, "t-0", {0: FIRST})
-    gone = SegmentName(3, str(segment(folder, 3)), 1)
+    gone = SegmentName(3, file_path(segment(folder, 3)), 1)
     monkeypatch.setattr(
         "sparklog.kafka.importing.partition.settled_segments",
-        lambda folder, env: (SegmentName(0, str(segment(tmp_path / "t-0", 0)), 1), gone),
+        lambda folder, env: (SegmentName(0, file_path(segment(tmp_path / "t-0", 0)), 1), gone),
     )
     with pytest.raises(Unavailable, match=r"00000000000000000003\.log is gone: .* stop the broker"):
         import_log_dir(root, tmp_path)

@@ -13,7 +13,7 @@ from crc32c import crc32c
 from sparklog.errors import Corrupt, NotFound, SparklogError
 from sparklog.kafka.in_place import KafkaView, kafka_layout, store_files
 from sparklog.kafka.in_place.directory import bucket_layout, split_folder_name
-from sparklog.kafka.in_place.files import FilePath, StorePath, join, open_file, store_path
+from sparklog.kafka.in_place.files import FilePath, StorePath, store_path
 from sparklog.kafka.in_place.segment_recovery import FAIL, SKIP, TRUNCATE, Skipped
 from sparklog.log.journal.clocks import Env
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
@@ -136,7 +136,7 @@ def test_a_long_file_is_read_in_ranges_each_of_which_is_asked_for_once(
     put(bucket, "kafka/x", content)
     store, path = counted(store_path(bucket, "kafka/x"))
     assert list(path.parent.folders()) == []
-    file = open_file(path)
+    file = path.open()
     pieces = [file.read(at, 300) for at in range(0, 10_500, 300)]
     assert b"".join(pieces) == content
     assert store.counts["get"] == 11
@@ -262,11 +262,11 @@ def test_paths_in_a_store() -> None:
     path = store_path(Bucket("paths"), "/kafka/t-7/")
     assert (str(path), path.name, str(path.parent)) == ("memory:paths/kafka/t-7", "t-7", "memory:paths/kafka")
     assert split_folder_name(path) == ("t", 7)
-    assert str(join(path, "x")) == "memory:paths/kafka/t-7/x"
+    assert str(path.child("x")) == "memory:paths/kafka/t-7/x"
     whole = StorePath("", path.files)
     assert (str(whole), str(whole.child("x")), whole.child("x").key) == ("memory:paths", "memory:paths/x", "x")
     with pytest.raises(FileNotFoundError):
-        whole.child("x").scan()
+        whole.child("x").names()
     with pytest.raises(FileNotFoundError):
         whole.child("x").open()
     assert not whole.child("x").exists()

@@ -12,6 +12,7 @@ from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.errors import Corrupt
 from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView
+from sparklog.kafka.in_place.files import file_path
 from sparklog.kafka.in_place.segment_file import SegmentFile, seek
 from sparklog.kafka.in_place.segment_recovery import Skipped
 from sparklog.log.read import fetch
@@ -90,7 +91,7 @@ def test_an_index_leads_into_a_segment_of_old_messages(fixtures: Path) -> None:
     folder = fixtures / "legacy/builder-v1/data/built-0"
     used = 0
     for log in sorted(folder.glob("*.log")):
-        with SegmentFile(str(log)) as file:
+        with SegmentFile(file_path(log)) as file:
             used += seek(file, int(log.stem), 10**6) > 0
     assert used
 
@@ -169,7 +170,7 @@ def test_a_tail_that_is_not_written_yet_does_not_count(root: Root, tmp_path: Pat
     assert offsets(scanned(topic)) == [0, 1, 2]
     topic.append(pa.table({"value": [b"new"]}))
     assert offsets(scanned(topic)) == [0, 1, 2, 3]
-    assert topic.snapshot().slices.all().sealed().tolist() == [True, False]
+    assert topic.log.snapshot().slices.all().sealed().tolist() == [True, False]
 
 
 def test_what_is_appended_to_old_messages_is_seen(tmp_path: Path) -> None:
@@ -291,7 +292,7 @@ def test_merging_and_sealing_leave_every_record_as_it_is(fixtures: Path, root: R
     assert before[:-20] == expected(fixtures, fixture, name)
     compact_topic(topic, Settings(now_ms=HOUR_MS), InProcess())
     compact_topic(topic, Settings(now_ms=HOUR_MS), InProcess(), CompactOptions(roll=True))
-    assert topic.snapshot().slices.all().sealed().all()
+    assert topic.log.snapshot().slices.all().sealed().all()
     assert scanned(topic, number) == before
 
 

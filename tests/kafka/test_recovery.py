@@ -54,7 +54,7 @@ def batch_at(view: KafkaView, offset: int) -> int | str | None:
     (part,) = view.plan([OffsetRange("damaged", 0, offset, log_end)], READ_UNCOMMITTED)
     assert isinstance(part, KafkaReadPart)
     try:
-        _, window = next(part.windows(WindowBudget(1 << 16)))
+        window = next(part.windows(WindowBudget(1 << 16)))
     except Corrupt as error:
         return f"invalid batch with base offset {error.offset}"
     return int(window.headers.base_offset[0])

@@ -13,6 +13,7 @@ from sparklog.errors import Corrupt
 from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView, kafka_layout
 from sparklog.kafka.in_place.directory import SegmentName, after_start_up, next_offset_of
+from sparklog.kafka.in_place.files import LocalPath, file_path
 from sparklog.kafka.in_place.segment_file import SegmentFile, companion, seek
 from sparklog.kafka.in_place.segment_recovery import SKIP, TRUNCATE
 from sparklog.log.journal.clocks import Env
@@ -98,9 +99,10 @@ def test_which_segments_count(logs: list[int], swaps: list[int], cleaned: int | 
     def next_offset(name: SegmentName) -> int:
         return name.base + 4
 
-    names = [SegmentName(base, f"{base}", 0) for base in logs]
-    found = after_start_up(names, [SegmentName(base, f"swap {base}", 0) for base in swaps], cleaned, next_offset)
-    assert [name.path for name in found] == expected
+    names = [SegmentName(base, LocalPath(f"{base}"), 0) for base in logs]
+    swapped = [SegmentName(base, LocalPath(f"swap {base}"), 0) for base in swaps]
+    found = after_start_up(names, swapped, cleaned, next_offset)
+    assert [str(name.path) for name in found] == expected
 
 
 def test_an_empty_swap_takes_its_name(tmp_path: Path, env: Env) -> None:
@@ -122,20 +124,20 @@ def test_the_index_of_a_swap_is_used_where_it_is_right(tmp_path: Path) -> None:
     swap.write_bytes(CLEANED)
     position = len(batch(1, [b"1"]))
     (folder / named(0, "index.swap")).write_bytes(struct.pack(">ii", 6, position))
-    with SegmentFile(str(swap)) as file:
+    with SegmentFile(file_path(swap)) as file:
         assert seek(file, 0, 6) == position
-    assert next_offset_of(SegmentName(0, str(swap), 0)) == 7
+    assert next_offset_of(SegmentName(0, file_path(swap), 0)) == 7
     (folder / named(0, "index.swap")).write_bytes(struct.pack(">ii", 6, 3))
-    assert next_offset_of(SegmentName(0, str(swap), 0)) == 7
+    assert next_offset_of(SegmentName(0, file_path(swap), 0)) == 7
 
 
 def test_names_of_what_lies_beside_a_segment(tmp_path: Path) -> None:
-    log = str(tmp_path / named(7, "log"))
-    assert companion(log, "index") == str(tmp_path / named(7, "index"))
-    assert companion(f"{log}.swap", "index") == str(tmp_path / named(7, "index.swap"))
-    assert companion(f"{log}.deleted", "txnindex") == str(tmp_path / named(7, "txnindex.deleted"))
+    log = tmp_path / named(7, "log")
+    assert companion(file_path(log), "index") == file_path(tmp_path / named(7, "index"))
+    assert companion(file_path(f"{log}.swap"), "index") == file_path(tmp_path / named(7, "index.swap"))
+    assert companion(file_path(f"{log}.deleted"), "txnindex") == file_path(tmp_path / named(7, "txnindex.deleted"))
     (tmp_path / named(7, "txnindex.swap")).write_bytes(b"")
-    assert companion(log, "txnindex") == str(tmp_path / named(7, "txnindex.swap"))
+    assert companion(file_path(log), "txnindex") == file_path(tmp_path / named(7, "txnindex.swap"))
 
 
 def test_transactions_that_only_a_swapped_index_knows_are_left_out(tmp_path: Path, env: Env) -> None:

@@ -21,7 +21,7 @@ from tests.support.records import small
 
 def rewrite(place: CountedRoot, topic: Topic, path: str) -> None:
     """Copy every slice of the topic into the file `path`, commit that, and delete the files they were in."""
-    snapshot = topic.snapshot()
+    snapshot = topic.log.snapshot()
     found = snapshot.slices.all()
     output = AppendOutput(place.inner, topic.name, path)
     for row in range(len(found)):
@@ -102,7 +102,7 @@ def appended_by_hand(place: CountedRoot, topic: Topic, batches: list[bytes], fla
 
 def sealed(place: CountedRoot, topic: Topic) -> str:
     """Seal all of partition 0 into one segment with absolute offsets, as Kafka has them; its key."""
-    snapshot = topic.snapshot()
+    snapshot = topic.log.snapshot()
     found = snapshot.slices.select(0)
     data = bytearray()
     for row in range(len(found)):

@@ -10,7 +10,7 @@ from sparklog.cli.jobs.common import Maintenance, parse
 
 
 def parsed(*given: str) -> Maintenance:
-    return parse("retain", Maintenance, given, "Retain.")
+    return parse("retain", Maintenance, "Retain.", given)
 
 
 @pytest.fixture(autouse=True)

@@ -41,7 +41,7 @@ def taken(world: World, *topics: str, root: Root | None = None) -> Lease:
 
 
 def claims(world: World) -> list[tuple[str, ...]]:
-    return [claim.topics for claim in world.root().entries(LEASES, "compact").refresh().claims]
+    return [claim.topics for claim in world.root().engine.entries(LEASES, "compact").refresh().claims]
 
 
 @pytest.mark.parametrize(
@@ -378,7 +378,7 @@ def test_a_fenced_run_stops_after_the_piece_it_works_on(
     monkeypatch.setattr(leases, "RENEW_SECONDS", 0.01)
 
     def steal() -> None:
-        log = sparklog.open(place).entries(LEASES, "compact")
+        log = sparklog.open(place).engine.entries(LEASES, "compact")
         log.write(lambda base: replace(base, claims=()))
         end = time.monotonic() + 60
         while any(thread.name == "sparklog-lease" for thread in threading.enumerate()) and time.monotonic() < end:

@@ -19,7 +19,7 @@ import pytest
 from sparklog.cli.commands.jobs import HELP
 from sparklog.cli.jobs import compact, from_delta, mirror, retain, to_delta, verify
 from sparklog.format.offset_map import slots_of
-from sparklog.log.topic.topic import MANY_UNSEALED
+from sparklog.log.topic.engine import MANY_UNSEALED
 from sparklog.maintenance.leases import LEASE_MS
 from sparklog.maintenance.work_items import Settings
 

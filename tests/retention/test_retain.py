@@ -91,7 +91,7 @@ def test_size_by_segments_of_unsealed_slices() -> None:
     world = RecordsWorld()
     topic = world.topic(retention_ms=-1, compression_type="uncompressed")
     world.hours(topic, 10)
-    one = topic.snapshot().slices.all().size[0]
+    one = topic.log.snapshot().slices.all().size[0]
     topic.alter(configs={"segment.bytes": int(2 * one), "retention.bytes": int(5 * one)})
     (item,) = world.retain(topic).expired
     assert [gone.reason for gone in item.gone] == [SIZE]
@@ -223,7 +223,7 @@ def test_a_reader_that_planned_before_reads_on() -> None:
 def test_segments_without_times_go_by_their_files() -> None:
     world = VacuumWorld(configs={"retention.ms": DAY_MS})
     world.append(2)
-    snapshot = world.process().topic().snapshot()
+    snapshot = world.process().topic().log.snapshot()
     snapshot.slices.all().max_ts[:] = -1
     world.advance(DAY_MS)
     assert plan_topic(snapshot, world.settings())[0][0].gone == ()
@@ -361,7 +361,7 @@ def test_imported_fixtures_keep_the_segments_that_kafka_keeps(fixtures: Path) ->
         head = topic.log.head()
         assert head.log_start.tolist() == [stages[after]["logStartOffset"]]
         assert head.log_end.tolist() == [stages[after]["logEndOffset"]]
-        left = topic.snapshot().slices.select(0)
+        left = topic.log.snapshot().slices.select(0)
         assert left.base.tolist() == [item["baseOffset"] for item in stages[after]["segments"] if item["size"]]
         checked += 1
     assert checked == 7

@@ -80,7 +80,7 @@ def old_reader(run: Run, rounds: int) -> Callable[[Actor], None]:
             actor.sleep(actor.random.random() * DAY_MS / 500)
             begun = run.world.now_ms
             try:
-                snapshot = run.root(actor, calm).topic(TOPIC).snapshot()
+                snapshot = run.root(actor, calm).topic(TOPIC).log.snapshot()
             except (Unavailable, NotFound, Corrupt) as error:
                 actor.note(f"reader: {error}")
                 continue
@@ -159,7 +159,7 @@ def finish(run: Run) -> None:
     floor = topic.log.head().floor
     left = {key for key in found - named if int(key.split("/")[2][:20]) < floor}
     expect(not left, f"orphans are left below the floor {floor}: {sorted(left)}")
-    snapshot = topic.snapshot()
+    snapshot = topic.log.snapshot()
     check_state(snapshot.head, snapshot.slices)
     expect(snapshot.version == state.version, "the log's newest version is not the model's")
     rows = snapshot.slices.all()

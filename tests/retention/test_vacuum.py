@@ -340,7 +340,7 @@ class TestOtherTopics:
         # The model knows no files of other topics.
         world.model.created = lambda key, data: None  # type: ignore[method-assign]
         clone = other.root.create_topic("c", partitions=2)
-        rows = other.topic().snapshot().slices.select(0)
+        rows = other.topic().log.snapshot().slices.select(0)
         target = clone.log.append_target()
         file = replace(other.upload(target, {0: 6}), path=f"/t/{rows.path(0)}")
         clone.log.commit_append([file], target)
@@ -352,7 +352,7 @@ class TestOtherTopics:
         world.advance(30 * DAY_MS)
         world.vacuum(topic="c")
         assert set(old) == world.files()
-        assert world.process().topic("c").snapshot().slices.paths() == {file.path}
+        assert world.process().topic("c").log.snapshot().slices.paths() == {file.path}
 
     def test_a_deleted_topic_loses_its_data_after_the_delay_it_had(self) -> None:
         world = VacuumWorld(configs={"file.delete.delay.ms": 3 * DAY_MS})

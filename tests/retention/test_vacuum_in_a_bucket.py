@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from sparklog.log.topic.root import open_root
+from sparklog.log.topic.root import open_root, topic_of
 from sparklog.maintenance.work_items import Settings
 from sparklog.retention.vacuum import VacuumReport, vacuum
 from sparklog.testing.bucket_store import BucketStore
@@ -21,7 +21,7 @@ class BucketWorld(VacuumWorld):
 
     def vacuum_bucket(self) -> VacuumReport:
         root = open_root(self.bucket, env=self.process().env)
-        return vacuum(root.topic_handle("t"), Settings(self.bucket.now_ms()))
+        return vacuum(topic_of(root, "t"), Settings(self.bucket.now_ms()))
 
 
 @pytest.mark.parametrize("begin_ms", [0, 1, 500, 998, 999])

@@ -7,6 +7,7 @@ import pytest
 from sparklog.errors import Conflict, Corrupt, Unavailable
 from sparklog.log.journal.names import commit_key
 from sparklog.log.state.history import History
+from sparklog.log.topic.root import topic_of
 from sparklog.maintenance.work_items import Settings
 from sparklog.retention.retain import retain_root
 from sparklog.retention.vacuum import vacuum
@@ -373,7 +374,7 @@ def test_a_commit_that_a_cache_hides_is_waited_for(deleted: bool, hidden_ms: int
     if deleted:
         world.process().root.delete_topic("t")
     cleaner = world.process()
-    cleaner.root.topic_handle("t").log.refresh()
+    cleaner.root.engine.log("t").refresh()
     world.advance(4 * DAY_MS)
     until = world.now_ms + hidden_ms
     cleaner.hidden = lambda key: key == commit_key("t", 2) and world.now_ms < until
@@ -394,7 +395,7 @@ def test_a_hidden_delete_shortens_no_delay() -> None:
     paths = world.append(2)
     world.process().root.delete_topic("t")
     cleaner = world.process()
-    version = cleaner.root.topic_handle("t").log.refresh().head.version
+    version = cleaner.root.engine.log("t").refresh().head.version
     world.advance(4 * DAY_MS)
     until = world.now_ms + MINUTE_MS
     cleaner.hidden = lambda key: key == commit_key("t", version) and world.now_ms < until
@@ -415,7 +416,7 @@ def test_a_log_that_is_not_what_this_process_saw_is_not_touched() -> None:
     before = world.files()
     world.advance(HOUR_MS // 2)
     with pytest.raises(Corrupt, match="is not what its checkpoints and commits lead to"):
-        vacuum(cleaner.root.topic_handle("t"), Settings(world.now_ms + 2 * DAY_MS))
+        vacuum(topic_of(cleaner.root, "t"), Settings(world.now_ms + 2 * DAY_MS))
     assert world.files() == before
 
 
@@ -427,7 +428,7 @@ def test_a_reader_of_an_old_snapshot_at_every_moment() -> None:
         world.rewrite()
         world.advance(10 * DAY_MS)
         world.append(4)
-        reader = world.process().topic().snapshot()
+        reader = world.process().topic().log.snapshot()
         world.rewrite()
         world.advance(DAY_MS - MINUTE_MS)
         missed: list[str] = []

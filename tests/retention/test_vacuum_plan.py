@@ -85,9 +85,9 @@ def test_what_is_not_ours(below: str) -> None:
 
 def test_files_that_go() -> None:
     files = [
-        plan.DataFile(f"t/f{version}", f"f{version}", version, plan.APPEND, 10) for version in (1, 4, 5, 8, 9, 10, 11)
+        plan.ListedFile(f"t/f{version}", f"f{version}", version, plan.APPEND, 10) for version in (1, 4, 5, 8, 9, 10, 11)
     ]
-    found = plan.unnamed(files, 10, {"f8"}, deleted=False, born=4, known={"f5"})
+    found = plan.unnamed(files, 10, {"f8"}, deleted=False, born=4, named_near={"f5"})
     assert {victim.key: victim.reason for victim in found} == {
         "t/f1": "its topic was deleted",
         "t/f4": "orphan: no commit near version 10 names it",

@@ -9,6 +9,7 @@ from sparklog.log.state.commit import MERGE, Edit, Hold
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.rewrites import Input, Rewrite, RewriteIntent
 from sparklog.log.state.slices import FileSlices
+from sparklog.log.topic.root import topic_of
 from sparklog.maintenance.work_items import Settings
 from sparklog.retention.vacuum import VacuumReport, vacuum
 from sparklog.testing.faulty_store import Call, Fault
@@ -26,7 +27,7 @@ class VacuumWorld(WatchedWorld):
     def vacuum(self, process: HookedProcess | None = None, topic: str = "t", **how: object) -> VacuumReport:
         """A vacuum by this process (a new one, if None) as the clock stands."""
         chosen = process or self.process()
-        return vacuum(chosen.root.topic_handle(topic), self.settings(), **how)  # type: ignore[arg-type]
+        return vacuum(topic_of(chosen.root, topic), self.settings(), **how)  # type: ignore[arg-type]
 
     def append(self, n: int = 1, topic: str = "t") -> list[str]:
         """`n` appends by somebody; the files' paths."""
@@ -42,7 +43,7 @@ class VacuumWorld(WatchedWorld):
     def rewrite(self, topic: str = "t", *, sealed: bool = False) -> str:
         """Everything of partition 0 becomes one file, as one commit; its path."""
         worker = self.process()
-        snapshot = worker.topic(topic).snapshot()
+        snapshot = worker.topic(topic).log.snapshot()
         rows = snapshot.slices.select(0)
         start, end = int(rows.base[0]), int(rows.end[-1])
         inputs = tuple(
@@ -79,7 +80,7 @@ class VacuumWorld(WatchedWorld):
     def hold(self, name: str, version: int | None, expires_ms: int | None = None, topic: str = "t") -> None:
         """Take a hold, or let go of it (version None)."""
         hold = None if version is None else Hold(version, expires_ms)
-        maintain(self.process().root.topic_handle(topic), holds={name: hold})
+        maintain(topic_of(self.process().root, topic), holds={name: hold})
 
     # -- looking
 
@@ -106,7 +107,7 @@ class VacuumWorld(WatchedWorld):
                 for piece in state.slices:
                     key = piece.path[1:] if piece.path.startswith("/") else f"{topic}/{piece.path}"
                     assert self.store.stat(key) is not None, f"version {version} of {topic} misses {key}"
-        newest = self.process().root.topic_handle(topic).log.snapshot()
+        newest = self.process().root.engine.log(topic).snapshot()
         check_state(newest.head, newest.slices)
         assert newest.version == len(states) - 1
         named = [(s.partition, s.base, s.end, s.path) for s in states[-1].slices]

@@ -90,10 +90,10 @@ def test_a_micro_batch_a_poll_and_a_bulk_delete(bucket: str, server: ServerLog) 
     assert server.billed().gets <= 4
     assert server.billed().lists == 0
     server.lines.clear()
-    reader.snapshot()
+    reader.log.snapshot()
     assert server.billed() == costs.NEW_COMMIT
     server.lines.clear()
-    reader.snapshot()
+    reader.log.snapshot()
     assert server.billed() == costs.IDLE_POLL
     server.lines.clear()
     assert len(reader.scan().to_table()) == 1200

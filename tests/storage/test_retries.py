@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from sparklog.storage.retries import BUSY_BUDGET_S, LONGEST_PAUSE_S, ONCE, Retries, RetryPolicy
+from sparklog.storage.retries import BUSY_BUDGET_S, LONGEST_PAUSE_S, ONCE, Clock, RetryPolicy
 from tests.support.pauses import Pauses
 
 
 def test_pauses_grow_and_end_within_the_budget() -> None:
     pauses = Pauses()
-    retries = Retries(pauses.policy())
-    while retries.wait():
+    backoff = pauses.policy().backoff()
+    while backoff.wait():
         pass
     assert pauses.made[:4] == pytest.approx([0.1, 0.2, 0.4, 0.8])
     assert max(pauses.made) == LONGEST_PAUSE_S
@@ -21,10 +21,10 @@ def test_pauses_grow_and_end_within_the_budget() -> None:
 def test_time_that_requests_take_is_of_the_budget() -> None:
     seconds = 0.0
     made: list[float] = []
-    retries = Retries(RetryPolicy(10, now=lambda: seconds, sleep=made.append, random=lambda: 0.5))
-    assert retries.wait()
+    backoff = RetryPolicy(10, Clock(lambda: seconds, made.append, lambda: 0.5)).backoff()
+    assert backoff.wait()
     seconds = 9.9
-    assert not retries.wait()
+    assert not backoff.wait()
     assert len(made) == 1
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparklog.storage.retries import BUSY_BUDGET_S, RetryPolicy
+from sparklog.storage.retries import BUSY_BUDGET_S, Clock, RetryPolicy
 
 
 class Pauses:
@@ -16,4 +16,4 @@ class Pauses:
         return sum(self.made)
 
     def policy(self, budget_s: float = BUSY_BUDGET_S) -> RetryPolicy:
-        return RetryPolicy(budget_s, now=lambda: self.seconds, sleep=self.made.append, random=lambda: 0.5)
+        return RetryPolicy(budget_s, Clock(lambda: self.seconds, self.made.append, lambda: 0.5))

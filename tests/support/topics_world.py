@@ -39,7 +39,7 @@ class TopicsWorld(World):
 
     def undecided(self, name: str) -> list[int]:
         """How far the last stable offset of each partition lies behind the log end."""
-        head = self.topic(name).read_snapshot().head
+        head = self.topic(name).log.read_snapshot().head
         return (head.log_end - head.last_stable()).tolist()
 
     def prepare(self, producer: TransactionalProducer, **topics: Sequence[str]) -> Transaction:

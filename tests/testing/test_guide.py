@@ -1,4 +1,4 @@
-"""What docs/guides/testing.md shows are tests; here they run as such."""
+"""What docs/guides/pytest.md shows are tests; here they run as such."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from tests.test_architecture import REPOSITORY
 
-GUIDE = REPOSITORY / "docs" / "guides" / "testing.md"
+GUIDE = REPOSITORY / "docs" / "guides" / "pytest.md"
 SNIPPETS = list(re.finditer(r"^```python\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL))
 SPARK = "spark.readStream"
 """In the snippet that tests/datasource/test_spark_docs.py runs."""

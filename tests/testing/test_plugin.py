@@ -1,4 +1,4 @@
-"""The fixtures that pytest finds where sparklog is installed, and what docs/guides/testing.md shows of them."""
+"""The fixtures that pytest finds where sparklog is installed, and what docs/guides/pytest.md shows of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.test_architecture import REPOSITORY
 from tests.test_packaging import project
 
 NAME = "sparklog.testing.plugin"
-GUIDE = REPOSITORY / "docs" / "guides" / "testing.md"
+GUIDE = REPOSITORY / "docs" / "guides" / "pytest.md"
 ROW = pa.table({"key": ["a"], "value": ["1"]})
 
 

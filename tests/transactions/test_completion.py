@@ -34,7 +34,7 @@ from sparklog.testing.wrapper_stores import WrapperStore
 from sparklog.transactions import publishing
 from sparklog.transactions.completion import collect, resolve_topic, transactional_ids
 from sparklog.transactions.listing import describe_transaction, list_transactions
-from sparklog.transactions.producer import Committed, Transaction, transactional
+from sparklog.transactions.producer import CommittedTransaction, Transaction, transactional
 from sparklog.transactions.publishing import publish
 from tests.support.records import rows
 from tests.support.topics_world import TopicsWorld
@@ -65,7 +65,7 @@ def test_an_outcome_of_a_topic_says_nothing_of_one_created_again_under_its_name(
 
     share("first", "old")
     topic = world.topic("a")
-    resolve = topic.root.decisions.resolve
+    resolve = topic.root.engine.decisions.resolve
 
     def slowly(name: str, head: Head) -> list[Resolved]:
         world.root().delete_topic("a")
@@ -74,7 +74,7 @@ def test_an_outcome_of_a_topic_says_nothing_of_one_created_again_under_its_name(
         owner.commit()
         return resolve(name, head)
 
-    topic.root.decisions.resolve = slowly  # type: ignore[method-assign]
+    topic.root.engine.decisions.resolve = slowly  # type: ignore[method-assign]
     assert resolve_topic(topic) == ()
     assert world.values("a") == ["new"]
     assert [(item.id, item.n) for item in resolve_topic(world.topic("a"))] == [("job", 0)]
@@ -137,7 +137,7 @@ def test_old_entries_are_collected_by_the_stores_clock(monkeypatch: pytest.Monke
     assert (found.objects, dry.objects) == (13, 13)
     left = sorted(info.key.rsplit("/", 1)[-1] for info in world.store.list("_transactions/job/_log/0"))
     assert left == [f"{number:020d}.json" for number in range(11, 16)]
-    assert world.root().decisions.log("job").refresh().newest == newest.newest
+    assert world.root().engine.decisions.log("job").refresh().newest == newest.newest
     assert collect(world.root()).objects == 0
     assert len(world.values("a")) == 15
 
@@ -178,7 +178,7 @@ def test_a_log_stays_whose_newest_entry_is_not_listed_yet() -> None:
     """An id of a single write that an operator ended just now, a week after it was begun."""
     world = TopicsWorld()
     root = world.root()
-    log = root.decisions.log("one-write:x")
+    log = root.engine.decisions.log("one-write:x")
     log.abort(0, BY_OWNER)
     world.now_ms += 7 * DAY
     log.abort(1, BY_OWNER)
@@ -262,7 +262,7 @@ def test_what_is_hidden_in_another_topic_is_not_merged_away(tmp_path: Path) -> N
     blocker.commit()
     compact_root(world.root(), Settings(world.now_ms), InProcess(), CompactOptions(roll=True))
     assert seen() == {"a": [b"open", b"ab"], "b": [b"ab", b"bc"], "c": [b"below", b"bc"]}
-    assert all(world.topic(name).snapshot().slices.all().sealed().all() for name in "abc")
+    assert all(world.topic(name).log.snapshot().slices.all().sealed().all() for name in "abc")
 
 
 @pytest.mark.parametrize("roll", [False, True])
@@ -337,7 +337,7 @@ def test_merging_and_sealing_drop_aborted_slices_and_leave_open_ones(tmp_path: P
     assert not report.failures
     assert report.pieces
     assert sorted(world.values("a")) == before
-    slices = world.topic("a").snapshot().slices.all()
+    slices = world.topic("a").log.snapshot().slices.all()
     below = slices[slices.end <= world.topic("a").log.head().last_stable()[slices.partition]]
     assert not (below.status == ABORTED).any()
     assert (slices.status == OPEN).sum() == 1
@@ -391,7 +391,7 @@ def test_writes_without_an_id_beside_each_other_use_two(monkeypatch: pytest.Monk
     write_without_id(root, "first", "a")
     real, done = Transaction.commit, []
 
-    def meanwhile(self: Transaction, **given: Any) -> Committed:
+    def meanwhile(self: Transaction, **given: Any) -> CommittedTransaction:
         if not done:
             done.append(self)
             write_without_id(root, "beside", "a")
@@ -408,7 +408,7 @@ def test_a_write_that_failed_leaves_its_id_alone(monkeypatch: pytest.MonkeyPatch
     root = world.root()
     write_without_id(root, "first", "a")
 
-    def refuse(self: Transaction, **given: Any) -> Committed:
+    def refuse(self: Transaction, **given: Any) -> CommittedTransaction:
         raise Conflict("refused")
 
     with monkeypatch.context() as patch:
@@ -441,7 +441,7 @@ def test_logs_of_single_writes_do_not_pile_up_in_memory(monkeypatch: pytest.Monk
     for number in range(10):
         write_without_id(writer, f"{number}", "a", "b")
         view.refresh(["a", "b"])
-    assert max(len(writer.decisions), len(reader.decisions)) <= 4
+    assert max(len(writer.engine.decisions), len(reader.engine.decisions)) <= 4
     assert world.values("a") == [f"{number}" for number in range(10)]
 
 
@@ -450,8 +450,8 @@ def test_a_log_that_was_dropped_is_opened_anew(monkeypatch: pytest.MonkeyPatch) 
     world = TopicsWorld()
     root = world.root()
     held = [world.prepare(transactional(root, name), a=[name]) for name in ("one", "two", "three")]
-    assert len(root.decisions) == 1
+    assert len(root.engine.decisions) == 1
     for transaction in held:
         transaction.commit()
     assert world.values("a") == ["one", "two", "three"]
-    assert root.decisions.log("one").deciding(0).commit_of(0) is not None
+    assert root.engine.decisions.log("one").deciding(0).commit_of(0) is not None

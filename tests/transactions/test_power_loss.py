@@ -108,7 +108,7 @@ def test_a_decision_is_not_forgotten_before_its_records_are_durable(power: Power
         resolve_topic(power.root().topic("a"))
     newest = max(power.kept("a"))
     root = power.root()
-    assert forget_recorded(root, root.decisions.log("job")) == 1
+    assert forget_recorded(root, root.engine.decisions.log("job")) == 1
     assert power.kept("a") == [*range(newest + 2)]
 
 

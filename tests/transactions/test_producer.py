@@ -68,7 +68,7 @@ def test_prepares_name_their_siblings_and_the_commit_names_them() -> None:
     assert [dict(txn.siblings) for txn in found.values()] == [{}, {"a": 1}, {"a": 1, "b": 2}]
     assert {txn.timeout_ms for txn in found.values()} == {5000}
     transaction.commit()
-    state = world.root().decisions.log("job").refresh()
+    state = world.root().engine.decisions.log("job").refresh()
     commit = state.commit_of(0)
     assert commit is not None
     assert commit.names() == {"a": 1, "b": 2, "c": 1}
@@ -156,11 +156,11 @@ def test_an_empty_transaction_writes_nothing() -> None:
     world = TopicsWorld()
     producer = world.producer()
     assert producer.begin().commit().n is None
-    before = world.root().decisions.log("job").refresh()
+    before = world.root().engine.decisions.log("job").refresh()
     with producer.begin() as transaction:
         transaction.append("a", rows())
     assert transaction.n == 0
-    assert world.root().decisions.log("job").refresh() == before
+    assert world.root().engine.decisions.log("job").refresh() == before
 
 
 def test_what_was_only_begun_is_listed_as_its_last_transaction_left_it() -> None:

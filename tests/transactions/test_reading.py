@@ -10,7 +10,6 @@ import pytest
 
 from sparklog.errors import Corrupt, NotFound, Unavailable
 from sparklog.log.decisions.decision_log import DecisionLog
-from sparklog.log.journal.clocks import SETTLE_MS
 from sparklog.log.journal.entry_log import KEEP_MS
 from sparklog.log.journal.names import checkpoint_key, commit_key
 from sparklog.log.read.read_plan import read_parts
@@ -19,6 +18,7 @@ from sparklog.log.state.commit_intents import LogStartIntent
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from sparklog.log.topic.root import RootView, open_root
 from sparklog.storage.memory import MemoryStore
+from sparklog.storage.retries import SETTLE_MS
 from sparklog.storage.store import ObjectInfo, Store
 from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore
 from sparklog.transactions.completion import resolve_topic
@@ -344,7 +344,7 @@ def test_several_decision_logs_are_asked_at_once_where_each_answer_takes_long(re
     topic = world.root(Distant(world.store)).topic("a")  # type: ignore[arg-type]
     if reads:
         assert topic.scan(columns=("value",)).to_table()["value"].to_pylist() == [b"x"]
-        assert topic.read_snapshot().head.last_stable().tolist() == [2]
+        assert topic.log.read_snapshot().head.last_stable().tolist() == [2]
         return
     topic.append(rows("next"))
     head = world.topic("a").log.head()

@@ -13,6 +13,7 @@ from sparklog.errors import Conflict, Fenced
 from sparklog.log.state.commit import Resolved, Txn
 from sparklog.log.state.commit_intents import MaintainIntent
 from sparklog.log.state.writer_runs import WriterKey
+from sparklog.log.topic.root import topic_of
 from sparklog.log.write.append_writer import AppendWriter, TopicFiles
 from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore
 from sparklog.transactions.completion import resolve_topic
@@ -45,7 +46,7 @@ class TestJepsen:
         world.prepare(producer, a=["zero"]).abort()
         helper = world.topic("a")
         topic_id = helper.log.head().topic_id
-        outcome = world.root().decisions.resolve("a", helper.log.head())
+        outcome = world.root().engine.decisions.resolve("a", helper.log.head())
         assert outcome == [Resolved("job", 0)]
         second = world.prepare(producer, a=["one"])
         helper.log.commit(MaintainIntent(topic_id, resolved=tuple(outcome)))
@@ -104,7 +105,7 @@ class TestJepsen:
         transaction = world.prepare(producer, a=["1"], b=["1"])
         world.now_ms += 5000
         helper = world.root()
-        state = helper.decisions.log("job").refresh()
+        state = helper.engine.decisions.log("job").refresh()
         assert not state.decided(0)
         transaction.commit()
         resolve_topic(helper.topic("a"))
@@ -153,19 +154,19 @@ class TestTimeouts:
         zombie = producer.begin()
         zombie.append("a", rows("1"))
         zombie.append("b", rows("1"))
-        prepare = zombie._root.topic_handle("b").log.commit_append
+        prepare = zombie._root.engine.log("b").commit_append
 
         def sleeps(*args: object, **how: object) -> object:
             world.now_ms += 2 * MINUTE
             resolve_topic(world.topic("a"))
             return prepare(*args, **how)  # type: ignore[arg-type]
 
-        zombie._root.topic_handle("b").log.commit_append = sleeps  # type: ignore[method-assign, assignment]
+        zombie._root.engine.log("b").commit_append = sleeps  # type: ignore[method-assign, assignment]
         with pytest.raises(Conflict, match=r"transaction.timeout.ms passed"):
             zombie.commit()
         assert world.values_by_topic() == {"a": [], "b": [], "c": []}
         assert world.undecided("b") == [0]
-        del zombie._root.topic_handle("b").log.commit_append
+        del zombie._root.engine.log("b").commit_append
         with producer.begin() as transaction:
             transaction.append("b", rows("2"))
         assert (transaction.n, world.values_by_topic()["b"]) == (1, ["2"])
@@ -193,7 +194,7 @@ class TestTwoDriversOfOneBatch:
     def test_the_first_is_fenced_by_the_second_between_prepare_and_decision(self) -> None:
         world = TopicsWorld()
         root = world.root()
-        topic = root.topic_handle("c")
+        topic = topic_of(root, "c")
         prepare = topic.log.commit_append
 
         def other_driver(*args: object, **how: object) -> object:

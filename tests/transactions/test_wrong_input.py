@@ -74,7 +74,7 @@ def test_a_commit_after_it_was_ended_by_somebody_else() -> None:
     abort_transaction(world.root(), "job")
     late = world.producer("other").begin()
     late.append("a", rows("late"))
-    world.root().decisions.log("other").abort(0, "operator")
+    world.root().engine.decisions.log("other").abort(0, "operator")
     world.now_ms += MINUTE
     refused(world, late.commit, Conflict, r"transaction 0 of 'other' is decided already \(by an operator\)")
     with pytest.raises(Conflict, match=r"decided already \(by an operator\) and nothing of it is published"):

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, BadParameter, Option, Typer
+from typer import Argument, BadParameter, Option
 
 from sparklog.cli.locations import open_folder, open_root, root_to_copy
 from sparklog.cli.options import (
     AsOfOption,
+    Commands,
     DryRunOption,
-    JsonOption,
     LinkOption,
     QuietOption,
     RootOption,
     TopicsOption,
     comma_separated,
-    example,
     name_and_value,
     parse_as_of,
     required,
     root_option,
     whole_number,
 )
-from sparklog.cli.terminal import print_json, print_table, printable, warn_and_leave
+from sparklog.cli.terminal import Output, print_table, printable
 from sparklog.log.journal.clocks import iso_time
 from sparklog.output import StatusLine, json_value
 from sparklog.units import size_text
@@ -31,30 +31,41 @@ from sparklog.units import size_text
 if TYPE_CHECKING:
     from sparklog.tools.backup.manifest import Manifest
     from sparklog.tools.backup.repository import Pruned
+    from sparklog.tools.backup.restore_point import Wanted
     from sparklog.tools.backup.restoring import Restored
 
-app = Typer()
+app = Commands()
 
 DAY_MS = 86_400_000
 
 
-@app.command("backup", epilog=example("sparklog backup --root /data/log --to /backup/log --keep 14"))
-def backup(
-    to: Annotated[str, Option(metavar="PATH", help="Where the backups lie; made if need be.", show_default=False)],
-    root: Annotated[str | None, root_option("The root to back up.")] = None,
-    topic: TopicsOption = None,
-    list_: Annotated[bool, Option("--list", help="Show the backups there are; make none.")] = False,
-    prune: Annotated[bool, Option("--prune", help="Drop old backups by --keep or --keep-days; make none.")] = False,
-    keep: Annotated[int | None, whole_number("--keep", low=1, text="Afterwards drop all but the newest N.")] = None,
+@dataclass
+class Backups:
+    """The backups that are there: which are shown or dropped."""
+
+    list_: Annotated[bool, Option("--list", help="Show the backups there are; make none.")] = False
+    prune: Annotated[bool, Option("--prune", help="Drop old backups by --keep or --keep-days; make none.")] = False
+    keep: Annotated[int | None, whole_number("--keep", low=1, text="Afterwards drop all but the newest N.")] = None
     keep_days: Annotated[
         int | None,
         whole_number("--keep-days", metavar="DAYS", text="Afterwards drop backups that are older than this."),
-    ] = None,
+    ] = None
+
+    def __post_init__(self) -> None:
+        self.keep_ms = None if self.keep_days is None else self.keep_days * DAY_MS
+
+
+@app.add("backup", "sparklog backup --root /data/log --to /backup/log --keep 14")
+def backup(
+    to: Annotated[str, Option(metavar="PATH", help="Where the backups lie; made if need be.", show_default=False)],
+    *,
+    root: Annotated[str | None, root_option("The root to back up.")] = None,
+    topic: TopicsOption = None,
+    backups: Backups,
     link: LinkOption = False,
     dry_run: DryRunOption = False,
     quiet: QuietOption = False,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Back a root up: all topics, transactions and consumer groups as of one moment, into a folder of their own.
 
     Only what is new since the last backup is copied, and every byte is checked on the way. Writers and maintenance
@@ -64,52 +75,43 @@ def backup(
     from sparklog.opening import refuse_inside
     from sparklog.tools.backup.backing_up import back_up, plan_backup
     from sparklog.tools.backup.manifest import shown_left_out
-    from sparklog.tools.backup.repository import Repository
-    from sparklog.tools.backup.repository import prune as drop
+    from sparklog.tools.backup.repository import Repository, prune
 
     refuse_inside(to)
     target = open_folder(to)
-    if list_:
-        _show_backups(Repository.open(target).manifests(), as_json)
-        return
-    keep_ms = None if keep_days is None else keep_days * DAY_MS
-    if prune:
-        _show_pruned(drop(target, keep=keep, keep_ms=keep_ms, dry_run=dry_run), dry_run, as_json)
-        return
+    if backups.list_:
+        manifests = Repository.open(target).manifests()
+        totals = [{"fromMs": item.from_ms, "totalBytes": item.total_bytes} for item in manifests]
+        documents = [json_value(item) | total for item, total in zip(manifests, totals, strict=True)]
+        return Output(documents, lambda: _show_backups(manifests))
+    if backups.prune:
+        dropped = prune(target, keep=backups.keep, keep_ms=backups.keep_ms, dry_run=dry_run)
+        return Output.of_lines(json_value(dropped) | {"dryRun": dry_run}, _shown_pruned(dropped, dry_run))
     if root is None:
         raise BadParameter("which root? give --root or set SPARKLOG_ROOT", param_hint="'--root'")
     topics = comma_separated(topic) or None
     opened = root_to_copy(root)
     if dry_run:
         plan = plan_backup(opened, target, topics=topics)
-        if as_json:
-            print_json(plan)
-        else:
-            print(f"Would copy {plan.files} files ({size_text(plan.nbytes)}) of {len(plan.topics)} topics.")
-        warn_and_leave(shown_left_out(plan.left_out))
-        return
+        text = f"Would copy {plan.files} files ({size_text(plan.nbytes)}) of {len(plan.topics)} topics."
+        return Output.of_lines(plan, text, failures=shown_left_out(plan.left_out))
     with StatusLine("backup", quiet=quiet) as status:
         made = back_up(opened, target, topics=topics, link=link, progress=status.files)
-    pruned = drop(target, keep=keep, keep_ms=keep_ms) if keep is not None or keep_ms is not None else None
-    if as_json:
-        print_json(made, pruned=json_value(pruned))
-    else:
-        print(
-            f"Backup {made.number}: {sum(not item.deleted for item in made.topics)} topics, {len(made.groups)} groups, "
-            f"{made.objects} objects ({size_text(made.nbytes)}) copied."
-        )
-        if pruned is not None:
-            _show_pruned(pruned, False, False)
-    warn_and_leave(shown_left_out(made.left_out))
+    drops = backups.keep is not None or backups.keep_ms is not None
+    pruned = prune(target, keep=backups.keep, keep_ms=backups.keep_ms) if drops else None
+    text = (
+        f"Backup {made.number}: {sum(not item.deleted for item in made.topics)} topics, {len(made.groups)} groups, "
+        f"{made.objects} objects ({size_text(made.nbytes)}) copied."
+    )
+    more = () if pruned is None else (_shown_pruned(pruned, False),)
+    document = json_value(made) | {"pruned": json_value(pruned)}
+    return Output.of_lines(document, text, *more, failures=shown_left_out(made.left_out))
 
 
-def _show_backups(backups: list[Manifest], as_json: bool) -> None:
-    if as_json:
-        print_json([{**json_value(item), "fromMs": item.from_ms, "totalBytes": item.total_bytes} for item in backups])
-        return
+def _show_backups(backups: list[Manifest]) -> None:
     rows = []
     for item in backups:
-        alive = sum(not each.deleted for each in item.topics)
+        alive = sum(not topic.deleted for topic in item.topics)
         since = iso_time(item.from_ms) if item.from_ms else "the beginning"
         topics = f"only {alive}" if item.only is not None else alive
         numbers = (topics, len(item.groups), item.total_bytes, item.nbytes)
@@ -118,42 +120,48 @@ def _show_backups(backups: list[Manifest], as_json: bool) -> None:
     print_table(headings, rows, right=("BACKUP", "TOPICS", "GROUPS", "BYTES", "COPIED"))
 
 
-def _show_pruned(pruned: Pruned, dry_run: bool, as_json: bool) -> None:
-    if as_json:
-        print_json(pruned, dryRun=dry_run)
-        return
+def _shown_pruned(pruned: Pruned, dry_run: bool) -> str:
     numbers = ", ".join(map(str, pruned.dropped)) or "none"
     what = "Would drop" if dry_run else "Dropped"
-    print(
-        f"{what} backups: {numbers}; {pruned.objects} objects ({size_text(pruned.nbytes)}). Kept: {len(pruned.kept)}."
-    )
+    dropped = f"{what} backups: {numbers}; {pruned.objects} objects ({size_text(pruned.nbytes)})"
+    return f"{dropped}. Kept: {len(pruned.kept)}."
 
 
-@app.command(
-    "restore",
-    epilog=example("sparklog restore /backup/log --to /data/log-tuesday --as-of 2026-01-27T12:00:00 --topic orders"),
-)
-def restore(
-    to: Annotated[str, Option("--to", "--root", "-r", metavar="PATH", help="Where the root is to be; empty or new.")],
-    source: Annotated[str | None, Argument(metavar="PATH", help="Where the backups lie; or a root.")] = None,
-    from_: Annotated[str | None, Option("--from", metavar="PATH", help="The same as PATH.", show_default=False)] = None,
+@dataclass
+class Past:
+    """Topics to restore, as of when, under which names."""
+
     as_of: Annotated[
         str,
         Option(
             metavar="latest|TIME|VERSION",
             help="Milliseconds or 2026-01-31T12:00:00 (UTC unless it says); a version, of one topic.",
         ),
-    ] = "latest",
+    ] = "latest"
     number: Annotated[
         int | None, whole_number("--backup", low=1, text="Just as this backup has it (backup --list).")
-    ] = None,
-    topic: TopicsOption = None,
-    rename: Annotated[list[str] | None, Option(metavar="OLD=NEW", help="Another name of a topic; repeatable.")] = None,
+    ] = None
+    topic: TopicsOption = None
+    rename: Annotated[list[str] | None, Option(metavar="OLD=NEW", help="Another name of a topic; repeatable.")] = None
+
+    def wanted(self) -> Wanted:
+        from sparklog.tools.backup.restore_point import Wanted
+
+        version, time_ms = parse_as_of(None if self.as_of == "latest" else self.as_of)
+        return Wanted(comma_separated(self.topic) or None, self.number, version, time_ms)
+
+
+@app.add("restore", "sparklog restore /backup/log --to /data/log-tuesday --as-of 2026-01-27T12:00:00 --topic orders")
+def restore(
+    to: Annotated[str, Option("--to", "--root", "-r", metavar="PATH", help="Where the root is to be; empty or new.")],
+    source: Annotated[str | None, Argument(metavar="PATH", help="Where the backups lie; or a root.")] = None,
+    from_: Annotated[str | None, Option("--from", metavar="PATH", help="The same as PATH.", show_default=False)] = None,
+    *,
+    past: Past,
     link: LinkOption = False,
     dry_run: DryRunOption = False,
     quiet: QuietOption = False,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Make a new root with what a backup holds, or what a root held: the newest state, or that of an earlier time.
 
     Every byte is checked on the way. Transactions are whole, consumer groups go on where they were, topic ids stay.
@@ -161,25 +169,20 @@ def restore(
     """
     from sparklog.opening import refuse_inside
     from sparklog.tools.backup.manifest import shown_left_out
-    from sparklog.tools.backup.restore_point import Wanted
     from sparklog.tools.backup.restoring import plan_restore
     from sparklog.tools.backup.restoring import restore as make
 
-    version, time_ms = parse_as_of(None if as_of == "latest" else as_of)
-    wanted = Wanted(comma_separated(topic) or None, number, version, time_ms)
-    names = dict(name_and_value(text, "--rename", "OLD=NEW") for text in rename or ())
+    point = past.wanted()
+    names = dict(name_and_value(text, "--rename", "OLD=NEW") for text in past.rename or ())
     refuse_inside(to)
     store = open_folder(required(source, from_, "PATH --from"))
     if dry_run:
-        restored = plan_restore(store, wanted, rename=names)
+        restored = plan_restore(store, point, rename=names)
     else:
         with StatusLine("restore", quiet=quiet) as status:
-            restored = make(store, open_folder(to), wanted, rename=names, link=link, progress=status.files)
-    if as_json:
-        print_json(restored, dryRun=dry_run)
-    else:
-        _show_restored(restored, to, dry_run)
-    warn_and_leave(shown_left_out(restored.left_out))
+            restored = make(store, open_folder(to), point, rename=names, link=link, progress=status.files)
+    document = json_value(restored) | {"dryRun": dry_run}
+    return Output(document, lambda: _show_restored(restored, to, dry_run), shown_left_out(restored.left_out))
 
 
 def _show_restored(restored: Restored, to: str, dry_run: bool) -> None:
@@ -201,9 +204,7 @@ def _show_restored(restored: Restored, to: str, dry_run: bool) -> None:
         )
 
 
-@app.command(
-    "clone", epilog=example("sparklog clone orders orders-tuesday --as-of 2026-01-27T12:00:00 --root /data/log")
-)
+@app.add("clone", "sparklog clone orders orders-tuesday --as-of 2026-01-27T12:00:00 --root /data/log")
 def clone(
     topic: Annotated[str, Argument(metavar="TOPIC", help="The topic to clone; a deleted one with --as-of.")],
     name: Annotated[str, Argument(metavar="NEW-NAME", help="The topic to create.")],
@@ -211,8 +212,7 @@ def clone(
     as_of: AsOfOption = None,
     dry_run: DryRunOption = False,
     quiet: QuietOption = False,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Create a topic that shows another one as it is, or was at a version or time; nothing is copied.
 
     Both share files until one of them rewrites its own; either can be appended to, altered and deleted without the
@@ -225,11 +225,9 @@ def clone(
     with StatusLine("clone", quiet=quiet) as status:
         status(f"reading the log of {topic}")
         made = clone_topic(open_root(root), topic, name, version=version, time_ms=time_ms, dry_run=dry_run)
-    if as_json:
-        print_json(made, dryRun=dry_run)
-        return
     offsets = sum(end - start for start, end in zip(made.log_starts, made.log_ends, strict=True))
-    print(
+    text = (
         f"{'Would clone' if dry_run else 'Cloned'} topic {topic} at version {made.version} as {name}: "
         f"{made.partitions} partitions, {offsets} offsets, {made.files} files ({size_text(made.nbytes)}) shared."
     )
+    return Output.of_lines(json_value(made) | {"dryRun": dry_run}, text)

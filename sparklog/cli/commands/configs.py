@@ -7,46 +7,39 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, BadParameter, Option, Typer
+from typer import Argument, BadParameter, Option
 
 from sparklog.cli.locations import open_root, open_source
 from sparklog.cli.options import (
+    Commands,
     DryRunOption,
     JsonOption,
+    OneTopic,
     RootOption,
     SourceOption,
-    TopicArgument,
-    TopicOption,
-    TopicsArgument,
-    TopicsByOption,
-    chosen_topics,
+    Topics,
     comma_separated,
-    example,
     name_and_value,
-    required,
 )
-from sparklog.cli.terminal import print_json, read_text
+from sparklog.cli.terminal import Output, print_json, read_text
 from sparklog.errors import BadRequest
 
 if TYPE_CHECKING:
     from sparklog.maintenance.properties import ConfigDoc
 
-app = Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Show and change configs of topics, and say what each one means."
-)
+app = Commands("Show and change configs of topics, and say what each one means.")
 
 # Kafka's rule: commas divide, but not inside of brackets.
 _COMMA = re.compile(r",(?=[^\]]*(?:\[|$))")
 
 
-@app.command(epilog=example("sparklog configs describe orders --root /data/log --all"))
+@app.add("describe", "sparklog configs describe orders --root /data/log --all")
 def describe(
     root: SourceOption,
-    topics: TopicsArgument = None,
-    topic_option: TopicsByOption = None,
+    *,
+    topics: Topics,
     everything: Annotated[bool, Option("--all", help="Also those that have their default.")] = False,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Show the configs that were set on topics: value, where it comes from, default."""
     from sparklog.log.state.configs import CONFIGS
     from sparklog.log.state.description import describe_configs
@@ -55,20 +48,22 @@ def describe(
     if source.root is None:
         raise BadRequest(f"{source.view.location} is a Kafka directory: brokers keep configs elsewhere; give a root")
     log = source.root
-    names = chosen_topics(topics, topic_option)
-    configs_of = source.each(names, lambda name: (name, describe_configs(log.topic(name).log.head().configs)))
+    configs_of = source.each(topics.names, lambda name: (name, describe_configs(log.topic(name).log.head().configs)))
     defaults = {name: config.default for name, config in CONFIGS.items()}
     rows = [
-        {"topic": name, "name": each.name, "value": each.value, "source": each.source, "default": defaults[each.name]}
+        {
+            "topic": name,
+            "name": config.name,
+            "value": config.value,
+            "source": config.source,
+            "default": defaults[config.name],
+        }
         for name, configs in configs_of
-        for each in configs
-        if everything or each.source != "default"
+        for config in configs
+        if everything or config.source != "default"
     ]
-    if as_json:
-        print_json(rows)
-    else:
-        _show([name for name, _ in configs_of], rows, everything)
-    source.finish()
+    names = [name for name, _ in configs_of]
+    return Output(rows, lambda: _show(names, rows, everything), source.failures)
 
 
 def _show(names: list[str], rows: list[dict[str, str]], everything: bool) -> None:
@@ -80,15 +75,14 @@ def _show(names: list[str], rows: list[dict[str, str]], everything: bool) -> Non
             print(f"  {row['name']}={row['value']}{default}")
 
 
-@app.command(
-    epilog=example(
-        "sparklog configs alter orders --root /data/log --add-config cleanup.policy=[compact,delete],retention.ms=-1"
-    )
+@app.add(
+    "alter",
+    "sparklog configs alter orders --root /data/log --add-config cleanup.policy=[compact,delete],retention.ms=-1",
 )
 def alter(
     root: RootOption,
-    topic: TopicArgument = None,
-    topic_option: TopicOption = None,
+    *,
+    topic: OneTopic,
     add_config: Annotated[
         list[str] | None, Option(metavar="NAME=VALUE,...", help="Set; [a,b] is a value with commas. Repeatable.")
     ] = None,
@@ -98,30 +92,25 @@ def alter(
     force: Annotated[
         bool, Option("--force", help="Also what takes files from running jobs, or drops records without a key.")
     ] = False,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Set configs of a topic, take them back. All of it happens in one commit, or nothing does."""
     changes = _changes(add_config, add_config_file, delete_config)
-    topic = required(topic, topic_option)
-    opened = open_root(root).topic(topic)
+    name = topic.name
+    opened = open_root(root).topic(name)
     head = opened.log.head()
     planned = opened.plan_alter(configs=changes, force=force)
     if not dry_run:
         opened.alter(configs=changes, force=force, since=head)
     before, after = head.configs, head.configs.changed(planned)
-    rows = [{"name": name, "before": before.text(name), "after": after.text(name)} for name in sorted(planned)]
-    if as_json:
-        print_json({"topic": topic, "dryRun": dry_run, "changes": rows})
-        return
-    for row in rows:
-        print(f"  {row['name']}: {row['before'] or 'empty'} -> {row['after'] or 'empty'}")
-    if dry_run:
-        print(f"Would {'change' if rows else 'not change'} the config of topic {topic}.")
-    else:
-        print(f"Completed updating config for topic {topic}." if rows else f"Config of topic {topic} is so already.")
+    rows = [{"name": key, "before": before.text(key), "after": after.text(key)} for key in sorted(planned)]
+    lines = [f"  {row['name']}: {row['before'] or 'empty'} -> {row['after'] or 'empty'}" for row in rows]
+    done = f"Completed updating config for topic {name}." if rows else f"Config of topic {name} is so already."
+    would = f"Would {'change' if rows else 'not change'} the config of topic {name}."
+    document = {"topic": name, "dryRun": dry_run, "changes": rows}
+    return Output.of_lines(document, *lines, would if dry_run else done)
 
 
-@app.command(epilog=example("sparklog configs docs retention.ms"))
+@app.add("docs", "sparklog configs docs retention.ms")
 def docs(
     names: Annotated[list[str] | None, Argument(metavar="[NAME]...", help="Configs; none means all.")] = None,
     markdown: Annotated[bool, Option("--markdown", help="docs/reference/configs.md.")] = False,
@@ -137,7 +126,7 @@ def docs(
     if as_json:
         print_json(docs)
         return
-    print("\n\n".join(_shown(each) for each in docs))
+    print("\n\n".join(_shown(doc) for doc in docs))
 
 
 def _shown(doc: ConfigDoc) -> str:

@@ -3,182 +3,152 @@
 from __future__ import annotations
 
 import re
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, BadParameter, Exit, Option, Typer
+from typer import Argument, BadParameter, Exit, Option
 
-from sparklog.cli.locations import Source, open_source
+from sparklog.cli.locations import OpenFolder, open_source
 from sparklog.cli.options import (
+    Commands,
     CorruptOption,
     Isolation,
     IsolationOption,
-    JsonOption,
-    PrintHeaders,
-    PrintKey,
-    PrintOffset,
-    PrintPartition,
-    PrintTimestamp,
     SourceOption,
     TopicOfFolder,
-    TopicOption,
-    TopicsArgument,
-    TopicsByOption,
-    chosen,
-    chosen_topics,
-    example,
+    Topics,
     parse_time,
-    unescaped,
     whole_number,
 )
-from sparklog.cli.record_values import (
-    Format,
-    KeyFormat,
-    KeySchemas,
-    RecordValues,
-    ValueFormatOption,
-    ValueSchemas,
-    one_format,
-    record_values,
-)
-from sparklog.cli.terminal import print_json, printable, warn
+from sparklog.cli.printing import Columns, LimitOption, Printer, Printing
+from sparklog.cli.record_values import Format, Formats
+from sparklog.cli.terminal import Output, print_lines, warn
 from sparklog.errors import BadRequest, NotFound
 from sparklog.output import write
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sparklog.cli.record_text import Layout
-    from sparklog.format.values import ValueFormat
     from sparklog.groups.consumer import Consumer
     from sparklog.log.read.key_set import KeySet
     from sparklog.log.read.topic_scan import Tail
     from sparklog.log.state.view import LogView
 
-app = Typer()
+app = Commands()
 GROUP_POLL_S = 1.0
 EXIT_DELETED = 3
-Columns = tuple[str, ...]
-Formatter = Callable[["pa.RecordBatch"], bytes]
-TopicArguments = Annotated[
-    list[str] | None, Argument(metavar="[TOPIC]...", help="Topics; may be left out where the folder holds only one.")
-]
-IncludeOption = Annotated[str | None, Option(metavar="PATTERN", help="Topics that the regular expression matches.")]
-PartitionOption = Annotated[int | None, whole_number("--partition", "-p", text="Only this partition.")]
-GroupOption = Annotated[
-    str | None, Option("--group", "-g", metavar="NAME", help="Start at this group's offsets, commit what is printed.")
-]
 OFFSET_HELP = "Start here; N needs --partition, -N is so many before the end."
-StartOption = Annotated[str | None, Option("--offset", "-o", metavar="N|-N|earliest|latest", help=OFFSET_HELP)]
 SINCE_HELP = "Start at the first record not older: milliseconds, or 2026-01-31T12:00:00 (UTC unless it says)."
-SinceOption = Annotated[str | None, Option("--from-timestamp", "--timestamp", metavar="TIME", help=SINCE_HELP)]
-EndOption = Annotated[int | None, whole_number("--to-offset", text="End before this offset; needs --partition.")]
-UntilOption = Annotated[str | None, Option(metavar="TIME", help="End before the first record not older.")]
 TIMEOUT_HELP = "With --follow: end when nothing came for so long."
-TimeoutOption = Annotated[int | None, whole_number("--timeout-ms", metavar="MS", text=TIMEOUT_HELP)]
-LimitOption = Annotated[int | None, whole_number("--max-messages", "-n", text="End after so many.")]
-SeparatorOption = Annotated[str, Option(help=r"Between columns; \0 and \x1f are escapes.", show_default="a tab")]
-NullOption = Annotated[str | None, Option(help="Stands for a null key or value.", show_default="null")]
-FORMAT_HELP = r"Instead of columns, as kcat's -f: %t %p %o %T %h %k %K %s %S, then \n if wanted; null is nothing."
-FormatOption = Annotated[str | None, Option("--format", metavar="TEXT", help=FORMAT_HELP)]
 
 
-def _batches(
-    tails: Sequence[Tail], columns: Columns, follow: bool, timeout_s: float | None
-) -> Iterator[pa.RecordBatch]:
-    """Read up to the end, then, if asked, what comes, until nothing came for `timeout_s`."""
-    for tail in tails:
-        yield from tail.poll(columns)
-    last_seen = time.monotonic()
-    while follow and (timeout_s is None or time.monotonic() - last_seen < timeout_s):
-        for tail in tails:
-            tail.refresh()
-        behind = [tail for tail in tails if not tail.at_end()]
-        if not behind:
-            time.sleep(tails[0].view.poll_interval_ms / 1000)
-            continue
-        for tail in behind:
-            yield from tail.poll(columns)
-        last_seen = time.monotonic()
+@dataclass
+class Records(Topics):
+    """The topics to read, and which of their records."""
+
+    topics: Annotated[
+        list[str] | None,
+        Argument(metavar="[TOPIC]...", help="Topics; may be left out where the folder holds only one."),
+    ] = None
+    include: Annotated[str | None, Option(metavar="PATTERN", help="Topics that the regular expression matches.")] = None
+    partition: Annotated[int | None, whole_number("--partition", "-p", text="Only this partition.")] = None
+    key: Annotated[list[str] | None, Option("--key", "-k", help="Only records with this key; may be repeated.")] = None
+    all_partitions: Annotated[bool, Option("--all-partitions", help="Look for --key in all of them.")] = False
+
+    def check(self, group: str | None) -> None:
+        if group is not None and self.key:
+            raise BadParameter("a group reads all records: leave out --group", param_hint="'--key'")
+        if self.all_partitions and (not self.key or self.partition is not None):
+            raise BadParameter("it goes with --key, without --partition", param_hint="'--all-partitions'")
+
+    def topics_of(self, source: OpenFolder) -> list[str]:
+        """Return the topics to read: those named, those that match, or the only one."""
+        names = self.names
+        if self.include is None:
+            for name in names or ():
+                if "%" in name:
+                    raise BadParameter(f"expected a topic, found {name!r}: -f is --follow, a format goes to --format")
+            return source.chosen(names) if names else [source.one_topic(None)]
+        if names:
+            raise BadParameter("give topics or --include, not both")
+        try:
+            pattern = re.compile(self.include.replace(",", "|"))
+        except re.error as error:
+            raise BadParameter(f"expected a regular expression, found {self.include!r}: {error}") from None
+        matching = [name for name in source.topics() if pattern.fullmatch(name)]
+        if not matching:
+            raise NotFound(f"no topic of {source.view.location} matches {self.include!r}: see `sparklog topics list`")
+        return matching
+
+    def keys(self, formats: Formats) -> KeySet | None:
+        """Return the keys of --key, which are given as `get` takes its key."""
+        from sparklog.log.read.key_set import KeySet
+
+        if not self.key:
+            return None
+        keys = [formats.parse_key(key)[0] for key in self.key]
+        return KeySet.of(keys, self.all_partitions or self.partition is not None)
 
 
-class Printer:
-    """Prints records, at most `limit`, and says at the end how many, also at an interrupt."""
-
-    def __init__(self, formatter: Formatter, limit: int | None) -> None:
-        self._formatter = formatter
-        self._limit = limit
-        self.count = 0
-
-    def __enter__(self) -> Printer:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None:
-            print(f"Processed a total of {self.count} messages", file=sys.stderr)
-        elif isinstance(error, KeyboardInterrupt):
-            error.args = (f"processed a total of {self.count} messages",)
-
-    def left(self) -> int | None:
-        """Return how many may still be printed; None: any number."""
-        return None if self._limit is None else self._limit - self.count
-
-    def print(self, batches: Iterator[pa.RecordBatch]) -> None:
-        while self.left() != 0 and (batch := next(batches, None)) is not None:
-            part = batch.slice(0, self.left())
-            data = self._formatter(part)
-            # Before they are written: an interrupt may come as soon as a reader sees them.
-            self.count += part.num_rows
-            write(data)
-
-
-@dataclass(frozen=True)
+@dataclass
 class Places:
-    """Start and end of what is read of each topic, as the options give them; None: not given."""
+    """Start and end of what is read of each topic."""
 
-    from_beginning: bool
-    offset: str | None
-    since: int | None
-    end: int | None
-    until: int | None
+    group: Annotated[
+        str | None,
+        Option("--group", "-g", metavar="NAME", help="Start at this group's offsets, commit what is printed."),
+    ] = None
+    from_beginning: Annotated[bool, Option("--from-beginning", help="Start at the log start.")] = False
+    offset: Annotated[str | None, Option("--offset", "-o", metavar="N|-N|earliest|latest", help=OFFSET_HELP)] = None
+    timestamp: Annotated[str | None, Option("--from-timestamp", "--timestamp", metavar="TIME", help=SINCE_HELP)] = None
+    to_offset: Annotated[int | None, whole_number("--to-offset", text="End before this offset; needs --partition.")] = (
+        None
+    )
+    to_timestamp: Annotated[str | None, Option(metavar="TIME", help="End before the first record not older.")] = None
+    follow: Annotated[bool, Option("--follow", "-f", help="Wait for more at the end.")] = False
+    timeout_ms: Annotated[int | None, whole_number("--timeout-ms", metavar="MS", text=TIMEOUT_HELP)] = None
 
-    def check(self, partition: int | None, group: str | None, follow: bool) -> None:
+    def __post_init__(self) -> None:
+        self.since = None if self.timestamp is None else parse_time(self.timestamp)
+        self.until = None if self.to_timestamp is None else parse_time(self.to_timestamp, "--to-timestamp")
+        self.timeout_s = None if self.timeout_ms is None else self.timeout_ms / 1000
+
+    def check(self, partition: int | None) -> None:
         """Refuse what contradicts itself, before anything is opened."""
         starts = {"--from-beginning": self.from_beginning, "--offset": self.offset, "--from-timestamp": self.since}
-        ends = {"--to-offset": self.end, "--to-timestamp": self.until}
+        ends = {"--to-offset": self.to_offset, "--to-timestamp": self.until}
         for options, what in ((starts, "start"), (ends, "end")):
-            given = [name for name, value in options.items() if value is not None and value is not False]
-            if len(given) > 1:
-                raise BadParameter(f"one place to {what}, found {' and '.join(given)}")
-            if given and follow and what == "end":
-                raise BadParameter(f"{given[0]} is an end, --follow has none: leave one out")
-            if group is not None and given not in ([], ["--from-beginning"]):
-                raise BadParameter(f"its offsets say where: leave out {given[0]}", param_hint="'--group'")
-        if group is not None and partition is not None:
+            names = [name for name, value in options.items() if value is not None and value is not False]
+            if len(names) > 1:
+                raise BadParameter(f"one place to {what}, found {' and '.join(names)}")
+            if names and self.follow and what == "end":
+                raise BadParameter(f"{names[0]} is an end, --follow has none: leave one out")
+            if self.group is not None and names not in ([], ["--from-beginning"]):
+                raise BadParameter(f"its offsets say where: leave out {names[0]}", param_hint="'--group'")
+        if self.group is not None and partition is not None:
             raise BadParameter("it reads all partitions: leave out --partition", param_hint="'--group'")
         text = self.offset or "earliest"
         if text not in ("earliest", "latest") and not re.fullmatch("-?[0-9]{1,18}", text):
             raise BadParameter(f"expected earliest, latest or a number, found {text!r}", param_hint="'--offset'")
-        if partition is None and (text.isdecimal() or self.end is not None):
+        if partition is None and (text.isdecimal() or self.to_offset is not None):
             option = "'--offset'" if text.isdecimal() else "'--to-offset'"
             raise BadParameter("a number needs --partition: each partition has its own", param_hint=option)
 
-    def start(self, tail: Tail, follow: bool) -> None:
+    def start(self, tail: Tail) -> None:
         """Open a tail, and put it at its start and its end."""
         tail.open()
-        if self.until is not None or self.end is not None:
+        if self.until is not None or self.to_offset is not None:
             tail.start_at_log_start()
-            tail.ends = dict.fromkeys(tail.positions, self.end or 0)
+            tail.ends = dict.fromkeys(tail.positions, self.to_offset or 0)
         if self.until is not None:
             targets = dict.fromkeys(tail.ends, self.until)
             answers = tail.view.offsets_for_timestamps(tail.topic, targets, tail.isolation)
             tail.ends = {partition: answer.offset for partition, answer in answers.items() if answer is not None}
         if self.since is not None:
             tail.start_at_time(self.since)
-        elif self.offset == "latest" or (follow and not self.from_beginning and self.offset is None):
+        elif self.offset == "latest" or (self.follow and not self.from_beginning and self.offset is None):
             tail.start_at_end()
         elif self.offset in (None, "earliest"):
             tail.start_at_log_start()
@@ -190,60 +160,26 @@ class Places:
             tail.start_at_offset(int(self.offset))
 
 
-def _check_keys(keys: Sequence[str] | None, all_partitions: bool, partition: int | None, group: str | None) -> None:
-    if group is not None and keys:
-        raise BadParameter("a group reads all records: leave out --group", param_hint="'--key'")
-    if all_partitions and (not keys or partition is not None):
-        raise BadParameter("it goes with --key, without --partition", param_hint="'--all-partitions'")
+def _batches(
+    tails: Sequence[Tail], columns: tuple[str, ...], follow: bool, timeout_s: float | None
+) -> Iterator[pa.RecordBatch]:
+    """Read up to the end, then, if asked, what comes, until nothing came for `timeout_s`."""
+    for tail in tails:
+        yield from tail.poll(columns)
+    last_seen = time.monotonic()
+    while follow and (timeout_s is None or time.monotonic() - last_seen < timeout_s):
+        for tail in tails:
+            tail.refresh()
+        unread = [tail for tail in tails if not tail.at_end()]
+        if not unread:
+            time.sleep(tails[0].view.poll_interval_ms / 1000)
+            continue
+        for tail in unread:
+            yield from tail.poll(columns)
+        last_seen = time.monotonic()
 
 
-def _key_set(keys: Sequence[str], key_format: str | None, schemas: list[str] | None, anywhere: bool) -> KeySet:
-    """Return the keys of --key, which are given as `get` takes its key."""
-    from sparklog.log.read.key_set import KeySet
-
-    return KeySet.of([_key_and_values(key, key_format or "string", schemas, None)[0] for key in keys], anywhere)
-
-
-def _topics(source: Source, names: Sequence[str] | None, include: str | None) -> list[str]:
-    """Return the topics to read: those named, those that match, or the only one."""
-    if include is None:
-        for name in names or ():
-            if "%" in name:
-                raise BadParameter(f"expected a topic, found {name!r}: -f is --follow, a format goes to --format")
-        return source.chosen(names) if names else [source.one_topic(None)]
-    if names:
-        raise BadParameter("give topics or --include, not both")
-    try:
-        pattern = re.compile(include.replace(",", "|"))
-    except re.error as error:
-        raise BadParameter(f"expected a regular expression, found {include!r}: {error}") from None
-    matching = [name for name in source.topics() if pattern.fullmatch(name)]
-    if not matching:
-        raise NotFound(f"no topic of {source.view.location} matches {include!r}: see `sparklog topics list`")
-    return matching
-
-
-def record_formatter(
-    layout: Layout, null_literal: str | None, text: str | None, as_json: bool, values: RecordValues
-) -> tuple[Columns, Formatter]:
-    """Return the columns to read, and the function that makes bytes of them."""
-    from sparklog.cli.record_format import parse_format
-    from sparklog.cli.record_text import format_json
-    from sparklog.log.state.view import COLUMNS
-
-    if as_json:
-        if text is not None:
-            raise BadParameter("give one of --format and --json")
-        return COLUMNS, lambda batch: format_json(batch, values)
-    null = None if null_literal is None else unescaped(null_literal)
-    if text is not None:
-        parsed = parse_format(text, null or b"")
-        return values.columns(parsed.columns()), lambda batch: parsed.format(batch, values.show(batch))
-    shown = layout if null is None else replace(layout, null_literal=null)
-    return values.columns(shown.columns()), lambda batch: shown.format(values.show(batch))
-
-
-def _member(source: Source, group: str, **options: Any) -> Consumer:
+def _member(source: OpenFolder, places: Places, **options: Any) -> Consumer:
     from sparklog.groups.consumer import consumer
 
     if source.root is None:
@@ -251,7 +187,9 @@ def _member(source: Source, group: str, **options: Any) -> Consumer:
             f"{source.view.location} is a Kafka directory, which is read-only: no group can commit offsets there; "
             "leave out --group, or import it"
         )
-    return consumer(source.root, group, **options)
+    starts_at_end = places.follow and not places.from_beginning
+    options["auto_offset_reset"] = "latest" if starts_at_end else "earliest"
+    return consumer(source.root, str(places.group), **options)
 
 
 def _print_of_group(member: Consumer, printer: Printer, follow: bool, timeout_s: float | None) -> None:
@@ -275,39 +213,17 @@ def _print_of_group(member: Consumer, printer: Printer, follow: bool, timeout_s:
         member.close(commit=False)
 
 
-@app.command("consume", epilog=example("sparklog consume orders --root /data/log --print-key --max-messages 10"))
+@app.add("consume", "sparklog consume orders --root /data/log --print-key --max-messages 10")
 def consume(
     root: SourceOption,
-    topics: TopicArguments = None,
-    topic_option: TopicsByOption = None,
-    include: IncludeOption = None,
-    partition: PartitionOption = None,
-    key: Annotated[list[str] | None, Option("--key", "-k", help="Only records with this key; may be repeated.")] = None,
-    all_partitions: Annotated[bool, Option("--all-partitions", help="Look for --key in all of them.")] = False,
-    group: GroupOption = None,
-    from_beginning: Annotated[bool, Option("--from-beginning", help="Start at the log start.")] = False,
-    offset: StartOption = None,
-    timestamp: SinceOption = None,
-    to_offset: EndOption = None,
-    to_timestamp: UntilOption = None,
-    follow: Annotated[bool, Option("--follow", "-f", help="Wait for more at the end.")] = False,
-    timeout_ms: TimeoutOption = None,
+    *,
+    records: Records,
+    places: Places,
     max_messages: LimitOption = None,
     isolation: IsolationOption = "read_committed",
     corrupt_records: CorruptOption = "fail",
-    print_timestamp: PrintTimestamp = False,
-    print_partition: PrintPartition = False,
-    print_offset: PrintOffset = False,
-    print_headers: PrintHeaders = False,
-    print_key: PrintKey = False,
-    print_value: Annotated[bool, Option("--print-value/--no-print-value", help="The value.")] = True,
-    key_separator: SeparatorOption = "\t",
-    null_literal: NullOption = None,
-    format_: FormatOption = None,
-    key_format: KeyFormat = None,
-    value_format: ValueFormatOption = None,
-    key_schema: KeySchemas = None,
-    value_schema: ValueSchemas = None,
+    printing: Printing,
+    formats: Formats,
     as_json: Annotated[
         bool, Option("--json", help="One JSON object per record, all columns; `produce --json` takes it.")
     ] = False,
@@ -320,55 +236,46 @@ def consume(
 
     With --key it reads the partitions where Kafka's default partitioner puts the keys, or --partition.
     """
-    from sparklog.cli.record_text import Layout
     from sparklog.log.read.topic_scan import Tail
 
-    since = None if timestamp is None else parse_time(timestamp)
-    until = None if to_timestamp is None else parse_time(to_timestamp, "--to-timestamp")
-    places = Places(from_beginning, offset, since, to_offset, until)
-    places.check(partition, group, follow)
-    _check_keys(key, all_partitions, partition, group)
-    shown = (print_timestamp, print_partition, print_offset, print_headers, print_key, print_value)
-    layout = Layout(*shown, key_separator=unescaped(key_separator))
-    values = record_values(key_format, key_schema, value_format, value_schema)
-    columns, formatter = record_formatter(layout, null_literal, format_, as_json, values)
-    timeout_s = None if timeout_ms is None else timeout_ms / 1000
-    source = open_source(root, follow=follow, corrupt_records=corrupt_records, on_skipped=warn)
-    names = _topics(source, chosen_topics(topics, topic_option), include)
+    places.check(records.partition)
+    records.check(places.group)
+    columns, formatter = printing.formatter(formats.values(), as_json)
+    source = open_source(root, follow=places.follow, corrupt_records=corrupt_records, on_skipped=warn)
+    names = records.topics_of(source)
     with Printer(formatter, max_messages) as printer:
-        if group is None:
-            keys = _key_set(key, key_format, key_schema, all_partitions or partition is not None) if key else None
-            tails = [Tail(source.view, name, isolation, partition, warn=warn, keys=keys) for name in names]
-            for tail in tails:
-                places.start(tail, follow)
-            printer.print(_batches(tails, columns, follow, timeout_s))
-        else:
-            reset = "latest" if follow and not from_beginning else "earliest"
-            options = {"topics": names, "auto_offset_reset": reset, "isolation_level": isolation, "columns": columns}
-            _print_of_group(_member(source, group, **options), printer, follow, timeout_s)
+        if places.group is not None:
+            member = _member(source, places, topics=names, isolation_level=isolation, columns=columns)
+            _print_of_group(member, printer, places.follow, places.timeout_s)
+            return
+        keys = records.keys(formats)
+        tails = [Tail(source.view, name, isolation, records.partition, warn=warn, keys=keys) for name in names]
+        for tail in tails:
+            places.start(tail)
+        printer.print(_batches(tails, columns, places.follow, places.timeout_s))
 
 
-@app.command("get", epilog=example("sparklog get orders --key customer-17 --root /data/log --print-offset"))
+@dataclass
+class KeyFormats(Formats):
+    """The format of the key to look for, and those to print in."""
+
+    key_format: Annotated[
+        Format, Option(help="How --key is given, and printed; numbers as Kafka's serializers write them.")
+    ] = "string"
+
+
+@app.add("get", "sparklog get orders --key customer-17 --root /data/log --print-offset")
 def get(
     root: SourceOption,
     key: Annotated[str, Option("--key", "-k", help="The key.")],
-    topic: TopicOfFolder = None,
-    topic_option: TopicOption = None,
-    key_format: Annotated[
-        Format, Option(help="How --key is given, and printed; numbers as Kafka's serializers write them.")
-    ] = "string",
-    value_format: ValueFormatOption = None,
-    key_schema: KeySchemas = None,
-    value_schema: ValueSchemas = None,
+    *,
+    topic: TopicOfFolder,
+    formats: KeyFormats,
     partition: Annotated[int | None, whole_number("--partition", "-p", text="Look in this partition.")] = None,
     all_partitions: Annotated[bool, Option("--all-partitions", help="Look in all of them.")] = False,
     isolation: IsolationOption = "read_committed",
     corrupt_records: CorruptOption = "fail",
-    print_timestamp: PrintTimestamp = False,
-    print_partition: PrintPartition = False,
-    print_offset: PrintOffset = False,
-    print_headers: PrintHeaders = False,
-    print_key: PrintKey = False,
+    columns: Columns,
     as_json: Annotated[bool, Option("--json", help="The record as a JSON object, all columns.")] = False,
 ) -> None:
     """Print the latest record of a key.
@@ -378,14 +285,14 @@ def get(
     partitions were added in Kafka, give --partition or --all-partitions (of several records the one with the
     greatest timestamp). Exit code 3: the latest record is a tombstone, the key was deleted; 1: there is none.
     """
-    from sparklog.cli.record_text import Layout, format_json
+    from sparklog.cli.record_text import format_json
     from sparklog.log.read.key_lookup import latest_record
 
     if partition is not None and all_partitions:
         raise BadParameter("--partition and --all-partitions exclude each other")
-    key_bytes, values = _key_and_values(key, key_format, key_schema, one_format(value_format, value_schema, "value"))
+    key_bytes, values = formats.parse_key(key)
     source = open_source(root, corrupt_records=corrupt_records, on_skipped=warn)
-    name = source.one_topic(chosen(topic, topic_option))
+    name = source.one_topic(topic.name_or_none)
     source.view.refresh([name])
     partitions = sorted(source.view.bounds(name)) if all_partitions else None if partition is None else [partition]
     record = latest_record(source.view, name, key_bytes, partitions=partitions, isolation=isolation)
@@ -393,24 +300,11 @@ def get(
         hint = "; another partitioner may have written it, or partitions were added in Kafka: try --all-partitions"
         raise NotFound(f"no record of topic {name} has the key {key!r}{'' if all_partitions else hint}")
     deleted = not record.column("value")[0].is_valid
-    layout = Layout(print_timestamp, print_partition, print_offset, print_headers, print_key, not deleted)
-    write(format_json(record, values) if as_json else layout.format(values.show(record)))
+    write(format_json(record, values) if as_json else columns.layout(not deleted).format(values.show(record)))
     if deleted:
         offset, number = (record.column(name)[0].as_py() for name in ("offset", "partition"))
         warn(f"key {key!r} of topic {name} was deleted: offset {offset} of partition {number} is a tombstone")
         raise Exit(EXIT_DELETED)
-
-
-def _key_and_values(
-    text: str, name: str, schemas: list[str] | None, value: ValueFormat | None
-) -> tuple[bytes, RecordValues]:
-    """Return the bytes of a key, and the formats to print its record in; text is printed as it is."""
-    from sparklog.format.text import parse_key
-
-    if name == "string" and not schemas:
-        return parse_key(text), RecordValues(None, value)
-    key = one_format(name, schemas, "key")
-    return parse_key(text, key or name), RecordValues(key, value)
 
 
 LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3
@@ -433,32 +327,34 @@ def offsets_at(view: LogView, topic: str, time: int, isolation: str) -> dict[int
     return {partition: answer.offset for partition, answer in answers.items() if answer is not None}
 
 
-@app.command("offsets", epilog=example("sparklog offsets orders --root /data/log --time -2"))
+@dataclass
+class TopicsByName(Topics):
+    """As for others, but that `-t` is `--time`, as for kafka-get-offsets."""
+
+    topic_option: Annotated[list[str] | None, Option("--topic", metavar="NAME", help="The same.")] = None
+
+
+@app.add("offsets", "sparklog offsets orders --root /data/log --time -2")
 def offsets(
     root: SourceOption,
-    topics: TopicsArgument = None,
-    topic_option: Annotated[list[str] | None, Option("--topic", metavar="NAME", help="The same.")] = None,
+    *,
+    topics: TopicsByName,
     time: Annotated[str, Option("--time", "-t", metavar="-1|-2|-3|MS", help="Which offset, see above.")] = "latest",
     isolation: Annotated[
         Isolation, Option("--isolation-level", help="read_committed: below the first open transaction.")
     ] = "read_uncommitted",
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Print offsets of topics, one topic:partition:offset per line, as kafka-get-offsets does.
 
     --time is -1 or latest (the end, the default), -2 or earliest (the log start), -3 or max-timestamp (the record with
     the largest timestamp), or a time in milliseconds: the first record not older. Partitions without one are left out.
     """
-    wanted = TIMES[time] if time in TIMES else parse_time(time, "--time")
+    target = TIMES[time] if time in TIMES else parse_time(time, "--time")
     source = open_source(root)
-    names = source.refreshed(chosen_topics(topics, topic_option))
-    answers = {name: offsets_at(source.view, name, wanted, isolation) for name in names}
+    names = source.refreshed(topics.names)
+    answers = {name: offsets_at(source.view, name, target, isolation) for name in names}
     rows = [(name, *answer) for name in names for answer in answers[name].items()]
     # By the text topic-partition, t-10 before t-2: as Kafka's tool does.
     rows.sort(key=lambda row: f"{row[0]}-{row[1]}")
-    if as_json:
-        print_json([{"topic": name, "partition": partition, "offset": offset} for name, partition, offset in rows])
-    else:
-        for name, partition, offset in rows:
-            print(f"{printable(name)}:{partition}:{offset}")
-    source.finish()
+    document = [dict(zip(("topic", "partition", "offset"), row, strict=True)) for row in rows]
+    return Output(document, lambda: print_lines(":".join(map(str, row)) for row in rows), source.failures)

@@ -4,49 +4,66 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, BadParameter, Option, Typer
+from typer import Argument, BadParameter, Option
 
-from sparklog.cli.options import JsonOption, example, whole_number
+from sparklog.cli.options import Commands, JsonOption, whole_number
 from sparklog.cli.terminal import printable
 from sparklog.errors import BadRequest
 from sparklog.output import write
+from sparklog.parsing import INT32_MAX
 
 if TYPE_CHECKING:
     from sparklog.tools.inspection.dump import Line
     from sparklog.tools.inspection.dump_decoders import Decoders
 
-app = Typer()
+app = Commands()
 CHUNK_LINES = 512
 
 
-@app.command(
-    "dump-log",
-    epilog=example(
-        "sparklog dump-log /data/kafka-logs/orders-0 --print-data-log",
-        "sparklog dump-log --files 00000000000000000000.log --deep-iteration",
-    ),
-)
-def dump_log(
-    paths: Annotated[list[str] | None, Argument(metavar="[PATH]...", help="Files or folders.")] = None,
-    files: Annotated[str | None, Option(metavar="A,B", help="The same, separated by commas.")] = None,
+@dataclass
+class Files:
+    """The files to print."""
+
+    paths: Annotated[list[str] | None, Argument(metavar="[PATH]...", help="Files or folders.")] = None
+    files: Annotated[str | None, Option(metavar="A,B", help="The same, separated by commas.")] = None
     root: Annotated[
         str | None, Option("--root", "-r", metavar="PATH", help="Paths are topics or objects of this root.")
-    ] = None,
-    deep_iteration: Annotated[bool, Option("--deep-iteration", help="One line for each record, too.")] = False,
+    ] = None
+
+    def names(self) -> list[str]:
+        names = [*(self.paths or []), *(part for part in (self.files or "").split(",") if part)]
+        if not names:
+            raise BadParameter("which file? Name files or folders, or give --files")
+        return names
+
+
+@dataclass
+class DumpExtent:
+    """Parts of each file to print."""
+
+    deep_iteration: Annotated[bool, Option("--deep-iteration", help="One line for each record, too.")] = False
     print_data_log: Annotated[
         bool, Option("--print-data-log", help="And the records' keys and values; so does every decoder.")
-    ] = False,
-    verify_index_only: Annotated[bool, Option("--verify-index-only", help="Of indexes only what disagrees.")] = False,
+    ] = False
+    verify_index_only: Annotated[bool, Option("--verify-index-only", help="Of indexes only what disagrees.")] = False
     index_sanity_check: Annotated[
         bool, Option("--index-sanity-check", help="Of indexes only the check of a broker that starts.")
-    ] = False,
+    ] = False
     max_message_size: Annotated[
         int, whole_number("--max-message-size", text="Bytes read where an index points to.")
-    ] = 5 * 1024 * 1024,
-    max_bytes: Annotated[int, whole_number("--max-bytes", text="Bytes read of each segment.", default="all")] = 2**31
-    - 1,
+    ] = 5 * 1024 * 1024
+    max_bytes: Annotated[int, whole_number("--max-bytes", text="Bytes read of each segment.", default="all")] = (
+        INT32_MAX
+    )
+
+
+@dataclass
+class DecoderOptions:
+    """The decoders of keys and values."""
+
     key_decoder: Annotated[
         str | None,
         Option(
@@ -55,20 +72,52 @@ def dump_log(
             metavar="NAME",
             help="string, int, long, bytes-hex, bytes-base64, json, or one of Kafka's decoder classes.",
         ),
-    ] = None,
+    ] = None
     value_decoder: Annotated[
         str | None, Option("--value-decoder-class", "--value-decoder", metavar="NAME", help="The same for values.")
-    ] = None,
-    offsets_decoder: Annotated[bool, Option("--offsets-decoder", help="Records of __consumer_offsets.")] = False,
+    ] = None
+    offsets_decoder: Annotated[bool, Option("--offsets-decoder", help="Records of __consumer_offsets.")] = False
     transaction_log_decoder: Annotated[
         bool, Option("--transaction-log-decoder", help="Records of __transaction_state.")
-    ] = False,
+    ] = False
     share_group_state_decoder: Annotated[
         bool, Option("--share-group-state-decoder", help="Records of __share_group_state.")
-    ] = False,
+    ] = False
     metadata_decoder: Annotated[
         bool, Option("--cluster-metadata-decoder", "--remote-log-metadata-decoder", hidden=True)
-    ] = False,
+    ] = False
+
+    def __post_init__(self) -> None:
+        if self.metadata_decoder:
+            raise BadRequest(
+                "records of cluster and remote log metadata are not decoded here: see them with kafka-dump-log"
+            )
+        logs = {
+            "groups": self.offsets_decoder,
+            "transactions": self.transaction_log_decoder,
+            "shares": self.share_group_state_decoder,
+        }
+        self.log = next((log for log, wanted in logs.items() if wanted), None)
+        self.any = bool(self.log or self.key_decoder or self.value_decoder)
+
+    def decoders(self) -> Decoders:
+        from sparklog.tools.inspection import dump_decoders
+
+        if self.log is not None:
+            return dump_decoders.coordinator(self.log)
+        return dump_decoders.plain(self.key_decoder or "string", self.value_decoder or "string")
+
+
+@app.add(
+    "dump-log",
+    "sparklog dump-log /data/kafka-logs/orders-0 --print-data-log",
+    "sparklog dump-log --files 00000000000000000000.log --deep-iteration",
+)
+def dump_log(
+    *,
+    named: Files,
+    extent: DumpExtent,
+    decoding: DecoderOptions,
     skip_record_metadata: Annotated[bool, Option("--skip-record-metadata", help="Only keys and values.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -84,32 +133,12 @@ def dump_log(
     from sparklog.tools.inspection.dump_index import IndexOptions
     from sparklog.tools.inspection.dump_source import find
 
-    if metadata_decoder:
-        raise BadRequest(
-            "records of cluster and remote log metadata are not decoded here: see them with kafka-dump-log"
-        )
-    named = [*(paths or []), *(part for part in (files or "").split(",") if part)]
-    if not named:
-        raise BadParameter("which file? Name files or folders, or give --files")
-    given = (offsets_decoder, transaction_log_decoder, share_group_state_decoder, key_decoder, value_decoder)
-    contents = print_data_log or any(given)
-    log = LogOptions(
-        deep_iteration or contents, contents, not skip_record_metadata, max_bytes, _decoders(*given), as_json
-    )
-    index = IndexOptions(index_sanity_check, verify_index_only, max_message_size)
-    _print(dump(find(named, root), DumpOptions(log, index)))
-
-
-def _decoders(offsets: bool, transactions: bool, shares: bool, key: str | None, value: str | None) -> Decoders:
-    from sparklog.tools.inspection import dump_decoders as decoders
-
-    if offsets:
-        return decoders.coordinator("groups")
-    if transactions:
-        return decoders.coordinator("transactions")
-    if shares:
-        return decoders.coordinator("shares")
-    return decoders.plain(key or "string", value or "string")
+    paths = named.names()
+    contents = extent.print_data_log or decoding.any
+    deep = extent.deep_iteration or contents
+    log = LogOptions(deep, contents, not skip_record_metadata, extent.max_bytes, decoding.decoders(), as_json)
+    index = IndexOptions(extent.index_sanity_check, extent.verify_index_only, extent.max_message_size)
+    _print(dump(find(paths, named.root), DumpOptions(log, index)))
 
 
 def _print(lines: Iterable[Line]) -> None:

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, BadParameter, Option, Typer
+from typer import Argument, BadParameter, Option
 
 from sparklog.cli.locations import open_root, open_source
 from sparklog.cli.options import (
-    INT64_MAX,
+    Commands,
     DryRunOption,
-    JsonOption,
     RootOption,
     SourceOption,
-    example,
     parse_time,
     whole_number,
 )
-from sparklog.cli.terminal import print_json, print_lines, print_table, printable, read_text, warn_and_leave
+from sparklog.cli.terminal import Output, print_lines, print_table, printable, read_text
 from sparklog.errors import BadRequest, NotFound
+from sparklog.parsing import INT64_MAX, is_digits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from sparklog.groups.reset import NewOffset, Scenario
     from sparklog.kafka.importing.coordinators import KafkaGroups
 
-app = Typer(no_args_is_help=True, rich_markup_mode=None, help="List, describe, reset and delete consumer groups.")
+app = Commands("List, describe, reset and delete consumer groups.")
 
 OFFSETS = ("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG", "SECONDS-BEHIND", "CONSUMER-ID")
 STATES = ("GROUP", "STATE", "GENERATION", "CONSUMER-ID", "SESSION-TIMEOUT-MS", "PENDING")
@@ -45,32 +45,26 @@ TopicOption = Annotated[
 ]
 
 
-@app.command("list", epilog=example("sparklog groups list --root /data/log"))
+@app.add("list", "sparklog groups list --root /data/log")
 def list_(
     root: SourceOption,
     state: Annotated[bool, Option("--state", help="Also the state of each group.")] = False,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """List the groups, one per line. Works on a Kafka log directory, too."""
     groups = _open_groups(root)
     names = groups.names()
     if state:
-        _show_states(groups.descriptions(names, groups.failures), as_json)
-    elif as_json:
-        print_json(names)
-    else:
-        print_lines(names)
-    warn_and_leave(groups.failures)
+        return _states(groups.descriptions(names, groups.failures), groups.failures)
+    return Output(names, lambda: print_lines(names), groups.failures)
 
 
-@app.command(epilog=example("sparklog groups describe billing --root /data/log"))
+@app.add("describe", "sparklog groups describe billing --root /data/log")
 def describe(
     root: SourceOption,
     names: GroupArguments = None,
     all_groups: Annotated[bool, Option("--all-groups", help="Every group there is.")] = False,
     state: Annotated[bool, Option("--state", help="The groups themselves in place of their offsets.")] = False,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Show how far groups have read, and how far behind they are, in records and in seconds.
 
     SECONDS-BEHIND is how long the first unread record has been waiting. The end is that of the log, as in Kafka:
@@ -85,41 +79,62 @@ def describe(
     missing = [item.id for item in described if item.state == "Dead"]
     if missing:
         raise NotFound(f"group '{missing[0]}' does not exist in {groups.location}; `sparklog groups list` has all")
-    rows = [] if state else groups.lag([item.id for item in described])
     if state:
-        _show_states(described, as_json)
-    elif as_json:
-        print_json(rows)
-    else:
+        return _states(described, groups.failures)
+    rows = groups.lag([item.id for item in described])
+
+    def show() -> None:
         for item in described:
             if item.state == "Empty":
                 print(f"Consumer group '{printable(item.id)}' has no active members.", file=sys.stderr)
         print_table(OFFSETS, [_cells(row) for row in rows])
-    warn_and_leave(groups.failures)
+
+    return Output(rows, show, groups.failures)
 
 
-@app.command(
-    epilog=example("sparklog groups reset billing --topic orders --to-datetime 2026-03-01T08:00 --root /data/log")
-)
+@dataclass
+class ResetTo:
+    """The place that a group's offsets are set to: exactly one of these."""
+
+    to_earliest: Annotated[bool, Option("--to-earliest", help="The log start.")] = False
+    to_latest: Annotated[bool, Option("--to-latest", help="The log end.")] = False
+    to_current: Annotated[bool, Option("--to-current", help="Where it is, else the log end.")] = False
+    to_offset: Annotated[int | None, whole_number("--to-offset", text="This offset.")] = None
+    shift_by: Annotated[int | None, whole_number("--shift-by", low=-INT64_MAX, text="N records on; -N: back.")] = None
+    to_datetime: Annotated[str | None, Option(metavar="TIME", help="First record not older (ISO 8601 or ms).")] = None
+    by_duration: Annotated[str | None, Option(metavar="PnDTnHnMnS", help="So long ago, such as PT2H.")] = None
+    from_file: Annotated[Path | None, Option(metavar="CSV", help="Lines of topic,partition,offset.")] = None
+
+    def scenario(self, group: str) -> Scenario:
+        from sparklog.groups.reset import Scenario, To, parse_duration
+
+        options = {f"--{name.replace('_', '-')}": value for name, value in vars(self).items()}
+        chosen = [(name, value) for name, value in options.items() if value is not None and value is not False]
+        if len(chosen) != 1:
+            raise BadParameter(f"give exactly one of {', '.join(options)}; found {len(chosen)}")
+        ((name, value),) = chosen
+        if name == "--from-file":
+            return Scenario(To.FILE, offsets=_offsets_of(group, value))
+        if name == "--to-datetime":
+            value = parse_time(value, name)
+        elif name == "--by-duration":
+            value = parse_duration(value)
+        return Scenario(To(name[2:]), 0 if value is True else value)
+
+
+@app.add("reset", "sparklog groups reset billing --topic orders --to-datetime 2026-03-01T08:00 --root /data/log")
 def reset(
     group: GroupArgument,
     root: RootOption,
+    *,
     topic: TopicOption = None,
     all_topics: Annotated[bool, Option("--all-topics", help="All partitions the group has offsets of.")] = False,
-    to_earliest: Annotated[bool, Option("--to-earliest", help="The log start.")] = False,
-    to_latest: Annotated[bool, Option("--to-latest", help="The log end.")] = False,
-    to_current: Annotated[bool, Option("--to-current", help="Where it is, else the log end.")] = False,
-    to_offset: Annotated[int | None, whole_number("--to-offset", text="This offset.")] = None,
-    shift_by: Annotated[int | None, whole_number("--shift-by", low=-INT64_MAX, text="N records on; -N: back.")] = None,
-    to_datetime: Annotated[str | None, Option(metavar="TIME", help="First record not older (ISO 8601 or ms).")] = None,
-    by_duration: Annotated[str | None, Option(metavar="PnDTnHnMnS", help="So long ago, such as PT2H.")] = None,
-    from_file: Annotated[Path | None, Option(metavar="CSV", help="Lines of topic,partition,offset.")] = None,
+    to: ResetTo,
     execute: Annotated[bool, Option("--execute", help="Do it.")] = False,
     dry_run: Annotated[bool, Option("--dry-run", help="Only show it (the default).")] = False,
     force: Annotated[bool, Option("--force", help="Also an active group; its consumer is stopped.")] = False,
     export: Annotated[bool, Option("--export", help="Print the new offsets as lines of a CSV file.")] = False,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Set a group's offsets by hand, in a partition, a topic or all of its topics.
 
     Exactly one of the options --to-earliest ... --from-file says where to. Nothing is changed without --execute: first
@@ -134,20 +149,8 @@ def reset(
 
     if execute and dry_run:
         raise BadParameter("give one of --execute and --dry-run")
-    scenario = _scenario(
-        group,
-        {
-            "--to-earliest": to_earliest or None,
-            "--to-latest": to_latest or None,
-            "--to-current": to_current or None,
-            "--to-offset": to_offset,
-            "--shift-by": shift_by,
-            "--to-datetime": to_datetime,
-            "--by-duration": by_duration,
-            "--from-file": from_file,
-        },
-    )
-    topics = _topics(topic, all_topics, from_file is not None)
+    scenario = to.scenario(group)
+    topics = _topics(topic, all_topics, to.from_file is not None)
     opened = _groups_of_root(root).group(group)
     plan = plan_reset(opened, scenario, topics, now_ms=opened.root.env.wall_ms())
     active = opened.description() if force else None
@@ -164,49 +167,45 @@ def reset(
             print(f"WARN {printable(item.warning)}", file=sys.stderr)
     if not execute and not dry_run:
         print("WARN Nothing was changed: this is a dry run without --execute.", file=sys.stderr)
-    _show_plan(group, plan, execute, export, as_json)
+    document = {"group": group, "executed": execute, "offsets": plan}
+    return Output(document, lambda: _show_plan(group, plan, export))
 
 
-@app.command(epilog=example("sparklog groups delete billing --root /data/log"))
-def delete(group: GroupArgument, root: RootOption, dry_run: DryRunOption = False, as_json: JsonOption = False) -> None:
+@app.add("delete", "sparklog groups delete billing --root /data/log")
+def delete(group: GroupArgument, root: RootOption, dry_run: DryRunOption = False) -> Output:
     """Delete a group with its offsets. Refused while it is active."""
     _groups_of_root(root).group(group).delete(dry_run=dry_run)
-    if as_json:
-        print_json({"deleted": group, "dryRun": dry_run})
-    else:
-        print(f"Would delete group {printable(group)}." if dry_run else f"Deleted group {printable(group)}.")
+    text = f"{'Would delete' if dry_run else 'Deleted'} group {printable(group)}."
+    return Output.of_lines({"deleted": group, "dryRun": dry_run}, text)
 
 
-@app.command("delete-offsets", epilog=example("sparklog groups delete-offsets billing --topic old:0 --root /data/log"))
+@app.add("delete-offsets", "sparklog groups delete-offsets billing --topic old:0 --root /data/log")
 def delete_offsets(
     group: GroupArgument,
     root: RootOption,
     topic: TopicOption = None,
     dry_run: DryRunOption = False,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Drop a group's offsets of topics, or of partitions. Refused while it is active."""
-    wanted = _topics(topic, False, False)
-    if not wanted:
+    topics = _topics(topic, False, False)
+    if not topics:
         raise BadParameter("name at least one --topic")
     opened = _groups_of_root(root).group(group)
-    committed_at = opened.committed()
+    places = opened.committed()
     gone: dict[str, list[int]] = {}
-    for name, partitions in sorted(wanted.items()):
-        committed = sorted(partition for at, partition in committed_at if at == name)
-        chosen = committed if partitions is None else partitions
-        missing = sorted(set(chosen) - set(committed))
-        if missing or not chosen:
+    for name, partitions in sorted(topics.items()):
+        committed = sorted(partition for topic_name, partition in places if topic_name == name)
+        dropped = committed if partitions is None else partitions
+        missing = sorted(set(dropped) - set(committed))
+        if missing or not dropped:
             which = f"partitions {', '.join(map(str, missing))} of topic" if missing else "topic"
             raise NotFound(f"group '{group}' has no offsets of {which} '{name}'")
-        gone[name] = sorted(chosen)
+        gone[name] = sorted(dropped)
     opened.delete_offsets(gone, dry_run=dry_run)
-    if as_json:
-        print_json({"group": group, "deleted": gone, "dryRun": dry_run})
-        return
     status = "Would be deleted" if dry_run else "Successful"
     rows = [(name, partition, status) for name, partitions in gone.items() for partition in partitions]
-    print_table(("TOPIC", "PARTITION", "STATUS"), rows)
+    document = {"group": group, "deleted": gone, "dryRun": dry_run}
+    return Output(document, lambda: print_table(("TOPIC", "PARTITION", "STATUS"), rows))
 
 
 def _groups_of_root(root: str) -> Groups:
@@ -250,45 +249,29 @@ def _open_groups(root: str) -> _InRoot | KafkaGroups:
     return KafkaGroups(view) if isinstance(view, KafkaView) else _InRoot(_groups_of_root(root))
 
 
-def _topics(given: Sequence[str] | None, all_topics: bool, from_file: bool) -> dict[str, set[int] | None] | None:
+def _topics(texts: Sequence[str] | None, all_topics: bool, from_file: bool) -> dict[str, set[int] | None] | None:
     """Turn `["a", "b:0,1"]` into `{"a": None, "b": {0, 1}}`; None: all topics of the group, or those of the file."""
-    if sum((bool(given), all_topics, from_file)) > 1:
+    if sum((bool(texts), all_topics, from_file)) > 1:
         raise BadParameter("give one of --topic, --all-topics and --from-file")
-    chosen: dict[str, set[int] | None] = {}
-    for text in given or []:
+    topics: dict[str, set[int] | None] = {}
+    for text in texts or []:
         name, colon, numbers = text.partition(":")
         parts = numbers.split(",")
-        if colon and not all(part.strip().isdecimal() for part in parts):
+        if colon and not all(is_digits(part.strip()) for part in parts):
             raise BadParameter(f"expected TOPIC or TOPIC:0,1, found {text!r}", param_hint="'--topic'")
-        already = chosen.get(name, set())
-        chosen[name] = None if not colon or already is None else already | {int(part) for part in parts}
-    return chosen or None
-
-
-def _scenario(group: str, options: dict[str, Any]) -> Scenario:
-    from sparklog.groups.reset import Scenario, To, parse_duration
-
-    given = [(name, value) for name, value in options.items() if value is not None]
-    if len(given) != 1:
-        raise BadParameter(f"give exactly one of {', '.join(options)}; found {len(given)}")
-    ((name, value),) = given
-    if name == "--from-file":
-        return Scenario(To.FILE, offsets=_offsets_of(group, value))
-    if name == "--to-datetime":
-        value = parse_time(value, name)
-    elif name == "--by-duration":
-        value = parse_duration(value)
-    return Scenario(To(name[2:]), 0 if value is True else value)
+        already = topics.get(name, set())
+        topics[name] = None if not colon or already is None else already | {int(part) for part in parts}
+    return topics or None
 
 
 def _offsets_of(group: str, file: Path) -> dict[TopicPartition, int]:
     from sparklog.groups.reset import parse_offsets_file
 
     by_group = parse_offsets_file(read_text(file, "--from-file"), str(file))
-    chosen = by_group.get(group, by_group.get(None))
-    if chosen is None:
+    offsets = by_group.get(group, by_group.get(None))
+    if offsets is None:
         raise BadRequest(f"{file} holds offsets of {', '.join(sorted(map(str, by_group)))}, none of group '{group}'")
-    return chosen
+    return offsets
 
 
 def _cells(row: Lag) -> tuple[object, ...]:
@@ -296,21 +279,16 @@ def _cells(row: Lag) -> tuple[object, ...]:
     return row.group, row.topic, row.partition, row.current_offset, row.log_end, row.lag, seconds, row.member
 
 
-def _show_states(described: Sequence[GroupDescription], as_json: bool) -> None:
-    if as_json:
-        print_json(described)
-        return
+def _states(described: Sequence[GroupDescription], failures: Sequence[SparklogError]) -> Output:
     rows = [
         (item.id, item.state, item.generation, item.instance or None, item.session_timeout_ms, len(item.pending))
         for item in described
     ]
-    print_table(STATES, rows)
+    return Output(described, lambda: print_table(STATES, rows), failures)
 
 
-def _show_plan(group: str, plan: Sequence[NewOffset], execute: bool, export: bool, as_json: bool) -> None:
-    if as_json:
-        print_json({"group": group, "executed": execute, "offsets": plan})
-    elif export:
+def _show_plan(group: str, plan: Sequence[NewOffset], export: bool) -> None:
+    if export:
         for item in plan:
             print(f"{item.topic},{item.partition},{item.new}")
     else:

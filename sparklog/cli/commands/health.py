@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
-from typer import BadParameter, Exit, Option, Typer
+from typer import BadParameter, Option
 
 from sparklog.cli.locations import open_source, report_settings
 from sparklog.cli.options import (
-    JsonOption,
+    Commands,
     PropertiesOption,
     QuickOption,
     QuietOption,
     SourceOption,
     TopicsOption,
     comma_separated,
-    example,
     root_option,
 )
-from sparklog.cli.terminal import print_json, printable
+from sparklog.cli.terminal import EXIT_ERROR, EXIT_OK, Output, print_json, printable
 from sparklog.errors import BadRequest, NotFound
 from sparklog.output import STANDARD_OUTPUT, StatusLine, write_output
 from sparklog.version import __version__
 
-app = Typer()
+app = Commands()
 
 
-@app.command("verify", epilog=example("sparklog verify --root /data/log --topic orders"))
+@app.add("verify", "sparklog verify --root /data/log --topic orders")
 def verify(
     root: SourceOption,
     topic: TopicsOption = None,
     quick: QuickOption = False,
     quiet: QuietOption = False,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Read everything of a root, or of a Kafka log directory, and name every byte that is not what was written.
 
     Commits, checkpoints, the logs of transactions and groups, every file that a version may still need; nothing is
@@ -72,16 +71,26 @@ def verify(
             topics = (location.topic,)
         with StatusLine("verify", quiet=quiet) as status:
             report = verify_root(open_store(location.root), topics=topics, quick=quick, say=status)
-    if as_json:
-        print_json(document(report))
-    else:
-        print(*map(printable, summary(report).split("\n")), sep="\n")
-    if not report.sound:
-        raise Exit(1)
+    lines = map(printable, summary(report).split("\n"))
+    return Output.of_lines(document(report), *lines, code=EXIT_OK if report.sound else EXIT_ERROR)
 
 
-@app.command("doctor", epilog=example("sparklog doctor --root /data/log"))
+@dataclass
+class WorkloadOptions:
+    """The topic whose cost is asked for: `Workload`, under the names of options."""
+
+    rate: Annotated[float, Option(metavar="MB/S", help="Cost: MB a second, as they are stored.")] = 10.0
+    interval: Annotated[float, Option(metavar="SECONDS", help="Cost: time between two micro-batches.")] = 10.0
+    partitions: Annotated[int, Option(help="Cost: partitions of the topic.")] = 16
+    tasks: Annotated[int, Option(help="Cost: tasks that write a micro-batch.")] = 2
+    readers: Annotated[int, Option(help="Cost: readers that follow the topic.")] = 3
+    poll: Annotated[float | None, Option(metavar="MS", help="Cost: time between two looks of a reader.")] = None
+    retention: Annotated[float, Option(metavar="DAYS", help="Cost: how long records stay.")] = 7.0
+
+
+@app.add("doctor", "sparklog doctor --root /data/log")
 def doctor(
+    *,
     root: Annotated[str | None, root_option("Also this root.")] = None,
     conf_file: Annotated[
         str | None, Option(metavar="FILE", help="Read this instead of Spark's own spark-defaults.conf.")
@@ -93,15 +102,8 @@ def doctor(
     cost: Annotated[
         bool, Option("--cost", help="Only print what a topic in a bucket costs a month. The options below say which.")
     ] = False,
-    rate: Annotated[float, Option(metavar="MB/S", help="Cost: MB a second, as they are stored.")] = 10.0,
-    interval: Annotated[float, Option(metavar="SECONDS", help="Cost: time between two micro-batches.")] = 10.0,
-    partitions: Annotated[int, Option(help="Cost: partitions of the topic.")] = 16,
-    tasks: Annotated[int, Option(help="Cost: tasks that write a micro-batch.")] = 2,
-    readers: Annotated[int, Option(help="Cost: readers that follow the topic.")] = 3,
-    poll: Annotated[float | None, Option(metavar="MS", help="Cost: time between two looks of a reader.")] = None,
-    retention: Annotated[float, Option(metavar="DAYS", help="Cost: how long records stay.")] = 7.0,
-    as_json: JsonOption = False,
-) -> None:
+    workload: WorkloadOptions,
+) -> Output:
     """Check Python, Java, packages, Spark's settings and, with --root, the store and the state of a root.
 
     Each line is ok, warn or fail, what was found and, below it, the command or setting that puts it right. Runs
@@ -114,28 +116,24 @@ def doctor(
 
         if conf_file is not None or spark or store is not None:
             raise BadParameter("computes, and looks at nothing: leave out the other checks", param_hint="'--cost'")
-        work = Workload(rate, interval, partitions, tasks, readers, poll, retention)
-        print_json(document(work)) if as_json else print(*lines(work), sep="\n")
-        return
+        work = Workload(*vars(workload).values())
+        return Output.of_lines(document(work), *lines(work))
     from sparklog.doctor.examine import examine, failed
     from sparklog.doctor.store_checks import examine_store
 
     if store is not None and (conf_file is not None or spark):
         raise BadParameter("tests the store alone: leave out --conf-file and --spark", param_hint="'--store'")
     findings = examine(root, conf_file=conf_file, start_spark=spark) if store is None else examine_store(store)
-    if as_json:
-        print_json(findings)
-    else:
-        width = max(len(each.check) for each in findings)
-        for each in findings:
-            print(f"{each.status:4}  {each.check:{width}}  {each.found}")
-            if each.fix:
-                print(f"{'':{width + 6}}  fix: {each.fix}")
-    if failed(findings):
-        raise Exit(1)
+    width = max(len(finding.check) for finding in findings)
+    rows = []
+    for finding in findings:
+        rows.append(f"{finding.status:4}  {finding.check:{width}}  {finding.found}")
+        if finding.fix:
+            rows.append(f"{'':{width + 6}}  fix: {finding.fix}")
+    return Output.of_lines(findings, *rows, code=EXIT_ERROR if failed(findings) else EXIT_OK)
 
 
-@app.command("report", epilog=example("sparklog report --root /data/log --html report.html"))
+@app.add("report", "sparklog report --root /data/log --html report.html")
 def report(
     root: SourceOption,
     html: Annotated[str | None, Option(metavar="FILE", help="Write the page here; - is standard output.")] = None,
@@ -161,11 +159,11 @@ def report(
     if html == STANDARD_OUTPUT and as_json:
         raise BadParameter("- is standard output, where --json prints: give a file, or one of them")
     source = open_source(root)
-    chosen = source.narrowed(comma_separated(topic))
+    topics = source.narrowed(comma_separated(topic))
     settings = report_settings(source, properties, now)
     with StatusLine("report", quiet=quiet) as status:
         status(f"reading the logs of {source.view.location}")
-        facts = gather(source.view, settings, topics=chosen, made_by=f"sparklog {__version__}")
+        facts = gather(source.view, settings, topics=topics, made_by=f"sparklog {__version__}")
     if html is not None:
         from sparklog.tools.report.page import as_html
 
@@ -176,9 +174,7 @@ def report(
         print_json(facts)
 
 
-@app.command(
-    "metrics", epilog=example("sparklog metrics --root /data/log --output /var/lib/node_exporter/sparklog.prom")
-)
+@app.add("metrics", "sparklog metrics --root /data/log --output /var/lib/node_exporter/sparklog.prom")
 def metrics(
     root: SourceOption,
     output: Annotated[
@@ -195,6 +191,6 @@ def metrics(
     from sparklog.tools.report.metrics import exposition
 
     source = open_source(root)
-    chosen = source.narrowed(comma_separated(topic))
-    text = exposition(gather(source.view, report_settings(source), topics=chosen, maintenance=False))
+    topics = source.narrowed(comma_separated(topic))
+    text = exposition(gather(source.view, report_settings(source), topics=topics, maintenance=False))
     write_output(output, text, "--output")

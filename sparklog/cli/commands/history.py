@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Typer
+from typer import Argument
 
 from sparklog.cli.locations import open_root
-from sparklog.cli.options import JsonOption, RootOption, example, whole_number
-from sparklog.cli.terminal import print_json, print_table
+from sparklog.cli.options import Commands, RootOption, whole_number
+from sparklog.cli.terminal import Output, print_table
 from sparklog.log.journal.clocks import iso_time
 from sparklog.log.journal.names import check_topic_name
 from sparklog.units import size_text
@@ -17,7 +17,7 @@ from sparklog.units import size_text
 if TYPE_CHECKING:
     from sparklog.log.state.commit import Commit
 
-app = Typer()
+app = Commands()
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,12 @@ def writer_of(commit: Commit) -> str | None:
     return None if commit.txn is None else f"transaction {commit.txn.id} #{commit.txn.n}"
 
 
-@app.command("history", epilog=example("sparklog history orders --limit 10 --root /data/log"))
+@app.add("history", "sparklog history orders --limit 10 --root /data/log")
 def history(
     topic: Annotated[str, Argument(metavar="TOPIC", help="The topic; also a deleted one.")],
     root: RootOption,
     limit: Annotated[int, whole_number("--limit", low=1, text="Commits at most.")] = 100,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Show the commits of a topic, newest first: version, time, operation, records and bytes that it brought, writer.
 
     A version serves `--as-of` of clone, export and restore, and versionAsOf of a scan. Commits are kept for seven days
@@ -70,22 +69,24 @@ def history(
     from sparklog.log.state.history import History
 
     opened = open_root(root)
-    if opened.topic_handle(check_topic_name(topic)).log.refresh().head.version < 0:
+    if opened.engine.log(check_topic_name(topic)).refresh().head.version < 0:
         # It never was, which is an error that names similar ones.
         opened.topic(topic)
     log = History(opened.store, topic)
     kept = log.commits.version.tolist()
-    # Below a gap lies what a stalled writer left behind.
-    oldest = next((after for at, after in zip(kept[-2::-1], kept[:0:-1], strict=True) if after != at + 1), kept[0])
+    # Below a gap are versions that a stalled writer left.
+    pairs = zip(kept[-2::-1], kept[:0:-1], strict=True)
+    oldest = next((after for before, after in pairs if after != before + 1), kept[0])
     newest = kept[-1]
     versions = range(newest, max(oldest, newest + 1 - limit) - 1, -1)
     rows = [Version.of(log.commit(version)) for version in versions]
-    if as_json:
-        print_json({"topic": topic, "oldestVersion": oldest, "commits": rows})
-        return
-    headings = ("VERSION", "TIME", "OPERATION", "RECORDS", "BYTES", "WRITER")
-    print_table(headings, [each.cells() for each in rows], right=("VERSION", "RECORDS", "BYTES"))
-    if versions[-1] > oldest:
-        print(f"{versions[-1] - oldest:,} older commits are not shown; look at --limit")
-    if oldest > 0:
-        print(f"commits before version {oldest} are no longer kept")
+
+    def show() -> None:
+        headings = ("VERSION", "TIME", "OPERATION", "RECORDS", "BYTES", "WRITER")
+        print_table(headings, [row.cells() for row in rows], right=("VERSION", "RECORDS", "BYTES"))
+        if versions[-1] > oldest:
+            print(f"{versions[-1] - oldest:,} older commits are not shown; look at --limit")
+        if oldest > 0:
+            print(f"commits before version {oldest} are no longer kept")
+
+    return Output({"topic": topic, "oldestVersion": oldest, "commits": rows}, show)

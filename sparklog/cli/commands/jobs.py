@@ -10,13 +10,14 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from typer import Argument, Context, Exit, Typer
+from typer import Argument, Context, Exit
 
-from sparklog.cli.options import example
+from sparklog.cli.options import Commands
+from sparklog.cli.terminal import Command
 from sparklog.errors import BadRequest, NotFound
 from sparklog.tools.inspection.notebook import NOTEBOOK
 
-app = Typer()
+app = Commands()
 
 HELP = {
     "compact": "Merge small appends, seal them into segments, compact by key (a job; starts Spark if there is work).",
@@ -45,10 +46,10 @@ def _job(context: Context) -> None:
 
 
 for job_name, text in HELP.items():
-    app.command(job_name, help=text, context_settings=PASS_ON)(_job)
+    app.command(job_name, cls=Command, help=text, context_settings=PASS_ON)(_job)
 
 
-@app.command(epilog=example("sparklog conf crontab"))
+@app.add("conf", "sparklog conf crontab")
 def conf(name: str | None = Argument(None, help="Which file: without it their names are listed.")) -> None:
     """Print a file to start from: schedules for cron, Kubernetes and Airflow, a job for spark-submit, settings."""
     folder = PACKAGE / "conf"

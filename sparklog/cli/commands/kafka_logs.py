@@ -2,49 +2,48 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from typer import Argument, BadParameter, Option, Typer
+from typer import Argument, BadParameter, Option
 
 from sparklog.cli.locations import open_root
 from sparklog.cli.options import (
     AsOfOption,
+    Commands,
     ConfigOption,
     CorruptOption,
     DryRunOption,
-    JsonOption,
     QuietOption,
     RootOption,
     TopicsOption,
     comma_separated,
-    example,
     parse_as_of,
     parse_configs,
     parse_time,
 )
-from sparklog.cli.terminal import print_json, print_table, printable, warn
+from sparklog.cli.terminal import Output, print_table, printable, warn
 from sparklog.output import StatusLine, json_value
+from sparklog.parsing import is_digits
 from sparklog.units import size_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from sparklog.kafka.exporting import ExportedTopic
+    from sparklog.kafka.exporting import ExportedTopic, ExportOptions
     from sparklog.kafka.importing.run import ImportedTopic, ImportOptions, ImportReport
+    from sparklog.log.topic.root import Root
 
-app = Typer()
+app = Commands()
 
 
-@app.command(
-    "import",
-    epilog=example("sparklog import /var/lib/kafka/data --root /data/log --topic orders -c cleanup.policy=compact"),
-)
-def import_(
-    log_dir: Annotated[str, Argument(metavar="PATH", help="The log directory: it holds topic-0, topic-1, ...")],
-    root: RootOption,
-    topic: TopicsOption = None,
-    config: ConfigOption = None,
-    corrupt_records: CorruptOption = "fail",
+@dataclass
+class ImportedParts:
+    """Parts of a log directory to take, and the way to take them."""
+
+    topic: TopicsOption = None
+    config: ConfigOption = None
+    corrupt_records: CorruptOption = "fail"
     open_transactions: Annotated[
         Literal["keep", "abort", "refuse"],
         Option(
@@ -52,23 +51,44 @@ def import_(
             help="Those that Kafka has not ended: keep them until an import brings their end or the topic is written"
             " to, abort them (no import can go on then), or refuse.",
         ),
-    ] = "keep",
+    ] = "keep"
     copy: Annotated[
         bool, Option("--copy", help="Copy closed segments also where a hard link to Kafka's file would do.")
-    ] = False,
+    ] = False
     groups: Annotated[
         bool, Option("--groups/--no-groups", help="Offsets of consumer groups, from __consumer_offsets.")
-    ] = True,
+    ] = True
     transactions: Annotated[
         bool, Option("--transactions/--no-transactions", help="Whose open transactions are, from __transaction_state.")
-    ] = True,
+    ] = True
+
+    def options(self, force: bool) -> ImportOptions:
+        from sparklog.kafka.importing.run import AUTO, NEVER, ImportOptions
+
+        return ImportOptions(
+            topics=comma_separated(self.topic) or None,
+            configs=parse_configs(self.config),
+            force=force,
+            corrupt_records=self.corrupt_records,
+            open_transactions=self.open_transactions,
+            link=NEVER if self.copy else AUTO,
+            groups=self.groups,
+            transactions=self.transactions,
+        )
+
+
+@app.add("import", "sparklog import /var/lib/kafka/data --root /data/log --topic orders -c cleanup.policy=compact")
+def import_(
+    log_dir: Annotated[str, Argument(metavar="PATH", help="The log directory: it holds topic-0, topic-1, ...")],
+    root: RootOption,
+    *,
+    parts: ImportedParts,
     dry_run: DryRunOption = False,
     quiet: QuietOption = False,
     force: Annotated[
         bool, Option("--force", help="Also a file.delete.delay.ms that takes files from running jobs.")
     ] = False,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Take topics of a Kafka log directory into a root: offsets, times, headers and segments as they are.
 
     Without --topic all topics but Kafka's own. The directory of a stopped broker, or a copy or backup of one; it is
@@ -77,18 +97,8 @@ def import_(
     them with --config, which counts in any case. Consumer groups keep their offsets in these topics.
     """
     from sparklog.api import import_into
-    from sparklog.kafka.importing.run import AUTO, NEVER, ImportOptions
 
-    options = ImportOptions(
-        topics=comma_separated(topic) or None,
-        configs=parse_configs(config),
-        force=force,
-        corrupt_records=corrupt_records,
-        open_transactions=open_transactions,
-        link=NEVER if copy else AUTO,
-        groups=groups,
-        transactions=transactions,
-    )
+    options = parts.options(force)
     with StatusLine("import", quiet=quiet) as status:
         copied = _watch(status)
 
@@ -96,11 +106,9 @@ def import_(
             copied(f"{topic}-{partition}", records, nbytes)
 
         report = import_into(root, log_dir, options, on_skipped=warn, dry_run=dry_run, on_progress=watch)
-    if as_json:
-        print_json(_document(report))
-    else:
-        _show_import(report, dry_run)
-    _show_configs(report, options)
+    return Output(
+        _document(report), lambda: _show_import(report, dry_run), after=lambda: _show_configs(report, options)
+    )
 
 
 def _document(report: ImportReport) -> object:
@@ -114,10 +122,10 @@ def _document(report: ImportReport) -> object:
 
 def _show_import(report: ImportReport, dry_run: bool) -> None:
     headings = ("TOPIC", "PARTITIONS", "OFFSETS", "THERE-BEFORE", "RECORDS", "COPIED", "LINKED", "SKIPPED", "OPEN")
-    print_table(headings, [_import_row(each, dry_run) for each in report.topics])
+    print_table(headings, [_import_row(topic, dry_run) for topic in report.topics])
     if report.groups:
         notes = {True: "in use here, left alone", False: ""}
-        rows = [(each.group, each.offsets, each.left_out, notes[each.in_use]) for each in report.groups]
+        rows = [(group.group, group.offsets, group.left_out, notes[group.in_use]) for group in report.groups]
         print_table(("GROUP", "OFFSETS", "OF-OTHER-TOPICS", ""), rows)
 
 
@@ -165,58 +173,88 @@ def _watch(status: StatusLine) -> Callable[[str, int, int], None]:
     return watch
 
 
-TopicIdOption = Annotated[
-    list[str] | None,
-    Option(
-        metavar="[TOPIC=]ID",
-        help="Its id in a Kafka cluster. May be repeated. Without: the one it was imported with, else its own.",
-    ),
-]
-GroupsOption = Annotated[
-    list[str] | None, Option(metavar="NAME,...|all", help="Offsets of these consumer groups go out, too.")
-]
-OffsetsPartitionsOption = Annotated[
-    int, Option("--offsets-topic-num-partitions", metavar="N", help="Partitions of __consumer_offsets, for --groups.")
-]
-LinkSegmentsOption = Annotated[
-    bool, Option("--link", help="Hard links to sealed segments instead of copies, on the same disk.")
-]
-KeepEpochsOption = Annotated[
-    bool, Option("--keep-leader-epochs", help="For the cluster that gave them, and for links. Else they become 0.")
-]
-PartitionsOption = Annotated[
-    str | None, Option("--partitions", "-p", metavar="0,2-4", help="Only these.", show_default="all")
-]
-StartOption = Annotated[
-    str | None, Option(metavar="N|P:N,...", help="First offset, of all partitions or by partition.")
-]
-EndOption = Annotated[str | None, Option(metavar="N|P:N,...", help="Offset behind the last; its batch goes out whole.")]
-FromOption = Annotated[
-    str | None,
-    Option(metavar="TIME", help="From the first record not older, in each partition: milliseconds, or as for --as-of."),
-]
-ToOption = Annotated[str | None, Option(metavar="TIME", help="Up to the first record that is not older.")]
+@dataclass
+class ExportExtent:
+    """Partitions and offsets of the topics that go out, as of when."""
+
+    as_of: AsOfOption = None
+    partitions: Annotated[
+        str | None, Option("--partitions", "-p", metavar="0,2-4", help="Only these.", show_default="all")
+    ] = None
+    start: Annotated[
+        str | None, Option(metavar="N|P:N,...", help="First offset, of all partitions or by partition.")
+    ] = None
+    end: Annotated[
+        str | None, Option(metavar="N|P:N,...", help="Offset behind the last; its batch goes out whole.")
+    ] = None
+    from_timestamp: Annotated[
+        str | None,
+        Option(
+            metavar="TIME",
+            help="From the first record not older, in each partition: milliseconds, or as for --as-of.",
+        ),
+    ] = None
+    to_timestamp: Annotated[str | None, Option(metavar="TIME", help="Up to the first record that is not older.")] = None
+
+    def __post_init__(self) -> None:
+        self.version, self.time_ms = parse_as_of(self.as_of)
+        self.numbers = _partitions(self.partitions)
+
+    def options(self, log: Root, topics: Sequence[str]) -> ExportOptions:
+        from sparklog.kafka.exporting import ExportOptions
+
+        numbers = self.numbers
+        if numbers is None and any(text is not None and is_digits(text) for text in (self.start, self.end)):
+            if len(topics) > 1:
+                raise BadParameter("one offset for all partitions is of one topic: name the partitions")
+            numbers = list(range(log.topic(topics[0]).log.head().partitions))
+        return ExportOptions(
+            partitions=self.numbers,
+            starts=_offsets(self.start, "--start", numbers or []),
+            ends=_offsets(self.end, "--end", numbers or []),
+            start_ms=None if self.from_timestamp is None else parse_time(self.from_timestamp),
+            end_ms=None if self.to_timestamp is None else parse_time(self.to_timestamp, "--to-timestamp"),
+            version=self.version,
+            time_ms=self.time_ms,
+        )
 
 
-@app.command("export", epilog=example("sparklog export orders --root /data/log --to /data/kafka-logs --groups all"))
+@dataclass
+class Cluster:
+    """Things of the directory for the cluster that it is made for."""
+
+    topic_id: Annotated[
+        list[str] | None,
+        Option(
+            metavar="[TOPIC=]ID",
+            help="Its id in a Kafka cluster. May be repeated. Without: the one it was imported with, else its own.",
+        ),
+    ] = None
+    groups: Annotated[
+        list[str] | None, Option(metavar="NAME,...|all", help="Offsets of these consumer groups go out, too.")
+    ] = None
+    offsets_partitions: Annotated[
+        int,
+        Option("--offsets-topic-num-partitions", metavar="N", help="Partitions of __consumer_offsets, for --groups."),
+    ] = 50
+    link: Annotated[
+        bool, Option("--link", help="Hard links to sealed segments instead of copies, on the same disk.")
+    ] = False
+    keep_leader_epochs: Annotated[
+        bool, Option("--keep-leader-epochs", help="For the cluster that gave them, and for links. Else they become 0.")
+    ] = False
+
+
+@app.add("export", "sparklog export orders --root /data/log --to /data/kafka-logs --groups all")
 def export(
     topics: Annotated[list[str], Argument(metavar="TOPIC...", help="Topics.")],
     root: RootOption,
     to: Annotated[str, Option(metavar="PATH", help="Directory to make.", show_default=False)],
-    as_of: AsOfOption = None,
-    partitions: PartitionsOption = None,
-    start: StartOption = None,
-    end: EndOption = None,
-    from_timestamp: FromOption = None,
-    to_timestamp: ToOption = None,
-    topic_id: TopicIdOption = None,
-    groups: GroupsOption = None,
-    offsets_partitions: OffsetsPartitionsOption = 50,
-    link: LinkSegmentsOption = False,
-    keep_leader_epochs: KeepEpochsOption = False,
+    *,
+    extent: ExportExtent,
+    cluster: Cluster,
     quiet: QuietOption = False,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Write topics as Kafka log directories: segments, indexes, checkpoints, topic ids, leader epochs, configs.
 
     The directory must be empty or not there; it is written whole or not at all. Only what lies below the last stable
@@ -226,40 +264,24 @@ def export(
     With --groups also what consumer groups have committed for these topics: as the topic __consumer_offsets, and as
     consumer-groups.csv for kafka-consumer-groups --reset-offsets --from-file.
     """
-    from sparklog.kafka.exporting import ExportOptions, export_topics
+    from sparklog.kafka.exporting import export_topics
 
-    version, time_ms = parse_as_of(as_of)
-    names = comma_separated(groups)
-    if groups and not names:
+    names = comma_separated(cluster.groups)
+    if cluster.groups and not names:
         raise BadParameter("expected names of groups, or all", param_hint="'--groups'")
-    numbers = chosen = _partitions(partitions)
     log = open_root(root)
-    if numbers is None and any(text is not None and text.isdecimal() for text in (start, end)):
-        if len(topics) > 1:
-            raise BadParameter("one offset for all partitions is of one topic: name the partitions")
-        numbers = list(range(log.topic(topics[0]).log.head().partitions))
-    options = ExportOptions(
-        partitions=chosen,
-        starts=_offsets(start, "--start", numbers or []),
-        ends=_offsets(end, "--end", numbers or []),
-        start_ms=None if from_timestamp is None else parse_time(from_timestamp),
-        end_ms=None if to_timestamp is None else parse_time(to_timestamp, "--to-timestamp"),
-        version=version,
-        time_ms=time_ms,
-        topic_id=_topic_ids(topic_id or [], topics),
+    options = replace(
+        extent.options(log, topics),
+        topic_id=_topic_ids(cluster.topic_id or [], topics),
         groups="all" if names == ("all",) else names or None,
-        offsets_partitions=offsets_partitions,
-        link=link,
-        keep_leader_epochs=keep_leader_epochs,
+        offsets_partitions=cluster.offsets_partitions,
+        link=cluster.link,
+        keep_leader_epochs=cluster.keep_leader_epochs,
     )
     with StatusLine("export", quiet=quiet) as status:
         watch = _watch(status)
         exported = export_topics(log, to, topics, options, lambda records, nbytes: watch(to, records, nbytes))
-    if as_json:
-        print_json(exported)
-        return
-    for topic in exported:
-        _show_export(topic)
+    return Output(exported, lambda: [*map(_show_export, exported)])
 
 
 def _show_export(topic: ExportedTopic) -> None:
@@ -291,7 +313,7 @@ def _partitions(text: str | None) -> list[int] | None:
     numbers: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        valid = first.isdecimal() and (not dash or last.isdecimal())
+        valid = is_digits(first) and (not dash or is_digits(last))
         if not valid or not int(first) <= int(last or first) < MAX_PARTITIONS:
             raise BadParameter(f"expected numbers such as 0,2-4, found {text!r}", param_hint="'--partitions'")
         numbers += range(int(first), int(last or first) + 1)
@@ -302,21 +324,21 @@ def _offsets(text: str | None, option: str, partitions: list[int]) -> dict[int, 
     """Read `100`, for each of the partitions, or `0:100,3:50`, which names them."""
     if text is None:
         return {}
-    if text.isdecimal():
+    if is_digits(text):
         return dict.fromkeys(partitions, int(text))
     offsets: dict[int, int] = {}
     for part in text.split(","):
         partition, _, offset = part.strip().partition(":")
-        if not partition.isdecimal() or not offset.isdecimal():
+        if not is_digits(partition) or not is_digits(offset):
             raise BadParameter(f"expected an offset, or PARTITION:OFFSET,..., found {text!r}", param_hint=f"'{option}'")
         offsets[int(partition)] = int(offset)
     return offsets
 
 
-def _topic_ids(given: list[str], topics: list[str]) -> dict[str, str]:
+def _topic_ids(texts: list[str], topics: list[str]) -> dict[str, str]:
     """Read `ID`, of the only topic, or `TOPIC=ID`, which names it."""
     ids: dict[str, str] = {}
-    for text in given:
+    for text in texts:
         topic, equals, identity = text.rpartition("=")
         if not equals and len(topics) > 1:
             raise BadParameter(f"{text} is of one topic: name it, TOPIC={text}", param_hint="'--topic-id'")

@@ -8,37 +8,21 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from typer import BadParameter, Option, Typer
+from typer import BadParameter, Option
 
 from sparklog.cli.locations import open_root
-from sparklog.cli.options import (
-    INT32_MAX,
-    RootOption,
-    TopicArgument,
-    TopicOption,
-    example,
-    required,
-    unescaped,
-    whole_number,
-)
-from sparklog.cli.record_values import (
-    KeyFormat,
-    KeySchemas,
-    RecordValues,
-    ValueFormatOption,
-    ValueSchemas,
-    record_values,
-)
+from sparklog.cli.options import Commands, OneTopic, RootOption, unescaped, whole_number
+from sparklog.cli.record_values import Formats
+from sparklog.parsing import INT32_MAX
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sparklog.cli.record_text import LineFormat
-
-app = Typer()
+app = Commands()
 
 Codec = Literal["none", "gzip", "snappy", "lz4", "zstd"]
 RUN_BYTES = 16 << 20
@@ -46,24 +30,51 @@ LINGER_S = 1.0
 READ_BYTES = 1 << 20
 
 
-@app.command("produce", epilog=example("echo 'k1:hello' | sparklog produce orders --root /data/log --key-separator :"))
-def produce(
-    root: RootOption,
-    topic: TopicArgument = None,
-    topic_option: TopicOption = None,
-    file: Annotated[Path | None, Option(exists=True, dir_okay=False, help="Read this, not standard input.")] = None,
-    as_json: Annotated[
-        bool, Option("--json", help='Each line is {"key": ..., "value": ..., "headers": ..., ...}.')
-    ] = False,
+@dataclass
+class Lines:
+    """The form of the lines."""
+
+    as_json: Annotated[bool, Option("--json", help='Each line is {"key": ..., "value": ..., "headers": ..., ...}.')] = (
+        False
+    )
     key_separator: Annotated[
         str | None, Option(help=r"A line is key, this (\t: a tab), value; else keys are null.")
-    ] = None,
-    headers: Annotated[bool, Option("--headers", help="A line begins with name:value,name:value and a tab.")] = False,
-    null_marker: Annotated[str | None, Option(help="A key or value that is just this is null (a tombstone).")] = None,
-    key_format: KeyFormat = None,
-    value_format: ValueFormatOption = None,
-    key_schema: KeySchemas = None,
-    value_schema: ValueSchemas = None,
+    ] = None
+    headers: Annotated[bool, Option("--headers", help="A line begins with name:value,name:value and a tab.")] = False
+    null_marker: Annotated[str | None, Option(help="A key or value that is just this is null (a tombstone).")] = None
+
+    def parser(self, formats: Formats) -> Callable[[bytes, int], pa.RecordBatch]:
+        """Return what makes records of a run of lines, of which the second argument is the number of the first."""
+        from sparklog.cli.record_text import LineFormat, parse_json
+
+        if self.as_json and (self.key_separator is not None or self.headers or self.null_marker is not None):
+            raise BadParameter("--json lines name their parts: leave out --key-separator, --headers, --null-marker")
+        if self.key_separator == "":
+            raise BadParameter("expected at least one character", param_hint="'--key-separator'")
+        if formats.key_format is not None and not self.as_json and self.key_separator is None:
+            raise BadParameter("lines have no keys: give --key-separator, or --json", param_hint="'--key-format'")
+        texts = (self.key_separator, self.null_marker)
+        separator, null = (None if text is None else unescaped(text) for text in texts)
+        values = formats.values()
+        if self.as_json:
+            return lambda run, line: parse_json(run, line, values)
+        lines = LineFormat(separator, self.headers, null)
+
+        def parse(run: bytes, line: int) -> pa.RecordBatch:
+            records = lines.parse(run, line)
+            return values.parse(records, range(line, line + records.num_rows))
+
+        return parse
+
+
+@app.add("produce", "echo 'k1:hello' | sparklog produce orders --root /data/log --key-separator :")
+def produce(
+    root: RootOption,
+    *,
+    topic: OneTopic,
+    file: Annotated[Path | None, Option(exists=True, dir_okay=False, help="Read this, not standard input.")] = None,
+    lines: Lines,
+    formats: Formats,
     partition: Annotated[
         int | None, whole_number("--partition", "-p", high=INT32_MAX, text="All to this partition, whatever the key.")
     ] = None,
@@ -74,22 +85,13 @@ def produce(
     A line is a value, or with --key-separator a key and a value, or with --json an object as `sparklog consume --json`
     prints it. Lines are appended in batches, each whole or not at all, at the latest a second after they came.
     """
-    from sparklog.cli.record_text import LineFormat
     from sparklog.errors import SparklogError
     from sparklog.log.write.append_writer import WriteOptions
 
-    if as_json and (key_separator is not None or headers or null_marker is not None):
-        raise BadParameter("--json lines name their parts: leave out --key-separator, --headers, --null-marker")
-    if key_separator == "":
-        raise BadParameter("expected at least one character", param_hint="'--key-separator'")
-    if key_format is not None and not as_json and key_separator is None:
-        raise BadParameter("lines have no keys: give --key-separator, or --json", param_hint="'--key-format'")
-    separator, null = (None if text is None else unescaped(text) for text in (key_separator, null_marker))
-    values = record_values(key_format, key_schema, value_format, value_schema)
-    parse = _parser(None if as_json else LineFormat(separator, headers, null), values)
+    parse = lines.parser(formats)
     options = WriteOptions(codec=compression) if compression else WriteOptions()
-    topic = required(topic, topic_option)
-    target = open_root(root).topic(topic)
+    name = topic.name
+    target = open_root(root).topic(name)
     with ExitStack() as stack:
         fd = sys.stdin.fileno() if file is None else stack.enter_context(file.open("rb")).fileno()
         line, appended = 1, 0
@@ -101,27 +103,13 @@ def produce(
                     target.append(batch, options=options)
                     appended += batch.num_rows
         except KeyboardInterrupt as stopped:
-            stopped.args = (f"appended {appended} records to {topic}",)
+            stopped.args = (f"appended {appended} records to {name}",)
             raise
         except SparklogError as error:
             if appended:
                 error.args = (f"{error} ({appended} records before it were appended)",)
             raise
-    print(f"Appended {appended} records to {topic}", file=sys.stderr)
-
-
-def _parser(lines: LineFormat | None, values: RecordValues) -> Callable[[bytes, int], pa.RecordBatch]:
-    """Return what makes records of a run of lines, of which the second argument is the number of the first."""
-    from sparklog.cli.record_text import parse_json
-
-    if lines is None:
-        return lambda run, line: parse_json(run, line, values)
-
-    def parse(run: bytes, line: int) -> pa.RecordBatch:
-        records = lines.parse(run, line)
-        return values.parse(records, range(line, line + records.num_rows))
-
-    return parse
+    print(f"Appended {appended} records to {name}", file=sys.stderr)
 
 
 def _with_partition(batch: pa.RecordBatch, partition: int | None) -> pa.RecordBatch:
@@ -141,36 +129,36 @@ def line_runs(fd: int, *, run_bytes: int, linger_s: float, clock: Callable[[], f
     """Read runs of whole lines from a file descriptor, each at least one line; the last may lack its newline.
 
     A run ends when it has `run_bytes` or when `linger_s` have passed on `clock` since its first byte came. An interrupt
-    gives the whole lines that are held, then goes on to the caller.
+    gives the whole lines that it has, then goes on to the caller.
     """
-    held = bytearray()
+    buffer = bytearray()
     deadline = 0.0
     try:
         while True:
-            if held and (len(held) >= run_bytes or not _ready(fd, deadline - clock())):
-                if run := _take_lines(held):
+            if buffer and (len(buffer) >= run_bytes or not _ready(fd, deadline - clock())):
+                if run := _take_lines(buffer):
                     yield run
                 deadline = clock() + linger_s
                 # One line longer than a run: wait for its end.
-                run_bytes = max(run_bytes, 2 * len(held))
+                run_bytes = max(run_bytes, 2 * len(buffer))
             data = os.read(fd, READ_BYTES)
             if not data:
                 break
-            if not held:
+            if not buffer:
                 deadline = clock() + linger_s
-            held += data
+            buffer += data
     except KeyboardInterrupt:
-        if run := _take_lines(held):
+        if run := _take_lines(buffer):
             yield run
         raise
-    if held:
-        yield bytes(held)
+    if buffer:
+        yield bytes(buffer)
 
 
-def _take_lines(held: bytearray) -> bytes:
-    end = held.rfind(b"\n") + 1
-    run = bytes(held[:end])
-    del held[:end]
+def _take_lines(buffer: bytearray) -> bytes:
+    end = buffer.rfind(b"\n") + 1
+    run = bytes(buffer[:end])
+    del buffer[:end]
     return run
 
 

@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, BadParameter, Option, Typer
+from typer import Argument, BadParameter, Option
 
 from sparklog.cli.locations import open_root, open_source
 from sparklog.cli.options import (
+    Commands,
     DryRunOption,
-    JsonOption,
     RootOption,
     SourceOption,
     TopicOption,
-    TopicsArgument,
-    chosen,
-    chosen_topics,
-    example,
+    Topics,
+    one_of,
     whole_number,
 )
-from sparklog.cli.terminal import print_json, print_table, read_text
+from sparklog.cli.terminal import Output, print_table, read_text
 from sparklog.units import count
 
 if TYPE_CHECKING:
     from sparklog.log.state.view import PartitionSize
 
-app = Typer()
+app = Commands()
 
 
-@app.command(
-    "delete-records",
-    epilog=example("sparklog delete-records --topic orders --partition 0 --offset 42 --root /data/log"),
-)
+@app.add("delete-records", "sparklog delete-records --topic orders --partition 0 --offset 42 --root /data/log")
 def delete_records(
     root: RootOption,
     topic_argument: Annotated[str | None, Argument(metavar="[TOPIC]", help="One topic instead of a file.")] = None,
@@ -43,8 +39,7 @@ def delete_records(
         int | None, whole_number("--offset", "-o", low=-1, text="The first offset that stays; -1: none does.")
     ] = None,
     dry_run: DryRunOption = False,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Delete the records below an offset: the log starts there then.
 
     --offset-json-file takes Kafka's file, {"partitions": [{"topic": "t", "partition": 0, "offset": 42}], "version": 1}.
@@ -53,7 +48,7 @@ def delete_records(
     """
     from sparklog.cli import offset_file
 
-    topic = chosen(topic_argument, topic_option)
+    topic = one_of(topic_argument, topic_option)
     short = (topic, partition, offset)
     if offset_json_file is not None and short == (None, None, None):
         text = read_text(offset_json_file, "--offset-json-file")
@@ -63,27 +58,30 @@ def delete_records(
     else:
         raise BadParameter("give --offset-json-file, or all three of a topic, --partition and --offset")
     lows = offset_file.delete_records(open_root(root), offsets, dry_run=dry_run)
-    if as_json:
-        print_json({"dryRun": dry_run, "partitions": lows})
-        return
-    print("Dry run, nothing is deleted:" if dry_run else "Records delete operation completed:")
-    for low in lows:
-        print(f"partition: {low.topic}-{low.partition}\tlow_watermark: {low.low_watermark}")
+    title = "Dry run, nothing is deleted:" if dry_run else "Records delete operation completed:"
+    lines = [f"partition: {low.topic}-{low.partition}\tlow_watermark: {low.low_watermark}" for low in lows]
+    return Output.of_lines({"dryRun": dry_run, "partitions": lows}, title, *lines)
 
 
 HEADINGS = ("TOPIC", "PARTITION", "APPEND", "SEALED", "TOTAL", "RECORDS", "SLICES")
 NO_BROKER = -1
 
 
-@app.command("log-dirs", epilog=example("sparklog log-dirs --topic-list orders,clicks --root /data/log"))
+@dataclass
+class TopicList(Topics):
+    """As for others; the option's name is Kafka's."""
+
+    topic_option: Annotated[
+        list[str] | None, Option("--topic-list", "--topic", "-t", metavar="TOPIC,...", help="Only these topics.")
+    ] = None
+
+
+@app.add("log-dirs", "sparklog log-dirs --topic-list orders,clicks --root /data/log")
 def log_dirs(
     root: SourceOption,
-    topics: TopicsArgument = None,
-    topic_list: Annotated[
-        list[str] | None, Option("--topic-list", "--topic", "-t", metavar="TOPIC,...", help="Only these topics.")
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
+    *,
+    topics: TopicList,
+) -> Output:
     """Show how many bytes each partition takes, and how many lie in files that only wait for the vacuum.
 
     APPEND are bytes in append files (in a Kafka directory: of the active segment), SEALED those in sealed (closed)
@@ -93,18 +91,18 @@ def log_dirs(
     from sparklog.retention.vacuum import unreferenced
 
     source = open_source(root)
-    names = source.refreshed(chosen_topics(topics, topic_list))
+    names = source.refreshed(topics.names)
     sizes = [size for name in names for size in source.view.partition_sizes(name)]
     waiting = None if source.root is None else [unreferenced(source.root.topic(name)) for name in names]
     files, nbytes = map(sum, zip((0, 0), *(waiting or ()), strict=True))
-    if as_json:
-        more = {} if waiting is None else {"unreferencedFiles": files, "unreferencedBytes": nbytes}
-        print_json(_document(source.view.location, sizes, more))
-    else:
+
+    def show() -> None:
         _show(sizes)
         if files:
             print(f"Besides, {nbytes} bytes in {count(files, 'file')} wait for the vacuum of `sparklog retain`.")
-    source.finish()
+
+    more = {} if waiting is None else {"unreferencedFiles": files, "unreferencedBytes": nbytes}
+    return Output(_document(source.view.location, sizes, more), show, source.failures)
 
 
 def _document(location: str, sizes: list[PartitionSize], more: dict[str, int]) -> dict[str, object]:

@@ -5,32 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Option, Typer
+from typer import Option
 
 from sparklog.cli.locations import open_root, open_source
 from sparklog.cli.options import (
+    Commands,
     ConfigOption,
-    JsonOption,
+    OneTopic,
     RootOption,
     SourceOption,
-    TopicArgument,
-    TopicOption,
-    TopicsArgument,
-    TopicsByOption,
-    chosen_topics,
-    example,
+    Topics,
     parse_configs,
-    required,
     whole_number,
 )
-from sparklog.cli.terminal import print_json, print_lines, print_table, printable, warn
+from sparklog.cli.terminal import Output, print_lines, print_table, printable, warn
 from sparklog.errors import NotFound
 
 if TYPE_CHECKING:
     from sparklog.log.state.view import LogView
     from sparklog.log.topic.root import Root
 
-app = Typer(no_args_is_help=True, rich_markup_mode=None, help="Create, list, describe, alter and delete topics.")
+app = Commands("Create, list, describe, alter and delete topics.")
 
 ReplicationOption = Annotated[
     int | None,
@@ -62,37 +57,33 @@ class TopicRow:
     kafka_topic_id: str | None = None
 
 
-@app.command(epilog=example("sparklog topics create orders --root /data/log --partitions 16 -c retention.ms=86400000"))
+@app.add("create", "sparklog topics create orders --root /data/log --partitions 16 -c retention.ms=86400000")
 def create(
     root: RootOption,
-    topic: TopicArgument = None,
-    topic_option: TopicOption = None,
+    *,
+    topic: OneTopic,
     partitions: Annotated[int, whole_number("--partitions", "-p", low=1, text="How many.")] = 1,
     replication_factor: ReplicationOption = None,
     config: ConfigOption = None,
     if_not_exists: Annotated[bool, Option("--if-not-exists", help="Succeed if it is there already.")] = False,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Create a topic. A folder that holds nothing yet becomes a new root."""
     from sparklog.log.topic.expiring import default_expiry
 
     _say_where_copies_are(replication_factor, root)
     configs = parse_configs(config)
-    topic = required(topic, topic_option)
+    name = topic.name
     log = open_root(root, create=True)
-    existed = if_not_exists and _exists(log, topic)
+    existed = if_not_exists and _exists(log, name)
     make = log.ensure_topic if if_not_exists else log.create_topic
-    head = make(topic, partitions=partitions, configs=configs).log.head(refresh=False)
-    if as_json:
-        print_json({"topic": topic, "created": not existed})
-    else:
-        made = f"{head.partitions} partition{'s' * (head.partitions > 1)}"
-        print(
-            f"Topic {topic} is there already." if existed else f"Created topic {topic} with {made} in {log.location}."
-        )
-    expiry = default_expiry(head.configs)
-    if expiry is not None and not existed:
-        warn(f"topic {topic}: {expiry}")
+    head = make(name, partitions=partitions, configs=configs).log.head(refresh=False)
+    text = f"Created topic {name} with {head.partitions} partition{'s' * (head.partitions > 1)} in {log.location}."
+    expiry = None if existed else default_expiry(head.configs)
+    return Output(
+        {"topic": name, "created": not existed},
+        lambda: print(f"Topic {name} is there already." if existed else text),
+        after=None if expiry is None else lambda: warn(f"topic {name}: {expiry}"),
+    )
 
 
 def _say_where_copies_are(replication_factor: int | None, root: str) -> None:
@@ -100,36 +91,27 @@ def _say_where_copies_are(replication_factor: int | None, root: str) -> None:
         warn(f"--replication-factor {replication_factor} changes nothing: what holds {root} keeps the copies")
 
 
-@app.command("list", epilog=example("sparklog topics list --root /data/log"))
-def list_(root: SourceOption, as_json: JsonOption = False) -> None:
+@app.add("list", "sparklog topics list --root /data/log")
+def list_(root: SourceOption) -> Output:
     """List the topics, one per line."""
     source = open_source(root)
     names = source.topics()
-    if as_json:
-        print_json(names)
-    else:
-        print_lines(names)
-    source.finish()
+    return Output(names, lambda: print_lines(names), source.failures)
 
 
-@app.command(epilog=example("sparklog topics describe orders --root /data/log"))
+@app.add("describe", "sparklog topics describe orders --root /data/log")
 def describe(
     root: SourceOption,
-    topics: TopicsArgument = None,
-    topic_option: TopicsByOption = None,
-    as_json: JsonOption = False,
-) -> None:
+    *,
+    topics: Topics,
+) -> Output:
     """Show id, configs and, for each partition, offsets and size."""
     source = open_source(root)
     opened = source.root
-    names = chosen_topics(topics, topic_option)
-    rows = source.each(names, lambda name: _kafka(source.view, name) if opened is None else _of_root(opened, name))
-    if as_json:
-        print_json(rows)
-    else:
-        for row in rows:
-            _show(row)
-    source.finish()
+    rows = source.each(
+        topics.names, lambda name: _kafka(source.view, name) if opened is None else _of_root(opened, name)
+    )
+    return Output(rows, lambda: _show(rows), source.failures)
 
 
 def _of_root(root: Root, name: str) -> TopicRow:
@@ -145,7 +127,7 @@ def _of_root(root: Root, name: str) -> TopicRow:
         ],
         open_transactions=[
             *dict.fromkeys(transaction for transaction, _ in topic.open_transactions),
-            *(str(each) for each in topic.kafka_open),
+            *map(str, topic.kafka_open),
         ],
         kafka_topic_id=topic.kafka_topic_id or None,
     )
@@ -159,65 +141,61 @@ def _kafka(view: LogView, name: str) -> TopicRow:
     bounds = sorted(view.bounds(name).items())
     stored = view.stored([OffsetRange(name, partition, bound.log_start, bound.log_end) for partition, bound in bounds])
     rows = [
-        PartitionRow(partition, bound.log_start, bound.last_stable, bound.log_end, held.nbytes)
-        for (partition, bound), held in zip(bounds, stored, strict=True)
+        PartitionRow(partition, bound.log_start, bound.last_stable, bound.log_end, size.nbytes)
+        for (partition, bound), size in zip(bounds, stored, strict=True)
     ]
     return TopicRow(name, topic_id, len(bounds), configs=None, partitions=rows, open_transactions=None)
 
 
-def _show(row: TopicRow) -> None:
-    """Print the first line as kafka-topics writes it, then a table."""
-    configs = ",".join(f"{name}={value}" for name, value in sorted((row.configs or {}).items()))
-    name, count = printable(row.topic), row.partition_count
-    print(f"Topic: {name}\tTopicId: {row.topic_id}\tPartitionCount: {count}\tConfigs: {configs}")
-    if row.kafka_topic_id:
-        print(f"Imported from Kafka's topic with id {row.kafka_topic_id}")
-    headings = ("PARTITION", "LOG-START", "LAST-STABLE", "LOG-END", "BYTES")
-    rows = [(part.partition, part.log_start, part.last_stable, part.log_end, part.bytes) for part in row.partitions]
-    print_table(headings, rows, right=headings)
-    if row.open_transactions:
-        print(f"Held back by open transactions: {printable(', '.join(row.open_transactions))}")
+def _show(rows: list[TopicRow]) -> None:
+    """Print the first line of each as kafka-topics writes it, then a table."""
+    for row in rows:
+        configs = ",".join(f"{name}={value}" for name, value in sorted((row.configs or {}).items()))
+        name, count = printable(row.topic), row.partition_count
+        print(f"Topic: {name}\tTopicId: {row.topic_id}\tPartitionCount: {count}\tConfigs: {configs}")
+        if row.kafka_topic_id:
+            print(f"Imported from Kafka's topic with id {row.kafka_topic_id}")
+        headings = ("PARTITION", "LOG-START", "LAST-STABLE", "LOG-END", "BYTES")
+        parts = [
+            (part.partition, part.log_start, part.last_stable, part.log_end, part.bytes) for part in row.partitions
+        ]
+        print_table(headings, parts, right=headings)
+        if row.open_transactions:
+            print(f"Held back by open transactions: {printable(', '.join(row.open_transactions))}")
 
 
-@app.command(epilog=example("sparklog topics alter orders --root /data/log --partitions 32"))
+@app.add("alter", "sparklog topics alter orders --root /data/log --partitions 32")
 def alter(
     root: RootOption,
     partitions: Annotated[int, whole_number("--partitions", "-p", low=1, text="Raise to so many.")],
-    topic: TopicArgument = None,
-    topic_option: TopicOption = None,
+    *,
+    topic: OneTopic,
     replication_factor: ReplicationOption = None,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Add partitions. Configs are altered by `sparklog configs alter`, as in Kafka by kafka-configs."""
     _say_where_copies_are(replication_factor, root)
-    topic = required(topic, topic_option)
-    open_root(root).topic(topic).alter(partitions=partitions)
-    shown = printable(topic)
+    name = topic.name
+    open_root(root).topic(name).alter(partitions=partitions)
+    shown = printable(name)
     warn(f"keys of topic {shown} map to other partitions from now on: the order of a key's records ends here")
-    if as_json:
-        print_json({"topic": topic, "partitions": partitions})
-    else:
-        print(f"Altered topic {topic}.")
+    return Output.of_lines({"topic": name, "partitions": partitions}, f"Altered topic {name}.")
 
 
-@app.command(epilog=example("sparklog topics delete orders --root /data/log"))
+@app.add("delete", "sparklog topics delete orders --root /data/log")
 def delete(
     root: RootOption,
-    topic: TopicArgument = None,
-    topic_option: TopicOption = None,
+    *,
+    topic: OneTopic,
     if_exists: Annotated[bool, Option("--if-exists", help="Succeed if there is no such topic.")] = False,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Delete a topic, without asking, as kafka-topics does. Its files go when a vacuum finds them."""
-    topic = required(topic, topic_option)
+    name = topic.name
     log = open_root(root)
-    exists = not if_exists or _exists(log, topic)
+    exists = not if_exists or _exists(log, name)
     if exists:
-        log.delete_topic(topic)
-    if as_json:
-        print_json({"topic": topic, "deleted": exists})
-    else:
-        print(f"Deleted topic {topic}." if exists else f"There is no topic {printable(topic)}.")
+        log.delete_topic(name)
+    text = f"Deleted topic {name}." if exists else f"There is no topic {printable(name)}."
+    return Output.of_lines({"topic": name, "deleted": exists}, text)
 
 
 def _exists(log: Root, topic: str) -> bool:

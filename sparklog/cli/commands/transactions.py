@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option, Typer
+from typer import Argument, Option
 
 from sparklog.cli.locations import open_root
-from sparklog.cli.options import JsonOption, RootOption, example, whole_number
-from sparklog.cli.terminal import print_json, print_table, printable, warn_and_leave
+from sparklog.cli.options import Commands, RootOption, whole_number
+from sparklog.cli.terminal import Output, print_table, printable
 from sparklog.log.journal.clocks import iso_time
 from sparklog.output import json_value
 
@@ -17,57 +17,48 @@ if TYPE_CHECKING:
     from sparklog.errors import SparklogError
     from sparklog.transactions.listing import KafkaTransaction, TransactionDescription
 
-app = Typer(no_args_is_help=True, rich_markup_mode=None, help="List, describe and abort transactions.")
+app = Commands("List, describe and abort transactions.")
 
 OUTCOMES = {None: "pending", True: "committed", False: "aborted"}
 OFFSET = ("topic", "partition", "offset")
 IdArgument = Annotated[str, Argument(metavar="ID", help="Transactional id.")]
 
 
-@app.command("list", epilog=example("sparklog transactions list --root /data/log"))
+@app.add("list", "sparklog transactions list --root /data/log")
 def list_(
     root: RootOption,
     open_only: Annotated[bool, Option("--open", help="Only those that hold back a topic.")] = False,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """List the transactional ids, and how the newest transaction of each stands."""
     from sparklog.transactions.listing import list_transactions
 
     failures: list[SparklogError] = []
     everything = list_transactions(open_root(root), failures)
     shown = [item for item in everything if item.held or item.kafka or not open_only]
-    if as_json:
-        print_json([_document(item) for item in shown])
-    else:
-        rows = []
-        for item in shown:
-            topics = dict.fromkeys([held.topic for held in item.held] + [held.topic for held in item.kafka])
-            rows.append((item.id, _newest(item), item.state, ",".join(topics) or None))
-        print_table(("TRANSACTIONAL-ID", "NEWEST", "STATE", "HOLDS-BACK"), rows)
-    warn_and_leave(failures)
+    rows = []
+    for item in shown:
+        topics = dict.fromkeys([*(part.topic for part in item.held), *(part.topic for part in item.kafka)])
+        rows.append((item.id, _newest(item), item.state, ",".join(topics) or None))
+    headings = ("TRANSACTIONAL-ID", "NEWEST", "STATE", "HOLDS-BACK")
+    return Output([_document(item) for item in shown], lambda: print_table(headings, rows), failures)
 
 
-@app.command(epilog=example("sparklog transactions describe orders-job --root /data/log"))
-def describe(transactional_id: IdArgument, root: RootOption, as_json: JsonOption = False) -> None:
+@app.add("describe", "sparklog transactions describe orders-job --root /data/log")
+def describe(transactional_id: IdArgument, root: RootOption) -> Output:
     """Show what is decided, and what is open: where the last stable offset stops, since when, and until when."""
     from sparklog.transactions.listing import describe_transaction
 
     failures: list[SparklogError] = []
     standing = describe_transaction(open_root(root), transactional_id, failures)
-    if as_json:
-        print_json(_document(standing))
-    else:
-        _show(standing)
-    warn_and_leave(failures)
+    return Output(_document(standing), lambda: _show(standing), failures)
 
 
-@app.command(epilog=example("sparklog transactions abort orders-job --root /data/log"))
+@app.add("abort", "sparklog transactions abort orders-job --root /data/log")
 def abort(
     transactional_id: IdArgument,
     root: RootOption,
     number: Annotated[int | None, whole_number("--n", text="Only if this is the number of the open one.")] = None,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Abort the open transaction of an id without waiting for its timeout; its owner's commit fails then.
 
     One that an import found open in Kafka's data ends, too (as Kafka had decided, if it had); no import can go on with
@@ -76,15 +67,16 @@ def abort(
     from sparklog.transactions.listing import abort_transaction
 
     aborted = abort_transaction(open_root(root), transactional_id, number)
-    if as_json:
-        print_json({"id": transactional_id, "n": aborted.n, "topics": aborted.topics, "kafka": _kafka(aborted.kafka)})
-        return
+    lines = []
     if aborted.n is not None:
-        held = ", it held back " + ", ".join(aborted.topics) if aborted.topics else ""
-        print(f"Aborted transaction {aborted.n} of {printable(transactional_id)}{held}.")
-    for each in aborted.kafka:
-        how = "Committed, as Kafka had decided," if each.open.decided == "commit" else "Aborted"
-        print(f"{how} Kafka's transaction of {printable(transactional_id)} in {each.topic}-{each.open.partition}.")
+        topics = ", it held back " + ", ".join(aborted.topics) if aborted.topics else ""
+        lines.append(f"Aborted transaction {aborted.n} of {printable(transactional_id)}{topics}.")
+    for part in aborted.kafka:
+        how = "Committed, as Kafka had decided," if part.open.decided == "commit" else "Aborted"
+        place = f"{part.topic}-{part.open.partition}"
+        lines.append(f"{how} Kafka's transaction of {printable(transactional_id)} in {place}.")
+    document = {"id": transactional_id, "n": aborted.n, "topics": aborted.topics, "kafka": _kafka(aborted.kafka)}
+    return Output.of_lines(document, *lines)
 
 
 def _show(standing: TransactionDescription) -> None:
@@ -96,18 +88,17 @@ def _show(standing: TransactionDescription) -> None:
     )
     if standing.held:
         rows = [
-            (each.topic, each.partition, each.n, each.first, each.end, _seconds(each.age_ms), _seconds(each.timeout_ms))
-            for each in standing.held
+            (part.topic, part.partition, part.n, part.first, part.end, _seconds(part.age_ms), _seconds(part.timeout_ms))
+            for part in standing.held
         ]
         print_table(("TOPIC", "PARTITION", "N", "FIRST", "END", "AGE", "TIMEOUT"), rows)
     if standing.kafka:
         print("Kafka's, left open in what was imported:")
         of_kafka = []
-        for each in standing.kafka:
-            held = each.open
-            since = None if held.start_ms is None else iso_time(held.start_ms)
-            known = (since, _seconds(held.timeout_ms), held.decided or None)
-            of_kafka.append((each.topic, held.partition, held.producer, held.first, held.end, *known))
+        for topic, part in ((item.topic, item.open) for item in standing.kafka):
+            since = None if part.start_ms is None else iso_time(part.start_ms)
+            outcome = (since, _seconds(part.timeout_ms), part.decided or None)
+            of_kafka.append((topic, part.partition, part.producer, part.first, part.end, *outcome))
         print_table(("TOPIC", "PARTITION", "PRODUCER", "FIRST", "END", "SINCE", "TIMEOUT", "DECIDED"), of_kafka)
     for waiting in standing.waiting:
         print(f"{waiting.topic}: {waiting.n} is decided and recorded by the next commit or by `sparklog retain`")
@@ -140,10 +131,10 @@ def _document(standing: TransactionDescription) -> dict[str, object]:
     }
 
 
-def _kafka(held: Sequence[KafkaTransaction]) -> list[dict[str, object]]:
+def _kafka(parts: Sequence[KafkaTransaction]) -> list[dict[str, object]]:
     from sparklog.log.state.commit import KAFKA_OPEN_JSON
 
-    return [{"topic": each.topic, **KAFKA_OPEN_JSON.to_json(each.open)} for each in held]
+    return [{"topic": part.topic, **KAFKA_OPEN_JSON.to_json(part.open)} for part in parts]
 
 
 def _newest(standing: TransactionDescription) -> str:

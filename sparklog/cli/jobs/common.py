@@ -24,6 +24,7 @@ from sparklog.cli.options import (
     PropertiesOption,
     RootOption,
     TopicsOption,
+    one_by_one,
     topic_names,
     whole_number,
 )
@@ -43,24 +44,24 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def parse(name: str, options: Callable[..., T], given: Sequence[str], about: str | None) -> T:
+def parse(name: str, options: Callable[..., T], about: str | None, words: Sequence[str]) -> T:
     """Make a job's options of its command line. Leaves with 2, and one line, where that is wrong.
 
     `options` declares them as the commands of `sparklog.cli` do; `about`: the job's docstring, for `--help`.
     """
     app = Typer(add_completion=False, rich_markup_mode=None, context_settings=SHORT_HELP)
-    app.command(name, cls=Command, help=(about or "").partition("\n\n")[0])(options)
+    app.command(name, cls=Command, help=(about or "").partition("\n\n")[0])(one_by_one(options))
     command = typer.main.get_command(app)
     try:
-        chosen: T | int = command.main(list(given), prog_name=f"sparklog {name}", standalone_mode=False)
+        made: T | int = command.main(list(words), prog_name=f"sparklog {name}", standalone_mode=False)
     except UsageError as error:
         leave_for_usage(error)
     except BadRequest as error:
         leave_for_usage(BadParameter(str(error)))
-    if isinstance(chosen, int):
+    if isinstance(made, int):
         # --help was shown.
-        sys.exit(chosen)
-    return chosen
+        sys.exit(made)
+    return made
 
 
 def job(
@@ -126,7 +127,7 @@ class Maintenance:
 
 def run_maintenance(
     name: str,
-    chosen: Maintenance,
+    options: Maintenance,
     work: Callable[[Root, Settings, Lease], Sequence[Any]],
     summary: Callable[..., str],
 ) -> int:
@@ -134,14 +135,14 @@ def run_maintenance(
 
     `work` takes its topics from the lease, and asks it after each piece whether to go on.
     """
-    root = sparklog.open(chosen.root)
-    settings = chosen.settings_at(store_clock_ms(root.store, root.env, dry_run=chosen.dry_run))
-    with leased(root, name, chosen.topics, wanted=chosen.lease and not chosen.dry_run) as lease:
+    root = sparklog.open(options.root)
+    settings = options.settings_at(store_clock_ms(root.store, root.env, dry_run=options.dry_run))
+    with leased(root, name, options.topics, wanted=options.lease and not options.dry_run) as lease:
         reports = [] if lease.waits else work(root, settings, lease)
     failures = [failure for report in reports for failure in report.failures]
     failed = not lease.waits and say_failures(f"sparklog {name}", failures, root.location, len(reports))
-    if chosen.as_json:
-        print(json.dumps(document(reports, root=root.location, now_ms=settings.now_ms, dry_run=chosen.dry_run)))
-    elif reports and (text := summary(reports, dry_run=chosen.dry_run)):
+    if options.as_json:
+        print(json.dumps(document(reports, root=root.location, now_ms=settings.now_ms, dry_run=options.dry_run)))
+    elif reports and (text := summary(reports, dry_run=options.dry_run)):
         print(text)
     return FAILED if failed else DONE

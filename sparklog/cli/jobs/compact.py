@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 from typer import Option
@@ -38,15 +39,14 @@ class Compact(Maintenance):
     roll: Annotated[bool, Option("--roll", help="Seal the active segments, too, young and small as they are.")] = False
 
 
-def arguments(given: Sequence[str]) -> Compact:
-    return parse("compact", Compact, given, __doc__)
+arguments = partial(parse, "compact", Compact, __doc__)
 
 
 guarded = job("compact", after_interrupt="what was committed stays, the next run does the rest")
 
 
 @guarded
-def run(runner: Runner, chosen: Compact) -> int:
+def run(runner: Runner, options: Compact) -> int:
     pieces = 0
     with StatusLine("compact", quiet=True) as status:
 
@@ -58,13 +58,13 @@ def run(runner: Runner, chosen: Compact) -> int:
                 say_outcome(work, result)
                 lease.check()
 
-            options = CompactOptions(lease.topics, chosen.seal_only, chosen.roll, chosen.dry_run)
-            return compact_root(root, settings, runner, options, ended)
+            parts = CompactOptions(lease.topics, options.seal_only, options.roll, options.dry_run)
+            return compact_root(root, settings, runner, parts, ended)
 
-        return run_maintenance("compact", chosen, compact, summary)
+        return run_maintenance("compact", options, compact, summary)
 
 
 @guarded
-def main(given: Sequence[str]) -> int:
+def main(words: Sequence[str]) -> int:
     with closing(SparkIfNeeded("sparklog compact")) as spark:
-        return run(spark, arguments(given))
+        return run(spark, arguments(words))

@@ -6,18 +6,26 @@ asked for jars, takes the one of the installed `delta-spark` (`sparklog[delta]`)
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import reduce
 from importlib.metadata import PackageNotFoundError, version
+from operator import or_
 from pathlib import Path
 from typing import Annotated, Any
 
+import pyspark
 from py4j.java_gateway import JavaPackage
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.types import StructType
 from typer import Option
 
+from sparklog.cli.jobs.stream import streaming_session
+from sparklog.cli.options import comma_separated
 from sparklog.datasource.writer import QUERY_ID
 from sparklog.errors import BadRequest, NotFound, did_you_mean
 
@@ -41,28 +49,24 @@ IntervalOption = Annotated[
 def coordinates(spark_version: str, *, avro: bool = False) -> list[str]:
     """Return the packages that fit a release of Spark: Delta, and Spark's own for Avro if it is needed."""
     line = ".".join(spark_version.split(".")[:2])
-    try:
-        release = version("delta-spark")
-    except PackageNotFoundError:
-        release = DELTA_VERSION
+    release = _installed() or DELTA_VERSION
     # The first release of a line runs with all of it, and repositories that lack the newest have it.
     return [f"io.delta:delta-spark_{line}_2.13:{release}"] + [f"org.apache.spark:spark-avro_2.13:{line}.0"] * avro
 
 
 def settings(environ: Mapping[str, str], spark_version: str, *, avro: bool = False) -> dict[str, str]:
-    """Return the settings of a session with Delta; of packages, where Python starts Spark and nobody names any."""
-    given = environ.get(ARGUMENTS, "")
-    if SUBMITTED in environ or "--packages" in given or "--jars" in given or not _installed():
+    """Return the settings of a session with Delta; of packages, where Python starts Spark and no option names any."""
+    arguments = environ.get(ARGUMENTS, "")
+    if SUBMITTED in environ or "--packages" in arguments or "--jars" in arguments or not _installed():
         return SETTINGS
     return SETTINGS | {"spark.jars.packages": ",".join(coordinates(spark_version, avro=avro))}
 
 
-def _installed() -> bool:
+def _installed() -> str | None:
     try:
-        version("delta-spark")
+        return version("delta-spark")
     except PackageNotFoundError:
-        return False
-    return True
+        return None
 
 
 def check_delta(spark: SparkSession, *, avro: bool = False) -> None:
@@ -83,9 +87,16 @@ def check_delta(spark: SparkSession, *, avro: bool = False) -> None:
 def check_local_table(path: str, environ: Mapping[str, str]) -> None:
     """Raise NotFound for a table that is not on this machine, before Spark starts; a cluster may have it elsewhere."""
     has_scheme = ":" in path.partition("/")[0]
-    here = not has_scheme and SUBMITTED not in environ and "HADOOP_CONF_DIR" not in environ
-    if here and not Path(path).is_dir():
+    is_here = not has_scheme and SUBMITTED not in environ and "HADOOP_CONF_DIR" not in environ
+    if is_here and not Path(path).is_dir():
         raise NotFound(f"there is no Delta table at {path}: look at --table")
+
+
+@contextmanager
+def delta_session(name: str, *, avro: bool = False) -> Iterator[SparkSession]:
+    # Spark logs the stack of a query's failure, whose reason is the job's last line.
+    with streaming_session(name, "FATAL", settings(os.environ, pyspark.__version__, avro=avro)) as spark:
+        yield spark
 
 
 def is_delta(spark: SparkSession, path: str) -> bool:
@@ -95,9 +106,9 @@ def is_delta(spark: SparkSession, path: str) -> bool:
 
 def check_new_folder(spark: SparkSession, path: str) -> None:
     """Refuse to make a table among files of others, which a VACUUM of the table would delete."""
-    place = spark.sparkContext._jvm.org.apache.hadoop.fs.Path(path)
-    files = place.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
-    present = files.listStatus(place) if files.exists(place) else []
+    folder = spark.sparkContext._jvm.org.apache.hadoop.fs.Path(path)
+    files = folder.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
+    present = files.listStatus(folder) if files.exists(folder) else []
     if len(present):
         raise BadRequest(
             f"there is no Delta table at {path}, but files such as {present[0].getPath().getName()}: "
@@ -119,27 +130,44 @@ def query_id(batch: DataFrame) -> str:
     return str(batch.sparkSession.sparkContext.getLocalProperty(QUERY_ID))
 
 
-def check_interval(interval: str | None, follow: bool) -> None:
-    if interval is None:
-        return
-    if not follow:
-        raise BadRequest("--interval is of --follow: without it the job ends when it has written what is there")
-    if re.fullmatch(r"\d+ (millisecond|second|minute|hour)s?", interval) is None:
-        raise BadRequest(f"--interval expects a number and a unit such as '30 seconds', found '{interval}'")
+class DeltaQuery:
+    """The query of a job, by the options that both jobs have in places of their own."""
+
+    table: str
+    checkpoint: str
+    key_column_list: str | None
+    follow: bool
+    interval: str | None
+
+    def check_interval(self) -> None:
+        if self.interval is None:
+            return
+        if not self.follow:
+            raise BadRequest("--interval is of --follow: without it the job ends when it has written what is there")
+        if re.fullmatch(r"\d+ (millisecond|second|minute|hour)s?", self.interval) is None:
+            raise BadRequest(f"--interval expects a number and a unit such as '30 seconds', found '{self.interval}'")
+
+    def key_columns(self) -> tuple[str, ...]:
+        return comma_separated([self.key_column_list or ""])
+
+    def begin(self, rows: DataFrame, write: Callable[[DataFrame, int], None]) -> StreamingQuery:
+        """Write each micro-batch of rows, with what is there, or with what comes."""
+        writer = rows.writeStream.foreachBatch(write).option("checkpointLocation", self.checkpoint)
+        if not self.follow:
+            return writer.trigger(availableNow=True).start()
+        return (writer if self.interval is None else writer.trigger(processingTime=self.interval)).start()
 
 
-def begin(writer: DataStreamWriter, follow: bool, interval: str | None) -> StreamingQuery:
-    """Start a query that ends with what is there, or goes on."""
-    if not follow:
-        return writer.trigger(availableNow=True).start()
-    return (writer if interval is None else writer.trigger(processingTime=interval)).start()
+def any_null(columns: Iterable[Column]) -> Column:
+    """Return true for the rows where one of the columns, or more, is null."""
+    return reduce(or_, (column.isNull() for column in columns), F.lit(False))
 
 
-def check_columns(wanted: tuple[str, ...], schema: StructType, place: str) -> None:
+def check_columns(columns: tuple[str, ...], schema: StructType, place: str) -> None:
     """Raise BadRequest if a column is not there, by its very name."""
-    for name in wanted:
+    for name in columns:
         if name not in schema.names:
-            near = next((each for each in schema.names if each.lower() == name.lower()), None)
+            near = next((other for other in schema.names if other.lower() == name.lower()), None)
             hint = did_you_mean(name, schema.names) if near is None else f"; did you mean '{near}'?"
             raise BadRequest(f"there is no column '{name}' in {place}{hint}; it has {', '.join(schema.names)}")
 

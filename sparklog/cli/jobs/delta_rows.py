@@ -18,7 +18,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import BinaryType, DataType, StringType, StructField, StructType
 
-from sparklog.cli.jobs.delta import check_columns
+from sparklog.cli.jobs.delta import any_null, check_columns
 from sparklog.errors import BadRequest
 
 RECORD = ("topic", "partition", "offset", "timestamp", "key", "value")
@@ -35,7 +35,7 @@ class Payload:
 
     * `schema`: of `json` a DDL string, of `avro` the schema's JSON; `schema_id`: of a registry's frame, if there is one
     * `keys`: columns that the record's key holds: its text, or of several a JSON object
-    * `metadata`: columns `_topic`, `_partition`, `_offset`, `_timestamp` beside those of the schema
+    * `metadata`: columns `_topic`, `_partition`, `_offset`, `_timestamp`, next to those of the schema
     * `headers`: a column of `raw`
     """
 
@@ -142,9 +142,7 @@ def _key_columns(schema: StructType, payload: Payload) -> tuple[dict[str, Column
         ((name, kind),) = types.items()
         keys = {name: key if kind == BinaryType() else text.try_cast(kind)}
         unfit = f"the key does not fit {name} {kind.simpleString()}"
-    lacking = F.lit(False)
-    for column in keys.values():
-        lacking = lacking | column.isNull()
+    lacking = any_null(keys.values())
     invalid = lacking if BinaryType() in types.values() else ~F.is_valid_utf8(text) | lacking
     return keys, F.when(key.isNotNull() & invalid, unfit)
 
@@ -170,7 +168,7 @@ def ddl_schema(ddl: str) -> StructType:
 
 
 def framed_schema(schema: str, schema_id: int | None) -> str:
-    """Return the schema of a record that holds a value of `schema` between its frame and the bytes behind it."""
+    """Return the schema of a record that holds a value of `schema` between its frame and the bytes after it."""
     try:
         value = json.loads(schema)
     except ValueError as error:

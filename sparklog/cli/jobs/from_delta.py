@@ -8,7 +8,7 @@ the rows that the table has, or with the changes of `--starting-version`. The to
 `--follow` the job ends when it has written what was there as it began. Exit codes: see `sparklog.cli.jobs.common`.
 
 One version of the table makes at most one record of a key: an update that changes the key is a deletion of the old one,
-and a row that is deleted and inserted again in one version stays. The changes of a key lie in one task and one
+and a row that is deleted and inserted again in one version stays. The changes of a key are in one task and one
 partition, in the order of versions.
 """
 
@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Literal
 
-import pyspark
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming import StreamingQuery
@@ -29,11 +28,12 @@ from typer import Option
 
 import sparklog
 from sparklog.cli.jobs import delta
-from sparklog.cli.jobs.common import DONE, parse
+from sparklog.cli.jobs.common import parse
 from sparklog.cli.jobs.delta import CheckpointOption, FollowOption, IntervalOption, TableOption
-from sparklog.cli.jobs.stream import check_target, print_end, so_far, streaming_job, streaming_session
-from sparklog.cli.options import RootOption, comma_separated, whole_number
+from sparklog.cli.jobs.stream import check_target, follow_to_end, streaming_job
+from sparklog.cli.options import RootOption, whole_number
 from sparklog.errors import BadRequest, NotFound
+from sparklog.parsing import is_digits
 
 CHANGES = ("_change_type", "_commit_version", "_commit_timestamp")
 FEED = "delta.enableChangeDataFeed"
@@ -46,7 +46,7 @@ TIMES = {
 
 
 @dataclass
-class FromDelta:
+class FromDelta(delta.DeltaQuery):
     """Options of the job."""
 
     table: TableOption
@@ -71,58 +71,57 @@ class FromDelta:
     keys: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        delta.check_interval(self.interval, self.follow)
-        self.keys = comma_separated([self.key_column_list])
+        self.check_interval()
+        self.keys = self.key_columns()
         if not self.keys:
             raise BadRequest("--key-columns names no column")
         version = self.starting_version
-        if version is not None and version != "latest" and not (version.isascii() and version.isdecimal()):
+        if version is not None and version != "latest" and not is_digits(version):
             raise BadRequest(f"--starting-version expects a version of the table, or latest; found '{version}'")
 
 
-def check_table(spark: SparkSession, chosen: FromDelta) -> None:
+def check_table(spark: SparkSession, job: FromDelta) -> None:
     """Raise what is wrong with the table, in one line."""
-    if not delta.is_delta(spark, chosen.table):
-        raise NotFound(f"there is no Delta table at {chosen.table}: look at --table")
-    name = delta.table_name(chosen.table)
+    if not delta.is_delta(spark, job.table):
+        raise NotFound(f"there is no Delta table at {job.table}: look at --table")
+    name = delta.table_name(job.table)
     (detail,) = spark.sql(f"DESCRIBE DETAIL {name}").select("properties").collect()
     if detail["properties"].get(FEED) != "true":
         raise BadRequest(
-            f"the table at {chosen.table} keeps no change data feed: ALTER TABLE {name} SET TBLPROPERTIES "
+            f"the table at {job.table} keeps no change data feed: ALTER TABLE {name} SET TBLPROPERTIES "
             f"({FEED} = true), which holds from then on"
         )
-    schema = spark.read.format("delta").load(chosen.table).schema
-    delta.check_columns((*chosen.keys, *(["value"] if chosen.payload == "raw" else [])), schema, "the table")
+    schema = spark.read.format("delta").load(job.table).schema
+    delta.check_columns((*job.keys, *(["value"] if job.payload == "raw" else [])), schema, "the table")
 
 
-def start(spark: SparkSession, chosen: FromDelta) -> StreamingQuery:
+def start(spark: SparkSession, job: FromDelta) -> StreamingQuery:
     reader = spark.readStream.format("delta").option("readChangeFeed", True)
-    if chosen.starting_version is not None:
-        reader = reader.option("startingVersion", chosen.starting_version)
-    writer = reader.load(chosen.table).writeStream.foreachBatch(partial(write, chosen))
-    return delta.begin(writer.option("checkpointLocation", chosen.checkpoint), chosen.follow, chosen.interval)
+    if job.starting_version is not None:
+        reader = reader.option("startingVersion", job.starting_version)
+    return job.begin(reader.load(job.table), partial(write, job))
 
 
-def write(chosen: FromDelta, changes: DataFrame, batch: int) -> None:
+def write(job: FromDelta, changes: DataFrame, batch: int) -> None:
     """Append the records of a micro-batch, unless an earlier try has."""
-    writer = records(changes, chosen).write.format("sparklog").mode("append")
-    writer = writer.options(txnAppId=delta.query_id(changes), txnVersion=batch, topic=chosen.topic)
-    if chosen.num_partitions is not None:
-        writer = writer.option("num.partitions", chosen.num_partitions)
-    writer.option("topic.cleanup.policy", "compact").save(chosen.root)
+    writer = records(changes, job).write.format("sparklog").mode("append")
+    writer = writer.options(txnAppId=delta.query_id(changes), txnVersion=batch, topic=job.topic)
+    if job.num_partitions is not None:
+        writer = writer.option("num.partitions", job.num_partitions)
+    writer.option("topic.cleanup.policy", "compact").save(job.root)
 
 
-def records(changes: DataFrame, chosen: FromDelta) -> DataFrame:
+def records(changes: DataFrame, job: FromDelta) -> DataFrame:
     """Return key, value and timestamp of the record that each version of the table makes of a key.
 
     Rows of one key are brought into one task and into the order of versions. The last one of a version counts, and a
     row that stays comes after one that goes.
     """
     row = F.struct(*(F.col(delta.quoted(name)) for name in changes.columns if name not in CHANGES))
-    names = [f"key{number}" for number in range(len(chosen.keys))]
+    names = [f"key{number}" for number in range(len(job.keys))]
     keyed = changes.select(
         row.alias("row"),
-        *(F.col(delta.quoted(name)).alias(alias) for name, alias in zip(chosen.keys, names, strict=True)),
+        *(F.col(delta.quoted(name)).alias(alias) for name, alias in zip(job.keys, names, strict=True)),
         F.col("_commit_version").alias("version"),
         F.col("_commit_timestamp").alias("timestamp"),
         F.col("_change_type").isin("insert", "update_postimage").alias("stays"),
@@ -135,35 +134,32 @@ def records(changes: DataFrame, chosen: FromDelta) -> DataFrame:
     )
     last = ~F.coalesce(F.col("version") == F.col("next_version"), F.lit(False))
     keys = [F.col(name) for name in names]
-    ordered = ranked.filter(_or_fail(keys, chosen)).filter(last).sortWithinPartitions(*names, "version")
-    value = F.to_json("row", TIMES) if chosen.payload == "json" else F.col("row").getField("value")
+    ordered = ranked.filter(_or_fail(keys, job)).filter(last).sortWithinPartitions(*names, "version")
+    value = F.to_json("row", TIMES) if job.payload == "json" else F.col("row").getField("value")
     return ordered.select(
-        key_of(keys, keyed.schema, chosen).alias("key"),
+        key_of(keys, keyed.schema, job).alias("key"),
         F.when(F.col("stays"), value.cast("binary")).alias("value"),
         "timestamp",
     )
 
 
-def key_of(keys: Sequence[Column], schema: StructType, chosen: FromDelta) -> Column:
+def key_of(keys: Sequence[Column], schema: StructType, job: FromDelta) -> Column:
     """Return the bytes of a record's key."""
     if len(keys) > 1:
-        named = (key.alias(name) for key, name in zip(keys, chosen.keys, strict=True))
+        named = (key.alias(name) for key, name in zip(keys, job.keys, strict=True))
         return F.to_json(F.struct(*named), TIMES).cast("binary")
     return keys[0] if schema["key0"].dataType == BinaryType() else keys[0].cast("string").cast("binary")
 
 
-def _or_fail(keys: Sequence[Column], chosen: FromDelta) -> Column:
+def _or_fail(keys: Sequence[Column], job: FromDelta) -> Column:
     """Return true, or fail the task where the key columns do not name one row of a version."""
-    names, version = _escaped(", ".join(chosen.keys)), F.col("version")
-    lacking = F.lit(False)
-    for key in keys:
-        lacking = lacking | key.isNull()
+    names, version = _escaped(", ".join(job.keys)), F.col("version")
     null = F.format_string(f"{names} is null in a row of version %d: a record needs a key", version)
     shown = F.concat_ws(", ", *(key.cast("string") for key in keys))
     text = f"{names} %s is of two rows of version %d: choose --key-columns that name one row"
     both = F.col("stays") & F.col("next_stays") & (version == F.col("next_version"))
     return (
-        F.when(lacking, F.raise_error(null).cast("boolean"))
+        F.when(delta.any_null(keys), F.raise_error(null).cast("boolean"))
         .when(both, F.raise_error(F.format_string(text, shown, version)).cast("boolean"))
         .otherwise(F.lit(True))
     )
@@ -173,26 +169,21 @@ def _escaped(text: str) -> str:
     return text.replace("%", "%%")
 
 
-def arguments(given: Sequence[str]) -> FromDelta:
-    return parse("from-delta", FromDelta, given, __doc__)
+arguments = partial(parse, "from-delta", FromDelta, __doc__)
 
 
 @streaming_job("from-delta")
-def run(spark: SparkSession, chosen: FromDelta) -> int:
+def run(spark: SparkSession, job: FromDelta) -> int:
     delta.check_delta(spark)
     sparklog.register(spark)
-    check_table(spark, chosen)
-    query = start(spark, chosen)
-    with so_far(query):
-        query.awaitTermination()
-    print_end(query, chosen.root)
-    return DONE
+    check_table(spark, job)
+    return follow_to_end(start(spark, job), job.root)
 
 
 @streaming_job("from-delta")
-def main(given: Sequence[str]) -> int:
-    chosen = arguments(given)
-    check_target(chosen.root)
-    delta.check_local_table(chosen.table, os.environ)
-    with streaming_session("sparklog from-delta", "FATAL", delta.settings(os.environ, pyspark.__version__)) as spark:
-        return run(spark, chosen)
+def main(words: Sequence[str]) -> int:
+    job = arguments(words)
+    check_target(job.root)
+    delta.check_local_table(job.table, os.environ)
+    with delta.delta_session("sparklog from-delta") as spark:
+        return run(spark, job)

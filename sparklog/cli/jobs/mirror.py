@@ -18,6 +18,7 @@ import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,8 +29,8 @@ from pyspark.sql.streaming import StreamingQuery
 from typer import Option
 
 import sparklog
-from sparklog.cli.jobs.common import DONE, parse
-from sparklog.cli.jobs.stream import known_timestamp, print_end, so_far, streaming_job, streaming_session
+from sparklog.cli.jobs.common import parse
+from sparklog.cli.jobs.stream import follow_to_end, known_timestamp, print_end, streaming_job, streaming_session
 from sparklog.cli.options import IsolationOption, comma_separated, whole_number
 from sparklog.cli.terminal import read_text
 from sparklog.datasource.spark_versions import READ_LIMITS
@@ -39,6 +40,7 @@ from sparklog.log.journal.names import check_topic_name
 from sparklog.maintenance.properties import parse_properties
 from sparklog.opening import NOTHING, ROOT, open_log, resolve
 from sparklog.output import log
+from sparklog.parsing import is_digits
 
 if TYPE_CHECKING:
     from sparklog.log.topic.root import Root
@@ -86,7 +88,7 @@ class Mirror:
         _check_endpoints(self.source, self.target)
         if (self.topic_list is None) == (self.pattern is None):
             raise BadRequest("give one of --topics and --pattern")
-        self.topics = comma_separated([self.topic_list] if self.topic_list is not None else None)
+        self.topics = comma_separated([self.topic_list or ""])
         if self.topic_list is not None and not self.topics:
             raise BadRequest("--topics names no topic")
         if self.pattern is not None:
@@ -123,7 +125,7 @@ class RootEndpoint:
         """Return the number of partitions of those of these topics that exist."""
         if self._root is None:
             return {}
-        heads = {name: self._root.topic_handle(check_topic_name(name)).log.refresh().head for name in names}
+        heads = {name: self._root.engine.log(check_topic_name(name)).refresh().head for name in names}
         return {name: head.partitions for name, head in heads.items() if head.exists}
 
     def create(self, name: str, partitions: int) -> None:
@@ -211,22 +213,22 @@ Endpoint = RootEndpoint | KafkaEndpoint
 def plan(mirror: Mirror, source: Endpoint, target: Endpoint) -> tuple[dict[str, int], list[str]]:
     """Return the topics to move, with their numbers of partitions, and those that the target lacks."""
     if mirror.pattern is not None:
-        wanted = [name for name in source.names() if re.fullmatch(mirror.pattern, name) and not is_internal(name)]
-        if not wanted:
+        names = [name for name in source.names() if re.fullmatch(mirror.pattern, name) and not is_internal(name)]
+        if not names:
             raise NotFound(f"no topic of {source.location} matches '{mirror.pattern}'; look at --pattern")
     else:
-        wanted = list(mirror.topics)
-    partitions = source.partitions(wanted)
+        names = list(mirror.topics)
+    partitions = source.partitions(names)
     if mirror.pattern is not None:
         # Without those that were deleted since they were listed.
-        wanted = list(partitions)
-    for name in wanted:
+        names = list(partitions)
+    for name in names:
         if name not in partitions:
             raise NotFound(
                 f"there is no topic '{name}' at {source.location}{did_you_mean(name, source.names())}; look at --topics"
             )
         check_topic_name(name)
-    existing = target.partitions(wanted)
+    existing = target.partitions(names)
     for name, number in existing.items():
         if number != partitions[name]:
             less = number < partitions[name]
@@ -235,7 +237,7 @@ def plan(mirror: Mirror, source: Endpoint, target: Endpoint) -> tuple[dict[str, 
                 f"topic '{name}' has {partitions[name]} partitions at {source.location} and {number} at "
                 f"{target.location}, but a mirror keeps partitions: {way}, or choose another target"
             )
-    return partitions, [name for name in wanted if name not in existing]
+    return partitions, [name for name in names if name not in existing]
 
 
 def into_root(records: DataFrame) -> DataFrame:
@@ -289,7 +291,7 @@ def go_on(
     partitions: Mapping[str, int],
     query: StreamingQuery,
 ) -> StreamingQuery:
-    """Wait for the query, and begin it anew when topics come that the pattern matches.
+    """Wait for the query, and begin it again when topics come that the pattern matches.
 
     The pattern is looked up as often as by Kafka's consumers. Topics that cannot be taken in are reported each time.
     """
@@ -334,18 +336,13 @@ def run(spark: SparkSession, mirror: Mirror) -> int:
         create(target, partitions, missing)
         query = start(spark, mirror, partitions)
         if mirror.follow and mirror.pattern is not None:
-            query = go_on(spark, mirror, source, target, partitions, query)
-        else:
-            with so_far(query):
-                query.awaitTermination()
+            return print_end(go_on(spark, mirror, source, target, partitions, query), mirror.target)
+        return follow_to_end(query, mirror.target)
     finally:
         kafka.close()
-    print_end(query, mirror.target)
-    return DONE
 
 
-def arguments(given: Sequence[str]) -> Mirror:
-    return parse("mirror", Mirror, given, __doc__)
+arguments = partial(parse, "mirror", Mirror, __doc__)
 
 
 def _check_endpoints(source: str, target: str) -> None:
@@ -360,20 +357,20 @@ def _check_endpoints(source: str, target: str) -> None:
             raise BadRequest(f"expected {SCHEME}host:port[,host:port], found '{kafka[0]}'")
 
 
-def _client_options(file: str | None, given: Sequence[str]) -> dict[str, str]:
+def _client_options(file: str | None, pairs: Sequence[str]) -> dict[str, str]:
     """Join options of the file and of the command line, which beats it. `kafka.` may precede."""
     options: dict[str, str] = {}
     if file is not None:
         text = read_text(Path(file), "--kafka-config")
         options = {entry.name: entry.value for entry in parse_properties(text, file)}
-    for pair in given:
+    for pair in pairs:
         name, equals, value = pair.partition("=")
         if not name.strip() or not equals:
             raise BadRequest(f"--kafka-option expects NAME=VALUE, found '{pair}'")
         options[name.strip()] = value.strip()
     options = {name.removeprefix("kafka."): value for name, value in options.items()}
     age = options.get(MAX_AGE, "1")
-    if not age.isdecimal() or int(age) < 1:
+    if not is_digits(age) or int(age) < 1:
         raise BadRequest(f"{MAX_AGE} is a whole number of milliseconds from 1 on, found '{age}'")
     for name, instead in SET_OTHERWISE.items():
         if name in options:
@@ -382,8 +379,8 @@ def _client_options(file: str | None, given: Sequence[str]) -> dict[str, str]:
 
 
 @streaming_job("mirror")
-def main(given: Sequence[str]) -> int:
-    mirror = arguments(given)
+def main(words: Sequence[str]) -> int:
+    mirror = arguments(words)
     # Before Spark starts, which takes seconds.
     root_of(mirror)
     with streaming_session("sparklog mirror") as spark:

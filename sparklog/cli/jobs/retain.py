@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 
 from sparklog.cli.jobs.common import Maintenance, job, parse, run_maintenance
 from sparklog.log.topic.root import Root
@@ -18,16 +19,14 @@ from sparklog.output import StatusLine, log
 from sparklog.retention.retain import RetainReport, progress, retain_root, summary
 from sparklog.units import count
 
-
-def arguments(given: Sequence[str]) -> Maintenance:
-    return parse("retain", Maintenance, given, __doc__)
+arguments = partial(parse, "retain", Maintenance, __doc__)
 
 
 guarded = job("retain", after_interrupt="what went is gone, the next run does the rest")
 
 
 @guarded
-def run(chosen: Maintenance, runner: Runner | None = None) -> int:
+def run(options: Maintenance, runner: Runner | None = None) -> int:
     busy = idle = 0
     with StatusLine("retain", quiet=True) as status:
 
@@ -41,15 +40,17 @@ def run(chosen: Maintenance, runner: Runner | None = None) -> int:
                     log(line)
                 lease.check()
 
-            return retain_root(root, settings, topics=lease.topics, runner=runner, dry_run=chosen.dry_run, on_done=show)
+            return retain_root(
+                root, settings, topics=lease.topics, runner=runner, dry_run=options.dry_run, on_done=show
+            )
 
-        code = run_maintenance("retain", chosen, retain, summary)
+        code = run_maintenance("retain", options, retain, summary)
     if busy and idle:
         log(f"retain: {count(idle, 'topic')} had nothing to delete")
     return code
 
 
 @guarded
-def main(given: Sequence[str]) -> int:
+def main(words: Sequence[str]) -> int:
     with closing(SparkIfNeeded("sparklog retain")) as spark:
-        return run(arguments(given), spark)
+        return run(arguments(words), spark)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, ParamSpec
 
 from py4j.protocol import Py4JError
@@ -90,10 +91,17 @@ def known_timestamp() -> Column:
     return when(col("timestamp") >= timestamp_millis(lit(0)), col("timestamp"))
 
 
-def print_end(query: StreamingQuery, target: str) -> None:
-    """Print where a query wrote to, and how far it came."""
+def follow_to_end(query: StreamingQuery, target: str) -> int:
+    """Wait for a query, then print where it wrote to, and how far it came. Returns the exit code."""
+    with so_far(query):
+        query.awaitTermination()
+    return print_end(query, target)
+
+
+def print_end(query: StreamingQuery, target: str) -> int:
     last = query.lastProgress
     print(f"written to {target}" + (f", up to micro-batch {last['batchId']}" if last else ": nothing new"))
+    return DONE
 
 
 @contextmanager
@@ -156,23 +164,18 @@ def start(spark: SparkSession, copy: Copy) -> StreamingQuery:
     return (writer if copy.follow else writer.trigger(availableNow=True)).start(copy.root)
 
 
-def arguments(given: Sequence[str]) -> Copy:
-    return parse("stream", Copy, given, __doc__)
+arguments = partial(parse, "stream", Copy, __doc__)
 
 
 @streaming_job("stream")
 def run(spark: SparkSession, copy: Copy) -> int:
     sparklog.register(spark)
-    query = start(spark, copy)
-    with so_far(query):
-        query.awaitTermination()
-    print_end(query, copy.root)
-    return DONE
+    return follow_to_end(start(spark, copy), copy.root)
 
 
 @streaming_job("stream")
-def main(given: Sequence[str]) -> int:
-    copy = arguments(given)
+def main(words: Sequence[str]) -> int:
+    copy = arguments(words)
     check_source(copy.source, subscribe=copy.subscribe, subscribepattern=copy.subscribe_pattern)
     check_target(copy.root)
     # Spark logs the stack of a query's failure, whose reason is the job's last line.

@@ -14,15 +14,12 @@ between two tries, a record may come into both tables, but never into none.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
-import pyspark
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming import StreamingQuery
@@ -31,21 +28,22 @@ from typer import Option
 
 import sparklog
 from sparklog.cli.jobs import delta
-from sparklog.cli.jobs.common import DONE, parse
+from sparklog.cli.jobs.common import parse
 from sparklog.cli.jobs.delta import CheckpointOption, FollowOption, IntervalOption, TableOption
 from sparklog.cli.jobs.delta_rows import METADATA, Payload, framed_schema, rows
-from sparklog.cli.jobs.stream import check_source, print_end, so_far, streaming_job, streaming_session
-from sparklog.cli.options import SourceOption, comma_separated, whole_number
+from sparklog.cli.jobs.stream import check_source, follow_to_end, streaming_job
+from sparklog.cli.options import SourceOption, whole_number
 from sparklog.cli.terminal import read_text
 from sparklog.errors import BadRequest
 from sparklog.output import log
+from sparklog.parsing import INT32_MAX, is_digits
 
 TXN_APP_ID, TXN_VERSION = "spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion"
 ROWS, DELETED = "sparklog_rows", "_sparklog_deleted"
 
 
 @dataclass
-class ToDelta:
+class ToDelta(delta.DeltaQuery):
     """Options of the job."""
 
     topic: Annotated[str, Option(help="The topic to read.")]
@@ -87,8 +85,8 @@ class ToDelta:
     rows: Payload = field(init=False)
 
     def __post_init__(self) -> None:
-        delta.check_interval(self.interval, self.follow)
-        keys = comma_separated([self.key_column_list] if self.key_column_list is not None else None)
+        self.check_interval()
+        keys = self.key_columns()
         upsert = self.mode == "upsert"
         if self.payload == "raw":
             if self.schema is not None or keys or self.metadata:
@@ -113,58 +111,51 @@ class ToDelta:
 _SCHEMA_OF = {"json": "columns such as 'id BIGINT, name STRING'", "avro": "the file of the Avro schema"}
 
 
-def _read_schema(given: str) -> tuple[str, int | None]:
-    number, equals, file = given.partition("=")
-    framed = bool(equals) and number.isascii() and number.isdecimal() and int(number) < 2**31
-    return read_text(Path(file if framed else given), "--schema"), int(number) if framed else None
+def _read_schema(text: str) -> tuple[str, int | None]:
+    number, equals, file = text.partition("=")
+    framed = bool(equals) and is_digits(number) and int(number) <= INT32_MAX
+    return read_text(Path(file if framed else text), "--schema"), int(number) if framed else None
 
 
-def prepare(spark: SparkSession, chosen: ToDelta, schema: StructType) -> None:
+def prepare(spark: SparkSession, job: ToDelta, schema: StructType) -> None:
     """Create the table, or add the columns that it lacks. Raises BadRequest if the rows or the folder do not fit."""
-    if delta.is_delta(spark, chosen.table):
-        table = spark.read.format("delta").load(chosen.table).schema
-        missing = delta.missing_columns(table, schema, grow=chosen.grow_schema)
+    if delta.is_delta(spark, job.table):
+        table = spark.read.format("delta").load(job.table).schema
+        missing = delta.missing_columns(table, schema, grow=job.grow_schema)
         if not missing:
             return
-        log(f"{chosen.table} grows by {', '.join(missing)}")
+        log(f"{job.table} grows by {', '.join(missing)}")
     else:
-        delta.check_new_folder(spark, chosen.table)
+        delta.check_new_folder(spark, job.table)
     columns = StructType([StructField(field.name, field.dataType) for field in schema])
     empty = spark.createDataFrame([], columns).write.format("delta").mode("append")
-    empty.option("mergeSchema", True).save(chosen.table)
+    empty.option("mergeSchema", True).save(job.table)
 
 
-def start(spark: SparkSession, chosen: ToDelta) -> StreamingQuery:
+def start(spark: SparkSession, job: ToDelta) -> StreamingQuery:
     reader = spark.readStream.format("sparklog").options(
-        subscribe=chosen.topic,
-        startingOffsets=chosen.starting_offsets,
-        includeHeaders=chosen.payload == "raw" and chosen.headers,
-        maxOffsetsPerTrigger=chosen.max_offsets_per_trigger,
-        failOnDataLoss=not chosen.no_fail_on_data_loss,
+        subscribe=job.topic,
+        startingOffsets=job.starting_offsets,
+        includeHeaders=job.payload == "raw" and job.headers,
+        maxOffsetsPerTrigger=job.max_offsets_per_trigger,
+        failOnDataLoss=not job.no_fail_on_data_loss,
     )
-    made = rows(reader.load(chosen.root), chosen.rows)
-    prepare(spark, chosen, made.select("row.*").schema)
-    writer = made.writeStream.foreachBatch(partial(write, chosen)).option("checkpointLocation", chosen.checkpoint)
-    return delta.begin(writer, chosen.follow, chosen.interval)
+    made = rows(reader.load(job.root), job.rows)
+    prepare(spark, job, made.select("row.*").schema)
+    return job.begin(made, partial(write, job))
 
 
-def write(chosen: ToDelta, made: DataFrame, batch: int) -> None:
+def write(job: ToDelta, made: DataFrame, batch: int) -> None:
     """Write a micro-batch: bad records first, then the rows of the others."""
     application = delta.query_id(made)
-    if chosen.bad_records == "fail":
-        write_rows(chosen, made.withColumn("row", _or_fail(made)), application, batch)
+    if job.bad_records == "fail":
+        write_rows(job, made.withColumn("row", _or_fail(made)), application, batch)
         return
-    with cached(made):
-        write_bad(chosen, made.filter("reason IS NOT NULL"), application, batch)
-        write_rows(chosen, made.filter("reason IS NULL"), application, batch)
-
-
-@contextmanager
-def cached(made: DataFrame) -> Iterator[None]:
-    """Keep a micro-batch while it is read twice."""
+    # It is read twice.
     made.persist()
     try:
-        yield
+        write_bad(job, made.filter("reason IS NOT NULL"), application, batch)
+        write_rows(job, made.filter("reason IS NULL"), application, batch)
     finally:
         made.unpersist()
 
@@ -180,16 +171,16 @@ def _or_fail(made: DataFrame) -> Column:
     return F.when(F.col("reason").isNotNull(), failure).otherwise(F.col("row"))
 
 
-def write_bad(chosen: ToDelta, bad: DataFrame, application: str, batch: int) -> None:
+def write_bad(job: ToDelta, bad: DataFrame, application: str, batch: int) -> None:
     if not bad.isEmpty():
-        append(bad.select("record.*", "reason"), chosen.quarantine, application, batch)
+        append(bad.select("record.*", "reason"), job.quarantine, application, batch)
 
 
-def write_rows(chosen: ToDelta, made: DataFrame, application: str, batch: int) -> None:
-    if chosen.rows.upsert:
-        upsert(chosen, made, application, batch)
+def write_rows(job: ToDelta, made: DataFrame, application: str, batch: int) -> None:
+    if job.rows.upsert:
+        upsert(job, made, application, batch)
     else:
-        append(made.select("row.*"), chosen.table, application, batch)
+        append(made.select("row.*"), job.table, application, batch)
 
 
 def append(table_rows: DataFrame, path: str, application: str, batch: int) -> None:
@@ -197,9 +188,9 @@ def append(table_rows: DataFrame, path: str, application: str, batch: int) -> No
     writer.options(txnAppId=application, txnVersion=batch).save(path)
 
 
-def upsert(chosen: ToDelta, made: DataFrame, application: str, batch: int) -> None:
+def upsert(job: ToDelta, made: DataFrame, application: str, batch: int) -> None:
     """Merge the latest record of each key: one partition holds a key, and its offsets are the order."""
-    keys = [F.col("row").getField(name) for name in chosen.rows.keys]
+    keys = [F.col("row").getField(name) for name in job.rows.keys]
     newest = Window.partitionBy(*keys).orderBy(F.desc("record.offset"), F.desc("record.partition"))
     latest = made.withColumn("age", F.row_number().over(newest)).filter("age = 1")
     latest = latest.select("row.*", F.col("deleted").alias(DELETED))
@@ -209,7 +200,7 @@ def upsert(chosen: ToDelta, made: DataFrame, application: str, batch: int) -> No
     session.conf.set(TXN_APP_ID, application)
     session.conf.set(TXN_VERSION, str(batch))
     try:
-        session.sql(merge(delta.table_name(chosen.table), names, [delta.quoted(name) for name in chosen.rows.keys]))
+        session.sql(merge(delta.table_name(job.table), names, [delta.quoted(name) for name in job.rows.keys]))
     finally:
         session.conf.unset(TXN_APP_ID)
         session.conf.unset(TXN_VERSION)
@@ -217,7 +208,7 @@ def upsert(chosen: ToDelta, made: DataFrame, application: str, batch: int) -> No
 
 
 def merge(table: str, names: Sequence[str], keys: Sequence[str]) -> str:
-    """Return the statement that brings rows, or their deletion, into a table; columns it has beside them stay."""
+    """Return the statement that brings rows, or their deletion, into a table; its other columns stay."""
     same = " AND ".join(f"t.{key} = s.{key}" for key in keys)
     changed = ", ".join(f"t.{name} = s.{name}" for name in names)
     return (
@@ -228,26 +219,19 @@ def merge(table: str, names: Sequence[str], keys: Sequence[str]) -> str:
     )
 
 
-def arguments(given: Sequence[str]) -> ToDelta:
-    return parse("to-delta", ToDelta, given, __doc__)
+arguments = partial(parse, "to-delta", ToDelta, __doc__)
 
 
 @streaming_job("to-delta")
-def run(spark: SparkSession, chosen: ToDelta) -> int:
-    delta.check_delta(spark, avro=chosen.payload == "avro")
+def run(spark: SparkSession, job: ToDelta) -> int:
+    delta.check_delta(spark, avro=job.payload == "avro")
     sparklog.register(spark)
-    query = start(spark, chosen)
-    with so_far(query):
-        query.awaitTermination()
-    print_end(query, chosen.table)
-    return DONE
+    return follow_to_end(start(spark, job), job.table)
 
 
 @streaming_job("to-delta")
-def main(given: Sequence[str]) -> int:
-    chosen = arguments(given)
-    check_source(chosen.root, subscribe=chosen.topic, startingoffsets=chosen.starting_offsets)
-    settings = delta.settings(os.environ, pyspark.__version__, avro=chosen.payload == "avro")
-    # Spark logs the stack of a query's failure, whose reason is the job's last line.
-    with streaming_session("sparklog to-delta", "FATAL", settings) as spark:
-        return run(spark, chosen)
+def main(words: Sequence[str]) -> int:
+    job = arguments(words)
+    check_source(job.root, subscribe=job.topic, startingoffsets=job.starting_offsets)
+    with delta.delta_session("sparklog to-delta", avro=job.payload == "avro") as spark:
+        return run(spark, job)

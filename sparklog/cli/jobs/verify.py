@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 
 from sparklog.cli.jobs.common import DONE, FAILED, job, parse
 from sparklog.cli.options import JsonOption, QuickOption, RootOption, TopicsOption, topic_names
@@ -36,29 +37,28 @@ class Verify:
         self.topics = topic_names(self.topic)
 
 
-def arguments(given: Sequence[str]) -> Verify:
-    return parse("verify", Verify, given, __doc__)
+arguments = partial(parse, "verify", Verify, __doc__)
 
 
 guarded = job("verify", after_interrupt="nothing was changed")
 
 
 @guarded
-def run(runner: Runner, chosen: Verify) -> int:
-    store = open_store(chosen.root)
+def run(runner: Runner, options: Verify) -> int:
+    store = open_store(options.root)
     with StatusLine("verify", quiet=True) as status:
 
         def show(line: str) -> None:
             status(line)
             log(line)
 
-        report = verify_root(store, topics=chosen.topics, quick=chosen.quick, runner=runner, say=show)
+        report = verify_root(store, topics=options.topics, quick=options.quick, runner=runner, say=show)
     say_failures("sparklog verify", (), report.location, report.counts.topics or len(report.findings))
-    print(json.dumps(document(report)) if chosen.as_json else summary(report))
+    print(json.dumps(document(report)) if options.as_json else summary(report))
     return DONE if report.sound else FAILED
 
 
 @guarded
-def main(given: Sequence[str]) -> int:
+def main(words: Sequence[str]) -> int:
     with closing(SparkIfNeeded("sparklog verify")) as spark:
-        return run(spark, arguments(given))
+        return run(spark, arguments(words))

@@ -11,44 +11,20 @@
 |   16 | groupId, regularExpression | the topics a consumer group's regular expression resolved to                    |
 | 17, 19-23 | groupId (, memberId) | streams groups (18 came and went, too)                                            |
 
-The committed offset's value, by version (Kafka 4.1 writes 3, or 4 where group.version allows; 1 if the client asked
-for an expiry of its own):
-
-| field           | type   | versions                                                                         |
-|-----------------|--------|----------------------------------------------------------------------------------|
-| offset          | int64  | all: the next offset to read                                                     |
-| leaderEpoch     | int32  | from 3; -1: not known                                                            |
-| metadata        | string | all: the committer's own text                                                    |
-| commitTimestamp | int64  | all: ms                                                                          |
-| expireTimestamp | int64  | 1 only; -1: offsets.retention.minutes decides                                    |
-| topicId         | uuid   | from 4, tagged 0                                                                 |
-
-The types 0 to 2 have classes. The others are plain fields under Kafka's names.
+The types 0 to 2 have classes, the others are plain fields under Kafka's names. Of a committed offset Kafka 4.1 writes
+version 3, 4 where group.version allows, or 1 if the client asked for an expiry of its own.
 
 `__transaction_state`: the newest state of every transactional id. The key is int16 0, then the id (string). Version 1
-of the value, a flexible one, is written from transaction.version 1 on.
+of the value, a flexible one, is written from transaction.version 1 on. The files in `messages/` say what each field is.
 
-| field                            | type   | meaning                                                               |
-|----------------------------------|--------|-----------------------------------------------------------------------|
-| producerId                       | int64  |                                                                       |
-| previousProducerId               | int64  | tagged 0, -1: none; of the last committed transaction                 |
-| nextProducerId                   | int64  | tagged 1, -1: none; the newest id sent to the producer                |
-| producerEpoch                    | int16  |                                                                       |
-| nextProducerEpoch                | int16  | tagged 3, -1: none; the epoch that goes with nextProducerId           |
-| transactionTimeoutMs             | int32  |                                                                       |
-| transactionStatus                | int8   | see `Status`                                                          |
-| transactionPartitions            | array  | of topic (string) and partitionIds (int32 array); null while Empty    |
-| transactionLastUpdateTimestampMs | int64  |                                                                       |
-| transactionStartTimestampMs      | int64  | -1: no transaction began                                              |
-| clientTransactionVersion         | int16  | tagged 2, 0: not known                                                |
-
-No value (null): the transactional id expired. Tagged fields exist from version 1 on.
+No value (null): the transactional id expired.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 from sparklog.errors import Corrupt
 from sparklog.format.coordinators.message_schema import (
@@ -152,15 +128,18 @@ def decode_offset_value(value: bytes | None) -> OffsetValue | None:
     fields = decode_value(_value(OFFSET_COMMIT), value)
     if fields is None:
         return None
-    epoch, expiry, topic_id = (fields[name] for name in ("leaderEpoch", "expireTimestamp", "topicId"))
     return OffsetValue(
         fields["offset"],
-        None if epoch == -1 else epoch,
+        _or_none(fields["leaderEpoch"]),
         fields["metadata"],
         fields["commitTimestamp"],
-        None if expiry == -1 else expiry,
-        None if topic_id == NO_UUID else topic_id,
+        _or_none(fields["expireTimestamp"]),
+        _or_none(fields["topicId"], NO_UUID),
     )
+
+
+def _or_none(value: Any, nothing: Any = -1) -> Any:
+    return None if value == nothing else value
 
 
 def decode_group_value(value: bytes | None) -> GroupValue | None:
@@ -168,13 +147,12 @@ def decode_group_value(value: bytes | None) -> GroupValue | None:
     fields = decode_value(_value(GROUP_METADATA), value)
     if fields is None:
         return None
-    since = fields["currentStateTimestamp"]
     return GroupValue(
         fields["protocolType"],
         fields["generation"],
         fields["protocol"],
         fields["leader"],
-        None if since == -1 else since,
+        _or_none(fields["currentStateTimestamp"]),
     )
 
 
@@ -278,12 +256,12 @@ def decode_transaction_value(value: bytes | None) -> TransactionValue | None:
     status, start, topics = (fields[f"transaction{name}"] for name in ("Status", "StartTimestampMs", "Partitions"))
     if status not in Status.__members__.values():
         raise Corrupt(f"expected a transaction's status of 0 to {max(Status)}, found {status}")
-    partitions = [(each["topic"], number) for each in topics or () for number in each["partitionIds"]]
+    partitions = [(topic["topic"], number) for topic in topics or () for number in topic["partitionIds"]]
     return TransactionValue(
         producer_id=fields["producerId"],
         previous_producer_id=fields["previousProducerId"],
         timeout_ms=fields["transactionTimeoutMs"],
         status=Status(status),
         partitions=None if topics is None else tuple(partitions),
-        start_ms=None if start == -1 else start,
+        start_ms=_or_none(start),
     )

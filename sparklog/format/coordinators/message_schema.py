@@ -114,7 +114,10 @@ def record_types(folder: str) -> Mapping[int, RecordType]:
         if "apiKey" in definition:
             schemas[definition["apiKey"], definition["type"]] = _message(definition)
     numbers = sorted({number for number, _ in schemas})
-    return {each: RecordType(schemas[each, "coordinator-key"], schemas[each, "coordinator-value"]) for each in numbers}
+    return {
+        number: RecordType(schemas[number, "coordinator-key"], schemas[number, "coordinator-value"])
+        for number in numbers
+    }
 
 
 @cache
@@ -133,10 +136,10 @@ def _parsed(file: Any) -> dict[str, Any]:
 
 
 def _message(definition: dict[str, Any]) -> Struct:
-    common = {each["name"]: each for each in definition.get("commonStructs", ())}
+    common = {struct["name"]: struct for struct in definition.get("commonStructs", ())}
     _, highest = _versions(definition["validVersions"])
     flexible = definition["flexibleVersions"]
-    fields = tuple(_field(each, common) for each in definition["fields"])
+    fields = tuple(_field(field, common) for field in definition["fields"])
     return Struct(definition["name"], fields, highest or 0, None if flexible == "none" else _versions(flexible)[0])
 
 
@@ -147,7 +150,7 @@ def _field(definition: dict[str, Any], common: dict[str, dict[str, Any]]) -> Fie
     since, until = _versions(definition.get("versions") or definition["taggedVersions"])
     return Field(
         name[0].lower() + name[1:],
-        Struct(element, tuple(_field(each, common) for each in fields)) if fields else element,
+        Struct(element, tuple(_field(field, common) for field in fields)) if fields else element,
         array=element != kind,
         since=since,
         until=until,
@@ -164,7 +167,7 @@ def _versions(text: str) -> tuple[int, int | None]:
 
 
 def split_version(data: bytes, part: str) -> tuple[int, bytes]:
-    """Return the int16 that a record's key or value begins with, and the bytes behind it."""
+    """Return the int16 that a record's key or value begins with, and the bytes after it."""
     if len(data) < _VERSION.size:
         raise Corrupt(f"a record's {part} begins with 2 bytes of version, found {data.hex() or 'none'}")
     return int(_VERSION.unpack_from(data)[0]), data[_VERSION.size :]
@@ -183,7 +186,7 @@ def decode_value(message: Struct, value: bytes | None) -> Fields | None:
 def decode(message: Struct, version: int, data: bytes) -> Fields:
     """Return the fields of a message's bytes, which follow its version number.
 
-    `Corrupt` where the bytes do not fit the schema, and for bytes behind the message.
+    `Corrupt` where the bytes do not fit the schema, and for bytes after the message.
     """
     fields, end = decode_prefix(message, version, data)
     if end != len(data):
@@ -193,13 +196,13 @@ def decode(message: Struct, version: int, data: bytes) -> Fields:
 
 def decode_prefix(message: Struct, version: int, data: bytes) -> tuple[Fields, int]:
     """Return the same where bytes may follow the message, and how many bytes the message has."""
-    reader = _Reader(data)
+    reader = MessageReader(data)
     return reader.struct(message, version, _is_flexible(message, version)), reader.position
 
 
 def uvarints(data: bytes, count: int) -> tuple[tuple[int, ...], bytes]:
-    """Return so many numbers of variable length that bytes begin with, and the bytes behind them."""
-    reader = _Reader(data)
+    """Return so many numbers of variable length that bytes begin with, and the bytes after them."""
+    reader = MessageReader(data)
     return tuple(reader.uvarint() for _ in range(count)), data[reader.position :]
 
 
@@ -236,7 +239,7 @@ def json_text(value: Value) -> str:
 
 def _json_value(kind: str | Struct, version: int, value: Value) -> Value:
     if isinstance(value, list):
-        return [_json_value(kind, version, each) for each in value]
+        return [_json_value(kind, version, element) for element in value]
     if isinstance(value, bytes):
         return base64.b64encode(value).decode("ascii")
     return json_fields(kind, version, value) if isinstance(kind, Struct) and isinstance(value, dict) else value
@@ -246,7 +249,9 @@ def _is_flexible(message: Struct, version: int) -> bool:
     return message.flexible is not None and version >= message.flexible
 
 
-class _Reader:
+class MessageReader:
+    """Reads the fields of a message, in the order of its bytes."""
+
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.position = 0
@@ -357,11 +362,11 @@ def _write_field(out: bytearray, field: Field, version: int, flexible: bool, val
         out += _length(-1, "int32", flexible)
     elif isinstance(value, list):
         out += _length(len(value), "int32", flexible)
-        for each in value:
-            if isinstance(field.kind, Struct) and isinstance(each, dict):
-                _write_struct(out, field.kind, version, flexible, each)
+        for element in value:
+            if isinstance(field.kind, Struct) and isinstance(element, dict):
+                _write_struct(out, field.kind, version, flexible, element)
             else:
-                _write_value(out, field, version, flexible, each)
+                _write_value(out, field, version, flexible, element)
     else:
         raise BadRequest(f"field {field.name} takes a list, not {value!r}")
 

@@ -50,7 +50,7 @@ class ProducerEntry:
 
 def snapshot_to_bytes(entries: Iterable[ProducerEntry]) -> bytes:
     """A `.snapshot` file; one without producers has 10 bytes."""
-    rows = [ENTRY.pack(*astuple(entry)) for entry in sorted(entries, key=lambda each: each.producer_id)]
+    rows = [ENTRY.pack(*astuple(entry)) for entry in sorted(entries, key=lambda entry: entry.producer_id)]
     covered = struct.pack(">i", len(rows)) + b"".join(rows)
     return struct.pack(">hI", VERSION, crc32c(covered)) + covered
 

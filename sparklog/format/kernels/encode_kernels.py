@@ -2,9 +2,9 @@
 
 Rows go straight from the Arrow buffers into finished records; the 61 bytes before each batch's records are left free
 for its header. Each row has a *lane* (a partition, or just one): lanes fill their own regions of the output side by
-side, so that rows spread over partitions are still read in the order in which they lie in memory, which is three times
-as fast as gathering partition after partition. Bounds: `measure` adds up what each lane's rows can take at most, and
-the caller allocates that.
+side, so that rows of many partitions are still read in their order in memory, which is three times as fast as gathering
+partition after partition. Bounds: `measure` adds up what each lane's rows can take at most, and the caller allocates
+that.
 
 A column is a row of 6 integers; the caller keeps the buffers alive:
 
@@ -13,7 +13,7 @@ A column is a row of 6 integers; the caller keeps the buffers alive:
 |     0 | address of the offsets, 0 for a missing column (all cells null)  |
 |     1 | 1 if offsets are int64, 0 if int32                               |
 |     2 | address of the data                                              |
-|     3 | address behind the data                                          |
+|     3 | address after the data                                           |
 |     4 | address of the validity bits, 0 if there are no nulls            |
 |     5 | the array's own offset in elements                               |
 """
@@ -54,7 +54,7 @@ BATCHES, ERROR_ROW, STATE_SIZE = range(3)
 OK, NULL_HEADER, TOO_LARGE = range(3)
 """Error codes."""
 
-# Columns of the lane table: first what `measure` adds up, then where each lane stands.
+# Columns of the lane table: first what `measure` adds up, then the state of each lane.
 LANE_ROWS, LANE_BYTES, LANE_NULL_KEYS, LANE_MIN_TIME = range(4)
 LANE_AT, LANE_BATCH_START, LANE_BATCH, LANE_COUNT, LANE_BASE, LANE_MAX_TIME, LANE_FIELDS = range(4, 11)
 BATCH_LANE, BATCH_AT, BATCH_SIZE, BATCH_ROWS, BATCH_BASE_TIME, BATCH_MAX_TIME, BATCH_FIELDS = range(7)
@@ -97,29 +97,29 @@ def varint_size(unsigned: int) -> int:
 
 
 @helper
-def write_varint(at: int, unsigned: int) -> int:
+def write_varint(cursor: int, unsigned: int) -> int:
     """Write zig-zag encoded bits; the address after them."""
     if unsigned < 0x80 and unsigned >= 0:
-        store_u8(at, unsigned)
-        return at + 1
+        store_u8(cursor, unsigned)
+        return cursor + 1
     if unsigned < 0x4000 and unsigned >= 0:
-        store_i16(at, (unsigned & 0x7F) | 0x80 | (unsigned >> 7 << 8))
-        return at + 2
+        store_i16(cursor, (unsigned & 0x7F) | 0x80 | (unsigned >> 7 << 8))
+        return cursor + 2
     while unsigned < 0 or unsigned >= 0x80:
-        store_u8(at, (unsigned & 0x7F) | 0x80)
+        store_u8(cursor, (unsigned & 0x7F) | 0x80)
         unsigned = (unsigned >> 7) & 0x01FFFFFFFFFFFFFF
-        at += 1
-    store_u8(at, unsigned)
-    return at + 1
+        cursor += 1
+    store_u8(cursor, unsigned)
+    return cursor + 1
 
 
 @helper
-def write_bytes(at: int, source: int, length: int, source_end: int) -> int:
-    at = write_varint(at, zigzag(length))
+def write_bytes(cursor: int, source: int, length: int, source_end: int) -> int:
+    cursor = write_varint(cursor, zigzag(length))
     if length > 0:
-        copy(at, source, length, source_end)
-        at += length
-    return at
+        copy(cursor, source, length, source_end)
+        cursor += length
+    return cursor
 
 
 @helper
@@ -142,13 +142,13 @@ def headers_size(columns: Any, first: int, count: int) -> int:
 
 
 @helper
-def write_headers(columns: Any, at: int, first: int, count: int) -> int:
+def write_headers(columns: Any, cursor: int, first: int, count: int) -> int:
     for entry in range(first, first + count):
         length, source = header_cell(columns, HEADER_KEY, entry)
-        at = write_bytes(at, source, length, columns[HEADER_KEY, 3])
+        cursor = write_bytes(cursor, source, length, columns[HEADER_KEY, 3])
         length, source = header_cell(columns, HEADER_VALUE, entry)
-        at = write_bytes(at, source, length, columns[HEADER_VALUE, 3])
-    return at
+        cursor = write_bytes(cursor, source, length, columns[HEADER_VALUE, 3])
+    return cursor
 
 
 @helper
@@ -158,10 +158,10 @@ def fail(state: Any, row: int, code: int) -> int:
 
 
 @helper
-def begin(lanes: Any, batches: Any, lane: int, batch: int, at: int, time: int) -> None:
-    lanes[lane, LANE_BATCH], lanes[lane, LANE_BATCH_START] = batch, at
+def begin(lanes: Any, batches: Any, lane: int, batch: int, place: int, time: int) -> None:
+    lanes[lane, LANE_BATCH], lanes[lane, LANE_BATCH_START] = batch, place
     lanes[lane, LANE_BASE], lanes[lane, LANE_MAX_TIME] = time, time
-    batches[batch, BATCH_LANE], batches[batch, BATCH_AT], batches[batch, BATCH_BASE_TIME] = lane, at, time
+    batches[batch, BATCH_LANE], batches[batch, BATCH_AT], batches[batch, BATCH_BASE_TIME] = lane, place, time
 
 
 @helper
@@ -248,22 +248,23 @@ def encode_records(
             headers = max(headers, 0)
             headers_bytes = headers_size(columns, first, headers)
         fixed = 1 + cell_size(key_length) + cell_size(value_length) + varint_size(zigzag(headers)) + headers_bytes
-        batch, count, at = lanes[lane, LANE_BATCH], lanes[lane, LANE_COUNT], lanes[lane, LANE_AT]
+        batch, count, place = lanes[lane, LANE_BATCH], lanes[lane, LANE_COUNT], lanes[lane, LANE_AT]
         base = lanes[lane, LANE_BASE]
         size = fixed + varint_size(zigzag(time - base)) + varint_size(zigzag(count))
-        if batch < 0 or (count > 0 and at - lanes[lane, LANE_BATCH_START] + varint_size(zigzag(size)) + size > target):
+        after = place - lanes[lane, LANE_BATCH_START] + varint_size(zigzag(size)) + size
+        if batch < 0 or (count > 0 and after > target):
             if batch >= 0:
                 close(lanes, batches, lane, batch)
             batch = used
             used += 1
             base = time
-            begin(lanes, batches, lane, batch, at, time)
-            at += HEADER_BYTES
+            begin(lanes, batches, lane, batch, place, time)
+            place += HEADER_BYTES
             count = 0
             size = fixed + 2  # Both deltas are 0.
         lanes[lane, LANE_MAX_TIME] = max(lanes[lane, LANE_MAX_TIME], time)
         lanes[lane, LANE_COUNT] = count + 1
-        to = write_varint(out_at + at, zigzag(size))
+        to = write_varint(out_at + place, zigzag(size))
         store_u8(to, 0)
         to = write_varint(to + 1, zigzag(time - base))
         to = write_varint(to, zigzag(count))

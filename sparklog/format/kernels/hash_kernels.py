@@ -9,7 +9,7 @@ inversion cancel out.
 
 **SipHash-2-4** gives 128 bits for each run of bytes. Words are int64: additions wrap as unsigned ones do, and a
 rotation masks off the sign that the shift drags in. Bounds: each run is checked against the data before it is read; its
-last word is loaded byte by byte only where eight bytes would reach behind the data.
+last word is loaded byte by byte only where eight bytes would reach beyond the data.
 
 **Filters** of keys take such hashes: `sparklog.format.key_filter`.
 """
@@ -76,8 +76,8 @@ def join_crcs(crcs: Any, lengths: Any) -> int:
 
 
 @kernel(INT64(INT64_IN, INT64_IN, INT64_IN))
-def change_crcs(crcs: Any, changes: Any, behind: Any) -> Any:
-    """CRC-32Cs of runs in which a big-endian int64 was changed by `xor` with `changes`; `behind`: bytes after it."""
+def change_crcs(crcs: Any, changes: Any, following: Any) -> Any:
+    """CRC-32Cs of runs in which a big-endian int64 was changed by `xor` with `changes`; `following`: bytes after it."""
     powers = np.empty(64, np.int64)
     power = ONE >> 8  # x^8: one byte
     for bit in range(64):
@@ -90,7 +90,7 @@ def change_crcs(crcs: Any, changes: Any, behind: Any) -> Any:
             state ^= (changes[run] >> (56 - 8 * byte)) & 0xFF
             for _ in range(8):
                 state = (state >> 1) ^ POLYNOMIAL if state & 1 else state >> 1
-        left, bit = behind[run], 0
+        left, bit = following[run], 0
         while left > 0:
             if left & 1:
                 state = multiply(powers[bit], state)
@@ -106,20 +106,20 @@ MURMUR2_M = 0x5BD1E995
 
 
 @helper
-def murmur2_bytes(at: int, length: int) -> int:
+def murmur2_bytes(cursor: int, length: int) -> int:
     state = (MURMUR2_SEED ^ length) & MURMUR2_MASK
     for _ in range(length >> 2):
-        word = (load_u32(at) * MURMUR2_M) & MURMUR2_MASK
+        word = (load_u32(cursor) * MURMUR2_M) & MURMUR2_MASK
         word = ((word ^ (word >> 24)) * MURMUR2_M) & MURMUR2_MASK
         state = ((state * MURMUR2_M) & MURMUR2_MASK) ^ word
-        at += 4
+        cursor += 4
     rest = length & 3
     if rest > 2:
-        state ^= load_u8(at + 2) << 16
+        state ^= load_u8(cursor + 2) << 16
     if rest > 1:
-        state ^= load_u8(at + 1) << 8
+        state ^= load_u8(cursor + 1) << 8
     if rest > 0:
-        state = ((state ^ load_u8(at)) * MURMUR2_M) & MURMUR2_MASK
+        state = ((state ^ load_u8(cursor)) * MURMUR2_M) & MURMUR2_MASK
     state = ((state ^ (state >> 13)) * MURMUR2_M) & MURMUR2_MASK
     return state ^ (state >> 15)
 
@@ -165,21 +165,21 @@ def sip_round(v0: int, v1: int, v2: int, v3: int) -> tuple[int, int, int, int]:
 
 
 @helper
-def last_word(at: int, length: int, data_end: int) -> int:
+def last_word(cursor: int, length: int, data_end: int) -> int:
     rest = length & 7
     word: int = (length & 0xFF) << 56
-    if at + 8 <= data_end:
-        word |= load_i64(at) & ((1 << (8 * rest)) - 1)
+    if cursor + 8 <= data_end:
+        word |= load_i64(cursor) & ((1 << (8 * rest)) - 1)
     else:
         for index in range(rest):
-            word |= load_u8(at + index) << (8 * index)
+            word |= load_u8(cursor + index) << (8 * index)
     return word
 
 
 @kernel(INT(BYTES_IN, INT64_IN, INT32_IN, INT, INT, INT64))
 def siphash_runs(data: Any, starts: Any, lengths: Any, key_low: int, key_high: int, out: Any) -> int:
-    """Both words of the hash of each run; zeros for a negative length. Returns the first run that does not lie in the
-    data, -1 if all do. `out` has two words per run."""
+    """Both words of the hash of each run; zeros for a negative length. Returns the first run that is not within
+    the data, -1 if all are. `out` has two words per run."""
     data_at, starts_at, lengths_at, out_at = address(data), address(starts), address(lengths), address(out)
     data_end = data_at + len(data)
     for run in range(len(starts)):
@@ -190,15 +190,15 @@ def siphash_runs(data: Any, starts: Any, lengths: Any, key_low: int, key_high: i
             continue
         if start < 0 or length > len(data) - start:
             return run
-        at = data_at + start
+        cursor = data_at + start
         v0, v1, v2, v3 = key_low ^ V0, key_high ^ V1 ^ 0xEE, key_low ^ V2, key_high ^ V3
         for _ in range(length >> 3):
-            word = load_i64(at)
+            word = load_i64(cursor)
             v0, v1, v2, v3 = sip_round(v0, v1, v2, v3 ^ word)
             v0, v1, v2, v3 = sip_round(v0, v1, v2, v3)
             v0 ^= word
-            at += 8
-        word = last_word(at, length, data_end)
+            cursor += 8
+        word = last_word(cursor, length, data_end)
         v0, v1, v2, v3 = sip_round(v0, v1, v2, v3 ^ word)
         v0, v1, v2, v3 = sip_round(v0, v1, v2, v3)
         v0, v2 = v0 ^ word, v2 ^ 0xEE

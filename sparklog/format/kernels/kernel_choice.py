@@ -54,7 +54,7 @@ class Kernel:
         return self.load() if choice.compiled(records) else self.interpreted
 
     def load(self) -> Callable[..., Any]:
-        """Return the compiled kernel, at the first use from the cache or, without one, compiled anew."""
+        """Return the compiled kernel, at the first use from the cache or, without one, compiled."""
         if self._compiled is None:
             from sparklog.format.kernels.native_kernels import compiled
 

@@ -117,13 +117,13 @@ def wrap(value: int) -> int:
 
 
 def copy(to: int, source: int, count: int, source_end: int) -> None:
-    """Copy `count` bytes. Compiled, short runs may write up to 31 bytes more: `to` needs `SLACK` behind.
+    """Copy `count` bytes. Compiled, short runs may write up to 31 bytes more: `to` needs `SLACK` after it.
 
     Never reads at or beyond `source_end`.
     """
     _memory[to : to + count] = _memory[source : source + count]
 
 
-def crc32(at: int, length: int, table: int) -> int:
+def crc32(cursor: int, length: int, table: int) -> int:
     """CRC-32 (zlib's) of `length` bytes; `table` is for the compiled one."""
-    return zlib.crc32(_memory[at : at + length])
+    return zlib.crc32(_memory[cursor : cursor + length])

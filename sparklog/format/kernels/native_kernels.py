@@ -137,7 +137,7 @@ def wrap(typing_context: Any, value: Any) -> Any:
 
 @njit(nogil=True, forceinline=True)  # type: ignore[untyped-decorator]
 def copy(to: int, source: int, count: int, source_end: int) -> None:
-    """Copy `count` bytes. Short runs go in whole vectors and may write up to 31 bytes more: `to` needs `SLACK` behind.
+    """Copy `count` bytes. Short runs go in whole vectors and may write up to 31 bytes more: `to` needs `SLACK` more.
 
     Never reads at or beyond `source_end`.
     """
@@ -153,11 +153,11 @@ def copy(to: int, source: int, count: int, source_end: int) -> None:
 
 
 @njit(nogil=True, forceinline=True)  # type: ignore[untyped-decorator]
-def crc32(at: int, length: int, table: int) -> int:
+def crc32(cursor: int, length: int, table: int) -> int:
     """CRC-32 (zlib's) of `length` bytes; `table`: address of the kernels' `CRC_TABLE`."""
     crc = 0xFFFFFFFF
     while length >= 8:
-        word = load_i64(at)
+        word = load_i64(cursor)
         low = (word ^ crc) & 0xFFFFFFFF
         high = (word >> 32) & 0xFFFFFFFF
         crc = (
@@ -170,11 +170,11 @@ def crc32(at: int, length: int, table: int) -> int:
             ^ load_i64(table + 8 * (256 + (high >> 16 & 0xFF)))
             ^ load_i64(table + 8 * (high >> 24))
         )
-        at += 8
+        cursor += 8
         length -= 8
     while length > 0:
-        crc = load_i64(table + 8 * ((crc ^ load_u8(at)) & 0xFF)) ^ (crc >> 8)
-        at += 1
+        crc = load_i64(table + 8 * ((crc ^ load_u8(cursor)) & 0xFF)) ^ (crc >> 8)
+        cursor += 1
         length -= 1
     return crc ^ 0xFFFFFFFF
 

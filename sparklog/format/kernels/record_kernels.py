@@ -1,9 +1,13 @@
 """Kernels that read records into Arrow buffers, find them in batches, and write some of them again.
 
-Bounds: every read lies in `[start, stop)` of its batch, which the caller has checked against the buffer; every write
-lies in what `room` in decode.py has provided, or a row per record. A varint that runs over its record yields position
+Bounds: every read is within `[start, stop)` of its batch, which the caller has checked against the buffer; every write
+is within what `room` in decode.py has provided, or a row per record. A varint that runs over its record yields position
 `BAD`, which no later check passes, so one comparison per record catches all of them before anything is copied.
 `write_batches` trusts nothing that it is handed: sources and the room in `out` are checked before each copy.
+
+Parameters per batch: `data[start : stop]` are its records, `count` of them; `base_offset`, `base_time` and `last_delta`
+(last offset delta) are its header's. A binary column is three buffers as in Arrow, such as `key_offsets`, `keys` (the
+bytes) and `key_valid` (bits). `state` has the places that are named below.
 """
 
 from __future__ import annotations
@@ -60,42 +64,42 @@ MISMATCH = 10
 
 
 @helper
-def read_varint(at: int, end: int) -> tuple[int, int]:
+def read_varint(cursor: int, end: int) -> tuple[int, int]:
     """Zig-zag int32 and the address after it; `BAD` if it is cut off or has a sixth byte."""
-    if at >= end:
+    if cursor >= end:
         return 0, BAD
-    byte = load_u8(at)
-    at += 1
+    byte = load_u8(cursor)
+    cursor += 1
     value = byte & 0x7F
     shift = 7
     while byte >= 0x80:
-        if at >= end or shift > 28:
+        if cursor >= end or shift > 28:
             return 0, BAD
-        byte = load_u8(at)
-        at += 1
+        byte = load_u8(cursor)
+        cursor += 1
         value |= (byte & 0x7F) << shift
         shift += 7
     value &= 0xFFFFFFFF
-    return (value >> 1) ^ -(value & 1), at
+    return (value >> 1) ^ -(value & 1), cursor
 
 
 @helper
-def read_varlong(at: int, end: int) -> tuple[int, int]:
+def read_varlong(cursor: int, end: int) -> tuple[int, int]:
     """Zig-zag int64 and the address after it; `BAD` if it is cut off or has an eleventh byte."""
-    if at >= end:
+    if cursor >= end:
         return 0, BAD
-    byte = load_u8(at)
-    at += 1
+    byte = load_u8(cursor)
+    cursor += 1
     value = byte & 0x7F
     shift = 7
     while byte >= 0x80:
-        if at >= end or shift > 63:
+        if cursor >= end or shift > 63:
             return 0, BAD
-        byte = load_u8(at)
-        at += 1
+        byte = load_u8(cursor)
+        cursor += 1
         value |= (byte & 0x7F) << shift
         shift += 7
-    return ((value >> 1) & 0x7FFFFFFFFFFFFFFF) ^ -(value & 1), at
+    return ((value >> 1) & 0x7FFFFFFFFFFFFFFF) ^ -(value & 1), cursor
 
 
 @helper
@@ -105,23 +109,23 @@ def clear_bit(bitmap: int, index: int) -> None:
 
 
 @helper
-def skip_headers(at: int, end: int, count: int) -> tuple[int, int, int]:
+def skip_headers(cursor: int, end: int, count: int) -> tuple[int, int, int]:
     """Address after `count` headers (`BAD` if they do not fit), and the bytes of their keys and of their values."""
     key_bytes = value_bytes = 0
-    if count < 0 or count > end - at:
+    if count < 0 or count > end - cursor:
         return BAD, 0, 0
     for _ in range(count):
-        length, at = read_varint(at, end)
-        if length < 0 or length > end - at:
+        length, cursor = read_varint(cursor, end)
+        if length < 0 or length > end - cursor:
             return BAD, 0, 0
         key_bytes += length
-        length, at = read_varint(at + length, end)
+        length, cursor = read_varint(cursor + length, end)
         if length > 0:
-            if length > end - at:
+            if length > end - cursor:
                 return BAD, 0, 0
             value_bytes += length
-            at += length
-    return at, key_bytes, value_bytes
+            cursor += length
+    return cursor, key_bytes, value_bytes
 
 
 @helper
@@ -137,12 +141,12 @@ def put(source: int, length: int, source_end: int, row: int, filled: int, offset
 
 
 @helper
-def read_record(at: int, end: int) -> tuple[int, int, int, int, int, int, int, int]:
+def read_record(cursor: int, end: int) -> tuple[int, int, int, int, int, int, int, int]:
     """Fields of the record that ends at `end`: time delta, offset delta, key length and address, value length and
-    address, header count and address. The latter may lie beyond `end`: then the record is invalid."""
-    time, at = read_varlong(at + 1, end)
-    delta, at = read_varint(at, end)
-    key_length, key_at = read_varint(at, end)
+    address, header count and address. The latter may be beyond `end`: then the record is invalid."""
+    time, cursor = read_varlong(cursor + 1, end)
+    delta, cursor = read_varint(cursor, end)
+    key_length, key_at = read_varint(cursor, end)
     value_length, value_at = read_varint(key_at + max(key_length, 0), end)
     headers, headers_at = read_varint(value_at + max(value_length, 0), end)
     return time, delta, key_length, key_at, value_length, value_at, headers, headers_at
@@ -169,7 +173,8 @@ def decode_records(
     """Append the records of all batches with `first <= offset < limit` to the columns; the error code, `OK` if none.
 
     `wanted`: bit 0 keys, 1 values, 2 headers. `fixed_time` is each record's time, or -2: base time and delta count.
-    `list_position` receives, per row, where its headers start. `emitted`: rows per batch.
+    `list_offsets`, `list_valid` are of the header lists; `list_position` receives, per row, where its headers start.
+    `emitted`: rows per batch.
     """
     data_at, offsets_at, times_at = address(data), address(offsets), address(times)
     data_end = data_at + len(data)
@@ -180,19 +185,21 @@ def decode_records(
     row = first_row = state[ROWS]
     key_bytes, value_bytes, header_rows = state[KEY_BYTES], state[VALUE_BYTES], state[HEADER_ROWS]
     for batch in range(len(start)):
-        at, end, previous, row_before = data_at + start[batch], data_at + stop[batch], -1, row
+        cursor, end, previous, row_before = data_at + start[batch], data_at + stop[batch], -1, row
         base, base_t, fixed, last = base_offset[batch], base_time[batch], fixed_time[batch], last_delta[batch]
         for _ in range(count[batch]):
-            record_at = at
-            length, at = read_varint(at, end)
-            if length < 0 or length > end - at:
+            record_at = cursor
+            length, cursor = read_varint(cursor, end)
+            if length < 0 or length > end - cursor:
                 return fail(state, batch, record_at - data_at, base + previous + 1, LENGTH)
-            record_end = at + length
-            time, delta, key_length, key_at, value_length, value_at, headers, headers_at = read_record(at, record_end)
-            at = headers_at
+            record_end = cursor + length
+            time, delta, key_length, key_at, value_length, value_at, headers, headers_at = read_record(
+                cursor, record_end
+            )
+            cursor = headers_at
             if headers != 0:
-                at, header_keys, header_values = skip_headers(headers_at, record_end, headers)
-            if at != record_end:
+                cursor, header_keys, header_values = skip_headers(headers_at, record_end, headers)
+            if cursor != record_end:
                 return fail(state, batch, record_at - data_at, base + previous + 1, FIELDS)
             if delta <= previous or delta > last:
                 return fail(state, batch, record_at - data_at, base + previous + 1, ORDER)
@@ -222,8 +229,8 @@ def decode_records(
                     state[HEADER_KEY_BYTES] += header_keys
                     state[HEADER_VALUE_BYTES] += header_values
             row += 1
-        if at != end and count[batch] > 0:
-            return fail(state, batch, at - data_at, base + previous + 1, REMAINING)
+        if cursor != end and count[batch] > 0:
+            return fail(state, batch, cursor - data_at, base + previous + 1, REMAINING)
         emitted[batch] = row - row_before
     state[ROWS], state[KEY_BYTES], state[VALUE_BYTES], state[HEADER_ROWS] = row, key_bytes, value_bytes, header_rows
     return OK
@@ -237,22 +244,26 @@ def decode_headers(
     data: Any, first_row: int, rows: int, list_offsets: Any, list_position: Any, key_offsets: Any, keys: Any,
     value_offsets: Any, values: Any, value_valid: Any, key_bytes: int, value_bytes: int, state: Any,
 ) -> None:  # fmt: skip
-    """Append the headers of rows `[first_row, rows)`, which `decode_records` has checked, to the header columns."""
+    """Append the headers of rows `[first_row, rows)`, which `decode_records` has checked, to the header columns.
+
+    `list_offsets`, `list_position`: as that kernel left them. `key_offsets`, `keys` and `value_offsets`, `values`,
+    `value_valid`: the buffers of both columns, in which `key_bytes` and `value_bytes` are filled.
+    """
     data_at, keys_at, values_at = address(data), address(keys), address(values)
     end = data_at + len(data)
     key_offsets_at, value_offsets_at = address(key_offsets), address(value_offsets)
     value_valid_at = address(value_valid)
     for row in range(first_row, rows):
-        at = data_at + list_position[row - first_row]
+        cursor = data_at + list_position[row - first_row]
         for entry in range(list_offsets[row], list_offsets[row + 1]):
-            length, at = read_varint(at, end)
-            copy(keys_at + key_bytes, at, length, end)
+            length, cursor = read_varint(cursor, end)
+            copy(keys_at + key_bytes, cursor, length, end)
             key_bytes += length
             store_i32(key_offsets_at + 4 * entry + 4, key_bytes)
-            length, at = read_varint(at + length, end)
-            value_bytes = put(at, length, end, entry, value_bytes, value_offsets_at, values_at, value_valid_at)
+            length, cursor = read_varint(cursor + length, end)
+            value_bytes = put(cursor, length, end, entry, value_bytes, value_offsets_at, values_at, value_valid_at)
             state[HEADER_VALUE_NULLS] += length < 0
-            at += max(length, 0)
+            cursor += max(length, 0)
 
 
 @kernel(INT(
@@ -264,25 +275,29 @@ def find_records(
     offsets: Any, times: Any, starts: Any, ends: Any, has_key: Any, has_value: Any, key_starts: Any, key_lengths: Any,
     state: Any,
 ) -> int:  # fmt: skip
+    """Write the fields of all records (`sparklog.format.payloads.RecordFields`); the error code, `OK` if none.
+
+    Per batch as for `decode_records`. Per record: `batches` is its batch, `[starts, ends)` its place in `data`.
+    """
     data_at = address(data)
     batches_at, offsets_at, times_at = address(batches), address(offsets), address(times)
     starts_at, ends_at, has_key_at, has_value_at = address(starts), address(ends), address(has_key), address(has_value)
     key_starts_at, key_lengths_at = address(key_starts), address(key_lengths)
     row = 0
     for batch in range(len(start)):
-        at, end, previous = data_at + start[batch], data_at + stop[batch], -1
+        cursor, end, previous = data_at + start[batch], data_at + stop[batch], -1
         base, base_t, last = base_offset[batch], base_time[batch], last_delta[batch]
         for _ in range(count[batch]):
-            record_at = at
-            length, at = read_varint(at, end)
-            if length < 0 or length > end - at:
+            record_at = cursor
+            length, cursor = read_varint(cursor, end)
+            if length < 0 or length > end - cursor:
                 return fail(state, batch, record_at - data_at, base + previous + 1, LENGTH)
-            record_end = at + length
-            time, delta, key_length, key_at, value_length, _, headers, headers_at = read_record(at, record_end)
-            at = headers_at
+            record_end = cursor + length
+            time, delta, key_length, key_at, value_length, _, headers, headers_at = read_record(cursor, record_end)
+            cursor = headers_at
             if headers != 0:
-                at, _, _ = skip_headers(headers_at, record_end, headers)
-            if at != record_end:
+                cursor, _, _ = skip_headers(headers_at, record_end, headers)
+            if cursor != record_end:
                 return fail(state, batch, record_at - data_at, base + previous + 1, FIELDS)
             if delta <= previous or delta > last:
                 return fail(state, batch, record_at - data_at, base + previous + 1, ORDER)
@@ -291,14 +306,14 @@ def find_records(
             store_i64(offsets_at + 8 * row, base + delta)
             store_i64(times_at + 8 * row, base_t + time)
             store_i64(starts_at + 8 * row, record_at - data_at)
-            store_i64(ends_at + 8 * row, at - data_at)
+            store_i64(ends_at + 8 * row, cursor - data_at)
             store_u8(has_key_at + row, 1 if key_length >= 0 else 0)
             store_u8(has_value_at + row, 1 if value_length >= 0 else 0)
             store_i64(key_starts_at + 8 * row, key_at - data_at)
             store_i32(key_lengths_at + 4 * row, max(key_length, -1))
             row += 1
-        if at != end and count[batch] > 0:
-            return fail(state, batch, at - data_at, base + previous + 1, REMAINING)
+        if cursor != end and count[batch] > 0:
+            return fail(state, batch, cursor - data_at, base + previous + 1, REMAINING)
     return OK
 
 
@@ -310,7 +325,7 @@ def survey(
 ) -> int:  # fmt: skip
     """Per batch of `rows` records (in all as many as `keep` has): how many are kept, their bytes, their least, largest
     and first time (-1 if none is kept). Where `fixed`, all records have the time `fixed_time`. `MISMATCH` if a record
-    that is kept does not lie in `nbytes` bytes of data."""
+    that is kept is not within `nbytes` bytes of data."""
     keep_at, times_at, starts_at, ends_at = address(keep), address(times), address(starts), address(ends)
     row = 0
     for batch in range(len(rows)):
@@ -338,9 +353,9 @@ def survey(
 @helper
 def rewrite_record(to: int, room: int, start: int, end: int, delta: int, base_delta: int, data_end: int) -> int:
     """Write the record at `[start, end)` with another timestamp delta, its offset delta less `base_delta`; the address
-    behind it, `BAD` if it is no record or does not fit before `room`. Kafka writes 0 as a record's attributes."""
-    _, at = read_varint(start, end)
-    _, rest = read_varlong(at + 1, end)
+    after it, `BAD` if it is no record or does not fit before `room`. Kafka writes 0 as a record's attributes."""
+    _, cursor = read_varint(start, end)
+    _, rest = read_varlong(cursor + 1, end)
     if rest > end or to + (end - start) + RECORD_GROWTH > room:
         return BAD
     bits = zigzag(delta)
@@ -380,10 +395,10 @@ def write_batches(
         if action == COPY:
             whole = packed_bytes if plan[batch, FROM] else source_bytes
             origin = packed_at if plan[batch, FROM] else source_at
-            at, size = plan[batch, FROM_AT], plan[batch, FROM_SIZE]
-            if at < 0 or size < 0 or size > whole - at or size > room - to:
+            cursor, size = plan[batch, FROM_AT], plan[batch, FROM_SIZE]
+            if cursor < 0 or size < 0 or size > whole - cursor or size > room - to:
                 return -MISMATCH
-            copy(to, origin + at, size, origin + whole)
+            copy(to, origin + cursor, size, origin + whole)
             to += size
         elif action != NOTHING:
             to += HEADER_BYTES

@@ -44,15 +44,15 @@ V0_BYTES = 14
 V1_BYTES = 22
 """The least sizes of a message, its offset and size field not counted."""
 CRC_START = 16
-"""Within an entry: all behind the CRC field is in the CRC-32."""
+"""Within an entry: all after the CRC field is in the CRC-32."""
 RECORD_GROWTH = 6
-"""A record of format v2 has 32 bytes beside key and value at most, an entry of format v0 has 26."""
+"""A record of format v2 has 32 bytes more than key and value at most, an entry of format v0 has 26."""
 _POLYNOMIAL = 0xEDB88320
 _NO_TIMESTAMP = -1
 
 
 def _crc_table() -> Any:
-    """int64[8 * 256]: CRC-32 eight bytes at a time; row k is for a byte with k bytes behind it."""
+    """int64[8 * 256]: CRC-32 eight bytes at a time; row k is for a byte with k bytes after it."""
     state = np.arange(256, dtype=np.int64)
     for _ in range(8):
         state = np.where(state & 1, (state >> 1) ^ _POLYNOMIAL, state >> 1)
@@ -66,20 +66,20 @@ CRC_TABLE = _crc_table()
 
 
 @helper
-def big_u32(at: int) -> int:
-    value: int = (load_u8(at) << 24) | (load_u8(at + 1) << 16) | (load_u8(at + 2) << 8) | load_u8(at + 3)
+def big_u32(place: int) -> int:
+    value: int = (load_u8(place) << 24) | (load_u8(place + 1) << 16) | (load_u8(place + 2) << 8) | load_u8(place + 3)
     return value
 
 
 @helper
-def big_i32(at: int) -> int:
-    value = big_u32(at)
+def big_i32(place: int) -> int:
+    value = big_u32(place)
     return value - (1 << 32) if value >= (1 << 31) else value
 
 
 @helper
-def big_i64(at: int) -> int:
-    return wrap((big_u32(at) << 32) | big_u32(at + 4))
+def big_i64(place: int) -> int:
+    return wrap((big_u32(place) << 32) | big_u32(place + 4))
 
 
 @kernel(INT(BYTES_IN, INT, TABLE, INT64))
@@ -91,28 +91,28 @@ def find_messages(data: Any, start: int, table: Any, state: Any) -> int:
     origin = address(data)
     end, count = len(data), 0
     room = table.shape[1]
-    at = start
-    while end - at >= LOG_OVERHEAD + V0_BYTES and count < room:
-        length, magic = big_i32(origin + at + 8), load_u8(origin + at + 16)
-        if magic > 1 or length < (V1_BYTES if magic == 1 else V0_BYTES) or length > end - at - LOG_OVERHEAD:
+    cursor = start
+    while end - cursor >= LOG_OVERHEAD + V0_BYTES and count < room:
+        length, magic = big_i32(origin + cursor + 8), load_u8(origin + cursor + 16)
+        if magic > 1 or length < (V1_BYTES if magic == 1 else V0_BYTES) or length > end - cursor - LOG_OVERHEAD:
             break
-        attributes = load_u8(origin + at + 17)
-        table[POSITION, count] = at
+        attributes = load_u8(origin + cursor + 17)
+        table[POSITION, count] = cursor
         table[SIZE, count] = length + LOG_OVERHEAD
-        table[OFFSET, count] = big_i64(origin + at)
-        table[CRC, count] = big_u32(origin + at + 12)
+        table[OFFSET, count] = big_i64(origin + cursor)
+        table[CRC, count] = big_u32(origin + cursor + 12)
         table[ATTRIBUTES, count] = attributes & (0x0F if magic == 1 else 0x07)
-        table[TIMESTAMP, count] = big_i64(origin + at + 18) if magic == 1 else _NO_TIMESTAMP
+        table[TIMESTAMP, count] = big_i64(origin + cursor + 18) if magic == 1 else _NO_TIMESTAMP
         table[MAGIC, count] = magic
         count += 1
-        at += length + LOG_OVERHEAD
-    state[END] = at
+        cursor += length + LOG_OVERHEAD
+    state[END] = cursor
     return count
 
 
 @kernel(INT64(BYTES_IN, INT64_IN, INT64_IN, INT64_IN))
 def message_crcs(data: Any, position: Any, size: Any, table: Any) -> Any:
-    """CRC-32 of each message (its entry lies at `position`), as its CRC field should have it."""
+    """CRC-32 of each message (its entry begins at `position`), as its CRC field should have it."""
     origin, table_at = address(data), address(table)
     out = np.empty(len(position), np.int64)
     for row in range(len(position)):
@@ -139,53 +139,54 @@ def translate(
     """Write the messages at `[start, stop)` of each row as records of format v2; the error code, `OK` if none.
 
     `shift` is what must be added to the messages' offset fields. `inner`: they come out of a compressed message, so
-    each has a CRC-32 of its own that is not checked yet. `out` needs `SLACK` bytes more than are written.
+    each has a CRC-32 of its own that is not checked yet. `out` needs `SLACK` bytes more than are written; `out_start`
+    and `out_stop` receive where a row's records are in it. `table`: `CRC_TABLE`.
     """
     origin, table_at, out_at, state_at = address(data), address(table), address(out), address(state)
     data_end, room = origin + len(data), out_at + len(out) - SLACK
     to = out_at
     for row in range(len(start)):
-        at, end, previous, messages = origin + start[row], origin + stop[row], -1, 0
+        cursor, end, previous, messages = origin + start[row], origin + stop[row], -1, 0
         base, time_base, last, moved = base_offset[row], base_time[row], last_delta[row], shift[row]
         out_start[row] = to - out_at
-        while at < end:
+        while cursor < end:
             offset = base + previous + 1
-            if end - at < LOG_OVERHEAD + V0_BYTES:
-                return fail(state_at, row, at - origin, offset, SHORT)
-            length, magic = big_i32(at + 8), load_u8(at + 16)
-            if length < V0_BYTES or length > end - at - LOG_OVERHEAD:
-                return fail(state_at, row, at - origin, offset, SHORT)
+            if end - cursor < LOG_OVERHEAD + V0_BYTES:
+                return fail(state_at, row, cursor - origin, offset, SHORT)
+            length, magic = big_i32(cursor + 8), load_u8(cursor + 16)
+            if length < V0_BYTES or length > end - cursor - LOG_OVERHEAD:
+                return fail(state_at, row, cursor - origin, offset, SHORT)
             if magic > 1:
-                return fail(state_at, row, at - origin, offset, FORMAT)
-            message_end = at + LOG_OVERHEAD + length
+                return fail(state_at, row, cursor - origin, offset, FORMAT)
+            message_end = cursor + LOG_OVERHEAD + length
             if inner != 0:
-                if load_u8(at + 17) & 0x07:
-                    return fail(state_at, row, at - origin, offset, COMPRESSED)
-                if crc32(at + CRC_START, length + LOG_OVERHEAD - CRC_START, table_at) != big_u32(at + 12):
-                    return fail(state_at, row, at - origin, offset, CHECKSUM)
-            delta = wrap(big_i64(at) + moved - base)
+                if load_u8(cursor + 17) & 0x07:
+                    return fail(state_at, row, cursor - origin, offset, COMPRESSED)
+                if crc32(cursor + CRC_START, length + LOG_OVERHEAD - CRC_START, table_at) != big_u32(cursor + 12):
+                    return fail(state_at, row, cursor - origin, offset, CHECKSUM)
+            delta = wrap(big_i64(cursor) + moved - base)
             if delta <= previous or delta > last:
-                return fail(state_at, row, at - origin, offset, ORDER)
-            time, key_at = _NO_TIMESTAMP, at + 18
+                return fail(state_at, row, cursor - origin, offset, ORDER)
+            time, key_at = _NO_TIMESTAMP, cursor + 18
             if magic == 1:
                 if length < V1_BYTES:
-                    return fail(state_at, row, at - origin, base + delta, SHORT)
-                time, key_at = big_i64(at + 18), at + 26
+                    return fail(state_at, row, cursor - origin, base + delta, SHORT)
+                time, key_at = big_i64(cursor + 18), cursor + 26
             key_length = max(big_i32(key_at), -1)
             key_at += 4
             value_at = key_at + max(key_length, 0)
             if value_at > message_end - 4:
-                return fail(state_at, row, at - origin, base + delta, FIELDS)
+                return fail(state_at, row, cursor - origin, base + delta, FIELDS)
             value_length = max(big_i32(value_at), -1)
             value_at += 4
             if max(value_length, 0) > message_end - value_at:
-                return fail(state_at, row, at - origin, base + delta, FIELDS)
+                return fail(state_at, row, cursor - origin, base + delta, FIELDS)
             time_bits, offset_bits = zigzag(time - time_base), zigzag(delta)
             cells = max(key_length, 0) + max(value_length, 0)
             size = 2 + varint_size(time_bits) + varint_size(offset_bits) + cells
             size += varint_size(zigzag(key_length)) + varint_size(zigzag(value_length))
             if size + 5 > room - to:
-                return fail(state_at, row, at - origin, base + delta, COUNT)
+                return fail(state_at, row, cursor - origin, base + delta, COUNT)
             to = write_varint(to, zigzag(size))
             store_u8(to, 0)
             to = write_varint(to + 1, time_bits)
@@ -196,7 +197,7 @@ def translate(
             to += 1
             previous = delta
             messages += 1
-            at = message_end
+            cursor = message_end
         if messages != count[row]:
             return fail(state_at, row, start[row], base, COUNT)
         out_stop[row] = to - out_at

@@ -19,11 +19,12 @@ at 0: old librdkafka wrote such). What a v1 wrapper says of time type, and under
 its records. Magic 0 wrote the header checksum of LZ4 frames over the wrong bytes, so it is not looked at there.
 
 To the rest of the code each entry is a batch: a row of `BatchHeaders`. This module fills in such rows for `batch_scan`,
-and hands `payloads` their records, written anew as format v2 has them.
+and hands `payloads` their records, written again in format v2.
 """
 
 from __future__ import annotations
 
+import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -32,12 +33,11 @@ from typing import Any
 
 import numpy as np
 
-from sparklog.errors import BadRequest, Corrupt
+from sparklog.errors import Corrupt
 from sparklog.format import compression
 from sparklog.format.arrow_input import new_array
 from sparklog.format.kernels.kernel_memory import SLACK
 from sparklog.format.record_batch import (
-    CALL_LIMIT,
     CODECS,
     COLUMNS,
     GROUP_BYTES,
@@ -53,7 +53,7 @@ from sparklog.format.record_batch import (
     Payloads,
     Place,
     as_bytes_array,
-    joined,
+    gathered,
 )
 
 BEFORE_KEY = (18, 26)
@@ -70,7 +70,7 @@ _GZIP, _SNAPPY, _LZ4 = 1, 2, 3
 
 
 def find(data: BytesLike, start: int) -> BatchHeaders:
-    """Find the whole entries of formats v0 and v1 from `start` on, up to the first that is none."""
+    """Find the whole entries of formats v0 and v1 from `start` on, up to the first that is of another format."""
     from sparklog.format.legacy import legacy_kernels as kernels
 
     source = as_bytes_array(data)
@@ -105,9 +105,9 @@ def _headers(columns: Iterable[Int64Array], end: int) -> BatchHeaders:
 
 
 def merged(headers: BatchHeaders, groups: Sequence[tuple[int, BatchHeaders]]) -> BatchHeaders:
-    """Batches of format v2 and runs of entries in log order; each run comes with how many of the batches lie before it.
+    """Batches of format v2 and runs of entries in log order; each run comes with how many of the batches are before it.
 
-    Wrappers count as one record at least, from behind the row before them on: see `resolved`.
+    Wrappers count as one record at least, from the end of the row before them on: see `resolved`.
     """
     parts: list[BatchHeaders] = []
     low = 0
@@ -223,15 +223,14 @@ def unpacked(entry: memoryview, magic: int, codec: int) -> bytes:
     """The entries in a wrapper: its value, decompressed. `Corrupt` if there is none, or it cannot be."""
     if codec not in (_GZIP, _SNAPPY, _LZ4):
         raise Corrupt(f"a message of format v{magic} names codec {codec}: it can have gzip, snappy or lz4 (1 to 3)")
-    at, end = BEFORE_KEY[magic], entry.nbytes
-    key_length = int.from_bytes(entry[at : at + 4], "big", signed=True)
-    at += 4 + max(key_length, 0)
-    length = int.from_bytes(entry[at : at + 4], "big", signed=True) if at + 4 <= end else end
+    start, end = BEFORE_KEY[magic] + 4, entry.nbytes
+    start += 4 + max(int.from_bytes(entry[start - 4 : start], "big", signed=True), 0)
+    length = int.from_bytes(entry[start - 4 : start], "big", signed=True) if start <= end else end
     if length < 0:
         raise Corrupt("the compressed message has no value")
-    if length > end - at - 4:
+    if length > end - start:
         raise Corrupt("the fields of the compressed message do not fit into it")
-    value = entry[at + 4 : at + 4 + length]
+    value = entry[start : start + length]
     if codec == _LZ4 and magic == 0:
         return compression.decompress("lz4", _lz4_with_checksum(value))
     return compression.decompress(CODECS[codec], value)
@@ -239,11 +238,11 @@ def unpacked(entry: memoryview, magic: int, codec: int) -> bytes:
 
 def _lz4_with_checksum(frame: memoryview) -> bytes:
     flags = frame[4] if frame.nbytes > 4 else 0
-    at = 6 + (8 if flags & 0x08 else 0)
-    if frame.nbytes <= at:
+    checksum = 6 + (8 if flags & 0x08 else 0)
+    if frame.nbytes <= checksum:
         return bytes(frame)
     mended = bytearray(frame)
-    mended[at] = _xxh32_of_few(bytes(frame[4:at])) >> 8 & 0xFF
+    mended[checksum] = _xxh32_of_few(bytes(frame[4:checksum])) >> 8 & 0xFF
     return bytes(mended)
 
 
@@ -255,11 +254,10 @@ def _xxh32_of_few(data: bytes) -> int:
     def rotated(value: int, by: int) -> int:
         return (value << by | value >> (32 - by)) & mask
 
-    state, at = (primes[4] + len(data)) & mask, 0
-    while at + 4 <= len(data):
-        state = rotated((state + int.from_bytes(data[at : at + 4], "little") * primes[2]) & mask, 17) * primes[3] & mask
-        at += 4
-    for byte in data[at:]:
+    state, words = (primes[4] + len(data)) & mask, len(data) // 4
+    for word in struct.unpack_from(f"<{words}I", data):
+        state = rotated((state + word * primes[2]) & mask, 17) * primes[3] & mask
+    for byte in data[4 * words :]:
         state = rotated((state + byte * primes[4]) & mask, 11) * primes[0] & mask
     state = (state ^ state >> 15) * primes[1] & mask
     state = (state ^ state >> 13) * primes[2] & mask
@@ -288,66 +286,52 @@ def _plain(source: ByteArray, headers: BatchHeaders, low: int, high: int, place:
         done = int(ends[first - low] - headers.size[first])
         last = max(first + 1, low + int(np.searchsorted(ends, done + GROUP_BYTES, "right")))
         start = headers.position[first:last]
-        stop = start + headers.size[first:last]
-        yield _translated(source, start, stop, np.zeros(last - first, np.int64), headers, first, last, place, False)
+        group = Payloads(source, start, start + headers.size[first:last], first, last, stored=0)
+        yield _translated(group, np.zeros(last - first, np.int64), headers, place, inner=False)
         first = last
 
 
 def _unwrapped(source: ByteArray, headers: BatchHeaders, low: int, high: int, place: Place) -> Iterator[Payloads]:
     view = source.data
-    parts: list[bytes] = []
     shifts: list[int] = []
-    filled = total = 0
-    first = low
-    for row in range(low, high):
-        try:
-            inner = _opened(view, headers, row)
-        except Corrupt as error:
-            raise place.corrupt(headers, row, error.message) from None
-        parts.append(inner.data)
-        shifts.append(inner.shift)
-        filled += len(inner.data)
-        total += len(inner.data)
-        if total > CALL_LIMIT:
-            raise BadRequest(f"the batches hold more than {CALL_LIMIT} bytes: decode fewer batches at a time")
-        if filled >= GROUP_BYTES or row == high - 1:
-            data, start, stop = joined(parts)
-            shift = np.array(shifts, np.int64)
-            yield _translated(data, start, stop, shift, headers, first, row + 1, place, True)
-            parts, shifts, filled, first = [], [], 0, row + 1
+
+    def contents() -> Iterator[bytes]:
+        for row in range(low, high):
+            try:
+                wrapper = _opened(view, headers, row)
+            except Corrupt as error:
+                raise place.corrupt(headers, row, error.message) from None
+            shifts.append(wrapper.shift)
+            yield wrapper.data
+
+    for group in gathered(contents()):
+        shift = np.array(shifts[group.first : group.last], np.int64)
+        group = replace(group, first=low + group.first, last=low + group.last)
+        yield _translated(group, shift, headers, place, inner=True)
 
 
-def _translated(
-    data: ByteArray,
-    start: Int64Array,
-    stop: Int64Array,
-    shift: Int64Array,
-    headers: BatchHeaders,
-    first: int,
-    last: int,
-    place: Place,
-    inner: bool,
-) -> Payloads:
+def _translated(group: Payloads, shift: Int64Array, headers: BatchHeaders, place: Place, *, inner: bool) -> Payloads:
+    """Return the messages of some rows as records of format v2; `shift` and `inner` as for the kernel."""
     from sparklog.format.legacy import legacy_kernels as kernels
 
-    rows = slice(first, last)
+    rows, n = slice(group.first, group.last), len(group)
     count = np.ascontiguousarray(headers.count[rows])
-    room = int((stop - start).sum() + kernels.RECORD_GROWTH * count.sum()) + 2 * SLACK
+    room = int((group.stop - group.start).sum() + kernels.RECORD_GROWTH * count.sum()) + 2 * SLACK
     out = new_array(room, np.uint8)
-    out_start, out_stop = new_array(last - first, np.int64), new_array(last - first, np.int64)
+    out_start, out_stop = new_array(n, np.int64), new_array(n, np.int64)
     state = np.zeros(kernels.STATE_SIZE, np.int64)
     code = kernels.translate.sized(int(count.sum()))(
-        data, np.ascontiguousarray(start), np.ascontiguousarray(stop), count,
+        group.data, np.ascontiguousarray(group.start), np.ascontiguousarray(group.stop), count,
         np.ascontiguousarray(headers.base_offset[rows]), shift, np.ascontiguousarray(headers.base_timestamp[rows]),
         np.ascontiguousarray(headers.last_offset_delta[rows]), int(inner), kernels.CRC_TABLE, out, out_start, out_stop,
         state
     )  # fmt: skip
     if code != kernels.OK:
         row = int(state[kernels.ERROR_ROW])
-        at = 0 if inner else int(state[kernels.ERROR_POSITION] - start[row])
-        raise place.corrupt(headers, first + row, _MESSAGES[code], int(state[kernels.ERROR_OFFSET]), at)
+        byte = 0 if inner else int(state[kernels.ERROR_POSITION] - group.start[row])
+        raise place.corrupt(headers, group.first + row, _MESSAGES[code], int(state[kernels.ERROR_OFFSET]), byte)
     stored = int((headers.size[rows] - HEADER_BYTES).sum())
-    return Payloads(out, out_start, out_stop, first, last, max(stored, 1))
+    return replace(group, data=out, start=out_start, stop=out_stop, stored=max(stored, 1))
 
 
 _MESSAGES = {

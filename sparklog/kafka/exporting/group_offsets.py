@@ -75,18 +75,18 @@ def committed_offsets(root: Root, groups: Sequence[str] | str, topic_ids: Mappin
     """
     from sparklog.groups.lag import Groups
 
-    known = Groups(root)
+    opened = Groups(root)
     everyone = isinstance(groups, str) and groups == ALL_GROUPS
-    names = known.names(None if everyone else [])
+    names = opened.names(None if everyone else [])
     chosen = names if everyone else [groups] if isinstance(groups, str) else list(dict.fromkeys(groups))
     offsets = []
     for name in chosen:
-        if name not in names and not known.group(name).log.refresh().exists:
+        if name not in names and not opened.group(name).log.refresh().exists:
             raise NotFound(f"there is no group '{name}' in {root.location}{did_you_mean(name, names)}")
-        group = known.group(name)
-        mine = [each for each in group.committed().values() if topic_ids.get(each.topic) == each.topic_id]
+        group = opened.group(name)
+        mine = [offset for offset in group.committed().values() if topic_ids.get(offset.topic) == offset.topic_id]
         if mine:
-            mine.sort(key=lambda each: (each.topic, each.partition))
+            mine.sort(key=lambda offset: (offset.topic, offset.partition))
             offsets.append(GroupOffsets(name, max(group.description().generation, 0), tuple(mine)))
         elif not everyone:
             raise NotFound(f"group '{name}' has no offset of {', '.join(topic_ids)}: leave it out")
@@ -104,12 +104,12 @@ def exported_offsets(
     exported = []
     for group in groups:
         kept = []
-        for each in group.committed:
-            if (each.topic, each.partition) in ends:
-                end = ends[each.topic, each.partition]
-                offset = each.offset if end is None else min(each.offset, end)
-                epoch = each.leader_epoch if keep_epochs or each.leader_epoch is None else 0
-                kept.append(replace(each, offset=offset, leader_epoch=epoch))
+        for committed in group.committed:
+            if (committed.topic, committed.partition) in ends:
+                end = ends[committed.topic, committed.partition]
+                offset = committed.offset if end is None else min(committed.offset, end)
+                epoch = committed.leader_epoch if keep_epochs or committed.leader_epoch is None else 0
+                kept.append(replace(committed, offset=offset, leader_epoch=epoch))
         if kept:
             exported.append(replace(group, committed=tuple(kept)))
     return exported
@@ -144,9 +144,9 @@ def offsets_topic(groups: Sequence[GroupOffsets], partitions: int, env: Env) -> 
 def group_records(group: GroupOffsets, now_ms: int) -> Iterator[tuple[bytes, bytes]]:
     state = GroupValue(PROTOCOL_TYPE, group.generation, None, None, now_ms)
     yield encode_group_key(GroupKey(group.group)), encode_group_value(state)
-    for each in group.committed:
-        value = OffsetValue(each.offset, each.leader_epoch, each.metadata, each.time_ms)
-        yield encode_offset_key(OffsetKey(group.group, each.topic, each.partition)), encode_offset_value(value)
+    for offset in group.committed:
+        value = OffsetValue(offset.offset, offset.leader_epoch, offset.metadata, offset.time_ms)
+        yield encode_offset_key(OffsetKey(group.group, offset.topic, offset.partition)), encode_offset_value(value)
 
 
 def groups_csv(groups: Sequence[GroupOffsets]) -> bytes:
@@ -154,5 +154,5 @@ def groups_csv(groups: Sequence[GroupOffsets]) -> bytes:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for group in groups:
-        writer.writerows((group.group, each.topic, each.partition, each.offset) for each in group.committed)
+        writer.writerows((group.group, row.topic, row.partition, row.offset) for row in group.committed)
     return text.getvalue().encode()

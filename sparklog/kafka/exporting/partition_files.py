@@ -1,16 +1,16 @@
 """Write the files of one exported partition: copied and written segments, and empty ones that mark the log end.
 
 Every exported batch is checked: copies against the slice's CRC-32C, and their headers give the leader epochs. Indexes
-have no checksum, and a broker trusts them, so each is copied only if all entries are right, else built anew.
+have no checksum, and a broker trusts them, so each is copied only if all entries are right, else built again.
 
 Leader epochs become 0. Those of another cluster may be above the ones that the new broker gives, and Kafka's consumers
-ignore a leader whose epoch is below one they have seen in a batch or a committed offset. Epochs lie outside of the
+ignore a leader whose epoch is below one they have seen in a batch or a committed offset. Epochs are outside of the
 batches' checksums.
 
 A broker appends to the last segment, so that is never a copy, which may be a link to a file of the root. After a copy
-comes an empty segment at the log end, as a broker leaves it when it rolls; also if the log ends behind its last batch.
+comes an empty segment at the log end, as a broker leaves it when it rolls; also if the log ends after its last batch.
 
-If the first batch lies above the log start, the first segment is named by the log start. If it is too far above, an
+If the first batch is above the log start, the first segment is named by the log start. If it is too far above, an
 empty segment is put there, with a last-modified time before all records: Kafka takes that as the time of a segment
 without batches, and a lookup by time reads only the first segment that reaches the time.
 """
@@ -26,7 +26,7 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from sparklog.compaction.producer_state import PartitionProducers, replay
-from sparklog.compaction.sealing import SegmentOutput
+from sparklog.compaction.seal_work import SegmentOutput
 from sparklog.compaction.segment_writer import SegmentWriter
 from sparklog.errors import Conflict, Corrupt, NotFound
 from sparklog.format import transaction_index
@@ -37,7 +37,7 @@ from sparklog.format.filter_batches import rewrite_headers
 from sparklog.format.record_batch import NO_LEADER_EPOCH, BatchHeaders, BytesLike
 from sparklog.format.segment_indexes import MAX_RELATIVE_OFFSET
 from sparklog.kafka.exporting.plan import PartitionPlan
-from sparklog.kafka.importing.segment import Batches, offset_index_of, time_index_of
+from sparklog.kafka.importing.segment import IndexedBatches, offset_index_of, time_index_of
 from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.read.fetch import MissingFile, read_windows
 from sparklog.log.read.planned_slices import PlannedSlice
@@ -100,13 +100,13 @@ class PartitionFiles:
             self.segments += 1
             self.nbytes += file.size
         if not active:
-            self._empty(log_end)
+            self._write_empty(log_end)
         if min(self._bases) > plan.log_start:
-            self._empty(plan.log_start)
+            self._write_empty(plan.log_start)
             path = os.path.join(self.target.location, self.folder, f"{plan.log_start:020d}.log")
             os.utime(path, (BEFORE_ALL_TIMES, BEFORE_ALL_TIMES))
         if not plan.cut and log_end > plan.log_start:
-            entries = [each.entry(producer_id) for producer_id, each in self.producers().producers.items()]
+            entries = [producer.entry(number) for number, producer in self.producers().producers.items()]
             self.target.create(f"{self.folder}/{log_end:020d}.snapshot", snapshot_to_bytes(entries))
         return log_end
 
@@ -140,11 +140,11 @@ class PartitionFiles:
         """Return the base offset to name a segment of batches `base` to `last` by: the first one by the log start."""
         if self._lowest is None:
             copied = [int(_stem(row.path)) for row in self.plan.copied]
-            self._lowest = min(copied + [int(each.base[0]) for each in self.plan.written.segments])
+            self._lowest = min(copied + [int(sources.base[0]) for sources in self.plan.written.segments])
         start = self.plan.log_start
         return start if start < base == self._lowest and last - start <= MAX_RELATIVE_OFFSET else base
 
-    def _empty(self, base: int) -> None:
+    def _write_empty(self, base: int) -> None:
         for suffix in SUFFIXES:
             self.target.create(f"{self.folder}/{base:020d}.{suffix}", b"")
         self._bases.append(base)
@@ -168,7 +168,7 @@ class PartitionFiles:
         if copied is None:
             return
         interval, (batches, nbytes) = self.configs.index_interval_bytes, copied
-        raw = {suffix: self._beside(row, suffix) for suffix in ("index", "timeindex", "txnindex")}
+        raw = {suffix: self._read_beside(row, suffix) for suffix in ("index", "timeindex", "txnindex")}
         if not whole or base != named:
             # Of a part the time index would end with a time that may not be in it; offsets count from the base.
             raw["index"] = raw["timeindex"] = None
@@ -186,7 +186,7 @@ class PartitionFiles:
         self.nbytes += nbytes
         self.linked += nbytes if linked else 0
 
-    def _copy_log(self, row: PlannedSlice, whole: bool, key: str | None) -> tuple[Batches, int] | None:
+    def _copy_log(self, row: PlannedSlice, whole: bool, key: str | None) -> tuple[IndexedBatches, int] | None:
         """Read and check a sealed segment, or the wanted part of it, and write it to `key` (None: it is a link).
 
         Return its batches and bytes, None if no batch of it is wanted. `_EpochsToReset` for a link to batches whose
@@ -207,7 +207,7 @@ class PartitionFiles:
                 columns.append((kept.position + low, kept.base_offset, kept.last_offset, kept.max_timestamp))
                 crc = crc32c(data, crc)
                 low += len(data)
-                outgoing = self.outgoing(data, kept)
+                outgoing = self.prepare(data, kept)
                 if writer is not None:
                     writer.write(outgoing)
                 elif outgoing is not data:
@@ -224,9 +224,11 @@ class PartitionFiles:
             writer.close()
         elif writer is not None:
             writer.discard()
-        return (Batches(*(np.concatenate(column) for column in zip(*columns, strict=True))), low) if low else None
+        return (
+            (IndexedBatches(*(np.concatenate(column) for column in zip(*columns, strict=True))), low) if low else None
+        )
 
-    def outgoing(self, data: BytesLike, headers: BatchHeaders) -> BytesLike:
+    def prepare(self, data: BytesLike, headers: BatchHeaders) -> BytesLike:
         """Return the bytes to export of these batches; note their leader epochs. A bytearray is changed in place."""
         high = headers.leader_epoch > 0
         if not self.keep_epochs and high.any():
@@ -238,7 +240,7 @@ class PartitionFiles:
         self._epochs += zip(headers.base_offset[changes].tolist(), epochs, strict=True)
         return data
 
-    def _beside(self, row: PlannedSlice, suffix: str) -> bytes | None:
+    def _read_beside(self, row: PlannedSlice, suffix: str) -> bytes | None:
         try:
             return self.source.get(f"{row.file.removesuffix('log')}{suffix}")
         except NotFound:
@@ -256,11 +258,11 @@ class _OutgoingWriter(SegmentWriter):
         return f"{base:020d}.log"
 
     def begin(self, base: int, keyed: int | None = None) -> None:
-        ends = (int(each.end[-1]) for each in self.files.plan.written.segments if each.base[0] == base)
+        ends = (int(rows.end[-1]) for rows in self.files.plan.written.segments if rows.base[0] == base)
         super().begin(self.files.base_for(base, next(ends, base) - 1), keyed)
 
     def append(self, data: BytesLike, headers: BatchHeaders, **facts: int) -> None:
-        super().append(self.files.outgoing(data, headers), headers, **facts)
+        super().append(self.files.prepare(data, headers), headers, **facts)
 
 
 def leader_epochs(noted: Iterable[tuple[int, int]], log_start: int) -> list[LeaderEpoch]:
@@ -286,7 +288,7 @@ def leader_epochs(noted: Iterable[tuple[int, int]], log_start: int) -> list[Lead
 def _wanted(headers: BatchHeaders, end: int) -> int:
     """Count the batches, from the first on, that may hold offsets below `end`.
 
-    The header of a wrapper of format v0 or v1 does not have its first offset: it lies behind the batch before it.
+    The header of a wrapper of format v0 or v1 does not have its first offset: it is after the batch before it.
     """
     after = np.append(headers.base_offset[:1], headers.next_offset[:-1])
     return int(np.searchsorted(np.where(headers.is_legacy, after, headers.base_offset), end))

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sparklog.compaction.sealing import SealPart
+from sparklog.compaction.seal_work import SealPart
 from sparklog.errors import NotFound
 from sparklog.kafka.in_place.directory import properties_name
 from sparklog.log.read.planned_slices import PlannedSlice, PlannedSlices, planned_slices
@@ -62,7 +62,7 @@ def properties_file(topic: str, partitions: int, configs: TopicConfigs) -> bytes
 class PartitionPlan:
     """One partition of an export.
 
-    * `log_start`, `log_end`: the offsets that go out; `cut`: the last slice goes on behind them, and is not taken whole
+    * `log_start`, `log_end`: the offsets that go out; `cut`: the last slice goes on after them, and is not taken whole
     * `copied`: sealed segments to copy; `written`: slices to write as segments, by segment; its `history`: all slices
       up to `log_end` where some hold batches of Kafka's producers, else None
     * `cleaned_through`: Kafka's cleaner checkpoint, None for topics that are not compacted
@@ -84,19 +84,19 @@ def plan_export(
 
     `NotFound` for a partition or an offset that is not there, or that is not stable.
     """
-    known = range(snapshot.head.partitions)
-    named = known if partitions is None else sorted({*partitions})
+    every = range(snapshot.head.partitions)
+    named = every if partitions is None else sorted({*partitions})
     for partition in {*named, *starts, *ends}:
-        if partition not in known:
-            raise NotFound(f"topic '{snapshot.topic}' has partitions 0 to {len(known) - 1}, found {partition}")
+        if partition not in every:
+            raise NotFound(f"topic '{snapshot.topic}' has partitions 0 to {len(every) - 1}, found {partition}")
         if partition not in named:
             raise NotFound(f"offsets are given for partition {partition}, which is not among those to export")
     stable = stable_ends(snapshot)
-    return [_planned(snapshot, each, starts.get(each), ends.get(each), stable[each]) for each in named]
+    return [_planned(snapshot, number, starts.get(number), ends.get(number), stable[number]) for number in named]
 
 
 def stable_ends(snapshot: Snapshot) -> list[int]:
-    """By partition, the offset behind what may go out."""
+    """Return by partition the offset after what may go out."""
     # Transactions of Kafka's producers may stay open: a broker knows what to do with them.
     return [int(offset) for offset in replace(snapshot.head, kafka_open=()).last_stable()]
 

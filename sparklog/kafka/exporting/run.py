@@ -4,11 +4,11 @@
                     <log end, 20 digits>.snapshot                               what producers did up to there
                     leader-epoch-checkpoint, partition.metadata
     <path>/orders.properties                                                    the topic's configs
-    <path>/__consumer_offsets-0 ..., consumer-groups.csv                        where groups stand, if asked for
+    <path>/__consumer_offsets-0 ..., consumer-groups.csv                        offsets of groups, if asked for
     <path>/recovery-point-, replication-, log-start-, cleaner-offset-checkpoint
 
-The directory is there whole or not at all: all is written, durably, into a folder beside it, which takes its name in
-the end, and only if nothing has come to lie there meanwhile. `.kafka_cleanshutdown` and `meta.properties` are not
+The directory is there whole or not at all: all is written, durably, into a folder next to it, which takes its name in
+the end, and only if nothing has come to be there meanwhile. `.kafka_cleanshutdown` and `meta.properties` are not
 written: they belong to a broker, and without the first one it looks at the files before it believes them.
 """
 
@@ -160,18 +160,18 @@ def export_topics(
             f"{without_settings(os.fspath(path))} is a bucket, and an export goes to a disk, where it appears whole: "
             "give a path and copy that, as with `aws s3 sync`"
         )
-    directory = _checked_directory(root, local_path(path))
+    directory = _check_directory(root, local_path(path))
     offsets: list[GroupOffsets] | None = None
     if options.groups is not None:
-        # Before the snapshots: an offset that is committed later could lie beyond the end of the export.
+        # Before the snapshots: an offset that is committed later could be beyond the end of the export.
         ids = {name: root.topic(name).log.head(refresh=False).topic_id for name in topics}
         offsets = committed_offsets(root, options.groups, ids)
-    snapshots = _snapshots(root, topics, options.version, options.time_ms)
-    plans = [plan_export(each, options.partitions, *_range(root, each, options)) for each in snapshots]
+    snapshots = _read_snapshots(root, topics, options.version, options.time_ms)
+    plans = [plan_export(shot, options.partitions, *_range(root, shot, options)) for shot in snapshots]
     stage = _Stage(directory, root.env, options.durable)
     try:
         run = _Export(root, stage.store, topic_ids, options, progress)
-        exported = [run.topic(*each) for each in zip(snapshots, plans, strict=True)]
+        exported = [run.topic(*planned) for planned in zip(snapshots, plans, strict=True)]
         if offsets is not None:
             exported.append(run.groups(offsets, options.offsets_partitions))
         run.finish()
@@ -192,9 +192,9 @@ def _range(root: Root, snapshot: Snapshot, options: ExportOptions) -> tuple[Mapp
             return given or {}
         from sparklog.log.read.time_lookup import offsets_for_timestamps
 
-        newer = root.topic_handle(snapshot.topic).read_snapshot
+        newer = root.engine.log(snapshot.topic).read_snapshot
         first = offsets_for_timestamps(snapshot, dict.fromkeys(chosen, time_ms), READ_UNCOMMITTED, newer=newer)
-        return {p: stable[p] if at is None else min(at.offset, stable[p]) for p, at in first.items()}
+        return {p: stable[p] if record is None else min(record.offset, stable[p]) for p, record in first.items()}
 
     return offsets(options.start_ms, options.starts), offsets(options.end_ms, options.ends)
 
@@ -206,17 +206,17 @@ def _topic_ids(given: str | Mapping[str, str] | None, topics: Sequence[str], gro
         if len(topics) > 1:
             raise BadRequest(f"a topic id is of one topic, found {len(topics)}: give them by topic")
         given = {topics[0]: given}
-    for topic, each in (given or {}).items():
+    for topic, topic_id in (given or {}).items():
         if topic not in topics and not (groups and topic == CONSUMER_OFFSETS):
             raise BadRequest(f"a topic id is given for '{topic}', which is not among those to export")
         try:
-            parse_partition_metadata(partition_metadata_to_bytes(each))
+            parse_partition_metadata(partition_metadata_to_bytes(topic_id))
         except Corrupt as error:
             raise BadRequest(f"{error.message}: give the id that kafka-topics.sh --describe shows") from None
     return given or {}
 
 
-def _checked_directory(root: Root, path: str) -> str:
+def _check_directory(root: Root, path: str) -> str:
     """Return the real path. `BadRequest` for a file, or within or around the root; `Conflict` if not empty."""
     real = os.path.realpath(path)
     store = root.store
@@ -235,33 +235,33 @@ def _not_empty(path: str) -> Conflict:
     return Conflict(f"{path} is not empty: an export goes to a directory of its own; choose another or empty it")
 
 
-def _snapshots(root: Root, topics: Sequence[str], version: int | None, time_ms: int | None) -> list[Snapshot]:
+def _read_snapshots(root: Root, topics: Sequence[str], version: int | None, time_ms: int | None) -> list[Snapshot]:
     """Return snapshots that end, in all topics, before a transaction that is hidden in one: none goes out in part."""
     if version is None and time_ms is None:
-        raw = {name: root.topic(name).snapshot() for name in topics}
-        shown, gone = settle(root.decisions, raw, lambda name: root.topic(name).snapshot())
+        raw = {name: root.topic(name).log.snapshot() for name in topics}
+        shown, gone = settle(root.engine.decisions, raw, lambda name: root.topic(name).log.snapshot())
         for name in gone:
             raise no_topic(name, root.location)
     else:
-        shown = {name: _older(root, name, version, time_ms) for name in topics}
+        shown = {name: _read_older(root, name, version, time_ms) for name in topics}
     # Transactions of Kafka's producers may stay open: a broker knows what to do with them.
-    native = {name: replace(each, head=replace(each.head, kafka_open=())) for name, each in shown.items()}
+    native = {name: replace(shot, head=replace(shot.head, kafka_open=())) for name, shot in shown.items()}
     held = [held_back(native[name], ends) for name, ends in whole_ends(native).items()]
-    return [replace(each, head=replace(each.head, kafka_open=shown[each.topic].head.kafka_open)) for each in held]
+    return [replace(shot, head=replace(shot.head, kafka_open=shown[shot.topic].head.kafka_open)) for shot in held]
 
 
-def _older(root: Root, name: str, version: int | None, time_ms: int | None) -> Snapshot:
+def _read_older(root: Root, name: str, version: int | None, time_ms: int | None) -> Snapshot:
     check_topic_name(name)
     history = History(root.store, name, root.env)
     if not len(history.commits):
         root.topic(name)
-    at = version if version is not None else history.version_at(time_ms or 0)
+    version = version if version is not None else history.version_at(time_ms or 0)
     newest = int(history.commits.version[-1]) if len(history.commits) else -1
-    if not 0 <= at <= newest:
-        raise BadRequest(f"topic '{name}' has versions up to {newest}, found {at}")
-    snapshot = history.at(at)
+    if not 0 <= version <= newest:
+        raise BadRequest(f"topic '{name}' has versions up to {newest}, found {version}")
+    snapshot = history.at(version)
     if not snapshot.head.exists:
-        raise BadRequest(f"topic '{name}' was deleted at version {at}: name an earlier one")
+        raise BadRequest(f"topic '{name}' was deleted at version {version}: name an earlier one")
     return snapshot
 
 
@@ -289,8 +289,8 @@ class _Export:
         topic_id = self.topic_ids.get(snapshot.topic) or kafkas or head.topic_id
         exported = [
             partition
-            for at in range(0, len(plans), PARTITIONS_AT_ONCE)
-            for partition in self._partitions(snapshot, plans[at : at + PARTITIONS_AT_ONCE], topic_id)
+            for first in range(0, len(plans), PARTITIONS_AT_ONCE)
+            for partition in self._partitions(snapshot, plans[first : first + PARTITIONS_AT_ONCE], topic_id)
         ]
         file = properties_file(snapshot.topic, head.partitions, head.configs)
         self.target.create(properties_name(snapshot.topic), file)
@@ -301,10 +301,10 @@ class _Export:
         """Write the committed offsets of groups, after all topics."""
         kept = exported_offsets(offsets, self.ends, self.options.keep_leader_epochs)
         topic = offsets_topic(kept, partitions, self.root.env)
-        snapshot = topic.snapshot()
+        snapshot = topic.log.snapshot()
         exported = self.topic(snapshot, plan_export(snapshot, None, {}, {}))
         self.target.create(GROUPS_FILE, groups_csv(kept))
-        return replace(exported, version=None, groups=tuple(each.group for each in kept))
+        return replace(exported, version=None, groups=tuple(group.group for group in kept))
 
     def finish(self) -> None:
         self.target.create(LOG_STARTS_FILE, offsets_to_bytes(self.log_starts))
@@ -315,7 +315,7 @@ class _Export:
     def _partitions(
         self, snapshot: Snapshot, plans: Sequence[PartitionPlan], topic_id: str
     ) -> Iterator[ExportedPartition]:
-        from sparklog.compaction.sealing import write_segments
+        from sparklog.compaction.seal_work import write_segments
         from sparklog.kafka.exporting.partition_files import PartitionFiles
 
         topic, configs = snapshot.topic, snapshot.head.configs
@@ -324,19 +324,19 @@ class _Export:
             PartitionFiles(plan, snapshot.store, topic, configs, self.target, f"{topic}-{plan.partition}", *rules)
             for plan in plans
         ]
-        written = write_segments([each.output() for each in files], self.progress)
-        for each, segments in zip(files, written, strict=True):
-            plan = each.plan
-            each.copy(self.progress)
-            log_end = each.finish(segments)
-            self.target.create(f"{each.folder}/{LEADER_EPOCHS_FILE}", leader_epochs_to_bytes(each.epochs()))
-            self.target.create(f"{each.folder}/{PARTITION_METADATA_FILE}", partition_metadata_to_bytes(topic_id))
+        outputs = write_segments([part.output() for part in files], self.progress)
+        for part, written in zip(files, outputs, strict=True):
+            plan = part.plan
+            part.copy(self.progress)
+            log_end = part.finish(written)
+            self.target.create(f"{part.folder}/{LEADER_EPOCHS_FILE}", leader_epochs_to_bytes(part.epochs()))
+            self.target.create(f"{part.folder}/{PARTITION_METADATA_FILE}", partition_metadata_to_bytes(topic_id))
             key = (topic, plan.partition)
             self.log_ends[key] = log_end
             older = self.options.version is not None or self.options.time_ms is not None
             whole = log_end >= snapshot.head.log_end[plan.partition] and not older
             self.ends[key] = None if whole else log_end
-            if plan.log_start > each.first_base:
+            if plan.log_start > part.first_base:
                 self.log_starts[key] = plan.log_start
             if plan.cleaned_through is not None:
                 self.cleaned[key] = plan.cleaned_through
@@ -344,15 +344,15 @@ class _Export:
                 partition=plan.partition,
                 log_start=plan.log_start,
                 log_end=log_end,
-                last_stable=each.last_stable(log_end),
-                segments=each.segments,
-                nbytes=each.nbytes,
-                linked=each.linked,
+                last_stable=part.last_stable(log_end),
+                segments=part.segments,
+                nbytes=part.nbytes,
+                linked=part.linked,
             )
 
 
 class _Stage:
-    """The temporary folder beside `place` that an export is written to."""
+    """The temporary folder next to `place` that an export is written to."""
 
     def __init__(self, place: str, env: Env, durable: bool) -> None:
         self._place = place

@@ -1,15 +1,15 @@
 """Read what Kafka's coordinators keep in compacted topics of their own, import it, and compute consumer lag from it.
 
 The newest record of a key counts, one without a value deletes it. Records of transactions (offsets that a producer
-sends with what it writes) count from their COMMIT marker on, those of other writers at once, also behind a transaction
+sends with what it writes) count from their COMMIT marker on, those of other writers at once, also after a transaction
 that is open: so this is no read with read_committed, which ends at the first open one. A record that was written
 earlier never replaces one that was written later, whenever its marker comes.
 
 **Groups** (`__consumer_offsets`): the committed offsets of each group in the imported topics, with times, leader epochs
 and metadata, and the group's generation. Left out are offsets past their expire timestamp (from old clients), those of
-topics that were not imported or were created anew, and groups without offsets. An offset replaces an older one only, so
-a second import brings groups up to date. A group that has been used in the root since is not changed: its members go on
-from the offsets they committed there.
+topics that were not imported or were created again, and groups without offsets. An offset replaces an older one only,
+so a second import brings groups up to date. A group that has been used in the root since is not changed: its members go
+on from the offsets they committed there.
 
 **Transactions** (`__transaction_state`): the transactional id of each open transaction, its start and timeout, and the
 decision if the marker has not reached the partition yet (`sparklog.log.state.commit`). A running broker may begin
@@ -46,6 +46,7 @@ from sparklog.format.coordinators.coordinator_records import (
     decode_transaction_key,
     decode_transaction_value,
 )
+from sparklog.format.window import Window
 from sparklog.groups.group import DEAD, GroupDescription
 from sparklog.groups.lag import Lag
 from sparklog.kafka.importing.partition import CoordinatorEntry
@@ -57,7 +58,7 @@ from sparklog.kafka.in_place.directory import (
     settled_segments,
 )
 from sparklog.kafka.in_place.files import FilePath
-from sparklog.kafka.in_place.segment_file import SegmentFile, Window
+from sparklog.kafka.in_place.segment_file import SegmentFile
 from sparklog.kafka.in_place.segment_recovery import (
     FAIL,
     SKIP,
@@ -80,21 +81,30 @@ if TYPE_CHECKING:
 
 
 class Kept(NamedTuple):
-    """The value of a key and where its record lies."""
+    """The value of a key and where its record is."""
 
     value: bytes
     partition: int
     offset: int
 
 
+@dataclass(frozen=True, slots=True)
+class LogDir:
+    """A log dir to read Kafka's own topics in; `policy`, `on_skipped`: what damage does, see `segment_recovery`."""
+
+    path: FilePath
+    env: Env
+    policy: str = FAIL
+    on_skipped: OnSkipped = log_skipped
+
+
 @dataclass(slots=True)
 class LogReading(ABC):
     """A reading of the sound batches of one of Kafka's own partitions, which derived classes `add` up."""
 
+    log_dir: LogDir
     topic: str
     partition: int
-    policy: str
-    on_skipped: OnSkipped
     cut: bool = False
 
     def load(self, names: tuple[SegmentName, ...]) -> None:
@@ -104,23 +114,23 @@ class LogReading(ABC):
             try:
                 with SegmentFile(name.path) as file:
                     for window in self._windows(file, name, after):
-                        self.add(window, file)
+                        self.add(window)
             except FileNotFoundError:
                 raise Unavailable(f"{name.path} is gone: Kafka's cleaner was at work; try again") from None
 
     @abstractmethod
-    def add(self, window: Window, file: SegmentFile) -> None:
+    def add(self, window: Window) -> None:
         """Take the records of a window."""
 
     def _windows(self, file: SegmentFile, name: SegmentName, after: SegmentName | None) -> Iterator[Window]:
         last = after is None
 
         def decide(damage: Damage) -> bool:
-            if self.policy == SKIP and not (last and damage.stop == "zeros"):
+            if self.log_dir.policy == SKIP and not (last and damage.stop == "zeros"):
                 return True
             if last and damage.unwritten:
                 return False
-            if self.policy != TRUNCATE:
+            if self.log_dir.policy != TRUNCATE:
                 raise Corrupt(damage.reason, file=file.path, position=damage.position, offset=damage.offset)
             self.cut = True
             skipped(damage, file.size, None)
@@ -129,7 +139,7 @@ class LogReading(ABC):
         def skipped(damage: Damage, until: int, end: int | None) -> None:
             size = until - damage.position
             place = self.topic, self.partition, file.path, damage.position, size, damage.offset
-            self.on_skipped(Skipped(*place, end, damage.reason))
+            self.log_dir.on_skipped(Skipped(*place, end, damage.reason))
 
         limit = None if after is None else after.base
         return sound_windows(file, 0, name.base, decide=decide, resumed=skipped, limit=limit)
@@ -141,15 +151,15 @@ class _Loading(LogReading):
     pending: dict[int, dict[bytes, tuple[int, bytes | None]]] = field(default_factory=dict)
     """By producer id: what its open transaction has written."""
 
-    def add(self, window: Window, file: SegmentFile) -> None:
+    def add(self, window: Window) -> None:
         headers = window.headers
         markers = headers.is_control
-        records = window.decode(("key", "value"), file.path, ~markers & (headers.count > 0))
+        records = window.decode(("key", "value"), ~markers & (headers.count > 0))
         if records.key is None or records.value is None:
             return
         keys, values, offsets = records.key.to_pylist(), records.value.to_pylist(), records.offset.tolist()
         ends = np.searchsorted(records.offset, headers.next_offset).tolist()
-        at = 0
+        start = 0
         for row, end in enumerate(ends):
             producer = int(headers.producer_id[row])
             if markers[row]:
@@ -158,10 +168,10 @@ class _Loading(LogReading):
                     self._end(producer, int(control.control_types(window.data, headers[row : row + 1])[0]))
                 continue
             target = self.pending.setdefault(producer, {}) if headers.is_transactional[row] else self.values
-            for i in range(at, end):
+            for i in range(start, end):
                 if keys[i] is not None:
                     target[keys[i]] = (offsets[i], values[i])
-            at = end
+            start = end
 
     def _end(self, producer: int, kind: int) -> None:
         written = self.pending.pop(producer, {}) if kind in (control.COMMIT, control.ABORT) else {}
@@ -199,10 +209,8 @@ class ImportedGroup:
     in_use: bool = False
 
 
-def kafka_groups(
-    path: FilePath, *, env: Env, now_ms: int, policy: str = FAIL, on_skipped: OnSkipped
-) -> dict[str, KafkaGroup]:
-    """Read the groups of the log dir at `path`, by id, without offsets that have expired by `now_ms` (ms)."""
+def kafka_groups(log_dir: LogDir, now_ms: int) -> dict[str, KafkaGroup]:
+    """Read the groups of a log dir, by id, without offsets that have expired by `now_ms` (ms)."""
     groups: dict[str, KafkaGroup] = {}
 
     def take(key: bytes, kept: Kept) -> None:
@@ -221,7 +229,7 @@ def kafka_groups(
             if isinstance(group_id, str) and isinstance(epoch, int):
                 _note_generation(groups, group_id, epoch)
 
-    _each(path, CONSUMER_OFFSETS, take, env, policy, on_skipped)
+    _read_newest(log_dir, CONSUMER_OFFSETS, take)
     return dict(sorted(groups.items()))
 
 
@@ -230,38 +238,44 @@ def _note_generation(groups: dict[str, KafkaGroup], group_id: str, generation: i
     group.generation = min(max(group.generation, generation), MAX_GENERATION)
 
 
+class GroupTopic(NamedTuple):
+    """A topic that offsets are imported of: its id here and in Kafka ("": unknown), and how many partitions it has."""
+
+    topic_id: str
+    kafka_id: str
+    partitions: int
+
+
 def import_groups(
-    root: Root, groups: Mapping[str, KafkaGroup], topics: Mapping[str, tuple[str, str, int]]
+    root: Root, groups: Mapping[str, KafkaGroup], topics: Mapping[str, GroupTopic]
 ) -> tuple[ImportedGroup, ...]:
-    """Import the groups' offsets in `topics`: name -> (topic id, Kafka's topic id or "", partitions). Idempotent."""
+    """Import the groups' offsets in `topics`, by name. Idempotent."""
     from sparklog.groups.group_state import CommittedOffset
     from sparklog.groups.lag import Groups
 
     imported = []
-    known = Groups(root)
-    for group_id, each in groups.items():
+    opened = Groups(root)
+    for group_id, kafka_group in groups.items():
         offsets = []
-        for (topic, partition), value in sorted(each.offsets.items()):
-            topic_id, kafka_id, count = topics.get(topic, ("", "", 0))
-            same = value.topic_id is None or not kafka_id or value.topic_id == kafka_id
-            if partition < count and same and value.offset >= 0:
-                given = value.offset, value.leader_epoch, value.metadata, max(value.commit_timestamp, 0)
-                offsets.append(CommittedOffset(topic, topic_id, partition, *given))
+        for (name, partition), value in sorted(kafka_group.offsets.items()):
+            topic = topics.get(name, GroupTopic("", "", 0))
+            same = value.topic_id is None or not topic.kafka_id or value.topic_id == topic.kafka_id
+            if partition < topic.partitions and same and value.offset >= 0:
+                committed = value.offset, value.leader_epoch, value.metadata, max(value.commit_timestamp, 0)
+                offsets.append(CommittedOffset(name, topic.topic_id, partition, *committed))
         if not offsets:
             continue
-        group = known.group(group_id)
+        group = opened.group(group_id)
         # Also if its member has left or sleeps: Kafka's offsets would skip records that it has not read here.
         in_use = group.description().session_timeout_ms is not None
         if not in_use:
-            group.restore(offsets, generation=each.generation)
-        imported.append(ImportedGroup(group_id, len(offsets), len(each.offsets) - len(offsets), in_use))
+            group.restore(offsets, generation=kafka_group.generation)
+        imported.append(ImportedGroup(group_id, len(offsets), len(kafka_group.offsets) - len(offsets), in_use))
     return tuple(imported)
 
 
-def kafka_transactions(
-    path: FilePath, *, env: Env, policy: str = FAIL, on_skipped: OnSkipped
-) -> dict[int, CoordinatorEntry]:
-    """Read the entries of the transaction coordinators in the log dir at `path`, by producer id."""
+def kafka_transactions(log_dir: LogDir) -> dict[int, CoordinatorEntry]:
+    """Read the entries of the transaction coordinators in a log dir, by producer id."""
     entries: dict[int, CoordinatorEntry] = {}
 
     def take(key: bytes, kept: Kept) -> None:
@@ -281,7 +295,7 @@ def kafka_transactions(
             for producer in {value.producer_id, value.previous_producer_id} - {-1}:
                 entries[producer] = entry
 
-    _each(path, TRANSACTION_STATE, take, env, policy, on_skipped)
+    _read_newest(log_dir, TRANSACTION_STATE, take)
     return entries
 
 
@@ -295,13 +309,14 @@ def note_decisions(topic: Topic, before: Mapping[int, CoordinatorEntry], after: 
         if entry.decided is not None and before.get(producer) == entry
     }
     parts = []
-    for partition in sorted({each.partition for each in head.kafka_open}):
-        before_open = [each for each in head.kafka_open if each.partition == partition]
+    for partition in sorted({transaction.partition for transaction in head.kafka_open}):
+        before_open = [transaction for transaction in head.kafka_open if transaction.partition == partition]
         after_open = []
-        for each in before_open:
-            entry = decided.get(each.producer)
-            here = entry is not None and (topic.name, partition) in entry.partitions
-            after_open.append(replace(each, decided=entry.decided) if entry is not None and here else each)
+        for transaction in before_open:
+            entry = decided.get(transaction.producer)
+            if entry is not None and (topic.name, partition) in entry.partitions:
+                transaction = replace(transaction, decided=entry.decided)
+            after_open.append(transaction)
         if after_open != before_open and source is not None and partition in source.ends:
             end = int(head.log_end[partition])
             parts.append(
@@ -321,18 +336,16 @@ def note_decisions(topic: Topic, before: Mapping[int, CoordinatorEntry], after: 
         topic.log.commit(ImportIntent(head.topic_id, tuple(parts), source.topic_id), head)
 
 
-def _each(
-    path: FilePath, topic: str, take: Callable[[bytes, Kept], None], env: Env, policy: str, on_skipped: OnSkipped
-) -> None:
-    """Call `take` with the newest record of each key in the partitions of `topic` in the log dir at `path`.
+def _read_newest(log_dir: LogDir, topic: str, take: Callable[[bytes, Kept], None]) -> None:
+    """Call `take` with the newest record of each key in the partitions of one of Kafka's own topics.
 
-    `policy`, `on_skipped`: what damage does, see `segment_recovery`; so does a record that no version of Kafka writes.
+    A record that no version of Kafka writes counts as damage.
     """
     newest: dict[bytes, Kept] = {}
-    for (name, number), folder in sorted(directory.partition_folders(path).items()):
+    for (name, number), folder in sorted(directory.partition_folders(log_dir.path).items()):
         if name == topic:
-            loading = _Loading(topic, number, policy, on_skipped)
-            loading.load(settled_segments(folder, env=env))
+            loading = _Loading(log_dir, topic, number)
+            loading.load(settled_segments(folder, env=log_dir.env))
             for key, (offset, value) in loading.values.items():
                 if value is not None:
                     newest[key] = Kept(value, number, offset)
@@ -340,14 +353,15 @@ def _each(
         try:
             take(key, kept)
         except Corrupt as error:
-            if policy == FAIL:
+            if log_dir.policy == FAIL:
                 raise Corrupt(
                     f"the record at offset {kept.offset} of {topic}-{kept.partition} cannot be read: {error.message};"
                     " import without groups and transactions, or with corrupt_records skip",
                     offset=kept.offset,
                 ) from None
             why = f"its key or value cannot be read: {error.message}"
-            on_skipped(Skipped(topic, kept.partition, str(path), None, 0, kept.offset, kept.offset + 1, why))
+            file, offset = str(log_dir.path), kept.offset
+            log_dir.on_skipped(Skipped(topic, kept.partition, file, None, 0, offset, offset + 1, why))
 
 
 UNKNOWN = "Unknown"
@@ -380,7 +394,7 @@ class KafkaGroups:
                 f"{view.location} holds no partition of {CONSUMER_OFFSETS}, where Kafka keeps consumer groups: give "
                 "the log directory of a broker that does"
             )
-        self._groups = kafka_groups(view.place, env=SYSTEM, now_ms=self.now_ms, on_skipped=log_skipped)
+        self._groups = kafka_groups(LogDir(view.place, SYSTEM), self.now_ms)
 
     def names(self) -> list[str]:
         return sorted(self._groups)
@@ -404,22 +418,22 @@ class KafkaGroups:
         (None: all, and the view takes a new snapshot of them). `seconds` reads the first unread record of each
         partition.
         """
-        known = [self._groups[name] for name in (self.names() if names is None else names) if name in self._groups]
+        groups = [self._groups[name] for name in (self.names() if names is None else names) if name in self._groups]
         if topics is None:
-            topics = {topic for group in known for topic, _ in group.offsets} & set(self._view.topics())
+            topics = {topic for group in groups for topic, _ in group.offsets} & set(self._view.topics())
             self._view.refresh(sorted(topics))
         bounds = {topic: self._view.bounds(topic) for topic in topics}
         rows = []
-        for group in known:
+        for group in groups:
             for (topic, partition), value in sorted(group.offsets.items()):
                 limits, offset = bounds.get(topic, {}).get(partition), value.offset
                 if limits is not None:
-                    waited = self._waited(topic, partition, offset, limits) if seconds else None
+                    waited = self._read_waiting_time(topic, partition, offset, limits) if seconds else None
                     start, end = limits.log_start, limits.log_end
                     rows.append(Lag(group.id, topic, partition, offset, start, end, end - offset, waited, None))
         return rows
 
-    def _waited(self, topic: str, partition: int, offset: int, limits: Bounds) -> float | None:
+    def _read_waiting_time(self, topic: str, partition: int, offset: int, limits: Bounds) -> float | None:
         """Return the seconds since the first record from `offset` on was written; 0 without such a record.
 
         None if it has no time, or is damaged; the error goes into `failures`.

@@ -1,7 +1,7 @@
 """Copy one partition folder of Kafka's into a root, with its segment boundaries and an active last segment.
 
 Kafka's bounds hold (see `sparklog.kafka.in_place.view`): the log starts at `log-start-offset-checkpoint` or at the
-first segment, and ends behind the last batch of the last one. Segments of 0 bytes, which Kafka's cleaner leaves behind,
+first segment, and ends after the last batch of the last one. Segments of 0 bytes, which Kafka's cleaner leaves behind,
 and segments below the log start are not copied.
 
 A partition is copied in pieces, which are committed one by one, because a large one takes hours. A piece ends with a
@@ -26,7 +26,7 @@ from sparklog.format.control import ABORT, COMMIT
 from sparklog.format.transaction_index import AbortedTransactions, AbortMarker, agrees, unite
 from sparklog.kafka.importing.segment import (
     CopiedSegment,
-    LeftOut,
+    Lost,
     OldMessages,
     Progress,
     SegmentCopy,
@@ -35,8 +35,8 @@ from sparklog.kafka.importing.segment import (
     time_index_of,
 )
 from sparklog.kafka.in_place.directory import SegmentName, leader_epochs, settled_segments
-from sparklog.kafka.in_place.files import FilePath, file_bytes
-from sparklog.kafka.in_place.segment_file import SegmentFile, companion
+from sparklog.kafka.in_place.files import FilePath
+from sparklog.kafka.in_place.segment_file import SegmentFile, aborted_by_index, companion
 from sparklog.kafka.in_place.segment_recovery import SKIP, TRUNCATE, OnSkipped, Skipped
 from sparklog.kafka.in_place.transaction_state import TransactionEvents, TransactionState
 from sparklog.log.journal.clocks import Env
@@ -63,7 +63,7 @@ class PartitionSource:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class ImportedPart:
     """The imported part of a partition: all below `imported.end`; `open`: Kafka's open transactions in it."""
 
     imported: ImportedEnd
@@ -74,7 +74,7 @@ class Known:
         return self.imported.end
 
 
-FRESH = Known(ImportedEnd(0))
+FRESH = ImportedPart(ImportedEnd(0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,32 +141,34 @@ class _Linked:
         self.store.delete(self.key)
 
 
-def copy_partition(source: PartitionSource, target: Target, known: Known = FRESH) -> Iterator[ImportedPartition]:
-    """Copy the segments of a partition after the `known` part; yield at least one piece, with its files, to commit.
+def copy_partition(
+    source: PartitionSource, target: Target, before: ImportedPart = FRESH
+) -> Iterator[ImportedPartition]:
+    """Copy the segments of a partition after what was imported before; yield pieces, at least one, to commit.
 
     `Corrupt` with file, position and offset for damage in front of the log's end that is not left out, `Unavailable` if
-    a broker replaces the folder's files meanwhile, `Conflict` if a batch lies across the end of the known part.
+    a broker replaces the folder's files meanwhile, `Conflict` if a batch goes across its end.
     """
     names = settled_segments(source.folder, env=target.env)
     log_start = max(names[0].base if names else 0, source.log_start or 0)
-    copies = _Copies(source, target, log_start, known)
+    copies = _Copies(source, target, log_start, before)
     for name, after in zip(names, [*names[1:], None], strict=True):
         if copies.truncated:
-            behind = "it lies behind damage, where the log was cut"
-            copies.leave_out(name, (0, name.size, copies.next_offset, None, behind))
-        elif after is None or after.base > max(log_start, known.end):
+            reason = "it lies behind damage, where the log was cut"
+            copies.leave_out(name, Lost(0, name.size, copies.next_offset, None, reason))
+        elif after is None or after.base > max(log_start, before.end):
             copies.add(name, after)
             if after is not None and copies.nbytes >= PIECE_BYTES and not copies.truncated:
                 yield copies.piece(after.base, None)
-    cleaned = source.cleaned_through if known.end == 0 else None
+    cleaned = source.cleaned_through if before.end == 0 else None
     # Batches have epochs as well.
-    last_epoch = next((each.epoch for each in reversed(leader_epochs(source.folder))), -1)
+    last_epoch = next((entry.epoch for entry in reversed(leader_epochs(source.folder))), -1)
     yield copies.piece(max(log_start, copies.next_offset), cleaned, last_epoch)
 
 
 class _Copies:
-    def __init__(self, source: PartitionSource, target: Target, log_start: int, known: Known) -> None:
-        self.next_offset = known.end
+    def __init__(self, source: PartitionSource, target: Target, log_start: int, before: ImportedPart) -> None:
+        self.next_offset = before.end
         self.leader_epoch = -1
         self.truncated = False
         self.nbytes = 0
@@ -175,23 +177,27 @@ class _Copies:
         self._partition = source.number
         self._target = target
         self._log_start = log_start
-        self._known_end = known.end
-        self._since = known.end
-        self._last = known.imported
+        self._imported_end = before.end
+        self._since = before.end
+        self._last = before.imported
         self._files: list[FileSlices] = []
         self._run = target.env.new_id()
         # If the log now starts above the imported part, its open transactions are gone with their records.
-        self._reported = known.open if log_start <= known.end else ()
-        self._transactions = TransactionState({each.producer: each.first for each in self._reported})
+        self._reported = before.open if log_start <= before.end else ()
+        self._transactions = TransactionState(
+            {transaction.producer: transaction.first for transaction in self._reported}
+        )
         self._markers: dict[int, int] = {}
         """Producer id -> offset of its last marker."""
-        self._epochs = {each.producer: each.epoch for each in self._reported}
+        self._epochs = {transaction.producer: transaction.epoch for transaction in self._reported}
 
     def piece(self, log_end: int, cleaned_through: int | None, leader_epoch: int = -1) -> ImportedPartition:
         """End the current piece, and with it the log, at `log_end`."""
-        was = {each.producer: each.first for each in self._reported}
+        was = {transaction.producer: transaction.first for transaction in self._reported}
         now = self._transactions.open
-        ended = tuple(KafkaEnded(self._partition, each) for each in sorted(was) if now.get(each) != was[each])
+        ended = tuple(
+            KafkaEnded(self._partition, producer) for producer in sorted(was) if now.get(producer) != was[producer]
+        )
         opened = self._open(log_end)
         self._last = replace(self._last, end=log_end)
         piece = ImportedPartition(
@@ -210,21 +216,21 @@ class _Copies:
         return piece
 
     def _open(self, log_end: int) -> tuple[KafkaOpen, ...]:
-        before = {(each.producer, each.first): each for each in self._reported}
+        reported = {(transaction.producer, transaction.first): transaction for transaction in self._reported}
         opened = []
         for producer, first in sorted(self._transactions.open.items(), key=lambda item: (item[1], item[0])):
             new = KafkaOpen(self._partition, producer, self._epochs[producer], first, log_end)
-            known = replace(before.get((producer, first), new), epoch=new.epoch, end=log_end)
+            transaction = replace(reported.get((producer, first), new), epoch=new.epoch, end=log_end)
             entry = self._target.coordinator.get(producer)
             if entry is not None:
                 here = (self._target.topic, self._partition) in entry.partitions
-                known = replace(
-                    known,
+                transaction = replace(
+                    transaction,
                     transactional_id=entry.transactional_id,
                     timeout_ms=entry.timeout_ms,
                     start_ms=entry.start_ms if here else None,
                 )
-            opened.append(known)
+            opened.append(transaction)
         return tuple(opened)
 
     def add(self, name: SegmentName, after: SegmentName | None) -> None:
@@ -251,8 +257,8 @@ class _Copies:
         self.next_offset = max(self.next_offset, copied.next_offset)
         self.leader_epoch = max(self.leader_epoch, copied.leader_epoch)
 
-    def leave_out(self, name: SegmentName, damage: LeftOut) -> None:
-        target, end = self._target, damage[3]
+    def leave_out(self, name: SegmentName, damage: Lost) -> None:
+        target, end = self._target, damage.end
         # What reading in place leaves out has its offsets there, at the log's end as well.
         self.next_offset = max(self.next_offset, 0 if end is None else end)
         target.on_skipped(Skipped(target.topic, self._partition, str(name.path), *damage))
@@ -265,7 +271,7 @@ class _Copies:
             partition=self._partition,
             last=after is None or self.truncated,
             log_start=self._log_start,
-            since=self._known_end if name.base < self._known_end else None,
+            since=self._imported_end if name.base < self._imported_end else None,
             limit=None if after is None else after.base,
             policy=target.policy,
             left_out=[],
@@ -276,19 +282,18 @@ class _Copies:
         if copy.last or copy.since is not None:
             copy.path = append_path(target.read_version, target.env.new_id())
             try:
-                return self._copied(copy, name)
+                return self._copy_to(copy, name)
             except OldMessages:
                 pass
         copy.path = sealed_path(self._partition, target.read_version, self._run, copy.begin)
-        return self._copied(copy, name)
+        return self._copy_to(copy, name)
 
-    def _copied(self, copy: SegmentCopy, name: SegmentName) -> CopiedSegment:
+    def _copy_to(self, copy: SegmentCopy, name: SegmentName) -> CopiedSegment:
         target = self._target
         try:
             with SegmentFile(name.path) as file:
                 key = target.begin(copy.path)
-                local = isinstance(file.place, str)
-                linked = local and self._may_link(copy) and target.store.link(file.path, file.inode, key)
+                linked = file.place.is_local and self._may_link(copy) and target.store.link(file.path, file.inode, key)
                 writer = _Linked(target.store, key) if linked else target.store.writer(key)
                 copied = copy_segment(file, writer, copy, lambda events: self._aborted(name, events), target.progress)
         except FileNotFoundError:
@@ -320,21 +325,19 @@ class _Copies:
         Kafka's index also has the beginning of those whose first data the cleaner removed.
         """
         markers = self._abort_markers(events)
-        raw = file_bytes(companion(name.path, "txnindex")) if markers else None
-        try:
-            index = transaction_index.parse(raw or b"", name.base)
-        except Corrupt:
-            index = transaction_index.none()
-        index = index.select(index.last_offsets >= self._known_end)
+        if not markers:
+            return transaction_index.none()
+        index = aborted_by_index(name.path, name.base)
+        index = index.select(index.last_offsets >= self._imported_end)
         return unite([index] if agrees(index, markers) else [], markers)
 
     def _abort_markers(self, events: TransactionEvents) -> list[AbortMarker]:
-        """Return the ABORT markers of a segment with these events, and advance the state behind it."""
+        """Return the ABORT markers of a segment with these events, and advance the state past it."""
         state, markers = self._transactions, []
-        for at in range(0, len(events.triples), 3):
-            kind, producer, offset = events.triples[at : at + 3]
+        for start in range(0, len(events.triples), 3):
+            kind, producer, offset = event = events.triples[start : start + 3]
             first = state.open.get(producer, -1)
-            state.apply(events.triples[at : at + 3])
+            state.apply(event)
             if kind == ABORT:
                 stable = state.first_open()
                 after = self._markers.get(producer, -1)
@@ -353,7 +356,7 @@ class _Copies:
         )
         indexes = []
         for suffix, make in made:
-            data = make(file_bytes(companion(name.path, suffix)) if copied.base == name.base else None)
+            data = make(companion(name.path, suffix).data() if copied.base == name.base else None)
             indexes.append(data)
             if data or suffix != "txnindex":
                 key = self._target.begin(f"{path.removesuffix('log')}{suffix}")

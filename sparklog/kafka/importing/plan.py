@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, did_you_mean
 from sparklog.format.checkpoint_files import (
@@ -26,10 +27,10 @@ from sparklog.format.checkpoint_files import (
     LOG_STARTS_FILE,
     TopicPartition,
 )
-from sparklog.kafka.importing.partition import FRESH, Known, PartitionSource
+from sparklog.kafka.importing.partition import FRESH, ImportedPart, PartitionSource
 from sparklog.kafka.in_place import directory
 from sparklog.kafka.in_place.directory import SegmentName, leader_epochs, next_offset_of, settled_segments
-from sparklog.kafka.in_place.files import FilePath, look_at_each, parent
+from sparklog.kafka.in_place.files import FilePath
 from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, seek
 from sparklog.kafka.in_place.segment_recovery import SKIP
 from sparklog.log.journal.clocks import Env
@@ -50,13 +51,13 @@ class TopicSource:
 
 @dataclass(frozen=True, slots=True)
 class TopicPlan:
-    """The import of a topic. `known`: per partition, the part in the root already; `exists`: the root has the topic.
+    """The import of a topic. `before`: per partition, the part in the root already; `exists`: the root has the topic.
 
     `finished`: the root has all of it and has ended Kafka's open transactions since, so there is nothing to import.
     """
 
     source: TopicSource
-    known: tuple[Known, ...]
+    before: tuple[ImportedPart, ...]
     exists: bool
     finished: bool = False
 
@@ -74,57 +75,60 @@ def plan_import(
     plans = []
     for source in sources:
         check_topic_name(source.name)
-        head = root.topic_handle(source.name).log.refresh().head if root else None
+        head = root.engine.log(source.name).refresh().head if root else None
         if root is None or head is None or not head.exists:
             plans.append(TopicPlan(source, (FRESH,) * len(source.partitions), exists=False))
             continue
         ends = head.kafka_source.ends if head.kafka_source else {}
-        known = tuple(
-            Known(ends.get(number, FRESH.imported), tuple(each for each in head.kafka_open if each.partition == number))
+        before = tuple(
+            ImportedPart(
+                ends.get(number, FRESH.imported),
+                tuple(transaction for transaction in head.kafka_open if transaction.partition == number),
+            )
             for number in range(len(source.partitions))
         )
-        finished = _check_topic(root, source, head, known, last)
-        for part, before in zip(source.partitions, known, strict=True):
-            _check_goes_on(source, part, before.imported, policy, root.env)
-        plans.append(TopicPlan(source, known, exists=True, finished=finished))
+        finished = _check_topic(root, source, head, before, last)
+        for part, imported in zip(source.partitions, before, strict=True):
+            _check_goes_on(source, part, imported.imported, policy, root.env)
+        plans.append(TopicPlan(source, before, exists=True, finished=finished))
     return plans
 
 
-def _check_topic(root: Root, source: TopicSource, head: Head, known: Sequence[Known], last: bool) -> bool:
+def _check_topic(root: Root, source: TopicSource, head: Head, before: Sequence[ImportedPart], last: bool) -> bool:
     """Raise `Conflict` unless the topic was imported from this topic of Kafka's and was not written to since.
 
     With `last` a topic that was written to is accepted if there is nothing new to import: return True then.
     """
-    name, before = source.name, head.kafka_source
-    if before is None:
+    name, imported = source.name, head.kafka_source
+    if imported is None:
         raise Conflict(
             f"topic '{name}' exists in {root.location} and was not imported; delete it first, or import into another"
             " root"
         )
-    if before.topic_id and source.topic_id and before.topic_id != source.topic_id:
+    if imported.topic_id and source.topic_id and imported.topic_id != source.topic_id:
         raise Conflict(
-            f"topic '{name}' in {root.location} was imported from a topic with id {before.topic_id}, found one with id"
-            f" {source.topic_id}: it was created anew; delete the topic here first, or import into another root"
+            f"topic '{name}' in {root.location} was imported from a topic with id {imported.topic_id}, found one with"
+            f" id {source.topic_id}: it was created anew; delete the topic here first, or import into another root"
         )
     if head.partitions > len(source.partitions):
         raise Conflict(
             f"topic '{name}' in {root.location} has {head.partitions} partitions, found {len(source.partitions)} of it:"
             " expected at least as many; bring the folders of all partitions together first"
         )
-    written = [partition for partition, end in enumerate(head.log_end.tolist()) if end != known[partition].end]
+    written = [partition for partition, end in enumerate(head.log_end.tolist()) if end != before[partition].end]
     if not written:
         return False
-    ends = (_bounds(part, settled_segments(part.folder, env=root.env))[1] for part in source.partitions)
-    if last and all(end <= taken.end for end, taken in zip(ends, known, strict=True)):
+    ends = (_read_bounds(part, settled_segments(part.folder, env=root.env))[1] for part in source.partitions)
+    if last and all(end <= taken.end for end, taken in zip(ends, before, strict=True)):
         return True
     raise Conflict(
         f"topic '{name}' in {root.location} was written to since it was imported: partition {written[0]} ends at"
-        f" {head.log_end[written[0]]}, the import ended at {known[written[0]].end}; Kafka's offsets cannot go on there,"
-        " import into another root"
+        f" {head.log_end[written[0]]}, the import ended at {before[written[0]].end}; Kafka's offsets cannot go on"
+        " there, import into another root"
     )
 
 
-def _bounds(part: PartitionSource, names: Sequence[SegmentName]) -> tuple[int, int]:
+def _read_bounds(part: PartitionSource, names: Sequence[SegmentName]) -> tuple[int, int]:
     """Return log start and log end, the latter by a walk over the last segment."""
     log_start = max(names[0].base if names else 0, part.log_start or 0)
     return log_start, max(log_start, next_offset_of(names[-1]) if names else 0)
@@ -137,8 +141,8 @@ def _check_goes_on(source: TopicSource, part: PartitionSource, taken: ImportedEn
     where = f"{source.name}-{part.number}"
     names = settled_segments(part.folder, env=env)
     try:
-        log_start, log_end = _bounds(part, names)
-        # If damage is skipped, the log may go on behind its apparent end.
+        log_start, log_end = _read_bounds(part, names)
+        # If damage is skipped, the log may go on after its apparent end.
         if log_end < taken.end and policy != SKIP:
             raise Conflict(
                 f"{where} ends at {log_end}, below {taken.end}, up to where it was imported: its log was cut, as after"
@@ -146,14 +150,14 @@ def _check_goes_on(source: TopicSource, part: PartitionSource, taken: ImportedEn
             )
         if taken.last < 0 or (taken.last < log_start and source.topic_id):
             return
-        last_batch = _batch_at(names, taken.last) if taken.last >= log_start else None
+        last_batch = _read_batch_at(names, taken.last) if taken.last >= log_start else None
     except FileNotFoundError:
         last_batch = None
     if last_batch == (taken.crc, taken.epoch):
         return
     if part.cleaned_through is not None and taken.last < part.cleaned_through:
         epochs = reversed(leader_epochs(part.folder))
-        epoch = next((each.epoch for each in epochs if each.start_offset <= taken.last), None)
+        epoch = next((entry.epoch for entry in epochs if entry.start_offset <= taken.last), None)
         if epoch is None or taken.epoch < 0 or epoch == taken.epoch:
             return
     raise Conflict(
@@ -163,21 +167,28 @@ def _check_goes_on(source: TopicSource, part: PartitionSource, taken: ImportedEn
     )
 
 
-def expected_size(part: PartitionSource, known: Known, env: Env) -> tuple[int, int, int]:
-    """Return log start and log end of a partition, and the most bytes that an import of it reads."""
+class ExpectedSize(NamedTuple):
+    """Log start and log end of a partition after an import, and the most bytes that the import reads."""
+
+    log_start: int
+    log_end: int
+    nbytes: int
+
+
+def expected_size(part: PartitionSource, before: ImportedPart, env: Env) -> ExpectedSize:
     names = settled_segments(part.folder, env=env)
-    log_start, log_end = _bounds(part, names)
+    log_start, log_end = _read_bounds(part, names)
     nbytes = 0
     for name, after in zip(names, [*names[1:], None], strict=True):
-        if log_end > known.end and (after is None or after.base > max(log_start, known.end)):
+        if log_end > before.end and (after is None or after.base > max(log_start, before.end)):
             with SegmentFile(name.path) as file:
-                nbytes += file.size - (seek(file, name.base, known.end) if name.base < known.end else 0)
-    return log_start, log_end, nbytes
+                nbytes += file.size - (seek(file, name.base, before.end) if name.base < before.end else 0)
+    return ExpectedSize(log_start, max(log_end, before.end), nbytes)
 
 
-def _batch_at(names: Sequence[SegmentName], last: int) -> tuple[int, int] | None:
+def _read_batch_at(names: Sequence[SegmentName], last: int) -> tuple[int, int] | None:
     """Return checksum and leader epoch of the batch that ends with offset `last`; None without such a batch."""
-    name = next((each for each in reversed(names) if each.base <= last), None)
+    name = next((name for name in reversed(names) if name.base <= last), None)
     if name is None:
         return None
     with SegmentFile(name.path) as file:
@@ -201,7 +212,7 @@ def topic_sources(path: FilePath, topics: Sequence[str] | None) -> list[TopicSou
             f"{path} is no Kafka log dir: expected folders like orders-0 with files like 00000000000000000000.log"
         )
     if layout == "partition":
-        raise BadRequest(f"{path} is one partition: give the log dir it lies in, {parent(path)}")
+        raise BadRequest(f"{path} is one partition: give the log dir it lies in, {path.parent}")
     folders = directory.partition_folders(path)
     names = sorted({topic for topic, _ in folders})
     chosen = sorted(set(topics)) if topics is not None else [name for name in names if not directory.is_internal(name)]
@@ -230,14 +241,14 @@ def topic_sources(path: FilePath, topics: Sequence[str] | None) -> list[TopicSou
             for key in sorted(folders)
             if key[0] == name
         )
-        sources.append(TopicSource(name, _checked_id(path, name, partitions), partitions))
+        sources.append(TopicSource(name, _read_id(path, name, partitions), partitions))
     return sources
 
 
-def _checked_id(path: FilePath, name: str, partitions: Sequence[PartitionSource]) -> str:
+def _read_id(path: FilePath, name: str, partitions: Sequence[PartitionSource]) -> str:
     """Return the topic's id. `BadRequest` for missing partitions, or such of several topics."""
     numbers = [part.number for part in partitions]
-    missing = next((at for at, number in enumerate(numbers) if at != number), None)
+    missing = next((expected for expected, number in enumerate(numbers) if expected != number), None)
     if missing is not None:
         raise BadRequest(
             f"expected partitions 0 to {numbers[-1]} of {name} in {path}, found no {name}-{missing}: bring the folders"
@@ -245,7 +256,7 @@ def _checked_id(path: FilePath, name: str, partitions: Sequence[PartitionSource]
         )
     if len(numbers) > MAX_PARTITIONS:
         raise BadRequest(f"a topic has at most {MAX_PARTITIONS} partitions, found {len(numbers)} of {name} in {path}")
-    ids = set(look_at_each(path, lambda part: directory.kafka_topic_id(part.folder), partitions)) - {""}
+    ids = set(path.look_at_each(lambda part: directory.kafka_topic_id(part.folder), partitions)) - {""}
     if len(ids) > 1:
         raise BadRequest(
             f"the folders of {name} in {path} belong to topics of different ids, {' and '.join(sorted(ids))}: bring"

@@ -12,7 +12,6 @@ Readers see the beginning of a partition meanwhile.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,24 +19,26 @@ from typing import TypeAlias
 
 from sparklog.errors import BadRequest, Conflict, SparklogError
 from sparklog.kafka.importing.coordinators import (
+    GroupTopic,
     ImportedGroup,
     KafkaGroup,
+    LogDir,
     import_groups,
     kafka_groups,
     kafka_transactions,
     note_decisions,
 )
-from sparklog.kafka.importing.partition import CoordinatorEntry, Known, PartitionSource, Target, copy_partition
-from sparklog.kafka.importing.plan import TopicPlan, expected_size, plan_import, topic_sources
+from sparklog.kafka.importing.partition import CoordinatorEntry, ImportedPart, PartitionSource, Target, copy_partition
+from sparklog.kafka.importing.plan import TopicPlan, TopicSource, expected_size, plan_import, topic_sources
 from sparklog.kafka.importing.topic_configs import NAMES, TakenConfigs, configs_to_take, read_metadata
-from sparklog.kafka.in_place.files import FilePath, file_path, renew
+from sparklog.kafka.in_place.files import AnyPath, file_path
 from sparklog.kafka.in_place.segment_recovery import FAIL, OnSkipped, Skipped, check_policy, log_skipped
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.state.commit import KafkaSource
 from sparklog.log.state.commit_intents import CreateIntent, ImportedPartition, ImportIntent
 from sparklog.log.state.configs import TopicConfigs, check_delete_delay
 from sparklog.log.state.slices import FileSlices
-from sparklog.log.topic.root import Root
+from sparklog.log.topic.root import Root, topic_of
 from sparklog.log.topic.topic import Topic
 
 SLICES_PER_COMMIT = 10_000
@@ -95,7 +96,7 @@ class ImportReport:
 
     @property
     def names(self) -> list[str]:
-        return [each.topic for each in self.topics]
+        return [topic.topic for topic in self.topics]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,7 @@ def unwatched(topic: str, partition: int, records: int, nbytes: int) -> None:
 
 def import_log_dir(
     root: Root | None,
-    path: FilePath | os.PathLike[str],
+    path: AnyPath,
     options: ImportOptions = ImportOptions(),
     *,
     dry_run: bool = False,
@@ -147,7 +148,7 @@ def import_log_dir(
     """Import topics of the log dir at `path`, or the new part of topics that were imported before.
 
     * `dry_run`: change nothing and report what would be done; `root` may be None then: it does not exist yet
-    * `on_skipped`: called with what is not imported, bytes behind the log's end included (default: log a warning)
+    * `on_skipped`: called with what is not imported, bytes after the log's end included (default: log a warning)
     * `on_progress`: called with what was copied, see `OnProgress`
 
     `NotFound` if there is no log dir or no such topic; `Conflict` if a topic exists and was not imported from this one,
@@ -157,65 +158,85 @@ def import_log_dir(
     on from there.
     """
     options.check()
-    log_dir = file_path(path)
-    policy, last = options.corrupt_records, options.open_transactions == ABORT
     if root is None and not dry_run:
         raise BadRequest("expected a root to import into, found none: only a dry run can do without")
-    plans = plan_import(root, topic_sources(log_dir, options.topics), policy, last=last)
-    env = SYSTEM if root is None else root.env
-    names = [plan.source.name for plan in plans]
-    configs = _kafka_configs(plans, log_dir, options, env, on_skipped)
-    groups: dict[str, KafkaGroup] = {}
-    if options.groups:
-        groups = kafka_groups(log_dir, env=env, now_ms=env.wall_ms(), policy=policy, on_skipped=on_skipped)
-    if root is None or dry_run:
-        counts = [(group, sum(topic in names for topic, _ in group.offsets)) for group in groups.values()]
-        taken = (ImportedGroup(group.id, count, len(group.offsets) - count) for group, count in counts if count)
-        planned = (_plan_report(plan, env, configs.get(plan.source.name)) for plan in plans)
-        return ImportReport(tuple(planned), tuple(taken))
-    root.ensure_probed()
-
-    def coordinator_entries() -> dict[int, CoordinatorEntry]:
-        return kafka_transactions(log_dir, env=env, policy=policy, on_skipped=on_skipped)
-
-    coordinator = coordinator_entries() if options.transactions else {}
-    topics = tuple(
-        _plan_report(plan, env)
-        if plan.finished
-        else _TopicImport(root, plan, options, coordinator, on_skipped, on_progress, configs).run()
-        for plan in plans
-    )
-    held = [topic for name in names if (topic := root.topic(name)).log.head(refresh=False).kafka_open]
-    if held and coordinator:
-        renew(log_dir)
-        after = coordinator_entries()
-        for topic in held:
-            note_decisions(topic, coordinator, after)
-    heads = {plan.source: root.topic(plan.source.name).log.head(refresh=False) for plan in plans}
-    ids = {source.name: (head.topic_id, source.topic_id, head.partitions) for source, head in heads.items()}
-    report = ImportReport(topics, import_groups(root, groups, ids))
-    if last:
-        for topic in held:
-            topic.end_kafka_transactions()
-    return report
+    log_dir = LogDir(file_path(path), SYSTEM if root is None else root.env, options.corrupt_records, on_skipped)
+    plan = _planned(root, log_dir, options)
+    return plan.report() if root is None or dry_run else _import(root, plan, options, on_progress)
 
 
-def _kafka_configs(
-    plans: Sequence[TopicPlan], log_dir: FilePath, options: ImportOptions, env: Env, on_skipped: OnSkipped
-) -> dict[str, TakenConfigs]:
+@dataclass(frozen=True, slots=True)
+class _ImportPlan:
+    """The topics to import, the configs that new ones get from Kafka, and all groups of the log dir."""
+
+    log_dir: LogDir
+    topics: Sequence[TopicPlan]
+    configs: Mapping[str, TakenConfigs]
+    groups: Mapping[str, KafkaGroup]
+
+    @property
+    def names(self) -> list[str]:
+        return [topic.source.name for topic in self.topics]
+
+    def report(self) -> ImportReport:
+        """Return the report of a dry run."""
+        env = self.log_dir.env
+        topics = tuple(_plan_report(topic, env, self.configs.get(topic.source.name)) for topic in self.topics)
+        groups = []
+        for group in self.groups.values():
+            count = sum(topic in self.names for topic, _ in group.offsets)
+            if count:
+                groups.append(ImportedGroup(group.id, count, len(group.offsets) - count))
+        return ImportReport(topics, tuple(groups))
+
+
+def _planned(root: Root | None, log_dir: LogDir, options: ImportOptions) -> _ImportPlan:
+    sources = topic_sources(log_dir.path, options.topics)
+    topics = plan_import(root, sources, log_dir.policy, last=options.open_transactions == ABORT)
+    configs = _kafka_configs([topic.source for topic in topics if not topic.exists], log_dir, options)
+    groups = kafka_groups(log_dir, log_dir.env.wall_ms()) if options.groups else {}
+    return _ImportPlan(log_dir, topics, configs, groups)
+
+
+def _kafka_configs(sources: Sequence[TopicSource], log_dir: LogDir, options: ImportOptions) -> dict[str, TakenConfigs]:
     """Read the configs in Kafka of the topics to create, as far as they are known; check them with those given."""
-    sources = [plan.source for plan in plans if not plan.exists]
-    policy = options.corrupt_records
-    metadata = read_metadata(log_dir, env=env, policy=policy, on_skipped=on_skipped) if sources else None
+    metadata = read_metadata(log_dir) if sources else None
     if metadata is None:
         return {}
     configs: dict[str, TakenConfigs] = {}
     for source in sources:
-        chosen = configs_to_take(metadata, source.name, source.topic_id, force=options.force)
-        if chosen is not None:
-            configs[source.name] = chosen
-            options.topic_configs().over(chosen.taken)
+        taken = configs_to_take(metadata, source.name, source.topic_id, force=options.force)
+        if taken is not None:
+            configs[source.name] = taken
+            options.topic_configs().over(taken.taken)
     return configs
+
+
+def _import(root: Root, plan: _ImportPlan, options: ImportOptions, on_progress: OnProgress) -> ImportReport:
+    log_dir = plan.log_dir
+    root.engine.ensure_probed()
+    coordinator = kafka_transactions(log_dir) if options.transactions else {}
+    topics = tuple(
+        _plan_report(topic, root.env)
+        if topic.finished
+        else _TopicImport(root, topic, options, coordinator, log_dir.on_skipped, on_progress, plan.configs).run()
+        for topic in plan.topics
+    )
+    open_topics = [topic for name in plan.names if (topic := root.topic(name)).log.head(refresh=False).kafka_open]
+    if open_topics and coordinator:
+        log_dir.path.renew()
+        after = kafka_transactions(log_dir)
+        for topic in open_topics:
+            note_decisions(topic, coordinator, after)
+    heads = {topic.source: root.topic(topic.source.name).log.head(refresh=False) for topic in plan.topics}
+    imported = {
+        source.name: GroupTopic(head.topic_id, source.topic_id, head.partitions) for source, head in heads.items()
+    }
+    report = ImportReport(topics, import_groups(root, plan.groups, imported))
+    if options.open_transactions == ABORT:
+        for topic in open_topics:
+            topic.end_kafka_transactions()
+    return report
 
 
 @dataclass(slots=True)
@@ -242,8 +263,8 @@ class _TopicImport:
         source = self.plan.source
         topic = self._topic()
         try:
-            for part, known in zip(source.partitions, self.plan.known, strict=True):
-                self._partition(topic, part, known)
+            for part, before in zip(source.partitions, self.plan.before, strict=True):
+                self._partition(topic, part, before)
             if self.options.open_transactions == REFUSE:
                 self._refuse_open(topic)
             self._commit(topic)
@@ -265,9 +286,8 @@ class _TopicImport:
             if source.name in self.kafka_configs:
                 configs = configs.over(self.kafka_configs[source.name].taken)
             intent = CreateIntent(self.root.env.new_id(), count, configs, kafka_source=KafkaSource(source.topic_id))
-            created = self.root.begin_topic(source.name, intent)
-            self.created = created.log.head(refresh=False).version
-            return created
+            self.created = self.root.engine.create(source.name, intent).head(refresh=False).version
+            return topic_of(self.root, source.name)
         topic = self.root.topic(source.name)
         head = topic.log.head(refresh=False)
         changed = {name: text for name, text in configs.explicit.items() if head.configs.explicit.get(name) != text}
@@ -276,7 +296,7 @@ class _TopicImport:
             topic.alter(configs=changed, partitions=more, force=self.options.force)
         return topic
 
-    def _partition(self, topic: Topic, part: PartitionSource, known: Known) -> None:
+    def _partition(self, topic: Topic, part: PartitionSource, before: ImportedPart) -> None:
         name = self.plan.source.name
         damages: list[Skipped] = []
 
@@ -297,7 +317,7 @@ class _TopicImport:
             coordinator=self.coordinator,
             progress=lambda records, nbytes: self.on_progress(name, part.number, records, nbytes),
         )
-        for piece in copy_partition(part, target, known):
+        for piece in copy_partition(part, target, before):
             last = piece
             self.pending.append(piece)
             self.new += piece.files
@@ -312,12 +332,12 @@ class _TopicImport:
             partition=part.number,
             log_start=last.log_start,
             log_end=last.log_end,
-            since=known.end,
+            since=before.end,
             records=target.records,
             copied=target.copied,
             linked=target.linked,
             skipped=len(damages),
-            open=len(last.stands()),
+            open=len(last.still_open()),
         )
 
     def _commit(self, topic: Topic) -> None:
@@ -336,7 +356,7 @@ class _TopicImport:
 
     def _refuse_open(self, topic: Topic) -> None:
         last = {piece.partition: piece for piece in self.pending}
-        opened = [each for piece in last.values() for each in piece.stands()]
+        opened = [transaction for piece in last.values() for transaction in piece.still_open()]
         if opened:
             raise Conflict(
                 f"expected no open transactions in {topic.name}, found {len(opened)}, the first is {opened[0]}: end it"
@@ -355,8 +375,7 @@ class _TopicImport:
 def _plan_report(plan: TopicPlan, env: Env, configs: TakenConfigs | None = None) -> ImportedTopic:
     source = plan.source
     reports = []
-    for part, known in zip(source.partitions, plan.known, strict=True):
-        log_start, log_end, nbytes = expected_size(part, known, env)
-        log_end = max(log_end, known.end)
-        reports.append(PartitionReport(part.number, log_start, log_end, known.end, 0, nbytes, 0, 0, 0))
+    for part, before in zip(source.partitions, plan.before, strict=True):
+        size = expected_size(part, before, env)
+        reports.append(PartitionReport(part.number, size.log_start, size.log_end, before.end, 0, size.nbytes, 0, 0, 0))
     return ImportedTopic(source.name, source.topic_id, not plan.exists, tuple(reports), configs)

@@ -1,10 +1,10 @@
 """Copy one Kafka segment into a root: every batch checked, its bytes kept.
 
 A closed segment becomes a sealed one: the `.log` byte for byte, and its index files where they are right. Indexes have
-no checksum, so each entry is compared with the batches. An index that is missing, cut off or wrong is built anew, as
+no checksum, so each entry is compared with the batches. An index that is missing, cut off or wrong is built again, as
 Kafka's recovery does. (Entries that a follower wrote name several batches at once. Kafka reads them, its tools call
-them mismatches; they are built anew, too. An index with fewer entries than possible stays: the cleaner goes by the size
-of indexes.)
+them mismatches; they are built again, too. An index with fewer entries than possible stays: the cleaner looks at the
+size of indexes.)
 
 The active segment becomes the one slice of an append file: its batches, whose base offsets are those of the log
 (`shift` 0), and a footer with the entries of a `.txnindex`. Only whole, valid batches count, as in reads in place. With
@@ -18,7 +18,7 @@ With damage that is skipped, the copy has the sound batches, back to back, and i
 marker is lost must not be ended by a later marker of the same producer: a COMMIT would show records that may have been
 aborted. So the copy must hold a marker. The offsets of the damage are free, and so is the gap in front of them. There
 each transaction that may have ended in the damage gets an ABORT marker with the next epoch, as Kafka's coordinator ends
-a transaction that has timed out. A marker that can be read, but lies at a wrong offset, is written as it was. Readers
+a transaction that has timed out. A marker that can be read, but is at a wrong offset, is written as it was. Readers
 of the directory in place leave out the same records (`sparklog.kafka.in_place.partition_state`).
 """
 
@@ -26,7 +26,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from itertools import chain
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +40,8 @@ from sparklog.format.control import end_txn_marker
 from sparklog.format.record_batch import NO_PRODUCER_ID
 from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
 from sparklog.format.transaction_index import AbortedTransactions
-from sparklog.kafka.in_place.segment_file import SegmentFile, Window, seek
+from sparklog.format.window import Window
+from sparklog.kafka.in_place.segment_file import SegmentFile, seek
 from sparklog.kafka.in_place.segment_recovery import SKIP, TRUNCATE, Damage, sound_windows
 from sparklog.kafka.in_place.transaction_state import ANYBODY, TransactionEvents, TransactionState, lost_markers
 from sparklog.log.journal.names import is_sealed
@@ -48,15 +50,24 @@ from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.log.write.kafka_markers import MAX_EPOCH
 from sparklog.storage.store import ObjectWriter
 
+T = TypeVar("T")
 Int64s = npt.NDArray[np.int64]
 GO_ON = "restore the file, or import what is whole with corrupt_records skip or truncate"
-LeftOut: TypeAlias = tuple[int | None, int, int, int | None, str]
-"""Damage that is not copied: position, bytes, first offset, offset behind it, reason, as in `Skipped`."""
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with the progress since the last call: records, bytes."""
 
 
 RECORD_COLUMNS = ("offset", "timestamp", "key", "value", "headers")
+
+
+class Lost(NamedTuple):
+    """Damage that is not copied: the fields of `Skipped` after its file."""
+
+    position: int | None
+    nbytes: int
+    start: int
+    end: int | None
+    reason: str
 
 
 class OldMessages(Exception):  # noqa: N818
@@ -68,7 +79,7 @@ class Ending(Window):
 
 
 @dataclass(frozen=True, slots=True)
-class Batches:
+class IndexedBatches:
     """The batches of a segment for its indexes, in file order; int64[n] each, offsets absolute, times in ms."""
 
     position: Int64s
@@ -97,7 +108,7 @@ class SegmentCopy:
     since: int | None
     limit: int | None
     policy: str
-    left_out: list[LeftOut]
+    left_out: list[Lost]
     open: Mapping[int, int]
     epochs: Mapping[int, int]
     leader_epoch: int
@@ -132,18 +143,18 @@ class CopiedSegment:
     file: FileSlices | None = None
     aborted: AbortedTransactions = field(default_factory=transaction_index.none)
 
-    def batches(self) -> Batches:
+    def batches(self) -> IndexedBatches:
         parts = list(zip(*self.columns, strict=True)) or [(np.empty(0, np.int64),)] * 4
-        return Batches(*(np.concatenate(part) for part in parts))
+        return IndexedBatches(*(np.concatenate(part) for part in parts))
 
-    def add(self, window: Window, file: SegmentFile) -> memoryview:
+    def add(self, window: Window) -> memoryview:
         from crc32c import crc32c
 
         headers = window.headers
         nbytes = int(headers.position[-1] + headers.size[-1])
         data = memoryview(window.data)[:nbytes]
         self.events.add(window)
-        self._add_records(window, file)
+        self._add_records(window)
         # Positions in the copy, which has not the damaged parts of the source.
         position = headers.position + self.nbytes
         self.columns.append((position, headers.base_offset, headers.last_offset, headers.max_timestamp))
@@ -164,11 +175,11 @@ class CopiedSegment:
             self.flags |= SliceFlag.LOG_APPEND_TIME | SliceFlag.TIMES_IN_BATCHES
         return data
 
-    def _add_records(self, window: Window, file: SegmentFile) -> None:
+    def _add_records(self, window: Window) -> None:
         headers = window.headers
         holds = ~headers.is_control & (headers.count > 0)
         try:
-            records = window.decode(("offset", "timestamp", "key"), file.path, holds)
+            records = window.decode(("offset", "timestamp", "key"), holds)
         except Corrupt as error:
             message = f"{error.message}; restore the file, or import what can be read with corrupt_records skip"
             raise Corrupt(message, file=error.file, position=error.position, offset=error.offset) from None
@@ -202,7 +213,7 @@ class CopiedSegment:
             footer = encode_footer([replace(written, index=index, aborted=self.aborted)])
         writer.write(footer)
         writer.close()
-        # Kafka goes by the file's time where no record has one.
+        # Kafka takes the file's time where no record has one.
         max_ts = modified_ms if self.max_ts < 0 else self.max_ts
         written = replace(written, offsets=self.next_offset - self.base, max_ts=max_ts)
         self.file = replace(FileSlices.of(copy.path, [written], len(footer)).in_log(self.base), position=(0,))
@@ -220,20 +231,20 @@ def copy_segment(
     `aborted_by` returns, from the segment's events, the transactions with their ABORT marker in it.
 
     `Corrupt` with file, position and offset for damage, unless the policy is to skip it, or to truncate and this is the
-    last segment. `OldMessages` for such messages if the copy is an append file; `Conflict` if a batch lies across
+    last segment. `OldMessages` for such messages if the copy is an append file; `Conflict` if a batch goes across
     `since`. Nothing is written then.
     """
     copied = CopiedSegment(copy.begin, copy.begin)
     windows = _windows(file, copy)
     windows = windows if copy.since is None else _since(windows, copy.since, file)
     if copy.policy == SKIP:
-        windows = _ended(_decodable(windows, copy, file), copy, copied, file)
+        windows = _with_markers(_decodable(windows, copy), copy, copied, file)
     try:
         for window in windows:
             if not is_sealed(copy.path) and window.headers.is_legacy.any():
                 raise OldMessages
             before = copied.records
-            writer.write(copied.add(window, file))
+            writer.write(copied.add(window))
             progress(copied.records - before, int(window.headers.size.sum()))
         copied.aborted = aborted_by(copied.events)
         if len(copied.aborted):
@@ -248,82 +259,75 @@ def copy_segment(
     return copied
 
 
-def _decodable(windows: Iterator[Window], copy: SegmentCopy, file: SegmentFile) -> Iterator[Window]:
+def _decodable(windows: Iterator[Window], copy: SegmentCopy) -> Iterator[Window]:
     """Yield the windows without batches whose checksums are right and whose records cannot be decoded."""
     for window in windows:
         try:
-            _decode(window, file)
-        except Corrupt:
-            for row in range(len(window.headers)):
-                single = _single(window, row)
-                try:
-                    _decode(single, file)
-                except Corrupt as error:
-                    header = single.headers.row(0)
-                    end = int(single.headers.next_offset[0])
-                    copy.left_out.append((single.start, header.size, header.base_offset, end, error.message))
-                else:
-                    yield single
+            _decode(window)
+        except Corrupt as error:
+            if len(window.headers) > 1:
+                yield from _decodable((_part(window, slice(row, row + 1)) for row in range(len(window.headers))), copy)
+                continue
+            header, end = window.headers.row(0), int(window.headers.next_offset[0])
+            position = window.start + int(window.headers.position[0])
+            copy.left_out.append(Lost(position, header.size, header.base_offset, end, error.message))
         else:
             yield window
 
 
-def _decode(window: Window, file: SegmentFile) -> None:
-    headers = window.headers
-    window.decode(RECORD_COLUMNS, file.path, ~headers.is_control & (headers.count > 0))
+def _decode(window: Window) -> None:
+    window.decode(RECORD_COLUMNS, ~window.headers.is_control & (window.headers.count > 0))
 
 
-def _single(window: Window, row: int) -> Window:
-    headers = window.headers[row : row + 1]
-    cut, size = int(headers.position[0]), int(headers.size[0])
-    shifted = replace(headers, position=headers.position - cut)
-    return Window(window.data[cut : cut + size], window.start + cut, shifted)
+def _part(window: Window, rows: slice) -> Window:
+    """Return some neighbouring batches of a window, at least one, with bytes of their own."""
+    headers = window.headers[rows]
+    first, end = int(headers.position[0]), int(headers.position[-1] + headers.size[-1])
+    shifted = replace(headers, position=headers.position - first)
+    return replace(window, data=window.data[first:end], start=window.start + first, headers=shifted)
 
 
-def _ended(windows: Iterator[Window], copy: SegmentCopy, copied: CopiedSegment, file: SegmentFile) -> Iterator[Window]:
+def _with_markers(
+    windows: Iterator[Window], copy: SegmentCopy, copied: CopiedSegment, file: SegmentFile
+) -> Iterator[Window]:
     """Yield the windows, and markers at the gaps between them. `copied` has the windows yielded so far."""
     noted = 0
-    while True:
-        window = next(windows, None)
+    for window in chain(windows, [None]):
         gaps, noted = copy.left_out[noted:], len(copy.left_out)
-        for position, nbytes, _, end, _ in gaps:
-            if position is None or end is None:
-                continue
-            state = TransactionState(dict(copy.open))
-            state.apply(copied.events.triples)
-            ended: dict[int, bool | None] = {}
-            for lost in lost_markers(file, position, position + nbytes):
-                if lost.producer == ANYBODY:
-                    ended.update(dict.fromkeys(state.open))
-                elif lost.producer in state.open:
-                    ended[lost.producer] = lost.commit
-            if ended and end > copied.next_offset:
-                markers = _markers(ended, copy, copied, (position, end), file)
-                for offset, (producer, commit) in enumerate(sorted(ended.items()), end - len(ended)):
-                    if commit is None:
-                        reason = f"records of producer {producer}, the marker that ended its transaction is damaged"
-                        copy.left_out.append((None, 0, state.open[producer], offset + 1, reason))
+        for gap in gaps:
+            markers = _markers(gap, copy, copied, file)
+            if markers is not None:
                 yield markers
-        if window is None:
-            return
-        yield window
+        if window is not None:
+            yield window
 
 
-def _markers(
-    ended: Mapping[int, bool | None], copy: SegmentCopy, copied: CopiedSegment, gap: tuple[int, int], file: SegmentFile
-) -> Ending:
-    position, end = gap
-    first = end - len(ended)
+def _markers(gap: Lost, copy: SegmentCopy, copied: CopiedSegment, file: SegmentFile) -> Ending | None:
+    """Return markers for the transactions that may have ended in a gap; None: there are none, or they are written."""
+    if gap.position is None or gap.end is None or gap.end <= copied.next_offset:
+        return None
+    state = TransactionState(dict(copy.open))
+    state.apply(copied.events.triples)
+    commits: dict[int, bool | None] = {}
+    for lost in lost_markers(file, gap.position, gap.position + gap.nbytes):
+        owners = state.open if lost.producer == ANYBODY else state.open.keys() & {lost.producer}
+        commits.update(dict.fromkeys(owners, lost.commit))
+    if not commits:
+        return None
+    first = gap.end - len(commits)
     if first < copied.next_offset:
         raise Corrupt(
-            f"{len(ended)} transactions were open where damage may have taken their markers, with room for"
-            f" {end - copied.next_offset} others: restore the file, or import with corrupt_records truncate",
+            f"{len(commits)} transactions were open where damage may have taken their markers, with room for"
+            f" {gap.end - copied.next_offset} others: restore the file, or import with corrupt_records truncate",
             file=file.path,
-            position=position,
+            position=gap.position,
             offset=copied.next_offset,
         )
     data = b""
-    for offset, (producer, commit) in enumerate(sorted(ended.items()), first):
+    for offset, (producer, commit) in enumerate(sorted(commits.items()), first):
+        if commit is None:
+            reason = f"records of producer {producer}, the marker that ended its transaction is damaged"
+            copy.left_out.append(Lost(None, 0, state.open[producer], offset + 1, reason))
         epoch = copied.epochs.get(producer, copy.epochs.get(producer, 0))
         data += end_txn_marker(
             commit=bool(commit),
@@ -334,7 +338,7 @@ def _markers(
             coordinator_epoch=0,
             leader_epoch=max(copied.leader_epoch, copy.leader_epoch),
         )
-    return Ending(data, position, scan_headers(data))
+    return Ending(data, gap.position, scan_headers(data), file.path)
 
 
 def _since(windows: Iterator[Window], since: int, file: SegmentFile) -> Iterator[Window]:
@@ -349,9 +353,7 @@ def _since(windows: Iterator[Window], since: int, file: SegmentFile) -> Iterator
                 f"{file.path} holds a batch of offsets {first} to {int(headers.last_offset[row])}: expected one to "
                 f"begin at {since}, where the last import ended; this is not the log that was imported"
             )
-        cut = int(headers.position[row])
-        shifted = replace(headers[row:], position=headers.position[row:] - cut)
-        yield Window(window.data[cut:], window.start + cut, shifted)
+        yield _part(window, slice(row, None))
 
 
 def _windows(file: SegmentFile, copy: SegmentCopy) -> Iterator[Window]:
@@ -371,20 +373,17 @@ def _windows(file: SegmentFile, copy: SegmentCopy) -> Iterator[Window]:
         raise Corrupt(reason, file=file.path, position=damage.position, offset=damage.offset)
 
     def leave_out(damage: Damage, until: int, end: int | None) -> None:
-        copy.left_out.append((damage.position, until - damage.position, damage.offset, end, damage.reason))
+        copy.left_out.append(Lost(damage.position, until - damage.position, damage.offset, end, damage.reason))
 
     return sound_windows(file, start, copy.base, decide=decide, resumed=leave_out, limit=copy.limit)
 
 
-def offset_index_of(raw: bytes | None, base: int, batches: Batches, interval: int) -> bytes:
+def offset_index_of(raw: bytes | None, base: int, batches: IndexedBatches, interval: int) -> bytes:
     """Return the bytes of an `.index` for these batches: `raw` without unused slots if it is right, else a new one.
 
     `raw` None: the file is missing. `interval`: `index.interval.bytes`.
     """
-    try:
-        index = None if raw is None else OffsetIndex.parse(raw, base)
-    except Corrupt:
-        index = None
+    index = _parsed(OffsetIndex.parse, raw, base)
     if index is not None and len(index):
         rows = np.minimum(np.searchsorted(batches.position, index.positions), len(batches.position) - 1)
         named = (batches.position[rows] == index.positions) & (batches.last_offset[rows] == index.offsets)
@@ -394,12 +393,9 @@ def offset_index_of(raw: bytes | None, base: int, batches: Batches, interval: in
     return index.to_bytes()
 
 
-def time_index_of(raw: bytes | None, base: int, batches: Batches, interval: int) -> bytes:
+def time_index_of(raw: bytes | None, base: int, batches: IndexedBatches, interval: int) -> bytes:
     """Return the bytes of a `.timeindex`; its last entry must be the segment's greatest timestamp."""
-    try:
-        index = None if raw is None else TimeIndex.parse(raw, base)
-    except Corrupt:
-        index = None
+    index = _parsed(TimeIndex.parse, raw, base)
     running = np.maximum.accumulate(batches.max_timestamp)
     if index is not None:
         greatest = int(index.timestamps[-1]) if len(index) else -1
@@ -410,3 +406,10 @@ def time_index_of(raw: bytes | None, base: int, batches: Batches, interval: int)
     if index is None:
         index = TimeIndex.build(base, batches.position, batches.last_offset, batches.max_timestamp, interval)
     return index.to_bytes()
+
+
+def _parsed(parse: Callable[[bytes, int], T], raw: bytes | None, base: int) -> T | None:
+    try:
+        return None if raw is None else parse(raw, base)
+    except Corrupt:
+        return None

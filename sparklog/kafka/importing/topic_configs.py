@@ -22,13 +22,11 @@ from dataclasses import dataclass, field
 
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format.coordinators.message_schema import Field, Struct, decode, uvarints
-from sparklog.kafka.importing.coordinators import LogReading
+from sparklog.format.window import Window
+from sparklog.kafka.importing.coordinators import LogDir, LogReading
 from sparklog.kafka.in_place import directory
 from sparklog.kafka.in_place.directory import CLUSTER_METADATA, SegmentName, settled_segments
-from sparklog.kafka.in_place.files import FilePath, join, names_in, stat_of
-from sparklog.kafka.in_place.segment_file import SegmentFile, Window
-from sparklog.kafka.in_place.segment_recovery import FAIL, OnSkipped, Skipped
-from sparklog.log.journal.clocks import Env
+from sparklog.kafka.in_place.segment_recovery import FAIL, Skipped
 from sparklog.log.state.configs import CONFIGS, TopicConfigs, check_delete_delay
 
 TOPIC, CONFIG, REMOVE_TOPIC = 2, 4, 9
@@ -69,8 +67,8 @@ class MetadataLog(LogReading):
     configs: dict[str, dict[str, str]] = field(default_factory=dict)
     since: int = 0
 
-    def add(self, window: Window, file: SegmentFile) -> None:
-        records = window.decode(("value",), file.path, ~window.headers.is_control & (window.headers.count > 0))
+    def add(self, window: Window) -> None:
+        records = window.decode(("value",), ~window.headers.is_control & (window.headers.count > 0))
         if records.value is None:
             return
         for offset, value in zip(records.offset.tolist(), records.value.to_pylist(), strict=True):
@@ -78,7 +76,7 @@ class MetadataLog(LogReading):
                 try:
                     self._take(value)
                 except Corrupt as error:
-                    self._refuse(file.path, offset, error)
+                    self._refuse(window.file, offset, error)
 
     def _take(self, value: bytes) -> None:
         (_, kind, version), body = uvarints(value, 3)
@@ -90,7 +88,7 @@ class MetadataLog(LogReading):
         if kind == TOPIC:
             self.ids[fields["name"]] = fields["topicId"]
         elif kind == REMOVE_TOPIC:
-            for name in [name for name, each in self.ids.items() if each == fields["topicId"]]:
+            for name in [name for name, topic_id in self.ids.items() if topic_id == fields["topicId"]]:
                 del self.ids[name]
                 self.configs.pop(name, None)
         elif fields["resourceType"] == OF_A_TOPIC:
@@ -101,7 +99,7 @@ class MetadataLog(LogReading):
                 configs[fields["name"]] = fields["value"]
 
     def _refuse(self, path: str, offset: int, error: Corrupt) -> None:
-        if self.policy == FAIL:
+        if self.log_dir.policy == FAIL:
             raise Corrupt(
                 f"a record of Kafka's metadata log cannot be read: {error.message}; give the topics' configs yourself,"
                 " and import with corrupt_records skip",
@@ -109,20 +107,20 @@ class MetadataLog(LogReading):
                 offset=offset,
             ) from None
         why = f"it cannot be read: {error.message}"
-        self.on_skipped(Skipped(self.topic, self.partition, path, None, 0, offset, offset + 1, why))
+        self.log_dir.on_skipped(Skipped(self.topic, self.partition, path, None, 0, offset, offset + 1, why))
 
 
-def read_metadata(path: FilePath, *, env: Env, policy: str, on_skipped: OnSkipped) -> MetadataLog | None:
-    """Read the metadata log in the log dir at `path`; None if it has none. Damage: as in `segment_recovery`."""
-    folder = directory.partition_folders(path).get((CLUSTER_METADATA, 0))
+def read_metadata(log_dir: LogDir) -> MetadataLog | None:
+    """Read the metadata log of a log dir; None if it has none."""
+    folder = directory.partition_folders(log_dir.path).get((CLUSTER_METADATA, 0))
     if folder is None:
         return None
-    metadata = MetadataLog(CLUSTER_METADATA, 0, policy, on_skipped)
-    snapshots = sorted(filter(_SNAPSHOT.fullmatch, names_in(folder)))
-    segments = settled_segments(folder, env=env)
+    metadata = MetadataLog(log_dir, CLUSTER_METADATA, 0)
+    snapshots = sorted(filter(_SNAPSHOT.fullmatch, folder.names()))
+    segments = settled_segments(folder, env=log_dir.env)
     if snapshots:
-        file = join(folder, snapshots[-1])
-        metadata.load((SegmentName(0, file, stat_of(file).st_ino),))
+        file = folder.child(snapshots[-1])
+        metadata.load((SegmentName(0, file, file.stat().st_ino),))
         metadata.since = int(snapshots[-1].partition("-")[0])
     metadata.load(segments)
     return metadata
@@ -130,8 +128,8 @@ def read_metadata(path: FilePath, *, env: Env, policy: str, on_skipped: OnSkippe
 
 def configs_to_take(metadata: MetadataLog, topic: str, topic_id: str, *, force: bool) -> TakenConfigs | None:
     """Choose a topic's configs; None if the metadata log does not know this topic, or another one of its name."""
-    known = metadata.ids.get(topic)
-    if known is None or (topic_id and known != topic_id):
+    metadata_id = metadata.ids.get(topic)
+    if metadata_id is None or (topic_id and metadata_id != topic_id):
         return None
     taken: dict[str, str] = {}
     left_out: dict[str, str] = {}

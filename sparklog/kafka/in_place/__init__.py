@@ -1,4 +1,4 @@
-"""Kafka's directories read where they lie, also under a live broker."""
+"""Kafka's directories read where they are, also under a live broker."""
 
 from sparklog.kafka.in_place.directory import is_internal, kafka_layout
 from sparklog.kafka.in_place.view import KafkaView

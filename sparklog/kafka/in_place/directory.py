@@ -2,7 +2,7 @@
 
 A log dir holds one folder `<topic>-<partition>` for each partition (split at the last dash) and small text files. A
 partition folder holds segments: `<base offset, 20 digits>.log` with `.index`, `.timeindex` and, if transactions were
-aborted, `.txnindex`. A suffix behind the extension marks a file that changes: `.cleaned` (the log cleaner is writing
+aborted, `.txnindex`. A suffix after the extension marks a file that changes: `.cleaned` (the log cleaner is writing
 it), `.swap` (about to be renamed), `.deleted` (replaced or expired, removed later). Folders that end in `-delete`,
 `-future` or `-stray` are no partitions.
 
@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 import re
 from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
@@ -36,19 +35,9 @@ from typing import Literal, TypeAlias
 from sparklog.errors import Corrupt, NotFound, Unavailable
 from sparklog.format import checkpoint_files
 from sparklog.format.checkpoint_files import LeaderEpoch, TopicPartition
-from sparklog.kafka.in_place.files import (
-    Entry,
-    FilePath,
-    file_bytes,
-    is_folder,
-    join,
-    name_of,
-    parent,
-    real_path,
-    scan,
-    stat_of,
-)
+from sparklog.kafka.in_place.files import AnyPath, FilePath, file_path
 from sparklog.kafka.in_place.segment_file import CLEANED, SWAP, BatchWalk, SegmentFile, seek
+from sparklog.kafka.in_place.store_files import StorePath
 from sparklog.log.journal.clocks import SYSTEM, Env
 
 CONSUMER_OFFSETS = "__consumer_offsets"
@@ -125,10 +114,10 @@ def is_internal(topic: str) -> bool:
 Layout: TypeAlias = Literal["log-dir", "partition"]
 
 
-def kafka_layout(path: FilePath | os.PathLike[str]) -> Layout | None:
+def kafka_layout(path: AnyPath) -> Layout | None:
     """Return the kind of a folder: a partition (with 20-digit `.log` files), a log dir (with such folders), None."""
-    folder = os.fspath(path) if isinstance(path, os.PathLike) else path
-    if not is_folder(folder):
+    folder = file_path(path)
+    if not folder.is_folder():
         return None
     if _holds_segments(folder):
         return "partition"
@@ -145,7 +134,7 @@ def bucket_layout(folder: FilePath) -> Layout | None:
     The first keys of a listing tell a Kafka directory. Where other things come first, the folders that are named like
     partitions tell it: all but a few hold a segment, even in half a copy.
     """
-    if isinstance(folder, str):
+    if not isinstance(folder, StorePath):
         return kafka_layout(folder)
     layout: Layout | None = None
     for key in folder.first_keys(_LAYOUT_KEYS):
@@ -164,15 +153,14 @@ def bucket_layout(folder: FilePath) -> Layout | None:
     return "log-dir" if holds else None
 
 
-def partition_folders(log_dir: FilePath, known: Container[FilePath] = ()) -> dict[TopicPartition, FilePath]:
-    """List the partition folders of a log dir: (topic, partition) -> folder. `known` ones are not opened again."""
+def partition_folders(log_dir: FilePath, seen: Container[FilePath] = ()) -> dict[TopicPartition, FilePath]:
+    """List the partition folders of a log dir: (topic, partition) -> folder. Those `seen` are not opened again."""
     folders: dict[TopicPartition, FilePath] = {}
     try:
-        with scan(log_dir) as entries:
-            for entry in entries:
-                match = _PARTITION.match(entry.name)
-                if match and (entry.path in known or _holds_segments(entry.path)):
-                    folders[match[1], int(match[2])] = entry.path
+        for name in log_dir.names():
+            match = _PARTITION.match(name)
+            if match is not None and ((folder := log_dir.child(name)) in seen or _holds_segments(folder)):
+                folders[match[1], int(match[2])] = folder
     except FileNotFoundError:
         raise NotFound(f"there is no folder {log_dir}: check the path") from None
     return folders
@@ -180,13 +168,13 @@ def partition_folders(log_dir: FilePath, known: Container[FilePath] = ()) -> dic
 
 def split_folder_name(folder: FilePath) -> TopicPartition:
     """Topic and partition of a partition folder; a folder of another name is partition 0 of a topic of that name."""
-    name = name_of(real_path(folder))
+    name = folder.real.name
     match = _PARTITION.match(name)
     return (match[1], int(match[2])) if match else (name, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class _Listing:
+class _FolderListing:
     """One look at a folder. `swapping`: there are `.swap` files, of indexes perhaps."""
 
     segments: tuple[SegmentName, ...]
@@ -201,10 +189,10 @@ def settled_segments(folder: FilePath, *, env: Env = SYSTEM) -> tuple[SegmentNam
     `NotFound` if the folder is gone, `Unavailable` if it never holds still.
     """
     for tries_left in reversed(range(SETTLE_TRIES)):
-        listing = _agreed(folder)
+        listing = _list_twice(folder)
         if listing is not None and not listing.swapping:
             return listing.segments
-        if listing is not None and (not tries_left or _abandoned(folder, env)):
+        if listing is not None and (not tries_left or _is_abandoned(folder, env)):
             # If a file is gone, a broker is at work after all.
             with suppress(FileNotFoundError):
                 names = after_start_up(listing.segments, listing.swaps, listing.lowest_cleaned, next_offset_of)
@@ -215,7 +203,7 @@ def settled_segments(folder: FilePath, *, env: Env = SYSTEM) -> tuple[SegmentNam
 
 def settled_now(folder: FilePath) -> tuple[SegmentName, ...] | None:
     """As `settled_segments`, without waiting: None if no listing counts at this moment."""
-    listing = _agreed(folder)
+    listing = _list_twice(folder)
     return None if listing is None or listing.swapping else listing.segments
 
 
@@ -229,62 +217,59 @@ def never_there(error: FileNotFoundError) -> Unavailable:
     return Unavailable(f"expected to open {path}, which its folder lists, found it gone each time: try again")
 
 
-def _agreed(folder: FilePath) -> _Listing | None:
+def _list_twice(folder: FilePath) -> _FolderListing | None:
     before = _listing(folder)
     return before if before == _listing(folder) else None
 
 
-def _abandoned(folder: FilePath, env: Env) -> bool:
-    if not isinstance(folder, str):
+def _is_abandoned(folder: FilePath, env: Env) -> bool:
+    if not folder.is_local:
         return True  # No broker works in a bucket.
     try:
-        changed_ms = stat_of(folder).st_mtime_ns // 1_000_000
+        changed_ms = folder.stat().st_mtime_ns // 1_000_000
     except FileNotFoundError:
         return False
     return env.wall_ms() - changed_ms > ABANDONED_MS
 
 
-def _listing(folder: FilePath) -> _Listing:
+def _listing(folder: FilePath) -> _FolderListing:
     segments: list[SegmentName] = []
     swaps: list[SegmentName] = []
     cleaned: list[int] = []
     swapping = False
     try:
-        with scan(folder) as entries:
-            for entry in entries:
-                swapping |= entry.name.endswith(SWAP)
-                if match := _SEGMENT.match(entry.name):
-                    segments.append(_segment(int(match[1]), entry))
-                elif match := _SWAPPED_SEGMENT.match(entry.name):
-                    swaps.append(_segment(int(match[1]), entry))
-                elif entry.name.endswith(CLEANED) and (match := _CLEANED_FILE.match(entry.name)):
-                    cleaned.append(int(match[1]))
+        for name in folder.names():
+            swapping |= name.endswith(SWAP)
+            if match := _SEGMENT.match(name):
+                segments.append(_segment(int(match[1]), folder.child(name)))
+            elif match := _SWAPPED_SEGMENT.match(name):
+                swaps.append(_segment(int(match[1]), folder.child(name)))
+            elif name.endswith(CLEANED) and (match := _CLEANED_FILE.match(name)):
+                cleaned.append(int(match[1]))
     except FileNotFoundError:
         raise gone_folder(folder) from None
-    return _Listing(tuple(sorted(segments)), tuple(sorted(swaps)), swapping, min(cleaned, default=None))
+    return _FolderListing(tuple(sorted(segments)), tuple(sorted(swaps)), swapping, min(cleaned, default=None))
 
 
-def _segment(base: int, entry: Entry) -> SegmentName:
-    # Not the directory entry's inode: on overlay file systems it can differ from the file's.
+def _segment(base: int, path: FilePath) -> SegmentName:
     try:
-        stat = entry.stat()
+        stat = path.stat()
     except FileNotFoundError:
-        return SegmentName(base, entry.path, -1)
-    return SegmentName(base, entry.path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+        return SegmentName(base, path, -1)
+    return SegmentName(base, path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
 
 def _holds_segments(folder: FilePath) -> bool:
     try:
-        with scan(folder) as entries:
-            return any(_SEGMENT.match(entry.name) or _SWAPPED_SEGMENT.match(entry.name) for entry in entries)
+        return any(_SEGMENT.match(name) or _SWAPPED_SEGMENT.match(name) for name in folder.names())
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return False
 
 
 def offset_checkpoint(log_dir: FilePath, name: str) -> dict[TopicPartition, int]:
     """Read a `*-offset-checkpoint`, which Kafka replaces by rename, never half; empty if there is none."""
-    file = join(log_dir, name)
-    data = file_bytes(file)
+    file = log_dir.child(name)
+    data = file.data()
     return {} if data is None else checkpoint_files.parse_offsets(data, file=str(file))
 
 
@@ -294,7 +279,7 @@ def topic_id(folder: FilePath, topic: str) -> str:
     Where that file is missing or damaged (brokers before 2.8 wrote none) it is derived from the folder's place and so
     stays the same as long as the folder does, but does not tell a re-created topic from its predecessor.
     """
-    place = f"{parent(real_path(folder))}\n{topic}".encode()
+    place = f"{folder.real.parent}\n{topic}".encode()
     derived = base64.urlsafe_b64encode(hashlib.sha256(place).digest()[:16]).decode().rstrip("=")
     return kafka_topic_id(folder) or derived
 
@@ -309,7 +294,7 @@ def kafka_topic_id(folder: FilePath) -> str:
 
 def leader_epochs(folder: FilePath) -> tuple[LeaderEpoch, ...]:
     """The entries of `leader-epoch-checkpoint`; none where there is no such file or it is damaged."""
-    data = file_bytes(join(folder, checkpoint_files.LEADER_EPOCHS_FILE))
+    data = folder.child(checkpoint_files.LEADER_EPOCHS_FILE).data()
     try:
         return () if data is None else tuple(checkpoint_files.parse_leader_epochs(data))
     except Corrupt:
@@ -318,4 +303,4 @@ def leader_epochs(folder: FilePath) -> tuple[LeaderEpoch, ...]:
 
 def partition_metadata(folder: FilePath) -> bytes:
     """The bytes of `partition.metadata`, empty if there is none."""
-    return file_bytes(join(folder, checkpoint_files.PARTITION_METADATA_FILE)) or b""
+    return folder.child(checkpoint_files.PARTITION_METADATA_FILE).data() or b""

@@ -7,17 +7,16 @@ transaction events.
 
 from __future__ import annotations
 
-import os
 from array import array
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from sparklog.errors import Corrupt
-from sparklog.format import transaction_index
 from sparklog.format.record_batch import HEADER_BYTES
 from sparklog.format.transaction_index import AbortedTransactions, concatenate
+from sparklog.format.window import Window
 from sparklog.kafka.in_place.directory import (
     SegmentName,
     gone_folder,
@@ -26,8 +25,8 @@ from sparklog.kafka.in_place.directory import (
     settled_now,
     settled_segments,
 )
-from sparklog.kafka.in_place.files import FilePath, file_bytes, renew
-from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, Window, companion
+from sparklog.kafka.in_place.files import FilePath, LocalPath
+from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, aborted_by_index
 from sparklog.kafka.in_place.segment_recovery import (
     FAIL,
     SKIP,
@@ -40,12 +39,12 @@ from sparklog.kafka.in_place.segment_recovery import (
 )
 from sparklog.kafka.in_place.transaction_state import TransactionEvents, TransactionState, merged
 from sparklog.log.journal.clocks import SYSTEM, Env
-from sparklog.log.state.view import Runs, Stored
+from sparklog.log.state.view import BatchRuns, Stored
 
 BLOCK_BYTES = 64 * 1024
 UNWRITTEN = "unwritten"
 UNSOUND = "unsound"
-"""Why a walk stopped, beside BatchWalk's reasons: the checksum of the last batch does not match (yet); a batch is not
+"""Why a walk stopped, besides BatchWalk's reasons: the checksum of the last batch does not match (yet); a batch is not
 sound, and where the policy is to truncate, the log ends in front of it."""
 
 
@@ -98,7 +97,7 @@ class SegmentState:
         """
         if file.inode != self.name.inode or file.size < self.end:
             return False
-        if not isinstance(file.place, str) and (file.size, file.modified) == (self.size, self.modified):
+        if not file.place.is_local and (file.size, file.modified) == (self.size, self.modified):
             return True  # In a bucket no file changes without another time: this spares a request.
         header = self.last_header
         return not header or file.read(self.last_position, len(header)) == header
@@ -114,11 +113,11 @@ class SegmentState:
         """
         if policy == TRUNCATE:
             self.stop, self.reason = "end", ""
-            for window in sound_windows(file, self.end, self.next_offset, decide=self._unsound, limit=limit):
+            for window in sound_windows(file, self.end, self.next_offset, decide=self._stop_at, limit=limit):
                 self._take(window, file)
         else:
             self._scan_headers(file, last=last)
-            while self._unknown_format(file) or (policy == SKIP and self._resumed(file, last=last, limit=limit)):
+            while self._pass_unknown_format(file) or (policy == SKIP and self._resume(file, last=last, limit=limit)):
                 self._scan_headers(file, last=last)
         self.size, self.modified = file.size, file.modified
         self.closed = not last
@@ -137,14 +136,14 @@ class SegmentState:
             final = held.headers.row(len(held.headers) - 1)
             if last and not file.crc_holds(held.start + int(held.headers.position[-1]), final):
                 self.stop, self.reason = UNWRITTEN, "the last batch does not match its checksum: not written yet"
-                held = replace(held, headers=held.headers[:-1])
+                held = held.select(slice(-1))
             self._take(held, file)
 
-    def _unsound(self, damage: Damage) -> bool:
+    def _stop_at(self, damage: Damage) -> bool:
         self.stop, self.reason = UNSOUND, damage.reason
         return False
 
-    def _unknown_format(self, file: SegmentFile) -> bool:
+    def _pass_unknown_format(self, file: SegmentFile) -> bool:
         """Stopped at a whole batch of an unknown magic? Kafka's recovery keeps it, so the log does not end there."""
         headers = None if self.stop == "end" else file.unknown_format_at(self.end)
         if headers is None:
@@ -155,8 +154,8 @@ class SegmentState:
         self.end += int(headers.size[0])
         return True
 
-    def _resumed(self, file: SegmentFile, *, last: bool, limit: int | None) -> bool:
-        """Stopped at what is no batch: is there one behind it? What lies between may have held markers."""
+    def _resume(self, file: SegmentFile, *, last: bool, limit: int | None) -> bool:
+        """Return True if there is a batch after what is none, where the walk stopped. Markers may have been between."""
         if self.stop == "end" or (last and self.stop == "zeros"):
             return False
         following = resume(file, self.end, self.next_offset, limit)
@@ -192,12 +191,11 @@ class SegmentState:
             self.stray = -1
         if len(strays) and self.stray < 0:
             self.stray = window.start + int(headers.position[strays[0]])
-        at = int(headers.position[-1])
-        self.last_position = window.start + at
-        self.last_header = window.data[at : at + HEADER_BYTES]
+        last = int(headers.position[-1])
+        self.last_position = window.start + last
+        self.last_header = bytes(window.data[last : last + HEADER_BYTES])
         # A stray marker ends its transaction, whatever its offset; stray data begins none.
-        kept = headers if ordered.all() else headers[ordered | headers.is_control]
-        self.events.add(replace(window, headers=kept))
+        self.events.add(window if ordered.all() else window.select(ordered | headers.is_control))
         self.end = self.last_position + int(headers.size[-1])
 
     @property
@@ -231,7 +229,7 @@ class Unknown:
 class PartitionState:
     """Segments and transactions of one partition folder; `refresh` brings them up to date.
 
-    `policy`: what damage does (see `segment_recovery`); `cut`: what it left out behind the log's end.
+    `policy`: what damage does (see `segment_recovery`); `cut`: what it left out after the log's end.
     """
 
     def __init__(self, folder: FilePath, topic: str, partition: int, env: Env = SYSTEM, policy: str = FAIL) -> None:
@@ -270,7 +268,7 @@ class PartitionState:
                 self._scan()
             except FileNotFoundError as error:
                 # A segment went between the listing and its opening: look again, and trust nothing half done.
-                renew(self.folder)
+                self.folder.renew()
                 self._changed_at, self._replay, gone = -1, True, True
                 if not tries_left:
                     raise never_there(error) from None
@@ -300,11 +298,11 @@ class PartitionState:
             self.segments, self._metadata, self._replay = [], metadata, True
         before = {state.name: state for state in self.segments}
         self.segments = [SegmentState(name) for name in names]
-        for at, name in enumerate(names):
+        for row, name in enumerate(names):
             if name in before and before[name].unchanged(name):
-                self.segments[at] = before[name]
-            self._replay |= name in before and self.segments[at] is not before[name]
-        # Growing at the end and expiring at the start leave the middle as it was. All else is read and replayed anew.
+                self.segments[row] = before[name]
+            self._replay |= name in before and self.segments[row] is not before[name]
+        # Growing at the end and expiring at the start leave the middle as it was. All else is read and replayed again.
         kept = [name for name in names if name in before]
         old = list(before)
         if old != list(names) and old and (not kept or kept != old[-len(kept) :] or kept != list(names[: len(kept)])):
@@ -312,10 +310,10 @@ class PartitionState:
 
     def _folder_state(self) -> tuple[int | None, tuple[int, int]]:
         """Return when the folder last changed (ns; None: it cannot be known, look into it), and which folder it is."""
-        if not isinstance(self.folder, str):
+        if not isinstance(self.folder, LocalPath):
             return None, (0, 0)
         try:
-            stat = os.stat(self.folder)
+            stat = self.folder.stat()
         except FileNotFoundError:
             raise gone_folder(self.folder) from None
         return stat.st_mtime_ns, (stat.st_dev, stat.st_ino)
@@ -326,7 +324,7 @@ class PartitionState:
             last = position == len(self.segments) - 1
             if not state.closed or last or self._replay:
                 self._look_at(position, last=last)
-            if self._truncated(position):
+            if self._truncate_at(position):
                 break
         if self.policy == SKIP and self.segments and self.segments[-1].stray >= 0:
             state = self.segments[-1]
@@ -355,17 +353,17 @@ class PartitionState:
                 self.transactions.apply(state.events.triples, seen)
                 self._aborted = None
 
-    def _truncated(self, position: int) -> bool:
-        """End the log in a segment that damage cuts short, where that is the policy; the next listing looks anew."""
+    def _truncate_at(self, position: int) -> bool:
+        """End the log in a segment that damage cuts short, where that is the policy; the next listing looks again."""
         state = self.segments[position]
         if self.policy != TRUNCATE or state.stop == "end":
             return False
         later = self.segments[position + 1 :]
         if later or state.stop != "zeros":
             self._leave_out(str(state.name.path), state.end, state.size - state.end, state.next_offset, state.reason)
-        for each in later:
-            behind = "it lies behind damage, where the log was cut"
-            self._leave_out(str(each.name.path), 0, each.name.size, state.next_offset, behind)
+        for segment in later:
+            reason = "it lies behind damage, where the log was cut"
+            self._leave_out(str(segment.name.path), 0, segment.name.size, state.next_offset, reason)
         if later:
             del self.segments[position + 1 :]
             self._changed_at = -1
@@ -401,7 +399,7 @@ class PartitionState:
 
     def unknown(self, start: int, end: int) -> list[Unknown]:
         """Return transactions with offsets in `[start, end)` whose outcome is in no marker and no `.txnindex`."""
-        entries = [entry for entry in self.transactions.unknown if entry[1] < end and entry[2] >= start]
+        entries = [span for span in self.transactions.unknown if span.first < end and span.last >= start]
         if not entries:
             return []
         indexed = [self._transaction_index(state.name) for state in self.segments]
@@ -415,10 +413,7 @@ class PartitionState:
         """Return the `.txnindex` of a segment, empty if missing or wrong. That of the last segment still grows."""
         index = self._indexed.get(name)
         if index is None:
-            try:
-                index = transaction_index.parse(file_bytes(companion(name.path, "txnindex")) or b"", name.base)
-            except Corrupt:
-                index = transaction_index.none()
+            index = aborted_by_index(name.path, name.base)
             if self.segments and name != self.segments[-1].name:
                 self._indexed[name] = index
         return index
@@ -445,7 +440,7 @@ class PartitionState:
             edges.extend(state.block_position[1:])
             edges.extend([state.end] if state.block_position else ())
         base, stop, records, position, batches = (np.array(column, np.int64) for column in columns)
-        runs = Runs(base, stop, records, np.array(edges, np.int64) - position, batches)
+        runs = BatchRuns(base, stop, records, np.array(edges, np.int64) - position, batches)
         return Stored(start, end, runs.ordered().clipped(start, end))
 
 

@@ -1,8 +1,8 @@
-"""Reading a range of offsets of a Kafka partition, in whatever files it lies when the task gets to it.
+"""Reading a range of offsets of a Kafka partition, in whatever files it is when the task gets to it.
 
 A part names offsets and the partition's folder, never positions or files: between planning and reading the log
 cleaner may have put other files under the same names. It carries the aborted transactions of its range, because their
-markers may lie behind the range's end.
+markers may be after the range's end.
 
 Every batch of the range is checked (`sparklog.kafka.in_place.segment_recovery`); what damage does is the part's policy.
 """
@@ -10,7 +10,7 @@ Every batch of the range is checked (`sparklog.kafka.in_place.segment_recovery`)
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,9 +21,10 @@ from sparklog.errors import Corrupt, NotFound
 from sparklog.format.arrow_numpy import fixed_array, repeated_text
 from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions
+from sparklog.format.window import Window
 from sparklog.kafka.in_place.directory import SegmentName, never_there, settled_segments
-from sparklog.kafka.in_place.files import FilePath, renew
-from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, Window, seek
+from sparklog.kafka.in_place.files import FilePath
+from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, seek
 from sparklog.kafka.in_place.segment_recovery import (
     FAIL,
     SKIP,
@@ -35,6 +36,7 @@ from sparklog.kafka.in_place.segment_recovery import (
     resume,
     sound_windows,
 )
+from sparklog.log.read.record_batches import joined, schema_of
 from sparklog.log.state.view import COUNTED, RECORD_SCHEMA, OffsetRange, check_columns
 
 if TYPE_CHECKING:
@@ -70,43 +72,41 @@ class KafkaReadPart:
         the range: its start was deleted, or its end was taken back.
         """
         wanted = list(check_columns(columns))
-        batches = _coalesced(self._pieces(wanted or list(COUNTED), batch_bytes), batch_bytes)
+        batches = joined(self._pieces(wanted or list(COUNTED), batch_bytes), batch_bytes)
         yield from batches if wanted else (batch.select([]) for batch in batches)
 
     def _pieces(self, columns: list[str], batch_bytes: int) -> Iterator[pa.RecordBatch]:
         """One RecordBatch per window, window sizes following how much records grow when they are decoded."""
         wanted = _DECODED & set(columns) | {"offset", "timestamp"}
         budget = WindowBudget(batch_bytes)
-        for file, window in self.windows(budget):
-            for decoded in self._decoded(file, window, wanted):
+        for window in self.windows(budget):
+            for decoded in self._decoded(window, wanted):
                 piece = _record_batch(decoded, columns, self.range)
                 budget.learn(len(window.data), piece.nbytes)
                 if piece.num_rows:
                     yield piece
 
-    def _decoded(self, file: SegmentFile, window: Window, wanted: Set[str]) -> Iterator[RecordColumns]:
+    def _decoded(self, window: Window, wanted: Set[str]) -> Iterator[RecordColumns]:
         """The visible records of a window; where damage is skipped, those of each batch that can be decoded."""
         try:
             start, end, visible = self.range.start, self.range.end, self._visible(window.headers)
-            yield window.decode(wanted, file.path, visible, start_offset=start, end_offset=end)
+            yield window.decode(wanted, visible, start_offset=start, end_offset=end)
         except Corrupt as error:
             if self.corrupt_records != SKIP:
                 raise
             rows = len(window.headers)
             for row in range(rows if rows > 1 else 0):
-                single = replace(window, headers=window.headers[row : row + 1])
-                yield from self._decoded(file, single, wanted)
+                yield from self._decoded(window.select(slice(row, row + 1)), wanted)
             if rows == 1:
-                header = window.headers.row(0)
+                header, end = window.headers.row(0), int(window.headers.next_offset[0])
                 position = window.start + int(window.headers.position[0])
-                end = header.base_offset + header.last_offset_delta + 1
-                self._skipped(file, position, header.size, header.base_offset, end, error.message)
+                self._report_skipped(window.file, position, header.size, header.base_offset, end, error.message)
 
-    def _skipped(self, file: SegmentFile, position: int, nbytes: int, start: int, end: int | None, reason: str) -> None:
+    def _report_skipped(self, file: str, position: int, nbytes: int, start: int, end: int | None, reason: str) -> None:
         mine = self.range
         first, last = max(start, mine.start), mine.end if end is None else min(end, mine.end)
         if first < last:
-            self.on_skipped(Skipped(mine.topic, mine.partition, file.path, position, nbytes, first, last, reason))
+            self.on_skipped(Skipped(mine.topic, mine.partition, file, position, nbytes, first, last, reason))
 
     def _visible(self, headers: BatchHeaders) -> npt.NDArray[np.bool_]:
         """Which batches have records for this reader: no control batches, no aborted ones."""
@@ -116,54 +116,60 @@ class KafkaReadPart:
             visible[rows] = ~self.aborted.covers(headers.producer_id[rows], headers.base_offset[rows])
         return visible
 
-    def windows(self, budget: WindowBudget) -> Iterator[tuple[SegmentFile, Window]]:
+    def windows(self, budget: WindowBudget) -> Iterator[Window]:
         """Windows of whole and sound batches that cover the range, from one segment after the other."""
-        position, end = self.range.start, self.range.end
-        names = settled_segments(self.folder)
-        after, tries = -1, 0
-        while position < end:
-            name = _segment_for(names, position, after)
-            if name is None:
-                raise self._gone(names, position, after)
-            if name.base >= end:
-                return  # Nothing was kept between here and there.
-            passed: list[int] = []
+        walk = _SegmentWalk(settled_segments(self.folder), self.range.start)
+        for tries_left in reversed(range(REPLAN_TRIES + 1)):
             try:
-                with SegmentFile(name.path) as file:
-                    for window in self._segment_windows(file, name, position, names, budget, passed):
-                        if not len(window.headers):
-                            return  # The log goes on behind the range: nothing was kept up to its end.
-                        yield file, window
-                        position = max(position, int(window.headers.next_offset[-1]))
-            except (FileNotFoundError, Corrupt) as error:
-                # The cleaner or retention was here: what matters is where the offsets lie now.
-                tries += 1
-                if isinstance(error, Corrupt):
-                    if tries > REPLAN_TRIES or not file.replaced():
-                        raise
-                elif tries > REPLAN_TRIES:
+                while (name := self._next_segment(walk)) is not None:
+                    yield from self._segment(name, walk, budget)
+                return
+            except FileNotFoundError as error:
+                if not tries_left:
                     raise never_there(error) from None
-                renew(self.folder)
-                names, after = settled_segments(self.folder), -1
-                continue
-            position, after = max(position, *passed, 0), name.base
+            except Corrupt:
+                if not tries_left or walk.file is None or not walk.file.replaced():
+                    raise
+            # The cleaner or retention was here: what matters is where the offsets are now.
+            self.folder.renew()
+            walk.names, walk.after = settled_segments(self.folder), -1
+
+    def _next_segment(self, walk: _SegmentWalk) -> SegmentName | None:
+        """Return the next segment to read, None at the end of the range. `NotFound` if its offsets are gone."""
+        if walk.position >= self.range.end:
+            return None
+        if walk.after >= 0:
+            name = next((name for name in walk.names if name.base > walk.after), None)
+        else:
+            name = next((name for name in reversed(walk.names) if name.base <= walk.position), None)
+        if name is None:
+            raise self._gone(walk)
+        # Where the next one begins after the range, nothing was kept between here and there.
+        return name if name.base < self.range.end else None
+
+    def _segment(self, name: SegmentName, walk: _SegmentWalk, budget: WindowBudget) -> Iterator[Window]:
+        """Yield the windows of one segment, and move the walk on."""
+        walk.passed = 0
+        with SegmentFile(name.path) as file:
+            walk.file = file
+            for window in self._segment_windows(file, name, walk, budget):
+                if not len(window.headers):
+                    walk.position = self.range.end  # The log goes on after the range: nothing was kept up to its end.
+                    return
+                yield window
+                walk.position = max(walk.position, int(window.headers.next_offset[-1]))
+        walk.position, walk.after = max(walk.position, walk.passed), name.base
 
     def _segment_windows(
-        self,
-        file: SegmentFile,
-        name: SegmentName,
-        position: int,
-        names: Sequence[SegmentName],
-        budget: WindowBudget,
-        passed: list[int],
+        self, file: SegmentFile, name: SegmentName, walk: _SegmentWalk, budget: WindowBudget
     ) -> Iterator[Window]:
-        """Yield windows from the first batch that ends at or behind `position` to the last of the range.
+        """Yield windows from the first batch that ends at or after the walk's position to the last of the range.
 
-        `Corrupt` if the range goes on behind what is no sound batch, unless that is skipped: then `passed` gets the
-        offset behind it.
+        `Corrupt` if the range goes on after what is no sound batch, unless that is skipped: then `walk.passed` gets the
+        offset after it.
         """
-        skipping = self.corrupt_records == SKIP
-        limit = _limit(names, name, file)
+        skipping, position = self.corrupt_records == SKIP, walk.position
+        limit = _limit(walk.names, name, file)
 
         def decide(damage: Damage) -> bool:
             if skipping:
@@ -172,17 +178,15 @@ class KafkaReadPart:
                 return False  # It is what ended the log.
             message, offset = damage.reason, damage.offset
             if damage.structural:
-                message, offset = (
-                    f"expected batches up to offset {self.range.end - 1}: {message}",
-                    max(offset, position),
-                )
+                message = f"expected batches up to offset {self.range.end - 1}: {message}"
+                offset = max(offset, position)
             raise Corrupt(f"{message}; {GO_ON}", file=file.path, position=damage.position, offset=offset)
 
         def resumed(damage: Damage, until: int, end: int | None) -> None:
-            self._skipped(file, damage.position, until - damage.position, damage.offset, end, damage.reason)
-            if end is None and name == names[-1]:
-                end = self.range.end
-            passed.append(position if end is None else end)
+            self._report_skipped(file.path, damage.position, until - damage.position, damage.offset, end, damage.reason)
+            if end is None:
+                end = self.range.end if name == walk.names[-1] else position
+            walk.passed = max(walk.passed, end)
 
         return sound_windows(
             file,
@@ -195,15 +199,28 @@ class KafkaReadPart:
             window_bytes=lambda: budget.window,
         )
 
-    def _gone(self, names: Sequence[SegmentName], position: int, after: int) -> NotFound:
+    def _gone(self, walk: _SegmentWalk) -> NotFound:
         # Offsets may be missing inside a cleaned log, but not at its ends.
-        if after < 0:
-            place = f"the log starts at {names[0].base} now" if names else "the log is empty now"
-        else:
+        if walk.after >= 0:
             place = "the log ends before them now"
-        return NotFound(
-            f"offsets {position} to {self.range.end - 1} of {self.range.topic}-{self.range.partition} are gone: {place}"
-        )
+        else:
+            place = f"the log starts at {walk.names[0].base} now" if walk.names else "the log is empty now"
+        mine = self.range
+        return NotFound(f"offsets {walk.position} to {mine.end - 1} of {mine.topic}-{mine.partition} are gone: {place}")
+
+
+@dataclass(slots=True)
+class _SegmentWalk:
+    """The progress of a read: `position` is the next offset, `after` the base of the segment read last (-1: none yet).
+
+    `passed`: the offset after the damage that was skipped in the segment `file`.
+    """
+
+    names: Sequence[SegmentName]
+    position: int
+    after: int = -1
+    passed: int = 0
+    file: SegmentFile | None = None
 
 
 @dataclass(slots=True)
@@ -219,31 +236,22 @@ class WindowBudget:
         self.window = int(min(max(self.target / growth, MIN_WINDOW_BYTES), most))
 
 
-def _segment_for(names: Sequence[SegmentName], position: int, after: int) -> SegmentName | None:
-    """Return the next segment to read: the one that can hold `position`, or the first behind the last one read."""
-    later = [name for name in names if name.base > after]
-    if after >= 0:
-        return later[0] if later else None
-    below = [name for name in names if name.base <= position]
-    return below[-1] if below else None
-
-
 def _limit(names: Sequence[SegmentName], name: SegmentName, file: SegmentFile) -> int | None:
-    """Return the base of the segment behind `name`, which no offset of it reaches; None if it is the last one.
+    """Return the base of the segment after `name`, which no offset of it reaches; None if it is the last one.
 
     None, too, if the file is not the listed one: the cleaner may have merged others into it since.
     """
     later = [other.base for other in names if other.base > name.base]
     same = file.inode == name.inode
-    if not isinstance(file.place, str):
+    if not file.place.is_local:
         same = (file.size, file.modified) == (name.size, name.modified)
     return later[0] if later and same else None
 
 
 def _first_position(file: SegmentFile, name: SegmentName, offset: int, limit: int | None, *, skipping: bool) -> int:
-    """Return the position of the first batch that ends at or behind `offset`, or of the damage that may hold it.
+    """Return the position of the first batch that ends at or after `offset`, or of the damage that may hold it.
 
-    Reads headers only. With `skipping` also behind damage, else only behind a batch of an unknown format.
+    Reads headers only. With `skipping` also after damage, else only after a batch of an unknown format.
     """
     start = seek(file, name.base, offset)
     while True:
@@ -272,36 +280,4 @@ def _record_batch(decoded: RecordColumns, columns: list[str], part: OffsetRange)
         "timestampType": lambda: fixed_array(decoded.timestamp_type.astype(np.int32), pa.int32()),
     }
     arrays = [made[name]() if name in made else getattr(decoded, name) for name in columns]
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([RECORD_SCHEMA.field(name) for name in columns]))
-
-
-def _coalesced(pieces: Iterator[pa.RecordBatch], batch_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Join small neighbours, cut large pieces by rows. What came before an error comes before it."""
-    held: list[pa.RecordBatch] = []
-    size = 0
-    try:
-        for piece in pieces:
-            held.append(piece)
-            size += piece.nbytes
-            if size * 2 < batch_bytes:
-                continue
-            whole, held = _joined(held), []
-            yield from _cut(whole, size, batch_bytes)
-            size = 0
-    except Corrupt:
-        if held:
-            yield _joined(held)
-        raise
-    if held:
-        yield _joined(held)
-
-
-def _joined(pieces: list[pa.RecordBatch]) -> pa.RecordBatch:
-    return pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
-
-
-def _cut(batch: pa.RecordBatch, size: int, batch_bytes: int) -> Iterator[pa.RecordBatch]:
-    parts = max(round(size / max(batch_bytes, 1)), 1)
-    rows = max(-(-batch.num_rows // parts), 1)
-    for start in range(0, batch.num_rows, rows):
-        yield batch.slice(start, rows)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema_of(columns))

@@ -1,19 +1,18 @@
-"""One `.log` file of a Kafka partition, read in bounded windows, and the files that lie beside it.
+"""One `.log` file of a Kafka partition, read in bounded windows, and the files beside it.
 
 Plain positioned reads, no memory map: a broker cuts a preallocated file to its length when it rolls, and touching a
-mapped page behind the new end would kill the process. What the file held when it was opened counts; what is appended
+mapped page after the new end would kill the process. What the file held when it was opened counts; what is appended
 later is for the next look. A file that is gone was replaced or has expired: for `file.delete.delay.ms` it is still
 there as `.deleted`, with the same records. In a bucket neither happens (`sparklog.kafka.in_place.store_files`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from sparklog.errors import Corrupt
+from sparklog.format import transaction_index
 from sparklog.format.batch_scan import begins_with_header, least_size, scan_headers, single_header
 from sparklog.format.record_batch import (
     CRC_START,
@@ -22,14 +21,11 @@ from sparklog.format.record_batch import (
     MAGIC_POSITION,
     BatchHeader,
     BatchHeaders,
-    BoolArray,
 )
 from sparklog.format.segment_indexes import OffsetIndex
-from sparklog.kafka.in_place.files import DELETED, FilePath, exists, file_bytes, join, name_of, open_file, parent
-from sparklog.kafka.in_place.store_files import StoreFile
-
-if TYPE_CHECKING:
-    from sparklog.format.decode import RecordColumns
+from sparklog.format.transaction_index import AbortedTransactions
+from sparklog.format.window import Window
+from sparklog.kafka.in_place.files import DELETED, FilePath
 
 SWAP = ".swap"
 CLEANED = ".cleaned"
@@ -40,13 +36,13 @@ def companion(log: FilePath, suffix: str) -> FilePath:
 
     A swap renames the files of a segment one by one, the `.log` first, so the others may still be named `.swap`.
     """
-    folder, name = parent(log), name_of(log)
+    folder, name = log.parent, log.name
     for state in (SWAP, DELETED):
         if name.endswith(state):
-            return join(folder, f"{name.removesuffix(state).removesuffix('.log')}.{suffix}{state}")
-    plain = f"{name.removesuffix('.log')}.{suffix}"
-    swapped = join(folder, plain + SWAP)
-    return join(folder, plain) if exists(join(folder, plain)) or not exists(swapped) else swapped
+            return folder.child(f"{name.removesuffix(state).removesuffix('.log')}.{suffix}{state}")
+    plain = folder.child(f"{name.removesuffix('.log')}.{suffix}")
+    swapped = folder.child(plain.name + SWAP)
+    return plain if plain.exists() or not swapped.exists() else swapped
 
 
 HEADER_WINDOW_BYTES = 256 * 1024
@@ -62,7 +58,7 @@ class SegmentFile:
 
     def __init__(self, path: FilePath) -> None:
         """Open `path`, or on a disk its `.deleted` namesake. `FileNotFoundError` if there is neither."""
-        self._file = open_file(path)
+        self._file = path.open()
         self.place: FilePath = self._file.path
         self.path = str(self.place)
         self.size, self.modified, self.inode = self._file.size, self._file.modified, self._file.inode
@@ -80,8 +76,8 @@ class SegmentFile:
         return self._file.read(position, length)
 
     def replaced(self) -> bool:
-        """True if another file lies in a bucket under this name by now, so that what was read may be of both."""
-        return isinstance(self._file, StoreFile) and self._file.replaced()
+        """True if another file has this name in a bucket by now, so that what was read may be of both."""
+        return self._file.replaced()
 
     def header_at(self, position: int) -> BatchHeader | None:
         """The header of a batch that claims to start at `position` and to end inside the file, or None."""
@@ -99,7 +95,7 @@ class SegmentFile:
     def unknown_format_at(self, position: int) -> BatchHeaders | None:
         """The header of a whole batch whose magic is above any that is known, and whose checksum holds, or None.
 
-        The magic lies outside the checksum. Kafka takes such a batch for one of its newest format.
+        The magic is outside the checksum. Kafka takes such a batch for one of its newest format.
         """
         data = bytearray(self.read(position, HEADER_BYTES))
         if len(data) < HEADER_BYTES or not MAGIC < data[MAGIC_POSITION] <= MAX_MAGIC:
@@ -116,38 +112,14 @@ class SegmentFile:
         from crc32c import crc32c
 
         start, checksum = (MAGIC_POSITION, zlib.crc32) if header.magic < MAGIC else (CRC_START, crc32c)
-        crc, at, end = 0, position + start, position + header.size
-        while at < end:
-            piece = self.read(at, min(_CRC_PIECE_BYTES, end - at))
+        crc, low, high = 0, position + start, position + header.size
+        while low < high:
+            piece = self.read(low, min(_CRC_PIECE_BYTES, high - low))
             if not piece:
                 return False
             crc = checksum(piece, crc)
-            at += len(piece)
+            low += len(piece)
         return crc == header.crc
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Bytes of a file from `start` and the headers of the whole batches in them (positions count from `start`)."""
-
-    data: bytes
-    start: int
-    headers: BatchHeaders
-
-    def decode(self, columns: Collection[str], file: str, select: BoolArray, **offsets: int) -> RecordColumns:
-        """Decode the selected batches, whose checksums were verified; `offsets`: `start_offset` and `end_offset`."""
-        from sparklog.format.decode import decode
-
-        return decode(
-            self.data,
-            self.headers,
-            columns=columns,
-            select=select,
-            check_crc=False,
-            file=file,
-            file_position=self.start,
-            **offsets,
-        )
 
 
 class BatchWalk:
@@ -173,7 +145,7 @@ class BatchWalk:
             data = self.file.read(self.end, min(wanted, size - self.end))
             headers = scan_headers(data, whole=False, contents=self._window_bytes is not None)
             if len(headers):
-                yield Window(data, self.end, headers)
+                yield Window(data, self.end, headers, self.file.path)
             self.end += headers.end
             if headers.stop == "end" and headers.end:
                 continue
@@ -182,16 +154,24 @@ class BatchWalk:
                 continue  # Cut off by the window, not by the file: it begins the next window.
             header = self.file.header_at(self.end) if headers.stop == "partial" and not last else None
             if header is not None and self._window_bytes is None:
-                yield Window(data[:HEADER_BYTES], self.end, single_header(data))
+                yield Window(data[:HEADER_BYTES], self.end, single_header(data), self.file.path)
                 self.end += header.size
             elif header is not None and (header.size <= HUGE_BATCH_BYTES or self.file.crc_holds(self.end, header)):
                 body = self.file.read(self.end, header.size)
-                yield Window(body, self.end, scan_headers(body, whole=False))
+                yield Window(body, self.end, scan_headers(body, whole=False), self.file.path)
                 self.end += header.size
             else:
                 huge = "the checksum of a long batch does not match"
                 self.stop, self.reason = (headers.stop, headers.reason) if header is None else ("corrupt", huge)
                 return
+
+
+def aborted_by_index(log: FilePath, base: int) -> AbortedTransactions:
+    """Return the entries of the `.txnindex` beside a `.log`; none where it is missing or damaged."""
+    try:
+        return transaction_index.parse(companion(log, "txnindex").data() or b"", base)
+    except Corrupt:
+        return transaction_index.none()
 
 
 def seek(file: SegmentFile, base: int, offset: int) -> int:
@@ -201,10 +181,10 @@ def seek(file: SegmentFile, base: int, offset: int) -> int:
     An index has no checksum and may belong to another file of the same name, so its entry counts only if a batch starts
     there, ends with the entry's offset and matches its checksum.
     """
-    if offset <= base and not isinstance(file.place, str):
+    if offset <= base and not file.place.is_local:
         return 0  # It spares a request.
     path = companion(file.place, "index")
-    data = file_bytes(path)
+    data = path.data()
     try:
         last, position = (-1, 0) if data is None else OffsetIndex.parse(data, base, file=str(path)).lookup(offset)
     except Corrupt:

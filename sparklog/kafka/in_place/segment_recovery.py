@@ -6,11 +6,11 @@
 | `skip`     | it is left out and reported; reading goes on with the next whole batch                            |
 | `truncate` | the log ends in front of it, as after Kafka's recovery from an unclean shutdown (recovery point 0) |
 
-The log's end is the same for `fail` and for Kafka's recovery of the last segment: behind the last whole batch. Bytes
-behind it (half a batch, zeros, garbage) are not written yet or never will be, and are no damage. `skip` goes on behind
+The log's end is the same for `fail` and for Kafka's recovery of the last segment: after the last whole batch. Bytes
+after it (half a batch, zeros, garbage) are not written yet or never will be, and are no damage. `skip` goes on after
 them if whole batches follow.
 
-A batch is sound if its checksum is right, its header is one that a writer writes, and its offsets lie behind those of
+A batch is sound if its checksum is right, its header is one that a writer writes, and its offsets are above those of
 the batch before it and below the next segment. The last matters because base offset and length are outside of the
 checksum: a flipped bit there would move records to other offsets, or hide all that follow.
 
@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -45,7 +45,8 @@ from sparklog.format.record_batch import (
     MAGIC_POSITION,
     BatchHeaders,
 )
-from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, Window
+from sparklog.format.window import Window
+from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile
 
 CorruptRecords = Literal["fail", "skip", "truncate"]
 FAIL: Final = "fail"
@@ -129,7 +130,7 @@ class Span:
 def first_is_wrong(before: int, first: Span, second: Span, after: int | None) -> bool:
     """Blame one of two batches out of order: True for the first, False for the second.
 
-    `before`: where the batch in front of the first ends; `after`: where the one behind the second begins, None if there
+    `before`: where the batch in front of the first ends; `after`: where the one after the second begins, None if there
     is none. The first is right if it follows directly. Else that batch is wrong without which the rest is in order; if
     either will do, the one that a flipped bit explains or that fits into the hole it would leave.
     """
@@ -161,7 +162,7 @@ class OffsetOrder:
         `holds`: does the checksum of the batch at this position match? Asked only of batches out of order.
         """
         starts, deltas = headers.base_offset, headers.last_offset_delta
-        # An offset beyond what a log can hold ends it there, and whoever reads the batch gets an error.
+        # An offset beyond what a log can hold ends it there, and a reader of the batch gets an error.
         ends = np.minimum(starts, MAX_OFFSET - np.maximum(deltas, 0)) + deltas + 1
         positions = headers.position + start
         ordered = np.ones(len(starts), np.bool_)
@@ -247,9 +248,9 @@ def sound_windows(
     """Yield windows of sound batches from position `start`, in file order, up to the first that begins at offset `end`.
 
     `expected`: the least offset; `limit`: the next segment's base, which no offset reaches, None if unknown. A window
-    without batches comes last if the next batch begins at or behind `end`.
+    without batches comes last if the next batch begins at or after `end`.
 
-    `decide` returns True to go on behind damage, False to end in front of it, or raises; `resumed` is called with the
+    `decide` returns True to go on after damage, False to end in front of it, or raises; `resumed` is called with the
     damage, and position and offset of the next sound batch: those of the file's end and `limit` without one.
     """
     position, offset = start, expected
@@ -260,11 +261,11 @@ def sound_windows(
             count, damage = _sound(window, file, offset, end, limit)
             if count:
                 offset = int(window.headers.next_offset[count - 1])
-                yield window if count == len(window.headers) else replace(window, headers=window.headers[:count])
+                yield window if count == len(window.headers) else window.select(slice(count))
             if damage is not None:
                 break
             if count < len(window.headers):
-                yield replace(window, headers=window.headers[:0])
+                yield window.select(slice(0))
                 return
             if end is not None and offset >= end:
                 return
@@ -304,7 +305,7 @@ def _sound(
         inside = int(beyond[0]) if len(beyond) else inside
     if row is not None and row >= inside:
         # Out of order at the range's end: it matters only if something of the range follows.
-        follows = _behind(window, file, row) if row == inside else None
+        follows = _following(window, file, row) if row == inside else None
         row = row if follows and end is not None and follows.start < end else None
     wrong = crc_failures(window.data, headers[: inside if row is None else row + 1])
     if len(wrong):
@@ -331,10 +332,10 @@ def _disordered(window: Window, file: SegmentFile, expected: int, limit: int | N
     beyond = following > limit if limit is not None else np.zeros(len(base), np.bool_)
     back = base < before
     last = len(base) - 1
-    after = _behind(window, file, last)
-    behind = after is not None and after.start < following[last]
+    after = _following(window, file, last)
+    overlapped = after is not None and after.start < following[last]
     wrong = odd | beyond | back
-    if not wrong.any() and not behind:
+    if not wrong.any() and not overlapped:
         return None, ""
     row = int(np.argmax(wrong)) if wrong.any() else last + 1
     if row <= last and odd[row]:
@@ -346,7 +347,7 @@ def _disordered(window: Window, file: SegmentFile, expected: int, limit: int | N
     second = after if row > last else Span(int(base[row]), int(following[row]))
     if row and second is not None:
         first = Span(int(base[row - 1]), int(following[row - 1]))
-        third = _behind(window, file, row)
+        third = _following(window, file, row)
         if first_is_wrong(int(before[row - 1]), first, second, limit if third is None else third.start):
             wanted = f"expected a batch below offset {second.start}, where the next one begins"
             return row - 1, f"{wanted}; found offset {first.start}"
@@ -355,8 +356,8 @@ def _disordered(window: Window, file: SegmentFile, expected: int, limit: int | N
     return row, f"expected a batch at offset {int(before[row])} or above; found offset {int(base[row])}"
 
 
-def _behind(window: Window, file: SegmentFile, row: int) -> Span | None:
-    """The offsets of the batch behind a row, if there is one of magic 2; `row` may be the one behind the window."""
+def _following(window: Window, file: SegmentFile, row: int) -> Span | None:
+    """Return the offsets of the batch after a row, if it is of magic 2; `row` may be the one after the window."""
     headers = window.headers
     if row + 1 < len(headers):
         return Span(int(headers.base_offset[row + 1]), int(headers.next_offset[row + 1]))
@@ -371,7 +372,7 @@ def _behind(window: Window, file: SegmentFile, row: int) -> Span | None:
 
 
 def resume(file: SegmentFile, position: int, expected: int, limit: int | None, *, size: int = 0) -> Resumed | None:
-    """The next sound batch behind damage at `position`, whose offsets are at least `expected`; None: there is none.
+    """Find the next sound batch after damage at `position`, whose offsets are at least `expected`; None: there is none.
 
     `size`: of the damaged batch by its own length field, 0 if that cannot be.
     """
@@ -382,21 +383,21 @@ def resume(file: SegmentFile, position: int, expected: int, limit: int | None, *
         last = header.base_offset + header.last_offset_delta
         if expected <= header.base_offset <= last <= greatest and file.crc_holds(position + size, header):
             return Resumed(position + size, header.base_offset)
-    at = position + 1
-    while at + HEADER_BYTES <= file.size:
-        data = file.read(at, _SEARCH_BYTES)
+    start = position + 1
+    while start + HEADER_BYTES <= file.size:
+        data = file.read(start, _SEARCH_BYTES)
         if len(data) < HEADER_BYTES:
             return None
-        for candidate in _candidates(data, file.size - at, expected, greatest):
-            header = file.header_at(at + candidate)
-            if header is not None and file.crc_holds(at + candidate, header):
-                return Resumed(at + candidate, header.base_offset)
-        at += len(data) - HEADER_BYTES + 1
+        for candidate in _candidates(data, file.size - start, expected, greatest):
+            header = file.header_at(start + candidate)
+            if header is not None and file.crc_holds(start + candidate, header):
+                return Resumed(start + candidate, header.base_offset)
+        start += len(data) - HEADER_BYTES + 1
     return None
 
 
 def _candidates(data: bytes, left: int, expected: int, greatest: int) -> list[int]:
-    """Positions in `data` where a header stands that a writer may have written; `left`: bytes to the file's end."""
+    """Return where in `data` a header is that a writer may have written; `left`: bytes to the file's end."""
     raw = np.frombuffer(data, np.uint8)
     count = len(raw) - HEADER_BYTES + 1
     likely = np.flatnonzero(

@@ -1,7 +1,7 @@
 """The files of a Kafka directory in a bucket, or another store of objects: listed as a whole, read in ranges.
 
 No broker works in a bucket, so nothing is renamed while it is read: one listing counts, and a `.swap` that it shows is
-not waited for. Files have no inodes: one is the same as long as its size and time are. A folder exists by what lies in
+not waited for. Files have no inodes: one is the same as long as its size and time are. A folder exists by what is in
 it.
 
 A listing is kept until `renew`. It tells without a request which files exist below the folder that was listed, their
@@ -13,22 +13,27 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import ClassVar, TypeVar
 
 from sparklog.errors import NotFound
+from sparklog.log.read.read_ahead import ReadAhead, Request
 from sparklog.storage.fork_safety import ForkLock
 from sparklog.storage.locations import without_settings
+from sparklog.storage.parallel_reads import ask_each
 from sparklog.storage.store import ObjectInfo, Store
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 RANGE_BYTES = 4 << 20
 """Bytes of a request for a part of a file."""
 RANGES_AHEAD = 2
 """Ranges requested before they are asked for, once two in a row were, by a store that has `parallel_reads`."""
-_RANGES_KEPT = RANGES_AHEAD + 2
+RANGES_KEPT = RANGES_AHEAD + 2
+"""Ranges in memory, those ahead among them."""
 _SMALL_BYTES = 64 * 1024
 """A file up to this size is read again only if its size or time has changed."""
 
@@ -46,18 +51,6 @@ class StoreStat:
         return cls(info.size, info.modified_ms * 1_000_000)
 
 
-@dataclass(frozen=True, slots=True)
-class StoreEntry:
-    """A file or folder in a listing, as `os.DirEntry` is one."""
-
-    name: str
-    path: StorePath
-    info: ObjectInfo | None
-
-    def stat(self) -> StoreStat:
-        return StoreStat(0, 0) if self.info is None else StoreStat.of(self.info)
-
-
 @dataclass(frozen=True, slots=True, order=True)
 class StorePath:
     """A file or folder in a store of objects, by its key: an empty one is the whole store. Picklable as its store is.
@@ -65,6 +58,7 @@ class StorePath:
     `str` gives its URL, for messages: without settings.
     """
 
+    is_local: ClassVar[bool] = False
     key: str
     files: StoreFiles = field(compare=False, repr=False)
 
@@ -82,13 +76,15 @@ class StorePath:
     def child(self, name: str) -> StorePath:
         return StorePath(f"{self.key}/{name}" if self.key else name, self.files)
 
-    def scan(self) -> AbstractContextManager[Iterator[StoreEntry]]:
-        """List a folder, as `os.scandir`. `FileNotFoundError` if nothing lies in it."""
+    @property
+    def real(self) -> StorePath:
+        return self
+
+    def names(self) -> Iterator[str]:
         names = self.files.names(self.key)
         if not names:
             raise self._gone()
-        entries = [StoreEntry(name, path := self.child(name), self.files.info(path.key)) for name in sorted(names)]
-        return nullcontext(iter(entries))
+        return iter(sorted(names))
 
     def stat(self) -> StoreStat:
         info = self.files.info(self.key)
@@ -99,8 +95,10 @@ class StorePath:
     def is_folder(self) -> bool:
         return bool(self.files.names(self.key))
 
-    def exists(self) -> bool:
+    def is_file(self) -> bool:
         return self.files.info(self.key) is not None
+
+    exists = is_file
 
     def first_keys(self, most: int) -> Iterator[str]:
         """Yield the names of the first files below a folder, from a listing of its own: `orders-0/x`."""
@@ -112,18 +110,26 @@ class StorePath:
         return self.files.store.list_folders(f"{self.key}/" if self.key else "")
 
     def data(self) -> bytes | None:
-        """Read a file whole; None if there is none."""
         return self.files.data(self.key)
 
     def open(self) -> StoreFile:
         return StoreFile(self, self.stat())
 
+    def renew(self) -> None:
+        self.files.renew(self.key)
+
+    def look_at_each(self, look: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+        return ask_each(self.files.store, look, items)
+
+    def as_object(self) -> tuple[Store, str]:
+        return self.files.store, self.key
+
     def _gone(self) -> FileNotFoundError:
         return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self))
 
 
-class _Listing:
-    """The files below a folder, and by folder the names of what lies directly in it."""
+class _StoreListing:
+    """The files below a folder, and by folder the names of what is directly in it."""
 
     def __init__(self, store: Store, folder: str) -> None:
         self.folder = folder
@@ -151,7 +157,7 @@ class StoreFiles:
         self.store = store
         self.base = without_settings(store.location)
         self._lock = ForkLock()
-        self._listing: _Listing | None = None
+        self._listing: _StoreListing | None = None
         self._small: dict[str, tuple[ObjectInfo, bytes]] = {}
 
     def __reduce__(self) -> tuple[type[StoreFiles], tuple[Store]]:
@@ -167,11 +173,11 @@ class StoreFiles:
         self._listing = None
 
     def names(self, folder: str) -> set[str]:
-        """Return the names of what lies in a folder; none if there is no such folder."""
+        """Return the names of what is in a folder; none if there is no such folder."""
         with self._lock:
             listing = self._listing
             if listing is None or not listing.covers(folder):
-                listing = self._listing = _Listing(self.store, folder)
+                listing = self._listing = _StoreListing(self.store, folder)
         return listing.names.get(folder, set())
 
     def info(self, key: str) -> ObjectInfo | None:
@@ -207,12 +213,15 @@ class StoreFile:
     def __init__(self, path: StorePath, stat: StoreStat) -> None:
         self.path = path
         self.size, self.modified = stat.st_size, stat.st_mtime_ns
-        self._held: dict[int, bytes | Future[bytes]] = {}
+        self._store = path.files.store
+        self._ranges: dict[int, bytes] = {}
+        """The ranges read last, by number."""
         self._last = -1
-        self._pool: ThreadPoolExecutor | None = None
+        self._coming: dict[int, Request] = {}
+        """Ranges to read next, in order: the one that is asked for, and those after it that are read ahead."""
+        self._ahead = ReadAhead(min(self._store.parallel_reads, RANGES_AHEAD + 1), self._fetch, self._more)
 
     def read(self, position: int, length: int) -> bytes:
-        """Return bytes from `position`; fewer than `length` only at the end of the file."""
         parts: list[bytes] = []
         end = min(position + length, self.size)
         while position < end:
@@ -224,40 +233,47 @@ class StoreFile:
 
     def replaced(self) -> bool:
         """True if the file has another size or time by now, or is gone. A request."""
-        info = self.path.files.store.stat(self.path.key)
+        info = self._store.stat(self.path.key)
         return info is None or StoreStat.of(info) != StoreStat(self.size, self.modified)
 
     def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        self._ahead.close()
 
     def _range(self, number: int) -> bytes:
-        held = self._held.pop(number, None)
-        data = held.result() if isinstance(held, Future) else self._fetch(number) if held is None else held
-        self._held[number] = data
-        if number == self._last + 1 and self._last >= 0:
-            self._read_ahead(number + 1)
+        data = self._ranges.pop(number, None)
+        if data is None:
+            for passed in [other for other in self._coming if other < number or number not in self._coming]:
+                self._ahead.drop([self._coming.pop(passed)])
+            if not self._coming:
+                self._add(number)
+            data = self._ahead.take(self._coming[number])
+            del self._coming[number]
+        self._ranges[number] = data
         self._last = number
-        while len(self._held) > _RANGES_KEPT:
-            del self._held[next(iter(self._held))]
+        while len(self._ranges) > 1 and len(self._ranges) + len(self._coming) > RANGES_KEPT:
+            del self._ranges[next(iter(self._ranges))]
         return data
 
-    def _read_ahead(self, first: int) -> None:
-        if self.path.files.store.parallel_reads <= 1:
-            return
-        for number in range(first, min(first + RANGES_AHEAD, -(-self.size // RANGE_BYTES))):
-            if number not in self._held:
-                self._pool = self._pool or ThreadPoolExecutor(RANGES_AHEAD, thread_name_prefix="sparklog-read")
-                self._held[number] = self._pool.submit(self._fetch, number)
-
-    def _fetch(self, number: int) -> bytes:
+    def _add(self, number: int) -> None:
         start = number * RANGE_BYTES
         length = min(RANGE_BYTES, self.size - start)
+        self._coming[number] = Request(self._store, self.path.key, start, length)
+        self._ahead.add([self._coming[number]])
+
+    def _more(self) -> bool:
+        """Add the next range if two in a row have been asked for."""
+        asked, following = next(iter(self._coming)), next(reversed(self._coming)) + 1
+        if self._last < 0 or asked != self._last + 1 or following * RANGE_BYTES >= self.size:
+            return False
+        self._add(following)
+        return True
+
+    def _fetch(self, request: Request) -> bytes:
         try:
-            data = self.path.files.store.get(self.path.key, start, length)
+            data = request.store.get(request.file, request.start, request.length)
         except NotFound:
             data = b""
-        if len(data) < length:
+        if len(data) < request.length:
             self.path.files.forget()
             raise self.path._gone()
         return data

@@ -17,6 +17,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +29,8 @@ from sparklog.format.checksums import flipped_bit
 from sparklog.format.control import ABORT, COMMIT, control_types
 from sparklog.format.record_batch import CRC_START, NO_PRODUCER_ID, NO_SEQUENCE, BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions, concatenate
-from sparklog.kafka.in_place.segment_file import SegmentFile, Window
+from sparklog.format.window import Window
+from sparklog.kafka.in_place.segment_file import SegmentFile
 
 ANYBODY = NO_PRODUCER_ID
 MOST_BYTES = 64 * 1024
@@ -84,7 +86,7 @@ def lost_markers(file: SegmentFile, position: int, until: int) -> list[LostMarke
 def _lost_marker(batch: bytes, size: int) -> LostMarker | None:
     header = single_header(batch)
     if len(batch) == size and crc32c(memoryview(batch)[CRC_START:]) == header.crc[0]:
-        # What is wrong lies outside of the checksum.
+        # What is wrong is outside of the checksum.
         try:
             kind = control_types(batch, scan_headers(batch))[0]
         except Corrupt:
@@ -96,7 +98,7 @@ def _lost_marker(batch: bytes, size: int) -> LostMarker | None:
 
 DATA = 100
 LOST = 101
-"""Event kinds beside ABORT and COMMIT: a producer's first data since its last marker; damage that may hide markers, of
+"""Event kinds besides ABORT and COMMIT: a producer's first data since its last marker; damage that may hide markers, of
 that producer or of `ANYBODY`."""
 
 
@@ -115,8 +117,8 @@ class TransactionEvents:
             return
         chosen = headers[rows]
         kinds = np.full(len(rows), DATA, np.int64)
-        for at in np.flatnonzero(may_be_markers(chosen)).tolist():
-            kinds[at] = _kind(window, int(rows[at]))
+        for index in np.flatnonzero(may_be_markers(chosen)).tolist():
+            kinds[index] = _kind(window, int(rows[index]))
         producers, offsets = chosen.producer_id.tolist(), chosen.base_offset.tolist()
         for row, kind, producer, offset in zip(rows.tolist(), kinds.tolist(), producers, offsets, strict=True):
             if kind == LOST:
@@ -141,30 +143,37 @@ class TransactionEvents:
         self.triples.extend((LOST, producer, offset))
 
 
+class TransactionSpan(NamedTuple):
+    """A transaction's producer id, first offset, and the offset of its marker or of the damage that hides it."""
+
+    producer: int
+    first: int
+    last: int
+
+
 @dataclass
 class TransactionState:
     """Transactions of a partition after the events applied so far.
 
-    `open`: producer id -> first offset; `aborted`: (producer id, first offset, offset of the marker), by marker;
-    `unknown`: (producer id, first offset, where reading stopped): open when damage hid what came next.
+    `open`: producer id -> first offset; `aborted`: by marker; `unknown`: open when damage hid what came next.
     """
 
     open: dict[int, int] = field(default_factory=dict)
-    aborted: list[tuple[int, int, int]] = field(default_factory=list)
-    unknown: list[tuple[int, int, int]] = field(default_factory=list)
+    aborted: list[TransactionSpan] = field(default_factory=list)
+    unknown: list[TransactionSpan] = field(default_factory=list)
 
     def apply(self, triples: array[int], start: int = 0) -> None:
-        for at in range(start, len(triples), 3):
-            kind, producer, offset = triples[at : at + 3]
+        for first_of_three in range(start, len(triples), 3):
+            kind, producer, offset = triples[first_of_three : first_of_three + 3]
             if kind == DATA:
                 self.open.setdefault(producer, offset)
             elif kind == LOST:
                 for writer in list(self.open) if producer == ANYBODY else [producer] if producer in self.open else []:
-                    self.unknown.append((writer, self.open.pop(writer), offset))
+                    self.unknown.append(TransactionSpan(writer, self.open.pop(writer), offset))
             else:
                 first = self.open.pop(producer, None)
                 if kind == ABORT and first is not None:
-                    self.aborted.append((producer, first, offset))
+                    self.aborted.append(TransactionSpan(producer, first, offset))
 
     def first_open(self) -> int | None:
         """Return the first offset of the earliest open transaction, the last stable offset; None without one."""
@@ -188,8 +197,7 @@ def merged(state: TransactionState, indexed: Sequence[AbortedTransactions]) -> A
 
 
 def _damaged(window: Window, row: int) -> bool:
-    """Is the checksum of a whole batch wrong? Its producer id then may be anybody's, and would open a transaction that
-    no marker ends."""
+    """True if the checksum of a whole batch is wrong: its producer id may be any, and open a transaction for ever."""
     header = window.headers[row : row + 1]
     # A batch longer than its window comes without its body: it is believed.
     whole = int(header.position[0] + header.size[0]) <= len(window.data)

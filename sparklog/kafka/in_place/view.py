@@ -4,9 +4,9 @@ Nothing is written. Batch readers see whole batches up to the end of the log. A 
 broker's last high watermark in `replication-offset-checkpoint`, because records above it can still be replaced.
 
 A damaged log is read as Kafka's start-up would leave it after an unclean shutdown with the recovery point in the last
-segment: the log ends behind its last whole batch, and damage before that is an error for its reader. Unlike Kafka,
+segment: the log ends after its last whole batch, and damage before that is an error for its reader. Unlike Kafka,
 indexes are never trusted, and a wrong checksum inside the last segment is an error that hides no batch.
-`corrupt_records` (see `segment_recovery`) has two other policies: go on behind damage, or end the log in front of it as
+`corrupt_records` (see `segment_recovery`) has two other policies: go on after damage, or end the log in front of it as
 with recovery point 0.
 
 A lookup by time returns the first record in offset order, at or above the log start, whose timestamp is >= the target;
@@ -17,7 +17,6 @@ rule has one.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,11 +24,12 @@ import numpy as np
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, nearest
 from sparklog.format.checkpoint_files import CLEANER_OFFSETS_FILE, HIGH_WATERMARKS_FILE, LOG_STARTS_FILE, TopicPartition
+from sparklog.format.window import Window
 from sparklog.kafka.in_place import directory
-from sparklog.kafka.in_place.files import FilePath, file_path, look_at_each, parent, real_path, renew
+from sparklog.kafka.in_place.files import AnyPath, FilePath, file_path
 from sparklog.kafka.in_place.partition_state import PartitionState, SegmentState
 from sparklog.kafka.in_place.read_part import KafkaReadPart
-from sparklog.kafka.in_place.segment_file import HEADER_WINDOW_BYTES, BatchWalk, SegmentFile, Window
+from sparklog.kafka.in_place.segment_file import HEADER_WINDOW_BYTES, BatchWalk, SegmentFile
 from sparklog.kafka.in_place.segment_recovery import (
     FAIL,
     SKIP,
@@ -64,44 +64,32 @@ def first_at_or_after(state: PartitionState, timestamp: int, log_start: int) -> 
             continue
         with SegmentFile(segment.name.path) as file:
             for start, end in segment.blocks_with(timestamp):
-                for window in _windows(segment, file, start, end, skipping):
-                    record = _in_window(file, window, end, timestamp, log_start, skipping)
-                    if record is not None:
-                        return record
-                    if window.start + int(window.headers.position[-1] + window.headers.size[-1]) >= end:
-                        break
+                windows = _windows(segment, file, start, end, skipping)
+                records = (_in_window(window, end, timestamp, log_start, skipping) for window in windows)
+                if (record := next(filter(None, records), None)) is not None:
+                    return record
     return None
 
 
 def _windows(segment: SegmentState, file: SegmentFile, start: int, end: int, skipping: bool) -> Iterator[Window]:
     """Yield windows up to position `end`. `Corrupt` if something in between is no batch that can be read."""
-    if skipping:
-        yield from sound_windows(file, start, segment.name.base, decide=lambda damage: True)
-        return
     walk = BatchWalk(file, start, lambda: HEADER_WINDOW_BYTES)
-    yield from walk
-    if walk.end < end:
+    for window in sound_windows(file, start, segment.name.base, decide=lambda damage: True) if skipping else walk:
+        yield window
+        if window.start + int(window.headers.position[-1] + window.headers.size[-1]) >= end:
+            return
+    if not skipping and walk.end < end:
         raise Corrupt(walk.reason, file=file.path, position=walk.end)
 
 
-def _in_window(
-    file: SegmentFile, window: Window, end: int, timestamp: int, log_start: int, skipping: bool
-) -> TimestampOffset | None:
-    from sparklog.format.decode import decode
-
+def _in_window(window: Window, end: int, timestamp: int, log_start: int, skipping: bool) -> TimestampOffset | None:
     headers = window.headers
     candidates = (headers.max_timestamp >= timestamp) & (headers.last_offset >= log_start) & (headers.count > 0)
     candidates &= window.start + headers.position < end
     for row in np.flatnonzero(candidates).tolist():
         try:
-            records = decode(
-                window.data,
-                headers[row : row + 1],
-                columns=("offset", "timestamp"),
-                start_offset=log_start,
-                file=file.path,
-                file_position=window.start,
-            )
+            batch = window.select(slice(row, row + 1))
+            records = batch.decode(("offset", "timestamp"), check_crc=True, start_offset=log_start)
         except Corrupt:
             if not skipping:
                 raise
@@ -114,7 +102,7 @@ def _in_window(
 
 LOCAL_POLL_MS = 10
 BUCKET_POLL_MS = 1000
-"""A copy in a bucket grows when somebody copies again; a look at it costs a request for each 1,000 files."""
+"""A copy in a bucket grows when it is copied again; a look at it costs a request for each 1,000 files."""
 FRESH_MS = 1000
 
 
@@ -129,7 +117,7 @@ class KafkaView:
 
     def __init__(
         self,
-        path: FilePath | os.PathLike[str],
+        path: AnyPath,
         *,
         tailing: bool = False,
         corrupt_records: str = FAIL,
@@ -144,7 +132,7 @@ class KafkaView:
         """
         self._corrupt_records = check_policy(corrupt_records)
         self._on_skipped = on_skipped
-        self._said: set[Skipped] = set()
+        self._reported: set[Skipped] = set()
         self.place = file_path(path)
         self.location = str(self.place)
         self._tailing = tailing
@@ -157,12 +145,12 @@ class KafkaView:
                 " 00000000000000000000.log, or one such folder"
             )
         self._single = directory.split_folder_name(self.place) if self.layout == "partition" else None
-        self._log_dir = parent(real_path(self.place)) if self._single else self.place
+        self._log_dir = self.place.real.parent if self._single else self.place
         self._partitions: dict[str, dict[int, _Partition]] = {}
 
     @property
     def poll_interval_ms(self) -> int:
-        return LOCAL_POLL_MS if isinstance(self.place, str) else BUCKET_POLL_MS
+        return LOCAL_POLL_MS if self.place.is_local else BUCKET_POLL_MS
 
     def topics(self) -> list[str]:
         self._renew()
@@ -185,11 +173,14 @@ class KafkaView:
 
         def look(part: tuple[str, int, FilePath]) -> _Partition:
             topic, number, folder = part
-            known, key = self._partitions.get(topic, {}).get(number), (topic, number)
-            return self._refreshed(known, folder, key, starts.get(key), watermarks.get(key))
+            before, key = self._partitions.get(topic, {}).get(number), (topic, number)
+            policy = self._corrupt_records
+            state = PartitionState(folder, topic, number, self.env, policy) if before is None else before.state
+            state.refresh()
+            return _Partition(state, _bounds(state, starts.get(key), watermarks.get(key)))
 
-        parts = [(topic, *each) for topic, folders_of_topic in wanted.items() for each in folders_of_topic]
-        looks = look_at_each(self.place, look, parts)
+        parts = [(topic, number, folder) for topic in wanted for number, folder in wanted[topic]]
+        looks = self.place.look_at_each(look, parts)
         for topic in wanted:
             after: dict[int, _Partition] = {}
             for number, _ in wanted[topic]:
@@ -231,7 +222,8 @@ class KafkaView:
         sizes = []
         for number, partition in self._snapshot(topic).items():
             *closed, active = partition.state.segments
-            sealed_bytes, records = sum(each.end for each in closed), sum(each.records for each in (*closed, active))
+            sealed_bytes = sum(segment.end for segment in closed)
+            records = sum(segment.records for segment in partition.state.segments)
             sizes.append(PartitionSize(topic, number, active.end, sealed_bytes, records, len(closed) + 1))
         return sizes
 
@@ -262,28 +254,21 @@ class KafkaView:
         return parts
 
     def _renew(self) -> None:
-        """List a bucket anew, unless that was done a moment ago, to open it."""
+        """List a bucket again, unless that was done a moment ago, to open it."""
         opened_ms, self._opened_ms = self._opened_ms, None
         if opened_ms is None or self.env.boot_ms() - opened_ms > FRESH_MS:
-            renew(self.place)
+            self.place.renew()
 
     def _say(self, skipped: Skipped) -> None:
-        if skipped not in self._said:
-            self._said.add(skipped)
+        if skipped not in self._reported:
+            self._reported.add(skipped)
             self._on_skipped(skipped)
-
-    def _refreshed(
-        self, known: _Partition | None, folder: FilePath, key: TopicPartition, start: int | None, watermark: int | None
-    ) -> _Partition:
-        state = known.state if known is not None else PartitionState(folder, *key, self.env, self._corrupt_records)
-        state.refresh()
-        return _Partition(state, _bounds(state, start, watermark))
 
     def _checkpoint(self, name: str) -> dict[TopicPartition, int]:
         try:
             return directory.offset_checkpoint(self._log_dir, name)
         except Corrupt as error:
-            # A single partition folder may have been copied anywhere: what lies beside it need not be Kafka's.
+            # A single partition folder may have been copied anywhere: what is next to it need not be Kafka's.
             if self._single:
                 return {}
             if self._corrupt_records != FAIL and name == LOG_STARTS_FILE:
@@ -295,8 +280,8 @@ class KafkaView:
     def _folders(self) -> dict[TopicPartition, FilePath]:
         if self._single:
             return {self._single: self.place}
-        known = {part.state.folder for topic in self._partitions.values() for part in topic.values()}
-        return directory.partition_folders(self.place, known)
+        seen = {part.state.folder for topic in self._partitions.values() for part in topic.values()}
+        return directory.partition_folders(self.place, seen)
 
     def _of_topic(self, folders: Mapping[TopicPartition, FilePath], topic: str) -> dict[int, FilePath]:
         mine = {number: folder for (name, number), folder in folders.items() if name == topic}
@@ -319,7 +304,7 @@ class KafkaView:
 
 
 def _bounds(state: PartitionState, start: int | None, watermark: int | None) -> Bounds:
-    """Kafka's bounds: the log start may lie inside a segment; open transactions hold back the last stable offset."""
+    """Kafka's bounds: the log start may be inside a segment; open transactions hold back the last stable offset."""
     log_start = max(state.first_base, start or 0)
     log_end = max(state.log_end, log_start)
     high = log_end if watermark is None else min(max(watermark, log_start), log_end)

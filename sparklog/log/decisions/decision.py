@@ -23,12 +23,11 @@ from sparklog.log.journal.documents import (
     one_of,
     whole,
 )
-from sparklog.log.journal.entry_log import ENTRY_MEMBERS, Entry, EntryKind
+from sparklog.log.journal.entry_log import ENTRY_MEMBERS, EntryKind, StateEntry
 from sparklog.log.journal.names import MAX_VERSION, TRANSACTIONS_FOLDER
 from sparklog.log.state.commit import CONTENT_JSON, Resolved
 from sparklog.log.state.slices import Content
-from sparklog.log.state.writer_runs import Entry as RegistryEntry
-from sparklog.log.state.writer_runs import WriterKey, decide, earlier_runs, is_superseded, next_epoch
+from sparklog.log.state.writer_runs import WriterEntry, WriterKey, decide, earlier_runs, is_superseded, next_epoch
 
 DECISION_OPS = INIT, PREPARE, COMMIT, ABORT, FORGET = ("init", "prepare", "commit", "abort", "forget")
 REASONS = BY_OWNER, BY_NEWER_INSTANCE, BY_TIMEOUT, BY_OPERATOR, BY_NEWER_GENERATION = (
@@ -57,7 +56,7 @@ class PreparedGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class CommitDecision:
     """A COMMIT: the prepares that it commits, in topics and in consumer groups."""
 
     n: int
@@ -74,7 +73,7 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
-class Decisions(Entry):
+class Decisions(StateEntry):
     """The newest entry of a transactional id, and so its state."""
 
     op: str = ""
@@ -87,7 +86,7 @@ class Decisions(Entry):
     count: int = 0
     prepared: tuple[Prepared, ...] = ()
     prepared_groups: tuple[PreparedGroup, ...] = ()
-    commits: tuple[Committed, ...] = ()
+    commits: tuple[CommitDecision, ...] = ()
     epoch: int | None = None
     content: Content | None = None
 
@@ -95,7 +94,7 @@ class Decisions(Entry):
         """True if `n` is decided; a decision never changes."""
         return n <= self.newest
 
-    def commit_of(self, n: int) -> Committed | None:
+    def commit_of(self, n: int) -> CommitDecision | None:
         """Return the COMMIT of `n`; None: not decided, aborted, or recorded by all topics and forgotten."""
         return next((item for item in self.commits if item.n == n), None)
 
@@ -121,12 +120,13 @@ class Decisions(Entry):
         committed = self.commit_of(n)
         return committed is not None and any((item.group, item.number) == (group, number) for item in committed.groups)
 
-    def entry(self) -> RegistryEntry | None:
+    def entry(self) -> WriterEntry | None:
         """Return the entry for the replay rule; None before the first batch."""
         if self.batch is None:
             return None
-        done = (self.batch, self.count, self.number, self.time_ms)
-        return RegistryEntry(*done, self.run, self.earlier_runs, self.epoch, self.content)
+        return WriterEntry(
+            self.batch, self.count, self.number, self.time_ms, self.run, self.earlier_runs, self.epoch, self.content
+        )
 
 
 # -- steps: the state after one more entry, None if there is nothing to write; number and chain come from the journal
@@ -180,7 +180,9 @@ def commit(
     if decided is not None and set(prepares) <= set(decided.prepares) and set(groups) <= set(decided.groups):
         return None
     check_undecided(state, n, run)
-    whole = Committed(n, max(time_ms, state.time_ms), (*state.prepared, *prepares), (*state.prepared_groups, *groups))
+    whole = CommitDecision(
+        n, max(time_ms, state.time_ms), (*state.prepared, *prepares), (*state.prepared_groups, *groups)
+    )
     commits = (*_kept(state, n, resolved), whole)
     state = replace(state, prepared=(), prepared_groups=())
     after = replace(state, op=COMMIT, n=n, newest=n, reason=None, commits=commits)
@@ -197,17 +199,17 @@ def abort(state: Decisions, n: int, reason: str) -> Decisions | None:
 
 
 def _aborted(state: Decisions, n: int, reason: str) -> Decisions:
-    left = _kept(state, n, ())
-    return replace(state, n=n, newest=n, reason=reason, prepared=(), prepared_groups=(), commits=left)
+    commits = _kept(state, n, ())
+    return replace(state, n=n, newest=n, reason=reason, prepared=(), prepared_groups=(), commits=commits)
 
 
 def forget(state: Decisions, resolved: Collection[int]) -> Decisions | None:
     """Drop COMMITs that all topics and groups they name have recorded; the newest decision stays."""
-    left = _kept(state, state.newest, resolved)
-    return None if left == state.commits else replace(state, op=FORGET, n=None, commits=left)
+    commits = _kept(state, state.newest, resolved)
+    return None if commits == state.commits else replace(state, op=FORGET, n=None, commits=commits)
 
 
-def _kept(state: Decisions, newest: int, resolved: Collection[int]) -> tuple[Committed, ...]:
+def _kept(state: Decisions, newest: int, resolved: Collection[int]) -> tuple[CommitDecision, ...]:
     return tuple(item for item in state.commits if item.n == newest or item.n not in resolved)
 
 
@@ -252,7 +254,7 @@ PREPARED_GROUP_JSON = Document(
     PreparedGroup, Member("part", TEXT, nullable=True), Member("group", TEXT), Member("number", whole(0, MAX_VERSION))
 )
 COMMITTED_JSON = Document(
-    Committed,
+    CommitDecision,
     Member("n", whole(0, MAX_VERSION)),
     Member("timeMs", whole(0)),
     Member("prepares", objects_of(PREPARED_JSON)),
@@ -261,7 +263,7 @@ COMMITTED_JSON = Document(
 
 
 def _check_order(item: Fields, entry: Decisions) -> None:
-    numbers = [each.n for each in entry.commits]
+    numbers = [committed.n for committed in entry.commits]
     if numbers != sorted(set(numbers)) or (numbers and numbers[-1] > entry.newest):
         raise item.bad("commits", f"in the order of their numbers, none above {entry.newest}")
 

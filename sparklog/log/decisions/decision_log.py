@@ -12,7 +12,7 @@ will be once the outcome is recorded. It also makes snapshots of several topics 
 transaction or none of it.
 
 The ends of a read of several partitions do the same (`whole_ends`). A transaction that is open in one partition hides
-later ones there, behind the last stable offset, and in no other partition. A reader that went up to that offset
+later ones there, after the last stable offset, and in no other partition. A reader that went up to that offset
 everywhere would see such a transaction in part: it is cut. So ends are taken back to where a cut transaction begins, in
 all its partitions and topics, until none is cut. No end goes below one that was returned before for the same topics.
 """
@@ -28,7 +28,7 @@ import numpy as np
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.log.decisions.decision import BY_TIMEOUT, DECISIONS, Decisions, abort
-from sparklog.log.journal.clocks import SETTLE_MS, SYSTEM, Backoff
+from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.journal.entry_log import KEEP_MS, EntryLog
 from sparklog.log.journal.journal import RootAccess
 from sparklog.log.journal.names import commit_key
@@ -38,6 +38,7 @@ from sparklog.log.state.slice_table import COMMITTED, Newer, Slices, Snapshot
 from sparklog.log.state.topic_state import Head, Offsets, Prepare
 from sparklog.storage.fork_safety import ForkLock
 from sparklog.storage.parallel_reads import ask_each
+from sparklog.storage.retries import SETTLE_MS, Backoff
 from sparklog.storage.store import Store
 
 _LOG = logging.getLogger("sparklog.log")
@@ -71,14 +72,14 @@ class DecisionLog(EntryLog[Decisions]):
         state = self.current()
         if not state.decided(n) or state.is_clear(n):
             return state
-        known = self._outcomes.get(n)
-        if known is None:
-            known = self._search(n)[0]
-            if known is not None:
-                self._outcomes[n] = known
+        decided = self._outcomes.get(n)
+        if decided is None:
+            decided = self._search(n)[0]
+            if decided is not None:
+                self._outcomes[n] = decided
                 if len(self._outcomes) > REMEMBERED:
                     self._outcomes.popitem(last=False)
-        return known
+        return decided
 
     def is_over(self, n: int) -> bool:
         """True if the entry that decided an unclear `n` may be gone: the ones seen after it are a week old.
@@ -105,17 +106,17 @@ class DecisionLog(EntryLog[Decisions]):
         """
         above, low, step = self.current(), 0, 1
         while low < above.number:
-            at = max((low + above.number) // 2, above.number - step)
-            entry, step = self._entry(at), step * 2
+            number = max((low + above.number) // 2, above.number - step)
+            entry, step = self._entry(number), step * 2
             if entry is not None and entry.decided(n):
                 if not entry.is_clear(n):
                     above = entry
                     continue
-                after = above if above.number == at + 1 else self._entry(at + 1)
+                after = above if above.number == number + 1 else self._entry(number + 1)
                 if after is not None and after.prev_crc == entry.crc:
-                    return entry, at
+                    return entry, number
             # Older, or not of this journal: a sleeper has used a number again that was collected.
-            low = at + 1
+            low = number + 1
         return None, above.number
 
     def _entry(self, number: int) -> Decisions | None:
@@ -179,7 +180,7 @@ class DecisionLogs:
                 outcomes.append(state.resolved(topic, head.topic_id, n))
         return outcomes
 
-    def deciding(self, wanted: Sequence[tuple[str, int]]) -> Iterator[Decisions | SparklogError | OSError]:
+    def deciding(self, transactions: Sequence[tuple[str, int]]) -> Iterator[Decisions | SparklogError | OSError]:
         """Yield the state of `DecisionLog.deciding` of each (id, n), or its error. Several at once (`ask_each`)."""
 
         def look(item: tuple[str, int]) -> Decisions | SparklogError | OSError:
@@ -188,7 +189,7 @@ class DecisionLogs:
             except (SparklogError, OSError) as error:
                 return error
 
-        return ask_each(self._root.store, look, wanted)
+        return ask_each(self._root.store, look, transactions)
 
     def overdue(self, topic: str, prepares: Sequence[Prepare], now_ms: int | None = None) -> bool:
         """True if one of these prepares is older than its timeout; `now_ms`: the store's clock (None: ask it)."""
@@ -232,25 +233,25 @@ def settle(logs: DecisionLogs, raw: dict[str, Snapshot], take: Take) -> tuple[di
     after the snapshots they are used for, one state per id for all topics: of a transaction, all topics show all or
     nothing. Versions that a cache hides are waited for, as long as caches last.
     """
-    known = _Round()
-    gone: set[str] = set()
+    decisions = _Round()
+    deleted: set[str] = set()
     backoff = logs.backoff()
     while True:
-        _read_decisions(logs, raw, known)
-        known.undecided.clear()
+        _read_decisions(logs, raw, decisions)
+        decisions.undecided.clear()
         unclear: set[str] = set()
-        seen = {name: _outcomes(logs, name, snapshot.head, known, unclear) for name, snapshot in raw.items()}
-        behind = _behind(raw, known)
+        seen = {name: _outcomes(logs, name, snapshot.head, decisions, unclear) for name, snapshot in raw.items()}
+        behind = _behind(raw, decisions)
         needed = _needed(raw, seen)
         if not (unclear or behind or needed):
-            return {name: settled(snapshot, seen[name]) for name, snapshot in raw.items()}, gone
+            return {name: settled(snapshot, seen[name]) for name, snapshot in raw.items()}, deleted
         for name in sorted({*unclear, *behind, *needed}):
             version = raw[name].version
             try:
                 raw[name] = take(name)
             except NotFound:
                 del raw[name]
-                gone.add(name)
+                deleted.add(name)
                 continue
             if raw[name].version > version:
                 backoff.restart()
@@ -287,7 +288,7 @@ def settled(snapshot: Snapshot, outcomes: Sequence[Resolved]) -> Snapshot:
     return Snapshot(snapshot.topic, snapshot.store, head, snapshot.slices.settled(outcomes))
 
 
-def _read_decisions(logs: DecisionLogs, raw: Mapping[str, Snapshot], known: _Round) -> None:
+def _read_decisions(logs: DecisionLogs, raw: Mapping[str, Snapshot], decisions: _Round) -> None:
     """Read a state of each id with open transactions, new enough for all that are decided."""
     highest: dict[str, int] = {}
     for snapshot in raw.values():
@@ -295,27 +296,27 @@ def _read_decisions(logs: DecisionLogs, raw: Mapping[str, Snapshot], known: _Rou
             highest[item.txn.id] = max(item.txn.n, highest.get(item.txn.id, -1))
     for name, state in zip(highest, logs.deciding(list(highest.items())), strict=True):
         if not isinstance(state, Exception):
-            known.states[name] = state
+            decisions.states[name] = state
             continue
         if not isinstance(state, Corrupt | BadRequest) or len(raw) > 1:
             # Another topic may have recorded what this one cannot know: shown together they would be torn.
             raise state
         # Offsets below the open slices can be read all the same.
         _LOG.warning("the transactions of '%s' count as open: %s", name, state)
-        known.states[name] = None
+        decisions.states[name] = None
 
 
-def _behind(raw: Mapping[str, Snapshot], known: _Round) -> set[str]:
+def _behind(raw: Mapping[str, Snapshot], decisions: _Round) -> set[str]:
     """Return topics that show a transaction open which another one has recorded as committed."""
-    if not known.undecided or len(raw) < 2:
+    if not decisions.undecided or len(raw) < 2:
         return set()
-    behind: set[str] = set()
-    numbers = [n for _, n in known.undecided]
+    late: set[str] = set()
+    numbers = [n for _, n in decisions.undecided]
     for snapshot in raw.values():
         rows = snapshot.slices.all()
         for row in np.flatnonzero((rows.status == COMMITTED) & np.isin(rows.txn_n, numbers)).tolist():
-            behind |= known.undecided.get((rows.txn_id(row), int(rows.txn_n[row])), set())
-    return behind
+            late |= decisions.undecided.get((rows.txn_id(row), int(rows.txn_n[row])), set())
+    return late
 
 
 def _needed(raw: Mapping[str, Snapshot], seen: Mapping[str, Sequence[Resolved]]) -> dict[str, int]:
@@ -328,7 +329,7 @@ def _needed(raw: Mapping[str, Snapshot], seen: Mapping[str, Sequence[Resolved]])
     return needed
 
 
-def _outcomes(logs: DecisionLogs, name: str, head: Head, known: _Round, unclear: set[str]) -> list[Resolved]:
+def _outcomes(logs: DecisionLogs, name: str, head: Head, decisions: _Round, unclear: set[str]) -> list[Resolved]:
     """Return the outcomes of a topic's open transactions; an undecided or unclear one counts as open.
 
     A COMMIT is forgotten once all topics have recorded it, and a snapshot that a cache has made old still shows it
@@ -337,21 +338,21 @@ def _outcomes(logs: DecisionLogs, name: str, head: Head, known: _Round, unclear:
     """
     outcomes = []
     for transactional_id, n in open_transactions(head):
-        state = known.states.get(transactional_id)
+        state = decisions.states.get(transactional_id)
         if state is not None and state.decided(n):
             log, place = logs.log(transactional_id), (name, transactional_id, n)
             state = log.outcome(n)
             if state is not None and state.decided(n):
                 outcomes.append(state.resolved(name, head.topic_id, n))
                 continue
-            if state is None and known.over.get(place):
+            if state is None and decisions.over.get(place):
                 outcomes.append(Resolved(transactional_id, n))
                 continue
             if state is None:
-                is_first, known.over[place] = place not in known.over, log.is_over(n)
-                if is_first or known.over[place]:
+                is_first, decisions.over[place] = place not in decisions.over, log.is_over(n)
+                if is_first or decisions.over[place]:
                     unclear.add(name)
-        known.undecided.setdefault((transactional_id, n), set()).add(name)
+        decisions.undecided.setdefault((transactional_id, n), set()).add(name)
     return outcomes
 
 
@@ -367,7 +368,7 @@ def whole_ends(snapshots: Mapping[str, Snapshot]) -> dict[str, Offsets]:
 
 
 def own_whole_ends(head: Head, slices: Slices) -> Offsets:
-    """Return the same of one topic, from all its slices: maintenance leaves alone what lies behind."""
+    """Return the same of one topic, from all its slices: maintenance leaves alone what comes after."""
     return _whole({"": head}, {"": _committed(slices)})[""] if _hides(head) else head.last_stable()
 
 

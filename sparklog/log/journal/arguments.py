@@ -25,14 +25,14 @@ INT64_MAX = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ArgumentKind:
     """A kind of argument: `expected` in words, and whether a value is one."""
 
     expected: str
     accepts: Callable[[Any], bool]
 
-    def or_none(self) -> Kind:
-        return Kind(f"{self.expected} or None", lambda value: value is None or self.accepts(value))
+    def or_none(self) -> ArgumentKind:
+        return ArgumentKind(f"{self.expected} or None", lambda value: value is None or self.accepts(value))
 
     def check(self, name: str, value: object) -> None:
         """`BadRequest` if the value is none of this kind."""
@@ -42,18 +42,20 @@ class Kind:
             raise BadRequest(f"{name} is {self.expected}, found {value!r:.80}{hint}")
 
 
-def one_of(*values: str) -> Kind:
-    return Kind(f"{', '.join(values[:-1])} or {values[-1]}", lambda value: isinstance(value, str) and value in values)
+def one_of(*values: str) -> ArgumentKind:
+    return ArgumentKind(
+        f"{', '.join(values[:-1])} or {values[-1]}", lambda value: isinstance(value, str) and value in values
+    )
 
 
-def instance(expected: str, *types: type) -> Kind:
-    return Kind(expected, lambda value: isinstance(value, types))
+def instance(expected: str, *types: type) -> ArgumentKind:
+    return ArgumentKind(expected, lambda value: isinstance(value, types))
 
 
-def whole(low: int, high: int = INT64_MAX) -> Kind:
+def whole(low: int, high: int = INT64_MAX) -> ArgumentKind:
     """Return the kind of whole numbers, also numpy's, from `low` to `high`."""
     span = f"of at least {low}" if high == INT64_MAX else f"from {low} to {high}"
-    return Kind(f"a whole number {span}", lambda value: _is_whole(value) and low <= index(value) <= high)
+    return ArgumentKind(f"a whole number {span}", lambda value: _is_whole(value) and low <= index(value) <= high)
 
 
 def _is_whole(value: object) -> bool:
@@ -78,55 +80,66 @@ def _is_map(value: object, key: Callable[[Any], bool], item: Callable[[Any], boo
     return isinstance(value, Mapping) and all(map(key, value)) and all(map(item, value.values()))
 
 
-NAME = Kind("a name", _is_text)
-NAMES = Kind("a list of names", lambda value: _is_list(value, _is_text))
-PATH = Kind("a path or a URL", _is_path)
-PLACE = Kind("a path, a URL or a store", lambda value: _is_path(value) or isinstance(value, Store))
-WHOLE = Kind("a whole number", _is_whole)
+NAME = ArgumentKind("a name", _is_text)
+NAMES = ArgumentKind("a list of names", lambda value: _is_list(value, _is_text))
+PATH = ArgumentKind("a path or a URL", _is_path)
+PLACE = ArgumentKind("a path, a URL or a store", lambda value: _is_path(value) or isinstance(value, Store))
+WHOLE = ArgumentKind("a whole number", _is_whole)
 NUMBER = whole(0)
-NUMBERS = Kind("a list of numbers", lambda value: _is_list(value, _is_whole))
-TIME = Kind("a time in milliseconds", lambda value: _is_whole(value) and -INT64_MAX <= index(value) <= INT64_MAX)
-SECONDS = Kind(
+NUMBERS = ArgumentKind("a list of numbers", lambda value: _is_list(value, _is_whole))
+TIME = ArgumentKind(
+    "a time in milliseconds", lambda value: _is_whole(value) and -INT64_MAX <= index(value) <= INT64_MAX
+)
+SECONDS = ArgumentKind(
     "a number of seconds from 0", lambda value: isinstance(value, (int, float)) and value is not True and value >= 0
 )
-KEYS = Kind(
+KEYS = ArgumentKind(
     "a list of bytes or texts", lambda value: isinstance(value, Iterable) and not isinstance(value, (str, bytes))
 )
-KEY = Kind("bytes or a text", lambda value: isinstance(value, (bytes, str)))
-CONFIGS = Kind("a mapping of names to values", lambda value: _is_map(value, _is_text, lambda _: True))
-OFFSETS = Kind("a mapping of partitions to offsets", lambda value: _is_map(value, _is_whole, _is_whole))
+KEY = ArgumentKind("bytes or a text", lambda value: isinstance(value, (bytes, str)))
+CONFIGS = ArgumentKind("a mapping of names to values", lambda value: _is_map(value, _is_text, lambda _: True))
+OFFSETS = ArgumentKind("a mapping of partitions to offsets", lambda value: _is_map(value, _is_whole, _is_whole))
 POSITIONS = instance("a mapping of topics to mappings of partitions to offsets", Mapping)
-PARTITIONS = Kind(
+PARTITIONS = ArgumentKind(
     "a mapping of topics to lists of partitions",
     lambda value: _is_map(value, _is_text, lambda each: _is_list(each, _is_whole)),
 )
-RENAMED = Kind("a mapping of names to names", lambda value: _is_map(value, _is_text, _is_text))
+RENAMED = ArgumentKind("a mapping of names to names", lambda value: _is_map(value, _is_text, _is_text))
 
 
-def checked(**kinds: Kind) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Check the arguments of a call: those named here, and that it has all that are given."""
+def checked(options: type | None = None, /, **kinds: ArgumentKind) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Check the arguments of a call: those named here, and that it has all that are given.
+
+    `options`: the data class that the call makes of its `**options`; its fields are then arguments of the call.
+    """
 
     def decorate(call: Callable[P, T]) -> Callable[P, T]:
         signature = inspect.signature(call)
+        if options is not None:
+            named = [item for item in signature.parameters.values() if item.kind is not item.VAR_KEYWORD]
+            fields = inspect.signature(options).parameters.values()
+            keywords = [field.replace(kind=field.KEYWORD_ONLY) for field in fields]
+            signature = signature.replace(parameters=[*named, *keywords])
         missing = kinds.keys() - signature.parameters.keys()
         assert not missing, missing
 
         @wraps(call)
         def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
             try:
-                given = signature.bind(*args, **kwargs).arguments
+                arguments = signature.bind(*args, **kwargs).arguments
             except TypeError as error:
                 raise BadRequest(f"{call.__name__}: {error}{_hint(signature, kwargs)}") from None
             for name, kind in kinds.items():
-                if name in given:
-                    kind.check(name, given[name])
+                if name in arguments:
+                    kind.check(name, arguments[name])
             return call(*args, **kwargs)
 
+        guarded.__signature__ = signature  # type: ignore[attr-defined]
         return guarded
 
     return decorate
 
 
-def _hint(signature: inspect.Signature, given: Mapping[str, object]) -> str:
-    unknown = next((name for name in given if name not in signature.parameters), None)
+def _hint(signature: inspect.Signature, names: Mapping[str, object]) -> str:
+    unknown = next((name for name in names if name not in signature.parameters), None)
     return "" if unknown is None else did_you_mean(unknown, signature.parameters)

@@ -7,9 +7,9 @@ A writer whose clock is far ahead of the store's does not commit. On a local dis
 ahead and back again leaves commits from the future. Their followers are not pinned there. Each commit has
 
 * `timeMs`, which never goes back, and so stays where the jump left it until the clock has come there again;
-* `clockMs`, when it was made, if that is another time. It does not go back either, except behind a commit that lies
+* `clockMs`, when it was made, if that is another time. It does not go back either, except after a commit that is
   more than five minutes ahead of the store's clock, and so was made while a clock was wrong;
-* `clockSince`, the newest version behind which it went back like that, for looking commits up by time: from there on
+* `clockSince`, the newest version after which it went back like that, for looking commits up by time: from there on
   times are in order.
 """
 
@@ -28,6 +28,7 @@ from operator import index
 from typing import Protocol, SupportsIndex, TypedDict
 
 from sparklog.errors import Unavailable
+from sparklog.storage.retries import SHORT_PAUSES
 from sparklog.storage.store import Store
 
 _LOG = logging.getLogger("sparklog.log")
@@ -51,8 +52,8 @@ def seconds_taken(what: str, time_ms: int) -> str | None:
     """Return a warning if a time in ms looks like seconds; `what` says where it was given."""
     if not FIRST_SECONDS <= time_ms <= LAST_SECONDS:
         return None
-    at = f"{what}: {time_ms} is {iso_time(time_ms)}, as times are milliseconds"
-    return f"{at}; if these are seconds, give {time_ms}000, or {iso_time(time_ms * 1000)!r}"
+    warning = f"{what}: {time_ms} is {iso_time(time_ms)}, as times are milliseconds"
+    return f"{warning}; if these are seconds, give {time_ms}000, or {iso_time(time_ms * 1000)!r}"
 
 
 def warn_of_seconds(**times: object) -> None:
@@ -204,6 +205,17 @@ class Env:
     def now(self) -> Moment:
         return Moment(self.wall_ms(), self.boot_ms())
 
+    def stopwatch(self) -> Callable[[], float]:
+        begun = self.now()
+        return lambda: self.now().elapsed_ms(begun)
+
+    def chance(self) -> float:
+        return self.random.random()
+
+    def pause(self, tries: int) -> None:
+        """Wait before try `tries` + 1: a random time, up to a bound that doubles from 20 ms to 2 s."""
+        self.sleep(SHORT_PAUSES.length(tries, self.chance()))
+
     def __reduce__(self) -> str | tuple[object, ...]:
         if self is SYSTEM:
             return "SYSTEM"
@@ -231,52 +243,10 @@ class Moment:
 
 def _boot_ms() -> int:
     # Python's monotonic clock stands still while a Linux machine sleeps; CLOCK_BOOTTIME does not. Elsewhere the clock
-    # behind time.monotonic counts sleep already (CLOCK_MONOTONIC on macOS, the tick count on Windows).
+    # of time.monotonic counts sleep already (CLOCK_MONOTONIC on macOS, the tick count on Windows).
     boot_clock = getattr(time, "CLOCK_BOOTTIME", None)
     nanoseconds = time.monotonic_ns() if boot_clock is None else time.clock_gettime_ns(boot_clock)
     return nanoseconds // 1_000_000
-
-
-SETTLE_MS = 90_000
-"""How long "exists, then absent" and failures are retried: caches of network file systems last a minute."""
-MAX_TRIES = 200  # more than fit into that time: a bound for clocks that stand still
-
-
-@dataclass(slots=True)
-class Backoff:
-    """Tries with random waits between them, until `limit_ms` have passed."""
-
-    env: Env
-    limit_ms: float = SETTLE_MS
-    tries: int = 0
-    begun: Moment = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.begun = self.env.now()
-
-    def is_over(self) -> bool:
-        """True once the time has passed, or on a clock that stands still enough tries."""
-        return self.tries >= MAX_TRIES or self.env.now().elapsed_ms(self.begun) > self.limit_ms
-
-    def restart(self) -> None:
-        """Count the time anew, after progress."""
-        self.begun = self.env.now()
-
-    def sleep(self) -> None:
-        self.env.sleep(pause(self.env.random, self.tries))
-        self.tries += 1
-
-    def wait(self) -> bool:
-        """Wait a moment; False, at once, if the time is over."""
-        if self.is_over():
-            return False
-        self.sleep()
-        return True
-
-
-def pause(rng: random.Random, tries: int) -> float:
-    """Return the seconds to wait before try `tries` + 1: random, up to a bound that doubles from 20 ms to 2 s."""
-    return rng.uniform(0.2, 1.0) * float(min(0.02 * 2 ** min(tries, 10), 2.0))
 
 
 SYSTEM = Env(lambda: time.time_ns() // 1_000_000, _boot_ms, time.sleep, random.SystemRandom())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sparklog.errors import NotFound, Unavailable
-from sparklog.log.journal.clocks import Backoff, Env
+from sparklog.log.journal.clocks import Env
+from sparklog.storage.retries import Backoff
 from sparklog.storage.store import Store
 
 

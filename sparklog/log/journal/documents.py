@@ -153,33 +153,33 @@ class Fields:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class MemberKind:
     """The type of a member: `read(item, name)` checks and returns it, `write` makes JSON of it (None: as it is)."""
 
     read: Callable[[Fields, str], Any]
     write: Callable[[Any], object] | None = None
 
 
-TEXT = Kind(Fields.text)
-TEXTS = Kind(Fields.texts, list)
-BOOLEAN = Kind(Fields.boolean)
+TEXT = MemberKind(Fields.text)
+TEXTS = MemberKind(Fields.texts, list)
+BOOLEAN = MemberKind(Fields.boolean)
 
 
-def whole(low: int = INT64_MIN, high: int = INT64_MAX) -> Kind:
-    return Kind(lambda item, name: item.integer(name, low, high))
+def whole(low: int = INT64_MIN, high: int = INT64_MAX) -> MemberKind:
+    return MemberKind(lambda item, name: item.integer(name, low, high))
 
 
-def wholes(low: int = INT64_MIN, high: int | None = INT64_MAX, like: str | None = None) -> Kind:
+def wholes(low: int = INT64_MIN, high: int | None = INT64_MAX, like: str | None = None) -> MemberKind:
     """A list of whole numbers, as long as the list that member `like` is. `high` None: `check` knows the limit."""
     most = INT64_MAX if high is None else high
 
     def read(item: Fields, name: str) -> tuple[int, ...]:
         return item.integers(name, None if like is None else len(item.document[like]), low, most)
 
-    return Kind(read)
+    return MemberKind(read)
 
 
-def one_of(*values: str, nullable: bool = False) -> Kind:
+def one_of(*values: str, nullable: bool = False) -> MemberKind:
     """One of these texts; `nullable`: of a member that may be null."""
 
     def read(item: Fields, name: str) -> str:
@@ -188,19 +188,19 @@ def one_of(*values: str, nullable: bool = False) -> Kind:
             raise item.bad(name, f"{'null or ' if nullable else ''}one of {', '.join(values)}")
         return value
 
-    return Kind(read)
+    return MemberKind(read)
 
 
 def _sorted(values: Mapping[str, Any]) -> dict[str, Any]:
     return dict(sorted(values.items()))
 
 
-def numbers_by_text(low: int = 0) -> Kind:
+def numbers_by_text(low: int = 0) -> MemberKind:
     """`{"text": number}`; absent is empty."""
-    return Kind(lambda item, name: item.numbers_by_text(name, low), _sorted)
+    return MemberKind(lambda item, name: item.numbers_by_text(name, low), _sorted)
 
 
-def numbers_by_partition(high: int) -> Kind:
+def numbers_by_partition(high: int) -> MemberKind:
     """`{"3": number}` with partitions below `high`; absent is empty."""
 
     def read(item: Fields, name: str) -> dict[int, int]:
@@ -209,10 +209,10 @@ def numbers_by_partition(high: int) -> Kind:
             raise item.bad(name, f"an object whose keys are partitions below {high}")
         return {int(key): value for key, value in values.items()}
 
-    return Kind(read, lambda values: {str(partition): value for partition, value in sorted(values.items())})
+    return MemberKind(read, lambda values: {str(partition): value for partition, value in sorted(values.items())})
 
 
-def texts_by_text(nullable: bool = False) -> Kind:
+def texts_by_text(nullable: bool = False) -> MemberKind:
     """`{"text": "text"}`, or null where that may be."""
 
     def read(item: Fields, name: str) -> dict[str, str | None]:
@@ -221,35 +221,35 @@ def texts_by_text(nullable: bool = False) -> Kind:
             raise item.bad(name, "an object of texts" + (" or nulls" if nullable else ""))
         return values
 
-    return Kind(read, _sorted)
+    return MemberKind(read, _sorted)
 
 
-def object_of(table: Document[Any]) -> Kind:
-    return Kind(lambda item, name: table.from_json(item.object(name)), table.to_json)
+def object_of(table: Document[Any]) -> MemberKind:
+    return MemberKind(lambda item, name: table.from_json(item.object(name)), table.to_json)
 
 
-def objects_of(table: Document[Any]) -> Kind:
+def objects_of(table: Document[Any]) -> MemberKind:
     """A list of JSON objects; absent is empty."""
-    return Kind(
+    return MemberKind(
         lambda item, name: tuple(map(table.from_json, item.objects(name))),
         lambda values: list(map(table.to_json, values)),
     )
 
 
-def objects_by_text(table: Document[Any], nullable: bool = False) -> Kind:
+def objects_by_text(table: Document[Any], nullable: bool = False) -> MemberKind:
     """`{"text": object}`, or null where that may be; absent is empty."""
 
     def read(item: Fields, name: str) -> dict[str, Any]:
         members = Fields(item.mapping(name), item.key, f"{item.what}: {name}")
         return {
-            each: None if nullable and value is None else table.from_json(members.object(each))
-            for each, value in members.document.items()
+            text: None if nullable and value is None else table.from_json(members.object(text))
+            for text, value in members.document.items()
         }
 
     def write(values: Mapping[str, Any]) -> dict[str, object]:
-        return {each: None if value is None else table.to_json(value) for each, value in sorted(values.items())}
+        return {text: None if value is None else table.to_json(value) for text, value in sorted(values.items())}
 
-    return Kind(read, write)
+    return MemberKind(read, write)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +260,7 @@ class Member:
     """
 
     name: str
-    kind: Kind
+    kind: MemberKind
     attribute: str = ""
     nullable: bool = False
     optional: bool = False
@@ -301,19 +301,19 @@ class Document(Generic[T]):
 
     def to_json(self, value: T) -> dict[str, Any]:
         document: dict[str, Any] = {}
-        for (name, write, optional), each in zip(self._writers, self._parts(value), strict=True):
-            if not (optional and each in _LEFT_OUT):
-                document[name] = each if write is None or each is None else write(each)
+        for (name, write, optional), item in zip(self._writers, self._parts(value), strict=True):
+            if not (optional and item in _LEFT_OUT):
+                document[name] = item if write is None or item is None else write(item)
         for attribute, table in self._inline:
-            each = getattr(value, attribute)
-            if each is not None:
-                document.update(table.to_json(each))
+            item = getattr(value, attribute)
+            if item is not None:
+                document.update(table.to_json(item))
         return document
 
-    def from_json(self, item: Fields, **known: Any) -> T:
+    def from_json(self, item: Fields, **others: Any) -> T:
         """Return the value of a JSON object, with attributes that are `known` otherwise. `Corrupt` if it is damaged."""
         item.only(self._known)
-        value = self._make(**known, **self._values(item))
+        value = self._make(**others, **self._values(item))
         if self._check is not None:
             self._check(item, value)
         return value

@@ -16,7 +16,7 @@ import crc32c
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.log.journal.clocks import next_times
 from sparklog.log.journal.documents import KNOWN_WRITE_FEATURES, TEXT, TEXTS, UINT32_MAX, Member, StoredDocument, whole
-from sparklog.log.journal.journal import Journal, Known, RootAccess
+from sparklog.log.journal.journal import Journal, RootAccess, SeenState
 from sparklog.log.journal.names import LOG_FOLDER, checkpoint_key, checkpoint_prefix, commit_key, id_folder
 from sparklog.storage.store import ObjectInfo, Store
 
@@ -36,7 +36,7 @@ CHECKPOINT_ENTRIES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StateEntry:
     """The newest entry of an id, and so its state; `number` -1: an id without entries."""
 
     id: str
@@ -56,14 +56,14 @@ class Entry:
         return self.time_ms if self.clock_ms is None else self.clock_ms
 
 
-E = TypeVar("E", bound=Entry)
+E = TypeVar("E", bound=StateEntry)
 Step = Callable[[E], E | None]
 """The state after one more entry, None if there is nothing to write; raises where the state does not allow it."""
 
 
 @dataclass(frozen=True, slots=True)
 class EntryKind(Generic[E]):
-    """A kind of entries: offsets of groups or decisions. The journal of an id lies below `folder`.
+    """A kind of entries: offsets of groups or decisions. The journal of an id is below `folder`.
 
     `owner` and `what` are for messages: "transactional id", "decisions".
     """
@@ -137,11 +137,11 @@ class EntryLog(Journal[E, E, E]):
     def _decode_checkpoint(self, data: bytes, key: str, number: int) -> E:
         return self._decode(data, key, number)
 
-    def _write_checkpoint(self, known: Known[E]) -> Known[E]:
-        state = known.state
+    def _write_checkpoint(self, base: SeenState[E]) -> SeenState[E]:
+        state = base.state
         key = checkpoint_key(self.prefix, state.number)
         self._numbered.create_copy(key, self.kind.table.encode(state), state.number, state.crc)
-        return self._publish(replace(known, checkpoint=state.number, tail_bytes=0))
+        return self._publish(replace(base, checkpoint=state.number, tail_bytes=0))
 
 
 KEEP_MS = 7 * 86_400_000

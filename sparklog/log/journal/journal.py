@@ -8,10 +8,10 @@ CRC-32C of the one before. The protocol, in the order things happen:
    No entry: the same number again. Another entry: read forward to the first missing number, judge the step on that
    state, create there. Wait a random time after the third loss.
 3. If more than an hour passed between the last sight of the newest entry and the answer, numbers may have been
-   collected and used again. The outcome is unknown: the journal is opened afresh and our commit id looked for.
-4. A store with round trips is asked several things at once: with the look for the next number, for the root; by a
-   loser, for the entries around the lost number and the root. What a look has read counts once the entry before it was
-   seen again, after ours was created.
+   collected and used again. The outcome is unknown: the journal is opened again and our commit id looked for.
+4. On a store with round trips, requests are made together. A writer asks for the next number and the root at once. A
+   loser asks for the lost number, its neighbours and the root at once. Entries read that way count only after the entry
+   before them has been seen again, once ours exists.
 5. Acknowledged. A checkpoint is written if one is due; failing to does not fail the write.
 """
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
@@ -27,7 +27,7 @@ from typing import Generic, Protocol, TypeVar
 import crc32c
 
 from sparklog.errors import Corrupt, NotFound, SparklogError, Unavailable
-from sparklog.log.journal.clocks import ClockGuard, Env, Moment, pause
+from sparklog.log.journal.clocks import ClockGuard, Env, Moment
 from sparklog.log.journal.documents import peek_commit_id
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, checkpoint_version
 from sparklog.log.journal.numbered_objects import NOTHING_SEEN, STALE_MS, Answer, Basis, NumberedObjects, Place, Sight
@@ -82,11 +82,12 @@ class RootAccess:
 
 
 @dataclass(frozen=True, slots=True)
-class Known(Generic[S]):
+class SeenState(Generic[S]):
     """A state that was the newest when it was seen.
 
-    `seen`: both clocks before the request that showed it; `tail_bytes`: of the entries since the newest `checkpoint`;
-    `earlier`: the entry before those that were read last, where it was not seen again after them.
+    * `seen`: both clocks before the request that showed it
+    * `checkpoint`: number of the newest checkpoint known; `tail_bytes`: of the entries since
+    * `earlier`: the entry before those that were read last, where it was not seen again after them
     """
 
     state: S
@@ -96,11 +97,40 @@ class Known(Generic[S]):
     earlier: Place | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Advance(Generic[S, E]):
+    """The newest state, and the entries that were read to come to it.
+
+    `root_seen`: at the same time the root was seen to be the one that was opened.
+    """
+
+    newest: SeenState[S]
+    entries: Sequence[E] = ()
+    root_seen: bool = False
+
+    def with_id(self, commit_id: str) -> E | None:
+        return next((entry for entry in self.entries if entry.commit_id == commit_id), None)
+
+
 class Journal(ABC, Generic[S, E, D]):
     """A journal with the newest state this process knows. Threads may share it.
 
     `S` is the state, `E` an entry, `D` the draft of an entry, which gets its number and chain here. `title` and `noun`
     are for messages: "topic 'orders'", "commit".
+
+    Ways to the newest state, and the requests that each makes:
+
+    | method                            | requests                                                                |
+    |-----------------------------------|-------------------------------------------------------------------------|
+    | `known`, `known_since`            | none                                                                    |
+    | `current`, `_open_if_stale`       | none, if the newest state known is younger than an hour                 |
+    | `read_next`                       | one: for the next entry                                                 |
+    | `refresh`, `_read_on`             | one for each new entry, and one for the first missing one               |
+    | `look`, `_read_on_checking_root`  | the same; on a store with round trips for the root, too, meanwhile      |
+    | `_take_in`                        | those of `_read_on` that were not made before                           |
+    | `_reopen`                         | a listing, a checkpoint, the entries after it                           |
+
+    All but the first open the journal again if the state known is older than an hour.
     """
 
     noun = "entry"
@@ -112,7 +142,7 @@ class Journal(ABC, Generic[S, E, D]):
         self.title = title
         self._guard = root.guard
         self._numbered = NumberedObjects(root.store, prefix, root.env, root.root_id)
-        self._known: Known[S] | None = None
+        self._newest: SeenState[S] | None = None
         self._writes = False
 
     def __repr__(self) -> str:
@@ -144,7 +174,7 @@ class Journal(ABC, Generic[S, E, D]):
         """Read the state in a checkpoint; `Corrupt` naming `key` if it is damaged or another one."""
 
     @abstractmethod
-    def _write_checkpoint(self, known: Known[S]) -> Known[S]:
+    def _write_checkpoint(self, base: SeenState[S]) -> SeenState[S]:
         """Write a checkpoint of a state that is known; the same with its checkpoint."""
 
     def key(self, number: int) -> str:
@@ -152,102 +182,98 @@ class Journal(ABC, Generic[S, E, D]):
 
     def known(self) -> S | None:
         """Return the newest state this process has seen, however old, without a request; None before the first."""
-        return None if self._known is None else self._known.state
+        return None if self._newest is None else self._newest.state
 
     def known_since(self) -> Moment | None:
         """Return when the newest state known here was seen to be the newest; None before the first."""
-        return None if self._known is None else self._known.seen
+        return None if self._newest is None else self._newest.seen
 
     def current(self) -> S:
         """Return the newest state known, without a request where it is younger than an hour."""
-        return self._current().state
+        return self._open_if_stale().state
 
     def refresh(self) -> S:
         """Return the newest state: one request, which meets no entry when nothing changed."""
-        return self._refreshed(self._known)[0].state
+        return self._read_on(self._newest).newest.state
 
     def read_next(self) -> S:
-        """Read the next entry, if there is one: one request. For who reads on soon; there may be newer ones."""
-        known, seen = self._current(), self.env.now()
-        data = self._numbered.read(known.state.number + 1)
+        """Read the next entry, if there is one: one request. For a caller that reads on soon: more may follow."""
+        base, seen = self._open_if_stale(), self.env.now()
+        data = self._numbered.read(base.state.number + 1)
         if data is None:
-            return self._publish(replace(known, seen=seen)).state
+            return self._publish(replace(base, seen=seen)).state
         # The newest one was seen no later than before.
-        return self._forward(known, Sight((data,), True), known.seen)[0].state
+        return self._take_in(base, Sight((data,), True), base.seen).newest.state
 
     def look(self) -> Moment | None:
         """Read on to the newest state. Return when the root was seen to be the one opened, if that cost no time."""
-        known, seen = self._known, self.env.now()
-        if known is None:
-            self._open()
+        base, seen = self._newest, self.env.now()
+        if base is None:
+            self._reopen()
             return None
-        return seen if self._looked(known)[2] else None
+        return seen if self._read_on_checking_root(base).root_seen else None
 
     def make_durable(self) -> None:
         """Make durable what was read here, before another object is written that rests on it."""
         self._numbered.make_durable()
 
-    def _current(self) -> Known[S]:
-        known = self._known
-        return self._open()[0] if known is None or self._is_stale(known.seen) else known
+    def _open_if_stale(self) -> SeenState[S]:
+        base = self._newest
+        return self._reopen().newest if base is None or self._is_stale(base.seen) else base
 
-    def _refreshed(self, known: Known[S] | None) -> tuple[Known[S], list[E]]:
-        """Read on from a state, or open afresh; also the entries read."""
-        return self._open() if known is None or self._is_stale(known.seen) else self._forward(known)
+    def _read_on(self, base: SeenState[S] | None) -> Advance[S, E]:
+        return self._reopen() if base is None or self._is_stale(base.seen) else self._take_in(base)
+
+    def _read_on_checking_root(self, base: SeenState[S]) -> Advance[S, E]:
+        if not self._numbered.is_far or self._is_stale(base.seen):
+            return self._read_on(base)
+        seen = self.env.now()
+        return self._take_in(base, self._numbered.look(base.state.number + 1), seen)
 
     def _is_stale(self, seen: Moment) -> bool:
         return self.env.now().elapsed_ms(seen) > STALE_MS
 
-    def _publish(self, newer: Known[S]) -> Known[S]:
-        known = self._known
-        if known is None or newer.state.number >= known.state.number or self._is_stale(known.seen):
-            self._known = newer
+    def _publish(self, newer: SeenState[S]) -> SeenState[S]:
+        base = self._newest
+        if base is None or newer.state.number >= base.state.number or self._is_stale(base.seen):
+            self._newest = newer
         return newer
 
-    def _looked(self, known: Known[S]) -> tuple[Known[S], list[E], bool]:
-        """Read on from a state; on a store with round trips also look at the root meanwhile: was it the one opened?"""
-        if not self._numbered.is_far or self._is_stale(known.seen):
-            return *self._refreshed(known), False
-        seen = self.env.now()
-        sight = self._numbered.look(known.state.number + 1)
-        return *self._forward(known, sight, seen), sight.root
-
-    def _forward(
-        self, known: Known[S], sight: Sight = NOTHING_SEEN, seen: Moment | None = None
-    ) -> tuple[Known[S], list[E]]:
-        """Read on from a state (`sight`: seen of the next entries, after `seen`); if too old by then, open afresh."""
+    def _take_in(self, base: SeenState[S], sight: Sight = NOTHING_SEEN, seen: Moment | None = None) -> Advance[S, E]:
+        """Read on from a state (`sight`: seen of the next entries, after `seen`); if too old by then, open again."""
+        # Where the sight ends before the first missing number, the state is the newest as of the requests below.
         seen = seen if seen is not None and sight.is_all else self.env.now()
-        first = known.state.number + 1
+        first = base.state.number + 1
         data = list(sight.objects)
         if not sight.is_all:
             data += self._numbered.read_forward(first + len(data))
-        if self._is_stale(known.seen):
-            return self._open()
+        if self._is_stale(base.seen):
+            return replace(self._reopen(), root_seen=sight.root_seen)
         if not data:
-            return self._publish(replace(known, seen=seen)), []
+            return Advance(self._publish(replace(base, seen=seen)), (), sight.root_seen)
         entries = self._decode_all(data, first)
-        self._check_promise(known, entries)
-        newer = self._extended(known, entries, seen)
-        if self._numbered.is_far and known.state.number >= 0 and known.state.crc is not None:
-            newer = replace(newer, earlier=(known.state.number, known.state.crc))
-        return self._publish(newer), entries
+        self._check_promise(base, entries)
+        newer = self._extend(base, entries, seen)
+        if self._numbered.is_far and base.state.number >= 0 and base.state.crc is not None:
+            newer = replace(newer, earlier=(base.state.number, base.state.crc))
+        return Advance(self._publish(newer), entries, sight.root_seen)
 
-    def _check_promise(self, known: Known[S], entries: Sequence[E]) -> None:
+    def _check_promise(self, base: SeenState[S], entries: Sequence[E]) -> None:
         """`Fenced` if what was read next contradicts what this process has created, or shows that the store lies."""
-        first = known.state.number + 1
+        first = base.state.number + 1
         self._numbered.check_created(first, [entry.crc for entry in entries])
-        if self._writes and entries and entries[0].prev_crc != known.state.crc:
-            self._numbered.check_followed(known.state.number)
+        if self._writes and entries and entries[0].prev_crc != base.state.crc:
+            self._numbered.check_followed(base.state.number)
 
-    def _extended(self, known: Known[S], entries: Sequence[E], seen: Moment) -> Known[S]:
+    def _extend(self, base: SeenState[S], entries: Sequence[E], seen: Moment) -> SeenState[S]:
         try:
-            state = self._applied(known.state, entries)
+            state = self._applied(base.state, entries)
         except Corrupt as error:
-            crcs = (known.state.crc, *(entry.crc for entry in entries))
+            crcs = (base.state.crc, *(entry.crc for entry in entries))
             if any(entry.prev_crc != crc for crc, entry in zip(crcs, entries, strict=False)):
                 self._numbered.distrust()
             raise error if error.file else Corrupt(error.message, file=f"{self.prefix}/_log") from None
-        return Known(state, seen, known.checkpoint, known.tail_bytes + sum(entry.nbytes for entry in entries))
+        return SeenState(state, seen, base.checkpoint, base.tail_bytes + sum(entry.nbytes for entry in entries))
 
     def _decode_all(self, objects: Sequence[bytes], first: int) -> list[E]:
         entries = []
@@ -260,46 +286,52 @@ class Journal(ABC, Generic[S, E, D]):
                 entries.append(self._decode(self.store.get(key), key, number))
         return entries
 
-    def _open(self, below: int | None = None) -> tuple[Known[S], list[E]]:
-        """Open afresh: one listing, one checkpoint (`below`: an older one), the entries after it (also given)."""
+    def _reopen(self, below: int | None = None) -> Advance[S, E]:
+        """Open again: one listing, one checkpoint (`below`: an older one), the entries after it."""
+        refusal: SparklogError | None = None
         for tries in range(OPEN_TRIES):
             seen = self.env.now()
             numbers = self.checkpoints()
-            base = Known(self._empty(), seen)
-            for number in reversed(numbers):
-                state = self.read_checkpoint(number) if below is None or number < below else None
-                if state is not None:
-                    base = Known(state, seen, number)
-                    break
-            start = base.state.number + 1
+            state = self._first_readable(number for number in reversed(numbers) if below is None or number < below)
+            state = self._empty() if state is None else state
+            start = state.number + 1
             entries = self._decode_all(self._numbered.read_forward(start, ahead=True), start)
-            self._numbered.check_created(start - 1, [base.state.crc, *(entry.crc for entry in entries)])
-            known = self._extended(base, entries, seen)
-            newest = known.state.number
-            missing = bool(numbers) and newest < numbers[-1]
-            # An entry that was seen once is never taken back, whatever a cache shows.
-            backward = self._known is not None and newest < self._known.state.number
-            if not missing and not backward and not self._is_stale(seen):
-                return self._publish(known), entries
+            self._numbered.check_created(start - 1, [state.crc, *(entry.crc for entry in entries)])
+            opened = self._extend(SeenState(state, seen, state.number), entries, seen)
+            refusal = self._refusal(opened, numbers)
+            if refusal is None:
+                return Advance(self._publish(opened), entries)
             # A directory cache may hide for a while what exists: look again before calling it lost.
-            self.env.sleep(pause(self.env.random, tries))
-        if missing:
-            raise Corrupt(
+            self.env.pause(tries)
+        assert refusal is not None
+        raise refusal
+
+    def _refusal(self, opened: SeenState[S], checkpoints: Sequence[int]) -> SparklogError | None:
+        """Return the error if a state, just opened, cannot be the newest one."""
+        newest = opened.state.number
+        if checkpoints and newest < checkpoints[-1]:
+            return Corrupt(
                 f"{self.noun} {newest + 1} of {self.title} is missing, and no checkpoint up to version "
-                f"{numbers[-1]} can be read; restore it",
+                f"{checkpoints[-1]} can be read; restore it",
                 file=self.key(newest + 1),
             )
-        if backward:
-            raise Unavailable(
+        # An entry that was seen once is never taken back, whatever a cache shows.
+        if self._newest is not None and newest < self._newest.state.number:
+            return Unavailable(
                 f"{self.title} shows {self.noun} {newest}, newer ones were seen before; try again later (after a "
                 "restore: open the root again)"
             )
-        raise Unavailable(f"opening {self.title} takes longer than an hour; try again later")
+        if self._is_stale(opened.seen):
+            return Unavailable(f"opening {self.title} takes longer than an hour; try again later")
+        return None
 
     def checkpoints(self) -> list[int]:
         """Return the numbers of the checkpoints, in order: one listing."""
         keys = (info.key for info in self.store.list(checkpoint_prefix(self.prefix)))
         return sorted(number for key in keys if (number := checkpoint_version(key)) is not None)
+
+    def _first_readable(self, numbers: Iterable[int]) -> S | None:
+        return next((state for state in map(self.read_checkpoint, numbers) if state is not None), None)
 
     def read_checkpoint(self, number: int) -> S | None:
         """Return the state in a checkpoint; None if it is damaged or gone: the one before will do."""
@@ -314,74 +346,88 @@ class Journal(ABC, Generic[S, E, D]):
         self,
         step: Callable[[S], D | None],
         *,
-        load: Callable[[Known[S]], Known[S]] | None = None,
+        load: Callable[[SeenState[S]], SeenState[S]] | None = None,
         repeatable: bool = False,
         looked: Moment | None = None,
-    ) -> tuple[E | None, Known[S]]:
+    ) -> tuple[E | None, SeenState[S]]:
         """Create the entry that `step` drafts from the newest state; the entry as it was written, and the state.
 
         * `step`: returns None if there is nothing to write; called again on the newest state after every lost race
         * `load`: loads what `step` needs of a state
         * `repeatable`: after an entry has landed, its step returns None
-        * `looked`: when `_looked` last saw the root for this write; a moment ago will do
+        * `looked`: when `look` last saw the root for this write; a moment ago will do
 
         Raises what `step` raises on the newest state, and `Unavailable` if the outcome stays unknown.
         """
         self._guard.check()
         self._writes = True
         commit_id = self.env.new_id()
-        known, is_newest, tries = self._current(), False, 0
-        is_far = self._numbered.is_far
-        root = is_far and looked is not None and self.env.now().is_soon_after(looked)
-        if is_far and not root:
+        tries, latest = 0, self._look_before_writing(looked)
+        while True:
+            base, draft = self._draft(latest.newest, step, load, is_newest=tries > 0)
+            if draft is None:
+                return None, base
+            tries += 1
+            latest = self._attempt(
+                base, self._encode_checked(base.state, draft, commit_id), repeatable, latest.root_seen
+            )
+            if latest.with_id(commit_id) is None and tries >= WAIT_AFTER_LOSSES:
+                latest = self._wait_and_look(latest.newest, tries)
+            written = latest.with_id(commit_id)
+            if written is not None:
+                return written, self._write_checkpoint_if_due(latest.newest)
+
+    def _look_before_writing(self, looked: Moment | None) -> Advance[S, E]:
+        """Return the newest state known; on a store with round trips look at the root, unless that was just done."""
+        base, is_far = self._open_if_stale(), self._numbered.is_far
+        root_seen = is_far and looked is not None and self.env.now().is_soon_after(looked)
+        if is_far and not root_seen:
             with suppress(Unavailable):
                 # The root must be looked at anyway: whether the next number is free costs no time then.
-                known, _, root = self._looked(known)
-        while True:
-            if load is not None:
-                known = load(known)
-            try:
-                draft = step(known.state)
-            except SparklogError:
-                if is_newest:
-                    raise
-                # Judged on the newest state known here; see whether the newest state says the same.
-                known, is_newest = self._refreshed(known)[0], True
-                continue
-            is_newest = True
-            if draft is None:
-                return None, known
-            tries += 1
-            number = known.state.number + 1
-            data = self._encode(draft, known.state, commit_id)
-            # Read back before it is written: what no reader would take must never lie in the journal.
-            entry = self._decode(data, self.key(number), number)
-            self._check(known.state, entry)
-            written, known, root = self._attempt(known, entry, data, repeatable, root)
-            if written is None and tries >= WAIT_AFTER_LOSSES:
-                most = FAR_WAIT if is_far else tries
-                self.env.sleep(pause(self.env.random, min(tries - WAIT_AFTER_LOSSES, most)))
-                known, entries, root = self._looked(known)
-                # A request made before a stall may land as late as this.
-                written = _with_id(commit_id, entries)
-            if written is not None:
-                return written, self._checkpointed_if_due(known)
+                return self._read_on_checking_root(base)
+        return Advance(base, (), root_seen)
+
+    def _draft(
+        self,
+        base: SeenState[S],
+        step: Callable[[S], D | None],
+        load: Callable[[SeenState[S]], SeenState[S]] | None,
+        is_newest: bool,
+    ) -> tuple[SeenState[S], D | None]:
+        """Draft an entry from a state. If the step refuses to, read on and ask it once more."""
+        if load is not None:
+            base = load(base)
+        try:
+            return base, step(base.state)
+        except SparklogError:
+            if is_newest:
+                raise
+        # Judged on the newest state known here; see whether the newest state says the same.
+        return self._draft(self._read_on(base).newest, step, load, is_newest=True)
+
+    def _encode_checked(self, state: S, draft: D, commit_id: str) -> tuple[E, bytes]:
+        """Return the entry of a draft and its bytes, read back: what no reader would take must never be written."""
+        data = self._encode(draft, state, commit_id)
+        number = state.number + 1
+        entry = self._decode(data, self.key(number), number)
+        self._check(state, entry)
+        return entry, data
 
     def _attempt(
-        self, known: Known[S], entry: E, data: bytes, repeatable: bool, root: bool
-    ) -> tuple[E | None, Known[S], bool]:
-        """Try the next number: the entry as it stands in the journal, or None; the newest state; was the root seen?"""
-        seen = self.env.now()
-        number = known.state.number + 1
+        self, base: SeenState[S], drafted: tuple[E, bytes], repeatable: bool, root_seen: bool
+    ) -> Advance[S, E]:
+        """Try to create the next number. Ours is among the entries of the answer if it was created."""
+        (entry, data), seen = drafted, self.env.now()
+        number = base.state.number + 1
         title = f"commit {entry.commit_id} to {self.title}"
         try:
-            basis = Basis(known.seen, entry.prev_crc, root, known.earlier)
+            basis = Basis(base.seen, entry.prev_crc, root_seen, base.earlier)
             answer, sight = self._numbered.create(number, data, entry.commit_id, basis)
         except Unavailable as error:
             raise Unavailable(f"{title}: {error}") from error
         if answer is Answer.STALLED or not sight.objects:
             try:
-                return *self._trace(entry, number, repeatable), False
+                return self._trace(entry, number, repeatable)
             except (Corrupt, Unavailable) as error:
                 raise Unavailable(
                     f"{title} stalled for over an hour and its outcome is unknown: {error}; look before you write again"
@@ -390,22 +436,28 @@ class Journal(ABC, Generic[S, E, D]):
             # An earlier attempt at this number, drawn up before a stall, may have landed late: what was stored counts.
             stored = sight.objects[0]
             written = entry if stored == data else self._decode_all([stored], number)[0]
-            return written, self._publish(self._extended(known, (written,), seen)), False
-        known, entries = self._forward(known, sight, seen)
-        return _with_id(entry.commit_id, entries), known, sight.root
+            return Advance(self._publish(self._extend(base, (written,), seen)), (written,))
+        return self._take_in(base, sight, seen)
 
-    def _trace(self, entry: E, number: int, repeatable: bool) -> tuple[E | None, Known[S]]:
-        known, entries = self._open()
-        written = _with_id(entry.commit_id, entries)
-        if written is not None or number > known.checkpoint:
-            return written, known
+    def _wait_and_look(self, base: SeenState[S], tries: int) -> Advance[S, E]:
+        """Wait a random time, then read on: a request of ours that was made before a stall may land as late as this."""
+        most = FAR_WAIT if self._numbered.is_far else tries
+        self.env.pause(min(tries - WAIT_AFTER_LOSSES, most))
+        return self._read_on_checking_root(base)
+
+    def _trace(self, entry: E, number: int, repeatable: bool) -> Advance[S, E]:
+        """Open again and look for our entry, which may have been collected since."""
+        opened = self._reopen()
+        if opened.with_id(entry.commit_id) is not None or number > opened.newest.checkpoint:
+            return opened
         try:
-            return self._in_chain(entry, number), known
+            written = self._in_chain(entry, number)
         except NotFound as error:
             if repeatable:
                 # Tried again it changes nothing if it has landed: the state itself knows.
-                return None, known
+                return opened
             raise Unavailable(f"{error} is no longer kept") from None
+        return opened if written is None else Advance(opened.newest, (written,))
 
     def _in_chain(self, entry: E, number: int) -> E | None:
         """Return our entry if the chain of CRCs, walked back from the first checkpoint after it, has it.
@@ -413,8 +465,7 @@ class Journal(ABC, Generic[S, E, D]):
         The object under its number proves little: ours may have been collected, and a stalled writer's put there
         since. `NotFound` if a link is gone.
         """
-        states = (self.read_checkpoint(copied) for copied in self.checkpoints() if copied >= number)
-        state = next((state for state in states if state is not None), None)
+        state = self._first_readable(version for version in self.checkpoints() if version >= number)
         if state is None:
             raise NotFound(self.key(number))
         link = state.crc
@@ -432,19 +483,15 @@ class Journal(ABC, Generic[S, E, D]):
         return None
 
     def write_checkpoint(self) -> None:
-        self._write_checkpoint(self._current())
+        self._write_checkpoint(self._open_if_stale())
 
-    def _is_checkpoint_due(self, known: Known[S]) -> bool:
-        entries = known.state.number - known.checkpoint
-        return entries >= self._entries_per_checkpoint or known.tail_bytes >= CHECKPOINT_BYTES
+    def _is_checkpoint_due(self, base: SeenState[S]) -> bool:
+        entries = base.state.number - base.checkpoint
+        return entries >= self._entries_per_checkpoint or base.tail_bytes >= CHECKPOINT_BYTES
 
-    def _checkpointed_if_due(self, known: Known[S]) -> Known[S]:
+    def _write_checkpoint_if_due(self, base: SeenState[S]) -> SeenState[S]:
         try:
-            return self._write_checkpoint(known) if self._is_checkpoint_due(known) else known
+            return self._write_checkpoint(base) if self._is_checkpoint_due(base) else base
         except (SparklogError, OSError) as error:
-            _LOG.warning("no checkpoint of %s at %s %s: %s", self.title, self.noun, known.state.number, error)
-            return known
-
-
-def _with_id(commit_id: str, entries: Sequence[E]) -> E | None:
-    return next((entry for entry in entries if entry.commit_id == commit_id), None)
+            _LOG.warning("no checkpoint of %s at %s %s: %s", self.title, self.noun, base.state.number, error)
+            return base

@@ -3,9 +3,9 @@
 A commit rests on one promise: of those who create a number, exactly one is told that it has. A store that breaks it
 after it was probed tells two. One of them then goes on from a commit that is not there. What this process has created
 it remembers, and what it reads next contradicts it: another object under that number, or a follower that was made after
-another one. A root that was moved away and restored under a living process looks the same, so the store is probed anew.
+another one. A root that was moved away and restored under a living process looks the same: the store is probed again.
 
-Where the probe fails too, the commit that is gone is noted beside the root, as `_probe/lost-<hash>.json`, for nothing
+Where the probe fails too, the commit that is gone is noted in the root, as `_probe/lost-<hash>.json`, for nothing
 else tells of it: `sparklog verify` names it. The note may be deleted once its records were written again.
 """
 

@@ -164,7 +164,7 @@ def sealed_path(partition: int, read_version: int, unique: str, base: int) -> st
 
 
 def filter_path(path: str) -> str:
-    """Return the path, or key, of the filters of keys beside a data file (`sparklog.format.key_filter`)."""
+    """Return the path, or key, of the filters of keys next to a data file (`sparklog.format.key_filter`)."""
     return f"{path.rpartition('.')[0]}.bloom"
 
 

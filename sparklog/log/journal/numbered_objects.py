@@ -23,15 +23,16 @@ from typing import NoReturn
 import crc32c
 
 from sparklog.errors import Corrupt, Fenced, NotFound, Unavailable
-from sparklog.log.journal.clocks import Backoff, Env, Moment, pause
+from sparklog.log.journal.clocks import Env, Moment
 from sparklog.log.journal.documents import decode, peek_commit_id
 from sparklog.log.journal.names import ROOT_KEY, commit_key, read_root_id
 from sparklog.storage.parallel_reads import ask_each
+from sparklog.storage.retries import Backoff
 from sparklog.storage.store import Store
 
 READ_AHEAD = 16
 LOSER_READS = 2
-"""Numbers behind a lost one that are asked for together with it, on a store with round trips."""
+"""Numbers after a lost one that are asked for together with it, on a store with round trips."""
 STALE_MS = 3_600_000
 """After this long without a sight of the newest number, the meaning of a number is no longer known: open afresh."""
 SURE_TRIES = 3
@@ -55,15 +56,15 @@ class Answer(Enum):
 class Sight:
     """Answers to several requests, which were made at once on a store with round trips.
 
-    * `objects`: from a number on, as far as they were read; `is_all`: the one behind them was missing
+    * `objects`: from a number on, as far as they were read; `is_all`: the one after them was missing
     * `before`: the object before that number; None if it was not read or is missing
-    * `root`: the root was seen to be the one that was opened
+    * `root_seen`: the root was seen to be the one that was opened
     """
 
     objects: tuple[bytes, ...] = ()
     is_all: bool = False
     before: bytes | None = None
-    root: bool = False
+    root_seen: bool = False
 
 
 NOTHING_SEEN = Sight()
@@ -77,13 +78,13 @@ class Basis:
 
     * `seen`: when the newest number was last seen to be the one before
     * `crc`: the CRC-32C of that one; None: there is none
-    * `root`: the root was seen to be the one that was opened, a moment ago
-    * `earlier`: must be there as well. Objects behind it were read, which are taken back if it is not
+    * `root_seen`: the root was seen to be the one that was opened, a moment ago
+    * `earlier`: must be there as well. Objects after it were read, which are taken back if it is not
     """
 
     seen: Moment
     crc: int | None
-    root: bool = False
+    root_seen: bool = False
     earlier: Place | None = None
 
 
@@ -118,7 +119,7 @@ class NumberedObjects:
         """
         objects = list(self._reading(number, ahead))
         if objects:
-            # Names in one directory: the newest stands for all.
+            # Names in one directory: the newest counts for all.
             self._unsettled.add(self.key(number + len(objects) - 1))
         return objects
 
@@ -140,36 +141,36 @@ class NumberedObjects:
     def look(self, number: int) -> Sight:
         """Read all objects from `number` on, and look whether the root is the one that was opened, at once."""
 
-        def ask(at: int | None) -> list[bytes] | bool:
-            return self._is_root() if at is None else self.read_forward(at)
+        def ask(place: int | None) -> list[bytes] | bool:
+            return self._is_root() if place is None else self.read_forward(place)
 
         try:
-            objects, root = ask_each(self.store, ask, (number, None))
+            objects, root_seen = ask_each(self.store, ask, (number, None))
         except Unavailable:
             return NOTHING_SEEN
-        return Sight(tuple(objects) if isinstance(objects, list) else (), True, None, root is True)
+        return Sight(tuple(objects) if isinstance(objects, list) else (), True, None, root_seen is True)
 
     def _look_after_create(self, number: int) -> Sight:
         """Read the number; on a store with round trips at the same time what a loser needs before its next attempt."""
         if not self.is_far:
             stored = self.read(number)
             return NOTHING_SEEN if stored is None else Sight((stored,))
-        behind = range(number + 1, number + 1 + LOSER_READS)
-        places = (number, *behind, *range(max(number - 1, 0), number), None)
+        later = range(number + 1, number + 1 + LOSER_READS)
+        places = (number, *later, *range(max(number - 1, 0), number), None)
         answers = dict(zip(places, ask_each(self.store, self._seen, places), strict=True))
         objects: list[bytes] = []
-        for at in (number, *behind):
-            if not isinstance(data := answers[at], bytes):
+        for later_number in (number, *later):
+            if not isinstance(data := answers[later_number], bytes):
                 break
             objects.append(data)
         earlier = answers.get(number - 1)
         is_all = answers.get(number + len(objects), False) is None
         return Sight(tuple(objects), is_all, earlier if isinstance(earlier, bytes) else None, answers[None] is True)
 
-    def _seen(self, at: int | None) -> bytes | bool | None:
+    def _seen(self, place: int | None) -> bytes | bool | None:
         """Return an object or, for None, whether the root is the one that was opened; False if that is not known."""
         with suppress(Unavailable):
-            return self._is_root() if at is None else self.read(at)
+            return self._is_root() if place is None else self.read(place)
         return False
 
     def make_durable(self) -> None:
@@ -183,7 +184,7 @@ class NumberedObjects:
             self._unsettled.discard(key)
 
     def create(self, number: int, data: bytes, commit_id: str, basis: Basis) -> tuple[Answer, Sight]:
-        """Create a number; also return what was read of the object that lies there now and of those around it.
+        """Create a number; also return what was read of the object there now and of those around it.
 
         A lost answer is looked up by `commit_id`, the one in `data`; if no whole object is there, the same number is
         tried again.
@@ -193,13 +194,13 @@ class NumberedObjects:
         """
         backoff = Backoff(self.env, tries=1)
         failure = "it exists and cannot be read"
-        root = basis.root
+        root_seen = basis.root_seen
         while True:
             sight = NOTHING_SEEN
             try:
-                if not root:
+                if not root_seen:
                     self._check_root(number, unknown=backoff.tries > 1)
-                root = False
+                root_seen = False
                 created = self.store.create(self.key(number), data)
                 sight = Sight((data,)) if created else self._look_after_create(number)
             except Unavailable as error:
@@ -211,7 +212,7 @@ class NumberedObjects:
             stored = sight.objects[0] if sight.objects else None
             stored_id = None if stored is None else peek_commit_id(stored)
             if self.env.now().elapsed_ms(basis.seen) > STALE_MS:
-                # Whichever object lies there: ours may have come first and been collected, and another sleeper's after.
+                # Whichever object is there: ours may have come first and been collected, and another sleeper's after.
                 self._check_root(number, unknown=True)
                 return Answer.STALLED, sight
             if stored is not None and (stored_id is not None or is_over):
@@ -272,7 +273,7 @@ class NumberedObjects:
             except Corrupt:
                 break
             except Unavailable:
-                self.env.sleep(pause(self.env.random, tries))
+                self.env.pause(tries)
         backoff = Backoff(self.env)
         while True:
             try:
@@ -284,7 +285,7 @@ class NumberedObjects:
         raise Fenced(f"{self.key(number)} in {self.store.location} is not what this process has seen; {REOPEN}")
 
     def _root_id(self) -> str | None:
-        """Return the id of the root that lies here now; None if there is none, which a listing must confirm."""
+        """Return the id of the root that is here now; None if there is none, which a listing must confirm."""
         for tries in range(SURE_TRIES):
             try:
                 return read_root_id(self.store)
@@ -292,7 +293,7 @@ class NumberedObjects:
                 if not any(info.key == ROOT_KEY for info in self.store.list(ROOT_KEY)):
                     return None
                 # A cache hides for a while what exists.
-                self.env.sleep(pause(self.env.random, tries))
+                self.env.pause(tries)
             except Corrupt:
                 if tries == SURE_TRIES - 1:
                     raise
@@ -309,7 +310,7 @@ class NumberedObjects:
         if answer is Answer.OURS and basis.earlier is not None and basis.earlier[0] < number - 1:
             places.append(basis.earlier)
         if len(places) > 1:
-            answers = ask_each(self.store, self._seen, [at for at, _ in places])
+            answers = ask_each(self.store, self._seen, [earlier for earlier, _ in places])
             places = [
                 place
                 for place, data in zip(places, answers, strict=True)
@@ -319,16 +320,16 @@ class NumberedObjects:
         return Answer.STALLED if stalled else answer
 
     def _is_uncertain(self, number: int, place: Place, commit_id: str, seen: Moment) -> bool:
-        """True if it took too long to see an object that lies before `number`: it may have been collected since."""
-        at, crc = place
+        """True if it took too long to see an object before `number`: it may have been collected since."""
+        earlier, crc = place
         backoff = Backoff(self.env)
-        failure = f"{self.key(at)}, which lies before it, cannot be read"
+        failure = f"{self.key(earlier)}, which lies before it, cannot be read"
         others = 0
         while True:
             data, gap = None, False
             try:
-                data = self.read(at)
-                gap = data is None and self._is_gap(number, at)
+                data = self.read(earlier)
+                gap = data is None and self._is_gap(number, earlier)
             except Unavailable as error:
                 failure = str(error)
             if data is not None and crc32c.crc32c(data) == crc:
@@ -341,21 +342,21 @@ class NumberedObjects:
             if gap or others >= SURE_TRIES:
                 try:
                     if data is not None:
-                        decode(data, self.key(at), "entry")
+                        decode(data, self.key(earlier), "entry")
                 except Corrupt:
                     # It is there; that it is damaged is for its readers to say.
                     return False
-                self._refuse(number, at, commit_id)
+                self._refuse(number, earlier, commit_id)
             if backoff.is_over():
                 raise self._unknown(number, failure)
-            self.env.sleep(pause(self.env.random, backoff.tries))
+            self.env.pause(backoff.tries)
 
-    def _is_gap(self, number: int, at: int) -> bool:
+    def _is_gap(self, number: int, earlier: int) -> bool:
         """True if a listing that shows `number` does not show an earlier one: no cache can hide it so."""
         listed = {info.key for info in self.store.list(f"{self.prefix}/_log/0")}
-        return self.key(number) in listed and self.key(at) not in listed
+        return self.key(number) in listed and self.key(earlier) not in listed
 
-    def _refuse(self, number: int, at: int, commit_id: str) -> NoReturn:
+    def _refuse(self, number: int, earlier: int, commit_id: str) -> NoReturn:
         """Raise `Fenced`: `number` follows no object that is here. If it is ours, delete it: no process has used it."""
         key = self.key(number)
         backoff = Backoff(self.env)
@@ -363,15 +364,13 @@ class NumberedObjects:
             try:
                 data = self.read(number)
                 if data is not None and peek_commit_id(data) != commit_id:
-                    raise self._replaced(at)
+                    raise self._replaced(earlier)
                 self.store.delete(key)
-                raise self._replaced(at, f"; {key} was taken back")
+                raise self._replaced(earlier, f"; {key} was taken back")
             except Unavailable as error:
                 if backoff.is_over():
-                    raise Unavailable(
-                        f"{self._replaced(at)}; {key}, which follows no object here, cannot be taken back: {error}; "
-                        "delete it"
-                    ) from error
+                    problem = f"{key}, which follows no object here, cannot be taken back: {error}; delete it"
+                    raise Unavailable(f"{self._replaced(earlier)}; {problem}") from error
             backoff.sleep()
 
     def _remember(self, number: int, crc: int, commit_id: str) -> None:
@@ -379,7 +378,7 @@ class NumberedObjects:
         if self._created.get(number, (crc, commit_id)) != (crc, commit_id):
             raise self._replaced(number)
         self._created[number] = crc, commit_id
-        for older in [each for each in tuple(self._created) if each < number]:
+        for older in [other for other in tuple(self._created) if other < number]:
             self._created.pop(older, None)
 
     def check_created(self, first: int, crcs: Sequence[int | None]) -> None:
@@ -388,15 +387,15 @@ class NumberedObjects:
             if 0 <= number - first < len(crcs) and crcs[number - first] != crc:
                 raise self._replaced(number)
 
-    def check_followed(self, at: int) -> None:
-        """Look into a chain that breaks behind `at`: `Fenced` if ours is gone from there, or the store is to blame."""
+    def check_followed(self, number: int) -> None:
+        """Look into a chain that breaks after `number`: `Fenced` if ours is gone, or the store is to blame."""
         data = None
         with suppress(Unavailable):
-            data = self.read(at)
-        created = self._created.get(at)
+            data = self.read(number)
+        created = self._created.get(number)
         if created is not None and data is not None and crc32c.crc32c(data) != created[0]:
-            raise self._replaced(at)
-        what = f"the object behind {self.key(at)} in {self.store.location} was made after another one"
+            raise self._replaced(number)
+        what = f"the object behind {self.key(number)} in {self.store.location} was made after another one"
         if (error := self._contradiction(what)) is not None:
             raise error
 
@@ -406,12 +405,12 @@ class NumberedObjects:
 
         distrust(self.store, self.env.wall_ms)
 
-    def _replaced(self, at: int, done: str = "") -> Fenced:
+    def _replaced(self, number: int, done: str = "") -> Fenced:
         """Return the error for a number that is not what this process knows."""
-        what, lost = f"{self.key(at)} in {self.store.location} is not what this process has seen", None
-        if at in self._created:
-            commit_id = self._created[at][1]
-            what, lost = f"{what}, which created commit {commit_id} there", (self.key(at), commit_id)
+        what, lost = f"{self.key(number)} in {self.store.location} is not what this process has seen", None
+        if number in self._created:
+            commit_id = self._created[number][1]
+            what, lost = f"{what}, which created commit {commit_id} there", (self.key(number), commit_id)
         return self._contradiction(what, lost) or Fenced(f"{what}: {REPLACED}{done}; {REOPEN}")
 
     def _contradiction(self, what: str, lost: tuple[str, str] | None = None) -> Fenced | None:

@@ -8,7 +8,7 @@ A local path is probed by each process that commits. That costs milliseconds, an
 another client of a network file system, on each machine.
 
 A server may be replaced or upgraded behind its endpoint. So a verdict counts for a day, and no longer once something
-contradicts it: `doubt` takes it back and probes anew.
+contradicts it: `doubt` takes it back and probes again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ a root that was restored under it, makes no load.
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ProbeVerdict:
     """A probe that a place has passed: `server` is empty for a cloud's own, `sparklog` the version that probed."""
 
     location: str
@@ -50,7 +50,7 @@ class Verdict:
 
 VERDICT_JSON = StoredDocument(
     "verdict of a probe",
-    Verdict,
+    ProbeVerdict,
     Member("location", TEXT),
     Member("server", TEXT),
     Member("rounds", whole(1)),
@@ -94,7 +94,7 @@ def probe_anew(store: Store, wall_ms: Clock = wall_clock_ms) -> ProbeReport:
 
 
 def doubt(store: Store, wall_ms: Clock) -> BadRequest | None:
-    """Take back the verdict on a store that contradicts it, and probe anew; return which promise is broken.
+    """Take back the verdict on a store that contradicts it, and probe again; return which promise is broken.
 
     None if none is, as far as a probe can show, or if it cannot be tried.
     """
@@ -139,8 +139,8 @@ def _place(store: Store) -> tuple[str, str]:
 
 def _is_fresh(times: dict[tuple[str, str], int], store: Store, now_ms: int, limit_ms: int = VERDICT_MS) -> bool:
     """True if a place has a time that is not long ago, nor far ahead: clocks may be set."""
-    at = times.get(_place(store))
-    return at is not None and abs(now_ms - at) < limit_ms
+    probed_ms = times.get(_place(store))
+    return probed_ms is not None and abs(now_ms - probed_ms) < limit_ms
 
 
 def _keeps_verdicts(store: Store) -> bool:
@@ -167,7 +167,7 @@ def _kept(store: Store, now_ms: int) -> int | None:
 def _keep(store: Store, report: ProbeReport) -> None:
     if not _keeps_verdicts(store):
         return
-    verdict = Verdict(store.location, store.server, report.rounds, THREADS, report.probed_ms, __version__)
+    verdict = ProbeVerdict(store.location, store.server, report.rounds, THREADS, report.probed_ms, __version__)
     data = VERDICT_JSON.encode(verdict)
     with suppress(SparklogError):  # the next process probes, too
         if not store.create(_key(store), data):

@@ -1,6 +1,6 @@
 """Kafka's aborted transactions that hide records from a `read_committed` plan of imported data.
 
-An ABORT marker can lie far behind the records it takes back, so the answer always comes from the whole snapshot, never
+An ABORT marker can lie far after the records it takes back, so the answer always comes from the whole snapshot, never
 from the range that is read: from the slices that hold ABORT markers (`SliceFlag.KAFKA_ABORTED`), from the range's start
 on. A segment has a `.txnindex` beside it, an append file has the same in its footer. As with Kafka, going on ends at
 the first marker before which everything that began below the range's end had ended. Such files never change: each is
@@ -18,7 +18,7 @@ import numpy as np
 from sparklog.errors import Corrupt, NotFound, Unavailable
 from sparklog.format import transaction_index
 from sparklog.format.transaction_index import AbortedTransactions
-from sparklog.log.read.fetch import MissingFile, read_footer
+from sparklog.log.read.fetch import MissingFile, entry_of, read_footer
 from sparklog.log.read.planned_slices import PlannedSlice, planned_slices
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import SliceFlag
@@ -52,8 +52,8 @@ def aborted_ranges(store: Store, topic: str, table: SliceTable, partition: int, 
     cache = _cache_of(store)
     aborted: list[AbortedTransactions] = []
     try:
-        for at in range(0, len(planned), FILES_AT_ONCE):
-            aborted += _read(store, planned.rows(at, at + FILES_AT_ONCE), cache)
+        for first in range(0, len(planned), FILES_AT_ONCE):
+            aborted += _read(store, planned.rows(first, first + FILES_AT_ONCE), cache)
             if int(aborted[-1].last_stable_offsets.max()) >= end:
                 break
     except MissingFile as missing:
@@ -77,13 +77,15 @@ def _nbytes(entries: AbortedTransactions) -> int:
 
 
 def _read(store: Store, slices: Sequence[PlannedSlice], cache: _Cache) -> list[AbortedTransactions]:
-    known = {i: entries for i, one in enumerate(slices) if (entries := cache.get((one.file, one.position))) is not None}
-    missing = [i for i in range(len(slices)) if i not in known]
+    by_row = {
+        i: entries for i, one in enumerate(slices) if (entries := cache.get((one.file, one.position))) is not None
+    }
+    missing = [i for i in range(len(slices)) if i not in by_row]
     answers = ask_each(store, lambda i: aborted_of(store, slices[i]), missing)
     for i, entries in zip(missing, answers, strict=True):
         cache.put((slices[i].file, slices[i].position), entries)
-        known[i] = entries
-    return [known[i] for i in range(len(slices))]
+        by_row[i] = entries
+    return [by_row[i] for i in range(len(slices))]
 
 
 def aborted_of(store: Store, planned: PlannedSlice) -> AbortedTransactions:
@@ -110,8 +112,8 @@ def _of_segment(store: Store, planned: PlannedSlice) -> AbortedTransactions:
 
 
 def _of_append_file(store: Store, planned: PlannedSlice) -> AbortedTransactions:
-    entry = read_footer(store, planned).at(planned.position)
-    if entry is None or entry.crc != planned.crc or entry.nbytes != planned.size:
+    entry = entry_of(read_footer(store, planned), planned)
+    if entry is None:
         raise Corrupt(
             "expected the footer to name the slice whose transactions were aborted: restore the file",
             file=planned.file,

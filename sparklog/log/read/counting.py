@@ -42,22 +42,26 @@ class RecordCount:
     @property
     def records(self) -> int:
         """Number of all records; the most there can be, if the count is not exact."""
-        return sum(each.records for each in self.partitions)
+        return sum(partition.records for partition in self.partitions)
 
     @property
     def is_exact(self) -> bool:
         """False if there may be fewer records."""
-        return all(each.is_exact for each in self.partitions)
+        return all(partition.is_exact for partition in self.partitions)
 
     @property
     def earliest_ms(self) -> int | None:
         """No record with a time is older; None without records."""
-        return min((each.earliest_ms for each in self.partitions if each.earliest_ms is not None), default=None)
+        return min(
+            (partition.earliest_ms for partition in self.partitions if partition.earliest_ms is not None), default=None
+        )
 
     @property
     def latest_ms(self) -> int | None:
         """No record is newer; None without records."""
-        return max((each.latest_ms for each in self.partitions if each.latest_ms is not None), default=None)
+        return max(
+            (partition.latest_ms for partition in self.partitions if partition.latest_ms is not None), default=None
+        )
 
 
 def count_of(snapshot: Snapshot, bounds: Mapping[int, Bounds], isolation: str) -> RecordCount:
@@ -65,8 +69,8 @@ def count_of(snapshot: Snapshot, bounds: Mapping[int, Bounds], isolation: str) -
     check_isolation(isolation)
     return RecordCount(
         tuple(
-            _counted(snapshot, partition, each.log_start, each.end(isolation), isolation)
-            for partition, each in bounds.items()
+            _counted(snapshot, partition, limits.log_start, limits.end(isolation), isolation)
+            for partition, limits in bounds.items()
         )
     )
 

@@ -19,8 +19,9 @@ from sparklog.errors import Corrupt
 from sparklog.format.arrow_numpy import fixed_array, repeated_text
 from sparklog.format.batch_scan import crc_failures, crc_message, scan_headers
 from sparklog.format.decode import RecordColumns, decode
-from sparklog.format.record_batch import BatchHeaders
-from sparklog.log.read.fetch import Cursor, Fetcher, Piece
+from sparklog.format.record_batch import BatchHeaders, Place
+from sparklog.log.read.fetch import Cursor, FetchedBatches, Fetcher
+from sparklog.log.read.record_batches import joined, schema_of
 from sparklog.log.state.view import RECORD_SCHEMA, check_columns
 from sparklog.storage.parallel_reads import work_ahead
 
@@ -41,12 +42,12 @@ def read_cursors(
     decoder = _Decoder(check_columns(columns), batch_bytes)
     runs = _runs(Fetcher(cursors), decoder, batch_bytes)
     decoded = map(decoder.run, runs) if threads == 1 else work_ahead(lambda run: list(decoder.run(run)), runs, threads)
-    return _joined(chain.from_iterable(decoded), batch_bytes)
+    return joined(chain.from_iterable(decoded), batch_bytes)
 
 
-def _runs(pieces: Fetcher, decoder: _Decoder, batch_bytes: int) -> Iterator[list[Piece]]:
+def _runs(pieces: Fetcher, decoder: _Decoder, batch_bytes: int) -> Iterator[list[FetchedBatches]]:
     """Yield runs of pieces that are wanted whole and decoded together, others one by one."""
-    run: list[Piece] = []
+    run: list[FetchedBatches] = []
     filled = 0.0
     for piece in pieces:
         alone = piece.cut or not piece.verified
@@ -62,47 +63,18 @@ def _runs(pieces: Fetcher, decoder: _Decoder, batch_bytes: int) -> Iterator[list
     yield run
 
 
-def _joined(batches: Iterator[pa.RecordBatch], batch_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in batches of about `batch_bytes`: join small neighbours, cut large ones without a copy."""
-    held: list[pa.RecordBatch] = []
-    filled = 0
-    for batch in batches:
-        size = batch.nbytes
-        if held and filled + size > batch_bytes:
-            yield _join(held)
-            held, filled = [], 0
-        if size > 2 * batch_bytes and batch.num_rows > 1:
-            rows = -(-batch.num_rows // -(-size // batch_bytes))
-            yield from (batch.slice(at, rows) for at in range(0, batch.num_rows, rows))
-            continue
-        held.append(batch)
-        filled += size
-        if filled >= batch_bytes // 2:
-            yield _join(held)
-            held, filled = [], 0
-    if held:
-        yield _join(held)
-
-
-def _join(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    if len(batches) == 1:
-        return batches[0]
-    columns = [pa.concat_arrays([batch.column(i) for batch in batches]) for i in range(batches[0].num_columns)]
-    return pa.RecordBatch.from_arrays(columns, schema=batches[0].schema)
-
-
 @dataclass(slots=True)
-class _Run:
-    """Pieces behind one another in one buffer, and which batch belongs to which."""
+class _BatchRun:
+    """Pieces one after another in one buffer, and which batch belongs to which."""
 
-    pieces: list[Piece]
+    pieces: list[FetchedBatches]
     data: memoryview
     headers: BatchHeaders
     piece_of: Int64s
     shift: Int64s
 
-    def __getitem__(self, batches: slice | npt.NDArray[np.bool_]) -> _Run:
-        return _Run(self.pieces, self.data, self.headers[batches], self.piece_of[batches], self.shift[batches])
+    def __getitem__(self, batches: slice | npt.NDArray[np.bool_]) -> _BatchRun:
+        return _BatchRun(self.pieces, self.data, self.headers[batches], self.piece_of[batches], self.shift[batches])
 
     def place(self) -> tuple[str | None, int]:
         first = self.pieces[0]
@@ -116,12 +88,12 @@ class _Decoder:
         self.expansion = FIRST_EXPANSION
         self._learned = False
         self._columns = columns
-        self._schema = pa.schema([RECORD_SCHEMA.field(name) for name in columns])
+        self._schema = schema_of(columns)
         self._batch_bytes = batch_bytes
         self._wanted = {*DECODED.intersection(columns), "offset", "timestamp"}
         self._topics: dict[str, pa.Array] = {}
 
-    def run(self, pieces: list[Piece]) -> Iterator[pa.RecordBatch]:
+    def run(self, pieces: list[FetchedBatches]) -> Iterator[pa.RecordBatch]:
         """Decode pieces together: one, or several that are whole and verified."""
         if len(pieces) == 1:
             yield from self._batches(pieces, pieces[0].data)
@@ -136,7 +108,7 @@ class _Decoder:
                 raise
             yield from batches
 
-    def _batches(self, pieces: list[Piece], data: memoryview) -> Iterator[pa.RecordBatch]:
+    def _batches(self, pieces: list[FetchedBatches], data: memoryview) -> Iterator[pa.RecordBatch]:
         run = _laid_out(pieces, data)
         stored, opened = np.cumsum(run.headers.size), _opened_before(run.headers)
         low = 0
@@ -152,7 +124,7 @@ class _Decoder:
                 yield batch
             low = high
 
-    def _batch(self, run: _Run) -> pa.RecordBatch:
+    def _batch(self, run: _BatchRun) -> pa.RecordBatch:
         first, (file, position) = run.pieces[0], run.place()
         records = self._offsets_only(run)
         if records is None:
@@ -164,8 +136,7 @@ class _Decoder:
                 start_offset=first.start if first.cut else None,
                 end_offset=first.end if first.cut else None,
                 check_crc=not first.verified,
-                file=file,
-                file_position=position,
+                place=Place(file, position),
             )
             if len(run.pieces) > 1:
                 records.offset += np.repeat(run.shift, records.batch_rows)
@@ -176,7 +147,7 @@ class _Decoder:
             self.expansion, self._learned = max(1.0, grown / int(run.headers.size.sum())), True
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
-    def _offsets_only(self, run: _Run) -> RecordColumns | None:
+    def _offsets_only(self, run: _BatchRun) -> RecordColumns | None:
         """Return records without a look into the batches, where nothing inside is wanted and no offset is missing."""
         headers = run.headers
         cheap = not {"key", "value", "headers", "timestamp"}.intersection(self._columns)
@@ -186,15 +157,15 @@ class _Decoder:
             wrong = crc_failures(run.data, headers)
             if len(wrong):
                 bad, (file, position) = int(wrong[0]), run.place()
-                at, offset = position + int(headers.position[bad]), int(headers.base_offset[bad] + run.shift[bad])
-                raise Corrupt(crc_message(headers, bad), file=file, position=at, offset=offset)
+                place, offset = position + int(headers.position[bad]), int(headers.base_offset[bad] + run.shift[bad])
+                raise Corrupt(crc_message(headers, bad), file=file, position=place, offset=offset)
         before = np.cumsum(headers.count) - headers.count
         offsets = np.arange(headers.count.sum(), dtype=np.int64)
         offsets += np.repeat(headers.base_offset + run.shift - before, headers.count)
         types = headers.timestamp_type
         return RecordColumns(offsets, np.empty(0, np.int64), batch_rows=headers.count, batch_time_type=types)
 
-    def _column(self, name: str, records: RecordColumns, run: _Run) -> pa.Array:
+    def _column(self, name: str, records: RecordColumns, run: _BatchRun) -> pa.Array:
         if name in DECODED:
             return getattr(records, name)
         if name == "offset":
@@ -208,7 +179,7 @@ class _Decoder:
         return self._topic(records, run)
 
     @staticmethod
-    def _times(records: RecordColumns, run: _Run) -> Int64s:
+    def _times(records: RecordColumns, run: _BatchRun) -> Int64s:
         """Effective times: LogAppendTime of slices whose batches do not carry it is the commit's."""
         given = np.asarray([piece.slice.append_time for piece in run.pieces], np.int64)
         if (given < 0).all():
@@ -218,20 +189,20 @@ class _Decoder:
         return np.where(of_record >= 0, of_record, records.timestamp)
 
     @staticmethod
-    def _partitions(records: RecordColumns, run: _Run) -> npt.NDArray[np.int32]:
+    def _partitions(records: RecordColumns, run: _BatchRun) -> npt.NDArray[np.int32]:
         numbers = np.asarray([piece.slice.partition for piece in run.pieces], np.int32)
         if (numbers == numbers[0]).all():
             return np.full(len(records), numbers[0], np.int32)
         return np.repeat(numbers[run.piece_of], records.batch_rows)
 
-    def _topic(self, records: RecordColumns, run: _Run) -> pa.Array:
+    def _topic(self, records: RecordColumns, run: _BatchRun) -> pa.Array:
         names = [piece.slice.topic for piece in run.pieces]
         if len(set(names)) == 1:
             return self._repeated(names[0], len(records))
         # Pieces of a topic follow one another, so there are few runs.
         rows = np.bincount(run.piece_of, weights=records.batch_rows, minlength=len(names)).astype(np.int64)
         runs = groupby(zip(names, rows.tolist(), strict=True), itemgetter(0))
-        return pa.concat_arrays([self._repeated(name, sum(each for _, each in group)) for name, group in runs])
+        return pa.concat_arrays([self._repeated(name, sum(count for _, count in group)) for name, group in runs])
 
     def _repeated(self, topic: str, n: int) -> pa.Array:
         made = self._topics.get(topic)
@@ -249,7 +220,7 @@ def _opened_before(headers: BatchHeaders) -> Int64s:
     return before
 
 
-def _laid_out(pieces: list[Piece], data: memoryview) -> _Run:
+def _laid_out(pieces: list[FetchedBatches], data: memoryview) -> _BatchRun:
     """Find the batches and check what their own checksums do not cover: that they fill the slice in offset order."""
     file, position = (pieces[0].slice.file, pieces[0].position) if len(pieces) == 1 else (None, 0)
     headers = scan_headers(data, file=file, file_position=position)
@@ -274,19 +245,19 @@ def _laid_out(pieces: list[Piece], data: memoryview) -> _Run:
             position=position + int(headers.position[bad]),
             offset=int(begin[bad]),
         )
-    run = _Run(pieces, data, headers, piece_of, shift)
+    run = _BatchRun(pieces, data, headers, piece_of, shift)
     plain = ~headers.is_control & ~_hidden(run)
     return run if plain.all() else run[plain]
 
 
-def _hidden(run: _Run) -> npt.NDArray[np.bool_]:
+def _hidden(run: _BatchRun) -> npt.NDArray[np.bool_]:
     """Return bool[m]: the batches of Kafka's aborted transactions, as far as the reader is not to see them."""
     headers, slices = run.headers, [piece.slice for piece in run.pieces]
     batches = np.zeros(len(headers), np.bool_)
-    hidden = {id(each.hidden): each.hidden for each in slices if each.hidden is not None}
+    hidden = {id(planned.hidden): planned.hidden for planned in slices if planned.hidden is not None}
     if not hidden:
         return batches
-    owner = np.array([id(each.hidden) for each in slices], np.int64)[run.piece_of]
+    owner = np.array([id(planned.hidden) for planned in slices], np.int64)[run.piece_of]
     transactional = headers.is_transactional & ~headers.is_control
     for key, aborted in hidden.items():
         rows = np.flatnonzero(transactional & (owner == key))

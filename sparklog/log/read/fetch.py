@@ -7,14 +7,9 @@ and where the range begins or ends inside one, the footer's index says where to 
 few `SPAN_BYTES`, whatever it reads. Where each request costs a round trip, several are under way
 (`sparklog.log.read.read_ahead`): the same pieces in the same order, but for the borders of windows.
 
-Sealed segments have no footer. They are entered by the `.index` and `.timeindex` beside them, as Kafka does, but these
-have no checksum, and a stale one would hide records (docs/reference/kafka-format.md). So an entry is proven by the log
-before it is believed: at its position lies a batch whose CRC is right and whose last offset is the entry's, and the
-batch that a time entry names has the entry's time. Otherwise, and where an index is missing, unreadable or out of
-order, the segment is read from its start. The end of a read is only a guess at how much to ask for: a wrong one costs a
-request.
+Sealed segments have no footer: see `sparklog.log.read.segment_entrance`.
 
-A file that is gone was replaced (merged, sealed, compacted) after the plan was made: the topic is opened anew and the
+A file that is gone was replaced (merged, sealed, compacted) after the plan was made: the topic is opened again and the
 same offsets are read from where they lie now. Only a log start beyond them is data loss.
 """
 
@@ -24,90 +19,19 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TypeVar
 
 from crc32c import crc32c
 
 from sparklog.errors import Corrupt, NotFound
-from sparklog.format.append_file import INDEX_MIN_BYTES, Footer, SliceIndex, decode_footer
+from sparklog.format.append_file import INDEX_MIN_BYTES, Footer, SliceIndex, WrittenSlice, decode_footer
 from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.record_batch import HEADER_BYTES, LOG_OVERHEAD, BatchHeaders
-from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
-from sparklog.log.read.helper_files import Unreadable, read_helper_file
+from sparklog.format.segment_indexes import OffsetIndex
 from sparklog.log.read.planned_slices import PlannedSlice, PlannedSlices
 from sparklog.log.read.read_ahead import ReadAhead, Request
+from sparklog.log.read.segment_entrance import Entrance, entrance_for_offsets, read_offset_index
 from sparklog.log.state.view import OffsetRange
 from sparklog.storage.store import Store
-
-_Index = TypeVar("_Index", OffsetIndex, TimeIndex)
-
-
-@dataclass(frozen=True, slots=True)
-class Entrance:
-    """A place to begin at in a segment, and the batch that proves it: it lies at `position` and ends at `last_offset`.
-
-    `until`: the byte at which what is wanted probably ends. `(stamped, stamp)`: a batch that ends at this offset has
-    this greatest time (ms); (-1, -1): nothing is claimed.
-    """
-
-    position: int
-    last_offset: int
-    until: int
-    stamped: int = -1
-    stamp: int = -1
-
-
-def read_offset_index(store: Store, planned: PlannedSlice) -> OffsetIndex | None:
-    return _read_index(store, planned, ".index", OffsetIndex.parse)
-
-
-def read_time_index(store: Store, planned: PlannedSlice) -> TimeIndex | None:
-    return _read_index(store, planned, ".timeindex", TimeIndex.parse)
-
-
-def _read_index(
-    store: Store, planned: PlannedSlice, suffix: str, parse: Callable[[bytes, int], _Index]
-) -> _Index | None:
-    """Return an index of a sealed segment, in one request; None if there is none that could be right."""
-    whole = planned.position == 0 and planned.size == planned.file_size and planned.shift == 0
-    if planned.footer_length or not whole or not planned.file.endswith(".log"):
-        return None
-    try:
-        # Entries are smaller than batches: an index that is larger than its log is none.
-        data = read_helper_file(store, planned.file.removesuffix(".log") + suffix, planned.size)
-        return None if data is None else parse(data, planned.base)
-    except (Unreadable, Corrupt):
-        return None
-
-
-def entrance_for_offsets(index: OffsetIndex, planned: PlannedSlice, start: int, end: int) -> Entrance:
-    """Return the place to read offsets `[start, end)` from: the last indexed batch that ends at or before `start`."""
-    last_offset, position = index.lookup(start)
-    return Entrance(position, last_offset, _until(index, planned, end - 1))
-
-
-def entrance_for_timestamp(
-    index: OffsetIndex | None, times: TimeIndex | None, planned: PlannedSlice, target: int, start: int
-) -> Entrance:
-    """Return the place to look for the first record at or above `start` with a time of `target` (ms) or later."""
-    if index is None:
-        return Entrance(0, -1, planned.size)
-    stamp, stamped = (-1, -1) if times is None else times.lookup(target)
-    last_offset, position = index.lookup(max(stamped, start))
-    until = planned.size
-    if times is not None:
-        following = int(times.timestamps.searchsorted(target, side="right"))
-        if following < len(times):
-            until = _until(index, planned, max(start, int(times.offsets[following])))
-    claim = (stamped, stamp) if stamp >= 0 and stamped >= start else (-1, -1)
-    return Entrance(position, last_offset, until, *claim)
-
-
-def _until(index: OffsetIndex, planned: PlannedSlice, offset: int) -> int:
-    """Return where the batch of `offset` has surely ended: behind the first indexed one that ends at or beyond it."""
-    beyond = int(index.offsets.searchsorted(offset, side="left")) + 1
-    return min(int(index.positions[beyond]), planned.size) if beyond < len(index) else planned.size
-
 
 SPAN_BYTES = 8 << 20
 ROWS_AT_ONCE = 512
@@ -116,7 +40,7 @@ Window = tuple[memoryview, BatchHeaders]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class FetchedBatches:
     """Whole batches of one slice. `data[0]` is byte `position` of the slice's file.
 
     `[start, end)`: the offsets wanted, which `cut` says are not all of the slice. `verified`: the slice's CRC-32C was
@@ -163,7 +87,7 @@ class Cursor:
 
 
 class MissingFile(Exception):  # noqa: N818
-    """A planned file is not there: a signal to plan anew, never seen outside `sparklog.log`."""
+    """A planned file is not there: a signal to plan again, never seen outside `sparklog.log`."""
 
     def __init__(self, file: str) -> None:
         super().__init__(file)
@@ -200,7 +124,7 @@ class Fetcher:
         at_once = min((cursor.store.parallel_reads for cursor in cursors), default=1)
         self._ahead = ReadAhead(at_once, _read, self._more)
 
-    def __iter__(self) -> Iterator[Piece]:
+    def __iter__(self) -> Iterator[FetchedBatches]:
         for cursor in self._cursors:
             self._list(cursor)
         missed: tuple[int, str] | None = None
@@ -235,7 +159,7 @@ class Fetcher:
                 cursor.at, cursor.next = cursor.at - 1, start
                 self._list(cursor)
         if self._jobs:
-            self._first = next(i for i, each in enumerate(self._cursors) if each is self._jobs[0].taken[0][0])
+            self._first = next(i for i, cursor in enumerate(self._cursors) if cursor is self._jobs[0].taken[0][0])
         self._jobs.clear()
 
     def _list(self, cursor: Cursor) -> None:
@@ -299,14 +223,14 @@ class Fetcher:
             end += neighbour.size
         return _Job(taken, [Request(cursor.store, planned.file, planned.position, end - planned.position)])
 
-    def _span(self, job: _Job) -> Iterator[Piece]:
+    def _span(self, job: _Job) -> Iterator[FetchedBatches]:
         (request,) = job.requests
         data = memoryview(self._ahead.take(request))
-        for cursor, each, start in job.taken:
-            body = data[each.position - request.start :][: each.size]
-            check_slice(body, each)
-            cut = start > each.base or cursor.range.end < each.end
-            yield Piece(body, each.position, each, start, min(each.end, cursor.range.end), cut, True)
+        for cursor, planned, start in job.taken:
+            body = data[planned.position - request.start :][: planned.size]
+            check_slice(body, planned)
+            cut = start > planned.base or cursor.range.end < planned.end
+            yield FetchedBatches(body, planned.position, planned, start, min(planned.end, cursor.range.end), cut, True)
 
     def _enter(self, cursor: Cursor, planned: PlannedSlice) -> _Job:
         """Choose a large slice, or the part of it that is wanted, to be read in windows of whole batches."""
@@ -324,7 +248,7 @@ class Fetcher:
         self._advance(cursor, planned)
         return job
 
-    def _windows(self, job: _Job) -> Iterator[Piece]:
+    def _windows(self, job: _Job) -> Iterator[FetchedBatches]:
         ((cursor, planned, offset),) = job.taken
         end = min(planned.end, cursor.range.end)
         cut = offset > planned.base or cursor.range.end < planned.end
@@ -336,7 +260,7 @@ class Fetcher:
             crc = crc32c(data, crc) if whole else crc
             if whole and low == job.high and crc != planned.crc:
                 raise Corrupt("the slice's CRC-32C is wrong: restore it", file=planned.file, position=planned.position)
-            piece = Piece(data, planned.position + low - len(data), planned, offset, end, cut, False)
+            piece = FetchedBatches(data, planned.position + low - len(data), planned, offset, end, cut, False)
             offset = min(max(offset, int(headers.next_offset[-1]) + planned.shift), end)
             job.taken = [(cursor, planned, offset)]
             yield piece
@@ -370,7 +294,9 @@ def _read(request: Request) -> bytes:
 
 def _ranges(store: Store, planned: PlannedSlice, low: int, high: int) -> list[Request]:
     starts = range(low, high, SPAN_BYTES)
-    return [Request(store, planned.file, planned.position + at, min(SPAN_BYTES, high - at)) for at in starts]
+    return [
+        Request(store, planned.file, planned.position + offset, min(SPAN_BYTES, high - offset)) for offset in starts
+    ]
 
 
 def _window_reads(
@@ -417,8 +343,14 @@ def read_footer(store: Store, planned: PlannedSlice) -> Footer:
 
 def index_of(footer: Footer, planned: PlannedSlice) -> SliceIndex | None:
     """Return the slice's index; None for what a rewrite left of a slice."""
+    entry = entry_of(footer, planned)
+    return None if entry is None else entry.index
+
+
+def entry_of(footer: Footer, planned: PlannedSlice) -> WrittenSlice | None:
+    """Return what the footer says of the slice, if it is of this very slice."""
     entry = footer.at(planned.position)
-    return entry.index if entry is not None and entry.crc == planned.crc and entry.nbytes == planned.size else None
+    return entry if entry is not None and entry.crc == planned.crc and entry.nbytes == planned.size else None
 
 
 def enter_segment(store: Store, planned: PlannedSlice, entrance: Entrance) -> tuple[int, Window | None]:
@@ -466,7 +398,7 @@ def read_range(store: Store, file: str, start: int, length: int) -> bytes:
     """Return exactly these bytes of a file. `MissingFile` if it is gone, `Corrupt` if it is shorter.
 
     Both are believed when a second request says the same. A cache of names may deny once what is there, and a reader
-    under a hold would then plan anew, and get what compaction has left. A connection may break off.
+    under a hold would then plan again, and get what compaction has left. A connection may break off.
     """
     for tries in (1, 2):
         try:

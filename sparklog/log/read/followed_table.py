@@ -1,8 +1,8 @@
-"""A table that grows: the latest record of each key in memory, by a first pass over the log and a tail behind it.
+"""A table that grows: the latest record of each key in memory, by a first pass over the log and a tail after it.
 
 It holds what `Topic.table` would give at the same moment, whatever maintenance does to the log: a tombstone takes its
 key away, and so does a log start that passes its record. Where compaction has gone further than the table had read,
-tombstones may be gone that it has not seen: that partition is read anew.
+tombstones may be gone that it has not seen: that partition is read again.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ import pyarrow as pa
 from sparklog.format.arrow_numpy import fixed_array, fixed_values, valid_rows
 from sparklog.log.journal.arguments import KEY, SECONDS, checked
 from sparklog.log.read.latest_by_key import latest_records
+from sparklog.log.read.record_batches import schema_of
 from sparklog.log.read.table_plan import TablePlan, plan_table
 from sparklog.log.read.topic_scan import Tail
-from sparklog.log.state.view import COLUMNS, READ_COMMITTED, RECORD_SCHEMA, LogView
+from sparklog.log.state.view import COLUMNS, READ_COMMITTED, LogView
 
 NEEDED = ("key", "value", "partition", "offset", "timestamp")
 SPARE_ROWS = 10_000
 """Rows that newer ones have replaced, which are held beyond as many as there are keys."""
 
 
-class _Rows:
+class _PartitionRows:
     """The rows of one partition by key: batches as they were read, and of each key the number of its row in them."""
 
     def __init__(self) -> None:
@@ -74,8 +75,8 @@ class _Rows:
         number = self.numbers.get(key)
         if number is None:
             return None
-        at = bisect_right(self._firsts, number) - 1
-        return self._batches[at].slice(number - self._firsts[at], 1)
+        batch = bisect_right(self._firsts, number) - 1
+        return self._batches[batch].slice(number - self._firsts[batch], 1)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows that count."""
@@ -114,9 +115,9 @@ class FollowedTable(Mapping[bytes, pa.RecordBatch]):
         self._poll_ms = None if poll is None else int(1000 * poll)
         self._view = view
         self._read = tuple(name for name in COLUMNS if name in plan.columns or name in NEEDED)
-        ends = {each.partition: each.end for each in plan.ranges}
+        ends = {offsets.partition: offsets.end for offsets in plan.ranges}
         self._tail = Tail(view, plan.topic, READ_COMMITTED, positions=ends, topic_id=plan.topic_id)
-        self._rows: dict[int, _Rows] = {each.partition: _Rows() for each in plan.ranges}
+        self._rows: dict[int, _PartitionRows] = {offsets.partition: _PartitionRows() for offsets in plan.ranges}
         for batch in latest_records(plan.partitions, self._read, threads=plan.threads):
             self._rows_of(batch).put(batch)
         self._looked_ms = self._view.env.boot_ms()
@@ -125,7 +126,10 @@ class FollowedTable(Mapping[bytes, pa.RecordBatch]):
         return f"FollowedTable({self.topic!r}, {self._view.location!r})"
 
     def refresh(self) -> bool:
-        """Take in what was appended since, and what was deleted. Returns True if anything was.
+        """Take in what was appended since, and what was deleted.
+
+        Returns:
+            True if anything was.
 
         Raises:
             Conflict: the topic was deleted and created again.
@@ -136,9 +140,9 @@ class FollowedTable(Mapping[bytes, pa.RecordBatch]):
         cleaned = self._view.cleaned_through(self.topic)
         for partition, bounds in self._view.bounds(self.topic).items():
             if self._tail.positions.get(partition, bounds.log_start) < cleaned.get(partition, 0):
-                self._read_anew(partition, bounds.end(READ_COMMITTED))
+                self._read_again(partition, bounds.end(READ_COMMITTED))
                 changed = True
-            changed |= self._rows.setdefault(partition, _Rows()).drop_below(bounds.log_start) > 0
+            changed |= self._rows.setdefault(partition, _PartitionRows()).drop_below(bounds.log_start) > 0
         for batch in self._tail.poll(self._read):
             changed |= batch.num_rows > 0
             self._rows_of(batch).put(batch)
@@ -146,7 +150,17 @@ class FollowedTable(Mapping[bytes, pa.RecordBatch]):
 
     @checked(timeout_s=SECONDS.or_none())
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the table has changed, or for so many seconds. Returns False if nothing came."""
+        """Wait until the table has changed.
+
+        Args:
+            timeout_s: seconds to wait at most; None: for ever.
+
+        Returns:
+            False if nothing came.
+
+        Raises:
+            Conflict: the topic was deleted and created again.
+        """
         begun = self._view.env.boot_ms()
         while not self.refresh():
             pause_s = self._view.poll_interval_ms / 1000
@@ -163,7 +177,7 @@ class FollowedTable(Mapping[bytes, pa.RecordBatch]):
         KEY.check("key", key)
         self._look()
         wanted = key.encode() if isinstance(key, str) else key
-        rows = [row for each in self._rows.values() if (row := each.row(wanted)) is not None]
+        rows = [row for partition in self._rows.values() if (row := partition.row(wanted)) is not None]
         if not rows:
             raise KeyError(key)
         newest = max(rows, key=lambda row: int(fixed_values(row.column("timestamp"), np.int64)[0]))
@@ -181,22 +195,21 @@ class FollowedTable(Mapping[bytes, pa.RecordBatch]):
     def to_table(self) -> pa.Table:
         """Return all rows, those of a key that several partitions hold, too."""
         self._look()
-        schema = pa.schema([RECORD_SCHEMA.field(name) for name in self.columns])
-        batches = chain.from_iterable(each.batches() for each in self._rows.values())
-        return pa.Table.from_batches([batch.select(list(self.columns)) for batch in batches], schema)
+        batches = chain.from_iterable(partition.batches() for partition in self._rows.values())
+        return pa.Table.from_batches([batch.select(list(self.columns)) for batch in batches], schema_of(self.columns))
 
     def _keys(self) -> dict[bytes, None]:
-        return dict.fromkeys(chain.from_iterable(each.numbers for each in self._rows.values()))
+        return dict.fromkeys(chain.from_iterable(partition.numbers for partition in self._rows.values()))
 
     def _look(self) -> None:
         if self._poll_ms is not None and self._view.env.boot_ms() - self._looked_ms >= self._poll_ms:
             self.refresh()
 
-    def _rows_of(self, batch: pa.RecordBatch) -> _Rows:
-        return self._rows.setdefault(int(fixed_values(batch.column("partition"), np.int32)[0]), _Rows())
+    def _rows_of(self, batch: pa.RecordBatch) -> _PartitionRows:
+        return self._rows.setdefault(int(fixed_values(batch.column("partition"), np.int32)[0]), _PartitionRows())
 
-    def _read_anew(self, partition: int, end: int) -> None:
-        rows = self._rows[partition] = _Rows()
+    def _read_again(self, partition: int, end: int) -> None:
+        rows = self._rows[partition] = _PartitionRows()
         for batch in latest_records(plan_table(self._view, self.topic, {partition: end}, [partition]), self._read):
             rows.put(batch)
         self._tail.positions[partition] = end

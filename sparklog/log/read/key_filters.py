@@ -26,7 +26,7 @@ Filters = tuple[KeyFilter, ...]
 
 
 def _nbytes(filters: Filters) -> int:
-    return sum(each.words.nbytes for each in filters)
+    return sum(key_filter.words.nbytes for key_filter in filters)
 
 
 cache = RecentlyUsed[tuple[str, str], Filters](_nbytes)
@@ -74,7 +74,7 @@ def _that_may_hold(store: Store, slices: PlannedSlices, marked: Sequence[int], h
     rows = list(zip(*columns, strict=True))
     for row in marked:
         code, *slice_bytes = rows[row]
-        for each in filters_beside(store, file_key(slices.topic, slices.paths[code])):
-            if [each.position, each.nbytes, each.crc] == slice_bytes:
-                keep[row] = each.may_hold(hashes)
+        for key_filter in filters_beside(store, file_key(slices.topic, slices.paths[code])):
+            if [key_filter.position, key_filter.nbytes, key_filter.crc] == slice_bytes:
+                keep[row] = key_filter.may_hold(hashes)
     return slices[keep]

@@ -33,18 +33,19 @@ def latest_record(
 
     `partitions`: where to look, None: where Kafka's default partitioner puts the key.
     """
-    known = view.bounds(topic)
+    bounds = view.bounds(topic)
     chosen = partitions_of_key(view, topic, key) if partitions is None else dict.fromkeys(partitions, 0)
     newest: pa.RecordBatch | None = None
     for partition, earlier in chosen.items():
-        if partition not in known:
-            few = len(known) <= 8
-            names = ", ".join(map(str, sorted(known))) if few else f"{min(known)} to {max(known)}"
+        if partition not in bounds:
+            few = len(bounds) <= 8
+            names = ", ".join(map(str, sorted(bounds))) if few else f"{min(bounds)} to {max(bounds)}"
             raise NotFound(f"expected a partition of topic {topic} at {view.location} ({names}), found {partition}")
         offset = _newest_offset(view, topic, partition, key, isolation)
         if offset is None:
             continue
-        record = _record(view, topic, partition, offset, isolation)
+        missing = f"the record at offset {offset} of {topic}-{partition} went while it was read: ask again"
+        record = record_at(view, topic, partition, offset, isolation, missing)
         if newest is None or _timestamp(record) > _timestamp(newest):
             newest = record
         if 0 < earlier <= partition:
@@ -125,12 +126,13 @@ def _last_match(parts: Sequence[ReadPart], key: bytes) -> int | None:
     return newest
 
 
-def _record(view: TakenView, topic: str, partition: int, offset: int, isolation: str) -> pa.RecordBatch:
+def record_at(view: TakenView, topic: str, partition: int, offset: int, isolation: str, missing: str) -> pa.RecordBatch:
+    """Return the record at this offset, one row of all `COLUMNS`. `NotFound` with the text `missing` without one."""
     for part in view.plan([OffsetRange(topic, partition, offset, offset + 1)], isolation):
         for batch in part.read(COLUMNS):
             if batch.num_rows:
                 return batch
-    raise NotFound(f"the record at offset {offset} of {topic}-{partition} went while it was read: ask again")
+    raise NotFound(missing)
 
 
 def _timestamp(record: pa.RecordBatch) -> int:

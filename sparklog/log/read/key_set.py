@@ -41,8 +41,8 @@ class KeySet:
 
     def ranges(self, view: TakenView, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
         """Return the ranges of partitions that can hold the keys."""
-        chosen = {topic: self.partitions(view, topic) for topic in dict.fromkeys(each.topic for each in ranges)}
-        return [each for each in ranges if each.partition in chosen[each.topic]]
+        chosen = {topic: self.partitions(view, topic) for topic in dict.fromkeys(offsets.topic for offsets in ranges)}
+        return [offsets for offsets in ranges if offsets.partition in chosen[offsets.topic]]
 
     def parts(self, parts: Sequence[ReadPart]) -> list[ReadPart]:
         """Return parts without the slices that hold none of the keys; empty parts go."""

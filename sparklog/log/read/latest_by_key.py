@@ -1,6 +1,6 @@
 """The latest record of each key of a partition: one pass over its records, the newest first. Loads the kernels.
 
-A record counts if no record behind it has its key, so the pass begins at the end: what it meets first is what stays,
+A record counts if no record after it has its key, so the pass begins at the end: what it meets first is what stays,
 and goes out at once. Offsets are read in runs of a few MiB, decoded once, of all columns that are wanted. Only keys are
 remembered, as keyed hashes in the cleaner's map (`sparklog.format.offset_map`), or in a small log, for which it is not
 worth to load kernels, as they are.

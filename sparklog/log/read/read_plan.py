@@ -29,11 +29,11 @@ from sparklog.log.state.view import (
     COUNTED,
     READ_COMMITTED,
     READ_UNCOMMITTED,
+    BatchRuns,
     Bounds,
     OffsetRange,
     PartitionSize,
     ReadPart,
-    Runs,
     Stored,
 )
 from sparklog.storage.store import Store
@@ -89,7 +89,7 @@ class NativeReadPart:
         return read_parts([self], columns, batch_bytes=batch_bytes)
 
     def replan(self, opened: dict[tuple[str, str], Newer], start: int) -> tuple[int, PlannedSlices]:
-        """Plan the remaining offsets anew. `opened`: topics opened for that already."""
+        """Plan the remaining offsets again. `opened`: topics opened for that already."""
         name, partition = self.range.topic, self.range.partition
         newer = opened.get((self.store.location, name))
         if newer is None:
@@ -203,7 +203,7 @@ def stored_in(snapshot: Snapshot, wanted: OffsetRange) -> Stored:
     """Return the contents of a range, by metadata: a slice is a run, of as many batches as its bytes have room for."""
     slices = snapshot.slices.select(wanted.partition, wanted.start, wanted.end)
     batches = np.minimum(slices.records, slices.size // HEADER_BYTES)
-    runs = Runs(slices.base, slices.end, slices.records, slices.size, batches)
+    runs = BatchRuns(slices.base, slices.end, slices.records, slices.size, batches)
     return Stored(wanted.start, wanted.end, runs.ordered().clipped(wanted.start, wanted.end))
 
 

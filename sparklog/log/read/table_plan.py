@@ -24,7 +24,7 @@ from sparklog.log.read.read_plan import NativeReadPart, check_partition
 from sparklog.log.state.view import READ_COMMITTED, Bounds, LogView, OffsetRange, ReadPart, Stored
 
 AsOf: TypeAlias = int | str | Mapping[int, int] | None
-"""A time, in ms since 1970 or ISO 8601 (UTC unless it names a zone); the offset behind the last one, per partition, the
+"""A time, in ms since 1970 or ISO 8601 (UTC unless it names a zone); the offset after the last one, per partition, the
 others as of now; None: now."""
 
 RUN_BYTES = 8 << 20
@@ -63,7 +63,7 @@ def plan_table(
 
     `BadRequest` and `NotFound` as `table_ranges`.
     """
-    ranges = [each for each in table_ranges(view, topic, as_of, partitions) if each.start < each.end]
+    ranges = [offsets for offsets in table_ranges(view, topic, as_of, partitions) if offsets.start < offsets.end]
     cleaned = view.cleaned_through(topic)
     tables = []
     for part, held in zip(view.plan(ranges, READ_COMMITTED), view.stored(ranges), strict=True):
@@ -119,14 +119,14 @@ def _checked_offset(topic: str, partition: int, given: object, bounds: Bounds) -
 def _ends_at(view: LogView, topic: str, time_ms: int, bounds: Mapping[int, Bounds]) -> dict[int, int]:
     answers = view.offsets_for_timestamps(topic, dict.fromkeys(bounds, time_ms), READ_COMMITTED)
     ends = {}
-    for partition, each in bounds.items():
+    for partition, limits in bounds.items():
         answer = answers[partition]
-        if answer is not None and 0 < each.log_start >= answer.offset:
+        if answer is not None and 0 < limits.log_start >= answer.offset:
             raise NotFound(
                 f"as of {iso_time(time_ms)} is before the log start of {topic}-{partition}: its first record is offset "
                 f"{answer.offset} of {iso_time(answer.timestamp)}, older ones were deleted; ask for a later time"
             )
-        ends[partition] = each.end(READ_COMMITTED) if answer is None else answer.offset
+        ends[partition] = limits.end(READ_COMMITTED) if answer is None else answer.offset
     return ends
 
 
@@ -150,9 +150,9 @@ def cuts_of(held: Stored) -> tuple[int, ...]:
         cuts = held.at_bytes(*(held.nbytes * i // count for i in range(1, count)))
     else:
         cuts = held.at_records(*(held.records * i // count for i in range(1, count)))
-    at = np.asarray(cuts, np.int64)
-    if len(at):
-        row = np.clip(np.searchsorted(held.runs.base, at, "right") - 1, 0, None)
-        at = np.where(held.runs.nbytes[row] <= RUN_BYTES, held.runs.base[row], at)
-    inside = {int(cut) for cut in at if held.start < cut < held.end}
+    positions = np.asarray(cuts, np.int64)
+    if len(positions):
+        row = np.clip(np.searchsorted(held.runs.base, positions, "right") - 1, 0, None)
+        positions = np.where(held.runs.nbytes[row] <= RUN_BYTES, held.runs.base[row], positions)
+    inside = {int(cut) for cut in positions if held.start < cut < held.end}
     return (held.start, *sorted(inside), held.end)

@@ -17,9 +17,11 @@ import numpy as np
 
 from sparklog.errors import Corrupt
 from sparklog.format.append_file import INDEX_MIN_BYTES
+from sparklog.format.record_batch import Place
 from sparklog.log.read import fetch
 from sparklog.log.read.planned_slices import PlannedSlice, planned_slices
 from sparklog.log.read.read_plan import bounds_of, check_isolation, check_partition
+from sparklog.log.read.segment_entrance import entrance_for_timestamp, read_offset_index, read_time_index
 from sparklog.log.state.slice_table import Newer, Snapshot
 from sparklog.log.state.view import READ_UNCOMMITTED, LogView, TimestampOffset
 from sparklog.storage.store import Store
@@ -97,9 +99,9 @@ def _windows(store: Store, planned: PlannedSlice, target: int, start: int) -> It
     segment = planned.size > INDEX_MIN_BYTES and not planned.footer_length
     low, cuts, first, until = 0, [planned.size], None, 0
     if segment:
-        offsets = fetch.read_offset_index(store, planned)
-        times = None if offsets is None or target == ANY_TIME else fetch.read_time_index(store, planned)
-        entrance = fetch.entrance_for_timestamp(offsets, times, planned, target, start)
+        offsets = read_offset_index(store, planned)
+        times = None if offsets is None or target == ANY_TIME else read_time_index(store, planned)
+        entrance = entrance_for_timestamp(offsets, times, planned, target, start)
         low, first = fetch.enter_segment(store, planned, entrance)
         until = entrance.until
     elif planned.size > INDEX_MIN_BYTES:
@@ -137,8 +139,7 @@ def _in_batches(
             start_offset=start,
             append_time=planned.append_time if given[i] else None,
             check_crc=check_crc,
-            file=planned.file,
-            file_position=position,
+            place=Place(planned.file, position),
         )
         hit = np.flatnonzero(records.timestamp >= target)
         if len(hit):

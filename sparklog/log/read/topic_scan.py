@@ -1,7 +1,6 @@
 """Scans and tails: the records of a topic as Arrow, from a view of its state.
 
-`SnapshotView` is the view of snapshots that were taken; `sparklog.log.topic.root` takes them for a whole root. A tail
-follows a topic of any `LogView`, Kafka's directories too:
+A tail follows a topic of any `LogView`, Kafka's directories too:
 
     tail = Tail(view, "orders", READ_COMMITTED)
     tail.open()
@@ -14,65 +13,25 @@ follows a topic of any `LogView`, Kafka's directories too:
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import groupby, repeat
-from operator import index, methodcaller
-from typing import Final, Literal, NoReturn
+from operator import index
+from typing import Final, Literal
 
 import pyarrow as pa
 
-from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
-from sparklog.log.decisions.decision_log import whole_ends
+from sparklog.errors import BadRequest, Conflict, NotFound
 from sparklog.log.read.key_set import KeySet
-from sparklog.log.read.read_plan import bounds_of, check_isolation, check_partition, plan_parts, read_parts, stored_in
-from sparklog.log.state.slice_table import Snapshot
+from sparklog.log.read.read_plan import check_partition, read_parts
+from sparklog.log.read.record_batches import RecordBatches, schema_of
 from sparklog.log.state.view import (
-    COLUMNS,
-    READ_COMMITTED,
-    RECORD_SCHEMA,
     Bounds,
     LogView,
     OffsetRange,
     ReadPart,
-    Stored,
     TakenView,
-    check_columns,
 )
-
-
-class SnapshotView:
-    """Implements `sparklog.log.state.view.TakenView` for settled snapshots, by topic, of one root."""
-
-    def __init__(self, location: str, snapshots: Mapping[str, Snapshot]) -> None:
-        self.location = location
-        self._snapshots = snapshots
-        self._ends = whole_ends(snapshots)
-
-    def snapshot(self, topic: str) -> Snapshot:
-        return self._snapshots[topic]
-
-    def bounds(self, topic: str) -> Mapping[int, Bounds]:
-        return bounds_of(self.snapshot(topic), self._ends[topic])
-
-    def earlier_partitions(self, topic: str) -> Sequence[int]:
-        return self.snapshot(topic).head.earlier_partitions
-
-    def cleaned_through(self, topic: str) -> Mapping[int, int]:
-        return dict(enumerate(self.snapshot(topic).head.cleaned_through.tolist()))
-
-    def stored(self, ranges: Sequence[OffsetRange]) -> list[Stored]:
-        return [stored_in(self.snapshot(wanted.topic), wanted) for wanted in ranges]
-
-    def plan(self, ranges: Sequence[OffsetRange], isolation: str) -> list[ReadPart]:
-        parts: list[ReadPart] = []
-        for topic, group in groupby(ranges, lambda wanted: wanted.topic):
-            parts += plan_parts(self.snapshot(topic), list(group), isolation)
-        return parts
-
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
@@ -84,29 +43,8 @@ An offset lies between the log start and the log end; at the end, there is nothi
 """
 
 
-_fail = ctypes.pythonapi.PyErr_SetObject
-_fail.argtypes, _fail.restype = [ctypes.py_object, ctypes.py_object], None
-
-
-def stream_reader(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatchReader:
-    """Return a reader for other libraries, which see no more of an error than its text: its code and its line.
-
-    pyarrow appends the traceback, from the first Python function that the error has passed. Here it passes none: each
-    step is called, and the error raised, by functions in C.
-    """
-
-    def steps() -> Iterator[Callable[[], object]]:
-        try:
-            for batch in batches:
-                yield repeat(batch).__next__
-        except SparklogError as error:
-            yield partial(_fail, RuntimeError, RuntimeError(f"[{error.code}] {error}"))
-
-    return pa.RecordBatchReader.from_batches(schema, map(methodcaller("__call__"), steps()))
-
-
 @dataclass(frozen=True)
-class Scan:
+class Scan(RecordBatches):
     """Records of a topic, from one snapshot. Iterate it, as often as wanted, for record batches.
 
     What takes Arrow streams takes a scan: `pyarrow.table(scan)`, `polars.DataFrame(scan)`, a query of DuckDB. Records
@@ -118,11 +56,12 @@ class Scan:
     batch_bytes: int = 4 << 20
     threads: int = 1
     keys: KeySet | None = None
+    noun = "scan"
 
     @property
     def schema(self) -> pa.Schema:
         """The schema of every batch."""
-        return pa.schema([RECORD_SCHEMA.field(name) for name in self.columns])
+        return schema_of(self.columns)
 
     @property
     def ranges(self) -> list[OffsetRange]:
@@ -135,22 +74,6 @@ class Scan:
         rows = self.keys.rows(read_parts(self.parts, columns, batch_bytes=self.batch_bytes, threads=self.threads))
         return rows if columns == self.columns else (batch.select(self.columns) for batch in rows)
 
-    def to_reader(self) -> pa.RecordBatchReader:
-        """Return a `RecordBatchReader`. Records are read as the reader is."""
-        return pa.RecordBatchReader.from_batches(self.schema, iter(self))
-
-    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """Arrow's stream protocol: Polars, DuckDB, pandas (`DataFrame.from_arrow`) and others take a scan as it is."""
-        return stream_reader(self.schema, iter(self)).__arrow_c_stream__(requested_schema)
-
-    def __array__(self, dtype: object = None, copy: bool | None = None) -> NoReturn:
-        """Refuse: numpy, and `pandas.DataFrame(scan)` through it, would make one cell of each batch of records."""
-        raise BadRequest("a scan is no array: use scan.to_table(), and its to_pandas() for a DataFrame")
-
-    def to_table(self) -> pa.Table:
-        """Read all records into a `pyarrow.Table`."""
-        return pa.Table.from_batches(list(self), self.schema)
-
 
 def check_threads(threads: int) -> int:
     if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
@@ -158,46 +81,29 @@ def check_threads(threads: int) -> int:
     return threads
 
 
-def scan(
-    view: TakenView,
-    topic: str,
-    *,
-    partitions: Sequence[int] | None = None,
-    start: Position = EARLIEST,
-    end: Position = LATEST,
-    isolation: str = READ_COMMITTED,
-    columns: Sequence[str] = COLUMNS,
-    batch_bytes: int = 4 << 20,
-    threads: int = 1,
-    keys: Iterable[bytes | str] | None = None,
-) -> Scan:
-    check_isolation(isolation)
-    check_columns(columns)
-    check_threads(threads)
+def scan_ranges(
+    view: TakenView, topic: str, partitions: Sequence[int] | None, start: Position, end: Position, isolation: str
+) -> list[OffsetRange]:
+    """Return the offsets of a scan of these partitions (None: all). `NotFound` for what does not exist."""
     bounds = view.bounds(topic)
-    for given in (start, end):
-        for partition in given if isinstance(given, Mapping) else ():
+    for position in (start, end):
+        for partition in position if isinstance(position, Mapping) else ():
             check_partition(topic, partition, bounds)
-    wanted = None if keys is None else KeySet.of(keys, anywhere=partitions is not None)
-    chosen = sorted(bounds) if partitions is None else list(dict.fromkeys(partitions))
     ranges = []
-    for partition in chosen:
-        bound = check_partition(topic, partition, bounds)
-        low = _offset(start, partition, bound, isolation, EARLIEST)
-        high = _offset(end, partition, bound, isolation, LATEST)
+    for partition in sorted(bounds) if partitions is None else dict.fromkeys(partitions):
+        limits = check_partition(topic, partition, bounds)
+        low = _offset(start, partition, limits, isolation, EARLIEST)
+        high = _offset(end, partition, limits, isolation, LATEST)
         if low > high and not (isinstance(start, str) or isinstance(end, str)):
             raise BadRequest(f"expected start <= end for partition {partition}, found {low} and {high}")
         for name, offset in (("start", low), ("end", high)):
-            if not bound.log_start <= offset <= bound.log_end:
+            if not limits.log_start <= offset <= limits.log_end:
                 raise NotFound(
-                    f"{name}={offset} of {topic}-{partition} is out of range: it has {bound.log_start} to "
-                    f"{bound.log_end}; give an offset of these, {EARLIEST} or {LATEST}"
+                    f"{name}={offset} of {topic}-{partition} is out of range: it has {limits.log_start} to "
+                    f"{limits.log_end}; give an offset of these, {EARLIEST} or {LATEST}"
                 )
         ranges.append(OffsetRange(topic, partition, low, high))
-    if wanted is None:
-        return Scan(tuple(view.plan(ranges, isolation)), tuple(columns), batch_bytes, threads)
-    parts = wanted.parts(view.plan(wanted.ranges(view, ranges), isolation))
-    return Scan(tuple(parts), tuple(columns), batch_bytes, threads, wanted)
+    return ranges
 
 
 def _offset(position: Position, partition: int, bounds: Bounds, isolation: str, default: OffsetSpec) -> int:
@@ -212,14 +118,6 @@ def _offset(position: Position, partition: int, bounds: Bounds, isolation: str, 
         if not isinstance(position, bool) and (offset := index(position)) >= 0:
             return offset
     raise BadRequest(f"expected {EARLIEST}, {LATEST} or an offset from 0, found {position!r}")
-
-
-def record_at(snapshot: Snapshot, partition: int, offset: int, isolation: str = READ_COMMITTED) -> pa.RecordBatch:
-    wanted = OffsetRange(snapshot.topic, partition, offset, offset + 1)
-    batches = list(read_parts(plan_parts(snapshot, [wanted], isolation), COLUMNS))
-    if not batches:
-        raise NotFound(f"no record at offset {offset} of {snapshot.topic}-{partition}: compacted away or aborted")
-    return batches[0]
 
 
 @dataclass
@@ -299,7 +197,7 @@ class Tail:
 
     def at_end(self) -> bool:
         bounds = self._bounds().items()
-        return all(self.positions.get(partition, -1) >= each.end(self.isolation) for partition, each in bounds)
+        return all(self.positions.get(partition, -1) >= limits.end(self.isolation) for partition, limits in bounds)
 
     def _bounds(self) -> dict[int, Bounds]:
         bounds = self.view.bounds(self.topic)

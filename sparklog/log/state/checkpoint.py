@@ -24,8 +24,8 @@ from sparklog.log.journal.documents import (
     UINT32_MAX,
     Document,
     Fields,
-    Kind,
     Member,
+    MemberKind,
     StoredDocument,
     object_of,
     whole,
@@ -69,7 +69,7 @@ def _table_name(item: Fields, name: str) -> str:
 
 TABLE_REF_JSON = Document(
     TableRef,
-    Member("name", Kind(_table_name)),
+    Member("name", MemberKind(_table_name)),
     Member("size", whole(0)),
     Member("crc", whole(0, UINT32_MAX)),
     Member("rows", whole(0)),
@@ -84,7 +84,7 @@ CHECKPOINT_JSON = StoredDocument(
     Member("writeFeatures", TEXTS),
     Member("head", object_of(HEAD_JSON)),
     Member("table", object_of(TABLE_REF_JSON)),
-    parts=lambda each: (each.head.read_features, each.head.write_features, each.head, each.table),
+    parts=lambda value: (value.head.read_features, value.head.write_features, value.head, value.table),
 )
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from sparklog.log.journal.names import is_topic_name
 from sparklog.log.state.commit import CREATE, MAINTAIN, Hold
@@ -49,14 +50,14 @@ class GiveUpIntent:
 
     topic_id: str
     now_ms: int
-    needs_table: bool = False
-    repeatable: bool = True
+    needs_table: ClassVar[bool] = False
+    repeatable: ClassVar[bool] = True
 
-    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
-        if base.exists or base.topic_id == self.topic_id:
-            return Nothing("nothing changes", base.version)
-        record = {f"{_GIVEN_UP}:{self.topic_id}": Hold(max(base.version, 0), self.now_ms)}
-        if base.version < 0:
+    def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
+        if head.exists or head.topic_id == self.topic_id:
+            return Nothing("nothing changes", head.version)
+        record = {f"{_GIVEN_UP}:{self.topic_id}": Hold(max(head.version, 0), self.now_ms)}
+        if head.version < 0:
             return Draft(CREATE, topic_id=self.topic_id, leader_epoch=0, partitions=1, holds=record)
         return Draft(MAINTAIN, holds=record)
 
@@ -66,17 +67,16 @@ def is_given_up(head: Head, topic_id: str) -> bool:
     return f"{_GIVEN_UP}:{topic_id}" in head.holds
 
 
-def still_names(history: History, topic_id: str, owner: str, since: int, held: set[int], newest: int) -> bool:
-    """True if a clone names a file of `owner` at version `since` or later up to `newest`, or at a version of `held`.
+def still_names(history: History, topic_id: str, owner: str, since: int, versions: set[int], newest: int) -> bool:
+    """True if a clone names a file of `owner` at version `since` or later up to `newest`, or at one of `versions`.
 
-    What lies under its name before and after it (another `topic_id`) is not asked. `NotFound` or `Corrupt` if it cannot
-    be told.
+    What had its name before and after (another `topic_id`) is not asked. `NotFound` or `Corrupt` if it cannot be told.
     """
 
     def has_any(of: str, paths: Iterable[str]) -> bool:
         return of == topic_id and any(path.startswith(f"/{owner}/") for path in paths)
 
-    for version in [*sorted(number for number in held if number < since), since]:
+    for version in [*sorted(number for number in versions if number < since), since]:
         snapshot = history.at(version)
         if has_any(snapshot.head.topic_id, snapshot.slices.paths()):
             return True

@@ -9,7 +9,7 @@ Of an imported topic, commits and the topic's state have Kafka's part as well:
 
 * `KafkaSource`: by Kafka's topic id, the last batch taken and the log end, the next import knows that the log it meets
   is the one it had begun, and that nothing was written here since.
-* `KafkaOpen`: transactions that no marker ends in the log of Kafka. The last stable offset stands where Kafka's stood,
+* `KafkaOpen`: transactions that no marker ends in the log of Kafka. The last stable offset is where Kafka's was,
   without a look into any file, until a commit appends the marker that Kafka would have written (see
   `sparklog.log.write.kafka_markers`). Retention that passes all that Kafka wrote of a transaction forgets it, as it
   forgets open slices. A producer has at most one open transaction in a partition.
@@ -34,8 +34,8 @@ from sparklog.log.journal.documents import (
     UINT32_MAX,
     Document,
     Fields,
-    Kind,
     Member,
+    MemberKind,
     StoredDocument,
     numbers_by_partition,
     numbers_by_text,
@@ -74,7 +74,7 @@ class Writer:
 
 
 @dataclass(frozen=True, slots=True)
-class Removal:
+class RemovedSlices:
     """Slices of one file that edits replace, one entry of each tuple per slice."""
 
     path: str
@@ -185,7 +185,7 @@ class Changes:
 
     writer: Writer | None = None
     files: tuple[FileSlices, ...] = ()
-    remove: tuple[Removal, ...] = ()
+    remove: tuple[RemovedSlices, ...] = ()
     edits: tuple[Edit, ...] = ()
     log_starts: Mapping[int, int] = field(default_factory=dict)
     configs: Mapping[str, str | None] = field(default_factory=dict)
@@ -243,7 +243,7 @@ WRITER_JSON = Document(
 )
 
 REMOVAL_JSON = Document(
-    Removal,
+    RemovedSlices,
     Member("path", TEXT),
     Member("partition", PARTITIONS),
     Member("base", wholes(0, like="partition")),
@@ -283,7 +283,7 @@ KAFKA_OPEN_JSON = Document(
     Member("timeoutMs", whole(0), optional=True),
     Member("startMs", whole(0), optional=True),
     Member("decided", one_of(*DECISIONS), optional=True),
-    check=lambda item, each: item.integer("end", each.first + 1),
+    check=lambda item, transaction: item.integer("end", transaction.first + 1),
 )
 KAFKA_ENDED_JSON = Document(KafkaEnded, Member("partition", PARTITION), Member("producer", whole(0)))
 
@@ -333,14 +333,14 @@ def _check_file(item: Fields, file: FileSlices) -> None:
 
 FILE_JSON = Document(
     FileSlices,
-    Member("path", Kind(_path)),
+    Member("path", MemberKind(_path)),
     Member("size", whole(0)),
     Member("footerLength", whole(0)),
     Member("partition", PARTITIONS),
     *(
-        Member(each.name, wholes(each.low, each.high, like="partition"), each.attribute, optional=each.optional)
-        for each in COMMIT_LISTS
-        if each.name != "partition"
+        Member(item.name, wholes(item.low, item.high, like="partition"), item.attribute, optional=item.optional)
+        for item in COMMIT_LISTS
+        if item.name != "partition"
     ),
     check=_check_file,
 )

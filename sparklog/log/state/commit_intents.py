@@ -1,22 +1,30 @@
 """Intents: changes that a caller wants to commit, checked against each state they are tried on.
 
-An `Intent` gives the commit as a function of the state it is based on: `draft(base)` is called for the first attempt
+An `Intent` gives the commit as a function of the state it is based on: `draft(head)` is called for the first attempt
 and again after every lost race, so nothing is ever judged on a state that is no longer the newest. It answers with a
 `Draft`, or with `Nothing` when there is nothing (left) to write, or raises.
 
-| intent      | against commits in between                                                                          |
-|-------------|-----------------------------------------------------------------------------------------------------|
-| append      | new offsets; registry, topic id, upload floor, null keys on a compacted topic re-checked            |
-| rewrite     | an edit stands if every input is still there or lies wholly below the log start, else it is dropped |
-| log starts  | applied as a maximum                                                                                |
-| alter       | a concurrent change of the same config or of the partition count is a conflict                      |
-| create      | a conflict if the topic exists meanwhile                                                            |
-| delete      | not found if it is gone; a conflict if it was created again                                         |
-| maintain    | topic id; floor as a maximum; holds not below the floor, or held already; entries only if still idle |
-| import      | a conflict unless each piece begins where its log ends here: nothing is taken twice                  |
+| intent     | module                       | against commits in between                                               |
+|------------|------------------------------|--------------------------------------------------------------------------|
+| append     | here                         | new offsets; registry, topic id, upload floor, null keys checked again   |
+| log starts | here                         | applied as a maximum                                                     |
+| alter      | here                         | a conflict if the same config or the partition count was changed         |
+| create     | here                         | a conflict if the topic exists meanwhile                                 |
+| delete     | here                         | not found if it is gone; a conflict if it was created again              |
+| maintain   | here                         | floor as a maximum; holds not below it, or held already; entries if idle |
+| import     | here                         | a conflict unless each piece begins where its log ends here              |
+| rewrite    | `log.state.rewrites`         | an edit is dropped if an input is gone, unless below the log start       |
+| give up    | `log.state.clone_holds`      | nothing if the clone, or another topic, exists                           |
+| clone      | `log.topic.cloning`          | a conflict if the name's log has moved on, or a hold has ended           |
+| end Kafka  | `log.write.kafka_markers`    | nothing if all transactions have ended; a conflict if some have          |
+| take over  | `transactions.publishing`    | registry checked again; nothing if the run is known                      |
+| upkeep     | `retention.vacuum`           | drafted from the holds and writers of the newest state                   |
+
+Upkeep and maintain both draft MAINTAIN. A `MaintainIntent` lists what a caller has found in one state, and is checked;
+an `UpkeepIntent` has rules alone (what has expired by now), and holds for whichever topic has the name.
 
 An import brings whole partitions, or the next piece of each, at the offsets they had in Kafka. It is the only commit
-that may leave gaps and that says where a log ends, because Kafka's logs can end behind their last record: the cleaner
+that may leave gaps and that says where a log ends, because Kafka's logs can end after their last record: the cleaner
 removed it, or the next segment is empty. So each partition that it takes from has an edit without inputs: its range is
 what is new of the log, its `cleaned_through` Kafka's cleaner checkpoint.
 """
@@ -25,7 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -64,32 +72,32 @@ _HAS_NULL_KEYS = int(SliceFlag.HAS_NULL_KEYS)
 
 @dataclass(frozen=True, slots=True)
 class Draft(Changes):
-    """The part of a commit that an intent decides; `None` takes the base's. `dropped`: edits that no longer stand."""
+    """The part of a commit that an intent decides; `None` takes the head's. `dropped`: edits that no longer stand."""
 
     op: str
     topic_id: str | None = None
     leader_epoch: int | None = None
     dropped: tuple[Edit, ...] = ()
 
-    def commit(self, base: Head, commit_id: str, now_ms: int, store_ms: int | None = None) -> Commit:
-        """Return the commit that follows `base`, by the writer's clock and the store's (None: the same)."""
-        check_features(base)
-        times = next_times(base, base.version + 1, now_ms, now_ms if store_ms is None else store_ms)
+    def commit(self, head: Head, commit_id: str, now_ms: int, store_ms: int | None = None) -> Commit:
+        """Return the commit that follows `head`, by the writer's clock and the store's (None: the same)."""
+        check_features(head)
+        times = next_times(head, head.version + 1, now_ms, now_ms if store_ms is None else store_ms)
         return Commit(
-            version=base.version + 1,
-            topic_id=base.topic_id if self.topic_id is None else self.topic_id,
+            version=head.version + 1,
+            topic_id=head.topic_id if self.topic_id is None else self.topic_id,
             commit_id=commit_id,
-            prev_crc=base.crc,
+            prev_crc=head.crc,
             **times,
-            leader_epoch=base.leader_epoch if self.leader_epoch is None else self.leader_epoch,
+            leader_epoch=head.leader_epoch if self.leader_epoch is None else self.leader_epoch,
             op=self.op,
-            **{each.name: getattr(self, each.name) for each in fields(Changes)},
+            **{change.name: getattr(self, change.name) for change in fields(Changes)},
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Nothing:
-    """No commit is needed, as `note` explains; `version`: of the commit that did the same before, or the base's."""
+    """No commit is needed, as `note` explains; `version`: of the commit that did the same before, or the head's."""
 
     note: str
     version: int
@@ -107,42 +115,47 @@ class Intent(Protocol):
     def needs_table(self) -> bool: ...
     @property
     def repeatable(self) -> bool: ...
-    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing: ...
+    def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing: ...
 
 
-def check_features(base: Head) -> None:
+def check_features(head: Head) -> None:
     """Raise `BadRequest` if the log asks for features this release cannot write: a checkpoint would lose them, too."""
-    unknown = sorted(set(base.write_features) - KNOWN_WRITE_FEATURES)
+    unknown = sorted(set(head.write_features) - KNOWN_WRITE_FEATURES)
     if unknown:
         raise BadRequest(f"this topic needs the sparklog features {', '.join(unknown)} to be written; upgrade sparklog")
 
 
-def check_topic(topic: str, base: Head, topic_id: str) -> None:
+def check_topic(topic: str, head: Head, topic_id: str) -> None:
     """Raise `NotFound` without a topic, `Conflict` if it is not the one the caller looked at."""
-    if base.deleted:
+    if head.deleted:
         raise NotFound(f"topic '{topic}' was deleted; create it again")
-    check_topic_id(topic, base, topic_id)
+    check_topic_id(topic, head, topic_id)
 
 
-def check_topic_id(topic: str, base: Head, topic_id: str) -> None:
+def check_topic_id(topic: str, head: Head, topic_id: str) -> None:
     """Raise `Conflict` if the topic, which may be deleted, is not the one the caller looked at."""
-    if base.topic_id != topic_id:
+    if head.topic_id != topic_id:
         raise Conflict(
             f"topic '{topic}' was deleted and created again: expected topic id {topic_id}, found "
-            f"{base.topic_id}; look again"
+            f"{head.topic_id}; look again"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class AppendIntent:
-    """Append whole files; `key` makes it idempotent, `txn` holds its slices open. `now_ms`: when it was asked for."""
+    """Append whole files.
+
+    * `now_ms`: when it was asked for; an epoch far ahead of that supersedes no run
+    * `key`: makes it idempotent
+    * `txn`: the transaction that holds its slices open
+    """
 
     topic_id: str
     files: tuple[FileSlices, ...]
+    now_ms: int
     key: WriterKey | None = None
     txn: Txn | None = None
-    now_ms: int = 0
-    needs_table: bool = False
+    needs_table: ClassVar[bool] = False
 
     @property
     def repeatable(self) -> bool:
@@ -152,11 +165,11 @@ class AppendIntent:
     def count(self) -> int:
         return sum(sum(file.records) for file in self.files)
 
-    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
-        check_topic(topic, base, self.topic_id)
+    def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
+        check_topic(topic, head, self.topic_id)
         writer = None
         if self.key is not None:
-            entry = base.registry.get(self.key.id)
+            entry = head.registry.get(self.key.id)
             verdict = decide(entry, self.key, self.count, f"topic '{topic}'", self.now_ms)
             writer = self.key.writer(self.count, entry)
             if entry is not None and not verdict.write:
@@ -165,11 +178,11 @@ class AppendIntent:
                 return Nothing(verdict.note, entry.version, skipped=True)
         files = tuple(file for file in self.files if len(file))
         if not files:
-            return Nothing("nothing to append", base.version)
-        check_floor(topic, files, base.floor)
-        if base.configs.is_compacted and any(flags & _HAS_NULL_KEYS for file in files for flags in file.flags):
+            return Nothing("nothing to append", head.version)
+        check_floor(topic, files, head.floor)
+        if head.configs.is_compacted and any(flags & _HAS_NULL_KEYS for file in files for flags in file.flags):
             raise BadRequest(f"topic '{topic}' is compacted: every record needs a key, found records without one")
-        return Draft(APPEND, writer=writer, files=assign(topic, files, base), txn=self.txn)
+        return Draft(APPEND, writer=writer, files=assign_offsets(topic, files, head), txn=self.txn)
 
 
 def check_floor(topic: str, files: Sequence[FileSlices], floor: int) -> None:
@@ -178,6 +191,8 @@ def check_floor(topic: str, files: Sequence[FileSlices], floor: int) -> None:
         read_version = path_read_version(file.path)
         if read_version is None:
             raise BadRequest(f"'{file.path}' is no path of a data file of topic '{topic}'")
+        # The floor says what the vacuum of this topic may delete. A path from the root is another topic's file: a hold
+        # in the log of that topic keeps it, whatever its version.
         if read_version < floor and not file.path.startswith("/"):
             raise Conflict(
                 f"{file.path} was begun at version {read_version} of topic '{topic}', below the upload floor {floor}: "
@@ -185,10 +200,10 @@ def check_floor(topic: str, files: Sequence[FileSlices], floor: int) -> None:
             )
 
 
-def assign(topic: str, files: Sequence[FileSlices], base: Head) -> tuple[FileSlices, ...]:
+def assign_offsets(topic: str, files: Sequence[FileSlices], head: Head) -> tuple[FileSlices, ...]:
     """Give each slice the offset it starts at: log ends moved over the files in their order."""
-    end = base.log_end.tolist()
-    based = []
+    end = head.log_end.tolist()
+    placed = []
     for file in files:
         bases = []
         for partition, offsets in zip(file.partition, file.offsets, strict=True):
@@ -201,8 +216,8 @@ def assign(topic: str, files: Sequence[FileSlices], base: Head) -> tuple[FileSli
                 )
             bases.append(end[partition])
             end[partition] += offsets
-        based.append(file.based(tuple(bases)))
-    return tuple(based)
+        placed.append(file.based(tuple(bases)))
+    return tuple(placed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,23 +227,23 @@ class LogStartIntent:
     topic_id: str
     log_starts: Mapping[int, int]
     op: str = DELETE_RECORDS
-    needs_table: bool = False
-    repeatable: bool = True
+    needs_table: ClassVar[bool] = False
+    repeatable: ClassVar[bool] = True
 
-    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
-        check_topic(topic, base, self.topic_id)
+    def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
+        check_topic(topic, head, self.topic_id)
         moved = {}
         for partition, offset in sorted(self.log_starts.items()):
-            if not 0 <= partition < base.partitions:
-                raise NotFound(f"topic '{topic}' has partitions 0 to {base.partitions - 1}, found {partition}")
-            if not 0 <= offset <= base.log_end[partition]:
+            if not 0 <= partition < head.partitions:
+                raise NotFound(f"topic '{topic}' has partitions 0 to {head.partitions - 1}, found {partition}")
+            if not 0 <= offset <= head.log_end[partition]:
                 raise NotFound(
                     f"offset {offset} of partition {partition} of topic '{topic}' is out of range: "
-                    f"expected 0 to {base.log_end[partition]}"
+                    f"expected 0 to {head.log_end[partition]}"
                 )
-            if offset > base.log_start[partition]:
+            if offset > head.log_start[partition]:
                 moved[partition] = offset
-        return Draft(self.op, log_starts=moved) if moved else Nothing("no log start moves", base.version)
+        return Draft(self.op, log_starts=moved) if moved else Nothing("no log start moves", head.version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,18 +257,18 @@ class AlterIntent:
     configs: Mapping[str, object | None]
     partitions: int | None = None
     drop_keyless: bool = False
-    repeatable: bool = False
+    repeatable: ClassVar[bool] = False
 
     @property
     def needs_table(self) -> bool:
         return not self.drop_keyless and self.configs.get("cleanup.policy") is not None
 
-    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
-        check_topic(topic, base, self.topic_id)
+    def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
+        check_topic(topic, head, self.topic_id)
         changes: dict[str, str | None] = {}
-        altered = base.configs.changed(self.configs)
+        altered = head.configs.changed(self.configs)
         for name in sorted(self.configs):
-            before, now = origin.configs.explicit.get(name), base.configs.explicit.get(name)
+            before, now = origin.configs.explicit.get(name), head.configs.explicit.get(name)
             if before != now:
                 raise Conflict(
                     f"config {name} of topic '{topic}' was changed by another process meanwhile: expected "
@@ -263,19 +278,19 @@ class AlterIntent:
                 changes[name] = after
         count = self.partitions
         if count is not None:
-            if base.partitions != origin.partitions:
+            if head.partitions != origin.partitions:
                 raise Conflict(
                     f"partitions of topic '{topic}' were changed by another process meanwhile: expected "
-                    f"{origin.partitions}, found {base.partitions}; look again"
+                    f"{origin.partitions}, found {head.partitions}; look again"
                 )
-            if not base.partitions < count <= MAX_PARTITIONS:
+            if not head.partitions < count <= MAX_PARTITIONS:
                 raise BadRequest(
-                    f"topic '{topic}' has {base.partitions} partitions, which can only grow (to at "
+                    f"topic '{topic}' has {head.partitions} partitions, which can only grow (to at "
                     f"most {MAX_PARTITIONS}); found {count}"
                 )
         if not changes and count is None:
-            return Nothing("nothing changes", base.version)
-        if self.needs_table and table is not None and altered.is_compacted and not base.configs.is_compacted:
+            return Nothing("nothing changes", head.version)
+        if self.needs_table and table is not None and altered.is_compacted and not head.configs.is_compacted:
             _check_keys(topic, table)
         return Draft(ALTER, configs=changes, partitions=count)
 
@@ -300,12 +315,12 @@ class CreateIntent:
     partitions: int
     configs: TopicConfigs
     kafka_source: KafkaSource | None = None
-    needs_table: bool = False
-    repeatable: bool = False
+    needs_table: ClassVar[bool] = False
+    repeatable: ClassVar[bool] = False
 
-    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
-        if base.exists:
-            which = f"topic '{topic}' already exists, with {base.partitions} partitions"
+    def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
+        if head.exists:
+            which = f"topic '{topic}' already exists, with {head.partitions} partitions"
             raise Conflict(f"{which}; alter it or choose another name")
         return Draft(
             CREATE,
@@ -323,53 +338,66 @@ class DeleteIntent:
 
     topic_id: str
     version: int | None = None
-    needs_table: bool = False
-    repeatable: bool = False
+    needs_table: ClassVar[bool] = False
+    repeatable: ClassVar[bool] = False
 
-    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
-        check_topic(topic, base, self.topic_id)
-        if self.version is not None and base.version != self.version:
-            raise Conflict(f"topic '{topic}' is at version {base.version}, expected {self.version}: it is in use")
+    def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
+        check_topic(topic, head, self.topic_id)
+        if self.version is not None and head.version != self.version:
+            raise Conflict(f"topic '{topic}' is at version {head.version}, expected {self.version}: it is in use")
         return Draft(DELETE)
 
 
 @dataclass(frozen=True, slots=True)
 class MaintainIntent:
-    """Maintenance to write down; of holds and the floor also for a deleted topic."""
+    """Maintenance to write down. It fits a deleted topic as well, whose files may still be held.
+
+    * `holds`: by name; None lets go of one
+    * `floor`: the upload floor, the lowest read version of files that a commit may still bring
+    * `expired`: idle writers by id, with the version of the registry's entry that was seen to be idle
+    * `resolved`: outcomes of open transactions
+    """
 
     topic_id: str
     holds: Mapping[str, Hold | None] = field(default_factory=dict)
     floor: int | None = None
     expired: Mapping[str, int] = field(default_factory=dict)
     resolved: tuple[Resolved, ...] = ()
-    needs_table: bool = False
-    repeatable: bool = True
+    needs_table: ClassVar[bool] = False
+    repeatable: ClassVar[bool] = True
 
-    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
-        check_topic_id(topic, base, self.topic_id)
-        floor = self.floor if self.floor is not None and self.floor > base.floor else None
-        lowest = base.floor if floor is None else floor
+    def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
+        check_topic_id(topic, head, self.topic_id)
+        floor = self.floor if self.floor is not None and self.floor > head.floor else None
+        holds = self._new_holds(topic, head, head.floor if floor is None else floor)
+        expired, resolved = self._still_idle(head), self._still_waiting(head)
+        if floor is None and not holds and not expired and not resolved:
+            return Nothing("nothing changes", head.version)
+        return Draft(MAINTAIN, holds=holds, floor=floor, expired=expired, resolved=resolved)
+
+    def _new_holds(self, topic: str, head: Head, floor: int) -> dict[str, Hold | None]:
         # What another hold keeps can be held once more: the vacuum lets go of nothing that the newest state holds.
-        held = {hold.version for hold in base.holds.values()}
+        kept = {hold.version for hold in head.holds.values()}
         for name, hold in self.holds.items():
-            if hold is not None and hold.version < lowest and hold.version not in held:
+            if hold is not None and hold.version < floor and hold.version not in kept:
                 raise Conflict(
                     f"hold '{name}' asks for version {hold.version} of topic '{topic}', below the "
-                    f"upload floor {lowest}; hold a newer version"
+                    f"upload floor {floor}; hold a newer version"
                 )
-        holds = {name: hold for name, hold in self.holds.items() if base.holds.get(name) != hold}
-        newest = {name: entry.version for name, entry in base.registry.items()}
-        expired = {name: version for name, version in self.expired.items() if newest.get(name) == version}
-        waiting = {(prepare.txn.id, prepare.txn.n) for prepare in base.open}
-        resolved = tuple(item for item in self.resolved if (item.id, item.n) in waiting)
-        if floor is None and not holds and not expired and not resolved:
-            return Nothing("nothing changes", base.version)
-        return Draft(MAINTAIN, holds=holds, floor=floor, expired=expired, resolved=resolved)
+        return {name: hold for name, hold in self.holds.items() if head.holds.get(name) != hold}
+
+    def _still_idle(self, head: Head) -> dict[str, int]:
+        newest = {name: entry.version for name, entry in head.registry.items()}
+        return {name: version for name, version in self.expired.items() if newest.get(name) == version}
+
+    def _still_waiting(self, head: Head) -> tuple[Resolved, ...]:
+        waiting = {(prepare.txn.id, prepare.txn.n) for prepare in head.open}
+        return tuple(item for item in self.resolved if (item.id, item.n) in waiting)
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedPartition:
-    """A piece of a partition as it was found: the log begins at `log_start`, the piece lies in `[since, log_end)`.
+    """A piece of a partition as it was found: the log begins at `log_start`, the piece has `[since, log_end)`.
 
     * `cleaned_through`: compacted below it (None: never, or what was taken before is not)
     * `files`: with the base of each slice, in offset order; the first may begin below the log start
@@ -401,19 +429,29 @@ class ImportedPartition:
     def end(self) -> ImportedEnd:
         return self.imported or ImportedEnd(self.log_end)
 
-    def stands(self) -> tuple[KafkaOpen, ...]:
-        """The open transactions of which something lies above the log start."""
-        return tuple(each for each in self.open if each.end > self.log_start)
+    def still_open(self) -> tuple[KafkaOpen, ...]:
+        """Return the open transactions of which something is above the log start."""
+        return tuple(transaction for transaction in self.open if transaction.end > self.log_start)
 
-    def landed(self, base: Head) -> bool:
+    def landed(self, head: Head) -> bool:
         """True if a topic in this state has all of it."""
         if self.log_end == 0:
             return True
-        known = base.kafka_source.ends.get(self.partition) if base.kafka_source else None
-        if known != self.end or base.log_end[self.partition] != self.log_end:
+        end = head.kafka_source.ends.get(self.partition) if head.kafka_source else None
+        if end != self.end or head.log_end[self.partition] != self.log_end:
             return False
-        still = {each for each in base.kafka_open if each.partition == self.partition}
-        return bool(base.log_start[self.partition] >= self.log_start) and still == set(self.stands())
+        still = {transaction for transaction in head.kafka_open if transaction.partition == self.partition}
+        return bool(head.log_start[self.partition] >= self.log_start) and still == set(self.still_open())
+
+    def check_begin(self, topic: str, head: Head) -> None:
+        """Raise `Conflict` unless the piece begins where its log ends here: nothing is taken twice."""
+        end = int(head.log_end[self.partition])
+        if end != self.since:
+            expected = "an empty one, it" if self.since == 0 else f"one that ends at {self.since}, it"
+            raise Conflict(
+                f"cannot import into partition {self.partition} of topic '{topic}': expected {expected} ends at "
+                f"{end}; another writer wrote to it, or imports the same: look again, or import under another name"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,37 +464,31 @@ class ImportIntent:
     topic_id: str
     partitions: tuple[ImportedPartition, ...]
     kafka_topic_id: str = ""
-    needs_table: bool = False
-    repeatable: bool = True
+    needs_table: ClassVar[bool] = False
+    repeatable: ClassVar[bool] = True
 
-    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
-        check_topic(topic, base, self.topic_id)
+    def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
+        check_topic(topic, head, self.topic_id)
         for part in self.partitions:
-            if part.partition >= base.partitions:
-                last = base.partitions - 1
+            if part.partition >= head.partitions:
+                last = head.partitions - 1
                 raise Conflict(f"topic '{topic}' has partitions 0 to {last}, found {part.partition}: look again")
-        taken = [part for part in self.partitions if not part.landed(base)]
-        for part in taken:
-            end = int(base.log_end[part.partition])
-            if end != part.since:
-                expected = "an empty one, it" if part.since == 0 else f"one that ends at {part.since}, it"
-                raise Conflict(
-                    f"cannot import into partition {part.partition} of topic '{topic}': expected {expected} ends at "
-                    f"{end}; another writer wrote to it, or imports the same: look again, or import under another name"
-                )
-        if not taken:
-            return Nothing("there is nothing to import", base.version)
-        files = tuple(file for part in taken for file in part.files)
-        check_floor(topic, files, base.floor)
+        missing = [part for part in self.partitions if not part.landed(head)]
+        for part in missing:
+            part.check_begin(topic, head)
+        if not missing:
+            return Nothing("there is nothing to import", head.version)
+        files = tuple(file for part in missing for file in part.files)
+        check_floor(topic, files, head.floor)
         return Draft(
             IMPORT,
-            leader_epoch=min(max([base.leader_epoch, *(part.leader_epoch + 1 for part in taken)]), INT32_MAX),
+            leader_epoch=min(max([head.leader_epoch, *(part.leader_epoch + 1 for part in missing)]), INT32_MAX),
             files=files,
-            edits=tuple(part.edit() for part in taken),
-            kafka_open=tuple(each for part in taken for each in part.stands()),
-            kafka_ended=tuple(each for part in taken for each in part.ended),
-            kafka_source=KafkaSource(self.kafka_topic_id, {part.partition: part.end for part in taken}),
+            edits=tuple(part.edit() for part in missing),
+            kafka_open=tuple(transaction for part in missing for transaction in part.still_open()),
+            kafka_ended=tuple(ended for part in missing for ended in part.ended),
+            kafka_source=KafkaSource(self.kafka_topic_id, {part.partition: part.end for part in missing}),
             log_starts={
-                part.partition: part.log_start for part in taken if part.log_start > base.log_start[part.partition]
+                part.partition: part.log_start for part in missing if part.log_start > head.log_start[part.partition]
             },
         )

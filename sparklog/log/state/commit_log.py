@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from sparklog.errors import Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.log.journal.clocks import Moment
-from sparklog.log.journal.journal import Journal, Known, RootAccess
+from sparklog.log.journal.journal import Journal, RootAccess, SeenState
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix
 from sparklog.log.state.checkpoint import (
     Checkpoint,
@@ -62,7 +62,7 @@ class LogState:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CommitOutcome:
     """The commit that was written (None: `nothing` has the reason), the head after it, and the dropped edits."""
 
     commit: Commit | None
@@ -92,33 +92,33 @@ class CommitLog(Journal[LogState, Commit, Draft]):
             raise self._not_found()
         return Snapshot(self.topic, self.store, state.head, state.table)
 
-    def _existing(self, refresh: bool) -> Known[LogState]:
-        known = self._refreshed(self._known)[0] if refresh else self._current()
-        if not known.state.head.exists:
+    def _existing(self, refresh: bool) -> SeenState[LogState]:
+        base = self._read_on(self._newest).newest if refresh else self._open_if_stale()
+        if not base.state.head.exists:
             raise self._not_found()
-        return known
+        return base
 
     def _not_found(self) -> NotFound:
         return no_topic(self.topic, self.store.location)
 
-    def _with_table(self, known: Known[LogState]) -> Known[LogState]:
+    def _with_table(self, base: SeenState[LogState]) -> SeenState[LogState]:
         """Load the slice table; of a newer state if what it takes is gone."""
-        if known.state.table is not None:
-            return known
+        if base.state.table is not None:
+            return base
         missing: set[int] = set()
         for _ in range(LOAD_TRIES):
-            version = known.checkpoint
+            version = base.checkpoint
             try:
-                return self._publish(replace(known, state=self._load_table(known.state)))
+                return self._publish(replace(base, state=self._load_table(base.state)))
             except (Corrupt, NotFound) as error:
                 _LOG.warning("checkpoint %s of %s: %s", version, self.title, error)
                 # Deleted since we looked: a newer one exists. Damaged, or still listed without its table: the one
                 # before does.
                 below = version if isinstance(error, Corrupt) or version in missing else None
             missing.add(version)
-            known = self._open(below)[0]
-            if known.state.table is not None:
-                return known
+            base = self._reopen(below).newest
+            if base.state.table is not None:
+                return base
         raise Unavailable(f"no slice table of {self.title} can be loaded; run verify")
 
     def _load_table(self, state: LogState) -> LogState:
@@ -130,23 +130,23 @@ class CommitLog(Journal[LogState, Commit, Draft]):
         table = decode_table(self.store.get(key, 0, checkpoint.table.size + 1), checkpoint.table, key, head.version)
         return self._applied(LogState(head, checkpoint, (), table), state.tail)
 
-    def commit(self, intent: Intent, origin: Head | None = None, *, looked: Moment | None = None) -> Outcome:
+    def commit(self, intent: Intent, origin: Head | None = None, *, looked: Moment | None = None) -> CommitOutcome:
         """Commit what `intent` drafts. `origin`: the head that the caller decided on (the newest known, if None).
 
         `looked`: what `look` returned to this caller.
         """
-        base = self.current().head if origin is None else origin
+        decided_on = self.current().head if origin is None else origin
         drafts: list[Draft | Nothing] = []
 
         def step(state: LogState) -> Draft | None:
-            draft = intent.draft(self.topic, state.head, base, state.table)
+            draft = intent.draft(self.topic, state.head, decided_on, state.table)
             drafts.append(draft)
             return None if isinstance(draft, Nothing) else draft
 
         load = self._with_table if intent.needs_table else None
-        written, known = self._write(step, load=load, repeatable=intent.repeatable, looked=looked)
+        written, newest = self._write(step, load=load, repeatable=intent.repeatable, looked=looked)
         last = drafts[-1]
-        return Outcome(written, known.state.head, last if isinstance(last, Nothing) else None, last.dropped)
+        return CommitOutcome(written, newest.state.head, last if isinstance(last, Nothing) else None, last.dropped)
 
     def _empty(self) -> LogState:
         return LogState(EMPTY, None, (), SliceTable())
@@ -171,16 +171,16 @@ class CommitLog(Journal[LogState, Commit, Draft]):
         tail = state.tail if table is not None else (*state.tail, *entries)
         return LogState(head, state.checkpoint, tail, table)
 
-    def _extended(self, known: Known[LogState], entries: Sequence[Commit], seen: Moment) -> Known[LogState]:
-        known = super()._extended(known, entries, seen)
-        if len(known.state.tail) <= LONG_TAIL:
-            return known
+    def _extend(self, base: SeenState[LogState], entries: Sequence[Commit], seen: Moment) -> SeenState[LogState]:
+        base = super()._extend(base, entries, seen)
+        if len(base.state.tail) <= LONG_TAIL:
+            return base
         try:
-            return self._with_table(known)
+            return self._with_table(base)
         except (SparklogError, OSError) as error:
             # Only to save memory: the commits that led here must not fail for it.
             _LOG.warning("the slice table of topic %s is not loaded: %s", self.topic, error)
-            return known
+            return base
 
     @property
     def _entries_per_checkpoint(self) -> int:
@@ -190,30 +190,30 @@ class CommitLog(Journal[LogState, Commit, Draft]):
         checkpoint = decode_checkpoint(data, key, number)
         return LogState(checkpoint.head, checkpoint, (), None)
 
-    def _write_checkpoint(self, known: Known[LogState]) -> Known[LogState]:
+    def _write_checkpoint(self, base: SeenState[LogState]) -> SeenState[LogState]:
         """Write a checkpoint, unless another process wrote one meanwhile that makes it unnecessary."""
-        check_features(known.state.head)
-        version = known.state.number
+        check_features(base.state.head)
+        version = base.state.number
         versions = [number for number in self.checkpoints() if number <= version]
-        if versions and versions[-1] > known.checkpoint:
+        if versions and versions[-1] > base.checkpoint:
             copied = self.read_checkpoint(versions[-1])
             if copied is not None:
-                known = self._with_checkpoint(known, copied)
-                if not self._is_checkpoint_due(known):
-                    return known
-        known = self._with_table(known)
-        state = known.state
+                base = self._with_checkpoint(base, copied)
+                if not self._is_checkpoint_due(base):
+                    return base
+        base = self._with_table(base)
+        state = base.state
         if state.table is None:
-            return known
+            return base
         snapshot = Snapshot(self.topic, self.store, state.head, state.table)
         checkpoint = Checkpoint(state.head, write_slice_table(self.store, snapshot, self.env.new_id()))
         key = checkpoint_key(self.topic, state.number)
         if self._numbered.create_copy(key, encode_checkpoint(checkpoint), state.number, state.crc):
-            return self._with_checkpoint(known, LogState(state.head, checkpoint, (), None))
+            return self._with_checkpoint(base, LogState(state.head, checkpoint, (), None))
         copied = self.read_checkpoint(state.number)
-        return known if copied is None else self._with_checkpoint(known, copied)
+        return base if copied is None else self._with_checkpoint(base, copied)
 
-    def _with_checkpoint(self, known: Known[LogState], copied: LogState) -> Known[LogState]:
-        tail = tuple(commit for commit in known.state.tail if commit.version > copied.number)
-        state = replace(known.state, checkpoint=copied.checkpoint, tail=tail)
-        return self._publish(Known(state, known.seen, copied.number))
+    def _with_checkpoint(self, base: SeenState[LogState], copied: LogState) -> SeenState[LogState]:
+        tail = tuple(commit for commit in base.state.tail if commit.version > copied.number)
+        state = replace(base.state, checkpoint=copied.checkpoint, tail=tail)
+        return self._publish(SeenState(state, base.seen, copied.number))

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from sparklog.errors import BadRequest, did_you_mean
+from sparklog.parsing import INT32_MAX, INT64_MAX, INT64_MIN, fraction, whole_number, whole_range
 
 SECURITY = (
     "it secures connections to a broker, and a root has none: permissions of the files decide who may read and write"
@@ -64,10 +66,6 @@ def kafka_name(name: str) -> str | None:
     return SECURITY if is_security(name) else _NAMES.get(name.lower().removeprefix("kafka."))
 
 
-INT_MAX = 2**31 - 1
-LONG_MAX = 2**63 - 1
-LONG_MIN = -(2**63)
-
 WRITERS = "writers"
 COMPACT = "sparklog compact"
 RETAIN = "sparklog retain"
@@ -91,25 +89,6 @@ class ConfigDef:
     unit: str = ""
     used_by: tuple[str, ...] = ()
     kafka: str = ""
-
-
-def _number(low: int, high: int) -> Callable[[str], object]:
-    def parse(text: str) -> int:
-        # Python takes `1_000` and digits of any script; whoever else reads the config would not.
-        if not text.lstrip("+-").isdecimal() or not text.isascii():
-            raise ValueError(text)
-        if not low <= int(text) <= high:
-            raise ValueError(text)
-        return int(text)
-
-    return parse
-
-
-def _ratio(text: str) -> float:
-    value = float(text)
-    if not 0.0 <= value <= 1.0:
-        raise ValueError(text)
-    return value
 
 
 def _boolean(text: str) -> bool:
@@ -137,21 +116,20 @@ def policy(text: str) -> tuple[str, ...]:
 
 
 def _gzip_level(text: str) -> object:
-    return _number(-1, -1)(text) if text.strip() == "-1" else _number(1, 9)(text)
+    return -1 if text == "-1" else whole_number(text, 1, 9)
 
 
 Users = tuple[str, ...]
 
 
-def _int(name: str, default: int, low: int, unit: str, by: Users, doc: str, kafka: str = "", high: int = INT_MAX,
+def _int(name: str, default: int, low: int, unit: str, by: Users, doc: str, kafka: str = "", high: int = INT32_MAX,
          kind: str = "int") -> ConfigDef:  # fmt: skip
-    top = "" if high in (INT_MAX, LONG_MAX) else f" and at most {high}"
-    valid = f"a whole number of at least {low}{top}" if low != LONG_MIN else "a whole number"
-    return ConfigDef(name, kind, str(default), valid, doc, _number(low, high), unit, by, kafka)
+    parse = partial(whole_number, low=low, high=high)
+    return ConfigDef(name, kind, str(default), whole_range(low, high), doc, parse, unit, by, kafka)
 
 
 def _long(name: str, default: int, low: int, unit: str, by: Users, doc: str, kafka: str = "") -> ConfigDef:
-    return _int(name, default, low, unit, by, doc, kafka, LONG_MAX, "long")
+    return _int(name, default, low, unit, by, doc, kafka, INT64_MAX, "long")
 
 
 def _bool(name: str, default: str, doc: str, kafka: str = "") -> ConfigDef:
@@ -196,7 +174,7 @@ _ALL = (
          "Bytes of log between two entries of a sealed segment's indexes."),
     _long("retention.ms", 604_800_000, -1, "ms", (RETAIN,),
           "Age of its newest record above which a segment expires; -1: never. Only with `delete`."),
-    _long("retention.bytes", -1, LONG_MIN, "bytes", (RETAIN,),
+    _long("retention.bytes", -1, INT64_MIN, "bytes", (RETAIN,),
           "Size of one partition above which its oldest segments expire; negative: no limit. Only with `delete`."),
     _long("file.delete.delay.ms", 86_400_000, 0, "ms", (RETAIN,),
           "How long a file stays after nothing names it any more. Less than one hour (3600000) needs force: jobs that "
@@ -205,29 +183,30 @@ _ALL = (
     _long("delete.retention.ms", 86_400_000, 0, "ms", (COMPACT,),
           "How long compaction keeps a tombstone (a key with a null value) after the pass that first met it."),
     _long("min.compaction.lag.ms", 0, 0, "ms", (COMPACT,), "Age below which a record is not compacted."),
-    _long("max.compaction.lag.ms", LONG_MAX, 1, "ms", (COMPACT, RETAIN),
+    _long("max.compaction.lag.ms", INT64_MAX, 1, "ms", (COMPACT, RETAIN),
           "Age of its oldest dirty record above which a partition is compacted whatever its dirty ratio; not below "
           "min.compaction.lag.ms."),
     ConfigDef("min.cleanable.dirty.ratio", "double", "0.5", "a number from 0 to 1",
-              "Share of dirty bytes above which a partition is compacted.", _ratio, used_by=(COMPACT,)),
+              "Share of dirty bytes above which a partition is compacted.", partial(fraction, ends=True),
+              used_by=(COMPACT,)),
     _int("max.message.bytes", 1_048_588, 0, "bytes", (WRITERS,),
          "Largest batch, header included, after compression. Writers cut batches to fit; a record too large by itself "
          "is an error."),
     _one_of("message.timestamp.type", "CreateTime", ("LogAppendTime",), (WRITERS,),
             "Whose clock gives a record its timestamp: `CreateTime` is the writer's (or its `timestamp` column), "
             "`LogAppendTime` is the time of the commit."),
-    _long("message.timestamp.before.max.ms", LONG_MAX, 0, "ms", (WRITERS,),
+    _long("message.timestamp.before.max.ms", INT64_MAX, 0, "ms", (WRITERS,),
           "How far a record's timestamp may lie before the clock of the task that writes it. Only with `CreateTime`."),
-    _long("message.timestamp.after.max.ms", LONG_MAX, 0, "ms", (WRITERS,),
+    _long("message.timestamp.after.max.ms", INT64_MAX, 0, "ms", (WRITERS,),
           "How far a record's timestamp may lie after the clock of the task that writes it. Only with `CreateTime`.",
           "Default 3600000 (one hour): times come with the data here, and a task's clock is not a broker's."),
-    _long("message.timestamp.difference.max.ms", LONG_MAX, 0, "ms", (WRITERS,),
+    _long("message.timestamp.difference.max.ms", INT64_MAX, 0, "ms", (WRITERS,),
           "Old name of the two bounds above, used for whichever of them is not set.", _GONE),
     _text("message.format.version", "Ignored: record batches are always written as magic 2.", _GONE),
     _bool("message.downconversion.enable", "true", _BROKERS, _GONE),
     _bool("preallocate", "false", _BROKERS),
-    _long("flush.messages", LONG_MAX, 1, "records", (), _DURABLE),
-    _long("flush.ms", LONG_MAX, 0, "ms", (), _DURABLE),
+    _long("flush.messages", INT64_MAX, 1, "records", (), _DURABLE),
+    _long("flush.ms", INT64_MAX, 0, "ms", (), _DURABLE),
     _int("min.insync.replicas", 1, 1, "", (), _BROKERS),
     _bool("unclean.leader.election.enable", "false", _BROKERS),
     _bool("remote.storage.enable", "false", _BROKERS),
@@ -253,13 +232,13 @@ def definition(name: str) -> ConfigDef:
 
 def canonical(name: str, value: object) -> str:
     """Return the text under which a topic stores this value; `BadRequest` if name or value is not valid."""
-    known = definition(name)
+    config = definition(name)
     text = str(value).lower() if isinstance(value, bool) else str(value).strip()
     try:
-        parsed = known.parse(text)
+        parsed = config.parse(text)
     except ValueError:
         hint = "; a topic without compression is uncompressed" if (name, text) == ("compression.type", "none") else ""
-        raise BadRequest(f"config {name} must be {known.valid}, found '{text}'{hint}") from None
+        raise BadRequest(f"config {name} must be {config.valid}, found '{text}'{hint}") from None
     if isinstance(parsed, bool):
         return str(parsed).lower()
     if isinstance(parsed, tuple):
@@ -378,7 +357,7 @@ class TopicConfigs:
 
     def _bound(self, name: str) -> int:
         value = self.integer(name)
-        return self.integer("message.timestamp.difference.max.ms") if value == LONG_MAX else value
+        return self.integer("message.timestamp.difference.max.ms") if value == INT64_MAX else value
 
 
 def check_delete_delay(changes: Mapping[str, object | None], force: bool) -> None:

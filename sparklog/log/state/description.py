@@ -64,7 +64,7 @@ def describe(snapshot: Snapshot) -> TopicDescription:
     partitions = []
     for partition in range(head.partitions):
         span = rows.partition_rows(partition)
-        start, end, stable = (int(each[partition]) for each in (head.log_start, head.log_end, head.last_stable()))
+        start, end, stable = (int(offsets[partition]) for offsets in (head.log_start, head.log_end, head.last_stable()))
         size = int(rows.size[span].sum())
         partitions.append(PartitionDescription(partition, start, end, stable, span.stop - span.start, size))
     return TopicDescription(

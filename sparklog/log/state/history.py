@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, Unavailable
-from sparklog.log.journal.clocks import Backoff, Env, newest_at
+from sparklog.log.journal.clocks import Env, newest_at
 from sparklog.log.journal.names import (
     checkpoint_key,
     checkpoint_prefix,
@@ -34,6 +34,7 @@ from sparklog.log.state.commit import Commit, decode_commit
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.slice_table import SliceTable, Snapshot
 from sparklog.log.state.topic_state import EMPTY, Head
+from sparklog.storage.retries import Backoff
 from sparklog.storage.store import ObjectInfo, Store
 
 _LOG = logging.getLogger("sparklog.log")
@@ -42,7 +43,7 @@ _BLOCK = 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CommitFiles:
-    """The commits that lie in the log, by version: int64[n] each; `modified_ms` by the store's clock."""
+    """The commits in the log, by version: int64[n] each; `modified_ms` by the store's clock."""
 
     version: npt.NDArray[np.int64]
     size: npt.NDArray[np.int64]
@@ -54,9 +55,9 @@ class CommitFiles:
     def has(self, first: int, last: int) -> bool:
         if last < first:
             return True
-        at = np.searchsorted(self.version, [first, last])
-        inside = at[1] < len(self) and self.version[at[0]] == first and self.version[at[1]] == last
-        return bool(inside) and int(at[1] - at[0]) == last - first
+        places = np.searchsorted(self.version, [first, last])
+        inside = places[1] < len(self) and self.version[places[0]] == first and self.version[places[1]] == last
+        return bool(inside) and int(places[1] - places[0]) == last - first
 
 
 class History:
@@ -75,19 +76,11 @@ class History:
         heads = {version: info for info in below if (version := checkpoint_version(info.key)) is not None}
         self.checkpoints: dict[int, ObjectInfo] = dict(sorted(heads.items()))
         self.tables = [info for info in below if is_checkpoint_table_name(info.key.rsplit("/", 1)[-1])]
-        self._sound: dict[int, tuple[Snapshot, str] | None] = {}
+        self._sound: dict[int, Snapshot | None] = {}
+        self._table_keys: dict[int, str] = {}
 
     def sound(self, version: int) -> Snapshot | None:
-        """The state in a checkpoint, read back: head, table, and its place in the chain. None if it is damaged."""
-        verified = self._verified(version)
-        return None if verified is None else verified[0]
-
-    def table_of(self, version: int) -> str | None:
-        """Return the key of the slice table that a sound checkpoint names."""
-        verified = self._verified(version)
-        return None if verified is None else checkpoint_prefix(self.topic) + verified[1]
-
-    def _verified(self, version: int) -> tuple[Snapshot, str] | None:
+        """Return the state in a checkpoint: head, table and place in the chain are checked. None if it is damaged."""
         if version not in self._sound:
             try:
                 self._sound[version] = self._verify(version)
@@ -96,7 +89,11 @@ class History:
                 self._sound[version] = None
         return self._sound[version]
 
-    def _verify(self, version: int) -> tuple[Snapshot, str]:
+    def table_of(self, version: int) -> str | None:
+        """Return the key of the slice table that a sound checkpoint names."""
+        return None if self.sound(version) is None else self._table_keys[version]
+
+    def _verify(self, version: int) -> Snapshot:
         key = checkpoint_key(self.topic, version)
         checkpoint = decode_checkpoint(self.store.get(key), key, version)
         table_key = checkpoint_prefix(self.topic) + checkpoint.table.name
@@ -107,7 +104,8 @@ class History:
             crc = crc32c.crc32c(self.store.get(commit_key(self.topic, version)))
             if crc != (stored := checkpoint.head.crc):
                 raise Corrupt(f"commit {version} has CRC-32C {crc}, its checkpoint says {stored}", file=key)
-        return Snapshot(self.topic, self.store, checkpoint.head, table), checkpoint.table.name
+        self._table_keys[version] = table_key
+        return Snapshot(self.topic, self.store, checkpoint.head, table)
 
     def sound_below(self, version: int) -> Iterator[int]:
         """Versions of sound checkpoints at or below a version, newest first; each is read when it is asked for."""
@@ -143,7 +141,7 @@ class History:
     def version_at(self, time_ms: int) -> int:
         """Return the newest version that was not made after a time (ms, of the writers' clocks); else `NotFound`."""
         kept = self.commits.version
-        # What lies before a gap leads nowhere.
+        # What is before a gap leads nowhere.
         gaps = np.flatnonzero(np.diff(kept) != 1)
         first, last = (int(kept[gaps[-1] + 1 if len(gaps) else 0]), int(kept[-1])) if len(kept) else (0, -1)
         version = newest_at(self.commit, first, last, time_ms)
@@ -163,7 +161,7 @@ class History:
             yield head, commit
 
     def commit(self, version: int) -> Commit:
-        """One commit as it lies there, whatever its place in the chain. `NotFound` if it is gone."""
+        """Return one commit, whatever its place in the chain. `NotFound` if it is gone."""
         return self._decode(version, self._data(version))
 
     def _decode(self, version: int, data: bytes) -> Commit:
@@ -198,6 +196,6 @@ class History:
 
 
 def _commits(listing: Iterator[ObjectInfo]) -> CommitFiles:
-    named = ((checkpoint_version(info.key), info) for info in listing)
-    rows = [(version, info.size, info.modified_ms) for version, info in named if version is not None]
+    versions = ((checkpoint_version(info.key), info) for info in listing)
+    rows = [(version, info.size, info.modified_ms) for version, info in versions if version is not None]
     return CommitFiles(*np.array(rows, np.int64).reshape(len(rows), 3).T)

@@ -78,7 +78,7 @@ def slices_above_log_start(before: Head, commit: Commit, after: Head) -> str | N
 
 
 def outputs_within_edits(before: Head, commit: Commit, after: Head) -> str | None:
-    """Edits of a partition are disjoint and stable; each slice added or removed lies in one of them."""
+    """Edits of a partition are disjoint and stable; each slice added or removed is in one of them."""
     if not commit.edits:
         return "slices are removed without an edit" if commit.remove else None
     # The ranges of imports and clones are the logs that they bring, Kafka's open transactions included.
@@ -113,11 +113,13 @@ def kafka_transactions_are_known(before: Head, commit: Commit, after: Head) -> s
     """Kafka's open transactions come with an import, once each, and end by markers that the same commit appends."""
     if commit.kafka_open and commit.op not in FILLING:
         return "only an import or a clone brings Kafka's open transactions"
-    ended = [each.ended for each in after.kafka_open]
-    if len(set(ended)) < len(ended) or any(each.end > after.log_end[each.partition] for each in commit.kafka_open):
+    ended = [transaction.ended for transaction in after.kafka_open]
+    if len(set(ended)) < len(ended) or any(
+        transaction.end > after.log_end[transaction.partition] for transaction in commit.kafka_open
+    ):
         return "a transaction of Kafka's would be open twice, or end beyond its log"
     appended = {partition for file in commit.files for partition in file.partition}
-    missing = sorted({each.partition for each in commit.kafka_ended} - appended)
+    missing = sorted({transaction.partition for transaction in commit.kafka_ended} - appended)
     return f"transactions of partition {missing[0]} would end without a marker" if missing else None
 
 
@@ -125,9 +127,9 @@ def floor_and_holds_in_range(before: Head, commit: Commit, after: Head) -> str |
     """The upload floor is a version that exists and never goes back; a new hold is not below it, or held already."""
     if commit.floor is not None and not before.floor <= commit.floor <= before.version:
         return f"upload floor {commit.floor} must lie between {before.floor} and {before.version}"
-    held = {hold.version for hold in before.holds.values()}
+    versions = {hold.version for hold in before.holds.values()}
     for name, hold in commit.holds.items():
-        if hold is None or hold.version in held:
+        if hold is None or hold.version in versions:
             continue
         if not after.floor <= hold.version <= max(before.version, 0):
             return f"hold '{name}' of version {hold.version} must lie between {after.floor} and {before.version}"

@@ -10,7 +10,7 @@ over days: counted from its greatest timestamp, a segment that should span a wee
 from its smallest one. But where records come late, that is older than all appends, and segments would be closed at
 once: so not from before the newest record of the slice before it.
 
-A partition always has exactly one active segment, the last one: the unsealed slices behind the last roll, or, where
+A partition always has exactly one active segment, the last one: the unsealed slices after the last roll, or, where
 everything is sealed, an empty segment at the log end. All others are closed: nothing is appended to them any more.
 """
 
@@ -37,7 +37,7 @@ NO_TIMESTAMP = -1
 class RollRule:
     """The limits that end a segment: size (bytes), time span (ms), and the bound of the random part of that span.
 
-    Kafka draws that part for each segment anew; here it follows from topic id, partition and base offset, so that every
+    Kafka draws that part for each segment; here it follows from topic id, partition and base offset, so that every
     run of every job cuts a partition at the same offsets.
     """
 
@@ -141,7 +141,7 @@ def segments_of(slices: Slices, partition: int, log_end: int, rule: RollRule) ->
 def _settled(slices: Slices) -> Slices:
     """Return the slices of one partition with append times as if no clock had been far ahead.
 
-    One that lies far above what follows was given by a wrong clock, and must not keep its segment, and all behind it,
+    One that is far above what follows was given by a wrong clock, and must not keep its segment, and all after it,
     until that time has come.
     """
     logged = (slices.flags & int(SliceFlag.LOG_APPEND_TIME) > 0) & (slices.max_ts > NO_TIMESTAMP)

@@ -1,6 +1,6 @@
 """The slices of a topic at a version, columnar: the start of every read plan.
 
-One row per slice that some commit names and that does not lie wholly below the log start. There is no Python object
+One row per slice that some commit names and that is not wholly below the log start. There is no Python object
 per slice: columns are numpy arrays, in a few parts that are sorted by (partition, base). Commits are appended as
 small parts, and parts of like size are joined (like the digits of a binary counter), so a commit costs little however
 large the table is.
@@ -22,7 +22,7 @@ import numpy.typing as npt
 from sparklog.errors import Conflict
 from sparklog.format.slice_columns import COLUMN_TYPES
 from sparklog.log.journal.names import is_sealed, path_read_version
-from sparklog.log.state.commit import Commit, Removal, Resolved
+from sparklog.log.state.commit import Commit, RemovedSlices, Resolved
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.topic_state import Head, Offsets
 from sparklog.storage.fork_safety import ForkLock
@@ -57,8 +57,7 @@ class Texts:
     def of(cls, texts: Sequence[str]) -> Texts:
         coded = cls()
         for text in texts:
-            coded._codes.setdefault(text, len(coded._added))
-            coded._added.append(text)
+            coded.code(text)
         return coded
 
     def __len__(self) -> int:
@@ -73,12 +72,12 @@ class Texts:
     def code(self, text: str) -> int:
         """Return the code of a text; a text from the checkpoint may get a second one."""
         with self._lock:
-            known = self._codes.get(text)
-            if known is None:
-                known = len(self)
+            code = self._codes.get(text)
+            if code is None:
+                code = len(self)
                 self._added.append(text)
-                self._codes[text] = known
-            return known
+                self._codes[text] = code
+            return code
 
     def take(self, codes: npt.NDArray[Any]) -> list[str]:
         """Return the texts of these codes, none of which is negative."""
@@ -137,7 +136,7 @@ class Slices(ColumnsByName):
 class SliceTable:
     """All slices at a version. Immutable: `apply` gives the table after the next commit."""
 
-    __slots__ = ("_paths", "_rows", "_txn_ids", "version")
+    __slots__ = ("_rows", "texts", "version")
 
     def __init__(
         self,
@@ -150,8 +149,8 @@ class SliceTable:
         self.version = version
         # One attribute, so that a thread that folds the pending commits in never shows another one half of it.
         self._rows = (parts, pending)
-        self._paths = Texts() if paths is None else paths
-        self._txn_ids = Texts() if txn_ids is None else txn_ids
+        self.texts = (Texts() if paths is None else paths, Texts() if txn_ids is None else txn_ids)
+        """Paths and transactional ids by code."""
 
     def __len__(self) -> int:
         return sum(len(part) for part in self.parts())
@@ -160,26 +159,26 @@ class SliceTable:
         """Return the rows in parts sorted by (partition, base); of a partition, later parts hold later offsets."""
         parts, pending = self._rows
         if pending:
-            parts = (*parts, _part(pending, self._paths, self._txn_ids))
+            parts = (*parts, _part(pending, *self.texts))
             while len(parts) > 1 and len(parts[-2]) < 2 * len(parts[-1]):
-                parts = (*parts[:-2], _joined(parts[-2:], self._paths, self._txn_ids))
+                parts = (*parts[:-2], _joined(parts[-2:], *self.texts))
             self._rows = (parts, ())
         return parts
 
     def all(self) -> Slices:
         """Return all rows, sorted by (partition, base)."""
-        whole = _joined(self.parts(), self._paths, self._txn_ids)
+        whole = _joined(self.parts(), *self.texts)
         self._rows = ((whole,) if len(whole) else (), ())
         return whole
 
     def select(self, partition: int, start: int = 0, end: int = 2**63 - 1) -> Slices:
         """Return the slices of one partition that overlap offsets `[start, end)`, in offset order."""
         spans = ((part, part.overlapping(partition, start, end)) for part in self.parts())
-        return _joined([part[rows] for part, rows in spans if rows.stop > rows.start], self._paths, self._txn_ids)
+        return _joined([part[rows] for part, rows in spans if rows.stop > rows.start], *self.texts)
 
     def paths(self) -> set[str]:
         codes = np.unique(np.concatenate([part.columns["file"] for part in self.parts()] or [np.zeros(0, np.int32)]))
-        return set(self._paths.take(codes))
+        return set(self.texts[0].take(codes))
 
     def apply(self, commit: Commit, head: Head) -> SliceTable:
         """Return the table after the next commit; `head`: after it. `Conflict` if an edit's input is missing."""
@@ -187,10 +186,10 @@ class SliceTable:
             return SliceTable(commit.version, pending=(commit,) if commit.files else ())
         parts, pending = self._rows
         if commit.edits:
-            table = SliceTable(commit.version, (self._edited(commit),), self._paths, self._txn_ids)
+            table = SliceTable(commit.version, (self._edited(commit),), *self.texts)
         else:
             added_now = (commit,) if commit.files else ()
-            table = SliceTable(commit.version, parts, self._paths, self._txn_ids, (*pending, *added_now))
+            table = SliceTable(commit.version, parts, *self.texts, (*pending, *added_now))
             if added_now and len(pending) >= PENDING_COMMITS:
                 table.parts()
         if commit.resolved:
@@ -198,13 +197,13 @@ class SliceTable:
         if commit.log_starts or commit.edits:
             # An edit may be re-based over a retention commit that dropped what its outputs cover.
             parts = tuple(_above(part, head.log_start) for part in table.parts())
-            table = _swept(commit.version, tuple(part for part in parts if len(part)), self._paths, self._txn_ids)
+            table = _swept(commit.version, tuple(part for part in parts if len(part)), *self.texts)
         return table
 
     def settled(self, outcomes: Sequence[Resolved]) -> SliceTable:
         """Return the table of the same version with these outcomes of open transactions recorded."""
         parts = tuple(_resolved(part, outcomes) for part in self.parts())
-        return SliceTable(self.version, parts, self._paths, self._txn_ids)
+        return SliceTable(self.version, parts, *self.texts)
 
     def _edited(self, commit: Commit) -> Slices:
         whole = self.all()
@@ -217,10 +216,10 @@ class SliceTable:
         keep[rows] = False
         if not commit.files:
             return whole[keep]
-        outputs = _part((commit,), self._paths, self._txn_ids)
-        return _joined((whole[keep], outputs), self._paths, self._txn_ids)
+        outputs = _part((commit,), *self.texts)
+        return _joined((whole[keep], outputs), *self.texts)
 
-    def find(self, *items: Removal) -> npt.NDArray[np.int64]:
+    def find(self, *items: RemovedSlices) -> npt.NDArray[np.int64]:
         """Return the row in `all()` of each slice that `items` name exactly, in their order; -1 where there is none."""
         whole = self.all()
         base = np.array([value for item in items for value in item.base], np.int64)
@@ -233,24 +232,19 @@ class SliceTable:
             span = whole.partition_rows(number)
             if span.start == span.stop:
                 continue
-            at = np.minimum(span.start + np.searchsorted(whole.base[span], base[where]), span.stop - 1)
-            same = (whole.base[at] == base[where]) & (whole.position[at] == position[where])
-            rows[where[same]] = at[same]
+            nearest = np.minimum(span.start + np.searchsorted(whole.base[span], base[where]), span.stop - 1)
+            same = (whole.base[nearest] == base[where]) & (whole.position[nearest] == position[where])
+            rows[where[same]] = nearest[same]
         # Each pair of an item and a file that its slices lie in is looked at once: an item has one path.
         present = np.flatnonzero(rows >= 0)
         pairs, pair_of = np.unique(item_of[present] << 32 | whole.file[rows[present]], return_inverse=True)
-        right = [self._paths[pair & 0xFFFFFFFF] == items[pair >> 32].path for pair in pairs.tolist()]
+        right = [self.texts[0][pair & 0xFFFFFFFF] == items[pair >> 32].path for pair in pairs.tolist()]
         rows[present[~np.array(right, np.bool_)[pair_of]]] = -1
         return rows
 
-    @property
-    def texts(self) -> tuple[Texts, Texts]:
-        """Paths and transactional ids by code."""
-        return self._paths, self._txn_ids
-
 
 def _swept(version: int, parts: tuple[Slices, ...], paths: Texts, txn_ids: Texts) -> SliceTable:
-    """Return a table of these parts; texts are collected anew once most of them are of slices long gone."""
+    """Return a table of these parts; texts are collected again once most of them are of slices long gone."""
     rows = sum(len(part) for part in parts)
     if not parts or len(paths) + len(txn_ids) <= SPARE_TEXTS + 2 * rows:
         return SliceTable(version, parts, paths, txn_ids)

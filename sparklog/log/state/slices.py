@@ -4,7 +4,7 @@ The slices of a `FileSlices` lie back to back from byte 0 in list order, unless 
 may keep only some slices of a file, or a part of one.
 
 The content of a batch tells a replay from other records under the same number. A replay holds the same records, but may
-be laid out over other tasks, at other times and in another order. So content is what none of these changes: records,
+be spread over other tasks, at other times and in another order. So content is what none of these changes: records,
 bytes of keys, values and headers, and how both spread over partitions. Rows with neither key nor partition count
 together, as the task decides where these go.
 """
@@ -56,11 +56,11 @@ def content_of(counts: Mapping[str, Sequence[RowCounts | None]]) -> Content | No
     partitions: set[tuple[str, int]] = set()
     total: dict[tuple[str, int], tuple[int, int]] = {}
     for topic, files in counts.items():
-        for each in files:
-            if each is None:
+        for file in files:
+            if file is None:
                 return None
-            partitions.add((topic, each.partitions))
-            for partition, (records, nbytes) in each.rows.items():
+            partitions.add((topic, file.partitions))
+            for partition, (records, nbytes) in file.rows.items():
                 before = total.get((topic, partition), (0, 0))
                 total[topic, partition] = before[0] + records, before[1] + nbytes
     listed = json.dumps([[*place, *amounts] for place, amounts in sorted(total.items())], separators=(",", ":"))
@@ -80,10 +80,10 @@ class SliceFlag(IntFlag):
     KAFKA_PRODUCERS = 8
     """Imported: some batches carry producer ids or are control batches, so transactions and sequences count."""
     KAFKA_ABORTED = 16
-    """ABORT markers lie in it. Which records they take back says the `.txnindex` beside a segment, in an append file
-    the footer."""
+    """ABORT markers are in it. The `.txnindex` of a segment, or the footer of an append file, says which records they
+    take back."""
     KEY_FILTER = 32
-    """A filter of its keys was written beside the file: `sparklog.format.key_filter`."""
+    """A filter of its keys was written next to the file: `sparklog.format.key_filter`."""
 
 
 _LOG_APPEND_TIME = int(SliceFlag.LOG_APPEND_TIME)
@@ -132,7 +132,7 @@ class FileSlices:
     @classmethod
     def of(cls, path: str, slices: Sequence[WrittenSlice], footer_length: int) -> FileSlices:
         """Return a file that holds just these slices and a footer of this length."""
-        columns: dict[str, Any] = {name: tuple(getattr(each, name) for each in slices) for name in WRITTEN}
+        columns: dict[str, Any] = {name: tuple(getattr(item, name) for item in slices) for name in WRITTEN}
         return cls(path, sum(columns["nbytes"]) + footer_length, footer_length, **columns)
 
     def __len__(self) -> int:

@@ -21,8 +21,8 @@ from sparklog.log.journal.documents import (
     UINT32_MAX,
     Document,
     Fields,
-    Kind,
     Member,
+    MemberKind,
     numbers_by_partition,
     numbers_by_text,
     object_of,
@@ -50,7 +50,7 @@ from sparklog.log.state.commit import (
     Txn,
 )
 from sparklog.log.state.configs import TopicConfigs
-from sparklog.log.state.writer_runs import ENTRY_JSON, Entry, advance
+from sparklog.log.state.writer_runs import ENTRY_JSON, WriterEntry, advance
 
 Offsets = npt.NDArray[np.int64]
 NO_PARTITIONS: Offsets = np.frombuffer(b"", np.int64)
@@ -74,7 +74,7 @@ class Head:
 
     `crc` and the times are those of the newest commit, `floor` is the upload floor, `earlier_partitions` the numbers of
     partitions that the topic had before; `siblings` the version of each other topic that a committed transaction wrote
-    together with this topic (a reader of both must not be behind it).
+    together with this topic (a reader of both must not see an older one).
     """
 
     version: int = -1
@@ -91,7 +91,7 @@ class Head:
     open: tuple[Prepare, ...] = ()
     kafka_open: tuple[KafkaOpen, ...] = ()
     kafka_source: KafkaSource | None = None
-    registry: Mapping[str, Entry] = field(default_factory=dict)
+    registry: Mapping[str, WriterEntry] = field(default_factory=dict)
     siblings: Mapping[str, int] = field(default_factory=dict)
     holds: Mapping[str, Hold] = field(default_factory=dict)
     floor: int = 0
@@ -120,9 +120,9 @@ class Head:
         for prepare in self.open:
             for partition, first in prepare.first.items():
                 stable[partition] = min(stable[partition], first)
-        for each in self.kafka_open:
-            stable[each.partition] = min(stable[each.partition], each.first)
-        # Retention may pass an open slice: the last stable offset never lies below the log start.
+        for transaction in self.kafka_open:
+            stable[transaction.partition] = min(stable[transaction.partition], transaction.first)
+        # Retention may pass an open slice: the last stable offset is never below the log start.
         return _frozen(np.maximum(stable, self.log_start))
 
     def last_stable(self) -> Offsets:
@@ -138,9 +138,8 @@ class Head:
         """The head after the next commit. `Corrupt` if it does not follow this head (number, chain, topic id)."""
         self._follows(commit)
         if commit.op == CREATE:
-            changed = _applied(
-                Head(topic_id=commit.topic_id, deleted=False, holds=self.holds, floor=self.floor), commit
-            )
+            created = Head(topic_id=commit.topic_id, deleted=False, holds=self.holds, floor=self.floor)
+            changed = _applied(created, commit)
         elif commit.op == DELETE:
             # Numbering, holds and the upload floor outlive the topic: its files may still be held or waited for.
             changed = Head(topic_id=self.topic_id, holds=self.holds, floor=self.floor)
@@ -172,8 +171,8 @@ class Head:
             fits = self.deleted and commit.topic_id != self.topic_id and commit.partitions is not None
         else:
             # A deleted topic still has files: its upload floor and holds go on being written down.
-            known = self.exists or (commit.op == MAINTAIN and self.version >= 0)
-            fits = known and commit.topic_id == self.topic_id
+            may_go_on = self.exists or (commit.op == MAINTAIN and self.version >= 0)
+            fits = may_go_on and commit.topic_id == self.topic_id
         if not fits:
             raise Corrupt(
                 f"commit {commit.version} ({commit.op}, topic id {commit.topic_id}) does not fit the topic "
@@ -197,13 +196,13 @@ def _check_partitions(item: Fields, head: Head) -> None:
         if len(offsets) != n:
             raise item.bad(name, f"a list of {n} whole numbers")
     named = [partition for prepare in head.open for partition in (*prepare.first, *prepare.end)]
-    named += [each.partition for each in head.kafka_open]
+    named += [transaction.partition for transaction in head.kafka_open]
     named += head.kafka_source.ends if head.kafka_source else ()
     if named and max(named) >= n:
         raise item.bad("logEnd", f"a list of more than {max(named)} log ends, as others name that partition")
 
 
-OFFSETS = Kind(lambda item, name: _frozen(np.array(item.integers(name, None, 0), np.int64)), np.ndarray.tolist)
+OFFSETS = MemberKind(lambda item, name: _frozen(np.array(item.integers(name, None, 0), np.int64)), np.ndarray.tolist)
 PREPARE_JSON = Document(
     Prepare,
     Member("txn", object_of(TXN_JSON)),
@@ -214,7 +213,9 @@ PREPARE_JSON = Document(
     Member("end", numbers_by_partition(MAX_PARTITIONS)),
 )
 _TEXTS = texts_by_text()
-CONFIGS = Kind(lambda *item: TopicConfigs(_TEXTS.read(*item)), lambda configs: dict(sorted(configs.explicit.items())))
+CONFIGS = MemberKind(
+    lambda *item: TopicConfigs(_TEXTS.read(*item)), lambda configs: dict(sorted(configs.explicit.items()))
+)
 HEAD_JSON = Document(
     Head,
     Member("version", whole(0)),
@@ -244,62 +245,42 @@ EMPTY = Head()
 
 
 def _applied(head: Head, commit: Commit) -> Head:
-    changes: dict[str, object] = {"leader_epoch": commit.leader_epoch}
+    """Return the head after a commit to an existing topic, or one just created; what all commits change is left out."""
     partitions = head.partitions if commit.partitions is None else commit.partitions
     start, end = _grown(head.log_start, partitions), _grown(head.log_end, partitions)
-    cleaned = _grown(head.cleaned_through, partitions)
-    if commit.earlier_partitions:
-        changes["earlier_partitions"] = commit.earlier_partitions
-    elif 0 < head.partitions < partitions:
-        changes["earlier_partitions"] = (*head.earlier_partitions, head.partitions)
-    prepares = head.open
     named = [*commit.log_starts, *(edit.partition for edit in commit.edits)]
     if named and max(named) >= len(end):
         raise Corrupt(f"commit {commit.version} names partition {max(named)} of a topic with {len(end)}")
-    if commit.files and (not commit.edits or commit.op in FILLING):
-        prepares = _append(commit, end, prepares)
-    for edit in commit.edits:
-        if commit.op in FILLING:
-            # A log that Kafka wrote, or a clone, may end behind its last record.
-            end[edit.partition] = max(end[edit.partition], edit.end)
-        if edit.cleaned_through is not None:
-            cleaned[edit.partition] = max(cleaned[edit.partition], edit.cleaned_through)
     for partition, offset in commit.log_starts.items():
         start[partition] = max(start[partition], offset)
-        if commit.op in FILLING:
+    appended = _append(commit, end)
+    if commit.op in FILLING:
+        # A log that Kafka wrote, or a clone, may end after its last record.
+        for partition, offset in (*((edit.partition, edit.end) for edit in commit.edits), *commit.log_starts.items()):
             end[partition] = max(end[partition], offset)
-    if commit.resolved:
-        prepares, changes["siblings"] = _resolve(head, prepares, commit.resolved)
-    if commit.kafka_open or commit.kafka_ended:
-        changes["kafka_open"] = _kafka_open(head, commit)
-    if commit.log_starts:
-        prepares = _forget(prepares, start)
-        known_open: tuple[KafkaOpen, ...] = changes.get("kafka_open", head.kafka_open)  # type: ignore[assignment]
-        changes["kafka_open"] = tuple(each for each in known_open if each.end > start[each.partition])
-    if commit.kafka_source is not None:
-        known_source = head.kafka_source
-        changes["kafka_source"] = known_source.after(commit.kafka_source) if known_source else commit.kafka_source
-    if commit.configs:
-        merged = sorted({**head.configs.explicit, **commit.configs}.items())
-        changes["configs"] = TopicConfigs({name: text for name, text in merged if text is not None})
-    if commit.writer is not None:
-        entry = advance(head.registry.get(commit.writer.id), commit.writer, commit.version, commit.made_ms)
-        changes["registry"] = {**head.registry, commit.writer.id: entry}
-    if commit.expired:
-        # The commit's own writer was entered just above: an entry that it renews is not idle.
-        known: Mapping[str, Entry] = changes.get("registry", head.registry)  # type: ignore[assignment]
-        changes["registry"] = {id_: each for id_, each in known.items() if commit.expired.get(id_) != each.version}
-    if commit.holds:
-        holds = {**head.holds, **commit.holds}
-        changes["holds"] = {name: hold for name, hold in holds.items() if hold is not None}
-    if commit.floor is not None:
-        changes["floor"] = max(head.floor, commit.floor)
-    changes |= {"log_start": _frozen(start), "log_end": _frozen(end), "cleaned_through": _frozen(cleaned)}
-    return replace(head, open=prepares, **changes)  # type: ignore[arg-type]
+    prepares, siblings = _resolve(head, (*head.open, *appended), commit.resolved)
+    return replace(
+        head,
+        leader_epoch=commit.leader_epoch,
+        configs=_configs(head, commit),
+        log_start=_frozen(start),
+        log_end=_frozen(end),
+        cleaned_through=_cleaned_through(head, commit, partitions),
+        earlier_partitions=_earlier_partitions(head, commit, partitions),
+        open=_forget(prepares, start) if commit.log_starts else prepares,
+        kafka_open=_kafka_open(head, commit, start),
+        kafka_source=_kafka_source(head, commit),
+        registry=_registry(head, commit),
+        siblings=siblings,
+        holds=_holds(head, commit),
+        floor=head.floor if commit.floor is None else max(head.floor, commit.floor),
+    )
 
 
-def _append(commit: Commit, end: Offsets, prepares: tuple[Prepare, ...]) -> tuple[Prepare, ...]:
-    """Move log ends over what the commit appends; its slices are one more prepare if a transaction holds them open."""
+def _append(commit: Commit, end: Offsets) -> tuple[Prepare, ...]:
+    """Move log ends over what the commit appends; return its slices as a prepare if a transaction holds them open."""
+    if not commit.files or (commit.edits and commit.op not in FILLING):
+        return ()
     first: dict[int, int] = {}
     for file in commit.files:
         for partition, base, offsets in zip(file.partition, file.base, file.offsets, strict=True):
@@ -308,27 +289,78 @@ def _append(commit: Commit, end: Offsets, prepares: tuple[Prepare, ...]) -> tupl
             first[partition] = min(base, first.get(partition, base))
             end[partition] = max(end[partition], base + offsets)
     if commit.txn is None:
-        return prepares
+        return ()
     ends = {partition: int(end[partition]) for partition in first}
-    return (*prepares, Prepare(commit.txn, commit.version, commit.commit_id, commit.made_ms, first, ends))
+    return (Prepare(commit.txn, commit.version, commit.commit_id, commit.made_ms, first, ends),)
 
 
-def _kafka_open(head: Head, commit: Commit) -> tuple[KafkaOpen, ...]:
-    ended = set(commit.kafka_ended)
-    if missing := ended - {each.ended for each in head.kafka_open}:
-        first = min(missing)
-        which = f"a transaction of producer {first.producer} in partition {first.partition}"
-        raise Corrupt(f"commit {commit.version} ends {which} that is not open")
-    # What an import found open before and still does goes on: the same transaction, with all that is known of it now.
-    again = {(each.ended, each.first) for each in commit.kafka_open}
-    kept = (each for each in head.kafka_open if each.ended not in ended and (each.ended, each.first) not in again)
-    return (*kept, *commit.kafka_open)
+def _configs(head: Head, commit: Commit) -> TopicConfigs:
+    if not commit.configs:
+        return head.configs
+    merged = sorted({**head.configs.explicit, **commit.configs}.items())
+    return TopicConfigs({name: text for name, text in merged if text is not None})
+
+
+def _cleaned_through(head: Head, commit: Commit, partitions: int) -> Offsets:
+    cleaned = _grown(head.cleaned_through, partitions)
+    for edit in commit.edits:
+        if edit.cleaned_through is not None:
+            cleaned[edit.partition] = max(cleaned[edit.partition], edit.cleaned_through)
+    return _frozen(cleaned)
+
+
+def _earlier_partitions(head: Head, commit: Commit, partitions: int) -> tuple[int, ...]:
+    if commit.earlier_partitions:
+        return commit.earlier_partitions
+    return (*head.earlier_partitions, head.partitions) if 0 < head.partitions < partitions else head.earlier_partitions
+
+
+def _kafka_open(head: Head, commit: Commit, log_start: Offsets) -> tuple[KafkaOpen, ...]:
+    transactions = head.kafka_open
+    if commit.kafka_open or commit.kafka_ended:
+        ended = set(commit.kafka_ended)
+        if missing := ended - {transaction.ended for transaction in transactions}:
+            first = min(missing)
+            which = f"a transaction of producer {first.producer} in partition {first.partition}"
+            raise Corrupt(f"commit {commit.version} ends {which} that is not open")
+        # What an import found open before and still does goes on: the same transaction, with all that is known of it.
+        again = {(transaction.ended, transaction.first) for transaction in commit.kafka_open}
+        kept = (item for item in transactions if item.ended not in ended and (item.ended, item.first) not in again)
+        transactions = (*kept, *commit.kafka_open)
+    if commit.log_starts:
+        transactions = tuple(item for item in transactions if item.end > log_start[item.partition])
+    return transactions
+
+
+def _kafka_source(head: Head, commit: Commit) -> KafkaSource | None:
+    if commit.kafka_source is None or head.kafka_source is None:
+        return commit.kafka_source or head.kafka_source
+    return head.kafka_source.after(commit.kafka_source)
+
+
+def _registry(head: Head, commit: Commit) -> Mapping[str, WriterEntry]:
+    registry = head.registry
+    if commit.writer is not None:
+        entry = advance(registry.get(commit.writer.id), commit.writer, commit.version, commit.made_ms)
+        registry = {**registry, commit.writer.id: entry}
+    if commit.expired:
+        # The commit's own writer was entered just above: an entry that it renews is not idle.
+        registry = {id_: entry for id_, entry in registry.items() if commit.expired.get(id_) != entry.version}
+    return registry
+
+
+def _holds(head: Head, commit: Commit) -> Mapping[str, Hold]:
+    if not commit.holds:
+        return head.holds
+    return {name: hold for name, hold in {**head.holds, **commit.holds}.items() if hold is not None}
 
 
 def _resolve(
     head: Head, prepares: tuple[Prepare, ...], resolved: Sequence[Resolved]
-) -> tuple[tuple[Prepare, ...], dict[str, int]]:
-    """Close what was decided; a committed transaction leaves the versions of its siblings behind."""
+) -> tuple[tuple[Prepare, ...], Mapping[str, int]]:
+    """Close what was decided; a committed transaction leaves the versions of its siblings."""
+    if not resolved:
+        return prepares, head.siblings
     outcomes = {(item.id, item.n): item for item in resolved}
     siblings = dict(head.siblings)
     for prepare in prepares:
@@ -337,12 +369,12 @@ def _resolve(
             for named in (prepare.txn.siblings, item.siblings):
                 for topic, version in named.items():
                     siblings[topic] = max(version, siblings.get(topic, version))
-    still = tuple(prepare for prepare in prepares if (prepare.txn.id, prepare.txn.n) not in outcomes)
-    return still, siblings
+    left = tuple(prepare for prepare in prepares if (prepare.txn.id, prepare.txn.n) not in outcomes)
+    return left, siblings
 
 
 def _forget(prepares: tuple[Prepare, ...], log_start: Offsets) -> tuple[Prepare, ...]:
-    """Open slices that lie wholly below the log start are gone; a prepare without slices is over."""
+    """Drop open slices that are wholly below the log start; a prepare without slices is over."""
     left = []
     for prepare in prepares:
         end = {partition: end for partition, end in prepare.end.items() if end > log_start[partition]}

@@ -25,10 +25,10 @@ Int64s: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Runs:
+class BatchRuns:
     """Runs of batches in offset order, one int64[n] array per field: a run's offsets `[base, end)` and its contents.
 
-    `records` is at most the number of its offsets; they are taken to lie evenly. No record lies between two runs.
+    `records` is at most the number of its offsets; they are taken to be spread evenly. No record is between two runs.
     """
 
     base: Int64s
@@ -40,13 +40,13 @@ class Runs:
     def __len__(self) -> int:
         return len(self.base)
 
-    def __getitem__(self, rows: slice | npt.NDArray[np.bool_]) -> Runs:
-        return Runs(*(column[rows] for column in self._columns()))
+    def __getitem__(self, rows: slice | npt.NDArray[np.bool_]) -> BatchRuns:
+        return BatchRuns(*(column[rows] for column in self._columns()))
 
     def _columns(self) -> tuple[Int64s, ...]:
         return self.base, self.end, self.records, self.nbytes, self.batches
 
-    def ordered(self) -> Runs:
+    def ordered(self) -> BatchRuns:
         """Runs that do not overlap, whatever damage did to their offsets.
 
         A run that is at least half full counts by its offsets, as all of Kafka does: markers of transactions take
@@ -59,10 +59,10 @@ class Runs:
         end[:-1] = np.minimum(end[:-1], base[1:])
         span = end - base
         records = np.where(self.records >= span - span // 2, span, np.maximum(self.records, 0))
-        ordered = Runs(base, end, records, self.nbytes, np.maximum(self.batches, 1))
+        ordered = BatchRuns(base, end, records, self.nbytes, np.maximum(self.batches, 1))
         return ordered[span > 0]
 
-    def clipped(self, start: int, stop: int) -> Runs:
+    def clipped(self, start: int, stop: int) -> BatchRuns:
         """The runs of offsets `[start, stop)`, the first and the last one with their share of what they hold."""
         low = int(np.searchsorted(self.end, start, "right"))
         high = max(low, int(np.searchsorted(self.base, stop, "left")))
@@ -75,7 +75,7 @@ class Runs:
                 amount, before = int(column[row]), first - int(base[row])
                 column[row] = amount * (before + last - first) // span - amount * before // span
             base[row], end[row] = first, last
-        return Runs(*columns)
+        return BatchRuns(*columns)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +84,7 @@ class Stored:
 
     start: int
     end: int
-    runs: Runs
+    runs: BatchRuns
 
     @property
     def records(self) -> int:

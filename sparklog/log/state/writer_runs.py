@@ -83,13 +83,13 @@ class WriterKey:
         if self.replay_mismatch not in ("error", "accept"):
             raise BadRequest(f"replayMismatch is 'error' or 'accept', found '{self.replay_mismatch}'")
 
-    def writer(self, count: int, entry: Entry | None = None) -> Writer:
+    def writer(self, count: int, entry: WriterEntry | None = None) -> Writer:
         epoch = None if self.run is None else next_epoch(entry, self.run, self.epoch)
         return Writer(self.mode, self.id, self.batch, self.run, count, epoch, self.content)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class WriterEntry:
     """A writer's newest batch. `time_ms`: of the last commit that the writer made here, a take-over included."""
 
     batch: int
@@ -103,7 +103,7 @@ class Entry:
 
 
 ENTRY_JSON = Document(
-    Entry,
+    WriterEntry,
     Member("batch", whole(0)),
     Member("count", whole(0)),
     Member("version", whole(0)),
@@ -116,7 +116,7 @@ ENTRY_JSON = Document(
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class BatchVerdict:
     """The verdict on a batch: write it, or skip it (`note` has the reason); `take_over`: record the new run."""
 
     write: bool
@@ -124,7 +124,7 @@ class Verdict:
     note: str = ""
 
 
-class Runs(Protocol):
+class RunHistory(Protocol):
     """The run that may write, runs before it, and the epoch: of a registry's entry, or of a transactional id."""
 
     @property
@@ -135,7 +135,7 @@ class Runs(Protocol):
     def epoch(self) -> int | None: ...
 
 
-def is_superseded(runs: Runs, run: str, epoch: int | None, now_ms: int) -> bool:
+def is_superseded(runs: RunHistory, run: str, epoch: int | None, now_ms: int) -> bool:
     """True if another run took over from this one, whose epoch is `epoch` as far as it knows.
 
     An epoch that is a time far ahead of `now_ms` was taken while a clock was wrong, and says nothing.
@@ -147,7 +147,7 @@ def is_superseded(runs: Runs, run: str, epoch: int | None, now_ms: int) -> bool:
     return epoch is not None and runs.epoch is not None and epoch < runs.epoch <= now_ms + MAX_AHEAD_MS
 
 
-def next_epoch(runs: Runs | None, run: str, epoch: int | None) -> int:
+def next_epoch(runs: RunHistory | None, run: str, epoch: int | None) -> int:
     """The epoch of a run that writes: the one it has, or the next."""
     if runs is not None and runs.run == run and runs.epoch is not None:
         return runs.epoch
@@ -156,27 +156,27 @@ def next_epoch(runs: Runs | None, run: str, epoch: int | None) -> int:
     return 1 if runs is None or runs.epoch is None else runs.epoch + 1
 
 
-def earlier_runs(runs: Runs, run: str) -> tuple[str, ...]:
+def earlier_runs(runs: RunHistory, run: str) -> tuple[str, ...]:
     """The runs before `run`, which takes over: newest first, as many as are remembered by name."""
     if runs.run is None:
         return runs.earlier_runs
     return (runs.run, *(old for old in runs.earlier_runs if old not in (runs.run, run)))[:EARLIER_RUNS]
 
 
-def decide(entry: Entry | None, key: WriterKey, count: int, place: str, now_ms: int) -> Verdict:
+def decide(entry: WriterEntry | None, key: WriterKey, count: int, place: str, now_ms: int) -> BatchVerdict:
     """Apply the rule above. `Fenced` for a superseded run, `Conflict` for an old checkpoint or another replay."""
     if entry is None:
-        return Verdict(write=True)
+        return BatchVerdict(write=True)
     if key.run is not None and is_superseded(entry, key.run, key.epoch, now_ms):
         raise Fenced(
             f"run {key.run} of writer '{key.id}' was taken over by run {entry.run} on {place} "
             f"(version {entry.version}); stop this run"
         )
     if key.batch > entry.batch:
-        return Verdict(write=True)
+        return BatchVerdict(write=True)
     note = f"batch {key.batch} of '{key.id}' is already in {place}"
     if key.mode == TXN:
-        return Verdict(write=False, note=f"{note} (newest {entry.batch}); skipped")
+        return BatchVerdict(write=False, note=f"{note} (newest {entry.batch}); skipped")
     if key.batch < entry.batch:
         raise Conflict(
             f"checkpoint older than the log: writer '{key.id}' sends batch {key.batch}, {place} already has batch "
@@ -185,10 +185,10 @@ def decide(entry: Entry | None, key: WriterKey, count: int, place: str, now_ms: 
     if key.replay_mismatch == "error":
         _check_replay(entry, key, count, place)
     take_over = key.run is not None and key.run != entry.run
-    return Verdict(write=False, take_over=take_over, note=note)
+    return BatchVerdict(write=False, take_over=take_over, note=note)
 
 
-def _check_replay(entry: Entry, key: WriterKey, count: int, place: str) -> None:
+def _check_replay(entry: WriterEntry, key: WriterKey, count: int, place: str) -> None:
     sent, taken = f"{count} records", f"{entry.count}"
     if count == entry.count:
         if key.content is None or entry.content is None or key.content.matches(entry.content):
@@ -203,10 +203,10 @@ def _check_replay(entry: Entry, key: WriterKey, count: int, place: str) -> None:
     )
 
 
-def advance(entry: Entry | None, writer: Writer, version: int, time_ms: int) -> Entry:
+def advance(entry: WriterEntry | None, writer: Writer, version: int, time_ms: int) -> WriterEntry:
     """Return the entry after a commit by `writer` at this time."""
     if entry is None:
-        return Entry(writer.batch, writer.count, version, time_ms, writer.run, (), writer.epoch, writer.content)
+        return WriterEntry(writer.batch, writer.count, version, time_ms, writer.run, (), writer.epoch, writer.content)
     after = replace(entry, time_ms=time_ms)
     if writer.run is not None:
         epoch = entry.epoch if writer.epoch is None else writer.epoch

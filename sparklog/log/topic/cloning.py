@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -31,8 +31,8 @@ from sparklog.log.state.history import History
 from sparklog.log.state.slice_table import ABORTED, OPEN, Slices, SliceTable, Snapshot
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.topic_state import Head
+from sparklog.log.topic.engine import TopicLog
 from sparklog.log.topic.root import Root
-from sparklog.log.topic.topic import Topic
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,42 +68,42 @@ class CloneIntent:
     source: Snapshot
     files: tuple[FileSlices, ...]
     version: int | None
-    needs_table: bool = False
-    repeatable: bool = False
+    needs_table: ClassVar[bool] = False
+    repeatable: ClassVar[bool] = False
 
-    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
-        if base.exists:
+    def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
+        if head.exists:
             raise Conflict(
-                f"topic '{topic}' already exists, with {base.partitions} partitions; choose another name for the clone"
+                f"topic '{topic}' already exists, with {head.partitions} partitions; choose another name for the clone"
             )
-        if self.version is None and clone_hold(topic, self.topic_id) not in base.holds:
+        if self.version is None and clone_hold(topic, self.topic_id) not in head.holds:
             raise Conflict(f"the hold of the clone '{topic}' has ended while it was cloned; try again")
-        if self.version is not None and base.version != self.version:
+        if self.version is not None and head.version != self.version:
             raise Conflict(
-                f"topic '{topic}' went from version {self.version} to {base.version} while it was cloned; try again"
+                f"topic '{topic}' went from version {self.version} to {head.version} while it was cloned; try again"
             )
-        head = self.source.head
-        bases: dict[int, int] = {}
+        source = self.source.head
+        firsts: dict[int, int] = {}
         for file in self.files:
-            for partition, first in zip(file.partition, file.base, strict=True):
-                bases[partition] = min(first, bases.get(partition, first))
-        starts, ends, cleaned = head.log_start.tolist(), head.log_end.tolist(), head.cleaned_through.tolist()
+            for partition, base in zip(file.partition, file.base, strict=True):
+                firsts[partition] = min(base, firsts.get(partition, base))
+        starts, ends, cleaned = source.log_start.tolist(), source.log_end.tolist(), source.cleaned_through.tolist()
         edits = [
-            Edit(p, min(starts[p], bases.get(p, starts[p])), ends[p], cleaned[p] or None)
-            for p in range(head.partitions)
+            Edit(p, min(starts[p], firsts.get(p, starts[p])), ends[p], cleaned[p] or None)
+            for p in range(source.partitions)
             if ends[p] > 0
         ]
         return Draft(
             CREATE,
             topic_id=self.topic_id,
-            leader_epoch=head.leader_epoch + 1,
+            leader_epoch=source.leader_epoch + 1,
             files=self.files,
             edits=tuple(edits),
             log_starts={partition: start for partition, start in enumerate(starts) if start > 0},
-            configs=dict(head.configs.explicit),
-            partitions=head.partitions,
-            earlier_partitions=head.earlier_partitions,
-            kafka_open=head.kafka_open,
+            configs=dict(source.configs.explicit),
+            partitions=source.partitions,
+            earlier_partitions=source.earlier_partitions,
+            kafka_open=source.kafka_open,
         )
 
 
@@ -112,22 +112,22 @@ def clone_topic(
 ) -> Cloned:
     """Create a topic that shows `source` as it is, was at a version, or at a time: see `sparklog.clone`."""
     check_topic_name(name)
-    topic = root.topic_handle(check_topic_name(source))
-    snapshot = _chosen(root, topic, version, time_ms)
-    before = root.topic_handle(name).log.refresh().head
+    log = root.engine.log(check_topic_name(source))
+    snapshot = _chosen(root, log, version, time_ms)
+    before = root.engine.log(name).refresh().head
     if before.exists:
         raise Conflict(f"topic '{name}' already exists; choose another name for the clone")
     if dry_run:
-        _refuse_below_floor(topic, snapshot)
-        return _cloned(topic, snapshot, name, "", _shared(source, snapshot))
+        _refuse_below_floor(log, snapshot)
+        return _cloned(log, snapshot, name, "", _shared(source, snapshot))
     begun = root.env.now()
     topic_id = root.env.new_id()
-    held = _hold(root, topic, snapshot, clone_hold(name, topic_id))
+    held = _hold(root, log, snapshot, clone_hold(name, topic_id))
     try:
-        shown = _decided(topic, snapshot)
+        shown = _decided(log, snapshot)
         files = _shared(source, shown)
-        version_before = None if any(each.name == name for each in held) else before.version
-        clone = root.begin_topic(name, CloneIntent(topic_id, shown, files, version_before))
+        version_before = None if any(log.topic == name for log in held) else before.version
+        clone = root.engine.create(name, CloneIntent(topic_id, shown, files, version_before))
     except (BadRequest, Conflict, NotFound):
         # There is no such clone. After any other error there may be one.
         _release(held, clone_hold(name, topic_id))
@@ -135,78 +135,78 @@ def clone_topic(
     if root.env.now().elapsed_ms(begun) > STALE_MS:
         # The holds may have been found to be without a clone, and ended, before it was created.
         with suppress(Conflict, NotFound):
-            clone.log.commit(DeleteIntent(topic_id))
+            clone.commit(DeleteIntent(topic_id))
         raise Unavailable(f"cloning topic '{source}' took more than an hour, and was given up; try again")
-    return _cloned(topic, shown, name, topic_id, files)
+    return _cloned(log, shown, name, topic_id, files)
 
 
-def _chosen(root: Root, topic: Topic, version: int | None, time_ms: int | None) -> Snapshot:
-    head = topic.log.refresh().head
+def _chosen(root: Root, log: TopicLog, version: int | None, time_ms: int | None) -> Snapshot:
+    head = log.refresh().head
     if head.version < 0 or (version is None and time_ms is None and head.deleted):
-        root.topic(topic.name)
+        root.topic(log.topic)
     if version is None and time_ms is None:
-        return topic.snapshot()
-    history = History(root.store, topic.name, root.env)
+        return log.snapshot()
+    history = History(root.store, log.topic, root.env)
     chosen = history.version_at(time_ms or 0) if version is None else version
     if chosen > head.version:
-        raise NotFound(f"topic '{topic.name}' has versions up to {head.version}, found {chosen}")
+        raise NotFound(f"topic '{log.topic}' has versions up to {head.version}, found {chosen}")
     snapshot = history.at(chosen)
     if snapshot.head.deleted:
-        raise NotFound(f"topic '{topic.name}' did not exist at version {chosen}; choose another version")
+        raise NotFound(f"topic '{log.topic}' did not exist at version {chosen}; choose another version")
     return snapshot
 
 
-def _refuse_below_floor(topic: Topic, snapshot: Snapshot) -> None:
-    head = topic.log.current().head
+def _refuse_below_floor(log: TopicLog, snapshot: Snapshot) -> None:
+    head = log.current().head
     if snapshot.version < head.floor and snapshot.version not in {hold.version for hold in head.holds.values()}:
         raise Conflict(
-            f"version {snapshot.version} of topic '{topic.name}' is older than what the vacuum keeps; versions from "
+            f"version {snapshot.version} of topic '{log.topic}' is older than what the vacuum keeps; versions from "
             f"{head.floor} on can be cloned"
         )
 
 
-def _hold(root: Root, topic: Topic, snapshot: Snapshot, hold: str) -> list[Topic]:
+def _hold(root: Root, log: TopicLog, snapshot: Snapshot, hold: str) -> list[TopicLog]:
     """Hold the version of the snapshot, and the versions of other topics whose files it shares; the topics held."""
-    _refuse_below_floor(topic, snapshot)
-    versions = {topic.name: snapshot.version}
-    hold_of_source = clone_hold(topic.name, snapshot.head.topic_id)
+    _refuse_below_floor(log, snapshot)
+    versions = {log.topic: snapshot.version}
+    hold_of_source = clone_hold(log.topic, snapshot.head.topic_id)
     owners = {path[1:].split("/", 1)[0] for path in snapshot.slices.paths() if path.startswith("/")}
-    for owner in sorted(owners - {topic.name}):
-        held_version = root.topic_handle(owner).log.refresh().head.holds.get(hold_of_source)
+    for owner in sorted(owners - {log.topic}):
+        held_version = root.engine.log(owner).refresh().head.holds.get(hold_of_source)
         if held_version is None:
             raise Conflict(
-                f"version {snapshot.version} of topic '{topic.name}' names files of topic '{owner}' that are held no "
+                f"version {snapshot.version} of topic '{log.topic}' names files of topic '{owner}' that are held no "
                 "longer; choose a newer version"
             )
         versions[owner] = held_version.version
     expires_ms = root.store.now_ms() + GRACE_MS
-    held: list[Topic] = []
+    held: list[TopicLog] = []
     try:
         for owner, version in versions.items():
-            handle = root.topic_handle(owner)
-            topic_id = handle.log.current().head.topic_id
-            handle.log.commit(MaintainIntent(topic_id, holds={hold: Hold(version, expires_ms)}))
-            held.append(handle)
+            log = root.engine.log(owner)
+            topic_id = log.current().head.topic_id
+            log.commit(MaintainIntent(topic_id, holds={hold: Hold(version, expires_ms)}))
+            held.append(log)
     except SparklogError:
         _release(held, hold)
         raise
     return held
 
 
-def _release(held: Sequence[Topic], hold: str) -> None:
+def _release(held: Sequence[TopicLog], hold: str) -> None:
     # Where that fails, the vacuum ends them a day later.
-    for topic in held:
+    for log in held:
         with suppress(SparklogError, OSError):
-            topic.log.commit(MaintainIntent(topic.log.refresh().head.topic_id, holds={hold: None}))
+            log.commit(MaintainIntent(log.refresh().head.topic_id, holds={hold: None}))
 
 
-def _decided(topic: Topic, snapshot: Snapshot) -> Snapshot:
+def _decided(log: TopicLog, snapshot: Snapshot) -> Snapshot:
     waiting = set(open_transactions(snapshot.head))
     if not waiting:
         return snapshot
-    newest = topic.log.refresh().head
+    newest = log.refresh().head
     resolved: list[Resolved] = []
-    for _, commit in History(topic.store, topic.name, topic.root.env).walk(snapshot.head, newest.version):
+    for _, commit in History(log.store, log.topic, log.env).walk(snapshot.head, newest.version):
         # One that went on after the snapshot would be in the clone in part.
         ended = [item for item in commit.resolved if max(item.committed, default=0) <= snapshot.version]
         resolved += [item for item in ended if (item.id, item.n) in waiting]
@@ -227,12 +227,12 @@ def file_slices(rows: Slices) -> list[FileSlices]:
     codes, of_row = np.unique(rows.file, return_inverse=True)
     # A file that a commit named again has a second code.
     paths = rows.paths.take(codes)
-    at = {path: i for i, path in enumerate(sorted(set(paths)))}
-    of_row = np.array([at[path] for path in paths], np.int64)[of_row]
+    numbers = {path: i for i, path in enumerate(sorted(set(paths)))}
+    of_row = np.array([numbers[path] for path in paths], np.int64)[of_row]
     order = np.argsort(of_row, kind="stable")
-    cuts = np.append(np.searchsorted(of_row[order], np.arange(len(at))), len(order))
+    cuts = np.append(np.searchsorted(of_row[order], np.arange(len(numbers))), len(order))
     files = []
-    for path, i in at.items():
+    for path, i in numbers.items():
         file_rows = rows[order[cuts[i] : cuts[i + 1]]]
         columns: dict[str, Any] = {
             column.commit.attribute: tuple(file_rows.columns[column.name].tolist())
@@ -246,10 +246,10 @@ def file_slices(rows: Slices) -> list[FileSlices]:
     return files
 
 
-def _cloned(topic: Topic, snapshot: Snapshot, name: str, topic_id: str, files: Sequence[FileSlices]) -> Cloned:
+def _cloned(log: TopicLog, snapshot: Snapshot, name: str, topic_id: str, files: Sequence[FileSlices]) -> Cloned:
     head = snapshot.head
     return Cloned(
-        topic.name,
+        log.topic,
         snapshot.version,
         name,
         topic_id,

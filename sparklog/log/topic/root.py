@@ -6,48 +6,44 @@ that is another disk on each executor loses no data.
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, nearest
-from sparklog.log.decisions.decision_log import DecisionLogs, settle, whole_ends
-from sparklog.log.journal.arguments import CONFIGS, NAME, PLACE, Kind, checked
+from sparklog.log.decisions.decision_log import settle
+from sparklog.log.journal.arguments import CONFIGS, NAME, PLACE, ArgumentKind, checked
 from sparklog.log.journal.clocks import SYSTEM, Env
-from sparklog.log.journal.entry_log import Entry, EntryKind, EntryLog
-from sparklog.log.journal.journal import RootAccess
-from sparklog.log.journal.names import MAX_PARTITIONS, check_topic_name, create_root_id, is_topic_name, read_root_id
-from sparklog.log.read.read_plan import sizes_of
-from sparklog.log.read.time_lookup import offsets_for_timestamps
-from sparklog.log.read.topic_scan import SnapshotView
-from sparklog.log.state.commit import Commit
-from sparklog.log.state.commit_intents import CreateIntent, DeleteIntent, Intent
+from sparklog.log.journal.names import MAX_PARTITIONS, check_topic_name, create_root_id, read_root_id
+from sparklog.log.read.snapshot_view import SnapshotView
+from sparklog.log.state.commit_intents import CreateIntent
 from sparklog.log.state.commit_log import no_topic
 from sparklog.log.state.configs import TopicConfigs, check_delete_delay
 from sparklog.log.state.slice_table import Snapshot
-from sparklog.log.state.view import READ_UNCOMMITTED, PartitionSize, TimestampOffset
-from sparklog.log.topic.expiring import CREATED_ROOT, CREATED_TOPIC
-from sparklog.log.topic.topic import Topic, TopicLog
+from sparklog.log.state.view import (
+    READ_UNCOMMITTED,
+    Bounds,
+    OffsetRange,
+    PartitionSize,
+    ReadPart,
+    Stored,
+    TimestampOffset,
+)
+from sparklog.log.topic.engine import RootEngine
+from sparklog.log.topic.expiring import CREATED_ROOT
+from sparklog.log.topic.topic import Topic
 from sparklog.storage.parallel_reads import ask_each, read_each
 from sparklog.storage.store import Store
 
-E = TypeVar("E", bound=Entry)
-_LOG = logging.getLogger("sparklog.log")
-
 
 class Root:
-    """A folder of topics, opened by `sparklog.open`. Keeps one handle per topic, whose state is cached."""
+    """A folder of topics, opened by `sparklog.open`."""
 
     def __init__(self, store: Store, root_id: str, env: Env = SYSTEM) -> None:
         self.store = store
         self.location = store.location
         self.id = root_id
         self.env = env
-        self._access = RootAccess(store, env, root_id)
-        self.decisions = DecisionLogs(self._access)
-        self._topics: dict[str, Topic] = {}
-        self._entries: dict[str, EntryLog[Any]] = {}
+        self.engine = RootEngine(store, root_id, env)
 
     def __repr__(self) -> str:
         return f"Root({self.location!r})"
@@ -55,64 +51,48 @@ class Root:
     def __reduce__(self) -> tuple[object, ...]:
         return Root, (self.store, self.id, self.env)
 
-    def ensure_probed(self) -> None:
-        """Check, once a day in each process that commits, that the store keeps its promises."""
-        from sparklog.log.journal.probe_verdict import ensure_probed
-
-        ensure_probed(self.store, self.env.wall_ms)
-
-    def by_store_clock(self, wall_ms: int) -> int:
-        """Return a time of this machine's clock by the store's. `Unavailable` if this clock is far ahead."""
-        self._access.guard.check()
-        return wall_ms - self.env.wall_ms() + self._access.guard.store_ms()
-
-    def log_view(self) -> RootView:
-        """Return a view of its topics."""
-        return RootView(self)
+    def _topic(self, name: str) -> Topic:
+        return Topic(self, self.engine.log(name), lambda: RootView(self))
 
     def topics(self, failures: list[SparklogError] | None = None) -> list[str]:
-        """Return the names of all topics, sorted. Costs a listing and a request per topic.
+        """List the topics. Costs a listing and a request per topic.
 
         Args:
             failures: takes the errors of topics that cannot be read; None: the first one is raised.
+
+        Returns:
+            Their names, sorted.
+
+        Raises:
+            SparklogError: a topic cannot be read, and `failures` is None.
         """
-        exists = read_each(self.store, self._exists, sorted(self._folders()), failures)
+        exists = read_each(self.store, self.engine.exists, sorted(self.engine.folders()), failures)
         return [name for name in exists if exists[name]]
 
     @checked(name=NAME)
     def topic(self, name: str) -> Topic:
-        """Return the topic of this name.
+        """Open a topic.
+
+        Args:
+            name: of the topic.
+
+        Returns:
+            The topic of this name.
 
         Raises:
             NotFound: there is none; the message names similar ones.
+            BadRequest: no topic can have this name.
         """
         check_topic_name(name)
-        topic = self.topic_handle(name)
-        if self._exists(name):
-            return topic
-        self._topics.pop(name, None)
-        similar = nearest(name, [other for other in self._folders() if other != name])
-        similar = [other for other in similar if self._exists(other)]
+        if self.engine.exists(name):
+            return self._topic(name)
+        similar = nearest(name, [other for other in self.engine.folders() if other != name])
+        similar = [other for other in similar if self.engine.exists(other)]
         if not similar:
             raise no_topic(name, self.location)
         raise NotFound(
             f"topic '{name}' does not exist in {self.location}; did you mean {' or '.join(map(repr, similar))}?"
         )
-
-    def topic_handle(self, name: str) -> Topic:
-        topic = self._topics.get(name)
-        if topic is None:
-            log = TopicLog(self, name, self._access, self.decisions.resolve)
-            topic = self._topics.setdefault(name, Topic(self, name, log))
-        return topic
-
-    def entries(self, kind: EntryKind[E], id_: str) -> EntryLog[E]:
-        """Return the log of an id, which may have no entries: one handle per process, so that its state is cached."""
-        prefix = kind.prefix(id_)
-        log = self._entries.get(prefix)
-        if log is None:
-            log = self._entries.setdefault(prefix, EntryLog(self._access, kind, id_))
-        return log
 
     @checked(name=NAME, configs=CONFIGS.or_none())
     def create_topic(
@@ -125,6 +105,9 @@ class Root:
             partitions: how many.
             configs: by Kafka's names: see docs/reference/configs.md.
             force: allow a `file.delete.delay.ms` below one hour.
+
+        Returns:
+            The topic.
 
         Raises:
             Conflict: it exists, or only case tells it from another topic.
@@ -139,75 +122,55 @@ class Root:
             raise BadRequest(f"a topic has 1 to {MAX_PARTITIONS} partitions, found {partitions}")
         checked = TopicConfigs.of(configs)
         check_delete_delay(dict(checked.explicit), force)
-        return self.begin_topic(name, CreateIntent(self.env.new_id(), partitions, checked))
-
-    def begin_topic(self, name: str, intent: Intent) -> Topic:
-        """Commit an intent that creates a topic. `Conflict` if it exists or only case tells it from another."""
-        self._refuse_same_but_case(name)
-        topic = self.topic_handle(name)
-        topic.log.refresh()
-        created = topic.log.commit(intent).commit
-        try:
-            # Of two that were created at once, each sees the other here, or one of them above.
-            self._refuse_same_but_case(name)
-        except Conflict as clash:
-            if created is None or _taken_back(topic, created):
-                raise
-            _LOG.warning("%s; another process uses '%s' already, so it stays", clash, name)
-        count = topic.log.head(refresh=False).partitions
-        CREATED_TOPIC.info("created topic %s with %d partition%s in %s", name, count, "s" * (count > 1), self.location)
-        return topic
+        self.engine.create(name, CreateIntent(self.env.new_id(), partitions, checked))
+        return self._topic(name)
 
     @checked(name=NAME, configs=CONFIGS.or_none())
     def ensure_topic(self, name: str, *, partitions: int = 1, configs: Mapping[str, object] | None = None) -> Topic:
-        """Return the topic of this name; create it, with these partitions and configs, if there is none."""
+        """Open a topic; create it if there is none.
+
+        Args:
+            name: of the topic.
+            partitions: of a new topic.
+            configs: of a new topic, by Kafka's names.
+
+        Returns:
+            The topic of this name. One that exists keeps its partitions and configs.
+
+        Raises:
+            Conflict: only case tells the name from another topic.
+            BadRequest: a name, a number or a config is not valid.
+        """
         check_topic_name(name)
-        if not self._exists(name):
+        if not self.engine.exists(name):
             try:
                 return self.create_topic(name, partitions=partitions, configs=configs)
             except Conflict:
-                if not self._exists(name):
+                if not self.engine.exists(name):
                     raise
-        return self.topic_handle(name)
+        return self._topic(name)
 
     @checked(name=NAME)
     def delete_topic(self, name: str) -> None:
-        """Delete a topic. Its name can be created again: at offset 0, with another topic id."""
+        """Delete a topic. Its name can be created again: at offset 0, with another topic id.
+
+        Args:
+            name: of the topic.
+
+        Raises:
+            NotFound: there is none.
+        """
         self.topic(name).delete()
 
-    def _exists(self, name: str) -> bool:
-        return self.topic_handle(name).log.refresh().head.exists
 
-    def _folders(self) -> Iterator[str]:
-        return (name for name in self.store.list_folders("") if is_topic_name(name))
-
-    def _refuse_same_but_case(self, name: str) -> None:
-        others = list(self._folders())
-        for other in others:
-            if other == name or other.lower() != name.lower():
-                continue
-            # On a file system that ignores case both would be one folder: the name of a deleted topic counts as well.
-            if name not in others or self._exists(other):
-                raise Conflict(
-                    f"topic '{name}' differs only in case from '{other}', which exists or existed; choose another name"
-                )
+def topic_of(root: Root, name: str) -> Topic:
+    """Return the topic of this name, which may be deleted: for maintenance."""
+    return root._topic(name)
 
 
-ROOT = Kind("an open root, a path, a URL or a store", lambda value: isinstance(value, Root) or PLACE.accepts(value))
-
-
-def _taken_back(topic: Topic, created: Commit) -> bool:
-    """Delete a topic that was created a moment ago; False if another commit was made to it: then it stays.
-
-    One that was deleted meanwhile, or created again by another process, is left alone.
-    """
-    try:
-        topic.log.commit(DeleteIntent(created.topic_id, created.version))
-    except NotFound:
-        return True
-    except Conflict:
-        return topic.log.current().head.topic_id != created.topic_id
-    return True
+ROOT = ArgumentKind(
+    "an open root, a path, a URL or a store", lambda value: isinstance(value, Root) or PLACE.accepts(value)
+)
 
 
 @checked(location=PLACE)
@@ -262,19 +225,19 @@ def poll_pause_ms(idle_ms: int) -> int:
     return min(max(idle_ms // IDLE_SHARE, QUICK_POLL_MS), REMOTE_POLL_MS)
 
 
-class RootView(SnapshotView):
+class RootView:
     """Implements `sparklog.log.state.view.LogView` for the topics of `root`. Not safe to share between threads.
 
     Snapshots are taken by `refresh` and kept. So bounds, sizes and plans of one micro-batch agree, and show all or
-    nothing of a transaction over several topics.
+    nothing of a transaction over several topics. A topic that was not looked at yet is, when it is first asked for.
     """
 
     def __init__(self, root: Root) -> None:
-        super().__init__(root.location, {})
         self.root = root
+        self.location = root.location
         self.env = root.env
-        self._topics: dict[str, Topic] = {}
         self._raw: dict[str, Snapshot] = {}
+        self._view = SnapshotView(root.location, {}, self._newer)
         self._came = root.env.now()
         self._idle = False
 
@@ -283,13 +246,12 @@ class RootView(SnapshotView):
         """The pause from now to the next `refresh`: on a store with round trips, the longer the less came."""
         if self.root.store.parallel_reads <= 1:
             return LOCAL_POLL_MS
-        return poll_pause_ms(self.root.env.now().elapsed_ms(self._came))
+        return poll_pause_ms(self.env.now().elapsed_ms(self._came))
 
     def topics(self) -> list[str]:
         return sorted(self.root.topics())
 
-    def topic_id(self, topic: str) -> str:
-        return str(self.snapshot(topic).head.topic_id)
+    # -- looking
 
     def refresh(self, topics: Sequence[str]) -> None:
         self._look(topics, self._take)
@@ -302,48 +264,69 @@ class RootView(SnapshotView):
         """
         self._look(topics, self._take_next if self._idle and self.root.store.parallel_reads > 1 else self._take)
 
-    def _look(self, topics: Sequence[str], take: Callable[[str], tuple[Topic, Snapshot]]) -> None:
+    def _look(self, topics: Sequence[str], take: Callable[[str], Snapshot]) -> None:
         names = list(dict.fromkeys(topics))
         self._idle = True
-        for name, (topic, snapshot) in zip(names, list(ask_each(self.root.store, take, names)), strict=True):
-            known = self._raw.get(name)
-            if known is None or known.version != snapshot.version:
-                self._came, self._idle = self.root.env.now(), False
-            self._topics[name], self._raw[name] = topic, snapshot
-        self._snapshots, gone = settle(self.root.decisions, self._raw, self._again)
-        self._ends = whole_ends(self._snapshots)
+        for name, snapshot in zip(names, list(ask_each(self.root.store, take, names)), strict=True):
+            before = self._raw.get(name)
+            if before is None or before.version != snapshot.version:
+                self._came, self._idle = self.env.now(), False
+            self._raw[name] = snapshot
+        snapshots, gone = settle(self.root.engine.decisions, self._raw, self._take)
+        self._view = SnapshotView(self.location, snapshots, self._newer)
         for name in gone & set(names):
             self.root.topic(name)
 
+    def _take(self, name: str) -> Snapshot:
+        log = self.root.engine.log(check_topic_name(name))
+        try:
+            return log.snapshot()
+        except NotFound:
+            # There is none, which is said with similar names; or one was created meanwhile.
+            self.root.topic(name)
+            return log.snapshot()
+
+    def _take_next(self, name: str) -> Snapshot:
+        log = self.root.engine.log(check_topic_name(name))
+        return log.snapshot(refresh=False) if name in self._raw and log.read_next().head.exists else self._take(name)
+
+    def _newer(self, name: str) -> Snapshot:
+        return self.root.engine.log(name).read_snapshot()
+
+    def _with(self, topics: Iterable[str]) -> SnapshotView:
+        """Return the snapshots, with those of these topics."""
+        missing = [topic for topic in dict.fromkeys(topics) if topic not in self._view.snapshots]
+        if missing:
+            self.refresh(missing)
+        return self._view
+
+    # -- from the snapshots
+
     def snapshot(self, topic: str) -> Snapshot:
-        if topic not in self._snapshots:
-            self.refresh([topic])
-        return self._snapshots[topic]
+        return self._with([topic]).snapshots[topic]
+
+    def topic_id(self, topic: str) -> str:
+        return str(self.snapshot(topic).head.topic_id)
+
+    def bounds(self, topic: str) -> Mapping[int, Bounds]:
+        return self._with([topic]).bounds(topic)
+
+    def earlier_partitions(self, topic: str) -> Sequence[int]:
+        return self._with([topic]).earlier_partitions(topic)
+
+    def cleaned_through(self, topic: str) -> Mapping[int, int]:
+        return self._with([topic]).cleaned_through(topic)
+
+    def stored(self, ranges: Sequence[OffsetRange]) -> list[Stored]:
+        return self._with(offsets.topic for offsets in ranges).stored(ranges)
+
+    def plan(self, ranges: Sequence[OffsetRange], isolation: str) -> list[ReadPart]:
+        return self._with(offsets.topic for offsets in ranges).plan(ranges, isolation)
 
     def offsets_for_timestamps(
         self, topic: str, targets: Mapping[int, int], isolation: str = READ_UNCOMMITTED
     ) -> dict[int, TimestampOffset | None]:
-        snapshot = self.snapshot(topic)
-        return offsets_for_timestamps(snapshot, targets, isolation, newer=self._topics[topic].read_snapshot)
+        return self._with([topic]).offsets_for_timestamps(topic, targets, isolation)
 
     def partition_sizes(self, topic: str) -> list[PartitionSize]:
-        return sizes_of(self.snapshot(topic))
-
-    def _again(self, name: str) -> Snapshot:
-        self._topics[name], snapshot = self._take(name)
-        return snapshot
-
-    def _take_next(self, name: str) -> tuple[Topic, Snapshot]:
-        topic = self._topics.get(name)
-        if topic is None or not topic.log.read_next().head.exists:
-            return self._take(name)
-        return topic, topic.snapshot(refresh=False)
-
-    def _take(self, name: str) -> tuple[Topic, Snapshot]:
-        topic = self._topics.get(name) or self.root.topic(name)
-        try:
-            return topic, topic.snapshot()
-        except NotFound:
-            # Deleted, perhaps created again: the name is opened afresh, and says so itself if it is gone.
-            topic = self.root.topic(name)
-            return topic, topic.snapshot()
+        return self._with([topic]).partition_sizes(topic)

@@ -81,7 +81,7 @@ class AppendTarget:
 
     def __reduce__(self) -> tuple[type[AppendTarget], tuple[object, ...]]:
         # Another process must look for itself.
-        return AppendTarget, tuple(getattr(self, each.name) for each in fields(self) if each.name != "looked")
+        return AppendTarget, tuple(getattr(self, member.name) for member in fields(self) if member.name != "looked")
 
 
 @dataclass(frozen=True)
@@ -306,10 +306,14 @@ def check_root(target: AppendTarget) -> None:
             f"expected the root {target.root_id} at {where}, found none on this machine: use storage that driver and "
             "executors share"
         ) from None
-    if root_id != target.root_id:
+    refuse_other_root(where, target.root_id, root_id)
+
+
+def refuse_other_root(location: str, expected: str, root_id: str) -> None:
+    """Raise BadRequest if a root has not the id that the driver saw."""
+    if root_id != expected:
         raise BadRequest(
-            f"expected the root {target.root_id} at {where}, found {root_id}:"
-            " use storage that driver and executors share"
+            f"expected the root {expected} at {location}, found {root_id}: use storage that driver and executors share"
         )
 
 

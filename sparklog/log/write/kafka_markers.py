@@ -5,13 +5,14 @@ the epoch after the transaction's, as when Kafka's coordinator aborts one that h
 decided stays decided: a transaction whose COMMIT had not reached this partition yet gets it.
 
 An append to an imported topic ends them first (`TopicLog.commit_append`), by ABORT: from then on Kafka's log and this
-one differ, no broker can end them any more, and the new records would stay behind them, unseen, for good.
+one differ, no broker can end them any more, and the new records would stay after them, unseen, for good.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from crc32c import crc32c
@@ -22,7 +23,7 @@ from sparklog.format.control import end_txn_marker
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.journal.names import append_path
 from sparklog.log.state.commit import APPEND, COMMIT, KafkaOpen
-from sparklog.log.state.commit_intents import Draft, Nothing, assign, check_floor, check_topic
+from sparklog.log.state.commit_intents import Draft, Nothing, assign_offsets, check_floor, check_topic
 from sparklog.log.state.commit_log import CommitLog
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import FileSlices, SliceFlag
@@ -42,14 +43,16 @@ def end_kafka_transactions(
     """
     for _ in range(TRIES):
         head = log.existing().head
-        chosen = tuple(each for each in head.kafka_open if producers is None or each.producer in producers)
+        chosen = tuple(
+            transaction for transaction in head.kafka_open if producers is None or transaction.producer in producers
+        )
         if not chosen:
             return ()
         file = _write_markers(log, head, chosen, commit)
         try:
             outcome = log.commit(EndKafkaIntent(head.topic_id, file, chosen), head)
         except Conflict:
-            # Some were ended, or the vacuum passed: what is left is seen anew.
+            # Some were ended, or the vacuum passed: what is left is seen again.
             if log.existing().head.topic_id != head.topic_id:
                 raise
             continue
@@ -64,38 +67,40 @@ class EndKafkaIntent:
     topic_id: str
     file: FileSlices
     ended: tuple[KafkaOpen, ...]
-    needs_table: bool = False
-    repeatable: bool = True
+    needs_table: ClassVar[bool] = False
+    repeatable: ClassVar[bool] = True
 
-    def draft(self, topic: str, base: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
-        check_topic(topic, base, self.topic_id)
-        left = [each for each in self.ended if each in base.kafka_open]
+    def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
+        check_topic(topic, head, self.topic_id)
+        left = [transaction for transaction in self.ended if transaction in head.kafka_open]
         if not left:
-            return Nothing("the transactions have ended", base.version)
+            return Nothing("the transactions have ended", head.version)
         if len(left) < len(self.ended):
             raise Conflict(f"some open transactions of topic '{topic}' were ended by another process: look again")
-        check_floor(topic, (self.file,), base.floor)
-        files = assign(topic, (self.file,), base)
-        return Draft(APPEND, files=files, kafka_ended=tuple(each.ended for each in self.ended))
+        check_floor(topic, (self.file,), head.floor)
+        files = assign_offsets(topic, (self.file,), head)
+        return Draft(APPEND, files=files, kafka_ended=tuple(transaction.ended for transaction in self.ended))
 
 
 def _write_markers(log: CommitLog, head: Head, chosen: Sequence[KafkaOpen], commit: bool) -> FileSlices:
     now_ms = log.env.wall_ms()
     output = AppendOutput(log.store, log.topic, append_path(max(head.version, 0), log.env.new_id()))
     try:
-        for partition in sorted({each.partition for each in chosen}):
-            ending = [each for each in chosen if each.partition == partition]
-            committed = [commit if each.decided is None else each.decided == COMMIT for each in ending]
+        for partition in sorted({transaction.partition for transaction in chosen}):
+            ending = [transaction for transaction in chosen if transaction.partition == partition]
+            committed = [
+                commit if transaction.decided is None else transaction.decided == COMMIT for transaction in ending
+            ]
             data = b"".join(
                 end_txn_marker(
                     commit=committed[i],
                     offset=i,
                     timestamp=now_ms,
-                    producer_id=each.producer,
-                    producer_epoch=min(each.epoch + 1, MAX_EPOCH),
+                    producer_id=transaction.producer,
+                    producer_epoch=min(transaction.epoch + 1, MAX_EPOCH),
                     coordinator_epoch=0,
                 )
-                for i, each in enumerate(ending)
+                for i, transaction in enumerate(ending)
             )
             # All markers lie at offsets from 0 in the slice.
             rows = np.flatnonzero(~np.array(committed, np.bool_))

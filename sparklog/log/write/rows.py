@@ -120,8 +120,8 @@ _ACCEPTED = {
 
 
 def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
-    at = batch.schema.get_field_index(name)
-    return pa.nulls(batch.num_rows) if at < 0 else batch.column(at)
+    column = batch.schema.get_field_index(name)
+    return pa.nulls(batch.num_rows) if column < 0 else batch.column(column)
 
 
 def _joined(arrays: list[pa.Array], common: pa.DataType) -> pa.Array | None:
@@ -159,7 +159,7 @@ def _as_headers(array: pa.Array) -> pa.Array:
         raise BadRequest("expected every header to have a key, found a null header key: remove or name it")
     if array.type == HEADERS_TYPE:
         return array
-    # Counted anew rather than cast: casts between nested types differ in what nullability they accept.
+    # Counted again rather than cast: casts between nested types differ in what nullability they accept.
     offsets = np.zeros(len(array) + 1, np.int32)
     np.cumsum(counts, out=offsets[1:])
     flat = pa.StructArray.from_arrays([_text(keys), _narrow(values)], fields=list(HEADERS_TYPE.value_type))
@@ -203,8 +203,8 @@ def add_rows(counts: dict[int, tuple[int, int]], rows: Rows, partition: npt.NDAr
     # Counting is much faster than sorting; a sum of bytes in floats is exact below 2^53.
     records = np.bincount(place - ANYWHERE)
     nbytes = np.bincount(place - ANYWHERE, weights=sizes)
-    for at in np.flatnonzero(records).tolist():
-        number, count, size = at + ANYWHERE, int(records[at]), int(nbytes[at])
+    for place_number in np.flatnonzero(records).tolist():
+        number, count, size = place_number + ANYWHERE, int(records[place_number]), int(nbytes[place_number])
         before = counts.get(number, (0, 0))
         counts[number] = before[0] + count, before[1] + size
 

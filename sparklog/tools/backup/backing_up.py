@@ -122,7 +122,7 @@ class Holds:
                 self._commit(name, None)
 
     def _commit(self, name: str, hold: Hold | None) -> None:
-        log = self.root.topic_handle(name).log
+        log = self.root.engine.log(name)
         # The cut may have read further than the root has.
         log.commit(MaintainIntent(log.refresh().head.topic_id, holds={self.name: hold}))
 

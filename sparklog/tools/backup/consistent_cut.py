@@ -33,13 +33,14 @@ from sparklog.groups.group_state import GROUPS, GroupState, Pending, TopicOffset
 from sparklog.log.decisions.decision import DECISIONS, Decisions
 from sparklog.log.decisions.decision_log import DecisionLogs, open_transactions
 from sparklog.log.journal.chain import EntryChain, EntrySpan
-from sparklog.log.journal.clocks import SETTLE_MS, reading_clock_ms
+from sparklog.log.journal.clocks import reading_clock_ms
 from sparklog.log.journal.entry_log import E, EntryKind, list_entries
 from sparklog.log.journal.names import checkpoint_version, commit_key, is_topic_name
 from sparklog.log.state.commit import Commit, decode_commit
 from sparklog.log.state.slice_table import COMMITTED, SliceTable
 from sparklog.log.state.topic_state import EMPTY, Head
 from sparklog.log.topic.root import Root
+from sparklog.storage.retries import SETTLE_MS
 from sparklog.storage.store import Store
 from sparklog.tools.backup.manifest import DamagedLogs, LeftOut
 
@@ -351,13 +352,13 @@ def cut_now(root: Root, chosen: Collection[str] | None = None) -> Cut:
         state = damaged.read(chain.prefix, _before, chain, since_ms)
         if state is not None:
             before[chain.id] = state
-    cutter = _Cutter(store, None if chosen is None else frozenset(chosen), damaged, live=root.decisions)
+    cutter = _Cutter(store, None if chosen is None else frozenset(chosen), damaged, live=root.engine.decisions)
     for offsets in damaged.chains(GROUPS):
         for group in damaged.read(offsets.prefix, _recent, offsets, since_ms) or ():
             cutter.note_offsets(group)
     folders = (name for name in store.list_folders("") if is_topic_name(name))
     for name in folders if chosen is None else chosen:
-        head = root.topic_handle(name).log.refresh().head
+        head = root.engine.log(name).refresh().head
         if head.version >= 0:
             cutter.heads[name] = head
             for commit in _recent_commits(store, name, head.version, since_ms):
@@ -371,7 +372,7 @@ def cut_now(root: Root, chosen: Collection[str] | None = None) -> Cut:
             cutter.decisions[name] = state
     if damaged.damage:
         for name in cutter.heads:
-            cutter.writers |= writers_in(root.topic_handle(name).snapshot(refresh=False).slices)
+            cutter.writers |= writers_in(root.engine.log(name).snapshot(refresh=False).slices)
     return cutter.settle()
 
 

@@ -228,7 +228,7 @@ def from_root(root: Root, wanted: Wanted) -> Cut:
 
 def _as_of(root: Root, name: str, wanted: Wanted) -> tuple[Snapshot, int] | None:
     """The oldest state known and the version wanted; None: the topic was made later. `NotFound`: files are gone."""
-    newest = root.topic_handle(name).log.refresh().head.version
+    newest = root.engine.log(name).refresh().head.version
     if newest < 0:
         if wanted.topics is not None:
             root.topic(name)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
 from typing import Any, NoReturn, TypeVar
 
 import pyarrow as pa
@@ -20,8 +22,9 @@ from sparklog.errors import BadRequest, NotFound, did_you_mean
 from sparklog.log.journal.arguments import NAME, NAMES, checked
 from sparklog.log.journal.clocks import warn_of_seconds
 from sparklog.log.read.read_plan import check_isolation, read_parts
+from sparklog.log.read.record_batches import schema_of, stream_reader
 from sparklog.log.read.table_plan import AsOf
-from sparklog.log.read.topic_scan import SnapshotView, check_threads, stream_reader
+from sparklog.log.read.topic_scan import check_threads
 from sparklog.log.read.topic_table import TopicTable, open_table
 from sparklog.log.state.view import (
     COLUMNS,
@@ -49,7 +52,7 @@ class TopicScanner:
         self._dataset = dataset
         self._columns = columns
         self._expression = expression
-        self.projected_schema = pa.schema([RECORD_SCHEMA.field(name) for name in columns])
+        self.projected_schema = schema_of(columns)
         self.schema = self.projected_schema
 
     def to_batches(self) -> Iterator[pa.RecordBatch]:
@@ -80,7 +83,7 @@ class TopicScanner:
         batches: list[pa.RecordBatch] = []
         for batch in self.to_batches():
             batches.append(batch)
-            if sum(each.num_rows for each in batches) >= num_rows:
+            if sum(rows.num_rows for rows in batches) >= num_rows:
                 break
         return pa.Table.from_batches(batches, self.projected_schema).slice(0, num_rows)
 
@@ -135,18 +138,22 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]
         """Return the offsets to be read for an expression; None: all."""
         bounds = self._view.bounds(self._topic)
         whole = [
-            OffsetRange(self._topic, partition, each.log_start, each.end(self._isolation))
-            for partition, each in sorted(bounds.items())
+            OffsetRange(self._topic, partition, bound.log_start, bound.end(self._isolation))
+            for partition, bound in sorted(bounds.items())
         ]
         if expression is None:
             return whole
-        spans = {each.partition: self._spans(each) for each in whole}
-        within = {each.partition: each for each in whole}
-        cut = narrowed(self._topic, spans, expression, needed)
-        return [_within(each, within[each.partition]) for each in cut]
+        spans = {log.partition: self._spans(log) for log in whole}
+        limits = {log.partition: log for log in whole}
+        return [
+            replace(
+                part, start=max(part.start, limits[part.partition].start), end=min(part.end, limits[part.partition].end)
+            )
+            for part in narrowed(self._topic, spans, expression, needed)
+        ]
 
     def _spans(self, wanted: OffsetRange) -> Spans:
-        if isinstance(self._view, SnapshotView):
+        if isinstance(self._view, RootView):
             rows = self._view.snapshot(wanted.topic).slices.select(wanted.partition, wanted.start, wanted.end)
             return Spans(rows.base, rows.end, rows.min_ts, rows.max_ts)
         (stored,) = self._view.stored([wanted])
@@ -176,7 +183,7 @@ def datasets(
     """Open topics as datasets of pyarrow: one consistent state of all, as of now.
 
     Args:
-        root: an open root, or where it lies; a Kafka log directory, too.
+        root: an open root, or its place; a Kafka log directory, too.
         topics: names; None: all.
         isolation_level: as for `Topic.scan`.
         threads: as for `Topic.scan`.
@@ -217,7 +224,7 @@ def duckdb(
 
     Args:
         con: what `duckdb.connect()` returns.
-        root: an open root, or where it lies; a Kafka log directory, too.
+        root: an open root, or its place; a Kafka log directory, too.
         topics: names; None: all.
         isolation_level: as for `Topic.scan`.
         threads: as for `Topic.scan`.
@@ -254,10 +261,10 @@ def table(
     out.
 
     Args:
-        root: an open root, or where it lies; a Kafka log directory, too.
+        root: an open root, or its place; a Kafka log directory, too.
         topic: its name.
-        as_of: a time, in milliseconds or as `2026-01-31T12:00:00` (UTC unless it says): what lies before the first
-            record not older; or an offset per partition: what lies before it, and all of other partitions; None: now.
+        as_of: a time, in milliseconds or as `2026-01-31T12:00:00` (UTC unless it says): what comes before the first
+            record not older; or an offset per partition: what comes before it, and all of other partitions; None: now.
         columns: as for `Topic.scan`.
         threads: how many decode at once.
 
@@ -284,14 +291,10 @@ def _view(root: RootLike, *, tailing: bool = False) -> LogView:
     return open_view(resolve(os.fspath(root)), tailing=tailing)
 
 
-def _within(each: OffsetRange, limits: OffsetRange) -> OffsetRange:
-    return OffsetRange(each.topic, each.partition, max(each.start, limits.start), min(each.end, limits.end))
-
-
 def _in_turn(ranges: Sequence[OffsetRange]) -> Iterator[list[OffsetRange]]:
     """Yield the first range of each partition, then the second of each: parts of one read keep no order among them."""
     waiting: dict[int, list[OffsetRange]] = {}
-    for each in ranges:
-        waiting.setdefault(each.partition, []).append(each)
-    for turn in range(max(map(len, waiting.values()), default=0)):
-        yield [of_one[turn] for of_one in waiting.values() if turn < len(of_one)]
+    for part in ranges:
+        waiting.setdefault(part.partition, []).append(part)
+    for turn in zip_longest(*waiting.values()):
+        yield [part for part in turn if part is not None]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -47,7 +48,7 @@ class Spans:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Offsets of a partition, and the rows of its spans that they lie in. `edge`: to be cut again."""
+    """Offsets of a partition, and the rows of its spans that hold them. `edge`: to be cut again."""
 
     partition: int
     start: int
@@ -85,7 +86,7 @@ def narrowed(topic: str, spans: Mapping[int, Spans], expression: ds.Expression, 
             if not edges or judge.judged + edges * parts > MOST_PIECES:
                 break
             kept = _finer(kept, parts, spans, judge)
-    return list(_ranges(topic, kept))
+    return _ranges(topic, kept)
 
 
 class _Judge:
@@ -103,9 +104,9 @@ class _Judge:
         self.judged += len(pieces)
         files, system = self._files
         fragments = [
-            files.make_fragment(str(number), filesystem=system, partition_expression=known)
+            files.make_fragment(str(number), filesystem=system, partition_expression=fact)
             for number, piece in enumerate(pieces)
-            for known in self._known(piece)
+            for fact in self._facts(piece)
         ]
         dataset = ds.FileSystemDataset(fragments, RECORD_SCHEMA, files, system)
         try:
@@ -114,22 +115,22 @@ class _Judge:
             return [True] * len(pieces)
         return [number in left for number in range(len(pieces))]
 
-    def _known(self, piece: _Piece) -> Iterator[ds.Expression]:
+    def _facts(self, piece: _Piece) -> Iterator[ds.Expression]:
         """Yield what is true of the records of a piece: of all, or of those with a time and of those without one."""
         offset, timestamp = pc.field("offset"), pc.field("timestamp")
-        known = (pc.field("topic") == self._topic) & (pc.field("partition") == pa.scalar(piece.partition, pa.int32()))
-        known = known & (offset >= piece.start) & (offset <= piece.end - 1)
+        fact = (pc.field("topic") == self._topic) & (pc.field("partition") == pa.scalar(piece.partition, pa.int32()))
+        fact = fact & (offset >= piece.start) & (offset <= piece.end - 1)
         spans = self._spans[piece.partition]
         if not self._times or spans.low is None or spans.high is None:
-            yield known
+            yield fact
             return
         rows = slice(piece.first, piece.last)
         low, high = min(int(spans.low[rows].min()), LATEST_MS), int(spans.high[rows].max())
         if high <= LATEST_MS:
-            known = known & (timestamp <= _time(high))
-        yield known & (timestamp >= _time(low))
+            fact = fact & (timestamp <= _time(high))
+        yield fact & (timestamp >= _time(low))
         if low >= 0:
-            yield known & (timestamp < _time(0))
+            yield fact & (timestamp < _time(0))
 
 
 def _time(ms: int) -> pa.Scalar:
@@ -147,10 +148,10 @@ def _finer(kept: Sequence[_Piece], parts: int, spans: Mapping[int, Spans], judge
             finer.append(piece)
             continue
         possible = [next(answers) for _ in parts_]
-        # The ends of an edge lie beside what was dropped before, or at an end of the log.
-        for at, part in enumerate(parts_):
-            if possible[at]:
-                beside = not all(possible[max(at - 1, 0) : at + 2])
+        # The ends of an edge are next to what was dropped before, or at an end of the log.
+        for number, part in enumerate(parts_):
+            if possible[number]:
+                beside = not all(possible[max(number - 1, 0) : number + 2])
                 divisible = part.last - part.first > 1 or part.end - part.start > 1
                 finer.append(replace(part, edge=beside and divisible))
     return finer
@@ -158,32 +159,31 @@ def _finer(kept: Sequence[_Piece], parts: int, spans: Mapping[int, Spans], judge
 
 def _cut(piece: _Piece, parts: int, spans: Spans) -> Iterator[_Piece]:
     """Yield a piece in parts: between its spans, or if it has one, between offsets."""
-    rows = piece.last - piece.first
-    if rows > 1:
-        count = min(parts, rows)
-        for i in range(count):
-            first, last = piece.first + rows * i // count, piece.first + rows * (i + 1) // count
+    if piece.last - piece.first > 1:
+        for first, last in _parts(piece.first, piece.last, parts):
             start, end = max(piece.start, int(spans.base[first])), min(piece.end, int(spans.end[last - 1]))
             yield replace(piece, start=start, end=end, first=first, last=last)
     else:
-        span = piece.end - piece.start
-        count = min(parts, span)
-        for i in range(count):
-            yield replace(piece, start=piece.start + span * i // count, end=piece.start + span * (i + 1) // count)
+        for start, end in _parts(piece.start, piece.end, parts):
+            yield replace(piece, start=start, end=end)
 
 
-def _ranges(topic: str, pieces: Sequence[_Piece]) -> Iterator[OffsetRange]:
-    """Yield pieces as ranges, those that follow one another as one."""
-    last: _Piece | None = None
+def _parts(low: int, high: int, count: int) -> Iterator[tuple[int, int]]:
+    count = min(count, high - low)
+    return pairwise(low + (high - low) * part // count for part in range(count + 1))
+
+
+def _ranges(topic: str, pieces: Sequence[_Piece]) -> list[OffsetRange]:
+    """Return pieces as ranges, those that follow one another as one."""
+    joined: list[_Piece] = []
     for piece in pieces:
-        if last is not None and (last.partition, last.last, last.end) in (
-            (piece.partition, piece.first, last.end),
-            (piece.partition, piece.last, piece.start),
+        last = joined[-1] if joined else None
+        if (
+            last
+            and last.partition == piece.partition
+            and (last.last == piece.first or (last.last, last.end) == (piece.last, piece.start))
         ):
-            last = replace(last, end=piece.end, last=piece.last)
-            continue
-        if last is not None:
-            yield OffsetRange(topic, last.partition, last.start, last.end)
-        last = piece
-    if last is not None:
-        yield OffsetRange(topic, last.partition, last.start, last.end)
+            joined[-1] = replace(last, end=piece.end, last=piece.last)
+        else:
+            joined.append(piece)
+    return [OffsetRange(topic, piece.partition, piece.start, piece.end) for piece in joined]

@@ -26,13 +26,7 @@ from sparklog.tools.engines.datasets import ByTopic, RootLike, TopicDataset, dat
 from sparklog.tools.engines.narrowing import columns_of
 
 INSTALL = 'pip install "polars>=1.33"'
-COMPARISONS: tuple[Callable[[Any, Any], Any], ...] = (
-    operator.eq,
-    operator.ge,
-    operator.gt,
-    operator.le,
-    operator.lt,
-)
+COMPARISONS: tuple[Callable[[Any, Any], Any], ...] = (operator.eq, operator.ge, operator.gt, operator.le, operator.lt)
 
 
 @checked(root=ROOT, topics=NAMES.or_none())
@@ -46,7 +40,7 @@ def polars(
     """Open topics as lazy frames of Polars: one consistent state of all, as of now.
 
     Args:
-        root: an open root, or where it lies; a Kafka log directory, too.
+        root: an open root, or its place; a Kafka log directory, too.
         topics: names; None: all.
         isolation_level: as for `Topic.scan`.
         threads: as for `Topic.scan`.
@@ -108,8 +102,8 @@ def translated(predicate: Any) -> ds.Expression | None:
     if len(parts) == 2:
         left, right = parts
         if _same(predicate, lambda: left & right):
-            known = [each for each in (translated(left), translated(right)) if each is not None]
-            return None if not known else known[0] if len(known) == 1 else known[0] & known[1]
+            sides = [side for side in (translated(left), translated(right)) if side is not None]
+            return None if not sides else sides[0] if len(sides) == 1 else sides[0] & sides[1]
         if _same(predicate, lambda: left | right):
             either = translated(left), translated(right)
             return None if either[0] is None or either[1] is None else either[0] | either[1]

@@ -11,7 +11,7 @@ counted over a whole partition, and of the largest keys their bytes.
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -22,14 +22,14 @@ import pyarrow as pa
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.format import control, transaction_index
-from sparklog.format.append_file import TAIL_BYTES, decode_footer, footer_length
+from sparklog.format.append_file import read_footer
 from sparklog.format.batch_scan import MIN_LEGACY_BYTES, crc_failures, crc_message
 from sparklog.format.key_hash import HashKey, key_hashes
 from sparklog.format.payloads import RecordFields, payloads, record_fields
 from sparklog.format.record_batch import CODECS, HEADER_BYTES, BatchHeaders, BytesLike, Int64Array
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.kafka.in_place.directory import split_folder_name
-from sparklog.kafka.in_place.files import FilePath, as_object, file_path, is_file, name_of, parent
+from sparklog.kafka.in_place.files import AnyPath, file_path
 from sparklog.kafka.in_place.partition_state import PartitionState, SegmentState
 from sparklog.log.journal.names import file_key, is_sealed
 from sparklog.log.read.aborted import aborted_ranges
@@ -83,8 +83,8 @@ def of_kafka(topic: str, partition: int, state: PartitionState, bounds: Bounds) 
 
 
 def _segment(state: SegmentState) -> Run:
-    store, key = as_object(state.name.path)
-    return Run(store, key, name_of(state.name.path), SEGMENT, 0, state.end, state.name.base, file_size=state.size)
+    store, key = state.name.path.as_object()
+    return Run(store, key, state.name.path.name, SEGMENT, 0, state.end, state.name.base, file_size=state.size)
 
 
 def of_root(snapshot: Snapshot, partition: int, bounds: Bounds) -> PartitionLog:
@@ -103,29 +103,29 @@ def of_root(snapshot: Snapshot, partition: int, bounds: Bounds) -> PartitionLog:
         runs.append(Run(store, file_key(topic, path), path, kind, **facts, transaction=whose, outcome=outcome))
     first = min(int(rows.base[0]), bounds.log_start) if len(rows) else bounds.log_start
     aborted = aborted_ranges(store, topic, snapshot.slices, partition, first, bounds.log_end)
-    open_ = tuple((each.producer, each.first) for each in head.kafka_open if each.partition == partition)
+    open_ = tuple((opened.producer, opened.first) for opened in head.kafka_open if opened.partition == partition)
     return PartitionLog(topic, partition, bounds, tuple(runs), aborted or transaction_index.none(), open_)
 
 
-def of_file(path: FilePath | os.PathLike[str]) -> list[PartitionLog]:
+def of_file(path: AnyPath) -> list[PartitionLog]:
     """Return the partitions in one file: a `.log` of Kafka's or a sealed one, or an append file of any number of them.
 
     A segment's transactions are judged by all of its folder. Offsets in an append file count from 0 within each slice:
     only a commit gives their place in the log. `NotFound` if there is no such file, `BadRequest` for any other file.
     """
     location = file_path(path)
-    folder, name = parent(location), name_of(location)
-    if not is_file(location):
+    folder, name = location.parent, location.name
+    if not location.is_file():
         raise NotFound(f"there is no file {location}: give a .log or .slices file, a topic or a log directory")
     if name.endswith(".slices"):
-        return _append_file(*as_object(location))
+        return _append_file(*location.as_object())
     stem, _, suffix = name.partition(".")
     if not (len(stem) == 20 and stem.isdigit() and suffix == "log"):
         raise BadRequest(f"expected a segment such as 00000000000000000000.log or a .slices file, found {location}")
     topic, partition = split_folder_name(folder)
     state = PartitionState(folder, topic, partition)
     state.refresh()
-    segment = next((each for each in state.segments if each.name.base == int(stem)), None)
+    segment = next((part for part in state.segments if part.name.base == int(stem)), None)
     if segment is None:
         raise NotFound(f"{location} is no segment of its folder's log: a cleaner that died left it behind")
     end = segment.next_offset
@@ -136,12 +136,14 @@ def of_file(path: FilePath | os.PathLike[str]) -> list[PartitionLog]:
 def _append_file(store: Store, name: str) -> list[PartitionLog]:
     info = store.stat(name)
     size = 0 if info is None else info.size
-    length = footer_length(store.get(name, max(0, size - TAIL_BYTES)), file=name)
+    footer = read_footer(partial(store.get, name), size, file=name)
     logs: dict[int, PartitionLog] = {}
-    for entry in decode_footer(store.get(name, size - length), file_size=size, file=name).slices:
+    for entry in footer.slices:
         before = logs.get(entry.partition)
         base, runs = (before.bounds.log_end, before.runs) if before else (0, ())
-        run = Run(store, name, name, APPEND, entry.position, entry.nbytes, base, base, -1, -1, length, size)
+        run = Run(
+            store, name, name, APPEND, entry.position, entry.nbytes, base, base, -1, -1, footer.footer_length, size
+        )
         end = base + entry.offsets
         bounds, none = Bounds(0, end, end, end), transaction_index.none()
         logs[entry.partition] = PartitionLog(name, entry.partition, bounds, (*runs, run), none, ())
@@ -175,7 +177,7 @@ SCHEMA = pa.schema(
         ("keys_distinct", pa.int64()),  # this and the next of its data records
         ("keys_null", pa.int64()),
         ("keys_new", pa.int64()),  # keys that no earlier batch of the partition has
-        ("keys_latest", pa.int64()),  # records whose key nothing behind them has: compaction keeps them
+        ("keys_latest", pa.int64()),  # records whose key nothing after them has: compaction keeps them
         ("key_bytes", pa.int64()),
         ("tombstones", pa.int64()),  # records without a value
         ("min_timestamp", TIME),  # this and the next of its records; null where they have none
@@ -220,26 +222,13 @@ class RecordFacts:
         Returns `_OF_RECORDS`, int64[m] each, -1 where a batch could not be opened, and the reasons by batch.
         """
         columns = {name: np.full(len(headers), -1, np.int64) for name in _OF_RECORDS}
-        damage: dict[int, str] = {}
-        waiting = [np.flatnonzero(sound)]
-        while waiting:
-            rows = waiting.pop()
-            try:
-                self._open(data, headers, rows, append_time, columns)
-            except (Corrupt, BadRequest) as error:
-                # One of them cannot be opened, or they are too much at once: halves of them.
-                if len(rows) == 1:
-                    damage[int(rows[0])] = error.message if isinstance(error, Corrupt) else str(error)
-                else:
-                    waiting += [rows[len(rows) // 2 :], rows[: len(rows) // 2]]
+        damage = _tried(np.flatnonzero(sound), lambda rows: self._open(data, headers, rows, append_time, columns))
         self.seen += len(headers)
         return columns, damage
 
     def _open(
         self, data: BytesLike, headers: BatchHeaders, rows: Int64Array, append_time: int, into: dict[str, Int64Array]
     ) -> None:
-        if not len(rows):
-            return
         chosen = headers[rows]
         body = payloads(data, chosen, check_crc=False)
         records = record_fields(body, chosen)
@@ -303,6 +292,23 @@ class RecordFacts:
         new = np.bincount(batch[order[first]], minlength=len(ignored)).astype(np.int64)
         latest = np.bincount(batch[order[last]], minlength=len(ignored)).astype(np.int64)
         return new, latest
+
+
+def _tried(rows: Int64Array, work: Callable[[Int64Array], None]) -> dict[int, str]:
+    """Call `work` with rows, and where it fails with halves of them; return the reasons by row, of single ones."""
+    damage: dict[int, str] = {}
+    waiting = [rows] if len(rows) else []
+    while waiting:
+        some = waiting.pop()
+        try:
+            work(some)
+        except (Corrupt, BadRequest) as error:
+            # One of them cannot be opened, or they are too much at once.
+            if len(some) == 1:
+                damage[int(some[0])] = error.message if isinstance(error, Corrupt) else str(error)
+            else:
+                waiting += [some[len(some) // 2 :], some[: len(some) // 2]]
+    return damage
 
 
 def _distinct(batch: npt.NDArray[np.int32], hashes: npt.NDArray[np.uint64], batches: int) -> Int64Array:
@@ -413,9 +419,7 @@ class _Walk:
             "outcome": _named(columns["outcome"], OUTCOMES),
             **{name: pa.array(texts, pa.string()) for name, texts in self.texts.items()},
         }
-        for each in SCHEMA:
-            if each.name not in arrays:
-                arrays[each.name] = _column(each, columns[each.name])
+        arrays |= {column.name: _column(column, columns[column.name]) for column in SCHEMA if column.name not in arrays}
         return pa.table([arrays[name] for name in SCHEMA.names], SCHEMA.names).cast(SCHEMA)
 
 
@@ -429,28 +433,18 @@ def _column(column: pa.Field, values: Int64Array) -> pa.Array:
 
 
 def _named(codes: Int64Array, names: tuple[str, ...]) -> pa.Array:
-    known = (codes >= 0) & (codes < len(names))
-    return pa.array(np.array(names, object)[np.where(known, codes, 0)], pa.string(), mask=~known)
+    unnamed = (codes < 0) | (codes >= len(names))
+    return pa.array(np.array(names, object)[np.where(unnamed, 0, codes)], pa.string(), mask=unnamed)
 
 
 def _controls(data: bytes, headers: BatchHeaders, damage: dict[int, str]) -> list[str | None]:
     """The word for each control batch; an emptied one, or one that cannot be read, is `unknown`."""
-    names: list[str | None] = [None] * len(headers)
-    rows = np.flatnonzero(headers.is_control)
-    sound = rows[~np.isin(rows, list(damage))]
-    for row in rows.tolist():
-        names[row] = "unknown"
-    waiting = [sound] if len(sound) else []
-    while waiting:
-        some = waiting.pop()
-        try:
-            kinds = control.control_types(data, headers[some]).tolist()
-        except Corrupt as error:
-            if len(some) == 1:
-                damage[int(some[0])] = error.message
-            else:
-                waiting += np.split(some, len(some))
-            continue
-        for row, kind in zip(some.tolist(), kinds, strict=True):
+    names: list[str | None] = [None if data_batch else "unknown" for data_batch in (~headers.is_control).tolist()]
+
+    def name(rows: Int64Array) -> None:
+        for row, kind in zip(rows.tolist(), control.control_types(data, headers[rows]).tolist(), strict=True):
             names[row] = _CONTROL[kind] if kind >= 0 else "unknown"
+
+    rows = np.flatnonzero(headers.is_control)
+    damage.update(_tried(rows[~np.isin(rows, list(damage))], name))
     return names

@@ -3,7 +3,7 @@
     for line in dump(find(["/data/log/orders-0"]), DumpOptions()):
         print(line.text)
 
-Lines of sound files are those of Kafka's tool: files on standard output, and behind all files the findings (what does
+Lines of sound files are those of Kafka's tool: files on standard output, and after all files the findings (what does
 not agree) on standard error. A damaged file's lines end where it cannot be read. The other files are printed all the
 same, and the error comes at the end. Kafka's tool does not know these:
 
@@ -28,17 +28,17 @@ from typing import Any
 
 from sparklog.errors import Corrupt
 from sparklog.format import checkpoint_files
-from sparklog.format.append_file import TAIL_BYTES, WrittenSlice, decode_footer, footer_length
+from sparklog.format.append_file import WrittenSlice, read_footer
 from sparklog.log.journal.documents import checksum_holds
 from sparklog.tools.inspection import dump_index
 from sparklog.tools.inspection.dump_batches import LogOptions, OffsetGaps, log_rows
 from sparklog.tools.inspection.dump_index import GAP, Findings, IndexOptions
-from sparklog.tools.inspection.dump_source import TEXT_FILES, Row, Source, check_name, plain_text
+from sparklog.tools.inspection.dump_source import TEXT_FILES, DumpFile, Row, check_name, plain_text
 
 PIECE_BYTES = 4 << 20
 
 
-def json_rows(source: Source) -> Iterator[Row]:
+def json_rows(source: DumpFile) -> Iterator[Row]:
     """Give the lines of a commit, a checkpoint's head, an entry of a decision or group log, or `_root.json`."""
     data = source.read()
     try:
@@ -48,15 +48,13 @@ def json_rows(source: Source) -> Iterator[Row]:
     if not isinstance(document, dict):
         raise Corrupt("expected a JSON object, found something else", file=source.shown)
     valid = checksum_holds(data)
-    plain = {name: _text(each) for name, each in document.items() if not each or not isinstance(each, (list, dict))}
+    plain = {name: _text(value) for name, value in document.items() if not value or not isinstance(value, (list, dict))}
     yield Row(_with_validity(plain, valid), {"type": "object", "valid": valid, "content": document})
     for name, value in document.items():
         if isinstance(value, list):
-            for each in value:
-                yield Row(f"| {name}: {_text(each)}", {})
+            yield from (Row(f"| {name}: {_text(element)}", {}) for element in value)
         elif isinstance(value, dict):
-            for member, each in value.items():
-                yield Row(f"| {name}: {member}: {_text(each)}", {})
+            yield from (Row(f"| {name}: {member}: {_text(element)}", {}) for member, element in value.items())
 
 
 def _with_validity(fields: dict[str, Any], valid: bool) -> str:
@@ -67,7 +65,7 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def table_rows(source: Source) -> Iterator[Row]:
+def table_rows(source: DumpFile) -> Iterator[Row]:
     """Give the lines of a checkpoint's slice table."""
     import pyarrow as pa
 
@@ -81,12 +79,12 @@ def table_rows(source: Source) -> Iterator[Row]:
             yield Row(text, {"type": "slice", **row})
 
 
-def _slice_row(source: Source, number: int, entry: WrittenSlice) -> Row:
+def _slice_row(source: DumpFile, number: int, entry: WrittenSlice) -> Row:
     from crc32c import crc32c
 
     crc, end = 0, entry.position + entry.nbytes
-    for at in range(entry.position, end, PIECE_BYTES):
-        crc = crc32c(source.read(at, min(PIECE_BYTES, end - at)), crc)
+    for start in range(entry.position, end, PIECE_BYTES):
+        crc = crc32c(source.read(start, min(PIECE_BYTES, end - start)), crc)
     fields = {
         "slice": number,
         "partition": entry.partition,
@@ -103,11 +101,11 @@ def _slice_row(source: Source, number: int, entry: WrittenSlice) -> Row:
     return Row(_with_validity(fields, valid), {"type": "slice", **fields, "valid": valid})
 
 
-def text_file_rows(source: Source) -> Iterator[Row]:
+def text_file_rows(source: DumpFile) -> Iterator[Row]:
     name, data = source.name, source.read()
     if name == checkpoint_files.LEADER_EPOCHS_FILE:
-        for each in checkpoint_files.parse_leader_epochs(data, file=source.shown):
-            yield _row("leader-epoch", {"epoch": each.epoch, "startOffset": each.start_offset})
+        for entry in checkpoint_files.parse_leader_epochs(data, file=source.shown):
+            yield _row("leader-epoch", {"epoch": entry.epoch, "startOffset": entry.start_offset})
     elif name.endswith("-checkpoint"):
         for (topic, partition), offset in checkpoint_files.parse_offsets(data, file=source.shown).items():
             yield _row("checkpoint", {"topic": topic, "partition": partition, "offset": offset})
@@ -142,7 +140,7 @@ class Line:
     error: bool = False
 
 
-def dump(sources: Iterable[Source], options: DumpOptions) -> Iterator[Line]:
+def dump(sources: Iterable[DumpFile], options: DumpOptions) -> Iterator[Line]:
     """Give the lines of these files, in order.
 
     Raises `Corrupt` at the end if one of them could not be read to its end, `NotFound` for one that is gone,
@@ -169,7 +167,7 @@ def dump(sources: Iterable[Source], options: DumpOptions) -> Iterator[Line]:
             elif len(files) > 1:
                 yield Line(str(damaged[-1]), error=True)
     if as_json:
-        yield from (_object(each) for each in findings.objects())
+        yield from map(_object, findings.objects())
     else:
         yield from (Line(text, error=True) for text in findings.lines())
     if damaged:
@@ -181,7 +179,7 @@ def _object(fields: dict[str, Any]) -> Line:
     return Line(json.dumps(fields, ensure_ascii=False, separators=(",", ":")))
 
 
-def _rows(source: Source, options: DumpOptions, findings: Findings) -> Iterator[Row]:
+def _rows(source: DumpFile, options: DumpOptions, findings: Findings) -> Iterator[Row]:
     if source.name in TEXT_FILES:
         return text_file_rows(source)
     match source.suffix:
@@ -203,7 +201,7 @@ def _rows(source: Source, options: DumpOptions, findings: Findings) -> Iterator[
             return _log_rows(source, options.log, findings)
 
 
-def _log_rows(source: Source, options: LogOptions, findings: Findings) -> Iterator[Row]:
+def _log_rows(source: DumpFile, options: LogOptions, findings: Findings) -> Iterator[Row]:
     if source.name.endswith(".log"):
         first = f"Log starting offset: {source.base_offset}"
     elif source.name == "bootstrap.checkpoint":
@@ -220,12 +218,8 @@ def _log_rows(source: Source, options: LogOptions, findings: Findings) -> Iterat
         findings.add(GAP, source.absolute, *gaps.gaps)
 
 
-def _slice_rows(source: Source, options: LogOptions) -> Iterator[Row]:
-    size = source.size()
-    length = footer_length(source.read(max(0, size - TAIL_BYTES)), file=source.shown)
-    if length > size:
-        raise Corrupt(f"the footer claims {length} bytes of a file of {size}", file=source.shown)
-    footer = decode_footer(source.read(size - length), file_size=size, file=source.shown)
+def _slice_rows(source: DumpFile, options: LogOptions) -> Iterator[Row]:
+    footer = read_footer(source.read, source.size(), file=source.shown)
     for number, entry in enumerate(footer.slices):
         yield _slice_row(source, number, entry)
         part = (entry.position, entry.position + entry.nbytes)

@@ -24,7 +24,6 @@ import numpy as np
 
 from sparklog.errors import Corrupt
 from sparklog.format.batch_scan import MIN_SCAN_BYTES, crc_failures, scan_headers
-from sparklog.format.decode import decode
 from sparklog.format.legacy import old_messages
 from sparklog.format.record_batch import (
     CODECS,
@@ -36,8 +35,9 @@ from sparklog.format.record_batch import (
     BoolArray,
     Int64Array,
 )
+from sparklog.format.window import Window
 from sparklog.tools.inspection.dump_decoders import Decoders, control_object, control_text, plain
-from sparklog.tools.inspection.dump_source import MAX_INT, Row, Source
+from sparklog.tools.inspection.dump_source import MAX_INT, DumpFile, Row
 
 WINDOW_BYTES = 1 << 20
 PIECE_RECORDS = 20_000
@@ -71,16 +71,12 @@ class OffsetGaps:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Window:
-    """Bytes of a file from `start`, and the headers of the whole batches in them; positions count from `start`."""
+class DumpWindow(Window):
+    """Batches of a file to dump; `valid`: whose checksums hold."""
 
-    source: Source
-    data: bytes
-    start: int
-    headers: BatchHeaders
-    valid: BoolArray  # whose checksums hold
+    valid: BoolArray
 
-    def rows(self, rows: slice | Int64Array) -> Window:
+    def select(self, rows: slice | Int64Array | BoolArray) -> DumpWindow:
         return replace(self, headers=self.headers[rows], valid=self.valid[rows])
 
 
@@ -120,15 +116,15 @@ def per_batch(ufunc: np.ufunc, values: Int64Array, rows: Int64Array, none: int) 
 class LogWalk:
     """Iterates over the batches of a file, window by window. After it `end` is where it stopped."""
 
-    def __init__(self, source: Source, start: int = 0, *, limit: int = MAX_INT, contents: bool = True) -> None:
+    def __init__(self, source: DumpFile, start: int = 0, *, limit: int = MAX_INT, contents: bool = True) -> None:
         """Walk bytes `[start, limit)`. Without `contents`, compressed messages of formats v0 and v1 are not opened."""
         self.source = source
         self.stop = min(source.size(), limit)
         self.end = start
         self._contents = contents
 
-    def __iter__(self) -> Iterator[Window]:
-        """Give windows. `Corrupt` behind the last one if what follows is no batch, nor the part of one at the end."""
+    def __iter__(self) -> Iterator[DumpWindow]:
+        """Give windows. `Corrupt` after the last one if what follows is no batch, nor the part of one at the end."""
         for start, data, headers in scan_windows(self.source.read, self.end, self.stop, contents=self._contents):
             self.end = start + headers.end
             if len(headers):
@@ -136,12 +132,12 @@ class LogWalk:
             elif headers.stop != "partial" and self.stop - start >= MIN_SCAN_BYTES:
                 raise self._corrupt(f"expected a record batch, found none: {headers.reason}", start)
 
-    def _known_codecs(self, data: bytes, start: int, headers: BatchHeaders) -> Iterator[Window]:
+    def _known_codecs(self, data: bytes, start: int, headers: BatchHeaders) -> Iterator[DumpWindow]:
         unknown = np.flatnonzero(headers.codec >= len(CODECS))
-        known = headers[: int(unknown[0])] if len(unknown) else headers
-        valid = np.ones(len(known), np.bool_)
-        valid[crc_failures(data, known)] = False
-        yield Window(self.source, data, start, known, valid)
+        readable = headers[: int(unknown[0])] if len(unknown) else headers
+        valid = np.ones(len(readable), np.bool_)
+        valid[crc_failures(data, readable)] = False
+        yield DumpWindow(data, start, readable, self.source.shown, valid)
         if len(unknown):
             row = int(unknown[0])
             number, position = int(headers.codec[row]), start + int(headers.position[row])
@@ -152,7 +148,7 @@ class LogWalk:
 
 
 def log_rows(
-    source: Source, options: LogOptions, gaps: OffsetGaps, part: tuple[int, int] | None = None
+    source: DumpFile, options: LogOptions, gaps: OffsetGaps, part: tuple[int, int] | None = None
 ) -> Iterator[Row]:
     """Give the lines of a log; `part`: only these bytes, from batch to batch. `Corrupt` where they cannot be read."""
     start, end = part or (0, MAX_INT)
@@ -169,13 +165,13 @@ def log_rows(
         yield Row(text, {"type": "trailing", "position": walk.end, "bytes": left})
 
 
-def pieces(window: Window, records: int = PIECE_RECORDS) -> Iterator[Window]:
+def pieces(window: DumpWindow, records: int = PIECE_RECORDS) -> Iterator[DumpWindow]:
     """Give a window in parts of about so many records: compressed batches may become a thousand times as large."""
     numbers = np.cumsum(window.headers.count.clip(0)) // records
     cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(window.headers)]
     for first, last in pairwise(cuts):
         if first < last:
-            yield window.rows(slice(first, last))
+            yield window.select(slice(first, last))
 
 
 _Records: TypeAlias = Iterable[tuple[Any, ...]]
@@ -183,7 +179,7 @@ _Records: TypeAlias = Iterable[tuple[Any, ...]]
 headers, and its CRC in formats v0 and v1 (None in v2)."""
 
 
-def _deep_rows(window: Window, options: LogOptions, gaps: OffsetGaps) -> Iterator[Row]:
+def _deep_rows(window: DumpWindow, options: LogOptions, gaps: OffsetGaps) -> Iterator[Row]:
     try:
         counts, offsets, records = _decoded(window)
     except Corrupt:
@@ -191,7 +187,7 @@ def _deep_rows(window: Window, options: LogOptions, gaps: OffsetGaps) -> Iterato
             yield from _batch_rows(window, options.json)
             raise
         for row in range(len(window.headers)):
-            yield from _deep_rows(window.rows(slice(row, row + 1)), options, gaps)
+            yield from _deep_rows(window.select(slice(row, row + 1)), options, gaps)
         return
     gaps.add(offsets)
     rows = _record_objects(window, records, options) if options.json else _record_lines(window, records, options)
@@ -201,15 +197,14 @@ def _deep_rows(window: Window, options: LogOptions, gaps: OffsetGaps) -> Iterato
         try:
             yield from islice(rows, count)
         except Corrupt as error:
-            file, place = window.source.shown, window.start + position
+            file, place = window.file, window.start + position
             raise Corrupt(error.message, file=file, position=place, offset=error.offset) from None
 
 
-def _decoded(window: Window) -> tuple[list[int], list[int], _Records]:
+def _decoded(window: DumpWindow) -> tuple[list[int], list[int], _Records]:
     """Return how many records each batch has, their offsets, and the records."""
-    headers, file = window.headers, window.source.shown
-    fields = ("key", "value", "headers")
-    columns = decode(window.data, headers, columns=fields, check_crc=False, file=file, file_position=window.start)
+    headers = window.headers
+    columns = window.decode(("key", "value", "headers"))
     assert columns.key is not None
     assert columns.value is not None
     assert columns.headers is not None
@@ -230,14 +225,14 @@ def _decoded(window: Window) -> tuple[list[int], list[int], _Records]:
     return columns.batch_rows.tolist(), offsets, records
 
 
-def _message_crcs(window: Window, rows: Int64Array) -> list[int | None]:
+def _message_crcs(window: DumpWindow, rows: Int64Array) -> list[int | None]:
     crcs: list[int | None] = []
     for row, (legacy, count) in enumerate(zip(window.headers.is_legacy.tolist(), rows.tolist(), strict=True)):
         crcs += old_messages.message_crcs(window.data, window.headers, row) if legacy else [None] * count
     return crcs
 
 
-def _batch_rows(window: Window, as_json: bool) -> Iterator[Row]:
+def _batch_rows(window: DumpWindow, as_json: bool) -> Iterator[Row]:
     headers = window.headers
     columns: dict[str, list[Any]] = {
         "baseOffset": headers.base_offset.tolist(),
@@ -294,7 +289,7 @@ def _java(value: bool) -> str:
     return "true" if value else "false"
 
 
-def _record_lines(window: Window, records: _Records, options: LogOptions) -> Iterator[Row]:
+def _record_lines(window: DumpWindow, records: _Records, options: LogOptions) -> Iterator[Row]:
     headers = window.headers
     kinds = [TIME_TYPES[kind] for kind in headers.timestamp_type.tolist()]
     is_control = headers.is_control.tolist()
@@ -306,7 +301,7 @@ def _record_lines(window: Window, records: _Records, options: LogOptions) -> Ite
                 f" valueSize: {-1 if value is None else len(value)}"
             )
             if crc is None:
-                line += f" sequence: {sequence} headerKeys: [{','.join(each['key'] for each in names or ())}]"
+                line += f" sequence: {sequence} headerKeys: [{','.join(entry['key'] for entry in names or ())}]"
             else:
                 line += f" isValid: {_java(bool(window.valid[row]))} crc: {crc}}}"
         if is_control[row]:
@@ -320,7 +315,7 @@ def _record_lines(window: Window, records: _Records, options: LogOptions) -> Ite
         yield Row(line, {})
 
 
-def _record_objects(window: Window, records: _Records, options: LogOptions) -> Iterator[Row]:
+def _record_objects(window: DumpWindow, records: _Records, options: LogOptions) -> Iterator[Row]:
     headers = window.headers
     kinds = [TIME_TYPES[kind] for kind in headers.timestamp_type.tolist()]
     is_control = headers.is_control.tolist()
@@ -333,7 +328,7 @@ def _record_objects(window: Window, records: _Records, options: LogOptions) -> I
             "keySize": None if key is None else len(key),
             "valueSize": None if value is None else len(value),
             "sequence": sequence,
-            "headers": [[each["key"], _base64(each["value"])] for each in names or ()],
+            "headers": [[entry["key"], _base64(entry["value"])] for entry in names or ()],
         }
         if crc is not None:
             fields.update(valid=bool(window.valid[row]), crc=crc)

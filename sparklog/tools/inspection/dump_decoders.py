@@ -5,11 +5,11 @@ class that Kafka's tool takes for --key-decoder-class and --value-decoder-class:
 
 | name          | class                                  | shows                                                       |
 |---------------|----------------------------------------|-------------------------------------------------------------|
-| string        | org.apache.kafka.tools.api.StringDecoder  | UTF-8, what is none replaced by U+FFFD                   |
+| string        | org.apache.kafka.tools.api.StringDecoder  | UTF-8, other bytes replaced by U+FFFD                    |
 | int, long     | ...IntegerDecoder, ...LongDecoder      | 4 or 8 bytes, big-endian, signed                            |
 | bytes-hex     | ...DefaultDecoder                      | hexadecimal digits (Kafka prints an object's address there) |
 | bytes-base64  |                                        | base64                                                      |
-| json          |                                        | JSON text on one line; text that is none as it is           |
+| json          |                                        | JSON text on one line; other text as it is                  |
 
 Records of internal topics and control records are shown in the JSON that Kafka's converters write.
 """

@@ -1,12 +1,11 @@
 """`.index`, `.timeindex`, `.txnindex` and `.snapshot` files as lines, and findings about them.
 
-Every entry of an index is looked up in the `.log` beside it, at its own position, whatever damage lies before. What
-does not agree is collected, and printed behind all files' lines as Kafka's tool does.
+Every entry of an index is looked up in the `.log` next to it, at its own position, whatever damage is before it. What
+does not agree is collected, and printed after all files' lines as Kafka's tool does.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -18,18 +17,16 @@ from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.format import transaction_index
 from sparklog.format.batch_scan import begins_with_header
 from sparklog.format.coordinators.producer_snapshot import parse_snapshot
-from sparklog.format.decode import decode
 from sparklog.format.record_batch import HEADER_BYTES, Int64Array
 from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
-from sparklog.tools.inspection.dump_batches import LogWalk, Window, per_batch
-from sparklog.tools.inspection.dump_source import MAX_INT, Row, Source, plain_text
+from sparklog.tools.inspection.dump_batches import DumpWindow, LogWalk, per_batch
+from sparklog.tools.inspection.dump_source import MAX_INT, DumpFile, Row, plain_text
 
 _OFFSET_ENTRY = np.dtype([("relative", ">i4"), ("value", ">i4")])
 _TIME_ENTRY = np.dtype([("value", ">i8"), ("relative", ">i4")])
-_TRANSACTION_ENTRY = struct.Struct(">hqqqq")
 
 
-class Kind(NamedTuple):
+class FindingKind(NamedTuple):
     """A kind of finding: its name in JSON, Kafka's title for a file and line for a pair of numbers, and their names."""
 
     name: str
@@ -39,28 +36,30 @@ class Kind(NamedTuple):
     newest_first: bool = False
 
 
-OFFSET_MISMATCH = Kind(
+OFFSET_MISMATCH = FindingKind(
     "offset-mismatch", "Mismatches in :{}", "  Index offset: {}, log offset: {}", ("indexOffset", "logOffset"), True
 )
-TIMESTAMP_MISMATCH = Kind(
+TIMESTAMP_MISMATCH = FindingKind(
     "timestamp-mismatch",
     "Found timestamp mismatch in :{}",
     "  Index timestamp: {}, log timestamp: {}",
     ("indexTimestamp", "logTimestamp"),
 )
-TIMESTAMP_ORDER = Kind(
+TIMESTAMP_ORDER = FindingKind(
     "timestamp-order",
     "Found out of order timestamp in :{}",
     "  Index timestamp: {}, Previously indexed timestamp: {}",
     ("indexTimestamp", "previousTimestamp"),
 )
-NOT_FOUND = Kind(
+NOT_FOUND = FindingKind(
     "offset-not-found",
     "The following indexed offsets are not found in the log.",
     "Indexed offset: {}, found log offset: {}",
     ("indexOffset", "logOffset"),
 )
-GAP = Kind("offset-gap", "Non-consecutive offsets in {}", "  {} is followed by {}", ("offset", "nextOffset"), True)
+GAP = FindingKind(
+    "offset-gap", "Non-consecutive offsets in {}", "  {} is followed by {}", ("offset", "nextOffset"), True
+)
 _KINDS = (OFFSET_MISMATCH, TIMESTAMP_MISMATCH, TIMESTAMP_ORDER, NOT_FOUND, GAP)
 
 
@@ -68,9 +67,9 @@ _KINDS = (OFFSET_MISMATCH, TIMESTAMP_MISMATCH, TIMESTAMP_ORDER, NOT_FOUND, GAP)
 class Findings:
     """Pairs of numbers that do not agree, by kind and file, in file order."""
 
-    pairs: dict[tuple[Kind, str], list[tuple[int, int]]] = field(default_factory=dict)
+    pairs: dict[tuple[FindingKind, str], list[tuple[int, int]]] = field(default_factory=dict)
 
-    def add(self, kind: Kind, file: str, *pairs: tuple[int, int]) -> None:
+    def add(self, kind: FindingKind, file: str, *pairs: tuple[int, int]) -> None:
         if pairs:
             self.pairs.setdefault((kind, file), []).extend(pairs)
 
@@ -87,7 +86,7 @@ class Findings:
             for pair in pairs:
                 yield {"type": kind.name, "file": file, **dict(zip(kind.members, pair, strict=True))}
 
-    def _each(self) -> list[tuple[Kind, str, list[tuple[int, int]]]]:
+    def _each(self) -> list[tuple[FindingKind, str, list[tuple[int, int]]]]:
         by_kind = sorted(self.pairs.items(), key=lambda item: _KINDS.index(item[0][0]))
         return [(kind, file, pairs) for (kind, file), pairs in by_kind]
 
@@ -103,13 +102,13 @@ class IndexOptions:
 class _Entries:
     """Entries of an index file: absolute `offsets`, and `values` (positions or timestamps), int64[n] each."""
 
-    source: Source
+    source: DumpFile
     offsets: Int64Array
     values: Int64Array
     nbytes: int
 
     @classmethod
-    def read(cls, source: Source, entry: npt.DTypeLike) -> _Entries:
+    def read(cls, source: DumpFile, entry: npt.DTypeLike) -> _Entries:
         data, size = source.read(), np.dtype(entry).itemsize
         rows = np.frombuffer(data, entry, len(data) // size)
         offsets = rows["relative"].astype(np.int64) + source.base_offset
@@ -132,7 +131,7 @@ class _Entries:
         return Row(f"{file} passed sanity check.", {"type": "sane"})
 
 
-def index_rows(source: Source, findings: Findings, options: IndexOptions) -> Iterator[Row]:
+def index_rows(source: DumpFile, findings: Findings, options: IndexOptions) -> Iterator[Row]:
     """Give the lines of an `.index`. `Corrupt` at an entry that leads to no batch."""
     log = _Log(source)
     entries = _Entries.read(source, _OFFSET_ENTRY)
@@ -156,7 +155,7 @@ def index_rows(source: Source, findings: Findings, options: IndexOptions) -> Ite
             yield Row(f"offset: {offset} position: {position}", fields)
 
 
-def time_index_rows(source: Source, findings: Findings, options: IndexOptions) -> Iterator[Row]:
+def time_index_rows(source: DumpFile, findings: Findings, options: IndexOptions) -> Iterator[Row]:
     """Give the lines of a `.timeindex`. `Corrupt` at an entry whose batch cannot be decoded."""
     entries = _Entries.read(source, _TIME_ENTRY)
     if options.sanity:
@@ -184,7 +183,7 @@ def time_index_rows(source: Source, findings: Findings, options: IndexOptions) -
         before = timestamp
 
 
-def _positions(index: Source, offsets: Int64Array) -> list[int]:
+def _positions(index: DumpFile, offsets: Int64Array) -> list[int]:
     """Return where to begin to look for these offsets: the position of the entry at or before each; 0: none."""
     if index.store.stat(index.key) is None:
         return [0] * len(offsets)
@@ -194,24 +193,24 @@ def _positions(index: Source, offsets: Int64Array) -> list[int]:
     return starts
 
 
-def transaction_index_rows(source: Source) -> Iterator[Row]:
-    """Give the lines of a `.txnindex`. `Corrupt` at an entry of another version, and for bytes behind the last one."""
+def transaction_index_rows(source: DumpFile) -> Iterator[Row]:
+    """Give the lines of a `.txnindex`. `Corrupt` at an entry of another version, and for bytes after the last one."""
     data = source.read()
     names = ("version", "producerId", "firstOffset", "lastOffset", "lastStableOffset")
-    whole = len(data) - len(data) % _TRANSACTION_ENTRY.size
-    for number, values in enumerate(_TRANSACTION_ENTRY.iter_unpack(data[:whole])):
+    size = transaction_index.ENTRY_BYTES
+    whole = len(data) - len(data) % size
+    for number, values in enumerate(np.frombuffer(data[:whole], transaction_index.ENTRY).tolist()):
         if values[0] != transaction_index.VERSION:
-            position = number * _TRANSACTION_ENTRY.size
             message = f"expected an aborted transaction of version {transaction_index.VERSION}, found {values[0]}"
-            raise Corrupt(message, file=source.shown, position=position)
+            raise Corrupt(message, file=source.shown, position=number * size)
         fields = dict(zip(names, values, strict=True))
         yield Row(plain_text(fields), {"type": "txnindex", **fields})
     if whole < len(data):
-        message = f"expected entries of {_TRANSACTION_ENTRY.size} bytes, found {len(data) - whole} bytes behind them"
+        message = f"expected entries of {size} bytes, found {len(data) - whole} bytes after them"
         raise Corrupt(message, file=source.shown, position=whole)
 
 
-def snapshot_rows(source: Source) -> Iterator[Row]:
+def snapshot_rows(source: DumpFile) -> Iterator[Row]:
     """Give the lines of a producer snapshot. `Corrupt` if it is damaged: then none of it can be trusted."""
     for entry in parse_snapshot(source.read(), file=source.shown):
         open_since, last = entry.open_since, entry.last_sequence
@@ -239,8 +238,8 @@ def snapshot_rows(source: Source) -> Iterator[Row]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
-    """Batches of a `.log` that follow one another: `starts`, `sizes` and last offsets, int64[n] each; `damage` behind.
+class _LogStretch:
+    """Batches of a `.log` that follow one another: `starts`, `sizes` and last offsets, int64[n] each; `damage` follows.
 
     `ends`: the greatest of the last offsets so far; `latest`: greatest timestamps by start, as far as asked for.
     """
@@ -253,7 +252,7 @@ class _Run:
     latest: dict[int, int]
 
     @classmethod
-    def read(cls, log: Source, start: int, asked: Int64Array | None) -> _Run:
+    def read(cls, log: DumpFile, start: int, asked: Int64Array | None) -> _LogStretch:
         """Walk from a byte of the log to damage, or its end. `asked`: last offsets of batches whose times are read."""
         columns: list[list[Int64Array]] = [[np.empty(0, np.int64)] for _ in range(3)]
         latest: dict[int, int] = {}
@@ -277,19 +276,19 @@ class _Run:
 
 
 class _Log:
-    """The `.log` beside an index, from byte 0 to the first damage, and behind it from where an entry leads."""
+    """The `.log` next to an index, from byte 0 to the first damage, and after that from where an entry leads."""
 
-    def __init__(self, index: Source, asked: Int64Array | None = None) -> None:
+    def __init__(self, index: DumpFile, asked: Int64Array | None = None) -> None:
         """Walk over the log. `asked`: last offsets of batches whose timestamps will be asked for."""
         self.source = index.beside("log")
         info = self.source.store.stat(self.source.key)
         if info is None:
             raise NotFound(f"{index.shown} is an index of {self.source.shown}, which is missing")
         self._size, self._asked = info.size, asked
-        self._runs = [_Run.read(self.source, 0, asked)]
+        self._runs = [_LogStretch.read(self.source, 0, asked)]
 
     def last_offset_at(self, position: int, max_size: int) -> int:
-        """Return the last offset of the batch at a position, whatever lies before. `Corrupt` where none begins."""
+        """Return the last offset of the batch at a position, whatever is before it. `Corrupt` where none begins."""
         run, row = self._find(position)
         if row is None:
             raise Corrupt(f"expected the position of a batch, found {position}, where none begins{run.damage}")
@@ -298,7 +297,7 @@ class _Log:
         return int(run.lasts[row])
 
     def batch_of(self, offset: int, position: int) -> tuple[int, int]:
-        """Look from a position on for the batch that ends at or behind an offset; return its last offset, and the
+        """Look from a position on for the batch that ends at or after an offset; return its last offset, and the
         greatest of its timestamps.
 
         -1 stands for no such batch, and for a batch without records. `Corrupt` if the records cannot be decoded.
@@ -315,24 +314,24 @@ class _Log:
             run.latest[start] = int(_latest(window)[0])
         return last, run.latest[start] if last == offset else -1
 
-    def _find(self, position: int) -> tuple[_Run, int | None]:
-        """Return the batch at a position, and those behind it; None: none begins there."""
+    def _find(self, position: int) -> tuple[_LogStretch, int | None]:
+        """Return the batch at a position, and those after it; None: none begins there."""
         for run in self._runs:
             row = run.row_at(position)
             if row is not None:
                 return run, row
         within = 0 <= position < self._size
         if within and begins_with_header(self.source.read(position, HEADER_BYTES)):
-            run = _Run.read(self.source, position, self._asked)
+            run = _LogStretch.read(self.source, position, self._asked)
             if len(run.starts):
                 self._runs.insert(0, run)
                 return run, 0
         return self._runs[-1], None
 
 
-def _add_latest(latest: dict[int, int], window: Window, rows: Int64Array) -> None:
+def _add_latest(latest: dict[int, int], window: DumpWindow, rows: Int64Array) -> None:
     """Decode many batches at once; those of a window that cannot be decoded are tried one by one when asked for."""
-    chosen = window.rows(rows)
+    chosen = window.select(rows)
     try:
         times = _latest(chosen)
     except (Corrupt, BadRequest):
@@ -340,8 +339,7 @@ def _add_latest(latest: dict[int, int], window: Window, rows: Int64Array) -> Non
     latest.update(zip((chosen.headers.position + window.start).tolist(), times.tolist(), strict=True))
 
 
-def _latest(window: Window) -> Int64Array:
+def _latest(window: DumpWindow) -> Int64Array:
     """Return the greatest timestamp of each batch's records, -1 without records."""
-    file, start = window.source.shown, window.start
-    records = decode(window.data, window.headers, columns=(), check_crc=False, file=file, file_position=start)
+    records = window.decode(())
     return per_batch(np.maximum, records.timestamp, records.batch_rows, -1)

@@ -1,4 +1,4 @@
-"""Files that `dump-log` prints: found by the paths that a person names, read wherever they lie."""
+"""Files that `dump-log` prints: found by the paths that a person names, read wherever they are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from sparklog.errors import BadRequest, NotFound
 from sparklog.format import checkpoint_files
-from sparklog.kafka.in_place.files import as_object, file_path
+from sparklog.kafka.in_place.files import file_path
 from sparklog.storage import Store, local_path, open_store
 from sparklog.storage.locations import is_url, without_settings
 
@@ -40,7 +40,7 @@ def plain_text(fields: dict[str, Any]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class DumpFile:
     """An object of a store. `shown`: its path as the caller gave it; `absolute`: as findings name it."""
 
     store: Store
@@ -80,27 +80,27 @@ class Source:
         """Return bytes from `position`; fewer than `length` only at the file's end."""
         return self.store.get(self.key, position, length)
 
-    def beside(self, suffix: str) -> Source:
+    def beside(self, suffix: str) -> DumpFile:
         """Return the file of the same segment with another suffix."""
         old, new = self.name, f"{self.stem}.{suffix}"
         shown, absolute = (path.removesuffix(old) + new for path in (self.shown, self.absolute))
-        return Source(self.store, self.key.removesuffix(old) + new, shown, absolute)
+        return DumpFile(self.store, self.key.removesuffix(old) + new, shown, absolute)
 
 
-def find(paths: Sequence[str], root: str | None = None) -> list[Source]:
+def find(paths: Sequence[str], root: str | None = None) -> list[DumpFile]:
     """Return the files that paths name, in their order; with `root`, paths are keys below it.
 
     A folder (a partition, a topic, a log directory, a root) stands for all files below it that can be dumped, by folder
     and base offset. `NotFound` for a path that is missing, and for a folder without such files.
     """
-    sources: list[Source] = []
+    sources: list[DumpFile] = []
     for path in paths:
         if root is not None:
             store, key = open_store(root), path.strip("/")
             shown = f"{without_settings(root).rstrip('/')}/{key}"
         elif is_url(path):
             place = file_path(path)
-            (store, key), shown = as_object(place), str(place)
+            (store, key), shown = place.as_object(), str(place)
         elif os.path.isdir(path):
             store, key, shown = open_store(path), "", path.rstrip("/") or "/"
         else:
@@ -114,7 +114,7 @@ def find(paths: Sequence[str], root: str | None = None) -> list[Source]:
     return sources
 
 
-def check_name(source: Source) -> None:
+def check_name(source: DumpFile) -> None:
     """Raise `BadRequest` for a file whose name tells no kind that can be dumped."""
     if not _is_known(source.name):
         expected = f"expected one that ends in {', '.join(SUFFIXES)}"
@@ -127,21 +127,21 @@ def _is_known(name: str) -> bool:
     return name in TEXT_FILES or ("." in name and name.rpartition(".")[2] in SUFFIXES)
 
 
-def _sources(store: Store, key: str, shown: str) -> list[Source]:
+def _sources(store: Store, key: str, shown: str) -> list[DumpFile]:
     if key and store.stat(key) is not None:
         return [_source(store, key, shown)]
     prefix = f"{key}/" if key else ""
     keys = [info.key for info in store.list(prefix)]
     if not keys and key:
         raise NotFound(f"there is no file or folder {shown}")
-    known = sorted((each for each in keys if _is_known(each.rpartition("/")[2])), key=_rank)
-    if not known:
+    dumped = sorted((key for key in keys if _is_known(key.rpartition("/")[2])), key=_rank)
+    if not dumped:
         raise NotFound(f"{shown} holds no segments, indexes or commits: expected a partition, a topic or a file")
-    return [_source(store, each, f"{shown}/{each.removeprefix(prefix)}") for each in known]
+    return [_source(store, key, f"{shown}/{key.removeprefix(prefix)}") for key in dumped]
 
 
-def _source(store: Store, key: str, shown: str) -> Source:
-    return Source(store, key, shown, f"{without_settings(store.location).rstrip('/')}/{key}")
+def _source(store: Store, key: str, shown: str) -> DumpFile:
+    return DumpFile(store, key, shown, f"{without_settings(store.location).rstrip('/')}/{key}")
 
 
 def _rank(key: str) -> tuple[str, str, int, str]:

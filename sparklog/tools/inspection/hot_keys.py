@@ -37,7 +37,7 @@ class HotKeys:
         # One key stands for all of its hash.
         start, length = records.key_start[rows[first]], records.key_length[rows[first]]
         data = body.data.data
-        keys = [bytes(data[at : at + size]) for at, size in zip(start.tolist(), length.tolist(), strict=True)]
+        keys = [bytes(data[low : low + size]) for low, size in zip(start.tolist(), length.tolist(), strict=True)]
         sizes = np.bincount(group, (records.end - records.start)[rows], len(first)).astype(np.int64)
         counts = np.bincount(group, minlength=len(first)).astype(np.int64)
         self.parts.append(pa.table([pa.array(keys, pa.binary()), counts, sizes], ["key", "records", "bytes"]))

@@ -6,7 +6,6 @@ tables.batches.group_by("codec").aggregate([("size", "sum")])
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -20,7 +19,7 @@ from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.format.append_file import decode_footer
 from sparklog.format.record_batch import BoolArray, Int64Array
 from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
-from sparklog.kafka.in_place.files import FilePath
+from sparklog.kafka.in_place.files import AnyPath
 from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.state.view import LogView
 from sparklog.log.topic.root import RootView
@@ -121,7 +120,7 @@ def transaction_table(batches: pa.Table) -> pa.Table:
     order = np.lexsort((chosen["base_offset"].to_numpy(), producer, owner))
     chosen = chosen.take(pa.array(order))
     marker, owner, producer = marker[order], owner[order], producer[order]
-    # A transaction begins where its owner changes, and behind a marker.
+    # A transaction begins where its owner changes, and after a marker.
     starts = np.ones(len(order), np.bool_)
     starts[1:] = (owner[1:] != owner[:-1]) | (producer[1:] != producer[:-1]) | marker[:-1]
     first = np.flatnonzero(starts)
@@ -180,7 +179,7 @@ def file_tables(log: PartitionLog, batches: pa.Table, stops: dict[str, str]) -> 
             row["bytes_per_entry"] = row["bytes"] / row["index_entries"]
         rows.append(row | ({"damage": stops[name]} if name in stops else {}))
     of_batches = {*_OF_BATCHES.values(), "written_after_ms"}
-    plain = pa.Table.from_pylist(rows, pa.schema([each for each in FILES if each.name not in of_batches]))
+    plain = pa.Table.from_pylist(rows, pa.schema([column for column in FILES if column.name not in of_batches]))
     return _with_batches(plain, batches), pa.concat_tables(entries)
 
 
@@ -245,14 +244,14 @@ def _append_index(log: PartitionLog, runs: Sequence[Run], row: dict[str, Any]) -
     footer = decode_footer(data, file_size=run.file_size, file=run.name)
     row["index_entries"] = 0
     tables = []
-    for each in runs:
-        entry = footer.at(each.position)
+    for run in runs:
+        entry = footer.at(run.position)
         if entry is None or entry.index is None:
             continue
         index = entry.index
         row["index_entries"] += len(index)
-        offsets, positions = index.offset + each.shift, index.position + each.position
-        tables.append(_entries(log, each, "footer", offsets, positions, index.max_ts))
+        offsets, positions = index.offset + run.shift, index.position + run.position
+        tables.append(_entries(log, run, "footer", offsets, positions, index.max_ts))
     return tables
 
 
@@ -305,7 +304,7 @@ def inspect_topic(view: LogView, topic: str, partitions: Sequence[int] | None = 
     raise BadRequest(f"expected a sparklog root or a Kafka directory to look into, found {type(view).__name__}")
 
 
-def inspect_file(path: FilePath | os.PathLike[str]) -> Inspected:
+def inspect_file(path: AnyPath) -> Inspected:
     """Inspect one `.log` or `.slices` file: see `runs.of_file`."""
     return _inspected(of_file(path))
 
@@ -318,8 +317,8 @@ def _inspected(logs: Iterable[PartitionLog]) -> Inspected:
         row = (log.topic, log.partition, log.bounds.log_start, log.bounds.last_stable, log.bounds.log_end)
         bounds = pa.Table.from_pylist([dict(zip(BOUNDS.names, row, strict=True))], BOUNDS)
         tables = (table, files, gap_table(table), transaction_table(table), index, bounds, keys)
-        for part, each in zip(parts, tables, strict=True):
-            part.append(each)
+        for part, rows in zip(parts, tables, strict=True):
+            part.append(rows)
     return Inspected(*map(pa.concat_tables, parts))
 
 

@@ -19,7 +19,6 @@ from sparklog.groups.group import DEAD
 from sparklog.groups.lag import Groups, Lag, lag
 from sparklog.kafka.importing.coordinators import UNKNOWN, KafkaGroups, has_groups
 from sparklog.kafka.in_place.directory import CONSUMER_OFFSETS, is_internal
-from sparklog.kafka.in_place.files import name_of
 from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.decisions.decision_log import timeout_of
 from sparklog.log.journal.names import is_topic_name
@@ -92,8 +91,8 @@ def _root(view: RootView, settings: Settings, chosen: tuple[str, ...], maintenan
     held: list[HeldBack] = []
     for name in chosen or sorted(name for name in root.store.list_folders("") if is_topic_name(name)):
         try:
-            if root.topic_handle(name).log.refresh().head.exists:
-                snapshot = root.topic(name).read_snapshot()
+            if root.engine.log(name).refresh().head.exists:
+                snapshot = root.topic(name).log.read_snapshot()
                 waiting = unreferenced(root.topic(name))[1] if maintenance else None
                 facts.append(replace(_topic(root, snapshot, settings), unreferenced_bytes=waiting))
                 held += _held_back(root, snapshot, settings.now_ms)
@@ -179,7 +178,7 @@ def _held_back(root: Root, snapshot: Snapshot, now_ms: int) -> list[HeldBack]:
     """Return the open transactions of this snapshot, which knows the decided ones. Ages are by the store's clock."""
     name, held_back = snapshot.topic, list[HeldBack]()
     for prepare in snapshot.head.open:
-        age = max(0, now_ms - root.decisions.prepared_ms(name, prepare))
+        age = max(0, now_ms - root.engine.decisions.prepared_ms(name, prepare))
         owner = f"{prepare.txn.id} #{prepare.txn.n}"
         held_back += [
             HeldBack(name, partition, owner, first, prepare.end[partition], age, timeout_of(prepare))
@@ -307,7 +306,7 @@ def _kafka_damage(view: KafkaView, name: str) -> Iterator[Note]:
     for partition, state in sorted(view.partition_states(name).items()):
         damaged = (item for item in state.segments if item.stop == "corrupt" or (item.closed and item.stop != "end"))
         if (first := next(damaged, None)) is not None:
-            where = f"partition {partition} is damaged in {name_of(first.name.path)} at byte {first.end:,}"
+            where = f"partition {partition} is damaged in {first.name.path.name} at byte {first.end:,}"
             remedy = "`sparklog verify` lists all damage; a replica of the partition, or a backup, has its records"
             yield Note(ATTENTION, name, f"{where}: {first.reason}; {remedy}")
 

@@ -39,7 +39,7 @@ from sparklog.tools.verification.slice_checks import (
     CutOff,
     NamedFile,
     SliceClaim,
-    Window,
+    SliceWindow,
     walk,
 )
 
@@ -320,7 +320,7 @@ def _check_run(checked: CheckedFile, run: Sequence[SliceClaim], entries: dict[in
             counted += walked or CheckCounts(slices=1)
         return counted
     row_of = np.searchsorted(starts, headers.position, side="right") - 1
-    window = Window(checked.file, run, data, headers, row_of, start)
+    window = SliceWindow(data, start, headers, checked.file.key, run, row_of, checked.file.sealed)
     checked.findings += window.wrong_batches()
     counted = window.count(checked)
     for row, claim in enumerate(run):

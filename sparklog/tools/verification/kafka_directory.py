@@ -8,7 +8,6 @@ leader, it writes some of these files later and others never. But it is noted, f
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Sequence, Set
@@ -25,18 +24,7 @@ from sparklog.kafka.in_place.directory import (
     properties_name,
     split_folder_name,
 )
-from sparklog.kafka.in_place.files import (
-    DELETED,
-    FilePath,
-    file_bytes,
-    file_path,
-    is_folder,
-    join,
-    name_of,
-    names_in,
-    relative,
-    stat_of,
-)
+from sparklog.kafka.in_place.files import DELETED, AnyPath, FilePath, file_path, relative
 from sparklog.kafka.in_place.segment_file import CLEANED, SWAP
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.tools.verification.findings import CHECKPOINT, CheckCounts, Finding, Orphan, Report
@@ -55,7 +43,7 @@ LEFT_FOLDERS = ("-delete", "-future", "-stray")
 
 
 def verify_log_dir(
-    path: FilePath | os.PathLike[str], *, topics: Sequence[str] = (), say: Say = lambda line: None, env: Env = SYSTEM
+    path: AnyPath, *, topics: Sequence[str] = (), say: Say = lambda line: None, env: Env = SYSTEM
 ) -> Report:
     """Read a Kafka log directory or partition folder whole. `NotFound` if it is neither, or lacks a topic named."""
     folder = file_path(path)
@@ -76,7 +64,7 @@ def verify_log_dir(
     for key in sorted(folders):
         if topics and key[0] not in topics:
             continue
-        say(f"reading {name_of(folders[key])}")
+        say(f"reading {folders[key].name}")
         log_start = offsets.get(LOG_STARTS_FILE, {}).get(key)
         cleaned = offsets.get(CLEANER_OFFSETS_FILE, {}).get(key, 0) if layout == "log-dir" else None
         read[key] = part = read_partition(folders[key], folder, log_start=log_start, cleaned=cleaned, env=env)
@@ -106,7 +94,7 @@ def _checkpoints(folder: FilePath, names: Sequence[str]) -> Checkpoints:
     counts = CheckCounts()
     offsets: dict[str, dict[TopicPartition, int]] = {}
     for name in names:
-        data = file_bytes(join(folder, name))
+        data = folder.child(name).data()
         if data is None:
             continue
         counts += CheckCounts(files=1, nbytes=len(data))
@@ -143,7 +131,7 @@ def _ids(read: dict[TopicPartition, KafkaPartition], root: FilePath) -> list[Fin
         if len(usual) > 1:
             for key, topic_id in ids.items():
                 if topic_id != usual[0][0] or usual[0][1] == usual[1][1]:
-                    file = relative(join(read[key].folder, checkpoint_files.PARTITION_METADATA_FILE), root)
+                    file = relative(read[key].folder.child(checkpoint_files.PARTITION_METADATA_FILE), root)
                     message = f"topic '{topic}' has id {topic_id} here and {usual[0][0]} in another partition"
                     wrong.append(Finding(CHECKPOINT, file, message, REPLICA))
     return wrong
@@ -158,21 +146,21 @@ def _others(
 
     def note(path: FilePath, why: str | None) -> None:
         with suppress(FileNotFoundError):
-            stat = stat_of(path)
+            stat = path.stat()
             age = max(0, now_ms - stat.st_mtime_ns // 1_000_000)
             orphan = Orphan(relative(path, folder), stat.st_size, age, why or "Kafka gives no such name")
             (orphans if why else foreign).append(orphan)
 
     for part in read.values():
         swapping = any(".log" + SWAP in name for name in part.names)
-        for name in sorted(set(names_in(part.folder)) - part.names):
+        for name in sorted(set(part.folder.names()) - part.names):
             left = name.endswith(LEFT) or (swapping and SEGMENT_FILE.match(name) is not None)
-            note(join(part.folder, name), "the broker removes or finishes it" if left else None)
+            note(part.folder.child(name), "the broker removes or finishes it" if left else None)
     if layout == "log-dir":
-        partitions = {name_of(part.folder) for part in read.values()}
-        for name in sorted(set(names_in(folder)) - KNOWN - exported - partitions):
-            path = join(folder, name)
-            if not is_folder(path):
+        partitions = {part.folder.name for part in read.values()}
+        for name in sorted(set(folder.names()) - KNOWN - exported - partitions):
+            path = folder.child(name)
+            if not path.is_folder():
                 note(path, None)
             elif name.endswith(LEFT_FOLDERS):
                 note(path, "a partition folder that the broker removes or moves")

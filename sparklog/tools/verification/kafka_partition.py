@@ -15,7 +15,7 @@ be as old as their compression.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -30,9 +30,10 @@ from sparklog.format.control import ABORT
 from sparklog.format.coordinators.producer_snapshot import parse_snapshot
 from sparklog.format.decode import RecordColumns
 from sparklog.format.record_batch import CRC_START, MAGIC, NO_LEADER_EPOCH
+from sparklog.format.window import Window
 from sparklog.kafka.in_place.directory import SegmentName, settled_segments
-from sparklog.kafka.in_place.files import FilePath, exists, file_bytes, join, name_of, names_in, relative, stat_of
-from sparklog.kafka.in_place.segment_file import SWAP, SegmentFile, Window, companion
+from sparklog.kafka.in_place.files import FilePath, relative
+from sparklog.kafka.in_place.segment_file import SWAP, SegmentFile, aborted_by_index, companion
 from sparklog.kafka.in_place.segment_recovery import Damage, sound_windows
 from sparklog.kafka.in_place.transaction_state import TransactionEvents, TransactionState
 from sparklog.log.journal.clocks import Env
@@ -197,10 +198,10 @@ class _PartitionReader:
         self.result.findings.append(Finding(kind, self._place(path), message, remedy, **place))
 
     def _data(self, path: FilePath) -> bytes | None:
-        data = file_bytes(path)
+        data = path.data()
         if data is None:
             return None
-        self.result.names.add(name_of(path))
+        self.result.names.add(path.name)
         self.result.counts += CheckCounts(files=1, nbytes=len(data))
         return data
 
@@ -209,8 +210,8 @@ class _PartitionReader:
     def _segment(self, segment: _SegmentRead, expected: int, before: Gaps) -> int:
         """Read one segment and its indexes; return the offset after it. `before`: gaps of the segment before."""
         path = segment.name.path
-        self.result.names.add(name_of(path))
-        if name_of(path).endswith(SWAP):
+        self.result.names.add(path.name)
+        if path.name.endswith(SWAP):
             # A cleaner wrote it and died before it gave it its name. A pass goes from the log's start on: it has been
             # everywhere up to the next segment.
             self.cleaned = max(self.cleaned, segment.name.base if segment.limit is None else segment.limit)
@@ -222,7 +223,7 @@ class _PartitionReader:
                 break
             # A broker may be writing: what is half there now is whole a moment later.
             self.env.sleep(PAUSE_SECONDS)
-            now = stat_of(path)
+            now = path.stat()
             if (now.st_size, now.st_mtime_ns) == (size, changed) or look == LOOKS - 1:
                 break
             del self.result.findings[findings:]
@@ -268,7 +269,7 @@ class _PartitionReader:
         holds = ~headers.is_control & (headers.count > 0)
         records = None
         try:
-            records = window.decode(("offset", "key"), place, holds)
+            records = replace(window, file=place).decode(("offset", "key"), holds)
         except SparklogError as error:
             self.result.findings.append(Finding.of(CONTENT, error, place, REPLICA))
         self.old |= bool(headers.is_legacy.any())
@@ -308,7 +309,7 @@ class _PartitionReader:
     # -- files next to segments
 
     def _epochs(self, segments: Sequence[_SegmentRead], log_start: int) -> None:
-        path = join(self.folder, checkpoint_files.LEADER_EPOCHS_FILE)
+        path = self.folder.child(checkpoint_files.LEADER_EPOCHS_FILE)
         data, epochs = self._parsed(path, checkpoint_files.parse_leader_epochs)
         if epochs is None:
             return
@@ -329,7 +330,7 @@ class _PartitionReader:
             if len(wrong):
                 row = int(wrong[0])
                 in_batch, in_file, offset = int(epoch[row]), int(stored[row]), int(base[row])
-                message = f"the batch's leader epoch is {in_batch}, {name_of(path)} says {in_file}"
+                message = f"the batch's leader epoch is {in_batch}, {path.name} says {in_file}"
                 message += ": one of the two is damaged"
                 self._report(CONTENT, segment.name.path, message, position=int(position[row]), offset=offset)
                 self._report(CHECKPOINT, path, f"it says epoch {in_file} for offset {offset}, the batch {in_batch}")
@@ -355,10 +356,7 @@ class _PartitionReader:
             self._aborted(path, markers, segment, segments[0].name.base)
 
     def _aborted(self, path: FilePath, markers: dict[int, tuple[int, int]], segment: _SegmentRead, oldest: int) -> None:
-        try:
-            entries = transaction_index.parse(file_bytes(path) or b"", segment.name.base)
-        except Corrupt:
-            entries = transaction_index.none()
+        entries = aborted_by_index(segment.name.path, segment.name.base)
         pairs = zip(entries.first_offsets.tolist(), entries.last_stable_offsets.tolist(), strict=True)
         stored = dict(zip(entries.last_offsets.tolist(), pairs, strict=True))
         for entry, (last, pair) in enumerate(stored.items()):
@@ -373,12 +371,12 @@ class _PartitionReader:
             place = entry * transaction_index.ENTRY_BYTES
             self._report(INDEX, path, message, DELETE_INDEX, position=place, offset=last)
         missing = sorted(set(markers) - set(stored)) if not segment.last else []
-        if missing and exists(path):
+        if missing and path.exists():
             message = f"it lacks the transaction that an ABORT marker ends at offset {missing[0]}"
             self._report(INDEX, path, message, DELETE_INDEX)
 
     def _metadata(self) -> None:
-        path = join(self.folder, checkpoint_files.PARTITION_METADATA_FILE)
+        path = self.folder.child(checkpoint_files.PARTITION_METADATA_FILE)
         data, topic_id = self._parsed(path, checkpoint_files.parse_partition_metadata)
         if topic_id is None:
             return
@@ -387,10 +385,10 @@ class _PartitionReader:
             self._report(CHECKPOINT, path, "it is not written as Kafka writes it", position=_odd_byte(data))
 
     def _snapshots(self) -> None:
-        for name in sorted(names_in(self.folder)):
+        for name in sorted(self.folder.names()):
             if name.endswith(".snapshot"):
                 remedy = "delete it while the broker is stopped: it builds a new one from the log"
-                self._parsed(join(self.folder, name), parse_snapshot, remedy)
+                self._parsed(self.folder.child(name), parse_snapshot, remedy)
 
     def _parsed(self, path: FilePath, parse: Callable[..., T], remedy: str = REPLICA) -> tuple[bytes, T | None]:
         """Return the bytes of a small file and their meaning: None if it is missing, or damaged, which is a finding."""

@@ -1,7 +1,7 @@
 """Slices of a data file against what commits and footers say of them.
 
-A `SliceClaim` is what commit or footer say of a slice. A `Window` is a part of a file in memory: whole batches of some
-slices. `Totals` is what was counted in the batches of each slice; `disagreements` compares that with the claim.
+A `SliceClaim` is what commit or footer say of a slice. A `SliceWindow` is whole batches of some slices in memory.
+`Totals` is what was counted in the batches of each slice; `disagreements` compares that with the claim.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from sparklog.errors import Corrupt
 from sparklog.format.arrow_numpy import valid_rows
 from sparklog.format.batch_scan import check_headers, crc_failures, crc_message, scan_headers
 from sparklog.format.key_filter import KeyFilter
-from sparklog.format.record_batch import CRC_START, NO_PRODUCER_ID, BatchHeaders, Place
+from sparklog.format.record_batch import CRC_START, NO_PRODUCER_ID
 from sparklog.format.slice_columns import SliceRow
+from sparklog.format.window import Window
 from sparklog.log.read.fetch import SPAN_BYTES
 from sparklog.log.state.slices import SliceFlag
 from sparklog.maintenance.work_items import Progress
@@ -110,19 +111,13 @@ class Totals:
         return cls(*(np.full(n, value, np.int64) for value in (0, 0, -1, NONE, -1, 0)))
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Whole batches of some slices of a file, whose first byte is byte `position` of the file.
+@dataclass(frozen=True, slots=True, eq=False)
+class SliceWindow(Window):
+    """Batches of some slices of a file. `row_of`: for each batch the row in `claims` of its slice, not falling."""
 
-    `row_of`: for each batch the row in `claims` of its slice, not falling.
-    """
-
-    file: NamedFile
     claims: Sequence[SliceClaim]
-    data: memoryview
-    headers: BatchHeaders
     row_of: Int64s
-    position: int
+    sealed: bool
 
     def _of_batches(self, name: str) -> Int64s:
         return np.array([getattr(claim, name) for claim in self.claims], np.int64)[self.row_of]
@@ -137,25 +132,25 @@ class Window:
         least[1:] = np.where(self.row_of[1:] == self.row_of[:-1], np.maximum(least[1:], after[:-1]), least[1:])
         findings = [self._wrong_crc(row, int(shift[row])) for row in crc_failures(self.data, headers).tolist()]
         try:
-            check_headers(headers, Place(self.file.key, self.position), self.data.nbytes)
+            check_headers(headers, self.place, self.data.nbytes)
         except Corrupt as error:
-            findings.append(Finding.of(CONTENT, error, self.file.key))
-        places = (headers.position + self.position).tolist()
+            findings.append(Finding.of(CONTENT, error, self.file))
+        places = (headers.position + self.start).tolist()
         for row in np.flatnonzero((base < least) | (after > most) | (after <= base)).tolist():
             message = f"expected a batch within offsets {int(least[row])} to {int(most[row]) - 1}"
             message += f", found one of {int(base[row])} to {int(after[row]) - 1}"
-            findings.append(Finding(CONTENT, self.file.key, message, position=places[row], offset=int(least[row])))
+            findings.append(Finding(CONTENT, self.file, message, position=places[row], offset=int(least[row])))
         # Messages of formats v0 and v1 may be in sealed segments alone.
-        for row in () if self.file.sealed else np.flatnonzero(headers.is_legacy).tolist():
+        for row in () if self.sealed else np.flatnonzero(headers.is_legacy).tolist():
             message = "expected record batches of magic 2, found an old message"
-            findings.append(Finding(CONTENT, self.file.key, message, position=places[row]))
+            findings.append(Finding(CONTENT, self.file, message, position=places[row]))
         return findings
 
     def _wrong_crc(self, row: int, shift: int) -> Finding:
         headers = self.headers
         start, end = int(headers.position[row]), int((headers.position + headers.size)[row])
-        offset, place = int(headers.base_offset[row]) + shift, self.position + start
-        finding = Finding(CHECKSUM, self.file.key, crc_message(headers, row), position=place, offset=offset)
+        offset, place = int(headers.base_offset[row]) + shift, self.start + start
+        finding = Finding(CHECKSUM, self.file, crc_message(headers, row), position=place, offset=offset)
         if headers.is_legacy[row]:
             return finding
         body = self.data[start + CRC_START : end]
@@ -177,13 +172,7 @@ class Window:
             self._add_records(totals, batches, holds[batches])
 
     def _add_records(self, totals: Totals, batches: slice, holds: npt.NDArray[np.bool_]) -> None:
-        from sparklog.format.decode import decode
-
-        headers, file, position = self.headers[batches], self.file.key, self.position
-        columns = ("offset", "timestamp", "key")
-        records = decode(
-            self.data, headers, columns=columns, select=holds, check_crc=False, file=file, file_position=position
-        )
+        records = self.select(batches).decode(("offset", "timestamp", "key"), holds)
         if not len(records):
             return
         rows = np.repeat(self.row_of[batches], records.batch_rows)
@@ -201,10 +190,10 @@ class Window:
         try:
             self.add_to(totals)
         except Corrupt as error:
-            checked.findings.append(Finding.of(CONTENT, error, self.file.key))
+            checked.findings.append(Finding.of(CONTENT, error, self.file))
             return CheckCounts(slices=len(self.claims), nbytes=len(self.data))
         for row, claim in enumerate(self.claims):
-            checked.findings += disagreements(claim, totals, row, file=self.file.key)
+            checked.findings += disagreements(claim, totals, row, file=self.file)
         batches, records = int(totals.batches.sum()), int(totals.records.sum())
         return CheckCounts(slices=len(self.claims), batches=batches, records=records, nbytes=len(self.data))
 
@@ -261,13 +250,15 @@ def walk(checked: CheckedFile, claim: SliceClaim, batches: CollectedBatches) -> 
             after = int(headers.next_offset[-1]) + claim.shift if len(headers) else claim.base
             checked.findings.append(Finding(CONTENT, file.key, message, position=place + headers.end, offset=after))
             if len(headers):
-                checked.findings += Window(file, [claim], data, headers, row_of, place).wrong_batches(following)
+                checked.findings += SliceWindow(
+                    data, place, headers, file.key, [claim], row_of, file.sealed
+                ).wrong_batches(following)
             # The rest has no frame any more: only the checksum tells more.
             for rest in range(start, claim.size, SPAN_BYTES):
                 crc = crc32c(checked.read(claim.position + rest, min(SPAN_BYTES, claim.size - rest)), crc)
             break
         data = data[: headers.end]
-        window = Window(file, [claim], data, headers, row_of, place)
+        window = SliceWindow(data, place, headers, file.key, [claim], row_of, file.sealed)
         wrong = window.wrong_batches(following)
         checked.findings += wrong
         if not wrong:

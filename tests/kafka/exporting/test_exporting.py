@@ -179,7 +179,7 @@ def test_offset_ranges(place: CountedRoot, tmp_path: Path, kind: str, kafka_tool
     topic = place.topic(1, SMALL if kind != "one-slice" else {})
     if kind == "one-slice":
         topic.append(some_rows(20_000, 1), options=WriteOptions(codec="none", batch_bytes=3000))
-        assert int(topic.snapshot().slices.all().size[0]) > 1 << 20
+        assert int(topic.log.snapshot().slices.all().size[0]) > 1 << 20
     else:
         fill(topic, range(10))
     if kind == "sealed":

@@ -266,7 +266,7 @@ def test_what_is_committed_during_an_export_is_not_beyond_its_end(
 ) -> None:
     end = int(root.topic("b").log.head().log_end[0])
     Groups(root).group("busy").alter({"b": {0: end}})
-    take = exporting._snapshots
+    take = exporting._read_snapshots
 
     def busy(root: Root, topics: Sequence[str], version: int | None, time_ms: int | None) -> list[Snapshot]:
         found = take(root, topics, version, time_ms)
@@ -274,7 +274,7 @@ def test_what_is_committed_during_an_export_is_not_beyond_its_end(
         Groups(root).group("busy").alter({"b": {0: end + 1}})
         return found
 
-    monkeypatch.setattr(exporting, "_snapshots", busy)
+    monkeypatch.setattr(exporting, "_read_snapshots", busy)
     exported(root, tmp_path / "busy", "b", groups="busy")
     assert offsets_in_part(tmp_path / "busy") == {("busy", "b", 0): end}
 

@@ -11,7 +11,7 @@ from sparklog.log.decisions import decision
 from sparklog.log.decisions.decision import (
     DECISION_JSON,
     DECISIONS,
-    Committed,
+    CommitDecision,
     Decisions,
     Prepared,
     PreparedGroup,
@@ -56,7 +56,7 @@ def test_an_entry_survives_its_bytes() -> None:
         ({"op": "odd"}, "op should be one of init, prepare, commit, abort, forget"),
         ({"reason": "odd"}, "reason should be null or one of"),
         ({"newest": -2}, "newest should be a whole number from -1"),
-        ({"commits": (Committed(3, 1, (A1,)),)}, "commits should be in the order of their numbers, none above 0"),
+        ({"commits": (CommitDecision(3, 1, (A1,)),)}, "commits should be in the order of their numbers, none above 0"),
     ],
 )
 def test_what_no_entry_can_say_is_corrupt(change: dict[str, object], says: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from sparklog.errors import Conflict, Corrupt, Unavailable
 from sparklog.log.decisions import decision
-from sparklog.log.decisions.decision import Committed, Decisions, Prepared
+from sparklog.log.decisions.decision import CommitDecision, Decisions, Prepared
 from sparklog.log.decisions.decision_log import DecisionLog
 from sparklog.log.journal import entry_log, journal
 from sparklog.log.journal.entry_log import KEEP_MS
@@ -271,7 +271,7 @@ def test_an_entry_that_a_sleeper_left_under_a_collected_number_decides_nothing()
     entries = [log.kind.decode(store.get(log.key(number)), log.key(number), number) for number in range(last)]
     true = max((item for item in entries if item.newest == 9), key=lambda item: item.number)
     assert true.commit_of(9) is None
-    lie = replace(true, op=decision.COMMIT, reason=None, commits=(Committed(9, 1, (A,)),))
+    lie = replace(true, op=decision.COMMIT, reason=None, commits=(CommitDecision(9, 1, (A,)),))
     for number in range(true.number + 1):
         store.delete(log.key(number))
     store.create(log.key(lie.number), log.kind.table.encode(lie))

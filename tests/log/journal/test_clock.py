@@ -100,7 +100,7 @@ def test_log_append_time_versions_and_retention_after_a_jump() -> None:
     root = world.root()
     jumped(world, root)
     topic = open_root(root.store, env=world.env()).topic("t")
-    times = topic.snapshot().slices.all().append_time
+    times = topic.log.snapshot().slices.all().append_time
     assert (times - START_MS).tolist() == [0, 1000 + YEAR, 11_000, 21_000]
     assert topic.describe().time_ms == START_MS + 21_000
     history = History(root.store, "t")
@@ -130,10 +130,10 @@ def test_a_deleted_topic_goes_on_with_its_times() -> None:
 def test_entries_are_not_pinned_either() -> None:
     world = World()
     root = world.root()
-    root.decisions.log("x").abort(0, BY_OWNER)
+    root.engine.decisions.log("x").abort(0, BY_OWNER)
     world.now_ms += YEAR
-    open_root(root.store, env=world.env()).decisions.log("x").abort(1, BY_OWNER)
+    open_root(root.store, env=world.env()).engine.decisions.log("x").abort(1, BY_OWNER)
     world.set_wall_clock(-YEAR)
-    state = open_root(root.store, env=world.env()).decisions.log("x").abort(2, BY_OWNER)
+    state = open_root(root.store, env=world.env()).engine.decisions.log("x").abort(2, BY_OWNER)
     assert (state.time_ms, state.made_ms, state.clock_since) == (START_MS + YEAR, START_MS, 2)
-    assert open_root(root.store, env=world.env()).decisions.log("x").refresh() == state
+    assert open_root(root.store, env=world.env()).engine.decisions.log("x").refresh() == state

@@ -75,7 +75,7 @@ def test_links_and_fifos_stop_nothing(root: Root, tmp_path: Path) -> None:
 
 def test_verify_names_what_is_in_the_way_in_any_log(root: Root) -> None:
     Groups(root).group("g").alter({"a": {0: 1}})
-    root.decisions.log("x").abort(0, "abort")
+    root.engine.decisions.log("x").abort(0, "abort")
     assert verify_root(root.store).sound
     keys = [commit_key("_groups/g", 1), commit_key("_transactions/x", 5), checkpoint_key("_transactions/x", 0)]
     for key in keys:

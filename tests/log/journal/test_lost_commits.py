@@ -35,7 +35,11 @@ class Writer:
     """A process that lives on."""
 
     def __init__(self, log: str, root: Root) -> None:
-        self.topic, self.group, self.decisions = root.topic("a"), Groups(root).group("g"), root.decisions.log("job")
+        self.topic, self.group, self.decisions = (
+            root.topic("a"),
+            Groups(root).group("g"),
+            root.engine.decisions.log("job"),
+        )
         self.journal: Any = (
             {"topic": self.topic, "group": self.group}[log].log if log != "decisions" else self.decisions
         )
@@ -119,7 +123,7 @@ def test_who_goes_on_after_a_lost_commit_is_stopped_and_verify_names_it(log: str
         with pytest.raises(SparklogError, match="must be 1"):
             write()
     with pytest.raises(BadRequest, match="must be 1"):
-        open_root(case.store, env=case.world.env()).ensure_probed()
+        open_root(case.store, env=case.world.env()).engine.ensure_probed()
     note = finding.remedy.rpartition(" ")[2]
     case.store.delete(note)
     assert case.promises() == []
@@ -168,7 +172,7 @@ def test_a_broken_chain_drops_the_verdict_and_who_reads_makes_no_probe() -> None
     case = Case("topic", False)
     case.store.last_wins = None
     stranger = open_root(case.store, env=case.world.env())
-    stranger.ensure_probed()
+    stranger.engine.ensure_probed()
     assert len(list(case.store.list("_probe/verdict-"))) == 1
     # The loser was stopped between its create and its look back.
     with pytest.MonkeyPatch.context() as patch:
@@ -183,4 +187,4 @@ def test_a_broken_chain_drops_the_verdict_and_who_reads_makes_no_probe() -> None
     assert "the store told two that they had created it: sparklog doctor tries that" in finding.remedy
     case.store.last_wins = True
     with pytest.raises(BadRequest, match="must be 1"):
-        stranger.ensure_probed()
+        stranger.engine.ensure_probed()

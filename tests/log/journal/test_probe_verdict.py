@@ -229,7 +229,7 @@ def test_a_root_has_a_verdict_and_is_usable(new_process: Callable[[], None]) -> 
     root = Root(store, create_root_id(store, env), env)
     new_process()
     made = len(list(store.list("_probe/")))
-    root.ensure_probed()
+    root.engine.ensure_probed()
     assert root.topics() == []
     assert len(list(store.list("_probe/"))) == made == 2
 

@@ -36,13 +36,13 @@ class FilteredWorld(World):
         for i in range(4):
             topic.append(random_rows(750, value_bytes=500, seed=i, first=750 * i).set_column(0, "key", _keys(i)))
         sparklog.compact(self.root(), roll=roll)
-        (path,) = self.root().topic("t").read_snapshot().slices.paths()
+        (path,) = self.root().topic("t").log.read_snapshot().slices.paths()
         self.filters = filter_path(f"t/{path}")
 
     def get(self, key: bytes) -> tuple[pa.RecordBatch | None, int]:
         """The answer, and the bytes read for it, by a process that has nothing in its cache."""
         topic = self.root(self.counted).topic("t")
-        topic.read_snapshot()
+        topic.log.read_snapshot()
         before = self.counted.bytes_read
         return topic.get(key), self.counted.bytes_read - before
 
@@ -185,7 +185,7 @@ def test_records_without_keys_and_small_slices_have_no_filter() -> None:
     sparklog.compact(world.root(), roll=True)
     assert not [info.key for info in world.store.list("") if info.key.endswith(".bloom")]
     for name in ("a", "b"):
-        flags = world.root().topic(name).read_snapshot().slices.all().flags
+        flags = world.root().topic(name).log.read_snapshot().slices.all().flags
         assert not (flags & int(SliceFlag.KEY_FILTER)).any()
 
 

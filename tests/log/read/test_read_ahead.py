@@ -72,7 +72,7 @@ def test_each_byte_of_a_slice_is_read_once_in_large_ranges(bucket: CountedRoot) 
     scan = topic.scan()
     bucket.store.reset()
     assert len(scan.to_table()) == 5300
-    slices = topic.snapshot(refresh=False).slices.all()
+    slices = topic.log.snapshot(refresh=False).slices.all()
     assert bucket.store.bytes_read == int(slices.size.sum())
     # Large slices come in windows. Of small ones those side by side come together; behind the large ones the partitions
     # are read one after the other.
@@ -186,7 +186,7 @@ def test_damage_in_a_window_is_named(place: CountedRoot, at: int) -> None:
 def test_maintenance_reads_large_slices_in_windows(place: CountedRoot) -> None:
     topic = place.topic(1)
     topic.append(random_rows(3000, value_bytes=200), options=small(batch_bytes=9_000))
-    slices = topic.snapshot().slices
+    slices = topic.log.snapshot().slices
     row = planned_slices("t", 0, slices.select(0)).row(0)
     place.store.reset()
     windows = [bytes(data) for data, _ in fetch.read_windows(place.store, row)]

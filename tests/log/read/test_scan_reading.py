@@ -45,7 +45,7 @@ def gets(place: CountedRoot) -> int:
 
 
 def part_of(topic: Topic, partition: int, start: int, end: int, isolation: str = READ_COMMITTED) -> NativeReadPart:
-    snapshot = topic.snapshot()
+    snapshot = topic.log.snapshot()
     (part,) = plan_parts(snapshot, [OffsetRange(topic.name, partition, start, end)], isolation)
     return part
 

@@ -22,6 +22,7 @@ from sparklog.log.read import followed_table, latest_by_key, table_plan
 from sparklog.log.read.followed_table import FollowedTable
 from sparklog.log.read.table_plan import AsOf
 from sparklog.log.state.view import READ_UNCOMMITTED
+from sparklog.log.topic.root import RootView
 from sparklog.testing.world import DAY_MS, HOUR_MS
 from sparklog.transactions.producer import Transaction
 from tests.support.kernel_ways import UNLIMITED
@@ -77,7 +78,7 @@ class History:
 
     def look(self) -> None:
         """Note what was written since, before anything can take it away."""
-        bounds = self.topic.root.log_view().bounds("a")
+        bounds = RootView(self.topic.root).bounds("a")
         for partition, each in bounds.items():
             known = self.written.setdefault(partition, [])
             start = max(known[-1].offset + 1 if known else 0, each.log_start)
@@ -127,7 +128,7 @@ class History:
         assert not any(report.failed for report in reports)
 
     def do_cut(self) -> None:
-        partition, bounds = self.rng.choice(list(self.topic.root.log_view().bounds("a").items()))
+        partition, bounds = self.rng.choice(list(RootView(self.topic.root).bounds("a").items()))
         if self.rng.random() < 0.4:
             self.topic.delete_records({partition: self.rng.randint(bounds.log_start, bounds.last_stable)})
 
@@ -139,7 +140,7 @@ class History:
     def model(self, ends: dict[int, int]) -> Table:
         """The latest committed record of each key below these ends, tombstones left out."""
         table: Table = {}
-        for partition, bounds in self.topic.root.log_view().bounds("a").items():
+        for partition, bounds in RootView(self.topic.root).bounds("a").items():
             for each in self.written.get(partition, ()):
                 if bounds.log_start <= each.offset < ends.get(partition, bounds.last_stable):
                     if not self.committed[each.txn]:
@@ -173,7 +174,7 @@ def check_now(history: History, live: FollowedTable) -> None:
 def check_then(history: History) -> int:
     """Compare as of an earlier place; returns 1 if the answer is refused, as what was there then is gone."""
     rng, topic = history.rng, history.topic
-    view = topic.root.log_view()
+    view = RootView(topic.root)
     bounds = view.bounds("a")
     cleaned = view.cleaned_through("a")
     as_of: AsOf

@@ -84,7 +84,7 @@ def large(memory: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> tuple[Topic, 
 
 def test_a_lookup_costs_two_ranged_reads_at_most(memory: CountedRoot, large: tuple[Topic, list[int]]) -> None:
     topic, times = large
-    snapshot_version = topic.snapshot().version
+    snapshot_version = topic.log.snapshot().version
     for target in (0, times[1], times[2999] + 1, times[3000], times[4321], max(times), max(times) + 1):
         memory.store.reset()
         answer = topic.offset_for_timestamp(target, 0)[0]
@@ -92,7 +92,7 @@ def test_a_lookup_costs_two_ranged_reads_at_most(memory: CountedRoot, large: tup
         data_reads = [key for verb, key in memory.store.keys if "/append/" in key]
         assert len(data_reads) <= 2
         assert memory.store.bytes_read < 1_000_000
-    assert topic.snapshot().version == snapshot_version
+    assert topic.log.snapshot().version == snapshot_version
 
 
 def test_a_log_start_inside_a_large_slice_is_respected(large: tuple[Topic, list[int]]) -> None:
@@ -109,23 +109,23 @@ def test_the_first_record_at_an_offset_and_its_time(place: CountedRoot) -> None:
     topic.append(timed([9, 4]).append_column("partition", pa.array([0, 0], pa.int32())))
     times = [5, 7, 3, 9, 4]
     for offset, time in enumerate(times):
-        found = first_records(topic.read_snapshot(), {0: offset, 1: 0}, newer=topic.read_snapshot)
+        found = first_records(topic.log.read_snapshot(), {0: offset, 1: 0}, newer=topic.log.read_snapshot)
         assert found == {0: TimestampOffset(offset, time), 1: None}
-    assert first_records(topic.read_snapshot(), {0: 5, 1: 7}, newer=topic.read_snapshot) == {0: None, 1: None}
+    assert first_records(topic.log.read_snapshot(), {0: 5, 1: 7}, newer=topic.log.read_snapshot) == {0: None, 1: None}
     topic.delete_records({0: 2})
-    assert first_records(topic.read_snapshot(), {0: 0}, newer=topic.read_snapshot) == {0: TimestampOffset(2, 3)}
+    assert first_records(topic.log.read_snapshot(), {0: 0}, newer=topic.log.read_snapshot) == {0: TimestampOffset(2, 3)}
     with pytest.raises(NotFound, match="expected partitions 0 to 1"):
-        first_records(topic.read_snapshot(), {2: 0}, newer=topic.read_snapshot)
+        first_records(topic.log.read_snapshot(), {2: 0}, newer=topic.log.read_snapshot)
 
 
 def test_the_first_record_at_an_offset_costs_two_ranged_reads_at_most(
     memory: CountedRoot, large: tuple[Topic, list[int]]
 ) -> None:
     topic, times = large
-    snapshot = topic.read_snapshot()
+    snapshot = topic.log.read_snapshot()
     for offset in range(0, len(times), 97):
         memory.store.reset()
-        assert first_records(snapshot, {0: offset}, newer=topic.read_snapshot) == {
+        assert first_records(snapshot, {0: offset}, newer=topic.log.read_snapshot) == {
             0: TimestampOffset(offset, times[offset])
         }
         assert len([key for verb, key in memory.store.keys if "/append/" in key]) <= 2

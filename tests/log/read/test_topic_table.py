@@ -16,7 +16,8 @@ from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
 from sparklog.log.journal.clocks import iso_time
 from sparklog.log.read.read_plan import NativeReadPart
 from sparklog.log.read.table_plan import AsOf, cuts_of, plan_table
-from sparklog.log.state.view import COLUMNS, READ_COMMITTED, OffsetRange, Runs, Stored
+from sparklog.log.state.view import COLUMNS, READ_COMMITTED, BatchRuns, OffsetRange, Stored
+from sparklog.log.topic.root import RootView
 from sparklog.log.topic.topic import Topic
 from sparklog.testing.world import DAY_MS, START_MS
 from tests.fixture_data import (
@@ -95,7 +96,7 @@ def compacted(world: TopicsWorld) -> Topic:
     world.now_ms += DAY_MS
     (report,) = sparklog.compact(topic.root, topics=["a"], roll=True, now_ms=world.now_ms)
     assert not report.failures
-    assert topic.root.log_view().cleaned_through("a") == {0: 4, 1: 0}
+    assert RootView(topic.root).cleaned_through("a") == {0: 4, 1: 0}
     topic.append(rows(("a", "5"), ("b", "6"), partition=0))
     return topic
 
@@ -239,7 +240,7 @@ def test_a_followed_table_misses_no_tombstone_that_compaction_drops() -> None:
 def test_a_table_that_is_compacted_away_while_it_is_read_says_so() -> None:
     world = TopicsWorld()
     topic = compacted(world)
-    tables = plan_table(topic.root.log_view(), "a")
+    tables = plan_table(RootView(topic.root), "a")
     part = tables[0].part
     assert isinstance(part, NativeReadPart)
     assert part.replan({}, 0)[0] == 0
@@ -254,13 +255,13 @@ def test_runs_end_between_small_slices_and_inside_large_ones() -> None:
         ends = np.arange(1, len(sizes) + 1, dtype=np.int64) * 100
         nbytes = np.array(sizes, np.int64)
         return Stored(
-            0, int(ends[-1]), Runs(ends - 100, ends, np.full(len(sizes), 100), nbytes, np.full(len(sizes), 10))
+            0, int(ends[-1]), BatchRuns(ends - 100, ends, np.full(len(sizes), 100), nbytes, np.full(len(sizes), 10))
         )
 
     assert cuts_of(held(10)) == (0, 100)
     assert cuts_of(held(5 << 20, 5 << 20, 5 << 20)) == (0, 100, 300)
     assert cuts_of(held(32 << 20)) == (0, 25, 50, 75, 100)
-    assert cuts_of(Stored(5, 5, Runs(*np.zeros((5, 0), np.int64)))) == (5, 5)
+    assert cuts_of(Stored(5, 5, BatchRuns(*np.zeros((5, 0), np.int64)))) == (5, 5)
 
 
 def fixture_table(records: list[ExpectedRecord]) -> dict[bytes, tuple[int, bytes]]:

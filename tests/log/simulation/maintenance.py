@@ -27,7 +27,7 @@ def merger(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
                 left[0] -= 1
                 try:
                     topic = run.root(actor, decide).topic(TOPIC)
-                    snapshot = topic.snapshot()
+                    snapshot = topic.log.snapshot()
                     plan = planned(actor, snapshot)
                     if plan is not None:
                         run.world.store.create(f"{TOPIC}/{plan.files[0].path}", b"merged")

@@ -74,7 +74,7 @@ def root_seen_once_for_all(patch: Patch) -> None:
     real = NumberedObjects.create
 
     def create(self: NumberedObjects, number: int, data: bytes, commit_id: str, basis: Basis) -> object:
-        return real(self, number, data, commit_id, replace(basis, root=True))
+        return real(self, number, data, commit_id, replace(basis, root_seen=True))
 
     patch.setattr(NumberedObjects, "create", create)
 
@@ -114,7 +114,7 @@ def test_without_a_look_some_seed_fails(
 def ours_taken_for_lost(patch: Patch) -> None:
     """A lost answer counts as a lost race."""
     patch.setattr(numbered_objects, "peek_commit_id", lambda data: "somebody else's")
-    patch.setattr(journal, "_with_id", lambda commit_id, entries: None)
+    patch.setattr(journal.Advance, "with_id", lambda self, commit_id: None)
 
 
 def no_age_test_on_the_answer(patch: Patch) -> None:

@@ -65,7 +65,7 @@ class Job:
         assert state.log_start == (0, 2)
         assert dict(state.configs) == CONFIG
         assert len(self.world.model.topic("other").state.log_end) == 4
-        snapshot = self.world.process().topic().snapshot()
+        snapshot = self.world.process().topic().log.snapshot()
         rows = snapshot.slices.all()
         assert snapshot.version == state.version
         assert list(zip(rows.partition.tolist(), rows.base.tolist(), rows.end.tolist(), strict=True)) == [

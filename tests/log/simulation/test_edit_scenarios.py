@@ -13,10 +13,11 @@ from sparklog.log.journal.names import append_path
 from sparklog.log.state import commit_intents
 from sparklog.log.state.commit import COMPACT, MERGE, Edit, Resolved, Txn
 from sparklog.log.state.commit_intents import MaintainIntent
-from sparklog.log.state.commit_log import Outcome
+from sparklog.log.state.commit_log import CommitOutcome
 from sparklog.log.state.rewrites import Input, Rewrite, RewriteIntent
 from sparklog.log.state.slice_table import ABORTED, COMMITTED, OPEN, Snapshot
 from sparklog.log.state.slices import FileSlices
+from sparklog.log.topic.root import topic_of
 from tests.log.simulation.watched_world import HookedProcess, WatchedWorld
 from tests.support.maintaining import maintain
 
@@ -53,7 +54,7 @@ def merge(
 
 def layout(world: WatchedWorld, partition: int) -> list[tuple[int, int]]:
     """Slices of a partition as the model has them, compared with what a new reader sees."""
-    snapshot = world.process().topic().snapshot()
+    snapshot = world.process().topic().log.snapshot()
     rows = snapshot.slices.select(partition)
     found = list(zip(rows.base.tolist(), rows.end.tolist(), strict=True))
     assert found == [(s.base, s.end) for s in world.log.state.slices if s.partition == partition]
@@ -71,14 +72,14 @@ class TestEdits:
             writer.append({0: 2, 1: 3})
         return world
 
-    def run(self, process: HookedProcess, intent: RewriteIntent) -> Outcome:
-        return process.root.topic_handle("t").log.commit(intent)
+    def run(self, process: HookedProcess, intent: RewriteIntent) -> CommitOutcome:
+        return process.root.engine.log("t").commit(intent)
 
     def test_two_rewrites_of_a_shared_file_in_different_partitions_stand(self, world: WatchedWorld) -> None:
         first, second = world.process(), world.process()
         plans = (
-            merge(first.topic().snapshot(), first, {0: (0, 8)}),
-            merge(second.topic().snapshot(), second, {1: (0, 12)}),
+            merge(first.topic().log.snapshot(), first, {0: (0, 8)}),
+            merge(second.topic().log.snapshot(), second, {1: (0, 12)}),
         )
         second.at("create:commit", lambda: self.run(first, plans[0]))
         assert self.run(second, plans[1]).dropped == ()
@@ -87,8 +88,8 @@ class TestEdits:
 
     def test_of_two_rewrites_of_one_range_the_second_is_dropped_and_the_rest_stands(self, world: WatchedWorld) -> None:
         first, second = world.process(), world.process()
-        one = merge(first.topic().snapshot(), first, {0: (2, 8)})
-        two = merge(second.topic().snapshot(), second, {0: (0, 4), 1: (0, 12)})
+        one = merge(first.topic().log.snapshot(), first, {0: (2, 8)})
+        two = merge(second.topic().log.snapshot(), second, {0: (0, 4), 1: (0, 12)})
         second.at("create:commit", lambda: self.run(first, one))
         outcome = self.run(second, two)
         assert [edit.partition for edit in outcome.dropped] == [0]
@@ -97,7 +98,7 @@ class TestEdits:
 
     def test_appends_commute_with_rewrites(self, world: WatchedWorld) -> None:
         sealer = world.process()
-        plan = merge(sealer.topic().snapshot(), sealer, {0: (0, 8)})
+        plan = merge(sealer.topic().log.snapshot(), sealer, {0: (0, 8)})
         sealer.at("create:commit", lambda: world.commits(3))
         assert self.run(sealer, plan).dropped == ()
         assert layout(world, 0) == [(0, 8), (8, 9), (9, 10), (10, 11)]
@@ -107,7 +108,7 @@ class TestEdits:
         self, world: WatchedWorld, start: int, left: list[tuple[int, int]]
     ) -> None:
         sealer, admin = world.process(), world.process()
-        plan = merge(sealer.topic().snapshot(), sealer, {0: (0, 8)})
+        plan = merge(sealer.topic().log.snapshot(), sealer, {0: (0, 8)})
         sealer.at("create:commit", lambda: admin.topic().delete_records({0: start}))
         assert self.run(sealer, plan).dropped == ()
         assert layout(world, 0) == left
@@ -115,7 +116,7 @@ class TestEdits:
 
     def test_a_compaction_of_a_topic_that_was_created_again_is_refused(self, world: WatchedWorld) -> None:
         sealer, admin = world.process(), world.process()
-        plan = merge(sealer.topic().snapshot(), sealer, {0: (0, 8)}, COMPACT)
+        plan = merge(sealer.topic().log.snapshot(), sealer, {0: (0, 8)}, COMPACT)
 
         def again() -> None:
             admin.root.delete_topic("t")
@@ -128,7 +129,7 @@ class TestEdits:
 
     def test_a_rewrite_planned_below_the_floor_is_refused(self, world: WatchedWorld) -> None:
         sealer = world.process()
-        plan = merge(sealer.topic().snapshot(), sealer, {0: (0, 8)})
+        plan = merge(sealer.topic().log.snapshot(), sealer, {0: (0, 8)})
         world.commits(3)
         maintain(world.process().topic(), floor=6)
         with pytest.raises(Conflict, match="upload floor"):
@@ -146,7 +147,7 @@ class TestEdits:
             appender, retainer, sealer = world.process(), world.process(), world.process()
             target = appender.target()
             topic = retainer.topic()
-            plan = merge(sealer.topic().snapshot(), sealer, {0: (2, 8)})
+            plan = merge(sealer.topic().log.snapshot(), sealer, {0: (2, 8)})
             steps: Sequence[Callable[[], object]] = (
                 lambda a=appender, t=target: a.append({0: 5}, t),  # type: ignore[misc]
                 lambda t=topic: t.delete_records({0: 5}),  # type: ignore[misc]
@@ -165,7 +166,7 @@ class TestAdmin:
         world.process().append({0: 10})
         low, high = world.process(), world.process()
         low.topic()
-        topic = low.root.topic_handle("t")
+        topic = topic_of(low.root, "t")
         low.at("create:commit", lambda: high.topic().delete_records({0: 7}))
         assert topic.delete_records({0: 3}) == {0: 7}
         assert world.log.state.log_start == (7, 0)
@@ -211,7 +212,7 @@ class TestTransactions:
         return process.topic().log.commit_append([file], target, txn=Txn("tx", n)).version
 
     def statuses(self, world: WatchedWorld) -> list[int]:
-        rows = world.process().topic().snapshot().slices.all()
+        rows = world.process().topic().log.snapshot().slices.all()
         return rows.status.tolist()
 
     def test_a_late_marker_does_not_decide_the_next_transaction(self) -> None:
@@ -251,7 +252,7 @@ class TestTransactions:
         assert world.process().topic().log.head().last_stable().tolist() == [1, 2], "a checkpoint keeps what is open"
         maintain(world.process().topic(), resolved=(Resolved("tx", 1, ()),))
         assert world.process().topic().log.head().last_stable().tolist() == [10, 2]
-        rows = world.process().topic().snapshot().slices.all()
+        rows = world.process().topic().log.snapshot().slices.all()
         assert rows.status[rows.prepare_version == version].tolist() == [ABORTED]
 
     def test_retention_past_an_open_slice_forgets_it(self) -> None:
@@ -270,7 +271,7 @@ class TestTransactions:
         writer.append({0: 1})
         self.prepare(writer, 1, {0: 2})
         writer.append({0: 1})
-        plan = merge(writer.topic().snapshot(), writer, {0: (0, 4)})
+        plan = merge(writer.topic().log.snapshot(), writer, {0: (0, 4)})
         with pytest.raises(BadRequest, match="above the last stable offset"):
             writer.topic().log.commit(plan)
         assert world.log.state.version == 3
@@ -296,7 +297,7 @@ class TestFeatures:
         older = world.process()
         with pytest.raises(BadRequest, match=r"novel.*upgrade sparklog"):
             older.append({0: 1})
-        assert older.topic().snapshot().head.log_end.tolist() == [1, 0], "reading goes on"
+        assert older.topic().log.snapshot().head.log_end.tolist() == [1, 0], "reading goes on"
         before = len(list(world.store.list("t/_log/checkpoints/")))
         topic = older.topic()
         topic.log.refresh()

@@ -168,7 +168,7 @@ def writer(run: Run, begin: Callable[[Root, Actor], Write]) -> Callable[[Actor],
             while steps:
                 steps.pop()
                 began_ms = actor.world.now_ms
-                root.ensure_probed()
+                root.engine.ensure_probed()
                 prefix, number, commit_id = write()
                 again = bool(process.acked) and process.acked[-1].commit_id == commit_id
                 if run.store.told.get(commit_id) == actor.name and not again:

@@ -11,9 +11,9 @@ import pytest
 from sparklog.log.journal import journal, numbered_objects
 from sparklog.log.journal.numbered_objects import NumberedObjects
 from sparklog.log.state import checkpoint, commit_intents, commit_log, rewrites
-from sparklog.log.state.commit import Commit, Removal
+from sparklog.log.state.commit import Commit, RemovedSlices
 from sparklog.log.state.topic_state import Head
-from sparklog.log.state.writer_runs import Entry, Verdict, WriterKey
+from sparklog.log.state.writer_runs import BatchVerdict, WriterEntry, WriterKey
 from tests.log.simulation.seeds import run_seed
 from tests.log.simulation.simulated_world import SimulationError
 
@@ -38,9 +38,9 @@ def no_commit_id(patch: Patch) -> None:
 def registry_on_first_attempt_only(patch: Patch) -> None:
     """The registry is asked before the first attempt, not when an attempt is re-based."""
     real = commit_intents.decide
-    known: dict[int, tuple[WriterKey, Verdict]] = {}
+    known: dict[int, tuple[WriterKey, BatchVerdict]] = {}
 
-    def once(entry: Entry | None, key: WriterKey, count: int, topic: str, now_ms: int) -> Verdict:
+    def once(entry: WriterEntry | None, key: WriterKey, count: int, topic: str, now_ms: int) -> BatchVerdict:
         if id(key) not in known:
             known[id(key)] = key, real(entry, key, count, topic, now_ms)
         return known[id(key)][1]
@@ -80,17 +80,17 @@ def edits_always_stand(patch: Patch) -> None:
 
     def what_is_left(rewrite: Any, base: Head, table: Any) -> list[Any]:
         def lies_there(item: Any) -> bool:
-            removal = Removal(item.path, (rewrite.edit.partition,), (item.base,), (item.position,))
+            removal = RemovedSlices(item.path, (rewrite.edit.partition,), (item.base,), (item.position,))
             return bool(table.find(removal)[0] >= 0)
 
         return [item for item in rewrite.inputs if lies_there(item)]
 
-    patch.setattr(rewrites, "_standing", what_is_left)
+    patch.setattr(rewrites, "_inputs_left", what_is_left)
 
 
 def offsets_not_assigned_again(patch: Patch) -> None:
     """A loser keeps the offsets of its first attempt."""
-    real = commit_intents.assign
+    real = commit_intents.assign_offsets
     known: dict[int, tuple[object, object]] = {}
 
     def once(topic: str, files: Any, base: Head) -> Any:
@@ -99,7 +99,7 @@ def offsets_not_assigned_again(patch: Patch) -> None:
             known[key] = files, real(topic, files, base)
         return known[key][1]
 
-    patch.setattr(commit_intents, "assign", once)
+    patch.setattr(commit_intents, "assign_offsets", once)
     patch.setattr(commit_log, "check_commit", lambda before, commit, after: None)
 
 

@@ -21,7 +21,7 @@ from sparklog.errors import Fenced, SparklogError
 from sparklog.groups.lag import Groups
 from sparklog.log.decisions.decision import BY_OWNER
 from sparklog.log.journal.documents import peek_commit_id
-from sparklog.log.journal.entry_log import Entry
+from sparklog.log.journal.entry_log import StateEntry
 from sparklog.log.journal.names import commit_key, groups_prefix, read_root_id, transactions_prefix
 from sparklog.log.journal.numbered_objects import Answer, NumberedObjects
 from sparklog.log.topic.root import Root, open_root
@@ -85,7 +85,7 @@ def appending(root: Root, actor: Actor) -> Write:
     return write
 
 
-def _stamp(prefix: str, entry: Entry) -> tuple[str, int, str]:
+def _stamp(prefix: str, entry: StateEntry) -> tuple[str, int, str]:
     return prefix, entry.number, entry.commit_id
 
 
@@ -101,7 +101,7 @@ def consuming(root: Root, actor: Actor) -> Write:
 
 
 def deciding(root: Root, actor: Actor) -> Write:
-    log = root.decisions.log("job")
+    log = root.engine.decisions.log("job")
     return lambda: _stamp(PREFIXES[2], log.abort(log.current().newest + 1, BY_OWNER))
 
 
@@ -194,7 +194,7 @@ def judge(run: Run) -> None:
             write = begin(root, actor)
             for _ in range(3):
                 write()
-        root.topic("t").snapshot()
+        root.topic("t").log.snapshot()
 
     world = SimulatedWorld(run.seed, store=run.store)
     world.now_ms = run.world.now_ms

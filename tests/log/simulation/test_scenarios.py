@@ -232,7 +232,7 @@ class TestOpening:
         assert len(heads) >= 2
         for damage in (b"", b"{}", world.store.get(heads[-1])[:-5]):
             world.store.replace(heads[-1], damage)
-            snapshot = world.process().topic().snapshot()
+            snapshot = world.process().topic().log.snapshot()
             assert snapshot.version == 9
             assert tuple(snapshot.head.log_end.tolist()) == world.log.state.log_end
 
@@ -241,7 +241,7 @@ class TestOpening:
         world.commits(9)
         tables = [info.key for info in world.store.list("t/_log/checkpoints/") if info.key.endswith(".arrow")]
         world.store.replace(tables[-1], world.store.get(tables[-1])[:-1] + b"x")
-        snapshot = world.process().topic().snapshot()
+        snapshot = world.process().topic().log.snapshot()
         assert len(snapshot.slices) == 9
 
     def test_a_commit_that_is_missing_under_a_checkpoint_that_cannot_be_read_is_corrupt(self) -> None:
@@ -264,7 +264,7 @@ class TestOpening:
                 writer.append({0: 1}, writer.target())
             assert world.log.state.version == 3, "the commit before the checkpoint stands"
             world.commits(1)
-            assert world.process().topic().snapshot().version == 4
+            assert world.process().topic().log.snapshot().version == 4
 
     def test_a_checkpoint_that_cannot_be_written_does_not_fail_the_commit(self) -> None:
         world = WatchedWorld()
@@ -382,13 +382,13 @@ class TestPureState:
         driver = world.process()
         driver.append({0: 1}, writer=WriterKey("q", 0, "run"))
         world.commits(6)
-        soon = world.process().topic().snapshot()
+        soon = world.process().topic().log.snapshot()
         world.advance(400 * DAY_MS)
-        late = world.process(skew_ms=-90 * DAY_MS).topic().snapshot()
+        late = world.process(skew_ms=-90 * DAY_MS).topic().log.snapshot()
         assert soon.head == late.head
         for info in list(world.store.list("t/_log/checkpoints/")):
             world.store.delete(info.key)
-        replayed = world.process().topic().snapshot()
+        replayed = world.process().topic().log.snapshot()
         assert replayed.head == soon.head
         names = ("partition", "base", "end", "position", "records", "crc", "append_time")
         for name in names:

@@ -158,11 +158,11 @@ class TestStalls:
         world = WatchedWorld()
         reader = world.process()
         topic = reader.topic()
-        assert topic.snapshot().version == 0
+        assert topic.log.snapshot().version == 0
         world.commits(10)
         world.advance(8 * DAY_MS)
         world.collect(5)
-        assert topic.snapshot().version == 10
+        assert topic.log.snapshot().version == 10
 
     def test_a_reader_that_slept_does_not_deliver_a_zombie(self) -> None:
         world = WatchedWorld()

@@ -123,7 +123,7 @@ class HookedProcess:
         self, files: Sequence[FileSlices], target: AppendTarget, writer: WriterKey | None = None
     ) -> AppendOutcome:
         """As a process that has its topic open: no request but those of the commit itself."""
-        return self.root.topic_handle(target.topic).log.commit_append(files, target, writer=writer)
+        return self.root.engine.log(target.topic).commit_append(files, target, writer=writer)
 
 
 class WatchedWorld(World):

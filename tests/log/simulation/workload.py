@@ -308,7 +308,7 @@ def reader(run: Run, decide: Decide, polls: int, pause_s: float) -> Callable[[Ac
                 try:
                     topic = topic or run.root(actor, decide).topic(TOPIC)
                     known = len(run.topic.states) - 1
-                    tail.take(topic.snapshot(), 0 if stale_reads else known)
+                    tail.take(topic.log.snapshot(), 0 if stale_reads else known)
                     run.count("snapshots")
                 except (Unavailable, NotFound, Corrupt, Conflict) as error:
                     actor.note(f"reader: {error.code} {error}")

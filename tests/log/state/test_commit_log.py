@@ -40,7 +40,7 @@ def test_a_loser_reads_forward_and_commits_after_the_winners() -> None:
         publish(rival)
     counting = CountingStore(store)
     late = world.root(counting).topic("t")
-    late.log._known = topic.log._known  # the state of somebody who has not looked since version 0
+    late.log._newest = topic.log._newest  # the state of somebody who has not looked since version 0
     counting.reset()
     outcome = publish(late, 4)
     assert (outcome.version, dict(outcome.base)) == (6, {0: 15})
@@ -325,8 +325,8 @@ def test_a_long_tail_loads_the_table_and_failing_to_does_not_matter() -> None:
     small.setattr("sparklog.log.state.commit_log.LONG_TAIL", 3)
     try:
         failing = faulty(world, store, {"get:checkpoint": Fault(FaultKind.ERROR_BEFORE)})
-        known = failing.log._current()
-        failing.log._known = replace(known, state=replace(known.state, table=None))
+        known = failing.log._open_if_stale()
+        failing.log._newest = replace(known, state=replace(known.state, table=None))
         for _ in range(5):
             publish(failing, 1)
         assert failing.log.current().table is None
@@ -350,7 +350,7 @@ def test_a_reader_that_slept_opens_afresh() -> None:
     collect(store, 3)
     world.boot_ahead_ms += HOUR_MS + 1
     assert reader.log.head().version == 3
-    assert reader.snapshot().slices.all().base.tolist() == [0, 3, 6]
+    assert reader.log.snapshot().slices.all().base.tolist() == [0, 3, 6]
 
 
 def test_a_reader_is_not_led_astray_by_a_zombie() -> None:
@@ -427,7 +427,7 @@ def test_every_commit_records_decisions(monkeypatch: pytest.MonkeyPatch) -> None
         asked.append(len(decided))
         return tuple(decided)
 
-    monkeypatch.setattr(root.decisions, "resolve", resolve)
+    monkeypatch.setattr(root.engine.decisions, "resolve", resolve)
     topic = root.topic("t")
     publish(topic, 3, txn=Txn("t", 1))
     assert topic.log.head().last_stable().tolist() == [0, 0]
@@ -502,7 +502,7 @@ def test_threads_that_share_a_topic(tmp_path: Path) -> None:
             target = topic.log.append_target()
             file = file_of([(0, 2), (1, 1)], read_version=target.read_version, name=f"w{number}-{turn}")
             versions.append(topic.log.commit_append([file], target).version)
-            assert len(topic.snapshot().slices.all()) % 2 == 0
+            assert len(topic.log.snapshot().slices.all()) % 2 == 0
         return versions
 
     with ThreadPoolExecutor(6) as pool:
@@ -510,10 +510,10 @@ def test_threads_that_share_a_topic(tmp_path: Path) -> None:
     assert versions == list(range(1, 91))
     head = topic.log.head()
     assert head.log_end.tolist() == [180, 90]
-    check_state(head, topic.snapshot().slices)
+    check_state(head, topic.log.snapshot().slices)
     again = open_root(LocalStore(tmp_path, durable=False)).topic("t")
     assert again.log.head() == head
-    assert again.snapshot().slices.select(0).base.tolist() == list(range(0, 180, 2))
+    assert again.log.snapshot().slices.select(0).base.tolist() == list(range(0, 180, 2))
 
 
 def test_what_no_reader_would_take_is_not_written() -> None:

@@ -38,7 +38,7 @@ def story() -> tuple[World, MemoryStore, Topic, list[tuple[object, ...]]]:
 
 
 def state(topic: Topic) -> tuple[object, ...]:
-    snapshot = topic.snapshot()
+    snapshot = topic.log.snapshot()
     rows = snapshot.slices.all()
     return snapshot.head, rows.partition.tolist(), rows.base.tolist(), rows.end.tolist(), snapshot.slices.paths()
 
@@ -123,7 +123,7 @@ def test_a_bit_that_flips_on_the_way_is_read_again() -> None:
 
     store.delete(checkpoint_key("t", 11))
     found = History(FaultyStore(store, decide), "t")
-    found._sound[7] = History(store, "t")._verified(7)
+    found._sound[7] = History(store, "t").sound(7)
     assert found.at(10).head == seen[10][0]
     assert flips == [1]
 

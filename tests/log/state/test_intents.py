@@ -24,7 +24,7 @@ from sparklog.log.state.commit import (
     TAKEOVER,
     Edit,
     Hold,
-    Removal,
+    RemovedSlices,
     Resolved,
     Txn,
     Writer,
@@ -47,6 +47,8 @@ from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.topic_state import EMPTY, Head
 from sparklog.log.state.writer_runs import WriterKey
 from tests.log.topics import Chain, file_of, output_of
+
+NOW = 1_000
 
 
 def draft(intent: Intent, chain: Chain, origin: Head | None = None) -> Draft:
@@ -79,7 +81,7 @@ def land(chain: Chain, intent: Intent, origin: Head | None = None) -> Draft:
 
 def test_an_append_gets_the_next_offsets_of_each_base() -> None:
     chain = Chain(2)
-    intent = AppendIntent("topic-one", (file_of([(1, 3), (0, 2), (1, 4)]), file_of([(0, 1)], name="b")))
+    intent = AppendIntent("topic-one", (file_of([(1, 3), (0, 2), (1, 4)]), file_of([(0, 1)], name="b")), NOW)
     assert [file.base for file in draft(intent, chain).files] == [(0, 0, 3), (2,)]
     chain.append((0, 10), (1, 20))
     assert [file.base for file in draft(intent, chain).files] == [(20, 10, 23), (12,)]
@@ -89,18 +91,18 @@ def test_an_append_gets_the_next_offsets_of_each_base() -> None:
 
 def test_an_append_without_slices_is_nothing() -> None:
     chain = Chain(2)
-    assert nothing(AppendIntent("topic-one", ()), chain).note == "nothing to append"
-    assert not nothing(AppendIntent("topic-one", (file_of([]),)), chain).skipped
+    assert nothing(AppendIntent("topic-one", (), NOW), chain).note == "nothing to append"
+    assert not nothing(AppendIntent("topic-one", (file_of([]),), NOW), chain).skipped
 
 
 def test_an_append_to_a_partition_that_does_not_exist() -> None:
     with pytest.raises(BadRequest, match="topic 't' has partitions 0 to 1, found 2"):
-        draft(AppendIntent("topic-one", (file_of([(2, 1)]),)), Chain(2))
+        draft(AppendIntent("topic-one", (file_of([(2, 1)]),), NOW), Chain(2))
 
 
 def test_an_append_to_another_topic_of_that_name() -> None:
     chain = Chain(1)
-    intent = AppendIntent("topic-one", (file_of([(0, 1)]),))
+    intent = AppendIntent("topic-one", (file_of([(0, 1)]),), NOW)
     chain.add(op=DELETE)
     with pytest.raises(NotFound, match="topic 't' was deleted"):
         draft(intent, chain)
@@ -114,32 +116,32 @@ def test_an_append_below_the_upload_floor() -> None:
     for _ in range(5):
         chain.append((0, 1))
     chain.add(op=MAINTAIN, floor=3)
-    draft(AppendIntent("topic-one", (file_of([(0, 1)], read_version=3),)), chain)
+    draft(AppendIntent("topic-one", (file_of([(0, 1)], read_version=3),), NOW), chain)
     with pytest.raises(Conflict, match=r"begun at version 2 of topic 't', below the upload floor 3.*upload it again"):
-        draft(AppendIntent("topic-one", (file_of([(0, 1)], read_version=2),)), chain)
+        draft(AppendIntent("topic-one", (file_of([(0, 1)], read_version=2),), NOW), chain)
 
 
 def test_null_keys_and_a_switch_to_compact() -> None:
     chain = Chain(1)
     flags = int(SliceFlag.HAS_NULL_KEYS)
-    intent = AppendIntent("topic-one", (file_of([(0, 1)], flags=flags),))
+    intent = AppendIntent("topic-one", (file_of([(0, 1)], flags=flags),), NOW)
     draft(intent, chain)
     chain.add(op=ALTER, configs={"cleanup.policy": "compact,delete"})
     with pytest.raises(BadRequest, match="topic 't' is compacted: every record needs a key"):
         draft(intent, chain)
-    draft(AppendIntent("topic-one", (file_of([(0, 1)]),)), chain)
+    draft(AppendIntent("topic-one", (file_of([(0, 1)]),), NOW), chain)
 
 
 def test_an_append_checked_under_older_configs_stands() -> None:
     chain = Chain(1)
-    intent = AppendIntent("topic-one", (file_of([(0, 1)]),))
+    intent = AppendIntent("topic-one", (file_of([(0, 1)]),), NOW)
     chain.add(op=ALTER, configs={"max.message.bytes": "10", "compression.type": "lz4"})
     assert draft(intent, chain).files
 
 
 def test_the_registry_is_asked_on_every_base() -> None:
     chain = Chain(1)
-    intent = AppendIntent("topic-one", (file_of([(0, 4)]),), WriterKey("q", 7, "r1"))
+    intent = AppendIntent("topic-one", (file_of([(0, 4)]),), NOW, WriterKey("q", 7, "r1"))
     assert draft(intent, chain).writer == Writer("stream", "q", 7, "r1", 4, epoch=1)
     chain.append((0, 4), writer=Writer("stream", "q", 7, "r1", 4))
     assert nothing(intent, chain).skipped
@@ -154,25 +156,25 @@ def test_the_registry_is_asked_on_every_base() -> None:
 def test_a_replay_by_a_new_run_records_the_take_over() -> None:
     chain = Chain(1)
     chain.append((0, 4), writer=Writer("stream", "q", 7, "r1", 4))
-    found = land(chain, AppendIntent("topic-one", (file_of([(0, 4)]),), WriterKey("q", 7, "r2")))
+    found = land(chain, AppendIntent("topic-one", (file_of([(0, 4)]),), NOW, WriterKey("q", 7, "r2")))
     assert (found.op, found.files) == (TAKEOVER, ())
     assert chain.head.registry["q"].run == "r2"
     assert chain.head.log_end.tolist() == [4]
     with pytest.raises(Fenced):
-        draft(AppendIntent("topic-one", (file_of([(0, 4)]),), WriterKey("q", 8, "r1")), chain)
+        draft(AppendIntent("topic-one", (file_of([(0, 4)]),), NOW, WriterKey("q", 8, "r1")), chain)
 
 
 def test_an_empty_replay_of_a_batch_with_records_is_a_mismatch() -> None:
     chain = Chain(1)
     chain.append((0, 4), writer=Writer("stream", "q", 7, "r1", 4))
     with pytest.raises(Conflict, match="replay mismatch"):
-        draft(AppendIntent("topic-one", (), WriterKey("q", 7, "r1")), chain)
-    assert not nothing(AppendIntent("topic-one", (), WriterKey("q", 8, "r1")), chain).skipped
+        draft(AppendIntent("topic-one", (), NOW, WriterKey("q", 7, "r1")), chain)
+    assert not nothing(AppendIntent("topic-one", (), NOW, WriterKey("q", 8, "r1")), chain).skipped
 
 
 def test_a_prepare_is_open() -> None:
     chain = Chain(1)
-    found = land(chain, AppendIntent("topic-one", (file_of([(0, 4)]),), txn=Txn("t", 1)))
+    found = land(chain, AppendIntent("topic-one", (file_of([(0, 4)]),), NOW, txn=Txn("t", 1)))
     assert found.txn == Txn("t", 1)
     assert chain.head.last_stable().tolist() == [0]
 
@@ -259,7 +261,7 @@ def test_inputs_below_the_log_start_do_not_count() -> None:
     )
     land(chain, LogStartIntent("topic-one", {0: 13}, RETAIN))
     found = land(chain, intent)
-    assert found.remove == (Removal(two, (0,), (10,), (0,)),)
+    assert found.remove == (RemovedSlices(two, (0,), (10,), (0,)),)
     assert chain.table.all().base.tolist() == [10]
     assert chain.head.log_start.tolist() == [13]
 
@@ -470,14 +472,14 @@ def test_maintenance_of_a_topic_that_was_created_again() -> None:
 def test_unknown_write_features_stop_writers() -> None:
     chain = Chain(1)
     chain.add(op=ALTER, configs={"retention.ms": "1"}, write_features=("tiers",))
-    found = draft(AppendIntent("topic-one", (file_of([(0, 1)]),)), chain)
+    found = draft(AppendIntent("topic-one", (file_of([(0, 1)]),), NOW), chain)
     with pytest.raises(BadRequest, match="needs the sparklog features tiers to be written; upgrade"):
         found.commit(chain.head, "c", 1)
 
 
 def test_commit_time_never_goes_back() -> None:
     chain = Chain(1)
-    found = draft(AppendIntent("topic-one", (file_of([(0, 1)]),)), chain)
+    found = draft(AppendIntent("topic-one", (file_of([(0, 1)]),), NOW), chain)
     assert found.commit(chain.head, "c", chain.head.time_ms - 5000).time_ms == chain.head.time_ms
     assert found.commit(chain.head, "c", chain.head.time_ms + 5).time_ms == chain.head.time_ms + 5
 
@@ -493,7 +495,7 @@ def test_commit_time_never_goes_back() -> None:
         ({"files": (file_of([(0, 1)]).based((9,)),)}, "appends are dense"),
         ({"op": IMPORT, "files": (file_of([(0, 1)]).based((9,)),)}, "appends are dense"),
         ({"op": DELETE_RECORDS, "log_starts": {0: 11}}, "log start in range"),
-        ({"op": SEAL, "remove": (Removal(append_path(0, "f0"), (0,), (0,), (0,)),)}, "outputs within edits"),
+        ({"op": SEAL, "remove": (RemovedSlices(append_path(0, "f0"), (0,), (0,), (0,)),)}, "outputs within edits"),
         ({"op": SEAL, "edits": (Edit(0, 0, 5), Edit(0, 4, 8))}, "outputs within edits"),
         ({"op": SEAL, "edits": (Edit(0, 0, 11),)}, "outputs within edits"),
         ({"op": SEAL, "edits": (Edit(0, 0, 5),), "files": (output_of(0, 4, 6),)}, "outputs within edits"),
@@ -502,7 +504,7 @@ def test_commit_time_never_goes_back() -> None:
             "outputs within edits",
         ),
         (
-            {"op": SEAL, "edits": (Edit(0, 0, 5),), "remove": (Removal("x", (0,), (6,), (0,)),)},
+            {"op": SEAL, "edits": (Edit(0, 0, 5),), "remove": (RemovedSlices("x", (0,), (6,), (0,)),)},
             "outputs within edits",
         ),
         ({"op": MAINTAIN, "floor": 2}, "floor and holds in range"),

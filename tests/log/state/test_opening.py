@@ -56,7 +56,7 @@ def test_opening_costs_a_listing_a_checkpoint_and_the_tail() -> None:
     assert opened.log.head() == topic.log.head()
     assert counting.counts == {"get": 1}
     counting.reset()
-    snapshot = opened.snapshot()
+    snapshot = opened.log.snapshot()
     assert counting.counts == {"get": 2}
     assert snapshot.slices.all().base.tolist() == list(range(135))
 
@@ -156,7 +156,7 @@ def test_a_damaged_checkpoint_costs_the_one_before(what: str, caplog: pytest.Log
             store.delete(checkpoint_key("t", 255))
         opened = other(world, store)
         assert opened.log.head() == expected
-        assert opened.snapshot().slices.all().base.tolist() == list(range(260))
+        assert opened.log.snapshot().slices.all().base.tolist() == list(range(260))
     assert ("checkpoint" in caplog.text) == ("gone" not in what)
 
 
@@ -205,7 +205,7 @@ def test_a_table_written_and_its_head_lost_is_only_an_orphan() -> None:
     survivor = other(world, store)
     assert publish(survivor, 1).version == 128
     assert len(checkpoints(store)) == 3
-    assert other(world, store).snapshot().slices.all().base.tolist() == list(range(128))
+    assert other(world, store).log.snapshot().slices.all().base.tolist() == list(range(128))
 
 
 def test_two_committers_write_one_checkpoint() -> None:
@@ -218,7 +218,7 @@ def test_two_committers_write_one_checkpoint() -> None:
         publish(two, 1)
     assert len([name for name in checkpoints(store) if name.endswith(".json")]) == 1
     assert one.log.head() == two.log.head()
-    assert two.snapshot().slices.all().base.tolist() == list(range(140))
+    assert two.log.snapshot().slices.all().base.tolist() == list(range(140))
 
 
 def test_a_reader_whose_checkpoint_was_removed_opens_afresh() -> None:
@@ -233,7 +233,7 @@ def test_a_reader_whose_checkpoint_was_removed_opens_afresh() -> None:
             store.delete(checkpoint_prefix("t") + name)
     collect(store, 200)
     assert reader.log.head(refresh=False).version == 130
-    assert reader.snapshot().slices.all().base.tolist() == list(range(260))
+    assert reader.log.snapshot().slices.all().base.tolist() == list(range(260))
 
 
 # -- damage

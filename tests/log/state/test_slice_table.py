@@ -32,7 +32,7 @@ from sparklog.log.state.commit import (
     MERGE,
     SEAL,
     Edit,
-    Removal,
+    RemovedSlices,
     Resolved,
     Txn,
     Writer,
@@ -150,8 +150,8 @@ def test_an_edit_replaces_slices_exactly() -> None:
     first = chain.append((0, 10), (1, 10))
     chain.append((0, 10))
     remove = (
-        Removal(first.files[0].path, (0,), (0,), (0,)),
-        Removal(append_path(1, "f1"), (0,), (10,), (0,)),
+        RemovedSlices(first.files[0].path, (0,), (0,), (0,)),
+        RemovedSlices(append_path(1, "f1"), (0,), (10,), (0,)),
     )
     chain.add(op=SEAL, files=(output_of(0, 0, 20, records=12),), remove=remove, edits=(Edit(0, 0, 20),))
     whole = chain.table.all()
@@ -168,14 +168,14 @@ def test_an_edit_replaces_slices_exactly() -> None:
 @pytest.mark.parametrize(
     "removal",
     [
-        Removal(append_path(0, "f0"), (0,), (1,), (0,)),
-        Removal(append_path(0, "f0"), (0,), (0,), (7,)),
-        Removal(append_path(0, "f1"), (0,), (0,), (0,)),
-        Removal(append_path(0, "f0"), (1,), (0,), (0,)),
-        Removal(append_path(0, "f0"), (0, 0), (0, 10), (0, 0)),
+        RemovedSlices(append_path(0, "f0"), (0,), (1,), (0,)),
+        RemovedSlices(append_path(0, "f0"), (0,), (0,), (7,)),
+        RemovedSlices(append_path(0, "f1"), (0,), (0,), (0,)),
+        RemovedSlices(append_path(0, "f0"), (1,), (0,), (0,)),
+        RemovedSlices(append_path(0, "f0"), (0, 0), (0, 10), (0, 0)),
     ],
 )
-def test_an_edit_whose_input_is_not_there(removal: Removal) -> None:
+def test_an_edit_whose_input_is_not_there(removal: RemovedSlices) -> None:
     chain = Chain(2)
     chain.append((0, 10))
     with pytest.raises(Conflict, match="replaces slices that version 1 does not have"):
@@ -187,7 +187,7 @@ def test_outputs_below_the_log_start_are_dropped() -> None:
     chain.append((0, 10))
     chain.append((0, 10))
     chain.add(op=DELETE_RECORDS, log_starts={0: 12})
-    remove = (Removal(append_path(1, "f1"), (0,), (10,), (0,)),)
+    remove = (RemovedSlices(append_path(1, "f1"), (0,), (10,), (0,)),)
     outputs = (output_of(0, 0, 10), output_of(0, 10, 20))
     chain.add(op=SEAL, files=outputs, remove=remove, edits=(Edit(0, 0, 20),))
     assert chain.table.all().base.tolist() == [10]
@@ -337,7 +337,7 @@ def rewrite(chain: Chain, partition: int, rng: random.Random) -> None:
         return
     cut = rng.randint(1, len(found))
     removed = [
-        Removal(found.path(row), (partition,), (int(found.base[row]),), (int(found.position[row]),))
+        RemovedSlices(found.path(row), (partition,), (int(found.base[row]),), (int(found.position[row]),))
         for row in range(cut)
     ]
     start, end = int(found.base[0]), int(found.end[cut - 1])

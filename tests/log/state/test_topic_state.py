@@ -27,7 +27,7 @@ from sparklog.log.state.commit import (
 )
 from sparklog.log.state.invariants import check_commit
 from sparklog.log.state.topic_state import EMPTY, HEAD_JSON
-from sparklog.log.state.writer_runs import Entry
+from sparklog.log.state.writer_runs import WriterEntry
 from sparklog.testing.world import START_MS
 from tests.log.topics import Chain, output_of
 
@@ -141,7 +141,7 @@ def test_cleaned_through_never_goes_back() -> None:
 def test_the_registry_follows_writers() -> None:
     chain = Chain(1)
     chain.append((0, 5), writer=Writer("stream", "q", 3, "run", 5))
-    assert chain.head.registry == {"q": Entry(3, 5, 1, START_MS + 1, "run")}
+    assert chain.head.registry == {"q": WriterEntry(3, 5, 1, START_MS + 1, "run")}
     chain.append((0, 5), writer=Writer("txn", "job", 1, None, 5))
     chain.add(op=MAINTAIN, expired={"q": 1, "job": 1})
     # The second entry was written later than the maintenance thought.
@@ -153,7 +153,7 @@ def test_a_writer_is_entered_by_a_commit_that_expires_others() -> None:
     chain.append((0, 5), writer=Writer("txn", "old", 1, None, 5))
     chain.append((0, 5), writer=Writer("txn", "job", 1, None, 5))
     chain.add(op=MAINTAIN, writer=Writer("txn", "job", 2, None, 0), expired={"old": 1, "job": 2})
-    assert chain.head.registry == {"job": Entry(2, 0, 3, START_MS + 3, None)}
+    assert chain.head.registry == {"job": WriterEntry(2, 0, 3, START_MS + 3, None)}
 
 
 def test_holds_and_floor() -> None:

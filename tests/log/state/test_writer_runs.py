@@ -7,13 +7,13 @@ import pytest
 from sparklog.errors import BadRequest, Conflict, Fenced
 from sparklog.log.journal.documents import Fields
 from sparklog.log.state.commit import Writer
-from sparklog.log.state.writer_runs import ENTRY_JSON, Entry, WriterKey, advance, decide
+from sparklog.log.state.writer_runs import ENTRY_JSON, WriterEntry, WriterKey, advance, decide
 from sparklog.log.topic.topic import Topic
 from sparklog.testing.world import World
 from tests.log.topics import file_of
 
 NOW_MS = 1_700_000_000_000
-ENTRY = Entry(batch=7, count=100, version=40, time_ms=900, run="r2", earlier_runs=("r1", "r0"))
+ENTRY = WriterEntry(batch=7, count=100, version=40, time_ms=900, run="r2", earlier_runs=("r1", "r0"))
 
 
 def test_an_unknown_writer_writes() -> None:
@@ -73,16 +73,16 @@ def test_advancing_remembers_four_earlier_runs() -> None:
     entry = None
     for number in range(7):
         entry = advance(entry, Writer("stream", "q", number, f"r{number}", 10), 100 + number, 1000 + number)
-    assert entry == Entry(6, 10, 106, 1006, "r6", ("r5", "r4", "r3", "r2"))
+    assert entry == WriterEntry(6, 10, 106, 1006, "r6", ("r5", "r4", "r3", "r2"))
 
 
 def test_a_take_over_keeps_batch_and_count_and_is_a_sign_of_life() -> None:
     entry = advance(ENTRY, Writer("stream", "q", 7, "r3", 1), 50, 950)
-    assert entry == Entry(7, 100, 40, 950, "r3", ("r2", "r1", "r0"))
+    assert entry == WriterEntry(7, 100, 40, 950, "r3", ("r2", "r1", "r0"))
 
 
 def test_a_writer_without_run_keeps_the_run() -> None:
-    assert advance(ENTRY, Writer("stream", "q", 8, None, 1), 50, 950) == Entry(8, 1, 50, 950, "r2", ("r1", "r0"))
+    assert advance(ENTRY, Writer("stream", "q", 8, None, 1), 50, 950) == WriterEntry(8, 1, 50, 950, "r2", ("r1", "r0"))
 
 
 @pytest.mark.parametrize(
@@ -103,9 +103,9 @@ def test_keys_that_are_none(key: WriterKey) -> None:
         key.check()
 
 
-def counted(runs: int) -> Entry:
+def counted(runs: int) -> WriterEntry:
     """Runs r0, r1, … have written one after the other."""
-    entry: Entry | None = None
+    entry: WriterEntry | None = None
     for number in range(runs):
         key = WriterKey("q", number, f"r{number}")
         entry = advance(entry, key.writer(10, entry), 100 + number, 1000)

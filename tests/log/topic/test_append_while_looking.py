@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 
 from sparklog.errors import BadRequest, Conflict, Fenced, NotFound
-from sparklog.log.topic.topic import METADATA_MAX_AGE_MS, Topic
+from sparklog.log.topic.engine import METADATA_MAX_AGE_MS
+from sparklog.log.topic.topic import Topic
 from sparklog.testing.wrapper_stores import WrapperStore
 from tests.support.counted_root import CountedRoot
 

@@ -53,7 +53,7 @@ def start(program: str, *arguments: object) -> subprocess.Popen[bytes]:
 def values_of(root: Path) -> dict[int, list[str]]:
     """Values per partition in offset order, after checking the whole state."""
     topic = open_root(root).topic("t")
-    snapshot = topic.snapshot()
+    snapshot = topic.log.snapshot()
     check_state(snapshot.head, snapshot.slices)
     table = topic.scan(columns=("partition", "offset", "value")).to_table()
     found: dict[int, list[tuple[int, str]]] = {}
@@ -137,7 +137,7 @@ def test_threads_share_one_handle(tmp_path: Path) -> None:
         try:
             for row in range(25):
                 if number == 0:
-                    snapshot = topic.snapshot()
+                    snapshot = topic.log.snapshot()
                     check_state(snapshot.head, snapshot.slices)
                 else:
                     partition = pa.array([row % 2], pa.int32())

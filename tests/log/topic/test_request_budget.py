@@ -136,9 +136,9 @@ def test_an_idle_poll_is_one_probe_per_topic(place: CountedRoot) -> None:
         assert view.bounds(name)
     place.store.expect(get_commit=len(topics))
     assert place.store.by_kind["get", "commit"] == len(topics)
-    assert place.root.topic_handle("a").log.head().version == 1
+    assert place.root.engine.log("a").head().version == 1
     place.store.reset()
-    assert place.root.topic_handle("a").log.head().version == 1
+    assert place.root.engine.log("a").head().version == 1
     place.store.expect(get_commit=1)
     within(place, costs.IDLE_POLL)
 
@@ -196,7 +196,7 @@ def test_opening_costs_one_listing(place: CountedRoot) -> None:
         # The root, one listing, the newest checkpoint's head, the tail, the first missing number: no table.
         place.store.expect(get=5, list=1)
     place.store.reset()
-    assert len(fresh.snapshot(refresh=False).slices) == 5 * TASKS * PARTITIONS
+    assert len(fresh.log.snapshot(refresh=False).slices) == 5 * TASKS * PARTITIONS
     place.store.expect(get_checkpoint=1)
 
 
@@ -205,7 +205,7 @@ def test_opening_costs_few_requests_besides_the_tail(place: CountedRoot) -> None
     for number in range(140):
         topic.append(rows("x", partition=number % PARTITIONS))
     place.store.reset()
-    snapshot = place.reopened().snapshot()
+    snapshot = place.reopened().log.snapshot()
     assert len(snapshot.slices) == 140
     tail = place.store.by_kind["get", "commit"] - 1
     # 16 at a time, up to the first missing one. Some of the last ones are not begun any more when that is known.

@@ -244,7 +244,7 @@ def test_a_clash_of_case_deletes_nothing_of_others(world: World) -> None:
 
     def replace(other: Root) -> None:
         other.delete_topic("again")
-        other.topic_handle("again").log.commit(CreateIntent("other", 2, TopicConfigs()))
+        other.engine.log("again").commit(CreateIntent("other", 2, TopicConfigs()))
 
     with pytest.raises(Conflict, match="topic 'again' differs only in case from 'AGAIN'"):
         clash("again", replace)
@@ -277,7 +277,7 @@ def test_a_deleted_topic_is_not_found_and_its_name_goes_on(world: World) -> None
     assert root.topics() == []
     for look in (
         topic.log.head,
-        topic.snapshot,
+        topic.log.snapshot,
         topic.describe,
         lambda: root.topic("t"),
         lambda: root.delete_topic("t"),
@@ -360,7 +360,7 @@ def test_deleting_records(world: World) -> None:
     assert topic.delete_records({0: 2, 1: -1}) == {0: 4, 1: 4}
     assert topic.delete_records({0: 2}) == {0: 4}
     assert topic.log.head().version == 3
-    assert topic.snapshot().slices.all().partition.tolist() == [0]
+    assert topic.log.snapshot().slices.all().partition.tolist() == [0]
     with pytest.raises(NotFound, match="offset 11 of partition 0 of topic 't' is out of range: expected 0 to 10"):
         topic.delete_records({0: 11})
     with pytest.raises(NotFound, match="has partitions 0 to 1, found 2"):

@@ -9,7 +9,7 @@ from unittest import mock
 from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.log.state import commit_log
 from sparklog.log.state.commit import Resolved
-from sparklog.log.topic.root import Root
+from sparklog.log.topic.root import Root, topic_of
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.retain import RetainReport, retain_topic
 from sparklog.testing.faulty_store import Decide, Seeded
@@ -167,7 +167,7 @@ def finish(run: Run) -> None:
     run.slots = None
     compact(run, root, roll=True)
     run.check()
-    rows = topic.snapshot().slices.all()
+    rows = topic.log.snapshot().slices.all()
     expect(bool(rows.sealed().all()), "unsealed slices are left after all was rolled")
     for number in range(ROUNDS):
         world.now_ms += 9 * DAY_MS
@@ -198,7 +198,7 @@ def delete(run: Run, root: Root) -> None:
         run.world.now_ms += 2 * DAY_MS
         retain(run, root)
     expect(not data_files(run), f"data of a deleted topic is left: {sorted(data_files(run))[:5]}")
-    expect(root.topic_handle(TOPIC).log.refresh().head.version == run.state.version, "the numbering is gone")
+    expect(root.engine.log(TOPIC).refresh().head.version == run.state.version, "the numbering is gone")
 
 
 def data_files(run: Run) -> set[str]:
@@ -219,7 +219,7 @@ def compact(run: Run, root: Root, *, roll: bool) -> None:
 
 def retain(run: Run, root: Root) -> RetainReport:
     """One undisturbed run of retention and vacuum."""
-    report = retain_topic(root.topic_handle(TOPIC), Settings(now_ms=run.world.now_ms))
+    report = retain_topic(topic_of(root, TOPIC), Settings(now_ms=run.world.now_ms))
     expect(not report.failures, f"undisturbed, and yet: {report.failures}")
     return report
 

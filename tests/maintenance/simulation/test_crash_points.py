@@ -14,7 +14,7 @@ from sparklog.compaction.run import CompactOptions, Plans, compact_topic
 from sparklog.errors import SparklogError
 from sparklog.log.state import commit_log
 from sparklog.log.state.commit import Resolved, Txn
-from sparklog.log.topic.root import Root
+from sparklog.log.topic.root import Root, topic_of
 from sparklog.log.write.append_writer import AppendWriter, WriteOptions
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.retain import retain_topic
@@ -59,7 +59,7 @@ def compaction(seal: bool = False, merge: bool = False, clean: bool = False, rol
 
 def retention(run: Run, root: Root) -> Sequence[object]:
     """`jobs/retain.py`."""
-    return retain_topic(root.topic_handle(TOPIC), Settings(now_ms=run.world.now_ms)).failures
+    return retain_topic(topic_of(root, TOPIC), Settings(now_ms=run.world.now_ms)).failures
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def points() -> list[Point]:
 
 def picture(run: Run) -> tuple[object, ...]:
     """What others see of a topic, down to the bytes of its slices, whatever its files are called."""
-    snapshot = run.outsider("looks").topic(TOPIC).snapshot()
+    snapshot = run.outsider("looks").topic(TOPIC).log.snapshot()
     rows, head = snapshot.slices.all(), snapshot.head
     slices = [
         (

@@ -69,19 +69,19 @@ def test_many_seeds(seeds: range) -> None:
 
 def hidden_here_alone(topic: Topic) -> Snapshot:
     """Ask other topics for what they have recorded, not for what is decided."""
-    snapshots = {topic.name: topic.snapshot()}
+    snapshots = {topic.name: topic.log.snapshot()}
     waiting = list(snapshots[topic.name].head.siblings)
     while waiting:
         name = waiting.pop()
         if name not in snapshots:
-            snapshots[name] = topic.root.topic_handle(name).snapshot()
+            snapshots[name] = topic.root.engine.log(name).snapshot()
             waiting += snapshots[name].head.siblings
     return held_back(snapshots[topic.name], whole_ends(snapshots)[topic.name])
 
 
 def own_topic_alone(topic: Topic) -> Snapshot:
     """Do not ask other topics."""
-    return topic.snapshot()
+    return topic.log.snapshot()
 
 
 @pytest.mark.parametrize("rule", [hidden_here_alone, own_topic_alone])
@@ -142,7 +142,7 @@ def struck(call: Call | None, kind: FaultKind) -> None:
     assert script.struck or call is None
     run.look()
     assert not compact(run, lambda call: None)
-    assert run.outsider().topic("u").snapshot().slices.all().sealed().any(), "nothing was sealed below"
+    assert run.outsider().topic("u").log.snapshot().slices.all().sealed().any(), "nothing was sealed below"
     blocker.commit()
     finish(run)
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from sparklog.compaction import clean_plan, merge_work, sealing
+from sparklog.compaction import clean_work, merge_work, seal_plan, seal_work
 from sparklog.errors import SparklogError
 from sparklog.log.read.planned_slices import PlannedSlice
 from sparklog.log.state import commit_log
-from sparklog.log.state.commit import COMPACT, Removal
+from sparklog.log.state.commit import COMPACT, RemovedSlices
 from sparklog.log.state.commit_intents import Draft
 from sparklog.log.state.rewrites import RewriteIntent
 from sparklog.log.state.topic_state import Head
-from sparklog.log.topic.topic import TopicLog
+from sparklog.log.topic.engine import TopicLog
 from sparklog.retention import retain, vacuum, vacuum_plan
 from sparklog.retention.vacuum import UpkeepIntent
 from sparklog.testing.world import DAY_MS
@@ -30,18 +30,17 @@ SEEDS = 200
 
 def vacuum_forgets_later_commits(patch: Patch) -> None:
     """Only what the state at the floor names is kept, not what commits after it name."""
-    real = vacuum._named
+    real = vacuum._read_named
 
-    def at_the_floor(run: Any, head: Head) -> tuple[set[str], set[str], int]:
-        _, known, born = real(run, head)
-        return run.history.at(run.floor).slices.paths(), known, born
+    def at_the_floor(run: Any, head: Head) -> Any:
+        return real(run, head)._replace(kept=run.history.at(run.floor).slices.paths())
 
-    patch.setattr(vacuum, "_named", at_the_floor)
+    patch.setattr(vacuum, "_read_named", at_the_floor)
 
 
 def vacuum_forgets_commits_made_meanwhile(patch: Patch) -> None:
     """What is committed between the listing and the floor's commit is not kept."""
-    patch.setattr(vacuum, "_named_between", lambda run, before, after: set())
+    patch.setattr(vacuum, "_read_named_between", lambda run, before, after: set())
 
 
 def floor_is_not_committed(patch: Patch) -> None:
@@ -95,7 +94,7 @@ def edits_always_stand(patch: Patch) -> None:
         removals = []
         for rewrite in self.rewrites:
             for item in rewrite.inputs:
-                removal = Removal(item.path, (rewrite.edit.partition,), (item.base,), (item.position,))
+                removal = RemovedSlices(item.path, (rewrite.edit.partition,), (item.base,), (item.position,))
                 if table.find(removal)[0] >= 0:
                     removals.append(removal)
         return Draft(self.op, files=self.files, remove=tuple(removals), edits=tuple(r.edit for r in self.rewrites))
@@ -105,41 +104,41 @@ def edits_always_stand(patch: Patch) -> None:
 
 def open_slices_are_sealed(patch: Patch) -> None:
     """Sealing does not stop at the last stable offset, and nobody stops it."""
-    real = sealing._rows_to_seal
+    real = seal_plan._rows_to_seal
 
     def all_of_them(*given: Any) -> int:
         return real(*given[:4], 2**62, given[5])
 
-    patch.setattr(sealing, "_rows_to_seal", all_of_them)
+    patch.setattr(seal_plan, "_rows_to_seal", all_of_them)
     patch.setattr(commit_log, "check_commit", lambda before, commit, after: None)
 
 
 def aborted_slices_are_sealed(patch: Patch) -> None:
     """Sealing and merging take aborted slices for others."""
     patch.setattr(PlannedSlice, "aborted", property(lambda self: False))
-    assert sealing.PlannedSlice is merge_work.PlannedSlice is PlannedSlice
+    assert seal_work.PlannedSlice is merge_work.PlannedSlice is PlannedSlice
 
 
 def tombstones_go_too_early(patch: Patch) -> None:
     """`delete.retention.ms` counts for nothing."""
-    real = clean_plan.CleanWork._pass
+    real = clean_work.CleanWork._pass
 
-    def early(self: clean_plan.CleanWork, *given: Any) -> Any:
+    def early(self: clean_work.CleanWork, *given: Any) -> Any:
         configs = replace(self.configs, explicit={**self.configs.explicit, "delete.retention.ms": "0"})
         return real(replace(self, configs=configs), *given)
 
-    patch.setattr(clean_plan.CleanWork, "_pass", early)
+    patch.setattr(clean_work.CleanWork, "_pass", early)
 
 
 def pass_claims_too_much(patch: Patch) -> None:
     """Cleaned-through is the first uncleanable offset, also where the map was full before."""
-    real = clean_plan.CleanWork._pass
+    real = clean_work.CleanWork._pass
 
-    def claims(self: clean_plan.CleanWork, plan: Any, *given: Any) -> Any:
-        files, inputs, cleaned = real(self, plan, *given)
-        return files, inputs, replace(cleaned, end_offset=inputs[-1].end)
+    def claims(self: clean_work.CleanWork, plan: Any, *given: Any) -> Any:
+        files, cleaned = real(self, plan, *given)
+        return files, replace(cleaned, end_offset=self._slice(cleaned.segments[-1]).end)
 
-    patch.setattr(clean_plan.CleanWork, "_pass", claims)
+    patch.setattr(clean_work.CleanWork, "_pass", claims)
 
 
 def retention_is_a_day_ahead(patch: Patch) -> None:

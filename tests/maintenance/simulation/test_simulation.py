@@ -78,7 +78,7 @@ def test_a_seed_is_one_run() -> None:
 
 
 def test_a_failing_seed_says_how_to_replay_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vacuum, "_data_files", lambda *given: 1 // 0)
+    monkeypatch.setattr(vacuum, "_list_data_files", lambda *given: 1 // 0)
     with pytest.raises(AssertionError) as caught:  # noqa: PT012
         for seed in range(3):
             check(seed)

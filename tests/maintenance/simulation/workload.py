@@ -14,16 +14,17 @@ import pyarrow as pa
 from sparklog.compaction.clean_plan import plan_cleaning
 from sparklog.compaction.merge_plan import plan_merges
 from sparklog.compaction.run import CompactOptions, Plans, compact_topic
-from sparklog.compaction.sealing import plan_sealing
+from sparklog.compaction.seal_plan import plan_sealing
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.log.journal.clocks import Env
-from sparklog.log.read.topic_scan import Scan, SnapshotView, scan
+from sparklog.log.read.snapshot_view import SnapshotView
+from sparklog.log.read.topic_scan import Scan, scan_ranges
 from sparklog.log.state.commit import Hold, Resolved, Txn
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.slices import FileSlices
-from sparklog.log.state.view import READ_UNCOMMITTED
-from sparklog.log.topic.root import Root, open_root
+from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED
+from sparklog.log.topic.root import Root, open_root, topic_of
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import AppendOutcome, AppendTarget, AppendWriter, WriteOptions
 from sparklog.maintenance.work_items import Done, InProcess, Progress, Settings, Work, silent
@@ -129,7 +130,7 @@ class Run:
         if self._checked == self.state.version or self.state.deleted:
             return
         self._checked = self.state.version
-        snapshot = self.outsider("observer").topic(TOPIC).snapshot()
+        snapshot = self.outsider("observer").topic(TOPIC).log.snapshot()
         check_state(snapshot.head, snapshot.slices)
         same(self, snapshot)
         expect(snapshot.version == self.state.version, f"version {snapshot.version} is not {self.state.version}")
@@ -369,7 +370,7 @@ def recreator(run: Run, decide: Decide, turns: int) -> Callable[[Actor], None]:
     def body(actor: Actor) -> None:
         def turn() -> None:
             root = run.root(actor, decide)
-            if root.topic_handle(TOPIC).log.refresh().head.exists:
+            if root.engine.log(TOPIC).refresh().head.exists:
                 root.delete_topic(TOPIC)
                 run.count("topics deleted")
                 nap(run, actor, DAY_MS)
@@ -394,11 +395,13 @@ def reader(run: Run, decide: Decide, plans: int, *, holding: bool = False) -> Ca
             topic = root.topic(TOPIC)
             if holding:
                 maintain(topic, holds={actor.name: Hold(topic.log.head().version)})
-            snapshot = topic.snapshot()
+            snapshot = topic.log.snapshot()
             same(run, snapshot)
             # The version of the plan: the log may be read on while it is made.
-            seen = topic.read_snapshot()
-            planned = scan(SnapshotView(root.location, {TOPIC: seen}), TOPIC, columns=COLUMNS)
+            seen = topic.log.read_snapshot()
+            view = SnapshotView(root.location, {TOPIC: seen}, lambda _: topic.log.read_snapshot())
+            ranges = scan_ranges(view, TOPIC, None, "earliest", "latest", READ_COMMITTED)
+            planned = Scan(tuple(view.plan(ranges, READ_COMMITTED)), COLUMNS)
             version = seen.version
             held = holding and _paths(run, version) <= _paths(run, run.records.holds[actor.name][0])
             nap(run, actor, 4 * DAY_MS)
@@ -547,7 +550,7 @@ def retainer(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
 
     def body(actor: Actor) -> None:
         def turn() -> None:
-            handle = run.root(actor, decide).topic_handle(TOPIC)
+            handle = topic_of(run.root(actor, decide), TOPIC)
             retained(run, actor, handle)
             run.check()
 

@@ -15,6 +15,7 @@ from sparklog.log.state.history import History
 from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic import cloning
 from sparklog.log.topic.cloning import Cloned, clone_topic
+from sparklog.log.topic.engine import RootEngine
 from sparklog.log.topic.root import Root, open_root
 from sparklog.retention import vacuum, vacuum_plan
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore
@@ -39,7 +40,7 @@ def filled(world: BackupWorld, *, configs: dict[str, str] | None = None, appends
 
 def shared(root: Root, name: str) -> set[str]:
     """Files of other topics that a topic names."""
-    return {path for path in root.topic(name).snapshot().slices.paths() if path.startswith("/")}
+    return {path for path in root.topic(name).log.snapshot().slices.paths() if path.startswith("/")}
 
 
 class TestWhatItShows:
@@ -246,7 +247,7 @@ class TestVacuums:
         clone_topic(root, "a", "b")
         world.compact("a")
         world.now_ms += 3 * DAY_MS
-        plan = world.root().topic("b").snapshot()
+        plan = world.root().topic("b").log.snapshot()
         world.compact("b")
         world.now_ms += 12 * HOUR_MS
         world.retain()
@@ -392,7 +393,7 @@ class TestMutations:
             TestVacuums().test_the_source_may_be_rewritten_and_vacuumed()
 
     def test_the_hold_after_the_clone(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        hold, begin = cloning._hold, Root.begin_topic
+        hold, begin = cloning._hold, RootEngine.create
         late: list[Callable[[], object]] = []
         monkeypatch.setattr(cloning, "_hold", lambda *given: late.append(lambda: hold(*given)) or [])
 
@@ -402,7 +403,7 @@ class TestMutations:
                 late.pop()()
             return found
 
-        monkeypatch.setattr(Root, "begin_topic", begin_first)
+        monkeypatch.setattr(RootEngine, "create", begin_first)
         failed = 0
         for moment in range(40):
             try:

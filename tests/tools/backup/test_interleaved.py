@@ -9,10 +9,10 @@ import pytest
 
 from sparklog.errors import Conflict, SparklogError, Unavailable
 from sparklog.groups.lag import Groups
-from sparklog.log.journal.clocks import SETTLE_MS
 from sparklog.log.journal.names import checkpoint_key, commit_key
 from sparklog.log.topic.root import Root
 from sparklog.storage.memory import MemoryStore
+from sparklog.storage.retries import SETTLE_MS
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore
 from sparklog.testing.world import DAY_MS, HOUR_MS
 from sparklog.tools.backup import backing_up, consistent_cut
@@ -388,7 +388,7 @@ def test_a_backup_waits_for_what_a_cache_hides(kind: str) -> None:
     root.topic("a").append(batch([b"plain"]))
     with transactional(root, ID).begin() as following:
         following.append("b", batch([b"more"]))
-    assert len(root.decisions.log(ID).refresh().commits) == 1
+    assert len(root.engine.decisions.log(ID).refresh().commits) == 1
     place, restored = world.another("place"), world.another("restored")
     begun = world.now_ms
     back_up(here, place)
@@ -403,7 +403,7 @@ def test_a_backup_takes_no_hidden_decision_for_an_abort() -> None:
     root = world.root()
     for name in ("a", "b"):
         root.create_topic(name)
-    log = root.decisions.log(ID)
+    log = root.engine.decisions.log(ID)
     writing = transactional(root, ID).begin()
     writing.append("a", batch([b"paid"]))
     writing.prepare()

@@ -200,7 +200,7 @@ def test_what_an_id_that_is_left_out_has_pending_of_other_topics(world: Restorin
     world.back_up(topics=["a"])
     restored = world.restore()
     assert not verify_root(restored.store, env=world.env()).findings
-    state = restored.entries(GROUPS, GROUP).refresh()
+    state = restored.engine.entries(GROUPS, GROUP).refresh()
     assert [item.offset for item in state.offsets] == [(2,)]
     assert not state.pending
 

@@ -90,7 +90,7 @@ class TestTheCut:
         world.retain(root.store)
         left = {key: value for key, value, _ in rows_of(world.root(root.store).topic("a")).values()}
         assert left == {**values, b"z": b"z"}
-        named = world.root(root.store).topic("a").snapshot().slices.paths()
+        named = world.root(root.store).topic("a").log.snapshot().slices.paths()
         data = {info.key for info in root.store.list("a/") if info.key.endswith((".log", ".slices"))}
         assert data == {f"a/{path}" for path in named}
 
@@ -135,7 +135,7 @@ class TestTheCut:
         world.back_up()
         root = world.restore()
         assert contents(root) == before
-        assert not [path for name in "abc" for path in root.topic(name).snapshot().slices.paths() if path[0] == "/"]
+        assert not [path for name in "abc" for path in root.topic(name).log.snapshot().slices.paths() if path[0] == "/"]
         only = world.restore(wanted=Wanted(topics=("c",)))
         assert contents(only) == {"c": before["c"]}
         for each in (root, only):
@@ -462,7 +462,7 @@ class TestRefusals:
         world.fill()
         if suffix != ".slices":
             world.compact("a")
-        named = sorted(world.root().topic("a").snapshot().slices.paths())
+        named = sorted(world.root().topic("a").log.snapshot().slices.paths())
         key = f"a/{named[0].rsplit('.', 1)[0]}{suffix}"
         data = world.store.get(key)
         for position in (0, len(data) // 2, len(data) - 1):

@@ -20,8 +20,9 @@ from sparklog.log.read import topic_scan
 from sparklog.log.topic.topic import Topic
 from sparklog.tools.engines.narrowing import columns_of
 
-PAGE = Path(__file__).parents[3] / "docs" / "guides" / "arrow-engines.md"
-SNIPPETS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+GUIDES = Path(__file__).parents[3] / "docs" / "guides"
+PAGES = "".join((GUIDES / name).read_text() for name in ("arrow-engines.md", "duckdb.md"))
+SNIPPETS = re.findall(r"^```python\n(.*?)^```$", PAGES, re.MULTILINE | re.DOTALL)
 COMMITS, ROWS, START_MS = 20, 50, 1_700_000_000_000
 LINE = "[SPARKLOG_CORRUPT] a batch is wrong: restore the file (file x.log, position 3)"
 OFFSET, PARTITION, TIME = pc.field("offset"), pc.field("partition"), pc.field("timestamp")
@@ -78,6 +79,21 @@ def test_a_filter_reads_what_can_match_and_gives_what_does(topic: Topic, express
     assert ordered(dataset.to_table(filter=expression)) == ordered(pa.table(topic.scan()).filter(expression))
 
 
+def test_the_first_and_the_last_time_of_a_slice_are_found(tmp_path: Path) -> None:
+    """Three appends, three slices: their times are all that tells which of them to read."""
+    topic = sparklog.open(tmp_path / "log", create=True).create_topic("t", configs={"retention.ms": -1})
+    for commit in range(3):
+        times = pa.array([START_MS + 1000 * commit + ms for ms in (0, 400, 900)], pa.timestamp("ms"))
+        topic.append(pa.table({"value": [b"a", b"b", b"c"], "timestamp": times}))
+    dataset = sparklog.datasets(tmp_path / "log")["t"]
+    for commit in range(3):
+        for number, ms in enumerate((0, 400, 900)):
+            found = dataset.to_table(filter=pc.equal(TIME, time(START_MS + 1000 * commit + ms)))
+            assert found["offset"].to_pylist() == [3 * commit + number]
+        for ms in (-1, 401, 901):
+            assert dataset.to_table(filter=pc.equal(TIME, time(START_MS + 1000 * commit + ms))).num_rows == 0
+
+
 def test_columns_of_a_filter_are_read_beside_those_that_are_wanted(topic: Topic) -> None:
     dataset = sparklog.datasets(topic.root)["orders"]
     assert columns_of((OFFSET > 1) & pc.field("headers").is_null()) == {"offset", "headers"}
@@ -96,7 +112,7 @@ def test_a_kafka_directory_is_a_set_of_datasets() -> None:
     kafka = Path(__file__).parents[3] / "examples" / "data" / "kafka-log-dir"
     view = sparklog.open_view(kafka)
     for name, dataset in sparklog.datasets(kafka).items():
-        wanted = pa.table(view.scan(name))
+        wanted = pa.table(view.topic(name).scan())
         assert ordered(dataset.to_table()) == ordered(wanted)
         assert ordered(dataset.to_table(filter=OFFSET >= 2)) == ordered(wanted.filter(OFFSET >= 2))
 
@@ -175,7 +191,7 @@ def test_the_guide_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], snip
         pytest.importorskip(name, reason=f"{name} is not installed")
     orders = sparklog.open(tmp_path / "log", create=True).create_topic("orders", configs={"retention.ms": -1})
     orders.append(pa.table({"key": ["anna", "carl"], "value": ["book", "sofa"]}))
-    exec(compile(snippet.replace("/data/log", str(tmp_path / "log")), str(PAGE), "exec"), {})
+    exec(compile(snippet.replace("/data/log", str(tmp_path / "log")), "guide", "exec"), {})
     assert capsys.readouterr().out
 
 

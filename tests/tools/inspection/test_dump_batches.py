@@ -15,13 +15,13 @@ from sparklog.format.record_batch import HEADER_BYTES
 from sparklog.storage import open_store
 from sparklog.tools.inspection.dump import DumpOptions, dump
 from sparklog.tools.inspection.dump_batches import PIECE_RECORDS, LogOptions, LogWalk, OffsetGaps, log_rows, pieces
-from sparklog.tools.inspection.dump_source import Source
+from sparklog.tools.inspection.dump_source import DumpFile
 
 
-def source(folder: Path, data: bytes, suffix: str = "log") -> Source:
+def source(folder: Path, data: bytes, suffix: str = "log") -> DumpFile:
     path = folder / f"00000000000000000000.{suffix}"
     path.write_bytes(data)
-    return Source(open_store(folder), path.name, str(path), str(path))
+    return DumpFile(open_store(folder), path.name, str(path), str(path))
 
 
 def batch(count: int, codec: str = "none", batch_bytes: int = 1 << 20) -> bytes:
@@ -29,7 +29,7 @@ def batch(count: int, codec: str = "none", batch_bytes: int = 1 << 20) -> bytes:
     return encode(values, values, None, np.full(count, 7), options=EncodeOptions(codec, batch_bytes=batch_bytes)).data
 
 
-def read(file: Source, options: DumpOptions) -> tuple[list[str], Corrupt | None]:
+def read(file: DumpFile, options: DumpOptions) -> tuple[list[str], Corrupt | None]:
     """The lines behind the first one, and the error that ends them."""
     lines: list[str] = []
     try:
@@ -70,7 +70,7 @@ def test_a_batch_larger_than_a_window_is_read_whole(tmp_path: Path) -> None:
     [
         (61, 0x7E, "a record's length does not fit into its batch"),
         (60, 9, "the batch has more records than offsets"),
-        (60, 1, "the batch goes on behind its last record"),
+        (60, 1, "the batch goes on after its last record"),
         (65, 0x7F, "a record's fields do not end where its length says"),
         (57, 0xFF, "the batch has a negative record count"),
     ],
@@ -115,7 +115,7 @@ def test_a_transaction_index_is_printed_up_to_the_damage(tmp_path: Path) -> None
     line = "version: 0 producerId: 6 firstOffset: 5 lastOffset: 7 lastStableOffset: 8"
     assert read(source(tmp_path, entry * 2, "txnindex"), DEEP) == ([line, line], None)
     for data, message in (
-        (entry * 2 + entry[:20], "found 20 bytes behind them"),
+        (entry * 2 + entry[:20], "found 20 bytes after them"),
         (entry * 2 + b"\0\1" + entry[2:], "expected an aborted transaction of version 0, found 1"),
     ):
         lines, error = read(source(tmp_path, data, "txnindex"), DEEP)

@@ -18,7 +18,7 @@ from sparklog.storage import open_store
 from sparklog.tools.inspection import dump_decoders
 from sparklog.tools.inspection.dump import DumpOptions, dump
 from sparklog.tools.inspection.dump_batches import LogOptions
-from sparklog.tools.inspection.dump_source import Source
+from sparklog.tools.inspection.dump_source import DumpFile
 
 GROUPS = (
     *("codecs", "compaction", "compaction-by-broker", "damaged", "legacy", "preallocated-running", "retention"),
@@ -57,7 +57,7 @@ def options_for(path: str, expected: str) -> DumpOptions:
     return DumpOptions(LogOptions(deep=True, contents=contents, decoders=decoders))
 
 
-def dumped(source: Source, options: DumpOptions) -> tuple[list[str], Corrupt | None]:
+def dumped(source: DumpFile, options: DumpOptions) -> tuple[list[str], Corrupt | None]:
     lines: list[str] = []
     try:
         for line in dump([source], options):
@@ -71,7 +71,7 @@ def dumped(source: Source, options: DumpOptions) -> tuple[list[str], Corrupt | N
 def test_lines_are_those_of_kafkas_tool(fixtures: Path, name: str) -> None:
     compared = 0
     for fixture, path, expected in expectations(fixtures / name):
-        lines, error = dumped(Source(open_store(fixture), path, path, path), options_for(path, expected))
+        lines, error = dumped(DumpFile(open_store(fixture), path, path, path), options_for(path, expected))
         theirs = expected.splitlines()
         if error is not None:
             assert DAMAGED[fixture.name] in str(error), f"{fixture} {path}"
@@ -88,7 +88,7 @@ def test_json_objects_agree_with_the_lines(fixtures: Path) -> None:
     for fixture, path, expected in expectations(fixtures / "transactions"):
         options = options_for(path, expected)
         as_json = DumpOptions(replace(options.log, json=True))
-        rows = [json.loads(line.text) for line in dump([Source(open_store(fixture), path, path, path)], as_json)]
+        rows = [json.loads(line.text) for line in dump([DumpFile(open_store(fixture), path, path, path)], as_json)]
         lines = [line for line in expected.splitlines() if not line.startswith(("Log starting", "  "))]
         lines = [line for line in lines if not line.startswith(("Non-consecutive", "Found timestamp", path))]
         assert len([row for row in rows if row["type"] in DATA]) == len(lines), path

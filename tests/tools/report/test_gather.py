@@ -10,9 +10,9 @@ import pytest
 from sparklog.compaction.run import CompactOptions, compact_root
 from sparklog.errors import BadRequest, NotFound
 from sparklog.groups.lag import Groups, lag
-from sparklog.kafka.importing.coordinators import kafka_groups
+from sparklog.kafka.importing.coordinators import LogDir, kafka_groups
 from sparklog.kafka.importing.run import ImportOptions, import_log_dir
-from sparklog.kafka.in_place.segment_recovery import log_skipped
+from sparklog.kafka.in_place.files import file_path
 from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.state.view import READ_UNCOMMITTED, OffsetRange
@@ -320,7 +320,7 @@ def test_damage_in_a_kafka_directory_is_a_note_unless_it_is_being_written(fixtur
 
 def test_groups_of_a_kafka_directory_are_those_of_its_coordinator(fixtures: Path) -> None:
     log_dir = fixtures / "transactions" / "data"
-    groups = kafka_groups(str(log_dir), env=SYSTEM, now_ms=START_MS, on_skipped=log_skipped)
+    groups = kafka_groups(LogDir(file_path(log_dir), SYSTEM), START_MS)
     report = gather(KafkaView(log_dir), Settings(START_MS))
     assert report.groups is not None
     assert [group.group for group in report.groups] == list(groups)

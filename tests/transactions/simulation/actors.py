@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable
 from sparklog.groups.collecting import collect_groups
 from sparklog.groups.lag import Groups
-from sparklog.log.journal.clocks import SETTLE_MS
 from sparklog.log.journal.names import append_path
 from sparklog.log.state.slice_table import COMMITTED, PLAIN, Snapshot
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.root import Root, RootView, open_root
 from sparklog.log.write.append_writer import AppendTarget, TopicFiles
+from sparklog.storage.retries import SETTLE_MS
 from sparklog.storage.store import Store
 from sparklog.testing.faulty_store import Crash, Decide, FaultKind
 from sparklog.transactions.completion import collect, resolve_topic
@@ -105,12 +105,12 @@ class Run:
             topic = root.topic(name)
             head = topic.log.head()
             expect(head.last_stable().tolist() == head.log_end.tolist(), f"{name} is held back for ever: {head.open}")
-            seen[name] = visible(topic.read_snapshot())
+            seen[name] = visible(topic.log.read_snapshot())
             expect(sorted(seen[name]) == sorted(self.ledger.visible(name)), f"{name} shows what its decisions do not")
         self._judge_groups(root, seen)
         from tests.transactions.simulation.followers import judge_followers
 
-        judge_followers(self, lambda name: root.topic(name).read_snapshot().slices.all())
+        judge_followers(self, lambda name: root.topic(name).log.read_snapshot().slices.all())
         batches: dict[tuple[str, int], int] = {}
         for attempt in self.attempts:
             shown = {name: [path in seen[name] for path in paths] for name, paths in attempt.files.items()}
@@ -433,7 +433,7 @@ def reader(run: Run, decide: Decide, polls: int) -> Callable[[Actor], None]:
             shown: dict[str, set[str]] = {}
             hidden: dict[str, set[str]] = {}
             for name in TOPICS:
-                snapshot = view._snapshots[name]
+                snapshot = view.snapshot(name)
                 committed = set(run.ledger.visible(name))
                 rows = snapshot.slices.all()
                 shown[name] = set()

@@ -16,10 +16,10 @@ from sparklog.groups.group_state import GroupState
 from sparklog.log.decisions import decision, decision_log
 from sparklog.log.decisions.decision import Decisions
 from sparklog.log.decisions.decision_log import DecisionLog
-from sparklog.log.journal.clocks import SETTLE_MS, Backoff
 from sparklog.log.state.commit import Resolved
-from sparklog.log.state.writer_runs import Verdict
+from sparklog.log.state.writer_runs import BatchVerdict
 from sparklog.log.topic import root as root_view
+from sparklog.storage.retries import SETTLE_MS, Backoff
 from sparklog.transactions import completion, producer, publishing
 from tests.log.simulation.simulated_world import SimulationError
 from tests.transactions.simulation.seeds import run_seed
@@ -127,7 +127,7 @@ def recorded_prepares_are_left_out(patch: Patch) -> None:
 def replays_are_written(patch: Patch) -> None:
     """The replay rule is not asked."""
     for module in (decision, publishing):
-        patch.setattr(module, "decide", lambda entry, key, count, place: Verdict(write=True))
+        patch.setattr(module, "decide", lambda entry, key, count, place: BatchVerdict(write=True))
 
 
 def prepares_after_the_decision(patch: Patch) -> None:

@@ -15,7 +15,7 @@ from unittest import mock
 from sparklog.compaction.clean_plan import plan_cleaning
 from sparklog.compaction.merge_plan import plan_merges
 from sparklog.compaction.run import CompactOptions, Plans, compact_topic
-from sparklog.compaction.sealing import plan_sealing
+from sparklog.compaction.seal_plan import plan_sealing
 from sparklog.errors import NotFound, SparklogError
 from sparklog.groups.lag import Groups
 from sparklog.log.journal.clocks import Env
@@ -273,7 +273,7 @@ def look(root: Root, actor: Actor) -> None:
     groups = Groups(root)
     for _ in range(actor.random.randint(1, 4)):
         for name in actor.random.sample(TOPICS, actor.random.randint(0, 2)):
-            root.topic_handle(name).log.refresh()
+            root.engine.log(name).refresh()
         if actor.random.random() < 0.5:
             groups.group(f"mover-{actor.random.randint(0, 1)}").log.refresh()
         nap(actor, 20_000)

@@ -1,10 +1,7 @@
 """Seal: unsealed slices become Kafka segments, without being decompressed; exporting writes its segments so, too.
 
-A segment is sealed when Kafka would have closed it: by the roll rule over the slice table
-(`sparklog.log.state.segments`), by the clock in a quiet partition, or at once if the user rolls. A segment waits until
-all of it lies below the last stable offset. Its aborted slices are dropped, which leaves a gap in the offsets. Each
-segment is one edit, so a race that takes an input from one segment leaves the others. A work item covers several
-partitions, because their slices lie side by side in the append files and are fetched together.
+A segment's aborted slices are dropped, which leaves a gap in the offsets. A work item covers several partitions: their
+slices are side by side in the append files and are fetched together.
 
 Each slice is checked against its CRC-32C first, and its batches are copied as they are. Only headers are patched with
 what was not known when the batch was written, which the slice carries: absolute offsets, the leader epoch and, under
@@ -18,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -31,18 +28,16 @@ from sparklog.format.filter_batches import rewrite_headers
 from sparklog.format.key_filter import MIN_SLICE_BYTES
 from sparklog.format.record_batch import BatchHeaders, BytesLike, Place
 from sparklog.format.transaction_index import AbortedTransactions
-from sparklog.log.decisions.decision_log import own_whole_ends
 from sparklog.log.journal.clocks import SYSTEM, Env
-from sparklog.log.read.fetch import Cursor, Fetcher, Piece
-from sparklog.log.read.planned_slices import PlannedSlice, PlannedSlices, joined, planned_slices
+from sparklog.log.read.fetch import Cursor, FetchedBatches, Fetcher
+from sparklog.log.read.planned_slices import PlannedSlice, PlannedSlices, joined
 from sparklog.log.state.commit import SEAL, Edit
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.rewrites import Rewrite
-from sparklog.log.state.segments import RollRule, Segment, due, segments_of
-from sparklog.log.state.slice_table import ABORTED, Slices, Snapshot
+from sparklog.log.state.slice_table import ABORTED
 from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.log.state.view import OffsetRange
-from sparklog.maintenance.work_items import Done, PieceReport, Progress, Settings, silent
+from sparklog.maintenance.work_items import Done, PieceReport, Progress, silent
 from sparklog.storage.store import Store
 
 Int64s = npt.NDArray[np.int64]
@@ -81,7 +76,7 @@ def scan_slices(
 def check_offsets(
     headers: BatchHeaders, rows: Sequence[PlannedSlice], row_of: Int64s, starts: Int64s, after: int = 0
 ) -> None:
-    """Raise `Corrupt` unless the batches of each slice lie within its offsets, in order: a part of `scan_slices`."""
+    """Raise `Corrupt` unless the batches of each slice are within its offsets, in order: a part of `scan_slices`."""
     shift = _column(rows, "shift")[row_of]
     base, end = headers.base_offset + shift, headers.next_offset + shift
     least = _column(rows, "base")[row_of]
@@ -92,12 +87,12 @@ def check_offsets(
     # Messages of formats v0 and v1 are in sealed segments alone: here a magic byte has changed.
     wrong = np.flatnonzero(outside | headers.is_legacy)
     if len(wrong):
-        at = int(wrong[0])
-        row = rows[int(row_of[at])]
-        position = row.position + int(headers.position[at] - starts[row_of[at]])
-        offsets = f"{int(least[at])} to {row.end}, found one of {int(base[at])} to {int(end[at])}"
+        batch = int(wrong[0])
+        row = rows[int(row_of[batch])]
+        position = row.position + int(headers.position[batch] - starts[row_of[batch]])
+        offsets = f"{int(least[batch])} to {row.end}, found one of {int(base[batch])} to {int(end[batch])}"
         message = f"expected a batch within offsets {offsets}: restore the file"
-        raise Corrupt(message, file=row.file, position=position, offset=int(least[at]))
+        raise Corrupt(message, file=row.file, position=position, offset=int(least[batch]))
 
 
 def patch_batches(
@@ -153,7 +148,7 @@ def write_segments(outputs: Sequence[SegmentOutput], progress: Progress = silent
         for piece in Fetcher(cursors):
             records = by_partition[piece.slice.partition].take(piece)
             progress(records, len(piece.data))
-        return _closed(outputs)
+        return _close_all(outputs)
     except BaseException:
         for output in outputs:
             output.writer.discard()
@@ -206,7 +201,7 @@ class SegmentOutput:
         wanted = OffsetRange(self._topic, self.part.partition, int(slices.base[0]), end)
         return Cursor(self._store, wanted, slices, self._gone, wanted.start)
 
-    def take(self, piece: Piece) -> int:
+    def take(self, piece: FetchedBatches) -> int:
         """Take the next piece; return its count of records."""
         row = piece.slice
         if row.base != self._current:
@@ -296,7 +291,7 @@ class SegmentOutput:
         )
 
 
-def _closed(outputs: Sequence[SegmentOutput]) -> list[tuple[FileSlices, ...]]:
+def _close_all(outputs: Sequence[SegmentOutput]) -> list[tuple[FileSlices, ...]]:
     """Close the outputs. Files wait for the disk together: one by one takes ten times as long."""
     if len(outputs) < MANY_OUTPUTS:
         return [output.close() for output in outputs]
@@ -315,10 +310,7 @@ class SealWork:
     configs: TopicConfigs
     parts: tuple[SealPart, ...]
     env: Env = SYSTEM
-
-    @property
-    def op(self) -> str:
-        return SEAL
+    op: ClassVar[str] = SEAL
 
     @property
     def title(self) -> str:
@@ -358,87 +350,13 @@ class SealWork:
             )
             for part, part_files in zip(self.parts, files, strict=True)
         ]
-        return Done(tuple(rewrites), tuple(file for each in files for file in each), tuple(reports))
+        return Done(tuple(rewrites), tuple(file for part_files in files for file in part_files), tuple(reports))
 
     def _output(self, part: SealPart, unique: str) -> SegmentOutput:
         writer = SegmentWriter(self.store, self.topic, part.partition, self.read_version, unique, self.configs)
-        return SegmentOutput(self.store, self.topic, part, writer, lambda: self._aborted(part), keyed=True)
+        return SegmentOutput(self.store, self.topic, part, writer, lambda: self._replay_aborted(part), keyed=True)
 
-    def _aborted(self, part: SealPart) -> AbortedTransactions:
+    def _replay_aborted(self, part: SealPart) -> AbortedTransactions:
         if part.history is None:
             raise BadRequest("slices with Kafka's transactions are sealed with the partition's history")
         return replay(self.store, part.history, part.log_end).aborted
-
-
-WORK_BYTES = 256 << 20
-WORK_SLICES = 100_000
-"""A task needs some 0.7 KB of memory for each slice. A segment with more slices is not cut."""
-WORK_PARTITIONS = 128
-"""Each partition of a work item may have a file open."""
-WORK_SEGMENTS = 500
-"""Each segment is an edit, and a commit compares its edits with its files."""
-
-
-def plan_sealing(
-    store: Store, snapshot: Snapshot, settings: Settings, *, roll: bool = False, env: Env = SYSTEM
-) -> list[SealWork]:
-    """Plan the sealing of a topic, in work items of up to `WORK_BYTES`; none where no segment is closed.
-
-    `roll` also closes the active segments, as far as they lie below the last stable offset. `env` gives tasks their
-    ids and their stopwatch; `settings.now_ms` is the clock that closes quiet partitions.
-    """
-    head = snapshot.head
-    configs = settings.configs_of(head.configs)
-    rule = RollRule.of(configs, head.topic_id)
-    table = snapshot.slices.all()
-    # Slices that an open transaction elsewhere hides keep the mark of their transaction until they become visible.
-    stable = own_whole_ends(head, table).tolist()
-    packed = _Packed()
-    for partition in np.unique(table.partition[~table.sealed()]).tolist():
-        slices = table[table.partition_rows(partition)]
-        log_end = int(head.log_end[partition])
-        for segment in segments_of(slices, partition, log_end, rule):
-            rows = _rows_to_seal(segment, slices, rule, settings.now_ms, stable[partition], roll)
-            if rows == 0:
-                continue
-            chosen = slices[segment.first_row : segment.first_row + rows]
-            history = None
-            if (chosen.flags & int(SliceFlag.KAFKA_PRODUCERS)).any():
-                history = planned_slices(snapshot.topic, partition, slices)
-            packed.add(planned_slices(snapshot.topic, partition, chosen), history, log_end)
-    topic, topic_id, version = snapshot.topic, head.topic_id, head.version
-    return [SealWork(store, topic, topic_id, version, configs, tuple(parts), env) for parts in packed.works]
-
-
-def _rows_to_seal(segment: Segment, slices: Slices, rule: RollRule, now_ms: int, stable: int, roll: bool) -> int:
-    """Count the slices of a segment to seal now, from its first on: all or none, unless the roll is forced."""
-    if segment.sealed or segment.rows == 0:
-        return 0
-    if segment.active and roll:
-        ends = slices.end[segment.first_row : segment.first_row + segment.rows]
-        return int(np.searchsorted(ends, stable, "right"))
-    closed = not segment.active or due(segment, rule, now_ms)
-    return segment.rows if closed and segment.end <= stable else 0
-
-
-class _Packed:
-    """Segments packed into work items in the order they come, those of one partition together."""
-
-    def __init__(self) -> None:
-        self.works: list[list[SealPart]] = []
-        self._nbytes = self._segments = self._slices = 0
-
-    def add(self, sources: PlannedSlices, history: PlannedSlices | None, log_end: int) -> None:
-        full = self._nbytes + sources.nbytes > WORK_BYTES or self._slices + len(sources) > WORK_SLICES
-        many = self._segments >= WORK_SEGMENTS
-        if not self.works or full or many or len(self.works[-1]) >= WORK_PARTITIONS:
-            self.works.append([])
-            self._nbytes = self._segments = self._slices = 0
-        self._nbytes += sources.nbytes
-        self._segments += 1
-        self._slices += len(sources)
-        parts = self.works[-1]
-        if parts and parts[-1].partition == sources.partition:
-            parts[-1] = parts[-1].extended(sources, history)
-        else:
-            parts.append(SealPart(sources.partition, (sources,), history, log_end))

@@ -1,0 +1,186 @@
+"""Pages of the site that lie outside of docs/, and the order of all pages: a hook of mkdocs, which mkdocs.yml names.
+
+The README is the first page. A link from any page to another file of the repository brings that file into the site: a
+page of text as it is, a notebook with its stored output, a program or a setting as a block of code. Links that work on
+a git host are changed to where their targets are in the site.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import posixpath
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files, InclusionLevel
+from mkdocs.structure.pages import Page
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+HOME = "README.md"
+INDEX = "docs/README.md"
+"""A map of docs/ for git hosts; the site has its menu."""
+PARTS = {
+    "docs/start": "Start",
+    "docs/guides": "Guides",
+    "examples/streams": "Examples",
+    "docs/reference": "Reference",
+    "docs/design": "Design",
+}
+NOTEBOOK = "notebooks/dump_segment.ipynb"
+PROJECT = {"CHANGELOG.md": "Changes", "CONTRIBUTING.md": "Contribute", "SECURITY.md": "Security"}
+
+STYLE = """\
+.md-grid { max-width: 82rem; }
+.md-typeset pre > code, .md-typeset code { font-size: .62rem; }
+.md-typeset table:not([class]) { font-size: .68rem; }
+.md-typeset table:not([class]) code { word-break: break-word; }
+"""
+"""Lines of 120 columns fit in."""
+
+FENCE = re.compile(r"^(```.*?^```)$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))")
+LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".sh": "sh", ".properties": "properties"}
+
+
+def in_site(path: str) -> str:
+    """Return the name in the site of a file of the repository, such as `guides/index.md` for docs/guides/README.md."""
+    if path in (HOME, INDEX):
+        return "index.md"
+    name = path.removeprefix("docs/")
+    folder, file = posixpath.split(name)
+    if file == "README.md":
+        return posixpath.join(folder, "index.md")
+    if name.endswith((".md", ".png", ".svg")):
+        return name
+    return f"{name}.md"
+
+
+def target(page: str, link: str) -> str | None:
+    """Return the file of the repository that a link of a page leads to; None: the same page, or another host."""
+    path = link.partition("#")[0]
+    if not path or re.match(r"[a-z]+:", link):
+        return None
+    return posixpath.normpath(posixpath.join(posixpath.dirname(page), path))
+
+
+def links(page: str, text: str) -> Iterator[str]:
+    """Yield the files that a page leads to."""
+    for part in FENCE.split(text)[::2]:
+        for link in LINK.findall(part):
+            path = target(page, link)
+            if path is not None:
+                yield path
+
+
+def with_links_of_site(page: str, text: str) -> str:
+    """Return the text with links to where files are in the site."""
+
+    def changed(match: re.Match[str]) -> str:
+        path = target(page, match[1])
+        if path is None or not (REPOSITORY / path).is_file():
+            return match[1]  # mkdocs warns about what is not there
+        _, mark, anchor = match[1].partition("#")
+        return posixpath.relpath(in_site(path), posixpath.dirname(in_site(page)) or ".") + mark + anchor
+
+    parts = FENCE.split(text)
+    parts[::2] = [LINK.sub(changed, part) for part in parts[::2]]
+    return "".join(parts)
+
+
+def notebook(path: str) -> tuple[str, dict[str, bytes]]:
+    """Return a notebook as a page, and its pictures by their names, which lie next to the page."""
+    lines: list[str] = []
+    pictures: dict[str, bytes] = {}
+    for cell in json.loads((REPOSITORY / path).read_text())["cells"]:
+        source = "".join(cell["source"])
+        lines.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {"text/plain": output.get("text", "")})
+            if "image/png" in data:
+                name = f"{PurePosixPath(path).stem}-{len(pictures) + 1}.png"
+                pictures[name] = base64.b64decode("".join(data["image/png"]))
+                lines.append(f"![Plot of the cell above]({name})")
+            elif "text/html" in data:
+                lines.append(re.sub(r"\n\s*\n", "\n", "".join(data["text/html"])))
+            else:
+                lines.append(f"```text\n{''.join(data['text/plain'])}\n```")
+    return "\n\n".join(lines) + "\n", pictures
+
+
+def page_of(path: str) -> tuple[str, dict[str, bytes]]:
+    """Return the text of a file of the repository as a page, and its pictures."""
+    file = REPOSITORY / path
+    if file.suffix == ".ipynb":
+        return notebook(path)
+    text = file.read_text()
+    if file.suffix == ".md":
+        return text, {}
+    return f"# {file.name}\n\n`{path}`\n\n```{LANGUAGES.get(file.suffix, 'text')}\n{text}```\n", {}
+
+
+def menu(part: str) -> list[Any]:
+    """Return the pages of a part in the order of its index; a heading of the index makes a group."""
+    index = f"{part}/README.md"
+    pages: list[Any] = [in_site(index)]
+    seen = {index}
+    for section in re.split(r"^(?=## )", (REPOSITORY / index).read_text(), flags=re.MULTILINE):
+        group = [
+            in_site(path)
+            for path in with_details(links(index, section))
+            if path.startswith(f"{part}/") or path == NOTEBOOK
+        ]
+        group = [page for page in dict.fromkeys(group) if page not in seen]
+        seen |= set(group)
+        if section.startswith("## ") and group:
+            pages.append({section.partition("\n")[0].removeprefix("## "): group})
+        else:
+            pages += group
+    return pages
+
+
+def with_details(paths: Iterable[str]) -> Iterator[str]:
+    """Yield pages, each with those that it leads to and that begin with its name: format.md, format-commits.md."""
+    for path in paths:
+        if path.endswith(".md") or path == NOTEBOOK:
+            yield path
+            prefix = path.removesuffix(".md") + "-"
+            yield from (link for link in links(path, (REPOSITORY / path).read_text()) if link.startswith(prefix))
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages outside of docs/, and those that all pages lead to; set the order of pages."""
+    files.append(File.generated(config, "site.css", content=STYLE))
+    indexes = [f"{part}/README.md" for part in PARTS]
+    for index in (INDEX, *indexes):
+        file = files.get_file_from_path(index.removeprefix("docs/"))
+        if file is not None:
+            files.remove(file)  # mkdocs would take it for the site's own index
+    in_menu = [HOME, *PROJECT, *indexes]
+    paths = in_menu + [f"docs/{file.src_uri}" for file in files if file.is_documentation_page()]
+    for path in paths:  # grows
+        name = in_site(path)
+        text, pictures = page_of(path)
+        if files.get_file_from_path(name) is None:
+            inclusion = InclusionLevel.INCLUDED if path in in_menu else InclusionLevel.NOT_IN_NAV
+            files.append(File.generated(config, name, content=text, inclusion=inclusion))
+        for picture, content in pictures.items():
+            files.append(File.generated(config, posixpath.join(posixpath.dirname(name), picture), content=content))
+        origins[name] = path
+        linked = [link for link in links(path, text) if in_site(link).endswith(".md")]
+        paths += [link for link in dict.fromkeys(linked) if link not in paths and (REPOSITORY / link).is_file()]
+    parts = [{name: menu(part)} for part, name in PARTS.items()]
+    config.nav = [{"Home": "index.md"}, *parts, {"Project": [{name: in_site(path)} for path, name in PROJECT.items()]}]
+    return files
+
+
+origins: dict[str, str] = {}
+"""Names of pages in the site -> their files in the repository."""
+
+
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
+    """Change the links of a page."""
+    return with_links_of_site(origins[page.file.src_uri], markdown)

@@ -1,0 +1,167 @@
+"""Decide which part of a partition a cleaning pass covers, and if one is due: Kafka's LogCleanerManager.
+
+A partition's log falls into three parts (docs/reference/kafka-format.md, the range of a pass):
+
+    clean | dirty, cleanable | not cleanable yet
+          first dirty        first uncleanable
+
+Clean is what is below the cleaner checkpoint, `Head.cleaned_through`. Not cleanable is what follows the last stable
+offset, the active segment, and segments that `min.compaction.lag.ms` protects; the bound is moved down to a segment's
+base. Unsealed slices count as the active segment, even if Kafka would have rolled it: a run seals before it cleans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import dropwhile, takewhile
+
+from sparklog.errors import NotFound
+from sparklog.format.batch_scan import begins_with_header, single_header
+from sparklog.format.record_batch import HEADER_BYTES
+from sparklog.format.segment_indexes import MAX_RELATIVE_OFFSET
+from sparklog.log.read.planned_slices import PlannedSlice
+from sparklog.log.state.configs import TopicConfigs
+from sparklog.log.state.segments import Segment
+from sparklog.log.state.topic_state import Head
+from sparklog.storage.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Cleanable:
+    """The clean, dirty and uncleanable parts of one partition; offsets, and bytes of whole segments before the pass.
+
+    * `first_dirty`: where the pass begins to collect keys; `first_uncleanable`: base of the first segment it leaves
+    * `clean_bytes`: segments that begin below `first_dirty`; `cleanable_bytes`: those that hold dirty offsets below
+      `first_uncleanable` (one that straddles `first_dirty` counts in both, as in Kafka)
+    * `ratio`: cleanable of both, 0.0 where there is nothing
+    * `overdue`: the oldest dirty segment began longer than `max.compaction.lag.ms` ago
+    * `chosen`: a pass is due; `segments`: closed ones below `first_uncleanable`, clean ones, which it rewrites, too
+    """
+
+    partition: int
+    first_dirty: int
+    first_uncleanable: int
+    clean_bytes: int
+    cleanable_bytes: int
+    ratio: float
+    overdue: bool
+    chosen: bool
+    segments: tuple[Segment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CleanerOffsets:
+    """The offsets of one partition that bound a pass; `cleaned_through` is the cleaner checkpoint."""
+
+    partition: int
+    cleaned_through: int
+    log_start: int
+    log_end: int
+    last_stable: int
+
+    @classmethod
+    def of(cls, head: Head, partition: int) -> CleanerOffsets:
+        return cls(
+            partition,
+            cleaned_through=int(head.cleaned_through[partition]),
+            log_start=int(head.log_start[partition]),
+            log_end=int(head.log_end[partition]),
+            last_stable=int(head.last_stable()[partition]),
+        )
+
+
+def cleanable(
+    segments: Sequence[Segment],
+    offsets: CleanerOffsets,
+    configs: TopicConfigs,
+    now_ms: int,
+    first_batch_ts: Callable[[Segment], int],
+) -> Cleanable:
+    """Part one partition's segments (in offset order, the active one last) and decide if a pass is due.
+
+    `cleaned_through` counts only inside `[log_start, log_end]`; outside of it Kafka starts over at the log start.
+    `first_batch_ts` returns the greatest timestamp of a segment's first batch in ms, read from the file. It is called
+    only for dirty segments of a topic that sets `max.compaction.lag.ms`.
+    """
+    closed = list(takewhile(lambda segment: segment.sealed and not segment.active, segments))
+    active_base = segments[len(closed)].base if len(closed) < len(segments) else offsets.log_end
+    in_log = offsets.log_start <= offsets.cleaned_through <= offsets.log_end
+    first_dirty = offsets.cleaned_through if in_log else offsets.log_start
+    dirty = _from_offset(closed, first_dirty)
+
+    limits = [offsets.last_stable, active_base]
+    min_lag = configs.min_compaction_lag_ms
+    if min_lag > 0:
+        limits += [segment.base for segment in dirty if segment.max_ts > now_ms - min_lag][:1]
+    uncleanable = max(first_dirty, min(limits))
+    first_uncleanable = next((segment.base for segment in _from_offset(closed, uncleanable)), active_base)
+
+    clean_bytes = sum(segment.size for segment in closed if segment.base < first_dirty)
+    cleanable_bytes = sum(segment.size for segment in dirty if segment.base < first_uncleanable)
+    total = clean_bytes + cleanable_bytes
+    ratio = cleanable_bytes / total if total else 0.0
+    oldest = now_ms - configs.max_compaction_lag_ms
+    limited = "max.compaction.lag.ms" in configs.explicit
+    overdue = limited and any(0 < first_batch_ts(segment) < oldest for segment in dirty)
+    min_ratio = float(configs.text("min.cleanable.dirty.ratio"))
+    return Cleanable(
+        partition=offsets.partition,
+        first_dirty=first_dirty,
+        first_uncleanable=first_uncleanable,
+        clean_bytes=clean_bytes,
+        cleanable_bytes=cleanable_bytes,
+        ratio=ratio,
+        overdue=overdue,
+        chosen=total > 0 and (ratio > min_ratio or (overdue and cleanable_bytes > 0)),
+        segments=tuple(segment for segment in closed if segment.base < first_uncleanable),
+    )
+
+
+def _from_offset(closed: Sequence[Segment], offset: int) -> Sequence[Segment]:
+    """Return the closed segments from the one that contains `offset` on: a segment reaches to the base of the next."""
+    return list(dropwhile(lambda segment: segment.next_base <= offset, closed))
+
+
+def group_segments(
+    segments: Sequence[Segment], index_sizes: Sequence[tuple[int, int]], configs: TopicConfigs, first_uncleanable: int
+) -> list[list[Segment]]:
+    """Group neighbouring segments of a pass into one new segment each: Kafka's `Cleaner.groupSegmentsBySize`.
+
+    `segments`: those with a base below the pass's end offset, in offset order; `index_sizes`: bytes of each one's
+    `.index` and `.timeindex`. A group ends where the next segment would make the log larger than `segment.bytes`, an
+    index larger than `segment.index.bytes`, or a relative offset larger than 31 bits (docs/reference/kafka-format.md).
+    Sizes are those before the pass, so a group that loses most of its records becomes a small segment.
+    """
+    most_bytes = configs.segment_bytes
+    most_index = configs.integer("segment.index.bytes")
+    groups: list[list[Segment]] = []
+    log = index = time_index = 0
+    for i, (segment, (index_size, time_size)) in enumerate(zip(segments, index_sizes, strict=True)):
+        # An upper bound: it holds without reading the segment, at the cost of a smaller group now and then.
+        last_offset = (segments[i + 1].base if i + 1 < len(segments) else first_uncleanable) - 1
+        if (
+            groups
+            and log + segment.size <= most_bytes
+            and index + index_size <= most_index
+            and time_index + time_size <= most_index
+            and (segment.size == 0 or last_offset - groups[-1][0].base <= MAX_RELATIVE_OFFSET)
+        ):
+            groups[-1].append(segment)
+        else:
+            groups.append([segment])
+            log = index = time_index = 0
+        log, index, time_index = log + segment.size, index + index_size, time_index + time_size
+    return groups
+
+
+def first_batch_timestamp(store: Store, source: PlannedSlice) -> int:
+    """Return the greatest timestamp (ms) of a segment's first batch; -1 if it has none, is damaged or missing.
+
+    Damage is no error here: the plan covers all partitions, and the pass over this one reports it.
+    """
+    try:
+        data = store.get(source.file, source.position, min(HEADER_BYTES, source.size))
+    except NotFound:
+        return -1
+    return int(single_header(data).max_timestamp[0]) if begins_with_header(data) else -1

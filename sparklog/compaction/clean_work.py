@@ -1,0 +1,194 @@
+"""Run a cleaning pass as a work item: one partition, one edit.
+
+Half of a pass would bring deleted keys back, so no file is named until all of it is written. All times come from the
+run's clock, which does not move during a pass. The map holds hashes under a key drawn again for each pass, so that
+record keys that erase each other cannot be prepared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from sparklog.compaction.clean_range import Cleanable, CleanerOffsets, cleanable, first_batch_timestamp, group_segments
+from sparklog.compaction.cleaner import Cleaner, DirtyRange, PassCounts, SegmentReader, TombstoneRules, fill_map
+from sparklog.compaction.producer_state import BatchJudge, PartitionProducers, replay
+from sparklog.compaction.segment_writer import SegmentWriter
+from sparklog.errors import Conflict, NotFound
+from sparklog.format.key_hash import HashKey
+from sparklog.format.offset_map import OffsetMap, slots_of
+from sparklog.log.journal.clocks import SYSTEM, Env
+from sparklog.log.read.planned_slices import PlannedSlice, PlannedSlices
+from sparklog.log.state.commit import COMPACT, Edit
+from sparklog.log.state.configs import TopicConfigs
+from sparklog.log.state.rewrites import Rewrite
+from sparklog.log.state.segments import Segment
+from sparklog.log.state.slices import FileSlices, SliceFlag
+from sparklog.maintenance.work_items import Done, PieceReport, Progress, Settings, silent
+from sparklog.storage.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaned:
+    """A pass that ran. `end_offset`: the new cleaner checkpoint; `utilization`: share of map slots in use."""
+
+    plan: Cleanable
+    end_offset: int
+    utilization: float
+    counts: PassCounts = field(default_factory=PassCounts)
+
+    @property
+    def segments(self) -> list[Segment]:
+        """The segments that the pass has rewritten."""
+        return [segment for segment in self.plan.segments if segment.base < self.end_offset]
+
+
+@dataclass(frozen=True, slots=True)
+class CleanDone(Done):
+    """The files of a cleaning pass. No rewrites, and `cleaned` None: nothing was due.
+
+    `more`: the map was full before the dirty part ended, so another pass follows at once.
+    """
+
+    more: bool = False
+    cleaned: Cleaned | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CleanWork:
+    """A pass over one partition. See `sparklog.maintenance.work_items.Work`.
+
+    `segments`: all of the partition, whose rows count in `sources`, which holds all slices up to the last sealed one,
+    or all there are where Kafka's producers wrote. Offsets are those of the snapshot at version `read_version`.
+    `ratio` as the plan saw it. `slots`: of the map, instead of those that the settings' buffer has.
+    """
+
+    store: Store
+    topic: str
+    topic_id: str
+    read_version: int
+    partition: int
+    configs: TopicConfigs
+    settings: Settings
+    sources: PlannedSlices
+    segments: tuple[Segment, ...]
+    offsets: CleanerOffsets
+    ratio: float
+    slots: int | None = None
+    env: Env = SYSTEM
+    op: ClassVar[str] = COMPACT
+
+    @property
+    def title(self) -> str:
+        return f"compact {self.topic}-{self.partition}"
+
+    @property
+    def partitions(self) -> tuple[int, ...]:
+        return (self.partition,)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(segment.size for segment in self.segments if segment.sealed)
+
+    def run(self, progress: Progress = silent) -> CleanDone:
+        """Write the records that stay. `Corrupt` names damage; `Conflict`: a file was replaced meanwhile."""
+        started = self.env.now()
+        state = self._replay()
+        plan = self.plan(state)
+        if not plan.chosen or not plan.segments:
+            return CleanDone((), (), ())
+        files, cleaned = self._pass(plan, state, progress)
+        inputs = [self._slice(segment) for segment in cleaned.segments]
+        edit = Edit(self.partition, inputs[0].base, inputs[-1].end, cleaned.end_offset)
+        counts = cleaned.counts
+        report = PieceReport(
+            action=COMPACT,
+            topic=self.topic,
+            partition=self.partition,
+            records_before=counts.records_before,
+            records_after=counts.records_after,
+            bytes_before=counts.bytes_read,
+            bytes_after=counts.bytes_written,
+            tombstones_kept=counts.tombstones_kept,
+            tombstones_dropped=counts.tombstones_dropped,
+            keyless_dropped=counts.keyless_dropped,
+            dirty_ratio=plan.ratio,
+            seconds=self.env.now().elapsed_ms(started) / 1000,
+        )
+        rewrite = Rewrite(edit, tuple(source.input() for source in inputs))
+        more = cleaned.end_offset < plan.first_uncleanable
+        return CleanDone((rewrite,), files, (report,), more, cleaned)
+
+    def _replay(self) -> PartitionProducers | None:
+        if not (self.sources.flags & int(SliceFlag.KAFKA_PRODUCERS)).any():
+            return None
+        log_start = self.offsets.log_start
+        try:
+            state = replay(self.store, self.sources, self.offsets.log_end, log_start)
+        except NotFound as error:
+            raise Conflict(f"a file was replaced since this pass was planned; plan again: {error}") from None
+        # Kafka's cleaner does not know of those that ended below the log start: no reader sees their records.
+        aborted = state.aborted
+        return replace(state, aborted=aborted.select(aborted.last_offsets >= log_start))
+
+    def plan(self, state: PartitionProducers | None = None) -> Cleanable:
+        """Plan the pass; without `state` as if no transaction of Kafka's producers were open."""
+        offsets = self.offsets
+        if state is not None:
+            offsets = replace(offsets, last_stable=min(offsets.last_stable, state.last_stable))
+
+        def first_batch_ts(segment: Segment) -> int:
+            return first_batch_timestamp(self.store, self._slice(segment))
+
+        return cleanable(self.segments, offsets, self.configs, self.settings.now_ms, first_batch_ts)
+
+    def _pass(
+        self, plan: Cleanable, state: PartitionProducers | None, progress: Progress
+    ) -> tuple[tuple[FileSlices, ...], Cleaned]:
+        """Run the pass; return its files, durable, of what is above the log start."""
+        settings = self.settings
+        hash_key = HashKey.of(self.env.random.getrandbits(128).to_bytes(16, "little"))
+        reader = SegmentReader(self.store, self.topic, self.partition, progress)
+        dirty = [self._slice(segment) for segment in plan.segments if segment.next_base > plan.first_dirty]
+        clean = [self._slice(segment) for segment in plan.segments if segment.base < plan.first_dirty]
+        slots = slots_of(settings.dedupe_buffer_bytes) if self.slots is None else self.slots
+        expected = sum(source.records for source in dirty)
+        offset_map = OffsetMap(slots, settings.dedupe_load_factor, expected=expected)
+        fill_map(offset_map, DirtyRange(dirty, plan.first_dirty, plan.first_uncleanable), reader, hash_key, state)
+        cleaned = Cleaned(plan, offset_map.latest_offset + 1, offset_map.utilization)
+        writer = SegmentWriter(
+            self.store, self.topic, self.partition, self.read_version, self.env.new_id(), self.configs
+        )
+        judge = BatchJudge(
+            state,
+            now_ms=settings.now_ms,
+            expiration_ms=settings.producer_expiration_ms,
+            first_uncleanable=plan.first_uncleanable,
+        )
+        retention_ms = self.configs.integer("delete.retention.ms")
+        rules = TombstoneRules(settings.now_ms, retention_ms, clean[-1] if clean else None)
+        cleaner = Cleaner(offset_map, hash_key, judge, reader, writer, rules)
+        sizes = self._index_sizes(cleaned.segments)
+        try:
+            for group in group_segments(cleaned.segments, sizes, self.configs, plan.first_uncleanable):
+                cleaner.group([self._slice(segment) for segment in group])
+            written = writer.close()
+        except BaseException:
+            writer.discard()
+            raise
+        # A segment that ends below the log start is not part of the log: delete-records may have cut it.
+        files = tuple(file for file in written if file.base[0] + file.offsets[0] > self.offsets.log_start)
+        return files, replace(cleaned, counts=cleaner.counts)
+
+    def _slice(self, segment: Segment) -> PlannedSlice:
+        return self.sources.row(segment.first_row)
+
+    def _index_sizes(self, segments: Sequence[Segment]) -> list[tuple[int, int]]:
+        """Return the bytes of each segment's `.index` and `.timeindex`, 0 where one is missing."""
+        stems = [self._slice(segment).file.removesuffix(".log") for segment in segments]
+        return [(self._size(f"{stem}.index"), self._size(f"{stem}.timeindex")) for stem in stems]
+
+    def _size(self, file: str) -> int:
+        info = self.store.stat(file)
+        return 0 if info is None else info.size

@@ -1,0 +1,94 @@
+"""Plan the sealing of a topic: which segments are closed, packed into work items.
+
+A segment is sealed when Kafka would have closed it: by the roll rule over the slice table
+(`sparklog.log.state.segments`), by the clock in a quiet partition, or at once if the user rolls. A segment waits until
+all of it is below the last stable offset. Each segment is one edit, so a race that takes an input from one segment
+leaves the others.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sparklog.compaction.seal_work import SealPart, SealWork
+from sparklog.log.decisions.decision_log import own_whole_ends
+from sparklog.log.journal.clocks import SYSTEM, Env
+from sparklog.log.read.planned_slices import PlannedSlices, planned_slices
+from sparklog.log.state.segments import RollRule, Segment, due, segments_of
+from sparklog.log.state.slice_table import Slices, Snapshot
+from sparklog.log.state.slices import SliceFlag
+from sparklog.maintenance.work_items import Settings
+from sparklog.storage.store import Store
+
+WORK_BYTES = 256 << 20
+WORK_SLICES = 100_000
+"""A task needs some 0.7 KB of memory for each slice. A segment with more slices is not cut."""
+WORK_PARTITIONS = 128
+"""Each partition of a work item may have a file open."""
+WORK_SEGMENTS = 500
+"""Each segment is an edit, and a commit compares its edits with its files."""
+
+
+def plan_sealing(
+    store: Store, snapshot: Snapshot, settings: Settings, *, roll: bool = False, env: Env = SYSTEM
+) -> list[SealWork]:
+    """Plan the sealing of a topic, in work items of up to `WORK_BYTES`; none where no segment is closed.
+
+    `roll` also closes the active segments, as far as they are below the last stable offset. `env` gives tasks their
+    ids and their stopwatch; `settings.now_ms` is the clock that closes quiet partitions.
+    """
+    head = snapshot.head
+    configs = settings.configs_of(head.configs)
+    rule = RollRule.of(configs, head.topic_id)
+    table = snapshot.slices.all()
+    # Slices that an open transaction elsewhere hides keep the mark of their transaction until they become visible.
+    stable = own_whole_ends(head, table).tolist()
+    packed = _Packed()
+    for partition in np.unique(table.partition[~table.sealed()]).tolist():
+        slices = table[table.partition_rows(partition)]
+        log_end = int(head.log_end[partition])
+        for segment in segments_of(slices, partition, log_end, rule):
+            rows = _rows_to_seal(segment, slices, rule, settings.now_ms, stable[partition], roll)
+            if rows == 0:
+                continue
+            chosen = slices[segment.first_row : segment.first_row + rows]
+            history = None
+            if (chosen.flags & int(SliceFlag.KAFKA_PRODUCERS)).any():
+                history = planned_slices(snapshot.topic, partition, slices)
+            packed.add(planned_slices(snapshot.topic, partition, chosen), history, log_end)
+    topic, topic_id, version = snapshot.topic, head.topic_id, head.version
+    return [SealWork(store, topic, topic_id, version, configs, tuple(parts), env) for parts in packed.works]
+
+
+def _rows_to_seal(segment: Segment, slices: Slices, rule: RollRule, now_ms: int, stable: int, roll: bool) -> int:
+    """Count the slices of a segment to seal now, from its first on: all or none, unless the roll is forced."""
+    if segment.sealed or segment.rows == 0:
+        return 0
+    if segment.active and roll:
+        ends = slices.end[segment.first_row : segment.first_row + segment.rows]
+        return int(np.searchsorted(ends, stable, "right"))
+    closed = not segment.active or due(segment, rule, now_ms)
+    return segment.rows if closed and segment.end <= stable else 0
+
+
+class _Packed:
+    """Segments packed into work items in the order they come, those of one partition together."""
+
+    def __init__(self) -> None:
+        self.works: list[list[SealPart]] = []
+        self._nbytes = self._segments = self._slices = 0
+
+    def add(self, sources: PlannedSlices, history: PlannedSlices | None, log_end: int) -> None:
+        full = self._nbytes + sources.nbytes > WORK_BYTES or self._slices + len(sources) > WORK_SLICES
+        many = self._segments >= WORK_SEGMENTS
+        if not self.works or full or many or len(self.works[-1]) >= WORK_PARTITIONS:
+            self.works.append([])
+            self._nbytes = self._segments = self._slices = 0
+        self._nbytes += sources.nbytes
+        self._segments += 1
+        self._slices += len(sources)
+        parts = self.works[-1]
+        if parts and parts[-1].partition == sources.partition:
+            parts[-1] = parts[-1].extended(sources, history)
+        else:
+            parts.append(SealPart(sources.partition, (sources,), history, log_end))

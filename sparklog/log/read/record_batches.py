@@ -1,0 +1,112 @@
+"""Records as Arrow record batches: their schema, batches of an even size, and the protocols that users read them by."""
+
+from __future__ import annotations
+
+import ctypes
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import repeat
+from operator import methodcaller
+from typing import ClassVar, NoReturn
+
+import pyarrow as pa
+
+from sparklog.errors import BadRequest, SparklogError
+from sparklog.log.state.view import RECORD_SCHEMA
+
+MOST_JOINED = 4096
+"""Batches joined into one at most: those without columns have no bytes."""
+
+
+def schema_of(columns: Sequence[str]) -> pa.Schema:
+    return pa.schema([RECORD_SCHEMA.field(name) for name in columns])
+
+
+def joined(batches: Iterable[pa.RecordBatch], batch_bytes: int) -> Iterator[pa.RecordBatch]:
+    """Yield the same rows in batches of about `batch_bytes`: join small neighbours, cut large ones without a copy.
+
+    Batches without rows go. What came before an error comes before it.
+    """
+    small: list[pa.RecordBatch] = []
+    filled = 0
+    try:
+        for batch in batches:
+            size = batch.nbytes
+            if small and (filled + size > batch_bytes or len(small) >= MOST_JOINED):
+                yield _one(small)
+                small, filled = [], 0
+            if size > 2 * batch_bytes:
+                rows = -(-batch.num_rows // -(-size // batch_bytes))
+                yield from (batch.slice(row, rows) for row in range(0, batch.num_rows, rows))
+            elif batch.num_rows:
+                small.append(batch)
+                filled += size
+                if 2 * filled >= batch_bytes:
+                    yield _one(small)
+                    small, filled = [], 0
+    except SparklogError:
+        if small:
+            yield _one(small)
+        raise
+    if small:
+        yield _one(small)
+
+
+def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+_fail = ctypes.pythonapi.PyErr_SetObject
+_fail.argtypes, _fail.restype = [ctypes.py_object, ctypes.py_object], None
+
+
+def stream_reader(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatchReader:
+    """Return a reader for other libraries, which see no more of an error than its text: its code and its line.
+
+    pyarrow appends the traceback, from the first Python function that the error has passed. Here it passes none: each
+    step is called, and the error raised, by functions in C.
+    """
+
+    def steps() -> Iterator[Callable[[], object]]:
+        try:
+            for batch in batches:
+                yield repeat(batch).__next__
+        except SparklogError as error:
+            yield partial(_fail, RuntimeError, RuntimeError(f"[{error.code}] {error}"))
+
+    return pa.RecordBatchReader.from_batches(schema, map(methodcaller("__call__"), steps()))
+
+
+class RecordBatches(ABC):
+    """Records that are read when this is iterated, as often as wanted: `Scan` and `TopicTable`."""
+
+    noun: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def schema(self) -> pa.Schema:
+        """The schema of every batch."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[pa.RecordBatch]: ...
+
+    def to_batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the records, batch by batch."""
+        return iter(self)
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        """Return a `RecordBatchReader`. Records are read as the reader is."""
+        return pa.RecordBatchReader.from_batches(self.schema, iter(self))
+
+    def to_table(self) -> pa.Table:
+        """Read all records into a `pyarrow.Table`."""
+        return pa.Table.from_batches(list(self), self.schema)
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Arrow's stream protocol: Polars, DuckDB, pandas (`DataFrame.from_arrow`) and others take this as it is."""
+        return stream_reader(self.schema, iter(self)).__arrow_c_stream__(requested_schema)
+
+    def __array__(self, dtype: object = None, copy: bool | None = None) -> NoReturn:
+        """Refuse: numpy, and pandas through it, would make one cell of each batch of records."""
+        raise BadRequest(f"a {self.noun} is no array: use {self.noun}.to_table(), and its to_pandas() for a DataFrame")

@@ -1,0 +1,64 @@
+"""The view of snapshots that were taken; `sparklog.log.topic.root.RootView` takes them for a whole root."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import groupby
+
+from sparklog.log.decisions.decision_log import whole_ends
+from sparklog.log.read.read_plan import bounds_of, plan_parts, sizes_of, stored_in
+from sparklog.log.read.time_lookup import offsets_for_timestamps
+from sparklog.log.state.slice_table import Snapshot
+from sparklog.log.state.view import (
+    READ_UNCOMMITTED,
+    Bounds,
+    OffsetRange,
+    PartitionSize,
+    ReadPart,
+    Stored,
+    TimestampOffset,
+)
+
+
+class SnapshotView:
+    """Implements `sparklog.log.state.view.TakenView` for settled snapshots, by topic, of one root.
+
+    `newer` takes a newer snapshot of a topic, for a lookup by time that meets a file that is gone.
+    """
+
+    def __init__(self, location: str, snapshots: Mapping[str, Snapshot], newer: Callable[[str], Snapshot]) -> None:
+        self.location = location
+        self.snapshots = snapshots
+        self._newer = newer
+        self._ends = whole_ends(snapshots)
+        self._bounds: dict[str, Mapping[int, Bounds]] = {}
+
+    def bounds(self, topic: str) -> Mapping[int, Bounds]:
+        bounds = self._bounds.get(topic)
+        if bounds is None:
+            bounds = self._bounds[topic] = bounds_of(self.snapshots[topic], self._ends[topic])
+        return bounds
+
+    def earlier_partitions(self, topic: str) -> Sequence[int]:
+        return self.snapshots[topic].head.earlier_partitions
+
+    def cleaned_through(self, topic: str) -> Mapping[int, int]:
+        return dict(enumerate(self.snapshots[topic].head.cleaned_through.tolist()))
+
+    def stored(self, ranges: Sequence[OffsetRange]) -> list[Stored]:
+        return [stored_in(self.snapshots[offsets.topic], offsets) for offsets in ranges]
+
+    def plan(self, ranges: Sequence[OffsetRange], isolation: str) -> list[ReadPart]:
+        parts: list[ReadPart] = []
+        for topic, group in groupby(ranges, lambda offsets: offsets.topic):
+            parts += plan_parts(self.snapshots[topic], list(group), isolation)
+        return parts
+
+    def offsets_for_timestamps(
+        self, topic: str, targets: Mapping[int, int], isolation: str = READ_UNCOMMITTED
+    ) -> dict[int, TimestampOffset | None]:
+        return offsets_for_timestamps(self.snapshots[topic], targets, isolation, newer=partial(self._newer, topic))
+
+    def partition_sizes(self, topic: str) -> list[PartitionSize]:
+        return sizes_of(self.snapshots[topic])

@@ -1,0 +1,202 @@
+"""The read half of a topic, for users: `View.topic(name)`, and what `Topic` has of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import pyarrow as pa
+
+from sparklog.log.journal.arguments import KEY, NUMBER, NUMBERS, TIME, checked, whole
+from sparklog.log.journal.clocks import warn_of_seconds
+from sparklog.log.read.key_lookup import latest_record, record_at
+from sparklog.log.read.key_set import KeySet
+from sparklog.log.read.read_plan import check_isolation
+from sparklog.log.read.table_plan import AsOf
+from sparklog.log.read.topic_scan import Position, Scan, check_threads, scan_ranges
+from sparklog.log.read.topic_table import TopicTable, open_table
+from sparklog.log.state.view import (
+    COLUMNS,
+    READ_COMMITTED,
+    Bounds,
+    IsolationLevel,
+    LogView,
+    TimestampOffset,
+    check_columns,
+)
+
+
+class TopicReader:
+    """A topic to read, of a root or of a Kafka directory. Each call sees its newest state.
+
+    Example:
+        reader = sparklog.open_view("/data/log").topic("orders")
+        print(reader.bounds()[0].log_end, reader.scan(columns=["value"]).to_table().num_rows)
+    """
+
+    def __init__(self, name: str, open_view: Callable[[], LogView], open_tail: Callable[[], LogView]) -> None:
+        self.name = name
+        self._open_view = open_view
+        self._open_tail = open_tail
+
+    def _look(self) -> LogView:
+        view = self._open_view()
+        view.refresh([self.name])
+        return view
+
+    def bounds(self) -> Mapping[int, Bounds]:
+        """Look up where the log of each partition begins and ends.
+
+        Returns:
+            By partition `log_start`, `last_stable` (where read_committed ends), `high_watermark` and `log_end`.
+
+        Raises:
+            NotFound: the topic does not exist.
+        """
+        return self._look().bounds(self.name)
+
+    @checked(partitions=NUMBERS.or_none(), batch_bytes=whole(1))
+    def scan(
+        self,
+        *,
+        partitions: Sequence[int] | None = None,
+        start: Position = "earliest",
+        end: Position = "latest",
+        isolation_level: IsolationLevel = READ_COMMITTED,
+        columns: Sequence[str] = COLUMNS,
+        batch_bytes: int = 4 << 20,
+        threads: int = 1,
+        keys: Iterable[bytes | str] | None = None,
+    ) -> Scan:
+        """Plan a read of a range of records: iterate the scan, take its `to_table()`, or hand it to an Arrow library.
+
+        Args:
+            partitions: numbers; None: all, or with `keys` those where Kafka's partitioner puts them.
+            start: the first offset: `earliest`, `latest`, an offset, or one of these per partition.
+            end: the offset after the last one, in the same forms.
+            isolation_level: `read_committed` leaves out what is aborted or open, `read_uncommitted` does not.
+            columns: of key, value, topic, partition, offset, timestamp, timestampType, headers; none: only rows.
+            batch_bytes: about the size of one record batch.
+            threads: how many decode at once; the order of the records stays the same.
+            keys: read only records with one of these keys.
+
+        Returns:
+            A `Scan` of the records as they are now; nothing is read yet.
+
+        Raises:
+            NotFound: the topic, a partition or an offset does not exist.
+            BadRequest: an argument is not valid.
+
+        Example:
+            for batch in topic.scan(partitions=[0], start=1, columns=["offset", "value"]):
+                print(batch.num_rows)
+        """
+        check_isolation(isolation_level)
+        checked_columns = check_columns(columns)
+        check_threads(threads)
+        view = self._look()
+        key_set = None if keys is None else KeySet.of(keys, anywhere=partitions is not None)
+        ranges = scan_ranges(view, self.name, partitions, start, end, isolation_level)
+        if key_set is None:
+            parts = view.plan(ranges, isolation_level)
+        else:
+            parts = key_set.parts(view.plan(key_set.ranges(view, ranges), isolation_level))
+        return Scan(tuple(parts), checked_columns, batch_bytes, threads, key_set)
+
+    @checked()
+    def table(self, *, as_of: AsOf = None, columns: Sequence[str] = COLUMNS, threads: int = 1) -> TopicTable:
+        """Plan a read of the latest record of each key: see `sparklog.table`.
+
+        Args:
+            as_of: a time in ms or ISO 8601, or the offset after the last one by partition; None: now.
+            columns: as for `scan`.
+            threads: as for `scan`.
+
+        Returns:
+            A `TopicTable`; no record is read yet.
+
+        Raises:
+            NotFound: the topic or an offset does not exist, or what lay before it is gone.
+            BadRequest: an argument is not valid.
+        """
+        warn_of_seconds(as_of=as_of)
+        return open_table(self._open_view(), self.name, self._open_tail, as_of, columns, threads)
+
+    @checked(timestamp_ms=TIME, partition=NUMBER.or_none())
+    def offset_for_timestamp(
+        self, timestamp_ms: int, partition: int | None = None, isolation_level: IsolationLevel = READ_COMMITTED
+    ) -> dict[int, TimestampOffset | None]:
+        """Look up the first record at or after a time.
+
+        Args:
+            timestamp_ms: milliseconds since 1970.
+            partition: look only there; None: in all.
+            isolation_level: as for `scan`.
+
+        Returns:
+            Per partition the offset and time of that record, or None.
+
+        Raises:
+            NotFound: the topic or the partition does not exist.
+
+        Example:
+            print(topic.offset_for_timestamp(0))
+        """
+        warn_of_seconds(timestamp_ms=timestamp_ms)
+        view = self._look()
+        partitions = view.bounds(self.name) if partition is None else (partition,)
+        return view.offsets_for_timestamps(self.name, dict.fromkeys(partitions, timestamp_ms), isolation_level)
+
+    @checked(partition=NUMBER, offset=NUMBER)
+    def record_at(
+        self, partition: int, offset: int, isolation_level: IsolationLevel = READ_COMMITTED
+    ) -> pa.RecordBatch:
+        """Return the record at exactly this offset: one row with all columns.
+
+        Args:
+            partition: its number.
+            offset: of the record.
+            isolation_level: as for `scan`.
+
+        Returns:
+            A record batch of one row.
+
+        Raises:
+            NotFound: the offset is out of range, or holds no record (compacted away, a marker, aborted).
+
+        Example:
+            print(topic.record_at(1, 0)["value"][0])
+        """
+        missing = f"no record at offset {offset} of {self.name}-{partition}: compacted away or aborted"
+        return record_at(self._look(), self.name, partition, offset, isolation_level, missing)
+
+    @checked(key=KEY, partition=NUMBER.or_none())
+    def get(
+        self,
+        key: bytes | str,
+        *,
+        partition: int | None = None,
+        all_partitions: bool = False,
+        isolation_level: IsolationLevel = READ_COMMITTED,
+    ) -> pa.RecordBatch | None:
+        """Look up the latest record of a key.
+
+        Args:
+            key: as it was written.
+            partition: look only there; default: where Kafka's partitioner puts the key, and put it before.
+            all_partitions: look everywhere, for records that were written to a partition by number.
+            isolation_level: as for `scan`.
+
+        Returns:
+            One row with all columns, its value null if the key was deleted; None if there is no record.
+
+        Raises:
+            NotFound: the topic or the partition does not exist.
+
+        Example:
+            record = topic.get("anna")
+            print(record["value"][0])
+        """
+        view = self._look()
+        partitions = sorted(view.bounds(self.name)) if all_partitions else None if partition is None else [partition]
+        wanted = key.encode() if isinstance(key, str) else key
+        return latest_record(view, self.name, wanted, partitions=partitions, isolation=isolation_level)

@@ -1,0 +1,245 @@
+"""A root and its topics as engines use them: `root.engine` and `topic.log`.
+
+The command line, Spark, transactions, maintenance, import and export commit intents and publish files by `TopicLog`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
+from sparklog.log.decisions.decision_log import DecisionLogs, read_snapshot
+from sparklog.log.journal.clocks import Env, Moment
+from sparklog.log.journal.entry_log import EntryKind, EntryLog, StateEntry
+from sparklog.log.journal.journal import RootAccess
+from sparklog.log.journal.names import is_topic_name
+from sparklog.log.state.commit import COMMIT, Commit, Txn
+from sparklog.log.state.commit_intents import AppendIntent, DeleteIntent, Intent
+from sparklog.log.state.commit_log import CommitLog, CommitOutcome
+from sparklog.log.state.slice_table import Snapshot
+from sparklog.log.state.slices import FileSlices, content_of
+from sparklog.log.state.topic_state import Head
+from sparklog.log.state.writer_runs import WriterKey
+from sparklog.log.topic.expiring import CREATED_TOPIC, count_older, expires_before, warn_of_older, warn_of_seconds_in
+from sparklog.log.write.append_writer import AppendOutcome, AppendTarget, ArrowData, WriteOptions, appended, write_files
+from sparklog.log.write.kafka_markers import end_kafka_transactions
+from sparklog.storage.parallel_reads import ask_each
+from sparklog.storage.store import Store
+
+E = TypeVar("E", bound=StateEntry)
+MANY_UNSEALED = 300_000
+METADATA_MAX_AGE_MS = 300_000
+"""Kafka's `metadata.max.age.ms`."""
+_LOG = logging.getLogger("sparklog.log")
+
+
+class RootEngine:
+    """The logs of a root: one handle for each in this process, so that its state is cached."""
+
+    def __init__(self, store: Store, root_id: str, env: Env) -> None:
+        self.store = store
+        self.root_id = root_id
+        self.env = env
+        self._access = RootAccess(store, env, root_id)
+        self.decisions = DecisionLogs(self._access)
+        self._logs: dict[str, TopicLog] = {}
+        self._entries: dict[str, EntryLog[Any]] = {}
+
+    def ensure_probed(self) -> None:
+        """Check, once a day in each process that commits, that the store keeps its promises."""
+        from sparklog.log.journal.probe_verdict import ensure_probed
+
+        ensure_probed(self.store, self.env.wall_ms)
+
+    def by_store_clock(self, wall_ms: int) -> int:
+        """Return a time of this machine's clock by the store's. `Unavailable` if this clock is far ahead."""
+        self._access.guard.check()
+        return wall_ms - self.env.wall_ms() + self._access.guard.store_ms()
+
+    def log(self, topic: str) -> TopicLog:
+        """Return the log of a topic, which may not exist."""
+        log = self._logs.get(topic)
+        return self._logs.setdefault(topic, TopicLog(self, topic, self._access)) if log is None else log
+
+    def entries(self, kind: EntryKind[E], id_: str) -> EntryLog[E]:
+        """Return the log of an id, which may have no entries."""
+        prefix = kind.prefix(id_)
+        log = self._entries.get(prefix)
+        return self._entries.setdefault(prefix, EntryLog(self._access, kind, id_)) if log is None else log
+
+    def folders(self) -> Iterator[str]:
+        """Yield the names of topics, those of deleted ones too."""
+        return (name for name in self.store.list_folders("") if is_topic_name(name))
+
+    def exists(self, topic: str) -> bool:
+        return self.log(topic).refresh().head.exists
+
+    def create(self, topic: str, intent: Intent) -> TopicLog:
+        """Commit an intent that creates a topic. `Conflict` if it exists or only case tells it from another."""
+        self._refuse_same_but_case(topic)
+        log = self.log(topic)
+        log.refresh()
+        created = log.commit(intent).commit
+        try:
+            # Of two that were created at once, each sees the other here, or one of them above.
+            self._refuse_same_but_case(topic)
+        except Conflict as clash:
+            if created is None or log.take_back(created):
+                raise
+            _LOG.warning("%s; another process uses '%s' already, so it stays", clash, topic)
+        count, place = log.head(refresh=False).partitions, self.store.location
+        CREATED_TOPIC.info("created topic %s with %d partition%s in %s", topic, count, "s" * (count > 1), place)
+        return log
+
+    def _refuse_same_but_case(self, topic: str) -> None:
+        folders = list(self.folders())
+        for other in folders:
+            if other == topic or other.lower() != topic.lower():
+                continue
+            # On a file system that ignores case both would be one folder: the name of a deleted topic counts as well.
+            if topic not in folders or self.exists(other):
+                raise Conflict(
+                    f"topic '{topic}' differs only in case from '{other}', which exists or existed; choose another name"
+                )
+
+
+class TopicLog(CommitLog):
+    """The log of a topic: what is committed to it, and how."""
+
+    def __init__(self, engine: RootEngine, topic: str, access: RootAccess) -> None:
+        super().__init__(access, topic, engine.decisions.resolve)
+        self.engine = engine
+        self._epochs: dict[tuple[str, str], int] = {}
+
+    def head(self, refresh: bool = True) -> Head:
+        """Return the state without slices. `NotFound` if the topic was deleted."""
+        return self.existing(refresh).head
+
+    def read_snapshot(self) -> Snapshot:
+        """Return the newest state as readers see it."""
+        return read_snapshot(self.engine.decisions, self)
+
+    def commit(self, intent: Intent, origin: Head | None = None, *, looked: Moment | None = None) -> CommitOutcome:
+        """Commit an intent (see `sparklog.log.state.commit_intents`), made when the topic was at `origin`."""
+        self.engine.ensure_probed()
+        return super().commit(intent, origin, looked=looked)
+
+    def take_back(self, created: Commit) -> bool:
+        """Delete the topic that was created a moment ago; False if another commit was made to it: then it stays.
+
+        One that was deleted meanwhile, or created again by another process, is left alone.
+        """
+        try:
+            self.commit(DeleteIntent(created.topic_id, created.version))
+        except NotFound:
+            return True
+        except Conflict:
+            return self.current().head.topic_id != created.topic_id
+        return True
+
+    def append_target(self, refresh: bool = True) -> AppendTarget:
+        return self._target(self.look() if refresh else None)
+
+    def write(
+        self, data: ArrowData, options: WriteOptions | None, writer: WriterKey | None
+    ) -> tuple[list[FileSlices], AppendTarget]:
+        """Write rows as files that no commit names yet.
+
+        Where each request costs a round trip, a table is written by the state that this process knows, and the newest
+        one is looked for meanwhile. If the topic takes rows otherwise by now (partitions, configs), they are written
+        again, and the first files are left to the vacuum.
+        """
+        env = self.env
+        recent = self._recent_target() if isinstance(data, pa.Table | pa.RecordBatch) else None
+        if recent is not None:
+            early = replace(recent, looked=env.now())
+
+            def write() -> list[FileSlices] | SparklogError:
+                try:
+                    return write_files(data, early, env, options=options, writer=writer)
+                except SparklogError as error:
+                    return error
+
+            both: tuple[Callable[[], Any], ...] = self.look, write
+            looked, files = ask_each(self.store, lambda ask: ask(), both)
+            target = self._target(looked)
+            floor = self.existing(refresh=False).head.floor
+            if floor <= recent.read_version and replace(target, read_version=recent.read_version) == recent:
+                if isinstance(files, SparklogError):
+                    raise files
+                return files, replace(recent, looked=target.looked)
+        target = self.append_target()
+        return write_files(data, target, env, options=options, writer=writer), target
+
+    def _recent_target(self) -> AppendTarget | None:
+        """Return the target by the state known here, on a store with round trips and if that state is not old."""
+        recent, seen = self.known(), self.known_since()
+        if self.store.parallel_reads == 1 or recent is None or seen is None or not recent.head.exists:
+            return None
+        return self._target(None) if self.env.now().elapsed_ms(seen) < METADATA_MAX_AGE_MS else None
+
+    def _target(self, looked: Moment | None) -> AppendTarget:
+        state = self.existing(refresh=False)
+        head = state.head
+        if state.checkpoint is not None and state.checkpoint.table.unsealed > MANY_UNSEALED:
+            many = state.checkpoint.table.unsealed
+            _LOG.warning("topic %s holds %d unsealed slices: run sparklog compact, which merges them", self.topic, many)
+        names = self.store, self.engine.root_id, self.topic, head.topic_id
+        return AppendTarget(*names, head.partitions, head.configs, head.version, head.leader_epoch, looked)
+
+    def commit_append(
+        self,
+        files: Sequence[FileSlices],
+        target: AppendTarget,
+        *,
+        writer: WriterKey | None = None,
+        txn: Txn | None = None,
+    ) -> AppendOutcome:
+        """Publish files that tasks wrote for `target`: all of them, at once, or none.
+
+        `Conflict`: the topic was created again, a file is below the upload floor, or the writer's checkpoint is older
+        than the log; `Fenced`: another run of the writer took over; `BadRequest`: a null key on a compacted topic;
+        `NotFound`: the topic was deleted. Transactions of Kafka's that an import left open are ended first: see
+        `sparklog.log.write.kafka_markers`.
+        """
+        if writer is not None:
+            writer.check()
+            # With the content of the batch, and the epoch that its run has here.
+            epoch = self._epochs.get((writer.id, writer.run or "")) if writer.epoch is None else writer.epoch
+            writer = replace(writer, epoch=epoch, content=content_of({self.topic: [file.counts for file in files]}))
+        if target.root_id != self.engine.root_id or target.topic != self.topic:
+            raise BadRequest(
+                f"files were written for topic '{target.topic}' of root {target.root_id}, not for "
+                f"'{self.topic}' of {self.engine.root_id}"
+            )
+        if self.current().head.kafka_open:
+            for transaction in end_kafka_transactions(self):
+                how = "committed" if transaction.decided == COMMIT else "aborted"
+                _LOG.warning("topic %s is appended to now: %s %s", self.topic, how, transaction)
+        intent = AppendIntent(target.topic_id, tuple(files), self.env.wall_ms(), writer, txn)
+        outcome = self.commit(intent, looked=target.looked)
+        if writer is not None and writer.run is not None:
+            entry = outcome.head.registry.get(writer.id)
+            if entry is not None and entry.run == writer.run:
+                self._epochs[writer.id, writer.run] = entry.epoch or 0
+        nothing = outcome.nothing
+        if nothing is not None:
+            if nothing.skipped and writer is not None and writer.mode == "txn":
+                _LOG.warning("%s", nothing.note)
+            return AppendOutcome(nothing.version, {}, {}, 0, nothing.skipped, nothing.note)
+        self.warn_of_older(files, outcome.head, now=target.configs.log_append_time)
+        return appended(outcome.commit, intent.count)
+
+    def warn_of_older(self, files: Sequence[FileSlices], head: Head, *, now: bool = False) -> None:
+        """Warn of old records in new files, which retention deletes; `now`: all got the commit's time."""
+        if now:
+            return
+        warn_of_seconds_in(self.engine.root_id, self.topic, files)
+        before_ms = expires_before(head.configs, self.env.wall_ms())
+        if before_ms is not None:
+            warn_of_older(self.engine.root_id, self.topic, head.configs, count_older(files, before_ms))

@@ -1,0 +1,46 @@
+"""The page of Kafka's APIs has every request of the protocol, and names commands and calls that exist."""
+
+from __future__ import annotations
+
+import json
+import re
+from operator import attrgetter
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+import sparklog
+from sparklog.cli.app import app
+
+PAGE = (Path(__file__).parents[1] / "docs" / "reference" / "kafka-apis.md").read_text()
+REQUESTS = {name: int(number) for name, number in re.findall(r"`([A-Z]\w+)` \((\d+)\)", PAGE)}
+"""Requests on the page, and their numbers."""
+
+
+def test_every_request_is_there_once() -> None:
+    assert sorted(REQUESTS.values()) == [*range(4), *range(8, 93)]
+
+
+def test_requests_have_the_numbers_of_the_protocol() -> None:
+    kafka = pytest.importorskip("kafka", reason="its schemas are those of Kafka")
+    for file in Path(kafka.__file__).parent.rglob("schemas/resources/*Request.json"):
+        schema = json.loads(re.sub(r"^\s*//.*$", "", file.read_text(), flags=re.MULTILINE))
+        if schema.get("type") == "request":
+            assert REQUESTS[schema["name"].removesuffix("Request")] == schema["apiKey"]
+
+
+def test_each_row_has_one_of_four_answers() -> None:
+    tables = PAGE.partition("\n## ")[2]
+    rows = [line.split(" | ") for line in tables.split("\n") if line.startswith("| ") and " | here | " not in line]
+    assert {row[1] for row in rows} == {"yes", "other", "no", "none needed"}
+
+
+def test_commands_and_calls_exist() -> None:
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    for command in re.findall(r"`sparklog ([\w-]+)(?: (\w[\w-]*))?", PAGE):
+        assert command[0] in commands
+        if hasattr(commands[command[0]], "commands"):
+            assert not command[1] or command[1] in commands[command[0]].commands, command
+    for name in re.findall(r"`((?:Topic|Root|Consumer|Transaction)\.\w+)|`sparklog\.(\w+)", PAGE):
+        attrgetter(name[0] or name[1])(sparklog)

@@ -1,0 +1,40 @@
+"""Numbers in texts: ASCII digits, ranges with both ends, and what Python's `int` would take."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from sparklog.parsing import INT32_MAX, INT64_MAX, INT64_MIN, fraction, is_digits, whole_number, whole_range
+
+
+@pytest.mark.parametrize("text", ["", " 1", "1_000", "1.0", "٣", "--1", "+-1", "1" * 20, "9223372036854775808", "1\n"])
+def test_only_ascii_digits_with_one_sign_are_a_whole_number(text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        whole_number(text)
+
+
+def test_both_ends_are_in_the_range() -> None:
+    assert (whole_number("-2", -2, 3), whole_number("+3", -2, 3), whole_number("0" * 30 + "1")) == (-2, 3, 1)
+    assert (whole_number(str(INT64_MIN)), whole_number(str(INT64_MAX))) == (INT64_MIN, INT64_MAX)
+    for text in ("-3", "4"):
+        with pytest.raises(ValueError, match=text):
+            whole_number(text, -2, 3)
+
+
+def test_a_fraction_has_its_ends_or_not() -> None:
+    assert (fraction("0", ends=True), fraction("1", ends=True), fraction("0.5", ends=False)) == (0.0, 1.0, 0.5)
+    for text, ends in (("0", False), ("1", False), ("1.1", True), ("-0.1", True), ("nan", True), ("half", True)):
+        with pytest.raises(ValueError, match=text):
+            fraction(text, ends=ends)
+
+
+def test_digits_have_no_sign() -> None:
+    assert [is_digits(text) for text in ("0", "19", "", "-1", "٣", "1 ")] == [True, True, False, False, False, False]
+
+
+def test_a_range_names_its_end_where_it_is_no_machine_limit() -> None:
+    assert whole_range(INT64_MIN) == "a whole number"
+    assert whole_range(1, 9) == "a whole number of at least 1 and at most 9"
+    assert whole_range(0, INT32_MAX) == whole_range(0) == "a whole number of at least 0"

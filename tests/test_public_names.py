@@ -1,0 +1,62 @@
+"""What a user's tab key shows: public names of what is opened, each on a page of the Python API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+import sparklog
+from sparklog.testing import World
+
+READ = {"bounds", "get", "name", "offset_for_timestamp", "record_at", "scan", "table"}
+ARROW = {"schema", "to_batches", "to_reader", "to_table"}
+NAMES = {
+    "Root": {
+        *("create_topic", "delete_topic", "ensure_topic", "topic", "topics"),
+        # What it is made of, and the door for engines.
+        *("engine", "env", "id", "location", "store"),
+    },
+    "Topic": {
+        *READ,
+        *("alter", "append", "count", "delete", "delete_records", "describe", "end_kafka_transactions"),
+        *("plan_alter", "plan_delete_records"),
+        *("log", "root", "store"),
+    },
+    "TopicReader": READ,
+    "View": {"location", "topic", "topics"},
+    "Scan": {*ARROW, "batch_bytes", "columns", "keys", "noun", "parts", "ranges", "threads"},
+    "TopicTable": {*ARROW, "follow", "noun", "open_view", "plan"},
+    "TransactionalProducer": {"begin", "epoch", "id", "instance", "join", "log", "root", "timeout_ms"},
+    "Transaction": {
+        *("abort", "append", "commit", "id", "n", "prepare", "send_offsets", "state"),
+        *("add", "discard"),
+    },
+    "Consumer": {
+        *("close", "commit", "committed", "group_metadata", "poll", "position", "positions"),
+        *("seek", "seek_to_beginning", "seek_to_committed", "seek_to_end"),
+        *("auto_commit_interval_ms", "group", "isolation", "max_poll_records", "membership", "topics"),
+    },
+    "Groups": {"descriptions", "group", "names", "root", "states"},
+}
+
+
+def opened() -> Iterator[object]:
+    root = World().root()
+    topic = root.create_topic("t")
+    topic.append(pa.table({"key": ["a"], "value": ["1"]}))
+    yield from (root, topic, topic.scan(), topic.table(), sparklog.Groups(root))
+    producer = sparklog.transactional(root, "job")
+    yield from (producer, producer.begin(), sparklog.consumer(root, "g", topics="t"))
+
+
+def test_public_names_are_those_that_are_meant(tmp_path_factory: pytest.TempPathFactory) -> None:
+    place = tmp_path_factory.mktemp("root") / "log"
+    sparklog.open(place, create=True).create_topic("t")
+    view = sparklog.open_view(place)
+    shown = {
+        type(thing).__name__: {name for name in dir(thing) if not name.startswith("_")}
+        for thing in (*opened(), view, view.topic("t"))
+    }
+    assert shown == NAMES

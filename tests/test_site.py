@@ -1,0 +1,72 @@
+"""The site of docs/ is built strictly: each link and anchor leads somewhere, and it asks no other host."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+EXTERNAL = re.compile(
+    r"""<(?:link|script|img|iframe)[^>]*?(?:href|src)=["']?(?:https?:)?//[^>]*>|@import|url\(https?:"""
+)
+PROGRAMS = sorted((REPOSITORY / "examples" / "streams").glob("*.md"))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    for name in ("mkdocs", "material", "mkdocstrings_handlers.python"):
+        pytest.importorskip(name, reason="needs the extra docs")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder]
+    environ = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=REPOSITORY, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def built(site: Path, page: Path) -> Path:
+    return (site / page.parent / page.name.replace("README", "index")).with_suffix(".html")
+
+
+def test_every_page_of_docs_is_in_the_site(site: Path) -> None:
+    pages = {
+        page.relative_to(REPOSITORY / "docs").with_suffix(".html").as_posix() for page in REPOSITORY.glob("docs/*/*.md")
+    }
+    assert {page for page in pages if not (site / page.replace("README.html", "index.html")).exists()} == set()
+
+
+def test_a_browser_asks_no_other_host(site: Path) -> None:
+    assert [page.name for page in site.rglob("*.html") if EXTERNAL.search(page.read_text())] == []
+    assert [sheet.name for sheet in site.rglob("*.css") if EXTERNAL.search(sheet.read_text())] == []
+
+
+def test_the_reference_shows_docstrings(site: Path) -> None:
+    page = (site / "reference" / "python.html").read_text()
+    for anchor in ("sparklog.open", "sparklog.Topic.append", "sparklog.transactional"):
+        assert f'id="{anchor}"' in page
+    assert "Raises:" in page
+    assert ":::" not in page
+
+
+def test_examples_and_the_notebook_are_pages_with_their_output(site: Path) -> None:
+    for program in PROGRAMS:
+        text = (
+            (site / "examples" / "streams" / program.name.replace("README", "index")).with_suffix(".html").read_text()
+        )
+        assert "<pre" in text
+    assert (site / "examples" / "streams" / "word_count.py.html").exists()
+    notebook = (site / "notebooks" / "dump_segment.ipynb.html").read_text()
+    pictures = re.findall(r'src="(dump_segment-\d+\.png)"', notebook)
+    assert len(pictures) >= 20
+    assert all((site / "notebooks" / picture).read_bytes().startswith(b"\x89PNG") for picture in pictures)
+
+
+def test_the_search_finds_words_of_all_parts(site: Path) -> None:
+    index = (site / "search" / "search_index.json").read_text()
+    for words in ("murmur2", "last stable offset", "WordCountDemo", "sparklog.transactional"):
+        assert words in index
