@@ -16,6 +16,7 @@ import pytest
 import sparklog
 from scripts import option_page
 from sparklog import formats, testing
+from sparklog.log.read.record_batches import RecordBatches
 
 REPOSITORY = Path(__file__).parents[1]
 KAFKA = REPOSITORY / "examples" / "data" / "kafka-log-dir"
@@ -74,7 +75,8 @@ def examples(thing: object) -> Iterator[str]:
     if "Example" in sections(thing):
         yield sections(thing)["Example"]
     if isinstance(thing, type):
-        for name, method in vars(thing).items():
+        bases = [base for base in thing.__mro__ if base in (RecordBatches, thing)]
+        for name, method in (pair for base in reversed(bases) for pair in vars(base).items()):
             if inspect.isfunction(method) and not name.startswith("_") and "Example" in sections(method):
                 yield sections(method)["Example"]
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable
+from sparklog.errors import BadRequest, SparklogError, Unavailable
 from sparklog.storage.cloud_settings import AZURE, GCS, S3
 from sparklog.storage.locations import StoreUrl
+from sparklog.storage.store import not_there
 
 _STATUS = re.compile(r"status code: (\d{3})|inner: Status \{\s*status: (\d{3})")
 _HTTP = re.compile(r"HttpError \{\s*kind: ([A-Za-z]+)")
@@ -129,7 +130,7 @@ def cloud_error(error: BaseException, action: str, key: str, url: StoreUrl) -> S
     what = f"{key} in {url}" if key else str(url)
     # Not of a create: what is missing then is the upload, which was given up, or put together by a request before.
     if (isinstance(error, FileNotFoundError) or status == 404) and action != "create" and code not in _NO_BUCKET:
-        return NotFound(f"no object {what}: it was never written, or has been deleted")
+        return not_there(what)
     rule = next((rule for rule in _RULES if rule.fits(status, code, text)), None)
     if rule is not None:
         words = {"action": action, "what": what, "url": url, "host": url.host, "answer": code or status}

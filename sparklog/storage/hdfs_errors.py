@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 
-from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable
+from sparklog.errors import BadRequest, SparklogError, Unavailable
 from sparklog.storage.locations import StoreUrl
+from sparklog.storage.store import not_there
 
 FAILURES = (OSError, RuntimeError)
 """Everything that hdfs-native raises."""
@@ -98,7 +99,7 @@ def hdfs_error(error: Exception, action: str, key: str, url: StoreUrl) -> Sparkl
 
 def _missing(action: str, what: str) -> SparklogError:
     if action in ("read", "list"):
-        return NotFound(f"no object {what}: it was never written, or has been deleted")
+        return not_there(what)
     return Unavailable(f"cannot {action} {what}: its temporary file was deleted meanwhile; try again")
 
 

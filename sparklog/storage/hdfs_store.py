@@ -13,8 +13,6 @@ has its reason:
 A namenode that is in safe mode, as each is for a while after its start, is asked again within the budget of
 `sparklog.storage.retries`: not by a commit, whose caller looks at the log between its tries.
 
-Names that begin with `~` are temporary files. No key can begin so, listings skip them, and the vacuum removes old ones.
-
 hdfs-native's threads do not survive a fork: a child process of one that has used it would hang, and gets an error
 instead. A pickled store carries its URL alone. Who this is comes from the environment of each process: a Kerberos
 ticket, or HADOOP_USER_NAME.
@@ -22,27 +20,27 @@ ticket, or HADOOP_USER_NAME.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 import hdfs_native
 
-from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
+from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable
+from sparklog.storage.folder_store import FolderItem, FolderStore, temporary_name
 from sparklog.storage.fork_safety import ForkGuard, ForkLock
 from sparklog.storage.hdfs_errors import FAILURES, NO_FOLDER, hdfs_error, is_busy, remote_error
 from sparklog.storage.locations import StoreUrl, parse_url
 from sparklog.storage.parallel_reads import ask_each
 from sparklog.storage.retries import ONCE, RetryPolicy
-from sparklog.storage.store import MAX_DOCUMENT, ObjectInfo, ObjectWriter, Store, check_key, check_prefix, is_part
+from sparklog.storage.store import ObjectInfo, ObjectWriter, check_document, check_key, check_range, name_taken
 
 T = TypeVar("T")
 
 PARALLEL_REQUESTS = 8
 DEFAULT_PORT = 8020
 """Of a namenode whose URL names none, as in Hadoop."""
-TEMPORARY_PREFIX = "~"
 _WRITE_BUFFER = 1 << 20
 _ATTEMPTS = 5
 _ONE_NAMENODE = {"dfs.client.failover.max.attempts": "5", "dfs.client.failover.sleep.max.millis": "5000"}
@@ -50,7 +48,7 @@ _ONE_NAMENODE = {"dfs.client.failover.max.attempts": "5", "dfs.client.failover.s
 _GUARD = ForkGuard("hdfs_native")
 
 
-class HdfsStore(Store):
+class HdfsStore(FolderStore):
     """A folder of HDFS. `url` is `hdfs://namenode:port/path`, or `hdfs://nameservice/path` with HADOOP_CONF_DIR set.
 
     Picklable; safe to use from threads; a process that was forked by one that used HDFS cannot.
@@ -83,13 +81,12 @@ class HdfsStore(Store):
         return ".snapshot" not in self._url.path.split("/")
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        if start < 0 or (length is not None and length < 0):
-            raise BadRequest(f"cannot read {key} from byte {start} for {length} bytes: neither may be negative")
+        check_range(key, start, length)
         file = self._ask("read", key, lambda: self._client.read(self._file(key)))
         # The client panics at a range beyond the end; never trust a length from the caller, besides.
         available = max(0, len(file) - start)
-        if length is None and available > MAX_DOCUMENT and key.endswith(".json"):
-            raise Corrupt(f"expected JSON of at most {MAX_DOCUMENT} bytes, found {available}; restore it", file=key)
+        if length is None:
+            check_document(key, available)
         nbytes = available if length is None else min(length, available)
         if not nbytes:
             return b""
@@ -104,14 +101,6 @@ class HdfsStore(Store):
         status = self._status(self._file(key), key)
         return None if status is None or status.isdir else _info(key, status)
 
-    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
-        folder, _, start = check_prefix(prefix).rpartition("/")
-        return self._walk(folder + "/" if folder else "", start, after)
-
-    def list_folders(self, prefix: str) -> Iterator[str]:
-        check_prefix(prefix, folder=True)
-        return iter([name for name, status in self._entries(prefix) if status.isdir])
-
     def create(self, key: str, data: bytes) -> bool:
         status = self._status(self._file(key), key)
         if status is not None:
@@ -125,9 +114,8 @@ class HdfsStore(Store):
         file, temporary = self._temporary(key, self.retry_policy)
         return _HdfsWriter(self, key, file, temporary)
 
-    def delete(self, key: str) -> None:
-        if self._unlink(self._file(key), key):
-            self._prune(key)
+    def _remove(self, key: str) -> bool:
+        return self._unlink(f"{self._root}/{key}", key)
 
     def delete_many(self, keys: Iterable[str]) -> None:
         names = [check_key(key) for key in keys]
@@ -141,7 +129,7 @@ class HdfsStore(Store):
         folder = self._root
         while folder and self._status(folder, "") is None:
             folder = folder.rpartition("/")[0]
-        path = f"{folder}/{_temporary_name()}"
+        path = f"{folder}/{temporary_name()}"
 
         def stamp() -> int:
             with suppress(FileExistsError):  # made by a try before
@@ -153,24 +141,8 @@ class HdfsStore(Store):
         finally:
             self._clean(path)
 
-    def temporary_files(self, folder: str, *, deep: bool = True) -> Iterator[ObjectInfo]:
-        check_prefix(folder, folder=True)
-        for name, status in self._scan(folder):
-            if name.startswith(TEMPORARY_PREFIX):
-                yield _info(folder + name, status)
-            elif deep and status.isdir and is_part(name):
-                yield from self.temporary_files(f"{folder}{name}/")
-
     def obstacles(self, folder: str) -> Iterator[str]:
         return self.list_folders(folder)
-
-    def delete_temporary(self, key: str) -> None:
-        folder, slash, name = key.rpartition("/")
-        if not name.startswith(TEMPORARY_PREFIX) or not is_part(name[len(TEMPORARY_PREFIX) :]):
-            super().delete_temporary(key)
-        check_prefix(folder + slash, folder=True)
-        if self._unlink(f"{self._root}/{key}", key):
-            self._prune(key)
 
     @property
     def _client(self) -> Any:
@@ -209,7 +181,7 @@ class HdfsStore(Store):
         """Open a new file next to a key. Folders are made as needed, with the permissions of the one above."""
         folder = self._file(key).rpartition("/")[0]
         for _ in range(_ATTEMPTS):
-            path = f"{folder}/{_temporary_name()}"
+            path = f"{folder}/{temporary_name()}"
             # An answer that got lost makes the client ask twice: the file exists already, and is ours.
             with suppress(FileExistsError):
                 return self._ask_new(path, key, policy), path
@@ -276,39 +248,24 @@ class HdfsStore(Store):
         with suppress(*FAILURES):
             self._client.delete(path, recursive=False)
 
-    def _prune(self, key: str) -> None:
-        """Remove folders that a delete has left empty: a folder exists by what is in it, as on object stores."""
-        folder = key.rpartition("/")[0]
-        with suppress(*FAILURES):  # the first that is not empty ends it
-            while folder:
-                self._client.delete(f"{self._root}/{folder}", recursive=False)
-                folder = folder.rpartition("/")[0]
+    def _remove_folder(self, folder: str) -> bool:
+        try:
+            self._client.delete(f"{self._root}/{folder}", recursive=False)
+            return True
+        except FAILURES:
+            return False
 
-    def _scan(self, folder: str) -> Sequence[tuple[str, Any]]:
+    def _scan(self, folder: str) -> Sequence[FolderItem]:
         path = f"{self._root}/{folder}".rstrip("/")
         try:
             statuses = self._ask("list", folder, lambda: list(self._client.list_status(path or "/")))
         except NotFound:
             return []
-        # A file lists itself.
-        return [(status.path.rpartition("/")[2], status) for status in statuses if status.path.rstrip("/") != path]
-
-    def _entries(self, folder: str) -> Sequence[tuple[str, Any]]:
-        """List what is named like a part of a key, in key order: a folder sorts as `name/`."""
-        entries = [(name, status) for name, status in self._scan(folder) if is_part(name)]
-        return sorted(entries, key=lambda entry: entry[0] + "/" if entry[1].isdir else entry[0])
-
-    def _walk(self, folder: str, start: str, after: str) -> Iterator[ObjectInfo]:
-        for name, status in self._entries(folder):
-            if not name.startswith(start):
-                continue
-            key = folder + name
-            if status.isdir:
-                below = key + "/"
-                if after < below or after.startswith(below):
-                    yield from self._walk(below, "", after)
-            elif key > after:
-                yield _info(key, status)
+        return [
+            FolderItem(status.path.rpartition("/")[2], status.isdir, not status.isdir, partial(_info, status=status))
+            for status in statuses
+            if status.path.rstrip("/") != path  # a file lists itself
+        ]
 
 
 class _HdfsWriter:
@@ -346,7 +303,7 @@ class _HdfsWriter:
             return info.size == self._written
 
         if not store._publish(self._temporary, self._key, is_ours, store.retry_policy):
-            raise Unavailable(f"{self._key} exists already in {store.location}: write it again under a new name")
+            raise name_taken(self._key, store.location)
 
     def discard(self) -> None:
         if self._file is not None:
@@ -367,10 +324,6 @@ def _new_client(url: StoreUrl) -> Any:
 
 def _connect(host: str, settings: dict[str, str]) -> Any:
     return hdfs_native.Client(f"hdfs://{host}", settings)
-
-
-def _temporary_name() -> str:
-    return f"{TEMPORARY_PREFIX}{os.urandom(12).hex()}"
 
 
 def _info(key: str, status: Any) -> ObjectInfo:

@@ -11,8 +11,6 @@ directory, unlink the temporary name. Each step has its reason:
 * A caller who is told "exists" acts on that object, so its name is made durable before the answer is given.
 * On macOS fsync does not reach the platter: F_FULLFSYNC does.
 
-Names that begin with `~` are temporary files. No key can begin so, listings skip them, and the vacuum removes old ones.
-
 An object is a regular file: links, FIFOs and devices in the directory are passed over, never opened or
 followed. One link counts: directly in the root, to a folder outside of it (a topic that was moved to another disk).
 """
@@ -24,25 +22,36 @@ import os
 import stat as stat_module
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NoReturn
 
-from sparklog.errors import BadRequest, Corrupt, NotFound, Unavailable
+from sparklog.errors import BadRequest, NotFound
 from sparklog.storage.durable_files import NEW_FILE, full_fsync, start_writeback
+from sparklog.storage.folder_store import FolderItem, FolderStore, temporary_name
 from sparklog.storage.fork_safety import ForkLock
-from sparklog.storage.store import MAX_DOCUMENT, ObjectInfo, ObjectWriter, Store, check_key, check_prefix, is_part
+from sparklog.storage.store import (
+    ObjectInfo,
+    ObjectWriter,
+    check_document,
+    check_key,
+    check_prefix,
+    check_range,
+    name_taken,
+)
 from sparklog.storage.system_errors import refuse, store_error
 
-TEMPORARY_PREFIX = "~"
 _WRITE_BUFFER = 1 << 20
 _WRITEBACK_BYTES = 16 << 20
 """A file being written is handed to the disk in pieces of this size, while its writer goes on."""
 _READ_AT_ONCE = 1 << 30
 _KNOWN_FOLDERS = 10_000
 _ATTEMPTS = 100
+_NFS_REMAINS = ".nfs0"
+"""A network client renames files that are deleted while open to .nfs0*: they are no objects."""
 _NO_LINK = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
 
-class LocalStore(Store):
+class LocalStore(FolderStore):
     """A directory of a file system that has link() and fsync. Picklable; safe to use from threads and after a fork.
 
     `durable=False` skips every fsync and nothing else: for tests and scratch data, which a power loss may take.
@@ -52,7 +61,7 @@ class LocalStore(Store):
         self._path = os.path.abspath(os.fspath(path))
         self._durable = durable
         self._lock = ForkLock()
-        self._known: dict[str, int] = {}
+        self._synced: dict[str, int] = {}
 
     def __getstate__(self) -> tuple[str, bool]:
         return self._path, self._durable
@@ -80,8 +89,7 @@ class LocalStore(Store):
         return not os.path.isdir(self._path) or os.access(self._path, os.W_OK | os.X_OK)
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        if start < 0 or (length is not None and length < 0):
-            raise BadRequest(f"cannot read {key} from byte {start} for {length} bytes: neither may be negative")
+        check_range(key, start, length)
         path = self._file(key)
         try:
             # O_NONBLOCK: a FIFO would hold the reader until another process writes.
@@ -94,8 +102,8 @@ class LocalStore(Store):
                 raise NotFound(f"no object {key} in {self._path}: no regular file lies there")
             # Never trust a length from the caller beyond what the file holds: it may come from damaged metadata.
             available = max(0, status.st_size - start)
-            if length is None and available > MAX_DOCUMENT and key.endswith(".json"):
-                raise Corrupt(f"expected JSON of at most {MAX_DOCUMENT} bytes, found {available}; restore it", file=key)
+            if length is None:
+                check_document(key, available)
             return _read(fd, start, available if length is None else min(length, available))
         except OSError as error:
             self._fail(error, "read", key)
@@ -105,14 +113,6 @@ class LocalStore(Store):
     def stat(self, key: str) -> ObjectInfo | None:
         status = self._lstat(self._file(key), key)
         return None if status is None or not stat_module.S_ISREG(status.st_mode) else _info(key, status)
-
-    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
-        folder, _, start = check_prefix(prefix).rpartition("/")
-        return self._walk(folder + "/" if folder else "", start, after)
-
-    def list_folders(self, prefix: str) -> Iterator[str]:
-        check_prefix(prefix, folder=True)
-        return iter([entry.name for entry, is_folder in self._entries(prefix) if is_folder])
 
     def create(self, key: str, data: bytes) -> bool:
         path = self._file(key)
@@ -157,22 +157,22 @@ class LocalStore(Store):
         self._settle(path, key)
         return True
 
-    def delete(self, key: str) -> None:
-        path = self._file(key)
+    def _remove(self, key: str) -> bool:
+        path = os.path.join(self._path, key)
         try:
             os.unlink(path)
+            return True
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR) or os.path.isdir(path):
-                return
+                return False
             self._fail(error, "delete", key)
-        self._prune(os.path.dirname(path))
 
     def now_ms(self) -> int:
         # The clock that stamps files, which on a network file system is the server's.
         folder = self._path
         while not os.path.isdir(folder) and os.path.dirname(folder) != folder:
             folder = os.path.dirname(folder)
-        path = os.path.join(folder, _temporary_name())
+        path = os.path.join(folder, temporary_name())
         try:
             fd = os.open(path, NEW_FILE, 0o666)
             try:
@@ -192,32 +192,10 @@ class LocalStore(Store):
         except OSError as error:
             self._fail(error, "list", "")
 
-    def temporary_files(self, folder: str, *, deep: bool = True) -> Iterator[ObjectInfo]:
-        check_prefix(folder, folder=True)
-        for entry, is_folder in self._scan(folder):
-            if entry.name.startswith(TEMPORARY_PREFIX):
-                with suppress(FileNotFoundError):  # its writer is done
-                    yield _info(folder + entry.name, entry.stat(follow_symlinks=False))
-            elif deep and is_part(entry.name) and is_folder:
-                yield from self.temporary_files(f"{folder}{entry.name}/")
-
     def obstacles(self, folder: str) -> Iterator[str]:
         check_prefix(folder, folder=True)
-        return (entry.name for entry, _ in self._entries(folder) if not entry.is_file(follow_symlinks=False))
-
-    def delete_temporary(self, key: str) -> None:
-        folder, slash, name = key.rpartition("/")
-        if not name.startswith(TEMPORARY_PREFIX) or not is_part(name[len(TEMPORARY_PREFIX) :]):
-            super().delete_temporary(key)
-        check_prefix(folder + slash, folder=True)
-        path = os.path.join(self._path, key)
-        try:
-            os.unlink(path)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            self._fail(error, "delete", key)
-        self._prune(os.path.dirname(path))
+        items = self._sorted_items(folder)
+        return (item.name for item in items if not (item.is_file or item.name.startswith(_NFS_REMAINS)))
 
     def self_check(self) -> None:
         """Check link counts, and that a directory can be fsynced. `BadRequest` naming the mount; it leaves nothing."""
@@ -235,7 +213,7 @@ class LocalStore(Store):
     def _check_links(self) -> None:
         fd, temporary = self._temporary(os.path.join(self._path, "probe"), "")
         os.close(fd)
-        linked = os.path.join(self._path, _temporary_name())
+        linked = os.path.join(self._path, temporary_name())
         try:
             os.link(temporary, linked)
             links = os.stat(temporary).st_nlink
@@ -267,7 +245,7 @@ class LocalStore(Store):
     def _temporary(self, path: str, key: str) -> tuple[int, str]:
         """Open a new file next to `path`, whose folder is made, again if a concurrent delete removes it."""
         folder = os.path.dirname(path)
-        temporary = os.path.join(folder, _temporary_name())
+        temporary = os.path.join(folder, temporary_name())
         for attempt in range(_ATTEMPTS):
             try:
                 return os.open(temporary, NEW_FILE, 0o666), temporary
@@ -319,16 +297,16 @@ class LocalStore(Store):
         try:
             inode = self._sync_folder(folder)
             with self._lock:
-                if self._known.get(folder) == inode:
+                if self._synced.get(folder) == inode:
                     return
             above = folder
             while len(above) >= len(self._path):
                 above = os.path.dirname(above)
                 self._sync_folder(above, must=len(above) >= len(self._path))
             with self._lock:
-                if len(self._known) >= _KNOWN_FOLDERS:
-                    self._known.clear()
-                self._known[folder] = inode
+                if len(self._synced) >= _KNOWN_FOLDERS:
+                    self._synced.clear()
+                self._synced[folder] = inode
         except FileNotFoundError:
             return  # deleted meanwhile, and its folder with it
         except OSError as error:
@@ -362,16 +340,15 @@ class LocalStore(Store):
         if self._durable:
             full_fsync(fd)
 
-    def _prune(self, folder: str) -> None:
-        """Remove folders that a delete has left empty: a folder exists by what is in it, as on object stores."""
-        while len(folder) > len(self._path):
-            try:
-                os.rmdir(folder)
-            except OSError:
-                return
-            with self._lock:
-                self._known.pop(folder, None)
-            folder = os.path.dirname(folder)
+    def _remove_folder(self, folder: str) -> bool:
+        path = os.path.join(self._path, folder)
+        try:
+            os.rmdir(path)
+        except OSError:
+            return False
+        with self._lock:
+            self._synced.pop(path, None)
+        return True
 
     def _is_folder(self, entry: os.DirEntry[str], folder: str) -> bool:
         """True for a directory, and in the root itself for a link to one outside."""
@@ -380,39 +357,26 @@ class LocalStore(Store):
         target, root = os.path.realpath(entry.path), os.path.realpath(self._path)
         return os.path.isdir(target) and os.path.commonpath((target, root)) not in (target, root)
 
-    def _scan(self, folder: str) -> Sequence[tuple[os.DirEntry[str], bool]]:
+    def _scan(self, folder: str) -> Sequence[FolderItem]:
         try:
-            with os.scandir(os.path.join(self._path, folder)) as scanned:
-                return [(entry, self._is_folder(entry, folder)) for entry in scanned]
+            with os.scandir(os.path.join(self._path, folder)) as entries:
+                return [self._item(entry, folder) for entry in entries]
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
             self._fail(error, "list", folder)
 
-    def _entries(self, folder: str) -> Sequence[tuple[os.DirEntry[str], bool]]:
-        """List what is named like a part of a key, in key order: a folder sorts as `name/`."""
-        entries = [(entry, is_folder) for entry, is_folder in self._scan(folder) if is_part(entry.name)]
-        return sorted(entries, key=lambda item: item[0].name + "/" if item[1] else item[0].name)
+    def _item(self, entry: os.DirEntry[str], folder: str) -> FolderItem:
+        is_file = entry.is_file(follow_symlinks=False) and not entry.name.startswith(_NFS_REMAINS)
+        return FolderItem(entry.name, self._is_folder(entry, folder), is_file, partial(self._look, entry))
 
-    def _walk(self, folder: str, start: str, after: str) -> Iterator[ObjectInfo]:
-        for entry, is_folder in self._entries(folder):
-            if not entry.name.startswith(start):
-                continue
-            key = folder + entry.name
-            if is_folder:
-                below = key + "/"
-                if after < below or after.startswith(below):
-                    yield from self._walk(below, "", after)
-            elif key > after:
-                try:
-                    status = entry.stat(follow_symlinks=False)
-                except FileNotFoundError:
-                    continue  # deleted since the directory was read
-                except OSError as error:
-                    self._fail(error, "list", key)
-                # A network client renames files that are deleted while open to .nfs*: they are no objects.
-                if stat_module.S_ISREG(status.st_mode) and not entry.name.startswith(".nfs0"):
-                    yield _info(key, status)
+    def _look(self, entry: os.DirEntry[str], key: str) -> ObjectInfo | None:
+        try:
+            return _info(key, entry.stat(follow_symlinks=False))
+        except FileNotFoundError:
+            return None  # deleted since the directory was read
+        except OSError as error:
+            self._fail(error, "list", key)
 
 
 class LocalWriter:
@@ -453,17 +417,13 @@ class LocalWriter:
         finally:
             self._store._unlink(self._temporary)
         if not created:
-            raise Unavailable(f"{self._key} exists already in {self._store.location}: write it again under a new name")
+            raise name_taken(self._key, self._store.location)
 
     def discard(self) -> None:
         if not self._file.closed:
             with suppress(OSError):
                 self._file.close()
             self._store._unlink(self._temporary)
-
-
-def _temporary_name() -> str:
-    return f"{TEMPORARY_PREFIX}{os.urandom(12).hex()}"
 
 
 def _info(key: str, status: os.stat_result) -> ObjectInfo:

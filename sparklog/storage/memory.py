@@ -7,9 +7,17 @@ from collections.abc import Callable, Iterator
 from itertools import takewhile
 from typing import NoReturn
 
-from sparklog.errors import BadRequest, NotFound, Unavailable
 from sparklog.storage.fork_safety import ForkLock
-from sparklog.storage.store import ObjectInfo, ObjectWriter, Store, check_key, check_prefix
+from sparklog.storage.store import (
+    ObjectInfo,
+    ObjectWriter,
+    Store,
+    check_key,
+    check_prefix,
+    check_range,
+    name_taken,
+    not_there,
+)
 
 Snapshot = dict[str, tuple[bytes, int]]
 
@@ -40,11 +48,10 @@ class MemoryStore(Store):
         return f"memory:{self._name}"
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        if start < 0 or (length is not None and length < 0):
-            raise BadRequest(f"cannot read {key} from byte {start} for {length} bytes: neither may be negative")
+        check_range(key, start, length)
         stored = self._objects.get(check_key(key))
         if stored is None:
-            raise NotFound(f"no object {key} in {self.location}: it was never written, or has been deleted")
+            raise not_there(f"{key} in {self.location}")
         data = stored[0]
         return data[start:] if length is None else data[start : start + length]
 
@@ -125,7 +132,7 @@ class _MemoryWriter:
             return
         data, self._parts = b"".join(self._parts), None
         if not self._store.create(self._key, data):
-            raise Unavailable(f"{self._key} exists already in {self._store.location}: write it again under a new name")
+            raise name_taken(self._key, self._store.location)
 
     def discard(self) -> None:
         self._parts = None

@@ -28,7 +28,7 @@ from typing import Any, NoReturn, TypeVar
 import obstore
 from obstore import exceptions
 
-from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
+from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable
 from sparklog.storage.cloud_errors import cloud_error, is_busy, network_failure, status_of
 from sparklog.storage.cloud_settings import (
     AZURE,
@@ -45,13 +45,16 @@ from sparklog.storage.fork_safety import ForkGuard, ForkLock
 from sparklog.storage.locations import StoreUrl, parse_url
 from sparklog.storage.retries import BUSY_BUDGET_S, FIRST_PAUSE_S, LONGEST_PAUSE_S, RetryPolicy
 from sparklog.storage.store import (
-    MAX_DOCUMENT,
     ObjectInfo,
     ObjectWriter,
     Store,
+    check_document,
     check_key,
     check_prefix,
+    check_range,
     is_key,
+    name_taken,
+    not_there,
 )
 from sparklog.storage.uploads import PART_BYTES, Upload
 
@@ -113,17 +116,14 @@ class ObjectStore(Store):
         return 1000
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        if start < 0 or (length is not None and length < 0):
-            raise BadRequest(f"cannot read {key} from byte {start} for {length} bytes: neither may be negative")
+        check_range(key, start, length)
         check_key(key)
         if start or length is not None:
             return self._get_range(key, start, length)
 
         def read() -> bytes:
             answer = obstore.get(self._client("data"), key)
-            if answer.meta["size"] > MAX_DOCUMENT and key.endswith(".json"):
-                size = answer.meta["size"]
-                raise Corrupt(f"expected JSON of at most {MAX_DOCUMENT} bytes, found {size}; restore it", file=key)
+            check_document(key, answer.meta["size"])
             return bytes(answer.bytes())
 
         return self._ask("read", key, read)
@@ -151,7 +151,7 @@ class ObjectStore(Store):
     def _size(self, key: str) -> int:
         info = self.stat(key)
         if info is None:
-            raise NotFound(f"no object {key} in {self.location}: it was never written, or has been deleted")
+            raise not_there(f"{key} in {self.location}")
         return info.size
 
     def stat(self, key: str) -> ObjectInfo | None:
@@ -295,7 +295,7 @@ class ObjectStore(Store):
             return False
         if info.size == len(data) and self._read_if_there(key) == data:
             return True
-        raise Unavailable(f"{key} exists already in {self.location}: write it again under a new name")
+        raise name_taken(key, self.location)
 
     def put_parts(self, key: str, parts: Iterator[bytes]) -> None:
         """Store a data object by a multipart upload, each request of which the client repeats within the budget."""

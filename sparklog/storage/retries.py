@@ -39,13 +39,15 @@ class Timer(Protocol):
 class Pauses:
     """Seconds to wait: of a time that doubles from `first` up to `longest`, a random share from `low` to `high`.
 
-    Random, so that those who were refused together do not come back together.
+    Random, so that those who were refused together do not come back together. `ends_in_time`: a pause that would go
+    beyond the time of a wait is not begun.
     """
 
     first: float
     longest: float
     low: float
     high: float
+    ends_in_time: bool = False
 
     def length(self, tries: int, chance: float) -> float:
         """Return the seconds before try `tries` + 1."""
@@ -53,7 +55,7 @@ class Pauses:
 
 
 SHORT_PAUSES = Pauses(0.02, 2.0, 0.2, 1.0)
-BUSY_PAUSES = Pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S, 0.5, 1.5)
+BUSY_PAUSES = Pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S, 0.5, 1.5, ends_in_time=True)
 
 
 class Backoff:
@@ -80,11 +82,11 @@ class Backoff:
         self._sleep(self._next_pause())
 
     def wait(self) -> bool:
-        """Wait a moment; False, at once, if the time is over or would be over then."""
+        """Wait a moment; False, at once, if the time is over, or would be with `ends_in_time`."""
         if self.is_over():
             return False
         pause = self._next_pause()
-        if self._elapsed_ms() + 1000 * pause > self._limit_ms:
+        if self._pauses.ends_in_time and self._elapsed_ms() + 1000 * pause > self._limit_ms:
             return False
         self._sleep(pause)
         return True

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from sparklog.errors import BadRequest
+from sparklog.errors import BadRequest, Corrupt, NotFound, Unavailable
 
 MAX_PART = 255
 """Bytes of one part: the limit of every common file system."""
@@ -84,6 +84,26 @@ def key_kind(key: str) -> str:
         return "root"
     match = _KINDS.match(key)
     return (match.lastgroup or "other") if match else "other"
+
+
+def check_range(key: str, start: int, length: int | None) -> None:
+    """Raise `BadRequest` for what is not a range of bytes."""
+    if start < 0 or (length is not None and length < 0):
+        raise BadRequest(f"cannot read {key} from byte {start} for {length} bytes: neither may be negative")
+
+
+def check_document(key: str, size: int) -> None:
+    """Raise `Corrupt` for JSON that sparklog cannot have written: it would fill the memory."""
+    if size > MAX_DOCUMENT and key.endswith(".json"):
+        raise Corrupt(f"expected JSON of at most {MAX_DOCUMENT} bytes, found {size}; restore it", file=key)
+
+
+def not_there(what: str) -> NotFound:
+    return NotFound(f"no object {what}: it was never written, or has been deleted")
+
+
+def name_taken(key: str, location: str) -> Unavailable:
+    return Unavailable(f"{key} exists already in {location}: write it again under a new name")
 
 
 def _show(key: str) -> str:

@@ -17,7 +17,7 @@ import pytest
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.storage import LocalStore, local_path, open_store
-from sparklog.storage import local as local_module
+from sparklog.storage.folder_store import TEMPORARY_PREFIX
 
 
 class Trace:
@@ -251,7 +251,7 @@ def test_temporary_files_are_no_objects(tmp_path: Path) -> None:
     (tmp_path / "t" / "with space").write_bytes(b"x")
     assert len(list((tmp_path / "t").iterdir())) == 4
     assert [info.key for info in store.list("")] == ["t/a"]
-    assert any(name.startswith(local_module.TEMPORARY_PREFIX) for name in os.listdir(tmp_path / "t"))
+    assert any(name.startswith(TEMPORARY_PREFIX) for name in os.listdir(tmp_path / "t"))
     writer.discard()
 
 

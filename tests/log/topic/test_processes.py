@@ -15,7 +15,7 @@ import pytest
 
 from sparklog.log.state.invariants import check_state
 from sparklog.log.topic.root import open_root
-from sparklog.storage.local import TEMPORARY_PREFIX
+from sparklog.storage.folder_store import TEMPORARY_PREFIX
 
 pytestmark = pytest.mark.sweep
 

@@ -1,0 +1,100 @@
+"""Stores of files in folders, a local disk or HDFS: listings, temporary files, and folders that go when they are empty.
+
+Names that begin with `~` are temporary files. No key can begin so, listings skip them, and the vacuum removes old ones.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from sparklog.storage.store import ObjectInfo, Store, check_key, check_prefix, is_part
+
+TEMPORARY_PREFIX = "~"
+
+
+def temporary_name() -> str:
+    return f"{TEMPORARY_PREFIX}{os.urandom(12).hex()}"
+
+
+@dataclass(slots=True)
+class FolderItem:
+    """One name in a folder. `look(key)` tells size and time of what has it: of a file; None if it is gone since."""
+
+    name: str
+    is_folder: bool
+    is_file: bool
+    look: Callable[[str], ObjectInfo | None]
+
+
+class FolderStore(Store):
+    """A store whose objects are files in folders. A folder exists by what is in it, as on object stores."""
+
+    @abstractmethod
+    def _scan(self, folder: str) -> Sequence[FolderItem]:
+        """List a folder (`""` or ending in `/`), in any order; nothing if there is none."""
+
+    @abstractmethod
+    def _remove(self, key: str) -> bool:
+        """Remove a file; False if there is none."""
+
+    @abstractmethod
+    def _remove_folder(self, folder: str) -> bool:
+        """Remove an empty folder; False if that fails, most often because it is not empty."""
+
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        folder, slash, start = check_prefix(prefix).rpartition("/")
+        return self._walk(folder + slash, start, after)
+
+    def list_folders(self, prefix: str) -> Iterator[str]:
+        check_prefix(prefix, folder=True)
+        return iter([item.name for item in self._sorted_items(prefix) if item.is_folder])
+
+    def delete(self, key: str) -> None:
+        if self._remove(check_key(key)):
+            self._prune(key)
+
+    def temporary_files(self, folder: str, *, deep: bool = True) -> Iterator[ObjectInfo]:
+        check_prefix(folder, folder=True)
+        for item in self._scan(folder):
+            if item.name.startswith(TEMPORARY_PREFIX):
+                info = item.look(folder + item.name)
+                if info is not None:
+                    yield info
+            elif deep and item.is_folder and is_part(item.name):
+                yield from self.temporary_files(f"{folder}{item.name}/")
+
+    def delete_temporary(self, key: str) -> None:
+        folder, slash, name = key.rpartition("/")
+        if not name.startswith(TEMPORARY_PREFIX) or not is_part(name[len(TEMPORARY_PREFIX) :]):
+            super().delete_temporary(key)
+        check_prefix(folder + slash, folder=True)
+        if self._remove(key):
+            self._prune(key)
+
+    def _prune(self, key: str) -> None:
+        """Remove folders that a delete has left empty."""
+        folder = key.rpartition("/")[0]
+        while folder and self._remove_folder(folder):
+            folder = folder.rpartition("/")[0]
+
+    def _sorted_items(self, folder: str) -> Sequence[FolderItem]:
+        """List what is named like a part of a key, in key order: a folder sorts as `name/`."""
+        items = [item for item in self._scan(folder) if is_part(item.name)]
+        return sorted(items, key=lambda item: item.name + "/" if item.is_folder else item.name)
+
+    def _walk(self, folder: str, start: str, after: str) -> Iterator[ObjectInfo]:
+        for item in self._sorted_items(folder):
+            if not item.name.startswith(start):
+                continue
+            key = folder + item.name
+            if item.is_folder:
+                below = key + "/"
+                if after < below or after.startswith(below):
+                    yield from self._walk(below, "", after)
+            elif key > after and item.is_file:
+                info = item.look(key)
+                if info is not None:
+                    yield info
