@@ -54,22 +54,22 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class ProgramOutput:
     """Exit code of a program, None where it could not be started, and the text on both of its streams."""
 
     code: int | None
     text: str
 
 
-def _run(command: Sequence[str]) -> Output:
+def _run(command: Sequence[str]) -> ProgramOutput:
     """Run a program away from the current folder: Python would take modules from it that no worker has."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=ANSWER_SECONDS, check=False, cwd="/"
         )
     except (OSError, subprocess.SubprocessError) as error:
-        return Output(None, str(error))
-    return Output(done.returncode, done.stdout + done.stderr)
+        return ProgramOutput(None, str(error))
+    return ProgramOutput(done.returncode, done.stdout + done.stderr)
 
 
 def _free(path: str) -> tuple[int, int]:
@@ -83,7 +83,7 @@ class Machine:
 
     environ: Mapping[str, str]
     which: Callable[[str], str | None] = shutil.which
-    run: Callable[[Sequence[str]], Output] = _run
+    run: Callable[[Sequence[str]], ProgramOutput] = _run
     free: Callable[[str], tuple[int, int]] = _free
 
 

@@ -15,7 +15,7 @@ from sparklog.doctor.checks import (
     HERE,
     SESSION,
     Machine,
-    Output,
+    ProgramOutput,
     SparkSettings,
     check_java,
     check_kernels,
@@ -43,18 +43,18 @@ def test_a_worker_that_will_do() -> None:
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (Output(0, python_says(version=NEXT_MINOR)), "as the driver's: Spark refuses to mix"),
+        (ProgramOutput(0, python_says(version=NEXT_MINOR)), "as the driver's: Spark refuses to mix"),
         (
-            Output(0, python_says(sparklog=None, error="ModuleNotFoundError")),
+            ProgramOutput(0, python_says(sparklog=None, error="ModuleNotFoundError")),
             "cannot import sparklog: ModuleNotFound",
         ),
-        (Output(0, python_says(pyarrow=None, error="x")), "cannot import pyarrow"),
-        (Output(1, "Segmentation fault"), "does not run: Segmentation fault"),
-        (Output(0, ""), "does not run"),
-        (Output(None, "timed out"), "does not run: timed out"),
+        (ProgramOutput(0, python_says(pyarrow=None, error="x")), "cannot import pyarrow"),
+        (ProgramOutput(1, "Segmentation fault"), "does not run: Segmentation fault"),
+        (ProgramOutput(0, ""), "does not run"),
+        (ProgramOutput(None, "timed out"), "does not run: timed out"),
     ],
 )
-def test_workers_that_will_not_do(answer: Output, says: str) -> None:
+def test_workers_that_will_not_do(answer: ProgramOutput, says: str) -> None:
     broken = machine({"/bin/python3": answer}, {"PYSPARK_PYTHON": "python3"})
     finding = check_workers(broken, None, spark=True)
     assert finding.status == FAIL
@@ -64,7 +64,7 @@ def test_workers_that_will_not_do(answer: Output, says: str) -> None:
 
 
 def test_a_wrong_python3_is_no_failure_where_configure_would_not_take_it() -> None:
-    wrong = machine({"/bin/python3": Output(0, python_says(sparklog=None, error="ModuleNotFoundError"))})
+    wrong = machine({"/bin/python3": ProgramOutput(0, python_says(sparklog=None, error="ModuleNotFoundError"))})
     finding = check_workers(wrong, None, spark=True)
     assert finding.status == WARN
     assert "cannot import sparklog: ModuleNotFound" in finding.found
@@ -75,7 +75,9 @@ def test_a_wrong_python3_is_no_failure_where_configure_would_not_take_it() -> No
 
 def test_which_python_the_workers_are() -> None:
     """What spark.pyspark.python names, else PYSPARK_PYTHON, else python3."""
-    programs = {path: Output(0, python_says(executable=path)) for path in ("/a/python", "/b/python", "/bin/python3")}
+    programs = {
+        path: ProgramOutput(0, python_says(executable=path)) for path in ("/a/python", "/b/python", "/bin/python3")
+    }
     both = machine(programs, {"PYSPARK_PYTHON": "/b/python"})
     assert "(/a/python, by spark.pyspark.python)" in check_workers(both, "/a/python", spark=True).found
     assert "(/b/python, by PYSPARK_PYTHON)" in check_workers(both, None, spark=True).found
@@ -104,14 +106,14 @@ def test_the_question_is_answered_by_a_real_python() -> None:
     ],
 )
 def test_a_java_is_judged_by_the_version_it_prints(said: str, status: str, says: str) -> None:
-    finding = check_java(machine({"/bin/java": Output(0, said)}), spark=True)
+    finding = check_java(machine({"/bin/java": ProgramOutput(0, said)}), spark=True)
     assert finding.status == status
     assert says in finding.found
 
 
 def test_java_that_is_not_there() -> None:
     assert check_java(EMPTY, spark=False).status == WARN
-    home = machine({"/bin/java": Output(0, JAVA_17)}, {"JAVA_HOME": "/opt/java"})
+    home = machine({"/bin/java": ProgramOutput(0, JAVA_17)}, {"JAVA_HOME": "/opt/java"})
     finding = check_java(home, spark=True)
     assert (finding.status, finding.found.split(";")[0]) == (FAIL, "none (tried /opt/java/bin/java)")
     assert "openjdk-17" in finding.fix

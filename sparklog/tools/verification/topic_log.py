@@ -98,7 +98,7 @@ DELETE_CHECKPOINT = "delete the checkpoint: the one before will do, opening take
 State = tuple[Head, SliceTable]
 
 
-class Prepare(NamedTuple):
+class TopicPrepare(NamedTuple):
     """A commit of a transaction: its id, and the transaction's id and number."""
 
     commit_id: str
@@ -114,7 +114,7 @@ class CheckedTopic(CheckedLog):
     files: list[NamedFile] = field(default_factory=list)
     first: int = 0
     newest: int = -1
-    prepares: dict[int, Prepare] = field(default_factory=dict)
+    prepares: dict[int, TopicPrepare] = field(default_factory=dict)
     resolved: list[tuple[int, Resolved]] = field(default_factory=list)  # outcomes, with the version that records them
 
     @property
@@ -198,7 +198,7 @@ class _Replay:
         if commit.floor is not None:
             self.added = {number: added for number, added in self.added.items() if number > commit.floor}
         if commit.txn is not None:
-            self.log.prepares[version] = Prepare(commit.commit_id, commit.txn.id, commit.txn.n)
+            self.log.prepares[version] = TopicPrepare(commit.commit_id, commit.txn.id, commit.txn.n)
         self.log.resolved += [(version, item) for item in commit.resolved]
         if self.state is not None:
             self._apply(commit, key, *self.state)
