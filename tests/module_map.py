@@ -52,7 +52,6 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
     "sparklog/log/read/snapshot_view.py": ("tests/log/read/test_scan_reading.py", "tests/transactions/test_reading.py"),
     "sparklog/log/read/topic_reader.py": ("tests/test_api.py", "tests/log/read/test_scan_reading.py"),
     "sparklog/log/state/clone_holds.py": ("tests/tools/backup/test_cloning.py",),
-    "sparklog/tools/verification/entry_chain.py": ("tests/tools/verification/test_damage.py",),
     "sparklog/log/state/description.py": ("tests/log/topic/test_root_topic.py", "tests/cli/test_configs.py"),
     "sparklog/log/write/kafka_markers.py": ("tests/cli/test_transactions.py",),
     "sparklog/storage/cloud_errors.py": (

@@ -35,7 +35,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"log.read"}),
     frozenset({"log.write"}),
     frozenset({"log.topic"}),
-    frozenset({"groups"}),
+    frozenset({"groups", "units"}),
     frozenset({"transactions", "kafka.in_place"}),
     frozenset({"opening", "output"}),
     frozenset({"view", "kafka.importing"}),

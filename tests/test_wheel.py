@@ -146,6 +146,11 @@ def test_message_definitions(installed: Path, tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["[22, 2, 1]", "VotersRecord"], done.stderr
 
 
+def test_prices_of_buckets(installed: Path, tmp_path: Path) -> None:
+    done = run(installed, tmp_path, "sparklog", "doctor", "--cost")
+    assert "S3 Express One Zone" in done.stdout, done.stderr
+
+
 def test_files_to_run_jobs_by(installed: Path, tmp_path: Path) -> None:
     files = {path.name: path for path in (*(REPOSITORY / "conf").iterdir(), NOTEBOOK)}
     names = sorted(files)

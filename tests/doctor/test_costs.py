@@ -50,9 +50,9 @@ def test_the_page_has_the_budgets(operation: str, budget: Requests) -> None:
 
 
 def test_the_page_has_the_prices() -> None:
-    for each in PRICES:
-        listed = [float(cell) for cell in rows(PAGE)[each.store]]
-        assert listed == [each.put, each.get, each.list, each.gb_month, each.gb_in, each.gb_out]
+    for prices in PRICES:
+        listed = [float(cell) for cell in rows(PAGE)[prices.store]]
+        assert listed == [prices.put, prices.get, prices.list, prices.gb_month, prices.gb_in, prices.gb_out]
 
 
 def test_the_page_has_the_bill_as_the_command_prints_it() -> None:
@@ -68,13 +68,23 @@ def test_the_constants_are_those_of_the_log() -> None:
     assert costs.TAIL.gets == DEFAULTS.checkpoint_commits + READ_AHEAD
 
 
+def test_prices_are_a_table_without_gaps() -> None:
+    assert [prices.store for prices in PRICES] == [
+        "S3 Standard",
+        "S3 Express One Zone",
+        "Azure Blob hot",
+        "GCS Standard",
+    ]
+    assert all(0 < price < 1 for prices in PRICES for price in (prices.put, prices.get, prices.list, prices.gb_month))
+
+
 def test_json_has_the_workload_and_all_dollars() -> None:
     printed = CliRunner().invoke(app, ["doctor", "--cost", "--json", "--readers", "0"])
     document = json.loads(printed.output)
     assert document["workload"]["readers"] == 0
     items = {item["name"]: item for item in document["items"]}
     assert list(items) == ["append", "poll", "read", "maintain", "store"]
-    assert items["read"]["dollars"] == {each.store: 0 for each in PRICES}
+    assert items["read"]["dollars"] == {prices.store: 0 for prices in PRICES}
     assert items["store"]["dollars"]["S3 Standard"] > 0
 
 

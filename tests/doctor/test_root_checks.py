@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import sparklog as library
-from sparklog.doctor import FAIL, OK, WARN, Finding, checks, examine
+from sparklog.doctor import FAIL, OK, WARN, Check, checks, examine
 from sparklog.doctor.checks import check_disk, check_root
 from sparklog.doctor.examine import examine_root, failed
 from sparklog.doctor.store_checks import check_store
@@ -55,7 +55,7 @@ def log(tmp_path: Path) -> Root:
     return opened
 
 
-def by_check(found: list[Finding]) -> dict[str, Finding]:
+def by_check(found: list[Check]) -> dict[str, Check]:
     return {finding.check: finding for finding in found}
 
 
@@ -109,7 +109,7 @@ def test_little_space_is_a_warning_and_none_a_failure(free: tuple[int, int], sta
 
 def test_of_a_sound_root_there_is_one_finding(log: Root) -> None:
     log.topic("t").append(ROWS)
-    assert check_root(log) == [Finding("topics", OK, f"1 in {log.location}, all of them open")]
+    assert check_root(log) == [Check("topics", OK, f"1 in {log.location}, all of them open")]
 
 
 def _many_unsealed(log: Root, topic: Topic, patch: pytest.MonkeyPatch) -> tuple[str, str, str]:

@@ -14,8 +14,9 @@ from sparklog.groups.lag import Groups
 from sparklog.limits import Limits
 from sparklog.log.journal.names import commit_key, groups_prefix
 from sparklog.maintenance.properties import settings_of
+from sparklog.maintenance.report import document
 from sparklog.maintenance.work_items import Settings
-from sparklog.retention.retain import document, retain_root, summary
+from sparklog.retention.retain import retain_root, summary
 from sparklog.storage.retries import SETTLE_MS
 from sparklog.testing.faulty_store import Fault, FaultKind, FaultyStore
 from sparklog.testing.world import START_MS

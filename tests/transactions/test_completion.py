@@ -24,8 +24,9 @@ from sparklog.log.state.topic_state import Head
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from sparklog.log.topic.root import Root, RootView
 from sparklog.log.write.append_writer import AppendWriter, TopicFiles, write_files
+from sparklog.maintenance.report import document
 from sparklog.maintenance.work_items import InProcess, Settings
-from sparklog.retention.retain import document, retain_root, summary
+from sparklog.retention.retain import retain_root, summary
 from sparklog.storage.local import LocalStore
 from sparklog.storage.store import ObjectInfo, Store
 from sparklog.testing.wrapper_stores import WrapperStore

@@ -331,21 +331,21 @@ class TestMutations:
             sweep("move", 1, 78)
 
     def test_the_manifest_before_the_data(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        copy = backing_up._Run._copy_files
+        copy = backing_up._BackupRun._copy_files
         late: list[Callable[[], object]] = []
-        publish = backing_up._Run._publish
+        publish = backing_up._BackupRun._publish
 
-        def skipped(self: backing_up._Run, found: object) -> set[str]:
+        def skipped(self: backing_up._BackupRun, found: object) -> set[str]:
             late.append(lambda: copy(self, found))  # type: ignore[arg-type]
             return set()
 
-        def first(self: backing_up._Run, manifest: object) -> object:
+        def first(self: backing_up._BackupRun, manifest: object) -> object:
             made = publish(self, manifest)  # type: ignore[arg-type]
             late.pop()()
             return made
 
-        monkeypatch.setattr(backing_up._Run, "_copy_files", skipped)
-        monkeypatch.setattr(backing_up._Run, "_publish", first)
+        monkeypatch.setattr(backing_up._BackupRun, "_copy_files", skipped)
+        monkeypatch.setattr(backing_up._BackupRun, "_publish", first)
         with pytest.raises((AssertionError, SparklogError)):
             killed(1, 155)
 

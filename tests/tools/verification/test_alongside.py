@@ -21,10 +21,9 @@ from sparklog.storage.store import Store
 from sparklog.testing.faulty_store import Call
 from sparklog.testing.world import DAY_MS, HOUR_MS, World
 from sparklog.tools.verification import run as run_module
-from sparklog.tools.verification import topic_log
 from sparklog.tools.verification.findings import Report
 from sparklog.tools.verification.run import verify_root
-from sparklog.tools.verification.topic_log import TopicLog
+from sparklog.tools.verification.topic_log import CheckedTopic, read_topic
 from tests.log.simulation.model import expect
 from tests.log.simulation.simulated_world import Actor
 from tests.maintenance.simulation.seeds import CHECKPOINT_COMMITS, draw
@@ -177,11 +176,11 @@ def test_that_takes_looking_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _first_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A topic's log is read once and never again: what the first look said stands."""
-    seen: dict[str, tuple[Store, TopicLog]] = {}
+    seen: dict[str, tuple[Store, CheckedTopic]] = {}
 
-    def once(store: Store, name: str, now_ms: int) -> TopicLog:
+    def once(store: Store, name: str, now_ms: int) -> CheckedTopic:
         if (known := seen.get(name)) is None or known[0] is not store:
-            seen[name] = store, topic_log.read_topic(store, name, now_ms)
+            seen[name] = store, read_topic(store, name, now_ms)
         return seen[name][1]
 
     monkeypatch.setattr(run_module, "read_topic", once)

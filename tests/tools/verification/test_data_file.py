@@ -10,7 +10,7 @@ import pytest
 from sparklog.maintenance.work_items import silent
 from sparklog.tools.verification.data_file import check_file
 from sparklog.tools.verification.findings import CHECKSUM, CONTENT, FOOTER, SIZE
-from sparklog.tools.verification.slice_checks import DataFile
+from sparklog.tools.verification.slice_checks import NamedFile
 from sparklog.tools.verification.topic_log import read_topic
 from tests.support.small_limits import small_limits
 from tests.tools.verification.damage import flip, replaced
@@ -22,7 +22,7 @@ def whole(fixtures: Path) -> WholeRoot:
     return WholeRoot(fixtures)
 
 
-def files(whole: WholeRoot, topic: str, *, sealed: bool = False) -> list[DataFile]:
+def files(whole: WholeRoot, topic: str, *, sealed: bool = False) -> list[NamedFile]:
     found = read_topic(whole.store, topic, whole.now_ms).files
     return [file for file in found if file.sealed == sealed]
 

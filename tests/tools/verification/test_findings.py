@@ -12,7 +12,7 @@ from sparklog.tools.verification.findings import (
     CHECKSUM,
     RESTORE,
     SHOWN,
-    Counts,
+    CheckCounts,
     Finding,
     Orphan,
     Report,
@@ -21,7 +21,7 @@ from sparklog.tools.verification.findings import (
 )
 
 FINDING = Finding(CHECKSUM, "t/sealed/x.log", "the CRC is wrong", position=77, offset=5)
-EMPTY = Report("/log", (), (), (), Counts())
+EMPTY = Report("/log", (), (), (), CheckCounts())
 
 
 def orphans(count: int, age_ms: int = 1_000) -> tuple[Orphan, ...]:
@@ -55,13 +55,13 @@ def test_a_finding_is_one_line() -> None:
 
 
 def test_counts_add_up() -> None:
-    names = [field.name for field in fields(Counts)]
-    one, ten = Counts(*range(1, 11)), Counts(*(10 * n for n in range(1, 11)))
+    names = [field.name for field in fields(CheckCounts)]
+    one, ten = CheckCounts(*range(1, 11)), CheckCounts(*(10 * n for n in range(1, 11)))
     assert [getattr(one + ten, name) for name in names] == [11 * n for n in range(1, 11)]
 
 
 def test_the_verdict_names_what_was_looked_at() -> None:
-    counts = Counts(topics=1, commits=2, checkpoints=0, files=3, batches=1, nbytes=1234, gaps=1)
+    counts = CheckCounts(topics=1, commits=2, checkpoints=0, files=3, batches=1, nbytes=1234, gaps=1)
     line = summary(replace(EMPTY, counts=counts, seconds=0.25))
     expected = "1 topic, 2 commits, 3 files, 1 batch, 1,234 bytes, 1 offset in gaps"
     assert line == f"every byte accounted for: {expected} (0.2 s)"
@@ -71,11 +71,11 @@ def test_the_verdict_names_what_was_looked_at() -> None:
 
 @pytest.mark.parametrize(("nbytes", "speed"), [(10_000_000, False), (10_000_001, True)])
 def test_a_speed_is_told_where_there_is_one(nbytes: int, speed: bool) -> None:
-    line = summary(replace(EMPTY, counts=Counts(nbytes=nbytes), seconds=2.0))
+    line = summary(replace(EMPTY, counts=CheckCounts(nbytes=nbytes), seconds=2.0))
     assert line.endswith("/s)") == speed
     if speed:
         assert "5.0 MB/s" in line
-    assert summary(replace(EMPTY, counts=Counts(nbytes=20_000_000))), "in no time"
+    assert summary(replace(EMPTY, counts=CheckCounts(nbytes=20_000_000))), "in no time"
 
 
 def test_damage_is_counted_by_files() -> None:

@@ -9,18 +9,18 @@ import pytest
 
 from sparklog.format.batch_scan import scan_headers
 from sparklog.tools.verification.findings import INDEX, RESTORE, Finding
-from sparklog.tools.verification.index_files import WITHOUT_INDEX, BatchColumns, Batches, check_index
+from sparklog.tools.verification.index_files import WITHOUT_INDEX, BatchColumns, CollectedBatches, check_index
 from tests.kafka.logs import batch, marker
 
 BASE = 100
 POSITIONS, LASTS, STAMPS = [0, 500, 900, 1300], [104, 109, 110, 119], [50, 70, 70, 60]
 
 
-def batches(*, old: bool = False, stamps: list[int] = STAMPS) -> Batches:
+def batches(*, old: bool = False, stamps: list[int] = STAMPS) -> CollectedBatches:
     """Four batches at bytes 0, 500, 900 and 1300; the second has the greatest time, which the third repeats."""
     bases = [BASE, *(last + 1 for last in LASTS[:-1])]
     columns = (np.array(column, np.int64) for column in (POSITIONS, bases, LASTS, stamps))
-    found = Batches()
+    found = CollectedBatches()
     found.windows.append(BatchColumns(*columns, np.full(4, old)))
     return found
 
@@ -35,7 +35,7 @@ def times(*pairs: tuple[int, int]) -> bytes:
     return b"".join(struct.pack(">qi", stamp, last - BASE) for stamp, last in pairs)
 
 
-def check(suffix: str, data: bytes, found: Batches | None = None, *, active: bool = False) -> list[Finding]:
+def check(suffix: str, data: bytes, found: CollectedBatches | None = None, *, active: bool = False) -> list[Finding]:
     return check_index(suffix, data, BASE, found or batches(), file="f", active=active)
 
 
@@ -74,10 +74,10 @@ def test_entries_that_lead_to_no_batch(data: bytes, entry: int, offset: int) -> 
 
 
 def test_entries_of_a_segment_without_batches() -> None:
-    (finding,) = check("index", offsets((109, 500)), Batches())
+    (finding,) = check("index", offsets((109, 500)), CollectedBatches())
     assert (finding.message, finding.position) == ("expected no entries, for the segment has no batches", 0)
-    assert check("index", b"", Batches()) == []
-    assert check("timeindex", times((70, 109)), Batches()) == [], "of times nothing can be told"
+    assert check("index", b"", CollectedBatches()) == []
+    assert check("timeindex", times((70, 109)), CollectedBatches()) == [], "of times nothing can be told"
 
 
 def test_zeros_belong_to_the_active_segment_alone() -> None:
@@ -158,11 +158,11 @@ def aborts(*entries: tuple[int, int, int, int]) -> bytes:
     return b"".join(struct.pack(">hqqqq", 0, *entry) for entry in entries)
 
 
-def with_markers() -> Batches:
+def with_markers() -> CollectedBatches:
     """Producer 7 aborts at offset 104 and commits at 106."""
     data = batch(BASE, [b"a"] * 4, producer=7) + marker(104, 7, commit=False)
     data += batch(105, [b"b"], producer=7) + marker(106, 7, commit=True)
-    found = Batches()
+    found = CollectedBatches()
     found.add(data, scan_headers(data, whole=False), 0)
     return found
 
