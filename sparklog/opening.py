@@ -101,7 +101,7 @@ def _resolve_url(url: str) -> Location:
 
 
 def _holds(folder: FilePath, name: str) -> bool:
-    """True if a file of this name lies in a folder."""
+    """True if a file of this name is in a folder."""
     return folder.child(name).is_file() if folder.is_local else _content(folder, name) is not None
 
 
@@ -171,7 +171,7 @@ def exists(location: Location) -> bool:
 
 
 def open_log(location: Location, *, create: bool = False) -> Root:
-    """Open the root that a location is or lies in; with `create`, a new one where there is nothing yet."""
+    """Open the root that a location is, or is in; with `create`, a new one where there is nothing yet."""
     from sparklog.log.topic.root import open_root
 
     if location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
@@ -187,7 +187,7 @@ def open_log(location: Location, *, create: bool = False) -> Root:
 def refuse_inside(path: str) -> None:
     """Raise BadRequest for a new root, or new backups, inside of a root, of backups or of a Kafka directory.
 
-    It would lie among files that maintenance or a restore takes for its own. No broker starts with a folder in its log
+    It would be among files that maintenance or a restore takes for its own. No broker starts with a folder in its log
     directory that is no partition's.
     """
     from sparklog.kafka.in_place.directory import bucket_layout
@@ -203,7 +203,7 @@ def refuse_inside(path: str) -> None:
                 "root, one of its topic folders, or a path outside of it"
             )
         if _holds(folder, PLACE_KEY):
-            raise BadRequest(f"The path {path} lies inside {above}, where backups lie: give a path outside of it")
+            raise BadRequest(f"The path {path} lies inside {above}, where backups are: give a path outside of it")
         if bucket_layout(folder) is not None:
             raise BadRequest(
                 f"The path {path} lies inside Kafka's directory {above}, where no broker would start with a"

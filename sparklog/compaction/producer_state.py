@@ -224,7 +224,7 @@ def _windows(store: Store, planned: PlannedSlice) -> Iterator[Window]:
             yield Window(data, planned.position + low, headers, planned.file)
             low += len(data)
     except MissingFile:
-        raise NotFound(f"expected data file '{planned.file}', found none: plan anew, or restore it") from None
+        raise NotFound(f"expected data file '{planned.file}', found none: plan again, or restore it") from None
     if crc != planned.crc:
         raise Corrupt("the slice's CRC-32C is wrong: restore it", file=planned.file, position=planned.position)
 

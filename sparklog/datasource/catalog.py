@@ -3,7 +3,7 @@
 Spark tells a Python data source the options of a table once, at CREATE, where it asks for the columns. A SELECT or an
 INSERT gets none of them (but those of its own WITH), only the columns that the catalog has kept. So the options travel
 in the metadata of the first column. A table whose columns are written out, or come from AS SELECT, has no such column:
-Spark asks for none, and the source never learns where the table lies.
+Spark asks for none, and the source never learns where the table is.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A task costs 15 to 30 ms in Python however little it reads, so a thousand partitions of a few records are a few tasks.
 A range is split where it holds more than `SPLIT_BYTES` or `SPLIT_RECORDS`, where `maxRecordsPerPartition` asks for it,
 and where fewer partitions than `minPartitions` are read: then there are as many tasks as Kafka's connector makes, and
-none is shared. What counts is what is stored: offsets that nothing lies at cost nothing, however many there are. Pieces
+none is shared. What counts is what is stored: offsets without records cost nothing, however many there are. Pieces
 keep the order of the ranges and of their offsets.
 """
 

@@ -140,7 +140,7 @@ def wait_until_reached(
             return beyond
         if not backoff.tries:
             warn(
-                f"offsets known from before lie beyond the end of {', '.join(beyond)} as it is seen here; looking "
+                f"offsets known from before are beyond the end of {', '.join(beyond)} as it is seen here; looking "
                 f"again for {SETTLE_MS // 1000} s"
             )
         backoff.sleep()
@@ -185,7 +185,7 @@ def start_positions(
     """Return the starting offset of every partition; `default`: earliest or latest, where no option says.
 
     `known`: `group_offsets`, read before the snapshot of `partitions` was taken: what is committed after it would seem
-    to lie beyond the end, and be reset. Raises BadRequest where listed partitions are not those read, and NotFound.
+    to be beyond the end, and be reset. Raises BadRequest where listed partitions are not those read, and NotFound.
     """
     bound = read.start or Bound(default, "startingOffsets")
     if bound.kind != GROUP:
@@ -275,7 +275,7 @@ def batch_ranges(
             # A time range without records is no mistake.
             if read.start is not None and start > end and read.start.kind == end_bound.kind == "offsets":
                 raise BadRequest(
-                    f"{topic}-{partition}: {read.start.option} {start} lies after {end_bound.option} {end}: swap or "
+                    f"{topic}-{partition}: {read.start.option} {start} is after {end_bound.option} {end}: swap or "
                     "correct them"
                 )
             end = loss.check_end(topic, partition, end, limits, end_bound.option)

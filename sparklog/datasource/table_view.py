@@ -1,6 +1,6 @@
 """Batch reads with `view=table`: the options that go with it, and the tasks.
 
-A key lies in one partition, so each is read by one task, and nothing is shuffled: see `sparklog.log.read.table_plan`.
+A key is in one partition, so each is read by one task, and nothing is shuffled: see `sparklog.log.read.table_plan`.
 Small partitions share a task.
 """
 

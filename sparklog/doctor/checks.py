@@ -219,7 +219,7 @@ def check_kernels() -> Check:
     except ImportError as error:
         return Check("kernels", FAIL, f"they cannot be loaded: {error}", "see packages")
     if CACHE_DIRECTORY is None:
-        message = "no folder to keep compiled kernels in: each process compiles them anew, half a minute"
+        message = "no folder to keep compiled kernels in: each process compiles them again, half a minute"
         return Check("kernels", WARN, message, "export TMPDIR=<a folder that can be written to>")
     compiled = sum(name.endswith(".nbc") for _, _, names in os.walk(CACHE_DIRECTORY) for name in names)
     if not compiled:
@@ -241,7 +241,7 @@ DEFAULTS = "spark-defaults.conf"
 SESSION = "the session"
 ARROW_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _WHY = {
-    ARROW_BYTES: "with any other value Spark computes the size of all columns anew after each row that a Python sink "
+    ARROW_BYTES: "with any other value Spark computes the size of all columns again after each row that a Python sink "
     "takes in",
     "spark.python.unix.domain.socket.enabled": "over TCP each Python task waits some 40 ms for nothing; static: before "
     "the session starts",

@@ -345,7 +345,7 @@ class Consumer:
         """Return the bounds once they reach the committed offsets.
 
         The cache of a network file system hides new commits of a topic for a while, from this host alone. Offsets that
-        were committed on another host then seem to lie beyond the end, and a reset would read everything again.
+        were committed on another host then seem to be beyond the end, and a reset would read everything again.
         """
         backoff = Backoff(self._env)
         while True:
@@ -362,7 +362,7 @@ class Consumer:
             backoff.sleep()
 
     def _all_bounds(self) -> dict[TopicPartition, Bounds]:
-        """Return the bounds of all partitions now: an offset committed just before must not lie beyond the end."""
+        """Return the bounds of all partitions now: an offset committed just before must not be beyond the end."""
         self._look()
         return {(topic, p): bounds for topic in self.topics for p, bounds in self._bounds[topic].items()}
 

@@ -205,7 +205,7 @@ class ObjectStore(Store):
         before = ""
         for info in objects:
             if info.key <= before:
-                raise BadRequest(f"{self.location} cannot hold a root: its server lists {info.key} behind {before}")
+                raise BadRequest(f"{self.location} cannot hold a root: its server lists {info.key} after {before}")
             before = info.key
             yield info
 

@@ -158,7 +158,7 @@ def transactional_ids(store: Store, failures: list[SparklogError] | None = None)
 def collect(root: Root, *, now_ms: int | None = None, dry_run: bool = False) -> Collected:
     """Forget COMMITs that all topics have recorded, then delete old entries. `now_ms`: the store's clock.
 
-    An entry or checkpoint is deleted when it lies below the second newest checkpoint that can be read, and is seven
+    An entry or checkpoint is deleted when it is below the second newest checkpoint that can be read, and is seven
     days old. The journal of a single write is deleted once its topics have recorded it, when its newest entry is that
     old.
     """

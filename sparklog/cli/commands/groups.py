@@ -69,7 +69,7 @@ def describe(
 
     SECONDS-BEHIND is how long the first unread record has been waiting. The end is that of the log, as in Kafka:
     markers, and records that an open transaction hides, count as unread. Of a Kafka log directory the groups are shown
-    whose coordinator's log lies there, in the partitions that lie there; members are not known.
+    whose coordinator's log is there, in the partitions that are there; members are not known.
     """
     groups = _open_groups(root)
     if bool(names) == all_groups:

@@ -362,7 +362,7 @@ class PartitionState:
         if later or state.stop != "zeros":
             self._leave_out(str(state.name.path), state.end, state.size - state.end, state.next_offset, state.reason)
         for segment in later:
-            reason = "it lies behind damage, where the log was cut"
+            reason = "it is after damage, where the log was cut"
             self._leave_out(str(segment.name.path), 0, segment.name.size, state.next_offset, reason)
         if later:
             del self.segments[position + 1 :]

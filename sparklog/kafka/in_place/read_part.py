@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 MIN_WINDOW_BYTES = 64 * 1024
 FIRST_WINDOW_BYTES = 256 * 1024
 REPLAN_TRIES = 10
-GO_ON = "restore the file, read other offsets, or read on behind it with corruptRecords=skip"
+GO_ON = "restore the file, read other offsets, or read on after it with corruptRecords=skip"
 _DECODED = frozenset({"key", "value", "headers", "timestampType"})
 
 

@@ -82,7 +82,7 @@ class _BatchRun:
 
 
 class _Decoder:
-    """Decoder of runs into batches. Threads may share one: what it learns is a guess, whoever learned it last."""
+    """Decoder of runs into batches. Threads may share one: what it learns is only a guess."""
 
     def __init__(self, columns: tuple[str, ...], batch_bytes: int) -> None:
         self.expansion = FIRST_EXPANSION

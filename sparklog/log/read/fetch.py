@@ -10,7 +10,7 @@ few `span_bytes`, whatever it reads. Where each request costs a round trip, seve
 Sealed segments have no footer: see `sparklog.log.read.segment_entrance`.
 
 A file that is gone was replaced (merged, sealed, compacted) after the plan was made: the topic is opened again and the
-same offsets are read from where they lie now. Only a log start beyond them is data loss.
+same offsets are read from where they are now. Only a log start beyond them is data loss.
 """
 
 from __future__ import annotations
@@ -356,7 +356,7 @@ def entry_of(footer: Footer, planned: PlannedSlice) -> WrittenSlice | None:
 
 
 def enter_segment(store: Store, planned: PlannedSlice, entrance: Entrance) -> tuple[int, Window | None]:
-    """Return where in a sealed segment to begin, and the window that lies there: 0 and None if the index was wrong."""
+    """Return where in a sealed segment to begin, and the window that is there: 0 and None if the index was wrong."""
     if not 0 < entrance.position < planned.size:
         return 0, None
     try:

@@ -5,7 +5,7 @@ more each time, of each run only the keys; the first run that has the key ends t
 key, by the filters beside their files, are left out.
 
 Adding partitions moves keys to others, so the partitions that the key had under earlier numbers are searched, too, the
-newest first. What lies in a partition that there was not before is newer than all that came before it; of other answers
+newest first. What is in a partition that did not exist before is newer than all that came before it; of other answers
 the one with the greatest timestamp is given.
 """
 

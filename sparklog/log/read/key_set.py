@@ -19,7 +19,7 @@ from sparklog.log.state.view import OffsetRange, ReadPart, TakenView
 
 @dataclass(frozen=True)
 class KeySet:
-    """Some keys, distinct. `anywhere`: they may lie in any partition."""
+    """Some keys, distinct. `anywhere`: they may be in any partition."""
 
     keys: tuple[bytes, ...]
     anywhere: bool = False

@@ -1,6 +1,6 @@
 """Plan what to read from a snapshot, and the parts that tasks read.
 
-A plan names offsets and, so that tasks need not open the topic, the slices they lie in. Under `read_committed` slices
+A plan names offsets and, so that tasks need not open the topic, the slices they are in. Under `read_committed` slices
 of aborted transactions are left out, what Kafka's own aborted transactions take back of imported slices goes along
 (`sparklog.log.read.aborted`), and nothing at or above the last stable offset is planned. Offsets never change,
 so a part stays right whatever maintenance does to the files: see `sparklog.log.read.fetch`.
@@ -57,7 +57,7 @@ def bounds_of(snapshot: Snapshot, ends: Offsets | None = None) -> dict[int, Boun
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NativeReadPart:
-    """A range of one partition of a native topic with the slices it lies in. Picklable if its store is.
+    """A range of one partition of a native topic with the slices it is in. Picklable if its store is.
 
     `fail_on_data_loss`: a log start that has passed offsets still wanted is an error (`NotFound`), else it is skipped.
     `cleaned_through`: of a table, whose read ends with `Conflict` if compaction has gone further and files are gone.

@@ -3,7 +3,7 @@
 A table is made partition by partition, as compaction works: a key has a row in each partition that holds records of it,
 which are several after partitions were added or where records were written to a partition by number.
 
-As of an offset, or of the first record not older than a time, only what lies before it counts. Compaction keeps, below
+As of an offset, or of the first record not older than a time, only what is before it counts. Compaction keeps, below
 the offset that it has gone through, the latest record of each key as of that offset: a table as of an earlier one would
 lack keys, so it is refused. The same holds for what a log start has cut off.
 """
@@ -46,7 +46,7 @@ class PartitionTable:
 
 @dataclass(frozen=True, slots=True)
 class TablePlan:
-    """The table of a topic as a snapshot has it: what to read, and where the snapshot ends (`ranges`)."""
+    """The table of a topic as of a snapshot: what to read, and where the snapshot ends (`ranges`)."""
 
     topic: str
     topic_id: str

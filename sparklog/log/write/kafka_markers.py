@@ -102,7 +102,7 @@ def _write_markers(log: CommitLog, head: Head, chosen: Sequence[KafkaOpen], comm
                 )
                 for i, transaction in enumerate(ending)
             )
-            # All markers lie at offsets from 0 in the slice.
+            # All markers are at offsets from 0 in the slice.
             rows = np.flatnonzero(~np.array(committed, np.bool_))
             aborted = AbortedTransactions(
                 np.array([ending[row].producer for row in rows], np.int64),

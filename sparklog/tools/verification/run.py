@@ -244,7 +244,7 @@ def verify_root(
     """Read everything of the root in `store`, or of these topics, and report damage.
 
     `quick`: logs are read whole, of files only existence and size are checked. `runner` reads the files. `say` prints
-    progress. `NotFound` if there is no root, or no such topic, `BadRequest` if backups lie there; damage is never
+    progress. `NotFound` if there is no root, or no such topic, `BadRequest` if backups are there; damage is never
     raised.
     """
     return _Verification(store, tuple(topics), quick, InProcess() if runner is None else runner, say, env).run()
@@ -309,7 +309,7 @@ class _Verification:
         except NotFound:
             if self.store.stat(PLACE_KEY) is not None:
                 raise BadRequest(
-                    f"backups lie in {self.store.location}, and no root: restore one into another folder, which "
+                    f"backups are in {self.store.location}, and no root: restore one into another folder, which "
                     "checks every byte, or verify that"
                 ) from None
             no_root = f"{self.store.location} is no sparklog root: it has no {ROOT_KEY}"

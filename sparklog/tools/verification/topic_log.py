@@ -305,7 +305,7 @@ class _Replay:
         named = NamedFiles(self.name)
         log = self.log
         if self.state is None:
-            message = "no state can be rebuilt: no sound checkpoint has all commits up to the newest behind it"
+            message = "no state can be rebuilt: no sound checkpoint has all commits up to the newest after it"
             self.log.report(
                 STATE, commit_key(self.name, log.newest), message, "restore the commits that are named above"
             )
