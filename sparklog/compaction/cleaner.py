@@ -237,13 +237,13 @@ def fill_map(
 def _put(offset_map: OffsetMap, opened: Opened, hash_key: HashKey, start: int) -> int | None:
     """Put the records that have a key; return the batch in which the map became full, or None."""
     fields = opened.fields
-    chosen = fields.has_key & (fields.offset >= start)
+    mask = fields.has_key & (fields.offset >= start)
     starts, lengths, offsets = fields.key_start, fields.key_length, fields.offset
-    every = bool(chosen.all())
+    every = bool(mask.all())
     if not every:
-        starts, lengths, offsets = starts[chosen], lengths[chosen], offsets[chosen]
+        starts, lengths, offsets = starts[mask], lengths[mask], offsets[mask]
     taken = offset_map.put(key_hashes(opened.body.data, starts, lengths, hash_key), offsets)
-    return None if taken == len(offsets) else int((fields.batch if every else fields.batch[chosen])[taken])
+    return None if taken == len(offsets) else int((fields.batch if every else fields.batch[mask])[taken])
 
 
 @dataclass(frozen=True, slots=True)

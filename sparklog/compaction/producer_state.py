@@ -358,8 +358,8 @@ class BatchJudge:
         gone = np.zeros(len(headers), np.bool_)
         rows = np.flatnonzero(headers.is_transactional | control)
         kinds = np.where(control[rows], _CONTROL, aborted[rows].astype(np.int64))
-        chosen = turns(headers.producer_id[rows], kinds) | control[rows]
-        rows, kinds = rows[chosen], kinds[chosen]
+        mask = turns(headers.producer_id[rows], kinds) | control[rows]
+        rows, kinds = rows[mask], kinds[mask]
         types = control_types(window.data, headers[rows], file=window.file, file_position=window.start)
         staying: list[int] = []
         columns = (rows, headers.producer_id[rows], headers.last_offset[rows], headers.count[rows], kinds, types)

@@ -196,13 +196,13 @@ def partitioned(df: DataFrame, n: int) -> DataFrame:
     columns = {name.lower(): name for name in df.columns}
     if "key" not in columns and "partition" not in columns:
         raise BadRequest(f"Rows are partitioned by 'key' or 'partition'; the columns are {', '.join(df.columns)}")
-    chosen: Any = F.pmod(F.monotonically_increasing_id(), F.lit(n)).cast("int")
+    partition: Any = F.pmod(F.monotonically_increasing_id(), F.lit(n)).cast("int")
     if "key" in columns:
         hashed = udf_of_keys(_hasher(n))(F.col(columns["key"]).cast("binary"))
-        chosen = F.coalesce(hashed, chosen)
+        partition = F.coalesce(hashed, partition)
     if "partition" in columns:
-        chosen = F.coalesce(F.col(columns["partition"]).cast("int"), chosen)
-    return repartition_by_id(df.withColumn(_COLUMN, chosen), n, _COLUMN).drop(_COLUMN)
+        partition = F.coalesce(F.col(columns["partition"]).cast("int"), partition)
+    return repartition_by_id(df.withColumn(_COLUMN, partition), n, _COLUMN).drop(_COLUMN)
 
 
 def _hasher(n: int) -> Any:

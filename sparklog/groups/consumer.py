@@ -261,10 +261,10 @@ class Consumer:
         ]
 
     def _read(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
-        wanted = tuple(dict.fromkeys((*self._columns, "topic", "partition", "offset")))
+        columns = tuple(dict.fromkeys((*self._columns, "topic", "partition", "offset")))
         for topic in self.topics:
             of_topic = [offsets for offsets in ranges if offsets.topic == topic]
-            yield from read_parts(self._view.plan(of_topic, self.isolation), wanted)
+            yield from read_parts(self._view.plan(of_topic, self.isolation), columns)
             for offsets in of_topic:
                 # After the last record there may be markers, aborted ones, or gaps.
                 self._positions[topic, offsets.partition] = offsets.end

@@ -34,9 +34,9 @@ def latest_record(
     `partitions`: where to look, None: where Kafka's default partitioner puts the key.
     """
     bounds = view.bounds(topic)
-    chosen = partitions_of_key(view, topic, key) if partitions is None else dict.fromkeys(partitions, 0)
+    partitions_to_search = partitions_of_key(view, topic, key) if partitions is None else dict.fromkeys(partitions, 0)
     newest: pa.RecordBatch | None = None
-    for partition, earlier in chosen.items():
+    for partition, earlier in partitions_to_search.items():
         if partition not in bounds:
             few = len(bounds) <= 8
             names = ", ".join(map(str, sorted(bounds))) if few else f"{min(bounds)} to {max(bounds)}"

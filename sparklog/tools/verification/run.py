@@ -409,9 +409,9 @@ class _Verification:
     def _gone(self, keys: Sequence[str], topics: set[str]) -> None:
         """Report files that are missing, and that a newer state of their topics still needs."""
         logs = [read_topic(self.store, name, reading_clock_ms(self.store, self.env)) for name in sorted(topics)]
-        wanted = {file.key: file for file in _once(logs)[0]}
+        needed_files = {file.key: file for file in _once(logs)[0]}
         for key in dict.fromkeys(keys):
-            file = wanted.get(key)
+            file = needed_files.get(key)
             if file is None or self.store.stat(key) is not None:
                 continue
             offset = min((claim.base for claim in file.claims), default=None)

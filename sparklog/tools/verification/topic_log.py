@@ -294,11 +294,11 @@ class _Replay:
                 self.state, kept = None, self.state
                 self._checkpoint(version, None)
                 self.state = kept
-        held = max((hold.version for hold in self._holds()), default=-1)
+        last_held_version = max((hold.version for hold in self._holds()), default=-1)
         for version in versions[versions < start].tolist():
             # Of a held version; else they lead nowhere, and the vacuum that left them here, or the next, deletes them.
             key = commit_key(self.name, version)
-            self.log.take(key, version, decode_commit, CheckCounts(commits=1), accounted=version <= held)
+            self.log.take(key, version, decode_commit, CheckCounts(commits=1), accounted=version <= last_held_version)
 
     def _end(self) -> None:
         """Check the newest state, and list the files that must exist."""
