@@ -86,15 +86,15 @@ def _resolve_url(url: str) -> Location:
     from sparklog.kafka.in_place.directory import bucket_layout
     from sparklog.kafka.in_place.files import file_path
 
-    place = file_path(url)
+    folder = file_path(url)
     above, name = split(url)
     seen = SYSTEM.now()
-    if (stored := _content(place, ROOT_KEY)) is not None:
+    if (stored := _content(folder, ROOT_KEY)) is not None:
         return Location(ROOT, url, url, looked=_id_and_time(stored, seen))
     seen = SYSTEM.now()
-    if is_topic_name(name) and (stored := _content(place.parent, ROOT_KEY)) is not None:
+    if is_topic_name(name) and (stored := _content(folder.parent, ROOT_KEY)) is not None:
         return Location(TOPIC, url, above, name, _id_and_time(stored, seen))
-    layout = bucket_layout(place)
+    layout = bucket_layout(folder)
     if layout is not None and not _SEALED_RUN.fullmatch(name):
         return Location(KAFKA_PARTITION if layout == "partition" else KAFKA_DIRECTORY, url, url)
     return Location(NOTHING, url, url)

@@ -222,8 +222,8 @@ def fill_map(
             headers = window.headers
             skipped = headers.is_control | aborted_batches(state, headers)
             rows = np.flatnonzero(~skipped & (headers.last_offset >= dirty.start))
-            chosen = headers if len(rows) == len(headers) else headers[rows]
-            parts = ((part, _put(offset_map, part, hash_key, dirty.start)) for part in reader.opened(window, chosen))
+            selection = headers if len(rows) == len(headers) else headers[rows]
+            parts = ((part, _put(offset_map, part, hash_key, dirty.start)) for part in reader.opened(window, selection))
             full = next((part.first + batch for part, batch in parts if batch is not None), None)
             # All batches before the one that filled the map have been looked at, those without keys as well.
             seen = len(headers) if full is None else int(rows[full])

@@ -164,19 +164,19 @@ class _State:
         control = headers.is_control[rows]
         kinds = np.where(control, 2, headers.is_transactional[rows].astype(np.int64))
         kept = turns(headers.producer_id[rows], kinds) | control
-        chosen = headers[rows[kept]]
+        selection = headers[rows[kept]]
         columns = (
-            chosen.producer_id,
-            chosen.producer_epoch,
-            chosen.base_offset + shift,
-            chosen.last_offset + shift,
-            chosen.max_timestamp,
+            selection.producer_id,
+            selection.producer_epoch,
+            selection.base_offset + shift,
+            selection.last_offset + shift,
+            selection.max_timestamp,
             control[kept],
-            chosen.is_transactional,
-            chosen.count,
-            chosen.base_sequence,
-            control_types(window.data, chosen, file=window.file, file_position=window.start),
-            coordinator_epochs(window.data, chosen, file=window.file, file_position=window.start),
+            selection.is_transactional,
+            selection.count,
+            selection.base_sequence,
+            control_types(window.data, selection, file=window.file, file_position=window.start),
+            coordinator_epochs(window.data, selection, file=window.file, file_position=window.start),
         )
         for batch in zip(*(column.tolist() for column in columns), strict=True):
             producer_id, epoch, base, last, timestamp, is_control, transactional, count, sequence, kind, by = batch

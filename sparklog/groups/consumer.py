@@ -246,10 +246,10 @@ class Consumer:
         """Return the ranges to read of a topic; new partitions begin at their log start."""
         unread = []
         for partition, bounds in self._bounds[topic].items():
-            place = topic, partition
-            position = self._positions.setdefault(place, bounds.log_start)
+            key = topic, partition
+            position = self._positions.setdefault(key, bounds.log_start)
             if not bounds.log_start <= position <= bounds.log_end:
-                position = self._positions[place] = self._start(place, position, bounds)
+                position = self._positions[key] = self._start(key, position, bounds)
             if position < bounds.end(self.isolation):
                 unread.append(OffsetRange(topic, partition, position, bounds.end(self.isolation)))
         fetch_bytes = self._root.store.limits.fetch_bytes

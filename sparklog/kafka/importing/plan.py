@@ -215,11 +215,13 @@ def topic_sources(path: FilePath, topics: Sequence[str] | None) -> list[TopicSou
         raise BadRequest(f"{path} is one partition: give the log dir it is in, {path.parent}")
     folders = directory.partition_folders(path)
     names = sorted({topic for topic, _ in folders})
-    chosen = sorted(set(topics)) if topics is not None else [name for name in names if not directory.is_internal(name)]
-    unknown = next((name for name in chosen if name not in names), None)
+    topics_to_import = (
+        sorted(set(topics)) if topics is not None else [name for name in names if not directory.is_internal(name)]
+    )
+    unknown = next((name for name in topics_to_import if name not in names), None)
     if unknown is not None:
         raise NotFound(f"there is no topic '{unknown}' in {path}{did_you_mean(unknown, names)}")
-    if not chosen:
+    if not topics_to_import:
         raise NotFound(f"there are only Kafka's internal topics in {path}: name those to import, of {', '.join(names)}")
     starts = directory.offset_checkpoint(path, LOG_STARTS_FILE)
     cleaned = directory.offset_checkpoint(path, CLEANER_OFFSETS_FILE)
@@ -229,7 +231,7 @@ def topic_sources(path: FilePath, topics: Sequence[str] | None) -> list[TopicSou
     except Corrupt:
         watermarks = {}
     sources = []
-    for name in chosen:
+    for name in topics_to_import:
         partitions = tuple(
             PartitionSource(
                 number=key[1],

@@ -117,8 +117,8 @@ def id_folder(text: str) -> str:
     no encoded id does.
     """
     name = "".join(
-        chr(byte) if _PLAIN_ID.match(chr(byte)) and not (byte == ord(".") and place == 0) else f"%{byte:02X}"
-        for place, byte in enumerate(text.encode())
+        chr(byte) if _PLAIN_ID.match(chr(byte)) and not (byte == ord(".") and index == 0) else f"%{byte:02X}"
+        for index, byte in enumerate(text.encode())
     )
     return name if len(name) <= MAX_ID_FOLDER else "=" + hashlib.sha256(text.encode()).hexdigest()
 

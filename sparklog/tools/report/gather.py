@@ -234,22 +234,22 @@ def _doing(compaction: Sequence[TopicReport], retention: Sequence[RetainReport])
 # -- a Kafka directory
 
 
-def _kafka(view: KafkaView, settings: Settings, chosen: tuple[str, ...]) -> RootReport:
+def _kafka(view: KafkaView, settings: Settings, topics: tuple[str, ...]) -> RootReport:
     notes: list[Note] = []
     facts: list[TopicFacts] = []
-    held: list[HeldBack] = []
-    for name in chosen or view.topics():
+    held_back: list[HeldBack] = []
+    for name in topics or view.topics():
         try:
             view.refresh([name])
             facts.append(_kafka_topic(view, name, settings.now_ms))
-            held += _kafka_open(view, name, settings.now_ms)
+            held_back += _kafka_open(view, name, settings.now_ms)
             notes += _kafka_damage(view, name)
         except SparklogError as error:
-            if chosen:
+            if topics:
                 raise
             notes.append(Note(ATTENTION, name, f"cannot be read: {error} [{error.code}]"))
-    groups, now_ms = _kafka_groups(view, facts, settings.now_ms, chosen, notes), settings.now_ms
-    return RootReport(view.location, "kafka", now_ms, tuple(facts), groups, tuple(held), None, None, tuple(notes))
+    groups, now_ms = _kafka_groups(view, facts, settings.now_ms, topics, notes), settings.now_ms
+    return RootReport(view.location, "kafka", now_ms, tuple(facts), groups, tuple(held_back), None, None, tuple(notes))
 
 
 def _kafka_topic(view: KafkaView, name: str, now_ms: int) -> TopicFacts:
@@ -258,7 +258,7 @@ def _kafka_topic(view: KafkaView, name: str, now_ms: int) -> TopicFacts:
     firsts = view.offsets_for_timestamps(name, {partition: 0 for partition, _ in bounds})
     states = view.partition_states(name)
     partitions = []
-    for (partition, bound), held in zip(bounds, stored, strict=True):
+    for (partition, bound), contents in zip(bounds, stored, strict=True):
         first = firsts[partition]
         newest = max((segment.max_timestamp for segment in states[partition].segments), default=-1)
         partitions.append(
@@ -268,7 +268,7 @@ def _kafka_topic(view: KafkaView, name: str, now_ms: int) -> TopicFacts:
                 last_stable=bound.last_stable,
                 log_end=bound.log_end,
                 records=None,
-                bytes=held.nbytes,
+                bytes=contents.nbytes,
                 oldest_ms=None if first is None else first.timestamp,
                 newest_ms=newest if newest >= 0 and bound.log_end > bound.log_start else None,
                 slices=None,
@@ -314,7 +314,7 @@ def _kafka_damage(view: KafkaView, name: str) -> Iterator[Note]:
 
 
 def _kafka_groups(
-    view: KafkaView, topics: Sequence[TopicFacts], now_ms: int, chosen: tuple[str, ...], notes: list[Note]
+    view: KafkaView, topics: Sequence[TopicFacts], now_ms: int, names: tuple[str, ...], notes: list[Note]
 ) -> tuple[GroupFacts, ...] | None:
     """Return the groups of the coordinator's topic, in the partitions that are here; None where that topic is not."""
     if not has_groups(view):
@@ -329,7 +329,7 @@ def _kafka_groups(
     parts: dict[str, list[GroupPartition]] = {name: [] for name in groups.names()}
     for row in rows:
         parts[row.group].append(_group_partition(row))
-    return tuple(GroupFacts(name, UNKNOWN, None, tuple(rows)) for name, rows in parts.items() if rows or not chosen)
+    return tuple(GroupFacts(name, UNKNOWN, None, tuple(rows)) for name, rows in parts.items() if rows or not names)
 
 
 def _group_partition(row: Lag) -> GroupPartition:

@@ -45,8 +45,8 @@ def _transactions(report: RootReport) -> Iterator[Note]:
         where = f"partition {oldest.partition} from offset {oldest.first:,}"
         since = f"open for {duration(oldest.age_ms)} ({_owners(mine)}): readers of committed records wait in {where}"
         if report.kind == "kafka":
-            place = f"--topic {quote(topic)} --partition {oldest.partition} --start-offset {oldest.first}"
-            remedy = f"if its producer is gone, `kafka-transactions.sh --bootstrap-server … abort {place}`"
+            arguments = f"--topic {quote(topic)} --partition {oldest.partition} --start-offset {oldest.first}"
+            remedy = f"if its producer is gone, `kafka-transactions.sh --bootstrap-server … abort {arguments}`"
         elif kafkas:
             remedy = "no timeout ends it: import again once Kafka has, or `sparklog transactions abort`"
         else:

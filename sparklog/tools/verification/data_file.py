@@ -247,9 +247,9 @@ def _footer(checked: CheckedFile) -> Footer | None:
     body, expected = data[:-TAIL_BYTES], int.from_bytes(data[-TAIL_BYTES : -TAIL_BYTES + 4], "big")
     crc = crc32c(body)
     # The checksum does not cover length and magic of the tail; or it is a writer's fault.
-    place = file.size - TAIL_BYTES + 4 if crc == expected else finding.position or start
+    position = file.size - TAIL_BYTES + 4 if crc == expected else finding.position or start
     flipped = None if crc == expected else finding.at_flipped_bit(start, len(body), crc, expected)
-    checked.findings.append(flipped or replace(finding, position=place))
+    checked.findings.append(flipped or replace(finding, position=position))
     return None
 
 
