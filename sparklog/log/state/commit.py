@@ -2,7 +2,7 @@
 
 `COMMIT_JSON` and the tables above it are its members; docs/reference/format-commits.md says what they mean.
 
-An edit's inputs are the removed slices, its outputs the slices of `files`, of its partition that lie in `[start, end)`.
+An edit's inputs are the removed slices, its outputs the slices of `files`, of its partition that are in `[start, end)`.
 Edits of one commit do not overlap, so no slice needs to name its edit.
 
 Of an imported topic, commits and the topic's state have Kafka's part as well:
@@ -385,5 +385,5 @@ def decode_commit(data: bytes, key: str, version: int) -> Commit:
     """Return the commit in `data`. `BadRequest` if it needs a newer sparklog; `Corrupt` if damaged or another."""
     item = COMMIT_JSON.fields(data, key)
     if (stored := item.integer("version", 0)) != version:
-        raise Corrupt(f"commit {version} should lie here, found version {stored}; restore it", file=key)
+        raise Corrupt(f"commit {version} should be here, found version {stored}; restore it", file=key)
     return COMMIT_JSON.from_json(item, crc=crc32c.crc32c(data), nbytes=len(data))
