@@ -18,7 +18,7 @@ import pytest
 REPOSITORY = Path(__file__).parents[1]
 CODE = ("sparklog", "pyspark_sparklog", "jobs", "benchmarks", "examples", "scripts", "tests")
 CLEAN_ROOMS = ("sparklog", "docs")
-"""Folders and files that hold the rules `nounless`, `clumsy_words`, `repeated_classes`. Ends as `sparklog`, `docs`."""
+"""Folders and files that hold the rules `nounless`, `clumsy_words`, `clumsy_prose`, `repeated_classes`."""
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".sh", ".yaml", ".yml", ".conf", ".cfg", ".txt"}
 TEXT_NAMES = {"Makefile", "run", ".gitignore"}
 
