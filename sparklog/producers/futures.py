@@ -144,21 +144,24 @@ class RecordFuture(Future[RecordMetadata]):
     @property
     def _waiters(self) -> list[Any]:  # type: ignore[override]
         if self._listeners is None:
+            self._watch()
             self._listeners = []
-            self._outcomes.watched[self._row].append(self)
         return self._listeners
 
     @property
     def _done_callbacks(self) -> list[Callable[[RecordFuture], object]]:
         if self._callbacks is None:
+            self._watch()
             self._callbacks = []
-            self._outcomes.watched[self._row].append(self)
         return self._callbacks
+
+    def _watch(self) -> None:
+        if self._listeners is None and self._callbacks is None:
+            self._outcomes.watched[self._row].append(self)
 
     def _tell_listeners(self) -> None:
         """Tell `concurrent.futures.wait` and `as_completed`. Call it with the condition."""
-        listeners, self._listeners = self._listeners, None
-        for listener in listeners or ():
+        for listener in self._listeners or ():
             if self._exception is None:
                 listener.add_result(self)
             else:

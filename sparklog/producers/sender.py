@@ -128,7 +128,7 @@ class Sender:
                 if not records:
                     return None
             except Unavailable as error:
-                raise Unavailable(f"{error}; none of {len(records)} records is published: send them again") from error
+                raise Unavailable(f"{error}; none of {len(records)} sent together is published: send again") from error
             else:
                 if target.partitions == count:
                     return WrittenRecords(PlacedRows.of(rows, target, records, batch.count), files, target)
@@ -136,6 +136,6 @@ class Sender:
 
 def _unknown(reason: str, records: int) -> Unavailable:
     return Unavailable(
-        f"{reason}; whether {records} record{'s' * (records > 1)} of this commit are published is unknown: look at the "
-        "topic before you send them again, or use producer_id= and sequence=, which publish nothing twice"
+        f"{reason}; whether the records of this commit ({records}) are published is unknown: look at the topic before "
+        "you send them again, or use producer_id= and sequence=, which publish nothing twice"
     )
