@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import copy
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 from sparklog.errors import BadRequest, SparklogError, Unavailable
+from sparklog.log.journal.clocks import Env
 from sparklog.log.write.python_rows import Header
 from sparklog.producers.futures import BatchOutcomes, RecordFuture
 from sparklog.producers.options import ProducerOptions
@@ -22,6 +22,7 @@ from sparklog.producers.options import ProducerOptions
 Row: TypeAlias = tuple[bytes | None, bytes | None, "list[Header] | None", int, "int | None", "int | None"]
 """Key, value, headers, timestamp, partition and sequence of a record."""
 ROW_CELLS = 6
+IDLE_MS = 3_600_000
 RECORD_BYTES = 200
 """What Python takes for a record beside its bytes, about."""
 CLOSED = "this producer is closed: open another one"
@@ -50,15 +51,15 @@ class Records:
 class Batch:
     """Records of one topic, in the order in which they were sent."""
 
-    __slots__ = ("cells", "count", "due_s", "is_done", "is_full", "nbytes", "outcomes", "topic")
+    __slots__ = ("cells", "count", "due_ms", "is_done", "is_full", "nbytes", "outcomes", "topic")
 
-    def __init__(self, topic: str, due_s: float) -> None:
+    def __init__(self, topic: str, due_ms: float) -> None:
         self.topic = topic
         self.cells: list[Any] = []
         """The cells of each `Row`, one row after the other: a list per row would keep the garbage collector busy."""
         self.count = 0
         self.outcomes = BatchOutcomes(topic)
-        self.due_s = due_s
+        self.due_ms = due_ms
         self.nbytes = 0
         self.is_full = False
         self.is_done = False
@@ -77,8 +78,9 @@ class Batch:
 class Accumulator:
     """The open batches of all topics. Threads share it; one of them takes batches and says when they are done."""
 
-    def __init__(self, options: ProducerOptions) -> None:
-        self._linger_s = options.linger_ms / 1000
+    def __init__(self, options: ProducerOptions, env: Env) -> None:
+        self._linger_ms = options.linger_ms
+        self._boot_ms = env.boot_ms
         self._batch_size = options.batch_size
         self._buffer_memory = options.buffer_memory
         self._max_block_ms = options.max_block_ms
@@ -111,7 +113,7 @@ class Accumulator:
                 self._wait_for_room(nbytes)
             batch = self._open.get(topic)
             if batch is None:
-                batch = self._open[topic] = Batch(topic, time.monotonic() + self._linger_s)
+                batch = self._open[topic] = Batch(topic, self._boot_ms() + self._linger_ms)
                 self._due.notify()
             batch.cells.extend(row)
             future = RecordFuture(batch.outcomes, batch.count)
@@ -167,13 +169,13 @@ class Accumulator:
             self._done.notify_all()
 
     def give_up(self, error: SparklogError) -> None:
-        """Let all records fail that are not done, and take no more."""
+        """Fail all records that are not done, and take no more."""
         with self._lock:
             self._refusal = error
         self.drop(error, in_flight=True)
 
     def drop(self, error: SparklogError, *, in_flight: bool = False) -> None:
-        """Let the records fail that wait here; those that a commit has taken, too, if `in_flight`."""
+        """Fail the records that wait here; those that a commit has taken, too, if `in_flight`."""
         with self._lock:
             batches = [*(self._in_flight if in_flight else ()), *self._open.values()]
             self._open.clear()
@@ -194,16 +196,19 @@ class Accumulator:
     def take(self) -> Sequence[Batch]:
         """Wait for batches that are due, and take them; none once the producer is closed and all are taken."""
         with self._lock:
+            now = self._boot_ms()
             while True:
-                now = time.monotonic()
                 all_due = self._hurried > 0 or self._refusal is not None
-                due = [batch for batch in self._open.values() if all_due or batch.is_full or batch.due_s <= now]
+                due = [batch for batch in self._open.values() if all_due or batch.is_full or batch.due_ms <= now]
                 if due or self._refusal is not None:
                     for batch in due:
                         del self._open[batch.topic]
                     self._in_flight += due
                     return due
-                self._due.wait(min((batch.due_s for batch in self._open.values()), default=now + 3600) - now)
+                next_ms = min((batch.due_ms for batch in self._open.values()), default=now + IDLE_MS)
+                was_told = self._due.wait((next_ms - now) / 1000)
+                # The clock of a test may stand still while the wait ends.
+                now = self._boot_ms() if was_told else max(self._boot_ms(), next_ms)
 
     def done(self, batches: Sequence[Batch]) -> None:
         """Free the memory of batches whose futures are done."""

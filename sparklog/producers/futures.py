@@ -11,7 +11,6 @@ import asyncio
 import copy
 import logging
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
@@ -83,13 +82,13 @@ class BatchOutcomes:
         self._tell()
 
     def refuse(self, errors: Mapping[int, SparklogError]) -> None:
-        """Let some records fail; the others of the batch go on."""
+        """Fail some records; the others of the batch go on."""
         with self.condition:
             self._refused.update(errors)
         self._tell()
 
     def fail(self, error: SparklogError) -> None:
-        """Let all records fail that are not done."""
+        """Fail all records that are not done."""
         with self.condition:
             if self._places is None and self._failure is None:
                 self._failure = error
@@ -217,13 +216,7 @@ class RecordFuture(Future[RecordMetadata]):
 
     def _wait(self, timeout: float | None) -> None:
         with self._condition:
-            if timeout is None:
-                while self._state == PENDING:
-                    self._condition.wait()
-            else:
-                end = time.monotonic() + timeout
-                while self._state == PENDING and (left := end - time.monotonic()) > 0:
-                    self._condition.wait(left)
+            self._condition.wait_for(lambda: self._outcomes.is_done(self._row), timeout)
 
     def get(self, timeout: float | None = None) -> RecordMetadata:
         """Do as `result`: the name that kafka-python has.

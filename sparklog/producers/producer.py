@@ -91,7 +91,7 @@ class Producer:
         self._key = serializer("key_serializer", options.key_serializer)
         self._value = serializer("value_serializer", options.value_serializer)
         self._topics: set[str] = set()
-        self._accumulator = Accumulator(options)
+        self._accumulator = Accumulator(options, root.env)
         self._append = self._accumulator.append
         self._sender = Sender(root, self._accumulator, options)
         self._transactions: ProducerTransactions | None = None

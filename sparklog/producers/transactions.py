@@ -62,7 +62,7 @@ class ProducerTransactions:
             self._uploaded.append(UploadedBatch(batch.outcomes, PlacedRows.of(rows, target, records, batch.count)))
 
     def _fail(self, error: SparklogError) -> None:
-        """Let all records of the transaction fail."""
+        """Fail all records of the transaction."""
         self._failure = error
         for batch in self._uploaded:
             batch.outcomes.fail(error)
