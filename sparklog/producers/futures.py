@@ -27,7 +27,7 @@ PENDING, FINISHED = "PENDING", "FINISHED"
 
 
 class RecordMetadata(NamedTuple):
-    """Where a record is: topic, partition, offset, and its timestamp in ms.
+    """The place of a record: topic, partition, offset, and its timestamp in ms.
 
     `is_repeat`: it had been published before, by its sequence. Partition, offset and timestamp are then -1.
     """
@@ -48,7 +48,7 @@ class Places(NamedTuple):
 
 
 class BatchOutcomes:
-    """What became of the records of a batch, by their numbers. Futures ask it, so a record costs no object here."""
+    """Outcomes of the records of a batch, by their numbers. Futures ask it, so a record costs no object here."""
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
