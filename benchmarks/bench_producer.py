@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -63,9 +64,7 @@ class ConfluentSends:
     """confluent-kafka: a client in C, whose queue is polled for answers."""
 
     def __init__(self, broker: str, linger_ms: float) -> None:
-        from confluent_kafka import Producer
-
-        self.producer: Any = Producer(
+        self.producer: Any = import_module("confluent_kafka").Producer(
             {"bootstrap.servers": broker, "linger.ms": linger_ms, "acks": "all", "compression.type": "zstd"}
         )
         self.flush = self.producer.flush

@@ -196,7 +196,7 @@ class Accumulator:
     def take(self) -> Sequence[Batch]:
         """Wait for batches that are due, and take them; none once the producer is closed and all are taken."""
         with self._lock:
-            now = self._boot_ms()
+            now: float = self._boot_ms()
             while True:
                 all_due = self._hurried > 0 or self._refusal is not None
                 due = [batch for batch in self._open.values() if all_due or batch.is_full or batch.due_ms <= now]

@@ -46,13 +46,14 @@ def test_lines_typed_are_appended_while_the_pipe_is_open(sparklog: Sparklog, pro
 
 
 def test_lines_of_a_pipe_that_stays_open_come_within_the_linger(sparklog: Sparklog, process: Process) -> None:
+    sparklog("topics", "create", "old")
     producer = process("produce", "new", "--num-partitions", "3", "--linger-ms", "20")
     assert producer.stdin is not None
     for count in range(1, 4):
         producer.stdin.write(b"line\n")
         producer.stdin.flush()
         deadline = time.monotonic() + 300
-        while count == 1 and sparklog("topics", "list").lines != ["new"]:
+        while count == 1 and sparklog("topics", "list").lines != ["new", "old"]:
             assert time.monotonic() < deadline, "the topic was not created"
             time.sleep(0.1)
         while sum(int(line.split(":")[2]) for line in sparklog("offsets", "new").lines) < count:
