@@ -40,17 +40,20 @@ if TYPE_CHECKING:
     from sparklog.log.topic.root import open_root as open  # noqa: A004  (the name users read: sparklog.open)
     from sparklog.log.topic.topic import Topic
     from sparklog.log.write.append_writer import WriteOptions
+    from sparklog.producers.futures import RecordFuture, RecordMetadata
+    from sparklog.producers.producer import Producer, producer
     from sparklog.tools.engines.datasets import datasets, duckdb, table
     from sparklog.tools.engines.polars_frames import polars
     from sparklog.transactions.producer import Transaction, TransactionalProducer, transactional
     from sparklog.view import View, open_view
 
 __all__ = [
-    "BadRequest", "Conflict", "Consumer", "Corrupt", "Fenced", "FollowedTable", "Groups", "NotFound", "Root", "Scan",
-    "SparklogError", "Topic", "TopicReader", "TopicTable", "Transaction", "TransactionalProducer", "Unavailable",
-    "View", "WriteOptions", "WriterKey", "__version__", "backup", "clone", "compact", "configure", "consumer",
-    "datasets", "duckdb", "export_kafka", "import_kafka", "open", "open_view", "partitioned", "polars", "register",
-    "restore", "retain", "table", "transactional", "verify", "watch",
+    "BadRequest", "Conflict", "Consumer", "Corrupt", "Fenced", "FollowedTable", "Groups", "NotFound", "Producer",
+    "RecordFuture", "RecordMetadata", "Root", "Scan", "SparklogError", "Topic", "TopicReader", "TopicTable",
+    "Transaction", "TransactionalProducer", "Unavailable", "View", "WriteOptions", "WriterKey", "__version__", "backup",
+    "clone", "compact", "configure", "consumer", "datasets", "duckdb", "export_kafka", "import_kafka", "open",
+    "open_view", "partitioned", "polars", "producer", "register", "restore", "retain", "table", "transactional",
+    "verify", "watch",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:
@@ -73,6 +76,8 @@ if not TYPE_CHECKING:
             "sparklog.log.topic.root": "Root open_root=open",
             "sparklog.log.topic.topic": "Topic",
             "sparklog.log.write.append_writer": "WriteOptions",
+            "sparklog.producers.futures": "RecordFuture RecordMetadata",
+            "sparklog.producers.producer": "Producer producer",
             "sparklog.tools.engines.datasets": "datasets duckdb table",
             "sparklog.tools.engines.polars_frames": "polars",
             "sparklog.transactions.producer": "Transaction TransactionalProducer transactional",

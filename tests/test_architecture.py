@@ -37,6 +37,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"log.topic"}),
     frozenset({"groups", "units"}),
     frozenset({"transactions", "kafka.in_place"}),
+    frozenset({"producers"}),
     frozenset({"opening", "output"}),
     frozenset({"view", "kafka.importing"}),
     frozenset({"maintenance"}),
@@ -50,7 +51,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"testing"}),
 )
 ROOMS = frozenset().union(*LAYERS)
-PACKAGES = 14
+PACKAGES = 15
 """Packages that stand side by side in `sparklog/`, at most."""
 PACKAGE_MODULES = 25
 """Modules of one package, at most, its `__init__` not counted."""

@@ -42,5 +42,5 @@ def test_commands_and_calls_exist() -> None:
         assert command[0] in commands
         if hasattr(commands[command[0]], "commands"):
             assert not command[1] or command[1] in commands[command[0]].commands, command
-    for name in re.findall(r"`((?:Topic|Root|Consumer|Transaction)\.\w+)|`sparklog\.(\w+)", PAGE):
+    for name in re.findall(r"`((?:Topic|Root|Consumer|Producer|Transaction)\.\w+)|`sparklog\.(\w+)", PAGE):
         attrgetter(name[0] or name[1])(sparklog)

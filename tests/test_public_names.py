@@ -38,6 +38,14 @@ NAMES = {
         *("seek", "seek_to_beginning", "seek_to_committed", "seek_to_end"),
         *("auto_commit_interval_ms", "group", "isolation", "max_poll_records", "membership", "topics"),
     },
+    "Producer": {
+        *("abort_transaction", "begin_transaction", "client_id", "close", "commit_transaction", "flush"),
+        *("last_sequence", "partitions_for", "send", "send_offsets_to_transaction"),
+    },
+    "RecordFuture": {
+        *("add_callback", "add_done_callback", "add_errback", "cancel", "cancelled", "done", "exception", "get"),
+        *("result", "running", "set_exception", "set_result", "set_running_or_notify_cancel"),
+    },
     "Groups": {"descriptions", "group", "names", "root", "states"},
 }
 
@@ -49,6 +57,8 @@ def opened() -> Iterator[object]:
     yield from (root, topic, topic.scan(), topic.table(), sparklog.Groups(root))
     producer = sparklog.transactional(root, "job")
     yield from (producer, producer.begin(), sparklog.consumer(root, "g", topics="t"))
+    with sparklog.producer(root) as sender:
+        yield from (sender, sender.send("t", "1"))
 
 
 def test_public_names_are_those_that_are_meant(tmp_path_factory: pytest.TempPathFactory) -> None:

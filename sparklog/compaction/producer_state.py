@@ -44,7 +44,7 @@ NONE = -1
 
 
 @dataclass(slots=True)
-class Producer:
+class ReplayedProducer:
     """A producer after its last batch; offsets are -1 where there is none.
 
     * `epoch` of the last batch or marker; a new one forgets the data of the old (`last_data_offset` -1)
@@ -93,10 +93,12 @@ class PartitionProducers:
 
     last_stable: int
     aborted: AbortedTransactions
-    producers: Mapping[int, Producer]
+    producers: Mapping[int, ReplayedProducer]
 
 
-def active(producers: Mapping[int, Producer], now_ms: int, expiration_ms: int) -> Mapping[int, Producer]:
+def active(
+    producers: Mapping[int, ReplayedProducer], now_ms: int, expiration_ms: int
+) -> Mapping[int, ReplayedProducer]:
     """Return those that Kafka still knows (8.7): with an open transaction, or heard of since `expiration_ms` ago."""
     return {
         producer_id: producer
@@ -151,10 +153,10 @@ def turns(producer_ids: npt.NDArray[np.int64], kinds: npt.NDArray[np.int64]) -> 
 
 @dataclass(slots=True)
 class _State:
-    producers: dict[int, Producer] = field(default_factory=dict)
+    producers: dict[int, ReplayedProducer] = field(default_factory=dict)
     aborts: list[AbortMarker] = field(default_factory=list)
     _open: dict[int, int] = field(default_factory=dict)
-    """Producer id -> first offset of its open transaction, in the order they began."""
+    """ReplayedProducer id -> first offset of its open transaction, in the order they began."""
 
     def add(self, window: Window, shift: int) -> None:
         headers = window.headers
@@ -188,7 +190,7 @@ class _State:
     def _data(
         self, producer_id: int, epoch: int, base: int, last: int, timestamp: int, transactional: bool, sequence: int
     ) -> None:
-        producer = self.producers.setdefault(producer_id, Producer())
+        producer = self.producers.setdefault(producer_id, ReplayedProducer())
         producer.at_epoch(epoch)
         producer.last_data_offset, producer.last_timestamp, producer.offset_delta = last, timestamp, last - base
         # Sequences begin again at 0 after the greatest int32.
@@ -197,7 +199,7 @@ class _State:
             producer.open_since = self._open[producer_id] = base
 
     def _marker(self, producer_id: int, epoch: int, last: int, timestamp: int, abort: bool, coordinator: int) -> None:
-        producer = self.producers.setdefault(producer_id, Producer())
+        producer = self.producers.setdefault(producer_id, ReplayedProducer())
         producer.at_epoch(epoch)
         self._open.pop(producer_id, None)
         if abort:

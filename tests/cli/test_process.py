@@ -45,6 +45,24 @@ def test_lines_typed_are_appended_while_the_pipe_is_open(sparklog: Sparklog, pro
     assert finished(producer, b"second\n") == (0, b"", b"Appended 2 records to t\n")
 
 
+def test_lines_of_a_pipe_that_stays_open_come_within_the_linger(sparklog: Sparklog, process: Process) -> None:
+    sparklog("topics", "create", "old")
+    producer = process("produce", "new", "--num-partitions", "3", "--linger-ms", "20")
+    assert producer.stdin is not None
+    for count in range(1, 4):
+        producer.stdin.write(b"line\n")
+        producer.stdin.flush()
+        deadline = time.monotonic() + 300
+        while count == 1 and sparklog("topics", "list").lines != ["new", "old"]:
+            assert time.monotonic() < deadline, "the topic was not created"
+            time.sleep(0.1)
+        while sum(int(line.split(":")[2]) for line in sparklog("offsets", "new").lines) < count:
+            assert time.monotonic() < deadline, "the line was not appended"
+            time.sleep(0.1)
+    assert finished(producer) == (0, b"", b"Appended 3 records to new\n")
+    assert len(sparklog("offsets", "new").lines) == 3
+
+
 def test_a_reader_that_leaves_first_is_no_error(sparklog: Sparklog, process: Process) -> None:
     sparklog("topics", "create", "t")
     finished(process("produce", "t"), b"a line that fills the pipe\n" * 500_000)

@@ -14,7 +14,7 @@ import pytest
 from sparklog.compaction.producer_state import (
     BatchJudge,
     PartitionProducers,
-    Producer,
+    ReplayedProducer,
     Verdicts,
     aborted_batches,
     replay,
@@ -219,7 +219,7 @@ def verdicts(
     parts: list[bytes],
     *,
     aborted: list[Aborted] | None = None,
-    producers: dict[int, Producer] | None = None,
+    producers: dict[int, ReplayedProducer] | None = None,
     now_ms: int = START_MS,
     first_uncleanable: int = 1000,
 ) -> tuple[Verdicts, BatchHeaders]:
@@ -297,18 +297,18 @@ def test_an_emptied_marker_is_neither_stamped_nor_counted_as_one() -> None:
 
 def test_the_last_data_batch_of_a_live_producer_is_retained() -> None:
     parts = [data_batch(0, 4, 7), data_batch(5, 9, 7), data_batch(10, 14, 8), data_batch(15, 19)]
-    live = {7: Producer(0, 9, START_MS, -1), 8: Producer(0, 99, START_MS, -1)}
+    live = {7: ReplayedProducer(0, 9, START_MS, -1), 8: ReplayedProducer(0, 99, START_MS, -1)}
     assert verdicts(parts, producers=live)[0].retain_empty.tolist() == [False, True, False, False]
     gone = verdicts(parts, producers=live, now_ms=START_MS + DAY_MS)[0]
     assert not gone.retain_empty.any()
-    still = {7: Producer(0, 9, START_MS, 5)}
+    still = {7: ReplayedProducer(0, 9, START_MS, 5)}
     assert verdicts(parts, producers=still, now_ms=START_MS + DAY_MS)[0].retain_empty.tolist()[1]
 
 
 def test_without_data_the_markers_of_the_producers_epoch_are_retained() -> None:
     parts = [marker(0, 7, commit=True, epoch=3), marker(1, 7, commit=True, epoch=4), data_batch(2, 2, 7, 4)]
     parts += [marker(3, 6, commit=True, epoch=4), marker(4, 8, commit=True, epoch=4)]
-    found, _ = verdicts(parts, producers={7: Producer(4, -1, START_MS, -1)})
+    found, _ = verdicts(parts, producers={7: ReplayedProducer(4, -1, START_MS, -1)})
     assert found.retain_empty.tolist() == [False, True, False, False, False]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparklog.compaction.producer_state import PartitionProducers, Producer, active, replay, turns
+from sparklog.compaction.producer_state import PartitionProducers, ReplayedProducer, active, replay, turns
 from sparklog.errors import Corrupt, NotFound
 from sparklog.format.control import end_txn_marker
 from sparklog.format.coordinators.producer_snapshot import parse_snapshot
@@ -61,14 +61,14 @@ def rows(found: PartitionProducers) -> list[Entry]:
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
-def snapshot(path: Path) -> dict[int, Producer]:
+def snapshot(path: Path) -> dict[int, ReplayedProducer]:
     """A `.snapshot` file, by its byte table (docs/reference/kafka-format.md)."""
     data = path.read_bytes()
     (entries,) = struct.unpack_from(">i", data, 6)
     found = {}
     for at in range(10, 10 + 46 * entries, 46):
         producer_id, epoch, _, last, _, timestamp, _, open_since = struct.unpack_from(">qhiqiqiq", data, at)
-        found[producer_id] = Producer(epoch, last, timestamp, open_since)
+        found[producer_id] = ReplayedProducer(epoch, last, timestamp, open_since)
     return found
 
 
@@ -127,7 +127,7 @@ def test_random_histories_equal_the_plain_model(seed: int) -> None:
         (e.producer_id, e.first, e.last, e.last_stable) for segment in log.segments for e in segment.aborted
     ]
     assert found.producers == {
-        key: Producer(
+        key: ReplayedProducer(
             each.epoch, each.last_data_offset, each.timestamp, -1 if each.open_since is None else each.open_since
         )
         for key, each in replayed(log).items()
@@ -170,16 +170,16 @@ def emptied_marker(offset: int, producer_id: int, epoch: int) -> bytes:
 
 def test_a_new_epoch_forgets_the_data_of_the_old() -> None:
     same = replay_parts([(0, [batch(0, 4, 7, 3), end(5, 7, 3)], [])])
-    assert same.producers == {7: Producer(3, 4, 60, -1)}
+    assert same.producers == {7: ReplayedProducer(3, 4, 60, -1)}
     raised = replay_parts([(0, [batch(0, 4, 7, 3), end(5, 7, 4)], [])])
-    assert raised.producers == {7: Producer(4, -1, 60, -1)}
+    assert raised.producers == {7: ReplayedProducer(4, -1, 60, -1)}
     again = replay_parts([(0, [batch(0, 4, 7, 3), end(5, 7, 4), batch(6, 6, 7, 4)], [])])
-    assert again.producers == {7: Producer(4, 6, 50, 6)}
+    assert again.producers == {7: ReplayedProducer(4, 6, 50, 6)}
 
 
 def test_an_emptied_marker_keeps_its_producer_known() -> None:
     found = replay_parts([(0, [batch(0, 4, 7, 3), emptied_marker(5, 7, 4), emptied_marker(6, 8, 1)], [])])
-    assert found.producers == {7: Producer(4, -1, 60, -1), 8: Producer(1, -1, 60, -1)}
+    assert found.producers == {7: ReplayedProducer(4, -1, 60, -1), 8: ReplayedProducer(1, -1, 60, -1)}
     assert rows(found) == []
 
 
@@ -205,7 +205,7 @@ def test_other_control_records_and_batches_without_a_producer_change_nothing() -
     other = PlainBatch(2, 2, 60, (PlainRecord(2, 60, b"\0\0\0\2", b""),), control=True, producer_id=7)
     plain = PlainBatch(3, 3, 60, (PlainRecord(3, 60, b"k", b"v"),))
     found = replay_parts([(0, [batch(0, 1), other.to_bytes(), plain.to_bytes()], [])])
-    assert found.producers == {7: Producer(0, 1, 50, 0)}
+    assert found.producers == {7: ReplayedProducer(0, 1, 50, 0)}
 
 
 @pytest.mark.parametrize(("log_start", "open_since"), [(4, 0), (5, -1)])
@@ -214,14 +214,14 @@ def test_a_transaction_without_a_batch_from_the_log_start_on_is_not_open(log_sta
     store = MemoryStore(lambda: 0)
     parts = [(0, batch(0, 4, 7, 3) + batch(5, 9, 8, transactional=False), b""), (10, b"", b"")]
     found = replay(store, stored(store, parts), 10, log_start)
-    assert found.producers[7] == Producer(3, 4, 50, open_since)
+    assert found.producers[7] == ReplayedProducer(3, 4, 50, open_since)
     assert found.last_stable == (10 if open_since == -1 else 0)
 
 
 def test_batches_of_the_active_part_are_shifted() -> None:
     found = replay_parts([(0, [batch(0, 4)], []), (5, [end(0), batch(1, 2, 8)], [])], log_end=8, shift=5)
     assert rows(found) == [(7, 0, 5, 6)]
-    assert found.producers[8] == Producer(0, 7, 50, 6)
+    assert found.producers[8] == ReplayedProducer(0, 7, 50, 6)
     assert found.last_stable == 6
 
 
@@ -311,10 +311,10 @@ def test_a_missing_file_is_named() -> None:
 
 def test_a_producer_expires_once_its_time_is_reached_unless_its_transaction_is_open() -> None:
     producers = {
-        1: Producer(0, 5, 100, -1),
-        2: Producer(0, 5, 101, -1),
-        3: Producer(0, 5, 0, 5),
-        4: Producer(0, 5, -1, -1),
+        1: ReplayedProducer(0, 5, 100, -1),
+        2: ReplayedProducer(0, 5, 101, -1),
+        3: ReplayedProducer(0, 5, 0, 5),
+        4: ReplayedProducer(0, 5, -1, -1),
     }
     assert set(active(producers, 1100, 1000)) == {2, 3}
     assert set(active(producers, 1099, 1000)) == {1, 2, 3}

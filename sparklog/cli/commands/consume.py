@@ -45,7 +45,7 @@ TIMEOUT_HELP = "With --follow: end when nothing came for so long."
 
 
 @dataclass
-class Records(Topics):
+class ChosenRecords(Topics):
     """The topics to read, and which of their records."""
 
     topics: Annotated[
@@ -93,7 +93,7 @@ class Records(Topics):
 
 
 @dataclass
-class Places:
+class ReadExtent:
     """Start and end of what is read of each topic."""
 
     group: Annotated[
@@ -179,7 +179,7 @@ def _batches(
         last_seen = time.monotonic()
 
 
-def _member(source: OpenFolder, places: Places, **options: Any) -> Consumer:
+def _member(source: OpenFolder, places: ReadExtent, **options: Any) -> Consumer:
     from sparklog.groups.consumer import consumer
 
     if source.root is None:
@@ -217,8 +217,8 @@ def _print_of_group(member: Consumer, printer: Printer, follow: bool, timeout_s:
 def consume(
     root: SourceOption,
     *,
-    records: Records,
-    places: Places,
+    records: ChosenRecords,
+    places: ReadExtent,
     max_messages: LimitOption = None,
     isolation: IsolationOption = "read_committed",
     corrupt_records: CorruptOption = "fail",

@@ -17,6 +17,7 @@ from typer import BadParameter, Option
 from sparklog.cli.locations import open_root
 from sparklog.cli.options import Commands, OneTopic, RootOption, unescaped, whole_number
 from sparklog.cli.record_values import Formats
+from sparklog.log.journal.names import MAX_PARTITIONS
 from sparklog.parsing import INT32_MAX
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ app = Commands()
 
 Codec = Literal["none", "gzip", "snappy", "lz4", "zstd"]
 RUN_BYTES = 16 << 20
-LINGER_S = 1.0
 READ_BYTES = 1 << 20
 
 
@@ -78,12 +78,21 @@ def produce(
     partition: Annotated[
         int | None, whole_number("--partition", "-p", high=INT32_MAX, text="All to this partition, whatever the key.")
     ] = None,
+    linger_ms: Annotated[
+        int, whole_number("--linger-ms", high=INT32_MAX, text="How long lines of a pipe wait for others, at most.")
+    ] = 1000,
+    num_partitions: Annotated[
+        int | None,
+        whole_number(
+            "--num-partitions", low=1, high=MAX_PARTITIONS, text="Create the topic with so many, if there is none."
+        ),
+    ] = None,
     compression: Annotated[Codec | None, Option(help="Codec, where the topic leaves it to us. Default: zstd.")] = None,
 ) -> None:
     """Append lines to a topic: from standard input, or from a file.
 
     A line is a value, or with --key-separator a key and a value, or with --json an object as `sparklog consume --json`
-    prints it. Lines are appended in batches, each whole or not at all, at the latest a second after they came.
+    prints it. Lines are appended in batches, each whole or not at all. So a pipe can be followed: `tail -F file |`.
     """
     from sparklog.errors import SparklogError
     from sparklog.log.write.append_writer import WriteOptions
@@ -91,12 +100,13 @@ def produce(
     parse = lines.parser(formats)
     options = WriteOptions(codec=compression) if compression else WriteOptions()
     name = topic.name
-    target = open_root(root).topic(name)
+    opened = open_root(root)
+    target = opened.topic(name) if num_partitions is None else opened.ensure_topic(name, partitions=num_partitions)
     with ExitStack() as stack:
         fd = sys.stdin.fileno() if file is None else stack.enter_context(file.open("rb")).fileno()
         line, appended = 1, 0
         try:
-            for run in line_runs(fd, run_bytes=RUN_BYTES, linger_s=LINGER_S, clock=time.monotonic):
+            for run in line_runs(fd, run_bytes=RUN_BYTES, linger_s=linger_ms / 1000, clock=time.monotonic):
                 batch = _with_partition(parse(run, line), partition)
                 line += run.count(b"\n")
                 if batch.num_rows:

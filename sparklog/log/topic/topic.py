@@ -212,9 +212,10 @@ class Topic(TopicReader):
 
         Args:
             data: whatever has `__arrow_c_stream__` or `__arrow_c_array__` (a table, a record batch, a scan, a data
-                frame of Polars or pandas, a relation of DuckDB), or an iterable of these. Columns: `value` and, if
-                wanted, `key` (binary or string), `headers` (list<struct<key: string, value: binary>>), `timestamp` (any
-                timestamp type, or int64 ms; null: now), `partition` (null: by the key).
+                frame of Polars or pandas, a relation of DuckDB), or an iterable of these; a dictionary of columns, or
+                an iterable of dictionaries, one per row. Columns: `value` and, if wanted, `key` (binary or string),
+                `headers` (list<struct<key: string, value: binary>>; in plain Python pairs, or a dictionary),
+                `timestamp` (any timestamp type, or int64 ms; null: now), `partition` (null: by the key).
             options: codec and sizes.
             writer: id and number of a batch: a batch that was published before is skipped.
 

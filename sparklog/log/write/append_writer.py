@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from itertools import chain
 from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
@@ -29,6 +30,7 @@ from sparklog.log.state.commit import Commit
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slices import FileSlices, RowCounts, SliceFlag
 from sparklog.log.state.writer_runs import WriterKey
+from sparklog.log.write.python_rows import batch_of_columns, batches_of_rows
 from sparklog.log.write.rows import ROW_COLUMNS, Partitioner, Rows, add_rows, check_columns, rows_of, sticky_seed
 from sparklog.storage.parallel_reads import ask_each
 from sparklog.storage.store import ObjectWriter, Store
@@ -105,6 +107,8 @@ class AppendOutcome:
     skipped: bool = False
     note: str = ""
     commit_id: str = ""
+    time_ms: int = -1
+    """Of the commit: the time of its records under LogAppendTime; -1 without one."""
 
 
 def appended(commit: Commit | None, records: int) -> AppendOutcome:
@@ -117,7 +121,7 @@ def appended(commit: Commit | None, records: int) -> AppendOutcome:
         for partition, first, offsets in zip(file.partition, file.base, file.offsets, strict=True):
             base.setdefault(partition, first)
             end[partition] = first + offsets
-    return AppendOutcome(commit.version, base, end, records, commit_id=commit.commit_id)
+    return AppendOutcome(commit.version, base, end, records, commit_id=commit.commit_id, time_ms=commit.time_ms)
 
 
 FILE_BYTES = 1 << 30
@@ -364,7 +368,8 @@ class ArrowArray(Protocol):
 
 
 ArrowItem: TypeAlias = pa.Table | pa.RecordBatch | ArrowStream | ArrowArray
-ArrowData: TypeAlias = ArrowItem | Iterable[ArrowItem]
+ArrowData: TypeAlias = ArrowItem | Iterable[ArrowItem] | Mapping[str, Any] | Iterable[Mapping[str, Any]]
+"""Arrow data, or plain Python's: a dictionary of columns, or a dictionary per row."""
 
 
 def write_files(
@@ -382,13 +387,21 @@ def write_files(
 
 
 def batches(data: ArrowData) -> Iterator[pa.RecordBatch]:
+    """Yield the record batches of data. `BadRequest` for data that is neither Arrow's nor lists and dictionaries."""
+    if isinstance(data, Mapping) and not _is_arrow(data):
+        yield batch_of_columns(data)
+        return
     # A scan's batches are taken one by one: through the protocol its errors would lose their kind.
     several = isinstance(data, Scan) or (isinstance(data, Iterable) and not _is_arrow(data))
-    for item in cast("Iterable[object]", data) if several else (data,):
+    items = iter(cast("Iterable[object]", data) if several else (data,))
+    for item in items:
+        if isinstance(item, Mapping) and not _is_arrow(item):
+            yield from batches_of_rows(chain([item], items))
+            return
         if not _is_arrow(item):
             raise BadRequest(
                 "expected pyarrow tables, record batches or what else has __arrow_c_stream__ or __arrow_c_array__, "
-                f"found {type(item).__name__}"
+                f"or dictionaries, found {type(item).__name__}"
             )
         stream = item if isinstance(item, pa.Table | pa.RecordBatch | pa.RecordBatchReader) else _imported(item)
         unknown = [name for name in stream.schema.names if name not in ROW_COLUMNS]

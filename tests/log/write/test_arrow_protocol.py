@@ -148,7 +148,7 @@ def test_a_scan_goes_into_another_topic(memory: CountedRoot, topic: Topic) -> No
     [
         (None, "found NoneType"),
         (3, "found int"),
-        ({"value": [b"a"]}, "found str"),
+        ({"v": [b"a"]}, "found 'v'"),
         ([pa.table({"value": ["a"]}), None], "found NoneType"),
         (pa.array([1, 2]), "Int64Array"),
         (pa.chunked_array([[1]]), "ChunkedArray"),

@@ -1,0 +1,160 @@
+"""A producer that takes 100-byte values one by one: records and processor time a second, and how long a send waits.
+
+Run: `python -m benchmarks producer [rate] [wait] [--records N] [--linger-ms N] [--folder PATH] [--broker HOST:PORT]`.
+
+`rate`: one thread sends as fast as it can, futures are dropped; until the last commit. `cpu` is the processor time of
+the whole process, its thread that commits included. `wait`: one thread sends a record and waits for its future, again
+and again, at random moments. With `--broker` confluent-kafka, if it is installed, does the same with a Kafka broker and
+a topic `bench`, which must have as many partitions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+import sparklog
+
+PARTITIONS = 4
+VALUE = b"x" * 100
+WARM_RECORDS = 20_000
+
+
+class Sends(Protocol):
+    def send(self, value: bytes) -> None: ...
+    def send_and_wait(self, value: bytes) -> None: ...
+    def flush(self) -> None: ...
+
+
+class Appends:
+    """`Topic.append` of one record: what of the wait is the disk's and the commit's."""
+
+    def __init__(self, topic: sparklog.Topic) -> None:
+        self.topic = topic
+
+    def send(self, value: bytes) -> None: ...
+    def flush(self) -> None: ...
+
+    def send_and_wait(self, value: bytes) -> None:
+        self.topic.append({"value": [value]})
+
+
+class SparklogSends:
+    def __init__(self, producer: sparklog.Producer) -> None:
+        self.producer = producer
+        self.flush = producer.flush
+
+    def send(self, value: bytes) -> None:
+        self.producer.send("bench", value)
+
+    def send_and_wait(self, value: bytes) -> None:
+        self.producer.send("bench", value).result()
+
+
+class ConfluentSends:
+    """confluent-kafka: a client in C, whose queue is polled for answers."""
+
+    def __init__(self, broker: str, linger_ms: float) -> None:
+        self.producer: Any = import_module("confluent_kafka").Producer(
+            {"bootstrap.servers": broker, "linger.ms": linger_ms, "acks": "all", "compression.type": "zstd"}
+        )
+        self.flush = self.producer.flush
+
+    def send(self, value: bytes) -> None:
+        while True:
+            try:
+                self.producer.produce("bench", value)
+            except BufferError:
+                self.producer.poll(0.01)
+            else:
+                self.producer.poll(0)
+                return
+
+    def send_and_wait(self, value: bytes) -> None:
+        done = threading.Event()
+        self.producer.produce("bench", value, on_delivery=lambda *_: done.set())
+        while not done.is_set():
+            self.producer.poll(1)
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
+
+
+def bench_rate(name: str, sends: Sends, records: int) -> None:
+    """Send all records three times; the median of the three."""
+    rates, cpu = [], []
+    for _ in range(3):
+        begun, used = time.perf_counter(), time.process_time()
+        for _ in range(records):
+            sends.send(VALUE)
+        sends.flush()
+        rates.append(records / (time.perf_counter() - begun))
+        cpu.append((time.process_time() - used) / records * 1e6)
+    rate, micros = statistics.median(rates), statistics.median(cpu)
+    print(
+        f"rate     {name:10} {rate:9,.0f} records/s; cpu {micros:5.2f} us a record: {1e6 / micros:9,.0f} on one core",
+        flush=True,
+    )
+
+
+def bench_wait(name: str, sends: Sends, count: int, linger_ms: float) -> None:
+    """Milliseconds from the call of `send` to the end of `result`."""
+    source, spent = random.Random(1), []
+    for number in range(count + 10):
+        time.sleep(source.random() * 0.02)
+        begun = time.perf_counter()
+        sends.send_and_wait(VALUE)
+        if number >= 10:  # imports, and code that is compiled
+            spent.append((time.perf_counter() - begun) * 1000)
+    p99 = percentile(spent, 0.99)
+    print(
+        f"wait     {name:10} linger {linger_ms:.0f} ms: p50 {statistics.median(spent):.1f}, p99 {p99:.1f}, max "
+        f"{max(spent):.1f} ms; p99 is linger + {p99 - linger_ms:.1f} ms",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Records a second of a producer, and how long a send waits")
+    parser.add_argument("parts", nargs="*", default=["rate", "wait"])
+    parser.add_argument("--records", type=int, default=1_000_000)
+    parser.add_argument("--sends", type=int, default=300)
+    parser.add_argument("--linger-ms", type=float, default=50)
+    parser.add_argument("--folder", type=Path, help="default: a new one for temporary files")
+    parser.add_argument("--broker", help="compare with confluent-kafka there")
+    chosen = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="sparklog-bench-", dir=chosen.folder))
+    makes: dict[str, Callable[[], Sends]] = {}
+    try:
+        root = sparklog.open(folder, create=True)
+        root.create_topic("bench", partitions=PARTITIONS)
+        makes["sparklog"] = lambda: SparklogSends(sparklog.producer(root, linger_ms=chosen.linger_ms))
+        if chosen.broker is not None:
+            makes["confluent"] = lambda: ConfluentSends(chosen.broker, chosen.linger_ms)
+        for name, make in makes.items():
+            sends = make()
+            for _ in range(WARM_RECORDS):
+                sends.send(VALUE)
+            sends.flush()
+            if "rate" in chosen.parts:
+                bench_rate(name, sends, chosen.records)
+            if "wait" in chosen.parts:
+                bench_wait(name, sends, chosen.sends, chosen.linger_ms)
+        if "wait" in chosen.parts:
+            bench_wait("append", Appends(root.topic("bench")), chosen.sends, 0)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Rows as plain Python has them, lists and dictionaries, as Arrow columns that `sparklog.log.write.rows` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sparklog.errors import BadRequest, did_you_mean
+from sparklog.format.arrow_numpy import bytes_array, text_array
+from sparklog.log.state.view import HEADERS_TYPE
+from sparklog.log.write.rows import ROW_COLUMNS
+
+ROWS_AT_ONCE = 65_536
+"""Dictionaries that are made one record batch."""
+Header = tuple[str, bytes | None]
+
+
+def batch_of_columns(columns: Mapping[str, Any]) -> pa.RecordBatch:
+    """Return the record batch of lists by column name. `BadRequest` for other names, lengths or values."""
+    _check_names(columns)
+    arrays = {name: _column(name, values) for name, values in columns.items()}
+    if len({len(array) for array in arrays.values()}) > 1:
+        lengths = ", ".join(f"{name} {len(array)}" for name, array in arrays.items())
+        raise BadRequest(f"expected columns of one length, found {lengths}")
+    return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
+
+
+def batches_of_rows(rows: Iterable[object]) -> Iterator[pa.RecordBatch]:
+    """Yield record batches of dictionaries, one per row; a name that a row lacks is null."""
+    waiting: list[Mapping[str, Any]] = []
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise BadRequest(f"expected a dictionary per row, row {number} is {type(row).__name__}")
+        _check_names(row, f"row {number}: ")
+        waiting.append(row)
+        if len(waiting) == ROWS_AT_ONCE:
+            yield _batch_of_rows(waiting)
+            waiting = []
+    if waiting:
+        yield _batch_of_rows(waiting)
+
+
+def _batch_of_rows(rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
+    names = ["value", *sorted(set(chain.from_iterable(rows)) - {"value"})]
+    return batch_of_columns({name: [row.get(name) for row in rows] for name in names})
+
+
+def _check_names(names: Iterable[object], place: str = "") -> None:
+    for name in names:
+        if name not in ROW_COLUMNS:
+            hint = did_you_mean(str(name), ROW_COLUMNS)
+            raise BadRequest(f"{place}expected columns of {', '.join(ROW_COLUMNS)}; found {name!r}{hint}")
+
+
+def _column(name: str, values: Any) -> pa.Array:
+    if isinstance(values, pa.ChunkedArray):
+        return values.combine_chunks()
+    if isinstance(values, pa.Array):
+        return values
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        raise BadRequest(f"expected column {name} to be a list, found {values!r:.80}")
+    cells = list(values)
+    if name in ("key", "value"):
+        return bytes_array([as_bytes(name, cell) for cell in cells])
+    if name == "headers":
+        return headers_array([as_headers(cell) for cell in cells])
+    try:
+        return pa.array(cells)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise BadRequest(f"column {name}: {' '.join(str(error).split())[:200]}") from None
+
+
+def as_bytes(name: str, cell: object) -> bytes | None:
+    """Return a key or a value: bytes as they are, a text in UTF-8, None as null. `BadRequest` for other types."""
+    if cell is None or isinstance(cell, bytes):
+        return cell
+    if isinstance(cell, str):
+        try:
+            return cell.encode()
+        except UnicodeEncodeError:
+            raise BadRequest(f"expected {name} to be bytes or a text, {cell!r:.80} has no UTF-8") from None
+    if isinstance(cell, (bytearray, memoryview)):
+        return bytes(cell)
+    raise BadRequest(f"expected {name} to be bytes, a text or None, found {cell!r:.80}: encode it before")
+
+
+def as_headers(headers: object) -> list[Header] | None:
+    """Return pairs of key and value, of a mapping, pairs, or dictionaries with `key` and `value`; None as null."""
+    if headers is None:
+        return None
+    items: Iterable[Any] = headers.items() if isinstance(headers, Mapping) else headers  # type: ignore[assignment]
+    pairs = []
+    try:
+        for item in items:
+            key, value = (item["key"], item["value"]) if isinstance(item, Mapping) else item
+            pairs.append((key, as_bytes("a header", value)))
+    except (TypeError, ValueError, KeyError) as error:
+        if isinstance(error, BadRequest):
+            raise
+        raise BadRequest(f"expected headers as pairs of a text and bytes, found {headers!r:.80}") from None
+    wrong = [key for key, _ in pairs if not isinstance(key, str)]
+    if wrong:
+        raise BadRequest(f"expected the key of a header to be a text, found {wrong[0]!r:.80}")
+    return pairs
+
+
+def headers_array(rows: Sequence[Sequence[Header] | None]) -> pa.Array:
+    """Return a column of headers, of pairs per row; None is null."""
+    if not any(rows):
+        return pa.nulls(len(rows))
+    pairs = list(chain.from_iterable(row or () for row in rows))
+    flat = [text_array([key for key, _ in pairs]), bytes_array([value for _, value in pairs])]
+    items = pa.StructArray.from_arrays(flat, fields=list(HEADERS_TYPE.value_type))
+    ends = np.zeros(len(rows) + 1, np.int32)
+    np.cumsum([len(row or ()) for row in rows], out=ends[1:])
+    valid = np.array([row is not None for row in rows], np.bool_)
+    bits = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
+    return pa.ListArray.from_buffers(HEADERS_TYPE, len(rows), [bits, pa.py_buffer(ends)], children=[items])

@@ -1,0 +1,1 @@
+"""The producer: records one by one from many threads, one commit per topic and linger."""
