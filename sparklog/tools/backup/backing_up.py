@@ -145,7 +145,7 @@ def plan_backup(root: Root, target: Store, *, topics: Collection[str] | None = N
     named: list[DataFile] = []
     for name, head in cut.topics.items():
         named += data_files(name, History(root.store, name).at(head.version).slices.all())
-    present = listed(target, {file.key.split("/", 1)[0] for file in named})
+    present = listed(target, (file.key for file in named))
     missing = [file for file in named if file.to not in present]
     versions = {name: head.version for name, head in sorted(cut.topics.items()) if head.exists}
     nbytes = sum(file.size for file in missing)

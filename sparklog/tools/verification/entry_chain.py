@@ -10,6 +10,7 @@ log that lost objects, or were made by a process that outlived its root and went
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from typing import Generic, TypeVar
 from crc32c import crc32c
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
+from sparklog.log.journal.documents import checksum_holds, document_of
 from sparklog.log.journal.entry_log import EntryKind, StateEntry
 from sparklog.log.journal.names import (
     LOG_FOLDER,
@@ -114,6 +116,10 @@ def obstacles(store: Store, prefix: str, what: str, kind: str) -> Iterator[Findi
 
 def _placed(finding: Finding, data: bytes) -> Finding:
     """Add the place of the damage, as well as it can be told."""
+    document = document_of(data)
+    if len(document) < len(data) and checksum_holds(document):
+        return _placed_in_records(finding, document, data[len(document) :])
+    data = document
     end = _TRAILER.search(data)
     cut = data.rfind(_MARK)
     if end is not None and cut >= 0 and cut + len(_MARK) == end.start(1):
@@ -128,6 +134,16 @@ def _placed(finding: Finding, data: bytes) -> Finding:
     odd = next((at for at, byte in enumerate(data[:-1]) if not 0x20 <= byte < 0x7F), None)
     # Nothing else is known to be odd: it is the checksum's own member, the last one.
     return replace(finding, position=odd if odd is not None else max(data.rfind(b","), 0))
+
+
+def _placed_in_records(finding: Finding, document: bytes, tail: bytes) -> Finding:
+    inline = json.loads(document).get("inline")
+    expected = inline.get("crc") if isinstance(inline, dict) and inline.get("bytes") == len(tail) else None
+    crc = crc32c(tail)
+    if not isinstance(expected, int) or not 0 <= expected < 2**32 or crc == expected:
+        return finding
+    start = len(document)
+    return finding.at_flipped_bit(start, len(tail), crc, expected) or replace(finding, position=start)
 
 
 TRIES = 6
