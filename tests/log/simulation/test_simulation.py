@@ -16,20 +16,25 @@ from sparklog.log.journal import numbered_objects
 from tests.log.simulation.seeds import run_seed
 from tests.log.simulation.simulated_world import SimulatedWorld
 from tests.log.simulation.workload import Run
-from tests.support.seeds import LOG, LOG_IN_A_BUCKET
+from tests.support.seeds import LOG, LOG_IN_A_BUCKET, LOG_INLINE
 
 REPLAY = "SPARKLOG_SEED={seed} python -m pytest tests/log/simulation/test_simulation.py -k test_one_seed"
 MET = ("acked", "batches", "replays skipped", "fenced", "snapshots", "checkpoints", "collected", "delete")
 
 
-def check(seed: int, *, bucket: bool = False) -> Run:
+INLINE_BYTES = 700
+"""Six made-up slices and less go into the commit, where its tasks have not written them."""
+
+
+def check(seed: int, *, bucket: bool = False, inline: int = 0) -> Run:
     """Run a seed; a failure names the seed, how to replay it, and the end of its story."""
     worlds: list[SimulatedWorld] = []
     try:
-        return run_seed(seed, worlds, bucket=bucket)
+        return run_seed(seed, worlds, bucket=bucket, inline=inline)
     except BaseException as error:
         story = "\n".join(worlds[0].trace[-40:]) if worlds else ""
-        replay = ("SPARKLOG_BUCKET=1 " if bucket else "") + REPLAY.format(seed=seed)
+        how = ("SPARKLOG_BUCKET=1 " if bucket else "") + (f"SPARKLOG_INLINE={inline} " if inline else "")
+        replay = how + REPLAY.format(seed=seed)
         message = f"seed {seed}: {type(error).__name__}: {error}\nreplay: {replay}\n{story}"
         raise AssertionError(message) from error
 
@@ -56,9 +61,19 @@ def test_seeds_in_a_bucket(seeds: range) -> None:
     assert commits > 5 * len(seeds), "the runs did too little to show anything"
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("seeds", LOG_INLINE.few())
+def test_seeds_with_records_in_commits(seeds: range) -> None:
+    met: Counter[str] = Counter()
+    for seed in seeds:
+        met.update(check(seed, inline=INLINE_BYTES, bucket=seed % 4 == 0).counters)
+    assert met["in commits"] > len(seeds)
+    assert met["by the driver"] > 0
+
+
 def test_one_seed() -> None:
-    seed = int(os.environ.get("SPARKLOG_SEED", "7"))
-    run = check(seed, bucket="SPARKLOG_BUCKET" in os.environ)
+    seed, inline = int(os.environ.get("SPARKLOG_SEED", "7")), int(os.environ.get("SPARKLOG_INLINE", "0"))
+    run = check(seed, bucket="SPARKLOG_BUCKET" in os.environ, inline=inline)
     assert run.world.steps > 0
     if "SPARKLOG_SEED" in os.environ:
         print("\n".join(run.world.trace))
@@ -98,3 +113,10 @@ def test_many_seeds(seeds: range) -> None:
 def test_many_seeds_in_a_bucket(seeds: range) -> None:
     for seed in seeds:
         assert check(seed, bucket=True).world.failure is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", LOG_INLINE.many())
+def test_many_seeds_with_records_in_commits(seeds: range) -> None:
+    for seed in seeds:
+        assert check(seed, inline=INLINE_BYTES, bucket=seed % 4 == 0).world.failure is None

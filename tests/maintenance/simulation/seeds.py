@@ -7,7 +7,7 @@ from collections.abc import Callable
 from unittest import mock
 
 from sparklog.compaction.run import CompactOptions, compact_topic
-from sparklog.log.state import commit_log
+from sparklog.log.state import commit_log, recent_tails
 from sparklog.log.state.commit import Resolved
 from sparklog.log.topic.root import Root, topic_of
 from sparklog.maintenance.work_items import InProcess, Settings
@@ -64,14 +64,14 @@ def configs(source: random.Random) -> dict[str, str]:
     return chosen
 
 
-def draw(seed: int, profile: str | None, *, bucket: bool = False) -> Run:
+def draw(seed: int, profile: str | None, *, bucket: bool = False, inline: int = 0) -> Run:
     """The seed decides who takes part and what goes wrong (`profile`, if it is not given)."""
     source = random.Random(f"draw {seed}")
     drawn = source.choice(PROFILES)
     profile = drawn if profile is None else profile
     run = Run(
         seed,
-        configs(source),
+        {**configs(source), **({"inline.records.bytes": str(inline)} if inline else {})},
         partitions=source.choice([1, 1, 2, 3]),
         slots=source.choice([None, None, 4, 8]),
         keys=source.choice([3, 8]),
@@ -132,10 +132,17 @@ def draw(seed: int, profile: str | None, *, bucket: bool = False) -> Run:
     return run
 
 
-def run_seed(seed: int, runs: list[Run] | None = None, profile: str | None = None, *, bucket: bool = False) -> Run:
-    """One seed, from the first request to the verdict. Raises what broke; the run is returned otherwise."""
-    with mock.patch.object(commit_log, "CHECKPOINT_COMMITS", CHECKPOINT_COMMITS):
-        run = draw(seed, profile, bucket=bucket)
+def run_seed(
+    seed: int, runs: list[Run] | None = None, profile: str | None = None, *, bucket: bool = False, inline: int = 0
+) -> Run:
+    """One seed, from the first request to the verdict. Raises what broke; the run is returned otherwise.
+
+    `inline`: records of so many bytes are in commits.
+    """
+    # What a process remembers would hide what is gone.
+    forgetful = mock.patch.object(recent_tails, "MOST", 0 if seed % 2 else recent_tails.MOST)
+    with forgetful, mock.patch.object(commit_log, "CHECKPOINT_COMMITS", CHECKPOINT_COMMITS):
+        run = draw(seed, profile, bucket=bucket, inline=inline)
         if runs is not None:
             runs.append(run)
         run.world.run()

@@ -16,7 +16,7 @@ import pytest
 from sparklog.retention import vacuum
 from tests.maintenance.simulation.seeds import run_seed
 from tests.maintenance.simulation.workload import Run
-from tests.support.seeds import MAINTENANCE, MAINTENANCE_IN_A_BUCKET
+from tests.support.seeds import MAINTENANCE, MAINTENANCE_IN_A_BUCKET, MAINTENANCE_INLINE
 
 REPLAY = "SPARKLOG_SEED={seed} python -m pytest tests/maintenance/simulation/test_simulation.py -k test_one_seed"
 MET = (
@@ -26,14 +26,15 @@ MET = (
 )
 
 
-def check(seed: int, *, bucket: bool = False) -> Run:
+def check(seed: int, *, bucket: bool = False, inline: int = 0) -> Run:
     """Run a seed; a failure names the seed, how to replay it, and the end of its story."""
     runs: list[Run] = []
     try:
-        return run_seed(seed, runs, bucket=bucket)
+        return run_seed(seed, runs, bucket=bucket, inline=inline)
     except BaseException as error:
         story = "\n".join([str(dict(runs[0].configs)), *runs[0].world.trace[-40:]]) if runs else ""
-        replay = ("SPARKLOG_BUCKET=1 " if bucket else "") + REPLAY.format(seed=seed)
+        how = ("SPARKLOG_BUCKET=1 " if bucket else "") + (f"SPARKLOG_INLINE={inline} " if inline else "")
+        replay = how + REPLAY.format(seed=seed)
         message = f"seed {seed}: {type(error).__name__}: {error}\nreplay: {replay}\n{story}"
         raise AssertionError(message) from error
 
@@ -62,8 +63,21 @@ def test_seeds_in_a_bucket(seeds: range) -> None:
     assert not missing, f"no run had any of {missing}: {dict(met)}"
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("seeds", MAINTENANCE_INLINE.few())
+def test_seeds_with_records_in_commits(seeds: range) -> None:
+    """Some records are in commits and some in files, by a bound that the seed gives."""
+    met: Counter[str] = Counter()
+    for seed in seeds:
+        met.update(check(seed, inline=300 + seed % 3 * 200, bucket=seed % 7 == 0).counters)
+    names = ("files in memory", "appends", "pieces seal", "pieces merge", "pieces compact", "vacuums that deleted")
+    missing = [what for what in names if not met[what]]
+    assert not missing, f"no run had any of {missing}: {dict(met)}"
+
+
 def test_one_seed() -> None:
-    run = check(int(os.environ.get("SPARKLOG_SEED", "7")), bucket="SPARKLOG_BUCKET" in os.environ)
+    inline = int(os.environ.get("SPARKLOG_INLINE", "0"))
+    run = check(int(os.environ.get("SPARKLOG_SEED", "7")), bucket="SPARKLOG_BUCKET" in os.environ, inline=inline)
     assert run.world.steps > 0
     if "SPARKLOG_SEED" in os.environ:
         print("\n".join(run.world.trace))
@@ -97,3 +111,10 @@ def test_many_seeds(seeds: range) -> None:
 def test_many_seeds_in_a_bucket(seeds: range) -> None:
     for seed in seeds:
         assert check(seed, bucket=True).world.failure is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", MAINTENANCE_INLINE.many())
+def test_many_seeds_with_records_in_commits(seeds: range) -> None:
+    for seed in seeds:
+        assert check(seed, inline=300 + seed % 3 * 200, bucket=seed % 7 == 0).world.failure is None

@@ -8,6 +8,7 @@ from unittest import mock
 
 from sparklog.log.journal import entry_log
 from sparklog.log.state import commit_log
+from sparklog.log.state.configs import TopicConfigs
 from sparklog.testing.faulty_store import Decide, FaultKind, Seeded
 from tests.log.simulation.seeds import of_bucket
 from tests.log.simulation.simulated_world import Actor, SimulatedWorld
@@ -125,9 +126,17 @@ def draw(run: Run, profile: str | None) -> None:
 
 
 def run_seed(
-    seed: int, worlds: list[SimulatedWorld] | None = None, profile: str | None = None, *, bucket: bool = False
+    seed: int,
+    worlds: list[SimulatedWorld] | None = None,
+    profile: str | None = None,
+    *,
+    bucket: bool = False,
+    inline: int = 0,
 ) -> Run:
-    """One seed, from the first request to the verdict. Raises what broke; the run is returned otherwise."""
+    """One seed, from the first request to the verdict. Raises what broke; the run is returned otherwise.
+
+    `inline`: records of so many bytes are in commits.
+    """
     run = Run(seed)
     if bucket:
         run.world.as_bucket()
@@ -135,7 +144,8 @@ def run_seed(
         worlds.append(run.world)
     draw(run, profile)
     few = mock.patch.multiple(commit_log, CHECKPOINT_COMMITS=9)
-    with few, mock.patch.object(entry_log, "CHECKPOINT_ENTRIES", 3):
+    small = mock.patch.object(TopicConfigs, "inline_records_bytes", inline)
+    with few, small, mock.patch.object(entry_log, "CHECKPOINT_ENTRIES", 3):
         run.world.run()
         run.judge()
     return run

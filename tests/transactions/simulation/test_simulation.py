@@ -12,7 +12,13 @@ from collections import Counter
 import pytest
 
 from tests.log.simulation.simulated_world import SimulatedWorld
-from tests.support.seeds import TRANSACTIONS, TRANSACTIONS_HIDDEN, TRANSACTIONS_IN_A_BUCKET, TRANSACTIONS_WITH_CACHES
+from tests.support.seeds import (
+    TRANSACTIONS,
+    TRANSACTIONS_HIDDEN,
+    TRANSACTIONS_IN_A_BUCKET,
+    TRANSACTIONS_INLINE,
+    TRANSACTIONS_WITH_CACHES,
+)
 from tests.transactions.simulation.actors import Run
 from tests.transactions.simulation.seeds import CACHES, HIDDEN, run_seed
 
@@ -21,14 +27,15 @@ REPLAY = (
 )
 
 
-def check(seed: int, profile: str | None = None, *, bucket: bool = False) -> Run:
+def check(seed: int, profile: str | None = None, *, bucket: bool = False, inline: int = 0) -> Run:
     """Run a seed; a failure names the seed, how to replay it, and the end of its story."""
     worlds: list[SimulatedWorld] = []
     try:
-        return run_seed(seed, worlds, profile, bucket=bucket)
+        return run_seed(seed, worlds, profile, bucket=bucket, inline=inline)
     except BaseException as error:
         story = "\n".join(worlds[0].trace[-60:]) if worlds else ""
         how = "SPARKLOG_BUCKET=1 " if bucket else "" if profile is None else f"SPARKLOG_PROFILE={profile} "
+        how += f"SPARKLOG_INLINE={inline} " if inline else ""
         replay = REPLAY.format(seed=seed, profile=how)
         message = f"seed {seed}: {type(error).__name__}: {error}\nreplay: {replay}\n{story}"
         raise AssertionError(message) from error
@@ -46,11 +53,31 @@ def test_whatever_the_seed_readers_see_all_of_a_transaction_or_none(seeds: range
 
 def test_one_seed() -> None:
     seed, profile = int(os.environ.get("SPARKLOG_SEED", "7")), os.environ.get("SPARKLOG_PROFILE")
-    run = check(seed, profile, bucket="SPARKLOG_BUCKET" in os.environ)
+    inline = int(os.environ.get("SPARKLOG_INLINE", "0"))
+    run = check(seed, profile, bucket="SPARKLOG_BUCKET" in os.environ, inline=inline)
     assert run.world.steps > 0
     if "SPARKLOG_SEED" in os.environ:
         print("\n".join(run.world.trace))
         print(dict(run.counters))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("seeds", TRANSACTIONS_INLINE.few())
+def test_with_records_in_commits_as_well(seeds: range) -> None:
+    found: Counter[str] = Counter()
+    for seed in seeds:
+        run = check(seed, inline=700, bucket=seed % 4 == 0)
+        found.update(run.counters)
+        found["in memory"] += sum(file.path.startswith("in") for files in run.ledger.files.values() for file in files)
+    for what in ("in memory", "committed", "aborted", "batches", "joined", "polls", "resolved True"):
+        assert found[what] > 2, f"the runs did too little to show anything: {found}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", TRANSACTIONS_INLINE.many())
+def test_many_seeds_with_records_in_commits(seeds: range) -> None:
+    for seed in seeds:
+        assert check(seed, inline=700, bucket=seed % 4 == 0).world.failure is None
 
 
 @pytest.mark.sweep
