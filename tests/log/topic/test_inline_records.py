@@ -13,7 +13,7 @@ from sparklog.errors import BadRequest, Corrupt
 from sparklog.log.journal import documents
 from sparklog.log.journal.documents import INLINE_RECORDS, document_of, peek_commit_id
 from sparklog.log.journal.names import commit_key, commit_path, copied_path, path_read_version
-from sparklog.log.state import commit_intents
+from sparklog.log.state import commit, commit_intents
 from sparklog.log.state.commit import decode_commit
 from sparklog.log.state.recent_tails import MOST_BYTES, RECENT, RecentTails
 from sparklog.log.topic.topic import Topic
@@ -59,9 +59,9 @@ def test_small_records_are_in_the_commit_and_large_ones_in_a_file(world: World) 
     large = pa.table({"value": [bytes(range(256)) * 40], "partition": pa.array([0], pa.int32())})
     topic.append(large)
     topic.append(rows(2, 4))
-    commit = decode_commit(world.store.get(commit_key("t", 1)), commit_key("t", 1), 1)
-    assert [file.path for file in commit.files] == [commit_path(1)]
-    assert commit.read_features == commit.write_features == (INLINE_RECORDS,)
+    decoded = decode_commit(world.store.get(commit_key("t", 1)), commit_key("t", 1), 1)
+    assert [file.path for file in decoded.files] == [commit_path(1)]
+    assert decoded.read_features == decoded.write_features == (INLINE_RECORDS,)
     assert values(topic) == sorted([*(f"value {number}".encode() for number in range(6)), large["value"][0].as_py()])
     assert verify_root(world.store).findings == ()
 
@@ -69,8 +69,8 @@ def test_small_records_are_in_the_commit_and_large_ones_in_a_file(world: World) 
 def test_a_topic_without_the_config_has_the_bytes_it_had(world: World) -> None:
     topic = world.root().create_topic("t", partitions=2, configs={"inline.records.bytes": 0})
     topic.append(rows(4))
-    commit = decode_commit(world.store.get(commit_key("t", 1)), commit_key("t", 1), 1)
-    assert (commit.inline, commit.read_features) == (None, ())
+    decoded = decode_commit(world.store.get(commit_key("t", 1)), commit_key("t", 1), 1)
+    assert (decoded.inline, decoded.read_features) == (None, ())
     assert len(data_files(world)) == 1
     assert INLINE_RECORDS not in topic.log.head().read_features
 
@@ -91,6 +91,14 @@ def test_every_damaged_byte_and_every_length_is_found(world: World) -> None:
             decode_commit(wrong, key, 1)
     assert peek_commit_id(data) is not None
     assert peek_commit_id(data[:-1]) is None
+
+
+def test_a_tail_that_is_not_checked_lets_damage_through(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    inline_topic(world).append(rows(4))
+    key = commit_key("t", 1)
+    data = world.store.get(key)
+    monkeypatch.setattr(commit, "_check_tail", lambda *given: None)
+    assert decode_commit(data[:-1] + bytes([data[-1] ^ 1]), key, 1).version == 1
 
 
 def test_verify_names_the_damaged_bit_of_a_tail(world: World) -> None:
@@ -125,8 +133,8 @@ def test_a_lost_race_moves_offsets_path_and_positions(world: World) -> None:
     World(world.store).root().topic("t").append(rows(20, 100))
     outcome = topic.log.commit_append(files, target)
     assert (outcome.version, outcome.base) == (2, {0: 10, 1: 10})
-    commit = decode_commit(world.store.get(commit_key("t", 2)), commit_key("t", 2), 2)
-    assert [file.path for file in commit.files] == [commit_path(2)]
+    decoded = decode_commit(world.store.get(commit_key("t", 2)), commit_key("t", 2), 2)
+    assert [file.path for file in decoded.files] == [commit_path(2)]
     assert len(values(topic)) == 24
 
 
