@@ -14,6 +14,7 @@ from typing import Any
 from sparklog.errors import BadRequest
 from sparklog.log.journal.clocks import SYSTEM, Env, iso_time
 from sparklog.storage.durable_files import write_to
+from sparklog.units import size_text
 
 
 def say(line: str) -> None:
@@ -21,7 +22,7 @@ def say(line: str) -> None:
 
 
 def log(line: str, env: Env = SYSTEM) -> None:
-    """Print a line of a job's log on stderr, behind its time (UTC)."""
+    """Print a line of a job's log on stderr, after its time (UTC)."""
     say(f"{iso_time(env.wall_ms())} {line}")
 
 
@@ -53,25 +54,6 @@ def write_output(path: str, text: str, option: str) -> None:
         raise BadRequest(f"{path} cannot be written: {error.strerror}; choose another {option}") from None
 
 
-def size_text(nbytes: float) -> str:
-    """Return bytes in the unit that suits them, as disks are sold: `1.5 MB` are 1,500,000."""
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= scale:
-            return f"{nbytes / scale:,.1f} {unit}"
-    return f"{nbytes:,.0f} B"
-
-
-def rates(records: int, nbytes: int, seconds: float) -> str:
-    """Return `1.20 M records/s, 152.6 MB/s`; no time at all counts as a millisecond."""
-    took = max(seconds, 0.001)
-    return f"{records / took / 1e6:,.2f} M records/s, {size_text(nbytes / took)}/s"
-
-
-def count(number: int, one: str, many: str = "") -> str:
-    """Return `1 topic`, `2 topics`."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
-
-
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
     """Return columns two blanks apart, those in `left` aligned to the left, the others to the right."""
     columns = []
@@ -96,12 +78,12 @@ def json_value(value: object) -> Any:
     Names are in camel case, and `nbytes` is `bytes`. A class names the properties to add in `COMPUTED`.
     """
     if is_dataclass(value):
-        names = [*(each.name for each in fields(value)), *getattr(value, "COMPUTED", ())]
+        names = [*(field.name for field in fields(value)), *getattr(value, "COMPUTED", ())]
         return {_camel_case(name): json_value(getattr(value, name)) for name in names}
     if isinstance(value, (tuple, list)):
-        return [json_value(each) for each in value]
+        return [json_value(item) for item in value]
     if isinstance(value, Mapping):
-        return {str(name): json_value(each) for name, each in value.items()}
+        return {str(name): json_value(item) for name, item in value.items()}
     return value
 
 

@@ -142,10 +142,10 @@ class KafkaTools:
         sane = self.dump(indexes, "--index-sanity-check")
         found += sane.errors
         found += [
-            f"{file}: {lines}"
+            f"{file}: {printed}"
             for file in indexes
-            if (lines := sane.files.get(str(file))) != [f"{file} passed sanity check."]
-            and (file.stat().st_size or lines != [f"{file} is empty."])
+            if (printed := sane.files.get(str(file))) != [f"{file} passed sanity check."]
+            and (file.stat().st_size or printed != [f"{file} is empty."])
         ]
         return found
 
@@ -215,14 +215,14 @@ def _wrong(lines: list[str] | None) -> Iterator[str]:
     count = 0
     counted = True
     for line in lines:
-        batch, old = _BATCH.match(line), _OLD_MESSAGE.match(line)
-        if batch is not None or old is not None:
+        batch = _BATCH.match(line)
+        if (first := batch or _OLD_MESSAGE.match(line)) is not None:
             if count:
                 yield f"{count} records are missing before: {line}"
             # Wrappers of formats v0 and v1 do not say how many messages they hold.
             counted = batch is not None
             count = int(batch[3]) if batch is not None else 0
-            if (batch[4] if batch is not None else old[1]) != "true":
+            if first[1 if batch is None else 4] != "true":
                 yield line
         elif line.startswith("| "):
             count -= counted

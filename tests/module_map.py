@@ -39,6 +39,7 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
     "sparklog/kafka/importing/segment.py": ("tests/kafka/test_importing.py", "tests/kafka/test_import_undecodable.py"),
     "sparklog/kafka/importing/topic_configs.py": ("tests/kafka/test_importing.py",),
     "sparklog/kafka/in_place/partition_state.py": ("tests/kafka/test_recovery.py", "tests/kafka/test_start_up.py"),
+    "sparklog/kafka/in_place/store_files.py": ("tests/kafka/test_in_a_bucket.py",),
     "sparklog/kafka/in_place/transaction_state.py": (
         "tests/kafka/test_lost_markers.py",
         "tests/kafka/test_snapshots.py",
@@ -51,14 +52,12 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
     "sparklog/log/read/snapshot_view.py": ("tests/log/read/test_scan_reading.py", "tests/transactions/test_reading.py"),
     "sparklog/log/read/topic_reader.py": ("tests/test_api.py", "tests/log/read/test_scan_reading.py"),
     "sparklog/log/state/clone_holds.py": ("tests/tools/backup/test_cloning.py",),
-    "sparklog/tools/verification/entry_chain.py": ("tests/tools/verification/test_damage.py",),
     "sparklog/log/state/description.py": ("tests/log/topic/test_root_topic.py", "tests/cli/test_configs.py"),
     "sparklog/log/write/kafka_markers.py": ("tests/cli/test_transactions.py",),
     "sparklog/storage/cloud_errors.py": (
         "tests/storage/test_misbehaving_servers.py",
         "tests/storage/test_object_store.py",
     ),
-    "sparklog/tools/engines/datasets.py": ("tests/tools/engines/test_engines.py",),
     "sparklog/tools/inspection/batches.py": (
         "tests/tools/inspection/test_root.py",
         "tests/tools/inspection/test_kafka_files.py",
@@ -66,7 +65,6 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
     "sparklog/tools/report/hours.py": ("tests/tools/report/test_gather.py",),
     "sparklog/tools/report/metrics.py": ("tests/cli/test_metrics.py",),
     "sparklog/tools/verification/filter_files.py": ("tests/tools/verification/test_cross_checks.py",),
-    "sparklog/tools/verification/index_files.py": ("tests/tools/verification/test_cross_checks.py",),
     "sparklog/tools/verification/kafka_partition.py": ("tests/tools/verification/test_kafka.py",),
     "sparklog/view.py": ("tests/kafka/test_directory.py",),
 }

@@ -26,7 +26,7 @@ REPOSITORY = Path(__file__).parents[1]
 
 # Lowest first. A room may import from those below its own line, and from itself; never from its neighbours.
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"errors", "lazy", "parsing", "version"}),
+    frozenset({"errors", "lazy", "limits", "parsing", "version"}),
     frozenset({"storage"}),
     frozenset({"format"}),
     frozenset({"log.journal"}),
@@ -35,7 +35,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"log.read"}),
     frozenset({"log.write"}),
     frozenset({"log.topic"}),
-    frozenset({"groups"}),
+    frozenset({"groups", "units"}),
     frozenset({"transactions", "kafka.in_place"}),
     frozenset({"opening", "output"}),
     frozenset({"view", "kafka.importing"}),

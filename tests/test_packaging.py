@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 from importlib.metadata import packages_distributions
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from packaging.requirements import Requirement
 
 from tests.test_architecture import REPOSITORY, ROOMS, imports, layer, modules
 
 # Spark, pandas and the clients of stores are extras; numba is made of llvmlite, pyspark of py4j; tests of stores bring
-# pytest.
-NOT_DECLARED = frozenset({"pyspark", "py4j", "pandas", "llvmlite", "pytest", "obstore", "hdfs_native"})
+# pytest. Only type checkers, which bring it, import typing_extensions.
+NOT_DECLARED = frozenset(
+    {"pyspark", "py4j", "pandas", "llvmlite", "pytest", "obstore", "hdfs_native", "typing_extensions"}
+)
 
 
 def project() -> dict[str, Any]:
@@ -58,6 +66,90 @@ def test_the_wheel_has_every_file() -> None:
     if shutil.which("git") and (REPOSITORY / ".git").exists():
         command = ["git", "check-ignore", *(str(file) for file in [*data, REPOSITORY / "sparklog" / "py.typed"])]
         assert subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False).stdout == ""
+
+
+def conda_recipe() -> dict[str, Any]:
+    """The recipe as conda reads it: `{% set %}` and `{{ }}` filled in."""
+    text = (REPOSITORY / "packaging" / "conda" / "meta.yaml").read_text()
+    values = {"PYTHON": "python"} | dict(re.findall(r'^{% set (\w+) = "(.*)" %}$', text, re.MULTILINE))
+    lines = [line for line in text.splitlines() if not line.startswith("{%")]
+    filled = re.sub(r"{{ (\w+) }}", lambda match: str(values[match[1]]), "\n".join(lines))
+    recipe: dict[str, Any] = yaml.safe_load(filled)
+    return recipe
+
+
+def requirements(texts: list[str]) -> dict[str, frozenset[str]]:
+    """Limits of each distribution by its name; of a text like `numpy>=1.26,<3` or conda's `numpy >=1.26,<3`."""
+    return {plain(text): frozenset(re.findall(r"[<>=!~]=?[\w.]+", text)) for text in texts}
+
+
+def test_the_conda_recipe_is_that_of_the_project() -> None:
+    recipe, declared = conda_recipe(), project()
+    described, built = declared["project"], declared["build-system"]["requires"]
+    python = ["python" + described["requires-python"]]
+    assert (recipe["package"]["name"], str(recipe["package"]["version"])) == (described["name"], described["version"])
+    needed = recipe["requirements"]
+    assert requirements(needed["run"]) == requirements([*described["dependencies"], *python])
+    assert requirements(needed["host"]) == requirements([*built, "pip", *python])
+    assert requirements(needed["run_constrained"]) == requirements(described["optional-dependencies"]["spark"])
+    scripts = [f"{name} = {function}" for name, function in described["scripts"].items()]
+    assert recipe["build"]["entry_points"] == scripts
+    assert recipe["about"]["license"] == described["license"]
+    assert recipe["about"]["summary"] == described["description"]
+    source = (REPOSITORY / "packaging" / "conda" / recipe["source"]["path"]).resolve()
+    assert source == REPOSITORY
+    assert (source / recipe["about"]["license_file"]).exists()
+
+
+def test_the_recipes_own_tests_pass(tmp_path: Path) -> None:
+    wanted = conda_recipe()["test"]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    code = "import " + ", ".join(wanted["imports"])
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True)
+    for command in wanted["commands"]:
+        program, *arguments = command.split()
+        assert program == "sparklog"
+        done = subprocess.run(
+            [sys.executable, "-m", program, *arguments],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["orders"]
+
+
+MOST_MEGABYTES = {"llvmlite": 200, "pyarrow": 195, "numpy": 85, "numba": 40, "zstandard": 30}
+"""Of the large ones. All others together have `OTHERS_MEGABYTES` at most."""
+OTHERS_MEGABYTES = 50
+
+
+def installed_sizes(name: str, sizes: dict[str, float] | None = None) -> dict[str, float]:
+    """Megabytes of what `pip install` brings, by distribution: of all files that pip has noted."""
+    sizes = {} if sizes is None else sizes
+    if plain(name) in sizes:
+        return sizes
+    found = metadata.distribution(name)
+    files = (Path(str(file.locate())) for file in found.files or ())
+    sizes[plain(name)] = sum(file.stat().st_size for file in files if file.is_file()) / 1e6
+    for text in found.requires or ():
+        requirement = Requirement(text)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            installed_sizes(requirement.name, sizes)
+    return sizes
+
+
+@pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="sizes of other wheels")
+def test_an_install_weighs_no_more_than_it_must() -> None:
+    """What it brings besides Spark. A dependency more, or one that has grown, is to be a decision."""
+    sizes = installed_sizes("sparklog")
+    too_large = {name: size for name, size in sizes.items() if size > MOST_MEGABYTES.get(name, OTHERS_MEGABYTES)}
+    assert not too_large
+    assert sum(size for name, size in sizes.items() if name not in MOST_MEGABYTES) < OTHERS_MEGABYTES
+    assert sizes.keys() >= MOST_MEGABYTES.keys(), "an entry too much"
+    assert {"pyspark", "pandas"}.isdisjoint(sizes)
 
 
 WITHOUT_EXTRAS = """

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import nbformat
@@ -16,20 +19,57 @@ import pytest
 import sparklog
 from scripts.run_notebook import NOTEBOOK
 from tests.datasource.spark_session import LAUNCHING, has_java
-from tests.test_architecture import REPOSITORY
+from tests.test_architecture import REPOSITORY, modules
+from tests.test_packaging import project
 
 pytestmark = pytest.mark.sweep
 
 KAFKA = REPOSITORY / "examples" / "data" / "kafka-log-dir"
 
 
+PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+
+
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The `bin` of an environment that holds the wheel alone; what it depends on is this environment's."""
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sources as they are given away, unpacked away from the checkout."""
+    folder = tmp_path_factory.mktemp("sdist")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", folder],
+        cwd=REPOSITORY,
+        env=building(folder),
+        check=True,
+    )
+    [packed] = folder.glob("sparklog-*.tar.gz")
+    assert packed.stat().st_size < 2_000_000
+    with tarfile.open(packed) as archive:
+        archive.extractall(folder, filter="data")
+    return packed.with_suffix("").with_suffix("")
+
+
+def building(folder: Path) -> dict[str, str]:
+    """Environment variables to build in. An environment without hatchling gets it from the registry, for this alone."""
+    if find_spec("hatchling") is not None:
+        return dict(os.environ)
+    tools = folder / "tools"
+    if not tools.exists():
+        subprocess.run([*PIP, "install", "--target", tools, *project()["build-system"]["requires"]], check=True)
+    return {**os.environ, "PYTHONPATH": str(tools)}
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory, unpacked: Path) -> Path:
+    """The `bin` of an environment that holds the wheel alone; what it depends on is this environment's.
+
+    The wheel is that of the unpacked sources, and no registry is asked.
+    """
     folder = tmp_path_factory.mktemp("wheel")
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", folder, REPOSITORY], check=True)
+    offline = ["--no-deps", "--no-index", "--no-build-isolation"]
+    subprocess.run(
+        [*PIP, "wheel", *offline, "--wheel-dir", folder, unpacked], env=building(unpacked.parent), check=True
+    )
     [wheel] = folder.glob("sparklog-*.whl")
+    pip = PIP
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "env"], check=True)
     python = folder / "env" / "bin" / "python"
     subprocess.run([*pip, "--python", python, "install", "--no-deps", wheel], check=True)
@@ -61,6 +101,41 @@ def test_the_wheel_is_what_runs(installed: Path, tmp_path: Path) -> None:
     assert Path(place).is_relative_to(installed.parent)
 
 
+def test_the_sources_have_every_module_and_no_test(unpacked: Path) -> None:
+    for package in ("sparklog", "pyspark_sparklog"):
+        for _, file in modules(package):
+            assert (unpacked / file.relative_to(REPOSITORY)).read_bytes() == file.read_bytes()
+    assert not (unpacked / "tests").exists()
+    assert not list(unpacked.rglob("__pycache__"))
+
+
+def test_the_four_calls(installed: Path, tmp_path: Path) -> None:
+    """Create a root, append, scan, and the command: what a first user does."""
+    code = (
+        "import pyarrow as pa, sparklog\n"
+        "root = sparklog.open('root', create=True)\n"
+        "topic = root.create_topic('t')\n"
+        "topic.append(pa.table({'key': ['k'], 'value': ['v']}))\n"
+        "print(topic.scan().to_table()['value'].to_pylist())"
+    )
+    done = run(installed, tmp_path, "python", "-c", code)
+    assert done.stdout.splitlines() == ["[b'v']"], done.stderr
+    version = run(installed, tmp_path, "sparklog", "--version").stdout
+    assert version == f"sparklog {project()['project']['version']}\n"
+    assert run(installed, tmp_path, "sparklog", "topics", "list", "--root", "root").stdout == "t\n"
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.skipif(not has_java(), reason="needs Java")
+def test_the_demo_as_the_image_runs_it(installed: Path, tmp_path: Path) -> None:
+    shutil.copytree(REPOSITORY / "examples", tmp_path / "examples")
+    environ = {"PYSPARK_PYTHON": str(installed / "python"), "PYSPARK_DRIVER_PYTHON": str(installed / "python")}
+    done = run(installed, tmp_path, "python", "examples/demo.py", **environ)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "Tailed by a second query" in done.stdout
+
+
 def test_message_definitions(installed: Path, tmp_path: Path) -> None:
     code = (
         "from sparklog.format.coordinators.message_schema import message, record_types\n"
@@ -69,6 +144,11 @@ def test_message_definitions(installed: Path, tmp_path: Path) -> None:
     )
     done = run(installed, tmp_path, "python", "-c", code)
     assert done.stdout.splitlines() == ["[22, 2, 1]", "VotersRecord"], done.stderr
+
+
+def test_prices_of_buckets(installed: Path, tmp_path: Path) -> None:
+    done = run(installed, tmp_path, "sparklog", "doctor", "--cost")
+    assert "S3 Express One Zone" in done.stdout, done.stderr
 
 
 def test_files_to_run_jobs_by(installed: Path, tmp_path: Path) -> None:

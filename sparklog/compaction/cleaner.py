@@ -18,7 +18,7 @@ What stays of messages of formats v0 and v1 becomes batches of format v2, with a
 Before that they have none: a tombstone of theirs goes if its segment's file was last changed `delete.retention.ms` or
 more before that of the last clean segment.
 
-Memory: the map, and windows of `SPAN_BYTES` of batches or, where they are compressed, as many as become about that
+Memory: the map, and windows of `span_bytes` of batches or, where they are compressed, as many as become about that
 much. The output is streamed. Whatever is read is checked first: CRC-32C of each batch and of the whole segment, and
 that offsets rise within it, since a batch's CRC-32C does not cover its offset.
 """
@@ -37,14 +37,13 @@ from sparklog.compaction.segment_writer import SegmentWriter
 from sparklog.errors import BadRequest, Conflict, Corrupt
 from sparklog.format.batch_scan import check_crcs, check_headers
 from sparklog.format.filter_batches import Filtered, filter_batches
-from sparklog.format.key_filter import MIN_SLICE_BYTES
 from sparklog.format.key_hash import HashKey, key_hashes
 from sparklog.format.offset_map import Int64s, OffsetMap
 from sparklog.format.payloads import RecordFields, payloads, record_fields
 from sparklog.format.record_batch import NO_PRODUCER_ID, NO_TIMESTAMP, BatchHeaders, Payloads
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.format.window import Window
-from sparklog.log.read.fetch import SPAN_BYTES, MissingFile, read_windows
+from sparklog.log.read.fetch import MissingFile, read_windows
 from sparklog.log.read.planned_slices import PlannedSlice
 from sparklog.log.state.slices import SliceFlag
 from sparklog.maintenance.work_items import Progress
@@ -106,6 +105,7 @@ class SegmentReader:
     """Reads the sealed segments of one partition, each a slice, and opens their batches."""
 
     def __init__(self, store: Store, topic: str, partition: int, progress: Progress) -> None:
+        self.limits = store.limits
         self._store = store
         self._topic = topic
         self._partition = partition
@@ -170,7 +170,7 @@ class SegmentReader:
             for opened in self._open(window, headers[first:last], first):
                 became += len(opened.body.data)
                 yield opened
-            fitting = SPAN_BYTES * stored // max(became, 1)
+            fitting = self.limits.span_bytes * stored // max(became, 1)
             self._step = min(fitting, STEP_GROWTH * stored, STEP_BYTES)
             first = last
 
@@ -278,7 +278,7 @@ class Cleaner:
 
     def group(self, segments: Sequence[PlannedSlice]) -> None:
         """Clean these segments into one, which has the base offset of the first of them."""
-        large = sum(segment.size for segment in segments) >= MIN_SLICE_BYTES
+        large = sum(segment.size for segment in segments) >= self._reader.limits.filter_min_bytes
         self._writer.begin(segments[0].base, sum(segment.records for segment in segments) if large else 0)
         for segment in segments:
             for window in self._reader.windows(segment):

@@ -7,9 +7,9 @@ writes files of the same form with **one slice per partition and contiguous run*
   flags; tier 0 is as it was appended). All of tier 0 is merged in every run, so an append file lives one run. Where
   that makes the eighth generation of tier 1, these are merged in the same go into one of tier 2, and so on: each byte
   is rewritten once per tier, and there are at most seven generations of each.
-* An output slice of `OWN_FILE_BYTES` or more gets a file of its own, so that it dies alone when it is sealed; all
+* An output slice of `own_file_bytes` or more gets a file of its own, so that it dies alone when it is sealed; all
   smaller ones of a piece of work share a file.
-* A slice that has a file of its own and `max(OWN_FILE_BYTES, segment.bytes / 8)` bytes is left to sealing. Smaller
+* A slice that has a file of its own and `max(own_file_bytes, segment.bytes / 8)` bytes is left to sealing. Smaller
   ones go on being merged although they have files of their own: at 8 MiB a slice, 128 would be side by side before
   they fill a segment of 1 GiB, so only merging on keeps a partition at about 32 unsealed slices at every rate.
 
@@ -29,8 +29,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sparklog.compaction.merge_work import OWN_FILE_BYTES, MergeWork
+from sparklog.compaction.merge_work import MergeWork
 from sparklog.format.slice_columns import PLANNED
+from sparklog.limits import Limits
 from sparklog.log.decisions.decision_log import own_whole_ends
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.read.planned_slices import PlannedSlices
@@ -46,10 +47,6 @@ Bools = npt.NDArray[np.bool_]
 FAN_IN = 8
 """Generations of a tier that become one of the next."""
 MAX_TIER = MERGE_TIER_MASK >> MERGE_TIER_SHIFT
-WORK_BYTES = 128 << 20
-"""What one piece of work reads, unless a single output is larger."""
-WORK_SLICES = 100_000
-"""Inputs of one piece of work: what its plan, pickled, and its commit have to carry."""
 
 
 def plan_merges(store: Store, snapshot: Snapshot, settings: Settings, *, env: Env = SYSTEM) -> list[MergeWork]:
@@ -61,14 +58,14 @@ def plan_merges(store: Store, snapshot: Snapshot, settings: Settings, *, env: En
     slices = snapshot.slices.all()
     configs = settings.configs_of(snapshot.head.configs)
     segment_bytes = configs.segment_bytes
-    files = _files(slices, snapshot.head, max(OWN_FILE_BYTES, segment_bytes // FAN_IN))
+    files = _files(slices, snapshot.head, max(store.limits.own_file_bytes, segment_bytes // FAN_IN))
     works: list[MergeWork] = []
     for chosen, tier in _groups(files):
         rows = np.flatnonzero(chosen[files.of_row])
         starts = _run_starts(slices, rows, segment_bytes)
         if (files.tier[chosen] == 0).all() and not _worth(slices, rows, starts, files, chosen):
             continue
-        for low, high in _packed(slices, rows, starts):
+        for low, high in _packed(slices, rows, starts, store.limits):
             sources = _sources(snapshot.topic, slices, files, rows, starts[low : high + 1])
             works.append(MergeWork(store, snapshot.topic, snapshot.head.topic_id, snapshot.version, tier, sources, env))
     return sorted(works, key=lambda work: -work.nbytes)
@@ -161,13 +158,13 @@ def _worth(slices: Slices, rows: Int64s, starts: Int64s, files: _MergeableFiles,
     return saves or bool((slices.status[rows] == ABORTED).any()) or bool(files.dead[chosen].any())
 
 
-def _packed(slices: Slices, rows: Int64s, starts: Int64s) -> Iterator[tuple[int, int]]:
+def _packed(slices: Slices, rows: Int64s, starts: Int64s, limits: Limits) -> Iterator[tuple[int, int]]:
     """Yield the outputs `[low, high)` of each work: neighbours, so that what is together is read together."""
     nbytes = np.add.reduceat(slices.size[rows], starts[:-1]).tolist() if len(rows) else []
     counts = np.diff(starts).tolist()
     low = filled = taken = 0
     for i, (size, count) in enumerate(zip(nbytes, counts, strict=True)):
-        if i > low and (filled + size > WORK_BYTES or taken + count > WORK_SLICES):
+        if i > low and (filled + size > limits.merge_bytes or taken + count > limits.merge_slices):
             yield low, i
             low, filled, taken = i, 0, 0
         filled, taken = filled + size, taken + count

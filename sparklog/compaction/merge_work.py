@@ -4,9 +4,9 @@ Bytes are copied; what changes is in the batch headers. Base offsets count from 
 the leader epoch and the append time, which the old slices carried for their batches, are written into the batches
 (their CRC follows), and the new slices say so (`leader_epoch` -1, `TIMES_IN_BATCHES`). Nothing is decompressed.
 
-Inputs are read a *load* of up to `LOAD_BYTES` at a time, in the order of their files, so that slices of several
+Inputs are read a *load* of up to `load_bytes` at a time, in the order of their files, so that slices of several
 partitions that are side by side come with one request, into one buffer in the order of the output. Large slices come
-`REQUEST_BYTES` at a time, which the processor's caches and the allocator like better, or in windows.
+`request_bytes` at a time, which the processor's caches and the allocator like better, or in windows.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from sparklog.compaction.seal_work import check_offsets, patch_batches, scan_sli
 from sparklog.compaction.segment_writer import WrittenObjects
 from sparklog.errors import Conflict, Corrupt
 from sparklog.format.append_file import WrittenSlice, build_index
-from sparklog.format.key_filter import MIN_SLICE_BYTES, FilterBuilder, KeyFilter, encode_filters
+from sparklog.format.key_filter import FilterBuilder, KeyFilter, encode_filters
 from sparklog.format.record_batch import BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions, concatenate
+from sparklog.limits import Limits
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.journal.names import append_path, filter_path
 from sparklog.log.journal.numbered_objects import READ_AHEAD
@@ -42,11 +43,6 @@ from sparklog.maintenance.work_items import Done, PieceReport, Progress, silent
 from sparklog.storage.store import Store
 
 Int64s = npt.NDArray[np.int64]
-OWN_FILE_BYTES = 8 << 20
-"""An output slice of this size gets a file of its own."""
-LOAD_BYTES = 128 << 20
-"""Held in memory at once."""
-REQUEST_BYTES = 16 << 20
 COARSE_BYTES = 256 << 10
 """Of a slice on average: from here on a request each costs little, compared with the reading."""
 NO_TIME = -1
@@ -87,7 +83,7 @@ class MergeWork:
         runs = [_MergedRun(source) for source in self.sources]
         files = _MergeOutputs(self)
         try:
-            for load in _loads([run for run in runs if run.nbytes]):
+            for load in _loads([run for run in runs if run.nbytes], self.store.limits):
                 for batches in _read(self.store, load):
                     files.add(batches)
                 progress(sum(part.records for part in load), sum(part.nbytes for part in load))
@@ -159,13 +155,13 @@ class _Part:
         return self.nbytes >= COARSE_BYTES * len(self.rows)
 
 
-def _loads(runs: Sequence[_MergedRun]) -> Iterator[list[_Part]]:
+def _loads(runs: Sequence[_MergedRun], limits: Limits) -> Iterator[list[_Part]]:
     """Cut all inputs, in the order of the output, into loads; a slice that is larger than a load is one by itself."""
     load: list[_Part] = []
     filled = 0
     for run in runs:
-        for part in _parts(run):
-            if load and (part.coarse or load[-1].coarse or filled + part.nbytes > LOAD_BYTES):
+        for part in _parts(run, limits):
+            if load and (part.coarse or load[-1].coarse or filled + part.nbytes > limits.load_bytes):
                 yield load
                 load, filled = [], 0
             load.append(part)
@@ -174,8 +170,8 @@ def _loads(runs: Sequence[_MergedRun]) -> Iterator[list[_Part]]:
         yield load
 
 
-def _parts(run: _MergedRun) -> Iterator[_Part]:
-    limit = REQUEST_BYTES if _Part(run, run.live, run.nbytes).coarse else LOAD_BYTES
+def _parts(run: _MergedRun, limits: Limits) -> Iterator[_Part]:
+    limit = limits.request_bytes if _Part(run, run.live, run.nbytes).coarse else limits.load_bytes
     rows: list[PlannedSlice] = []
     filled = 0
     for row in run.live:
@@ -197,7 +193,7 @@ class _Rewritten(NamedTuple):
 
 def _read(store: Store, load: Sequence[_Part]) -> Iterator[_Rewritten]:
     """Yield the batches of a load, rewritten: per part (a large slice: per window) the bytes and their headers."""
-    if len(load) == 1 and len(load[0].rows) == 1 and load[0].nbytes > REQUEST_BYTES:
+    if len(load) == 1 and len(load[0].rows) == 1 and load[0].nbytes > store.limits.request_bytes:
         yield from _windows(store, load[0])
         return
     rows = [row for part in load for row in part.rows]
@@ -261,7 +257,7 @@ def _requests(rows: Sequence[PlannedSlice], most: int) -> list[_Request]:
 def _fetch(store: Store, rows: Sequence[PlannedSlice], places: Sequence[int], total: int) -> memoryview:
     """Return all slices in one buffer, each at its place, checked.
 
-    Where each request costs a round trip, as many are under way as `REQUEST_BYTES` hold, but not those larger than
+    Where each request costs a round trip, as many are under way as `request_bytes` hold, but not those larger than
     their share of it.
     """
     data = np.empty(total, np.uint8).data
@@ -275,7 +271,7 @@ def _fetch(store: Store, rows: Sequence[PlannedSlice], places: Sequence[int], to
                 check_slice(body, row)
             data[places[i] : places[i] + row.size] = body
 
-    share = REQUEST_BYTES if store.parallel_reads <= 1 else REQUEST_BYTES // READ_AHEAD
+    share = store.limits.request_bytes // (1 if store.parallel_reads <= 1 else READ_AHEAD)
     requests = _requests(rows, share)
     if store.parallel_reads > 1:
         with ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="sparklog-read") as pool:
@@ -303,7 +299,7 @@ class _MergeOutputs:
     def add(self, batches: _Rewritten) -> None:
         run = batches.run
         if self._current is None or self._current.run is not run:
-            self._current = _OutputSlice(run, self._output(run))
+            self._current = _OutputSlice(run, self._output(run), self._work.store.limits.filter_min_bytes)
         current = self._current
         if current.add(batches.data, batches.headers):
             filters = current.end(self._work)
@@ -339,7 +335,7 @@ class _MergeOutputs:
         self._written.discard()
 
     def _output(self, run: _MergedRun) -> AppendOutput:
-        large, work = run.nbytes >= OWN_FILE_BYTES, self._work
+        large, work = run.nbytes >= self._work.store.limits.own_file_bytes, self._work
         if self._shared is not None and not large:
             return self._shared
         output = AppendOutput(work.store, work.topic, append_path(work.read_version, work.env.new_id()))
@@ -355,13 +351,13 @@ def _based(file: FileSlices, bases: tuple[int, ...]) -> FileSlices:
 class _OutputSlice:
     """One output slice while it is written."""
 
-    def __init__(self, run: _MergedRun, output: AppendOutput) -> None:
+    def __init__(self, run: _MergedRun, output: AppendOutput, filter_min_bytes: int) -> None:
         self.run = run
         self.output = output
         self._crc = 0
         self._nbytes = 0
         self._index: list[tuple[Int64s, Int64s, Int64s]] = []
-        self._keys = FilterBuilder(run.records) if run.nbytes >= MIN_SLICE_BYTES else None
+        self._keys = FilterBuilder(run.records) if run.nbytes >= filter_min_bytes else None
 
     def add(self, data: memoryview, headers: BatchHeaders) -> bool:
         self.output.write(data)

@@ -35,7 +35,7 @@ from sparklog.format.coordinators.producer_snapshot import ProducerEntry
 from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions, AbortMarker, agrees, unite
 from sparklog.format.window import Window
-from sparklog.log.read.fetch import SPAN_BYTES, MissingFile, check_slice, read_range, read_windows
+from sparklog.log.read.fetch import MissingFile, check_slice, read_range, read_windows
 from sparklog.log.read.planned_slices import PlannedSlice, PlannedSlices
 from sparklog.log.state.slices import SliceFlag
 from sparklog.storage.store import Store
@@ -109,7 +109,7 @@ def replay(store: Store, sources: PlannedSlices, log_end: int, log_start: int = 
     """Replay all slices of a partition, given in offset order, and read the `.txnindex` files next to sealed ones.
 
     A transaction without a batch from `log_start` on is not open: its marker may be gone, and no reader needs it.
-    Reads each slice with `KAFKA_PRODUCERS` once, in windows of `SPAN_BYTES`; slices of aborted sparklog transactions
+    Reads each slice with `KAFKA_PRODUCERS` once, in windows of `span_bytes`; slices of aborted sparklog transactions
     and those without that flag are passed over. Raises `Corrupt`, naming the place, if a slice is not what was written
     or a marker cannot be read; `NotFound` if a file is gone.
     """
@@ -213,7 +213,7 @@ def _windows(store: Store, planned: PlannedSlice) -> Iterator[Window]:
     """Yield the slice's batches. `Corrupt` unless its CRC-32C is right; `NotFound` if the file is gone."""
     low = crc = 0
     try:
-        if planned.size <= SPAN_BYTES:
+        if planned.size <= store.limits.span_bytes:
             data = memoryview(read_range(store, planned.file, planned.position, planned.size))
             check_slice(data, planned)
             headers = scan_headers(data, file=planned.file, file_position=planned.position)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from sparklog.compaction.seal_work import SealPart, SealWork
+from sparklog.limits import Limits
 from sparklog.log.decisions.decision_log import own_whole_ends
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.read.planned_slices import PlannedSlices, planned_slices
@@ -20,19 +21,11 @@ from sparklog.log.state.slices import SliceFlag
 from sparklog.maintenance.work_items import Settings
 from sparklog.storage.store import Store
 
-WORK_BYTES = 256 << 20
-WORK_SLICES = 100_000
-"""A task needs some 0.7 KB of memory for each slice. A segment with more slices is not cut."""
-WORK_PARTITIONS = 128
-"""Each partition of a work item may have a file open."""
-WORK_SEGMENTS = 500
-"""Each segment is an edit, and a commit compares its edits with its files."""
-
 
 def plan_sealing(
     store: Store, snapshot: Snapshot, settings: Settings, *, roll: bool = False, env: Env = SYSTEM
 ) -> list[SealWork]:
-    """Plan the sealing of a topic, in work items of up to `WORK_BYTES`; none where no segment is closed.
+    """Plan the sealing of a topic, in work items of up to `Limits.seal_bytes`; none where no segment is closed.
 
     `roll` also closes the active segments, as far as they are below the last stable offset. `env` gives tasks their
     ids and their stopwatch; `settings.now_ms` is the clock that closes quiet partitions.
@@ -43,7 +36,7 @@ def plan_sealing(
     table = snapshot.slices.all()
     # Slices that an open transaction elsewhere hides keep the mark of their transaction until they become visible.
     stable = own_whole_ends(head, table).tolist()
-    packed = _Packed()
+    packed = _Packed(store.limits)
     for partition in np.unique(table.partition[~table.sealed()]).tolist():
         slices = table[table.partition_rows(partition)]
         log_end = int(head.log_end[partition])
@@ -74,14 +67,16 @@ def _rows_to_seal(segment: Segment, slices: Slices, rule: RollRule, now_ms: int,
 class _Packed:
     """Segments packed into work items in the order they come, those of one partition together."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits) -> None:
         self.works: list[list[SealPart]] = []
+        self._limits = limits
         self._nbytes = self._segments = self._slices = 0
 
     def add(self, sources: PlannedSlices, history: PlannedSlices | None, log_end: int) -> None:
-        full = self._nbytes + sources.nbytes > WORK_BYTES or self._slices + len(sources) > WORK_SLICES
-        many = self._segments >= WORK_SEGMENTS
-        if not self.works or full or many or len(self.works[-1]) >= WORK_PARTITIONS:
+        limits = self._limits
+        full = self._nbytes + sources.nbytes > limits.seal_bytes or self._slices + len(sources) > limits.seal_slices
+        many = self._segments >= limits.seal_segments
+        if not self.works or full or many or len(self.works[-1]) >= limits.seal_partitions:
             self.works.append([])
             self._nbytes = self._segments = self._slices = 0
         self._nbytes += sources.nbytes

@@ -25,7 +25,6 @@ from sparklog.compaction.segment_writer import SegmentWriter
 from sparklog.errors import BadRequest, Conflict, Corrupt
 from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.filter_batches import rewrite_headers
-from sparklog.format.key_filter import MIN_SLICE_BYTES
 from sparklog.format.record_batch import BatchHeaders, BytesLike, Place
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.journal.clocks import SYSTEM, Env
@@ -42,8 +41,6 @@ from sparklog.storage.store import Store
 
 Int64s = npt.NDArray[np.int64]
 
-HELD_BYTES = 512 << 10
-"""Small slices of a partition are written together: what a header costs would be paid for each of them."""
 MANY_OUTPUTS = 8
 CLOSING_THREADS = 16
 
@@ -155,8 +152,8 @@ def write_segments(outputs: Sequence[SegmentOutput], progress: Progress = silent
         raise
 
 
-def _keyed(sources: PlannedSlices) -> int:
-    return int(sources.records.sum()) if sources.nbytes >= MIN_SLICE_BYTES else 0
+def _keyed(sources: PlannedSlices, min_bytes: int) -> int:
+    return int(sources.records.sum()) if sources.nbytes >= min_bytes else 0
 
 
 class SegmentOutput:
@@ -182,7 +179,12 @@ class SegmentOutput:
         self._end = end
         kept = [sources[sources.status != ABORTED] for sources in part.segments]
         self._slices = joined(kept) if kept else None
-        self._begins = [(int(sources.base[0]), _keyed(sources) if keyed else 0) for sources in part.segments]
+        limits = store.limits
+        self._held_bytes = limits.held_bytes
+        self._begins = [
+            (int(sources.base[0]), _keyed(sources, limits.filter_min_bytes) if keyed else 0)
+            for sources in part.segments
+        ]
         """Base offsets of segments not begun yet, and the records that get a filter of their keys."""
         self._current = -1
         self._reached = 0
@@ -210,11 +212,11 @@ class SegmentOutput:
                 self._flush()
                 # Of a segment whose slices were all aborted nothing is written: the next one begins in its place.
                 self.writer.begin(*self._begins.pop(0))
-        if piece.verified and len(piece.data) < HELD_BYTES // 4:
+        if piece.verified and len(piece.data) < self._held_bytes // 4:
             self._held_rows.append(row)
             self._held_starts.append(len(self._held))
             self._held += piece.data
-            if len(self._held) >= HELD_BYTES:
+            if len(self._held) >= self._held_bytes:
                 self._flush()
             return row.records
         self._flush()

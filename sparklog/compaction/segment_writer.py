@@ -29,7 +29,7 @@ from sparklog.format import transaction_index
 from sparklog.format.append_file import WrittenSlice
 from sparklog.format.batch_scan import MAX_OFFSET
 from sparklog.format.checksums import SUFFIXES, index_crc
-from sparklog.format.key_filter import MIN_SLICE_BYTES, FilterBuilder, KeyFilter, encode_filters
+from sparklog.format.key_filter import FilterBuilder, KeyFilter, encode_filters
 from sparklog.format.record_batch import NO_TIMESTAMP, BatchHeaders, BytesLike
 from sparklog.format.segment_indexes import MAX_RELATIVE_OFFSET, OffsetIndex, TimeIndex
 from sparklog.format.transaction_index import AbortedTransactions
@@ -185,7 +185,7 @@ class SegmentWriter:
         for suffix, index in zip(SUFFIXES, data, strict=True):
             if index or suffix != "txnindex":
                 self._written.create(f"{stem}.{suffix}", index)
-        if (keys := current.key_filter()) is not None:
+        if (keys := current.key_filter(self._store.limits.filter_min_bytes)) is not None:
             current.flags |= SliceFlag.KEY_FILTER
             self._written.create(filter_path(stem + ".log"), encode_filters([keys]))
         self._done.append(replace(current.file(self._partition), index_crc=(index_crc(*data),)))
@@ -244,9 +244,9 @@ class _SegmentInProgress:
     aborted: list[AbortedTransactions] = field(default_factory=list)
     keys: FilterBuilder | None = None
 
-    def key_filter(self) -> KeyFilter | None:
-        """Return the filter of a segment that is large enough to have one."""
-        if self.keys is None or self.size < MIN_SLICE_BYTES:
+    def key_filter(self, min_bytes: int) -> KeyFilter | None:
+        """Return the filter of a segment of `min_bytes` or more."""
+        if self.keys is None or self.size < min_bytes:
             return None
         return self.keys.finish(0, self.size, self.crc)
 

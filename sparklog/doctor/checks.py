@@ -24,16 +24,14 @@ from sparklog.datasource.session import SETTINGS, set_workers_python
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.log.journal.clocks import reading_clock_ms
 from sparklog.log.journal.names import is_topic_name
-from sparklog.log.state.commit_log import CHECKPOINT_COMMITS
 from sparklog.log.state.slices import MERGE_TIER_MASK
-from sparklog.log.topic.engine import MANY_UNSEALED
 from sparklog.log.topic.root import Root, topic_of
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.properties import parse_properties
 from sparklog.maintenance.spark_runner import quiet_session
-from sparklog.output import size_text
 from sparklog.storage.system_errors import mount_of
 from sparklog.transactions.listing import owner_of
+from sparklog.units import size_text
 from sparklog.version import __version__
 
 if TYPE_CHECKING:
@@ -44,7 +42,7 @@ ANSWER_SECONDS = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Check:
     """Result of one check; `fix`: for `warn` and `fail` the exact command or setting that puts it right."""
 
     check: str
@@ -54,22 +52,22 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ProgramOutput:
     """Exit code of a program, None where it could not be started, and the text on both of its streams."""
 
     code: int | None
     text: str
 
 
-def _run(command: Sequence[str]) -> Answer:
+def _run(command: Sequence[str]) -> ProgramOutput:
     """Run a program away from the current folder: Python would take modules from it that no worker has."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=ANSWER_SECONDS, check=False, cwd="/"
         )
     except (OSError, subprocess.SubprocessError) as error:
-        return Answer(None, str(error))
-    return Answer(done.returncode, done.stdout + done.stderr)
+        return ProgramOutput(None, str(error))
+    return ProgramOutput(done.returncode, done.stdout + done.stderr)
 
 
 def _free(path: str) -> tuple[int, int]:
@@ -83,7 +81,7 @@ class Machine:
 
     environ: Mapping[str, str]
     which: Callable[[str], str | None] = shutil.which
-    run: Callable[[Sequence[str]], Answer] = _run
+    run: Callable[[Sequence[str]], ProgramOutput] = _run
     free: Callable[[str], tuple[int, int]] = _free
 
 
@@ -102,15 +100,15 @@ _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*([^;]*)(?:;.*extr
 _BOUND = re.compile(r"(>=|<=|==|!=|<|>)\s*([\d.]+)")
 
 
-def check_python() -> Finding:
+def check_python() -> Check:
     """This interpreter."""
     version = f"Python {_dotted(sys.version_info[:3])} ({sys.executable})"
     if sys.version_info[:2] >= LEAST:
-        return Finding("python", OK, version)
-    return Finding("python", FAIL, f"{version}, expected {_dotted(LEAST)} or newer", "make PYTHON=<a newer python3>")
+        return Check("python", OK, version)
+    return Check("python", FAIL, f"{version}, expected {_dotted(LEAST)} or newer", "make PYTHON=<a newer python3>")
 
 
-def check_workers(machine: Machine, spark_python: str | None, *, spark: bool) -> Finding:
+def check_workers(machine: Machine, spark_python: str | None, *, spark: bool) -> Check:
     """The Python that Spark's workers will use. `spark_python`: what Spark's configuration names; `spark`: whether
     Spark is there at all, else a problem is a warning only.
     """
@@ -123,11 +121,11 @@ def check_workers(machine: Machine, spark_python: str | None, *, spark: bool) ->
     elif machine.environ.get("PYSPARK_PYTHON"):
         source, program = "PYSPARK_PYTHON", machine.environ["PYSPARK_PYTHON"]
 
-    def bad(message: str) -> Finding:
+    def bad(message: str) -> Check:
         if not chosen:
             others = f"sparklog's commands and programs that call sparklog.configure take {sys.executable}"
             message += f"; spark-submit and pyspark would take it. {others}"
-        return Finding("workers' python", FAIL if spark and chosen else WARN, message, fix)
+        return Check("workers' python", FAIL if spark and chosen else WARN, message, fix)
 
     path = machine.which(program)
     if path is None:
@@ -145,19 +143,25 @@ def check_workers(machine: Machine, spark_python: str | None, *, spark: bool) ->
     missing = [name for name in ("sparklog", "pyarrow", "numba") if worker[name] is None]
     if missing:
         return bad(f"{here} cannot import {', '.join(missing)}: {worker['error']}")
-    return Finding("workers' python", OK, f"{here} imports sparklog {worker['sparklog']}, pyarrow {worker['pyarrow']}")
+    return Check("workers' python", OK, f"{here} imports sparklog {worker['sparklog']}, pyarrow {worker['pyarrow']}")
 
 
-def wanted_packages(requirements: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """(package, range, extra; empty: always needed) of each of a distribution's requirements."""
-    for text in requirements:
-        match = _REQUIREMENT.match(text)
-        if match is not None:
-            yield match[1], match[2].strip().strip("()"), match[3] or ""
+class Requirement(NamedTuple):
+    """A package that a distribution requires, in a range of versions, for an extra (empty: always)."""
+
+    package: str
+    versions: str
+    extra: str
+
+
+def read_requirements(texts: Sequence[str]) -> list[Requirement]:
+    """Return the requirements of a distribution's metadata."""
+    matches = filter(None, map(_REQUIREMENT.match, texts))
+    return [Requirement(match[1], match[2].strip().strip("()"), match[3] or "") for match in matches]
 
 
 def out_of_range(version: str, wanted: str) -> bool:
-    """True if a version lies outside of `>=1.26,<3`; parts behind the numbers (rc1, .post1) do not count."""
+    """True if a version is outside of `>=1.26,<3`; parts after the numbers (rc1, .post1) do not count."""
     have = _numbers(version)
     for sign, text in _BOUND.findall(wanted):
         bound = _numbers(text)
@@ -169,15 +173,15 @@ def out_of_range(version: str, wanted: str) -> bool:
     return False
 
 
-def check_packages() -> list[Finding]:
+def check_packages() -> list[Check]:
     """Check the packages that sparklog requires, in the ranges it declares, and pyspark of its extras."""
     try:
         requirements = metadata.requires("sparklog") or []
     except metadata.PackageNotFoundError:
         message = "sparklog is not installed, it runs from a folder: the versions of what it needs are not known"
-        return [Finding("packages", WARN, message, f"{sys.executable} -m pip install -e '.[spark]'")]
-    wrong, right, spark = list[str](), list[str](), list[Finding]()
-    for name, wanted, extra in wanted_packages(requirements):
+        return [Check("packages", WARN, message, f"{sys.executable} -m pip install -e '.[spark]'")]
+    wrong, right, spark = list[str](), list[str](), list[Check]()
+    for name, wanted, extra in read_requirements(requirements):
         if extra not in ("", "spark"):
             continue
         try:
@@ -192,35 +196,35 @@ def check_packages() -> list[Finding]:
             right.append(f"{name} {version}")
     if wrong:
         fix = f"{sys.executable} -m pip install --upgrade sparklog"
-        return [Finding("packages", FAIL, ", ".join(wrong), fix), *spark]
-    return [Finding("packages", OK, ", ".join(right)), *spark]
+        return [Check("packages", FAIL, ", ".join(wrong), fix), *spark]
+    return [Check("packages", OK, ", ".join(right)), *spark]
 
 
-def _pyspark(name: str, version: str | None, wanted: str) -> Finding:
+def _pyspark(name: str, version: str | None, wanted: str) -> Check:
     fix = f"{sys.executable} -m pip install 'sparklog[spark]'"
     if version is None:
         message = "no pyspark here: the command line and the Python API work, queries and distributed jobs do not"
-        return Finding("pyspark", WARN, message, fix)
+        return Check("pyspark", WARN, message, fix)
     if out_of_range(version, wanted):
-        return Finding("pyspark", FAIL, f"{name} {version}, expected {wanted}", fix)
+        return Check("pyspark", FAIL, f"{name} {version}, expected {wanted}", fix)
     less = ", without some of what 4.2 has (docs/reference/spark-versions.md)" if out_of_range(version, ">=4.2") else ""
-    return Finding("pyspark", OK, f"{name} {version}{less}")
+    return Check("pyspark", OK, f"{name} {version}{less}")
 
 
-def check_kernels() -> Finding:
+def check_kernels() -> Check:
     """Check that compiled code is kept, so that no process waits for the compiler."""
     fix = f"{sys.executable} -m sparklog.format.kernels.warm"
     try:
         from sparklog.format.kernels.native_kernels import CACHE_DIRECTORY
     except ImportError as error:
-        return Finding("kernels", FAIL, f"they cannot be loaded: {error}", "see packages")
+        return Check("kernels", FAIL, f"they cannot be loaded: {error}", "see packages")
     if CACHE_DIRECTORY is None:
         message = "no folder to keep compiled kernels in: each process compiles them anew, half a minute"
-        return Finding("kernels", WARN, message, "export TMPDIR=<a folder that can be written to>")
+        return Check("kernels", WARN, message, "export TMPDIR=<a folder that can be written to>")
     compiled = sum(name.endswith(".nbc") for _, _, names in os.walk(CACHE_DIRECTORY) for name in names)
     if not compiled:
-        return Finding("kernels", WARN, f"not compiled yet, kept in {CACHE_DIRECTORY}", fix)
-    return Finding("kernels", OK, f"{compiled} compiled in {CACHE_DIRECTORY}")
+        return Check("kernels", WARN, f"not compiled yet, kept in {CACHE_DIRECTORY}", fix)
+    return Check("kernels", OK, f"{compiled} compiled in {CACHE_DIRECTORY}")
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -235,24 +239,13 @@ def _dotted(version: Sequence[int]) -> str:
 LEAST_JAVA = 17
 DEFAULTS = "spark-defaults.conf"
 SESSION = "the session"
-
-
 ARROW_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
-
-
-class _Setting(NamedTuple):
-    name: str
-    value: str
-    why: str
-
-
 _WHY = {
     ARROW_BYTES: "with any other value Spark computes the size of all columns anew after each row that a Python sink "
     "takes in",
     "spark.python.unix.domain.socket.enabled": "over TCP each Python task waits some 40 ms for nothing; static: before "
     "the session starts",
 }
-WORTH_CHANGING = tuple(_Setting(name, value, _WHY[name]) for name, value in SETTINGS.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +262,7 @@ def has_spark(machine: Machine) -> bool:
     return bool(machine.environ.get("SPARK_HOME")) or util.find_spec("pyspark") is not None
 
 
-def check_java(machine: Machine, *, spark: bool) -> Finding:
+def check_java(machine: Machine, *, spark: bool) -> Check:
     """Java where Spark looks for it: JAVA_HOME, then the PATH. Without Spark its lack is a warning."""
     home = machine.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else "java"
@@ -283,9 +276,9 @@ def check_java(machine: Machine, *, spark: bool) -> Finding:
     elif int(version[2]) < LEAST_JAVA:
         message = f"Java {version[1]} ({path}), Spark needs {LEAST_JAVA} or newer"
     else:
-        return Finding("java", OK, f"Java {version[1]} ({path})")
+        return Check("java", OK, f"Java {version[1]} ({path})")
     fix = "install one (say openjdk-17-jre-headless) and put it on the PATH or into JAVA_HOME"
-    return Finding("java", FAIL if spark else WARN, message, fix)
+    return Check("java", FAIL if spark else WARN, message, fix)
 
 
 def spark_settings(machine: Machine, conf_file: str | None = None) -> SparkSettings:
@@ -318,31 +311,39 @@ def _places(machine: Machine) -> list[str]:
     return [os.path.join(folder, DEFAULTS)] if folder else []
 
 
-def check_settings(machine: Machine, settings: SparkSettings) -> list[Finding]:
+def check_settings(machine: Machine, settings: SparkSettings) -> list[Check]:
     """The settings worth changing, each with the line that changes it."""
     if settings.problem:
-        return [Finding("spark settings", WARN, settings.problem, f"edit {settings.source}")]
+        return [Check("spark settings", WARN, settings.problem, f"edit {settings.source}")]
     file = next(iter(_places(machine)), "$SPARK_HOME/conf/spark-defaults.conf")
     where = file if settings.source in (None, SESSION) else str(settings.source)
     folder = os.path.dirname(where)
     make = "" if os.path.isdir(folder) or folder.startswith("$") else f"mkdir -p {folder} && "
     findings = []
-    for name, wanted, why in WORTH_CHANGING:
+    for name, wanted in SETTINGS.items():
         value = settings.values.get(name)
         # Spark itself shows sizes as 67108864b.
         if value is not None and value.strip().lower().removesuffix("b") == wanted:
-            findings.append(Finding("spark settings", OK, f"{name} is {wanted} ({settings.source})"))
+            findings.append(Check("spark settings", OK, f"{name} is {wanted} ({settings.source})"))
             continue
         here = "is not set" if value is None else f"is {value}"
         source = f" in {settings.source}" if settings.source else ", there is no spark-defaults.conf"
         fix = f"{make}echo '{name} {wanted}' >> {where}"
-        findings.append(Finding("spark settings", WARN, f"{name} {here}{source}: {why}", fix))
+        findings.append(Check("spark settings", WARN, f"{name} {here}{source}: {_WHY[name]}", fix))
     return findings
 
 
-def _in_a_worker(_: int) -> tuple[str, str, str]:
-    """Return version, interpreter and sparklog's version of a worker, which imported it to find this function."""
-    return ".".join(map(str, sys.version_info[:3])), sys.executable, __version__
+class Worker(NamedTuple):
+    """The Python of a worker of Spark, and the sparklog that it imports."""
+
+    python: str
+    executable: str
+    sparklog: str
+
+
+def _in_a_worker(_: int) -> Worker:
+    """Describe a worker, which imported sparklog to find this function."""
+    return Worker(_dotted(sys.version_info[:3]), sys.executable, __version__)
 
 
 def _start_session() -> SparkSession:
@@ -354,13 +355,13 @@ def _start_session() -> SparkSession:
     return quiet_session(builder, "sparklog doctor")
 
 
-def ask_spark() -> tuple[SparkSettings, list[Finding]]:
+def ask_spark() -> tuple[SparkSettings, list[Check]]:
     """Start a local session, or use the one that runs, and ask it: its settings, and what a worker of it is."""
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:
         fix = f"{sys.executable} -m pip install 'sparklog[spark]'"
-        return SparkSettings(None, {}), [Finding("spark session", FAIL, f"no pyspark: {error}", fix)]
+        return SparkSettings(None, {}), [Check("spark session", FAIL, f"no pyspark: {error}", fix)]
     running = SparkSession.getActiveSession()
     try:
         session = running or _start_session()
@@ -372,13 +373,14 @@ def ask_spark() -> tuple[SparkSettings, list[Finding]]:
         else:
             values[ARROW_BYTES] = arrow_bytes
         settings = SparkSettings(SESSION, values)
-        version, executable, sparklog = context.parallelize([0], 1).map(_in_a_worker).collect()[0]
-        message = f"Spark {session.version}; a worker is Python {version} ({executable}) with sparklog {sparklog}"
-        finding = Finding("spark session", OK, message)
+        worker: Worker = context.parallelize([0], 1).map(_in_a_worker).collect()[0]
+        python = f"a worker is Python {worker.python} ({worker.executable}) with sparklog {worker.sparklog}"
+        message = f"Spark {session.version}; {python}"
+        finding = Check("spark session", OK, message)
     except Exception as error:  # noqa: BLE001 - whatever keeps Spark from starting is what is looked for
         first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         fix = f"export PYSPARK_PYTHON={sys.executable}, and see java"
-        return SparkSettings(None, {}), [Finding("spark session", FAIL, f"a session with one task fails: {first}", fix)]
+        return SparkSettings(None, {}), [Check("spark session", FAIL, f"a session with one task fails: {first}", fix)]
     finally:
         started = SparkSession.getActiveSession()
         if running is None and started is not None:
@@ -393,40 +395,37 @@ _NETWORK = re.compile(r"nfs\d?|cifs|smb\w*|9p|afs|ceph|glusterfs|lustre|fuse\..+
 _MEMORY = ("tmpfs", "ramfs")
 
 
-def check_disk(machine: Machine, path: str) -> list[Finding]:
+def check_disk(machine: Machine, path: str) -> list[Check]:
     """Kind of file system and free space of a local root."""
     mount = mount_of(path)
     kind = mount.rpartition("(")[2].rstrip(")") if mount.endswith(")") else ""
-    system = Finding("file system", OK, mount)
+    system = Check("file system", OK, mount)
     if _NETWORK.fullmatch(kind):
         message = f"{mount} is a network file system: the probe sees no trouble, but a commit costs several trips"
         fix = "put the root on a local disk, or keep its clients' caches short"
-        system = Finding("file system", WARN, message, fix)
+        system = Check("file system", WARN, message, fix)
     elif kind in _MEMORY:
-        system = Finding("file system", WARN, f"{mount} is memory: nothing there outlives a restart", "use a disk")
+        system = Check("file system", WARN, f"{mount} is memory: nothing there outlives a restart", "use a disk")
     free, total = machine.free(path)
     message = f"{size_text(free)} of {size_text(total)} are free on {mount}"
     fix = "free space: shorten retention.ms, run `sparklog retain`, or enlarge the disk"
-    space = Finding("space", OK, message)
+    space = Check("space", OK, message)
     if free < FULL_BYTES:
-        space = Finding("space", FAIL, f"{message}: neither writers nor jobs get on", fix)
+        space = Check("space", FAIL, f"{message}: neither writers nor jobs get on", fix)
     elif free < NEARLY_FULL_BYTES or free < total * NEARLY_FULL_SHARE:
-        space = Finding("space", WARN, message, fix)
+        space = Check("space", WARN, message, fix)
     return [system, space]
 
 
-NEVER_COMPACTED_SLICES = 1_000  # unsealed, of a topic that no run has ever merged or sealed
-CHECKPOINT_LATE_COMMITS = 8 * CHECKPOINT_COMMITS
+LATE_CHECKPOINTS = 8
+"""Checkpoints of a topic that are due and not there."""
 NAMED = 3
 
-_Complaint = tuple[str, str, str]
-"""Trouble of one topic: check, message, fix."""
 
-
-def check_root(root: Root) -> list[Finding]:
+def check_root(root: Root) -> list[Check]:
     """All topics, one finding per kind of trouble; a topic that cannot be opened is one by itself."""
-    complaints: list[_Complaint] = []
-    findings: list[Finding] = []
+    complaints: list[Check] = []
+    findings: list[Check] = []
     count = 0
     for name in filter(is_topic_name, root.store.list_folders("")):
         try:
@@ -436,40 +435,42 @@ def check_root(root: Root) -> list[Finding]:
             count += 1
             complaints += [*_maintenance(root, topic), *_checkpoint(root, topic), *_transactions(root, topic)]
         except SparklogError as error:
-            findings.append(Finding("topics", FAIL, f"{name}: {error}", f"sparklog verify --root {_shown(root)}"))
+            findings.append(Check("topics", FAIL, f"{name}: {error}", f"sparklog verify --root {_shown(root)}"))
     if not findings:
-        findings.append(Finding("topics", OK, f"{count} in {root.location}, all of them open"))
-    for kind in dict.fromkeys(kind for kind, _, _ in complaints):
-        of_kind = [(message, fix) for name, message, fix in complaints if name == kind]
+        findings.append(Check("topics", OK, f"{count} in {root.location}, all of them open"))
+    for kind in dict.fromkeys(trouble.check for trouble in complaints):
+        of_kind = [trouble for trouble in complaints if trouble.check == kind]
         more = f"; and {len(of_kind) - NAMED} more" if len(of_kind) > NAMED else ""
-        fixes = list(dict.fromkeys(fix for _, fix in of_kind))[:NAMED]
-        message = "; ".join(message for message, _ in of_kind[:NAMED]) + more
-        findings.append(Finding(kind, WARN, message, "; ".join(fixes)))
+        fixes = list(dict.fromkeys(trouble.fix for trouble in of_kind))[:NAMED]
+        message = "; ".join(trouble.found for trouble in of_kind[:NAMED]) + more
+        findings.append(Check(kind, WARN, message, "; ".join(fixes)))
     return findings
 
 
-def _maintenance(root: Root, topic: Topic) -> Iterator[_Complaint]:
-    rows = topic.log.snapshot(refresh=False).slices.all()
+def _maintenance(root: Root, topic: Topic) -> Iterator[Check]:
+    rows, limits = topic.log.snapshot(refresh=False).slices.all(), root.store.limits
     unsealed = ~rows.sealed()
     many = int(unsealed.sum())
     compact = f"sparklog compact --root {_shown(root)}, every hour (see `sparklog conf crontab`)"
     untouched = unsealed.all() and not (rows.flags & MERGE_TIER_MASK).any()
-    if many > MANY_UNSEALED:
-        yield "maintenance", f"topic {topic.name} holds {many:,} unsealed slices, writers warn", compact
-    elif many >= NEVER_COMPACTED_SLICES and untouched:
-        yield "maintenance", f"topic {topic.name} holds {many:,} slices, none ever merged or sealed", compact
+    if many > limits.many_unsealed:
+        yield Check("maintenance", WARN, f"topic {topic.name} holds {many:,} unsealed slices, writers warn", compact)
+    elif many >= limits.never_compacted_slices and untouched:
+        message = f"topic {topic.name} holds {many:,} slices, none ever merged or sealed"
+        yield Check("maintenance", WARN, message, compact)
 
 
-def _checkpoint(root: Root, topic: Topic) -> Iterator[_Complaint]:
+def _checkpoint(root: Root, topic: Topic) -> Iterator[Check]:
     state = topic.log.current()
     behind = state.head.version - state.checkpoint_version
-    if behind >= CHECKPOINT_LATE_COMMITS:
+    every = root.store.limits.checkpoint_commits
+    if behind >= LATE_CHECKPOINTS * every:
         message = f"topic {topic.name} has {behind:,} commits since its newest checkpoint, writers make one every "
         fix = f"look why writers cannot: permissions and space below {_shown(root)}/{topic.name}/_log/checkpoints"
-        yield "checkpoints", f"{message}{CHECKPOINT_COMMITS}", fix
+        yield Check("checkpoints", WARN, f"{message}{every}", fix)
 
 
-def _transactions(root: Root, topic: Topic) -> Iterator[_Complaint]:
+def _transactions(root: Root, topic: Topic) -> Iterator[Check]:
     head = topic.log.head(refresh=False)
     abort = "sparklog transactions abort"
     for transaction in dict.fromkeys(item.txn.id for item in head.open):
@@ -477,10 +478,10 @@ def _transactions(root: Root, topic: Topic) -> Iterator[_Complaint]:
         if root.engine.decisions.overdue(topic.name, prepares, reading_clock_ms(root.store, root.env)):
             message = f"transaction {transaction} holds back topic {topic.name} beyond its timeout"
             fix = f"{abort} {shlex.quote(transaction)} --root {_shown(root)}, or run either job"
-            yield "transactions", message, fix
-    for owner in sorted({owner_of(each) for each in head.kafka_open}):
+            yield Check("transactions", WARN, message, fix)
+    for owner in sorted(set(map(owner_of, head.kafka_open))):
         message = f"transaction {owner}, which Kafka left open, holds back imported topic {topic.name}"
-        yield "transactions", message, f"{abort} {shlex.quote(owner)} --root {_shown(root)}"
+        yield Check("transactions", WARN, message, f"{abort} {shlex.quote(owner)} --root {_shown(root)}")
 
 
 def _shown(root: Root) -> str:

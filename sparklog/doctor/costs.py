@@ -1,17 +1,21 @@
 """Costs of a topic in a bucket: requests by operation, times a price list.
 
-The counts of requests are budgets: tests hold every operation to them. Prices are a provider's and change; those here
-were noted in November 2026, for regions in the United States, without transfer out of the region.
+The counts of requests are budgets: tests hold every operation to them. Prices are a provider's and change; those in
+`prices.csv` were noted in November 2026, for regions in the United States, without transfer out of the region.
 """
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from importlib import resources
 from math import ceil
 
 from sparklog.errors import BadRequest
-from sparklog.log.read.fetch import SPAN_BYTES
+from sparklog.limits import DEFAULTS
+from sparklog.log.journal.entry_log import KEEP_MS
+from sparklog.log.journal.numbered_objects import READ_AHEAD
 from sparklog.log.topic.root import REMOTE_POLL_MS, poll_pause_ms
 
 PUT_BYTES = 8 << 20
@@ -21,8 +25,6 @@ LISTED = 1000
 MERGE_BYTES = 1 << 20
 """What one GET of a merge asks for, unless a slice is larger."""
 SEGMENT_BYTES = 1 << 30
-KEPT_DAYS = 7
-"""Commits stay for a week."""
 ROUND_TRIP_MS = 20
 """Time that a look itself takes."""
 DAY_S = 86_400
@@ -50,12 +52,11 @@ IDLE_POLL = Requests(gets=1)
 NEW_COMMIT = Requests(gets=3)
 """A look that meets one commit: it, and the next two numbers at once, which are missing."""
 OPENING = Requests(gets=4, lists=1)
-"""The root's id, the checkpoints, the newest one's head and table, nothing new; besides `TAIL`."""
-TAIL = Requests(gets=128 + 16)
-"""Commits after the newest checkpoint, 16 at a time, at most."""
+"""The root's id, the checkpoints, the newest one's head and table, nothing new; without `TAIL`."""
+TAIL = Requests(gets=DEFAULTS.checkpoint_commits + READ_AHEAD)
+"""Commits after the newest checkpoint, at most."""
 CHECKPOINT = Requests(puts=2, gets=2, lists=1)
-"""Written every 128 commits."""
-CHECKPOINT_COMMITS = 128
+"""Written every `checkpoint_commits` of `Limits`."""
 CLOCK = Requests(puts=1, gets=1)
 """A writer compares its clock with the store's every ten minutes."""
 CLOCK_S = 600
@@ -80,16 +81,17 @@ class Prices:
     get: float
     list: float
     gb_month: float
-    gb_in: float = 0.0
-    gb_out: float = 0.0
+    gb_in: float
+    gb_out: float
 
 
-PRICES = (
-    Prices("S3 Standard", 0.005, 0.0004, 0.005, 0.023),
-    Prices("S3 Express One Zone", 0.00113, 0.00003, 0.00113, 0.11, 0.0032, 0.0006),
-    Prices("Azure Blob hot", 0.005, 0.0004, 0.005, 0.0184),
-    Prices("GCS Standard", 0.005, 0.0004, 0.005, 0.02),
-)
+def read_prices() -> tuple[Prices, ...]:
+    """Read `prices.csv`, one store a line."""
+    _, *rows = csv.reader((resources.files("sparklog.doctor") / "prices.csv").read_text().splitlines())
+    return tuple(Prices(store, *map(float, numbers)) for store, *numbers in rows)
+
+
+PRICES = read_prices()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +139,8 @@ class Item:
     gb_stored: float = 0.0
 
     def dollars(self, prices: Prices) -> float:
-        each = self.requests
-        by_thousand = each.puts * prices.put + each.gets * prices.get + each.lists * prices.list
+        requests = self.requests
+        by_thousand = requests.puts * prices.put + requests.gets * prices.get + requests.lists * prices.list
         by_gb = self.gb_in * prices.gb_in + self.gb_out * prices.gb_out + self.gb_stored * prices.gb_month
         return by_thousand / 1000 + by_gb
 
@@ -150,7 +152,7 @@ def bill(work: Workload) -> list[Item]:
 
 def _append(work: Workload) -> Item:
     batch = micro_batch(work.tasks) + (upload(work.file_bytes) + Requests(puts=-1)) * work.tasks
-    checkpoints = CHECKPOINT * (work.batches / CHECKPOINT_COMMITS)
+    checkpoints = CHECKPOINT * (work.batches / DEFAULTS.checkpoint_commits)
     return Item("append", batch * work.batches + checkpoints + CLOCK * (MONTH_DAYS * DAY_S / CLOCK_S), gb_in=work.gb)
 
 
@@ -168,14 +170,15 @@ def looks(seconds: float, poll_ms: float | None = None) -> float:
 
 
 def _poll(work: Workload) -> Item:
-    each = IDLE_POLL * looks(work.interval, work.poll) + NEW_COMMIT
-    return Item("poll", each * (work.batches * work.readers))
+    of_commit = IDLE_POLL * looks(work.interval, work.poll) + NEW_COMMIT
+    return Item("poll", of_commit * (work.batches * work.readers))
 
 
 def _read(work: Workload) -> Item:
     """Each slice's bytes once; where several tasks read a file, each begins with a request of its own."""
-    tasks = ceil(work.file_bytes * work.tasks / (2 * SPAN_BYTES))
-    of_file = min(ceil(work.file_bytes / SPAN_BYTES) + tasks - 1, work.partitions * ceil(work.file_bytes / SPAN_BYTES))
+    spans = ceil(work.file_bytes / DEFAULTS.span_bytes)
+    tasks = ceil(work.file_bytes * work.tasks / (2 * DEFAULTS.span_bytes))
+    of_file = min(spans + tasks - 1, work.partitions * spans)
     gets = work.tasks * of_file * work.batches * work.readers
     return Item("read", Requests(gets=gets), gb_out=work.gb * work.readers)
 
@@ -186,9 +189,9 @@ def _maintain(work: Workload) -> Item:
     merged = work.tasks * min(work.partitions, ceil(work.file_bytes / MERGE_BYTES)) * work.batches
     segments = nbytes / SEGMENT_BYTES
     written = upload(SEGMENT_BYTES) * (2 * segments) + Requests(puts=3) * segments
-    read = Requests(gets=merged + nbytes / SPAN_BYTES)
-    commits = KEPT_DAYS * DAY_S / work.interval
-    files = commits / KEPT_DAYS * work.tasks + 4 * segments * work.retention / MONTH_DAYS
+    read = Requests(gets=merged + nbytes / DEFAULTS.span_bytes)
+    commits = KEEP_MS / 1000 / work.interval
+    files = DAY_S / work.interval * work.tasks + 4 * segments * work.retention / MONTH_DAYS
     # The vacuum lists commits and data files; compaction finds all it needs in the newest state.
     vacuum = Requests(lists=4 + (commits + files) / LISTED)
     runs = (OPENING + TAIL + Requests(puts=1)) * (2 * hours) + vacuum * hours
@@ -203,11 +206,11 @@ def _store(work: Workload) -> Item:
 def lines(work: Workload) -> list[str]:
     """Return the bill as lines of text."""
     items = bill(work)
-    text = [_line("a month", ["PUT", "GET", "LIST", "GB"], [each.store for each in PRICES])]
+    text = [_line("a month", ["PUT", "GET", "LIST", "GB"], [prices.store for prices in PRICES])]
     for item in items:
         counts = item.requests.puts, item.requests.gets, item.requests.lists, item.gb_stored
-        text.append(_line(item.name, map(_short, counts), [_money(item.dollars(each)) for each in PRICES]))
-    totals = [_money(sum(item.dollars(each) for item in items)) for each in PRICES]
+        text.append(_line(item.name, map(_short, counts), [_money(item.dollars(prices)) for prices in PRICES]))
+    totals = [_money(sum(item.dollars(prices) for item in items)) for prices in PRICES]
     text.append(_line("all", [""] * 4, totals))
     idle = looks(DAY_S, work.poll or REMOTE_POLL_MS)
     dollars = idle * MONTH_DAYS * PRICES[0].get / 1000
@@ -219,13 +222,13 @@ def lines(work: Workload) -> list[str]:
 
 
 def _line(name: str, counts: Iterable[str], dollars: Iterable[str]) -> str:
-    prices = [f"{each:>{max(len(price.store), 9)}}" for price, each in zip(PRICES, dollars, strict=True)]
-    return "  ".join([f"{name:8}", *(f"{count:>7}" for count in counts), *prices])
+    amounts = [f"{text:>{max(len(prices.store), 9)}}" for prices, text in zip(PRICES, dollars, strict=True)]
+    return "  ".join([f"{name:8}", *(f"{count:>7}" for count in counts), *amounts])
 
 
 def document(work: Workload) -> dict[str, object]:
     """Return the bill for scripts."""
-    items = [(item, {each.store: round(item.dollars(each), 2) for each in PRICES}) for item in bill(work)]
+    items = [(item, {prices.store: round(item.dollars(prices), 2) for prices in PRICES}) for item in bill(work)]
     return {"workload": asdict(work), "items": [{**asdict(item), "dollars": dollars} for item, dollars in items]}
 
 

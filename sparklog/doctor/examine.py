@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 
 from sparklog.doctor import checks
-from sparklog.doctor.checks import FAIL, HERE, OK, WARN, Finding, Machine
+from sparklog.doctor.checks import FAIL, HERE, OK, WARN, Check, Machine
 from sparklog.doctor.store_checks import check_store
 from sparklog.errors import SparklogError
 from sparklog.log.journal.names import refuse_foreign
@@ -25,7 +25,7 @@ from sparklog.storage.locations import is_url
 
 def examine(
     root: str | None = None, *, conf_file: str | None = None, start_spark: bool = False, machine: Machine = HERE
-) -> list[Finding]:
+) -> list[Check]:
     """Look at Python, Java, packages and Spark's settings, and at a root if one is given.
 
     `conf_file`: instead of the spark-defaults.conf that Spark would read; `start_spark`: start a local session and ask
@@ -48,14 +48,14 @@ def examine(
     return findings if root is None else [*findings, *examine_root(root, machine)]
 
 
-def examine_root(root: str, machine: Machine = HERE) -> list[Finding]:
+def examine_root(root: str, machine: Machine = HERE) -> list[Check]:
     """The place and the state of a root. A Kafka directory is only told to be one: nothing is written there."""
     try:
         location = resolve(root)
         if location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
-            return [Finding("root", OK, f"{location.path} is a {location.kind}: read where it lies, never written")]
+            return [Check("root", OK, f"{location.path} is a {location.kind}: read where it lies, never written")]
         if location.kind == NOTHING and not is_url(location.path) and not exists(location):
-            return [Finding("root", FAIL, f"{location.path} does not exist", f"mkdir -p {location.path}")]
+            return [Check("root", FAIL, f"{location.path} does not exist", f"mkdir -p {location.path}")]
         store = open_store(location.root)
         if location.kind == NOTHING:
             refuse_foreign(store)
@@ -64,21 +64,21 @@ def examine_root(root: str, machine: Machine = HERE) -> list[Finding]:
         if location.kind == NOTHING:
             message = f"{location.path} is no root yet: the first topic makes it one"
             fix = f"sparklog topics create <topic> --root {shlex.quote(location.path)}"
-            return [*findings, Finding("root", WARN, message, fix)]
+            return [*findings, Check("root", WARN, message, fix)]
         return [*findings, *checks.check_root(open_log(location))]
     except SparklogError as error:
-        return [Finding("root", FAIL, str(error), "put that right, or give another --root")]
+        return [Check("root", FAIL, str(error), "put that right, or give another --root")]
 
 
-def _unwritable(path: str) -> Finding:
+def _unwritable(path: str) -> Check:
     """Say what this user lacks: the store may be fit for a root."""
     message = f"this user may read {path}, not write: reads, verify and backup work, writers and both jobs do not"
     fix = f"run as its owner, or sudo chown -R {os.getuid()} {shlex.quote(path)}"
     if os.statvfs(path).f_flag & os.ST_RDONLY:
         fix = "mount its file system writable: it is mounted read-only"
-    return Finding("store", FAIL, message, fix)
+    return Check("store", FAIL, message, fix)
 
 
-def failed(findings: Sequence[Finding]) -> bool:
+def failed(findings: Sequence[Check]) -> bool:
     """True if something does not work; a warning could only be better."""
-    return any(each.status == FAIL for each in findings)
+    return any(check.status == FAIL for check in findings)

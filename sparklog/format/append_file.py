@@ -55,6 +55,7 @@ from sparklog.format import transaction_index
 from sparklog.format.record_batch import Int64Array
 from sparklog.format.slice_columns import FOOTER_FIELDS, WRITTEN
 from sparklog.format.transaction_index import AbortedTransactions
+from sparklog.limits import DEFAULTS
 
 MAGIC = b"SLFT"
 FORMAT_VERSION = 1
@@ -76,7 +77,7 @@ INDEX_BYTES = INDEX_DTYPE.itemsize
 _BEGINS_WITH_DOCUMENT = re.compile(
     r"(?:.*/)?(?:_log/[0-9]{20}\.json|append/[0-9]{20}-commit[0-9]{20}(?:-[0-9a-f]{16})?\.slices)\Z"
 )
-INDEX_MIN_BYTES = 1 << 20
+INDEX_MIN_BYTES = DEFAULTS.index_min_bytes
 INDEX_INTERVAL_BYTES = 256 << 10
 MAX_FOOTER_BYTES = 256 << 20
 """More than any writer makes (a 1 GiB file of 512 KiB batches has 50 KB); a longer one is damage."""

@@ -46,8 +46,6 @@ TABLE_DTYPE = np.dtype(
 )
 BLOCK_BYTES = 32
 BITS_PER_KEY = 10
-MIN_SLICE_BYTES = 1 << 20
-"""A smaller slice is read about as fast as a filter of it would be."""
 FULL = 0.55
 """Share of the bits that about `BITS_PER_KEY` bits to a key set: 1 - (31/32)^25.6."""
 RECORDS_AT_ONCE = 1 << 18

@@ -81,6 +81,25 @@ SLICE_COLUMNS = (
     SliceColumn("txn_n", "int64", "txnN", planned=False),
     SliceColumn("prepare_version", "int64", "prepareVersion", planned=False),
 )
+
+
+@dataclass(slots=True, eq=False)
+class SliceRow:
+    """The bytes of one slice, and what they hold, as the columns of these names say."""
+
+    position: int
+    size: int
+    base: int
+    end: int
+    shift: int
+    records: int
+    min_ts: int
+    max_ts: int
+    crc: int
+    flags: int
+    append_time: int
+
+
 COLUMN_TYPES = {column.name: column.type for column in SLICE_COLUMNS}
 """Columns of the slice table, with their numpy types."""
 COMMIT_LISTS = tuple(sorted((column.commit for column in SLICE_COLUMNS if column.commit), key=lambda row: row.order))

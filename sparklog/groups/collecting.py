@@ -19,7 +19,8 @@ from sparklog.errors import SparklogError
 from sparklog.groups import group_state as steps
 from sparklog.groups.group import Group
 from sparklog.groups.group_state import GROUPS, GroupState
-from sparklog.log.journal.entry_log import collect_entries, entry_before, ids_of
+from sparklog.log.journal.chain import EntryChain, ids_of
+from sparklog.log.journal.entry_log import collect_entries
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.root import Root
 from sparklog.storage.retries import SETTLE_MS
@@ -106,7 +107,9 @@ def _deleted_topics(
     others = {place for place, head in ids.items() if head.version >= 0 and head.topic_id != place[1]}
     if not others:
         return deleted
-    before = entry_before(group.log, now_ms - SETTLE_MS)
+    chain = EntryChain(group.root.store, GROUPS, state.id)
+    number = chain.number_before(now_ms - SETTLE_MS)
+    before = None if number is None else chain.state_at(number)
     return deleted if before is None else deleted | others & {item.place for item in before.offsets}
 
 

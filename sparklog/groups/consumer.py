@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("sparklog.groups")
 OffsetReset = Literal["earliest", "latest", "none"]
 EARLIEST, LATEST, NONE = "earliest", "latest", "none"
-FETCH_BYTES = 4 << 20
-"""Bytes read of each partition before the next one's turn, about."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,9 +252,10 @@ class Consumer:
                 position = self._positions[place] = self._start(place, position, bounds)
             if position < bounds.end(self.isolation):
                 unread.append(OffsetRange(topic, partition, position, bounds.end(self.isolation)))
+        fetch_bytes = self._root.store.limits.fetch_bytes
         return [
             OffsetRange(
-                topic, offsets.partition, offsets.start, max(*stored.at_bytes(FETCH_BYTES), *stored.at_records(1))
+                topic, offsets.partition, offsets.start, max(*stored.at_bytes(fetch_bytes), *stored.at_records(1))
             )
             for offsets, stored in zip(unread, self._view.stored(unread), strict=True)
         ]

@@ -17,7 +17,7 @@ from sparklog.errors import NotFound, SparklogError
 from sparklog.groups.group import STABLE, Group, GroupDescription
 from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.log.journal.arguments import NAME, NAMES, checked
-from sparklog.log.journal.entry_log import ids_of
+from sparklog.log.journal.chain import ids_of
 from sparklog.log.read.time_lookup import first_records
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.topic.root import ROOT, Root, RootView, open_root

@@ -17,17 +17,18 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from sparklog.errors import Fenced, SparklogError
+from sparklog.log.journal.chain import ids_of
 from sparklog.log.journal.clocks import MAX_AHEAD_MS, iso_time
 from sparklog.log.journal.documents import TEXT, TEXTS, Document, Member, StoredDocument, objects_of, one_of, whole
-from sparklog.log.journal.entry_log import ENTRY_MEMBERS, EntryKind, StateEntry, collect_entries, ids_of
+from sparklog.log.journal.entry_log import ENTRY_MEMBERS, EntryKind, StateEntry, collect_entries
 from sparklog.log.journal.names import MAINTENANCE_FOLDER
 from sparklog.log.topic.root import Root
 from sparklog.output import log
 
 LEASE_MS = 300_000
-RENEW_SECONDS = 60.0
 CLAIM_OPS = TAKE, RENEW, RELEASE = "take", "renew", "release"
 
 
@@ -100,15 +101,15 @@ class Lease:
         claim = Claim(self._run, platform.node(), os.getpid(), now_ms, now_ms + LEASE_MS, wanted)
 
         def step(base: Leases) -> Leases | None:
-            held = tuple(each for each in base.without(self._run) if each.holds_at(now_ms))
-            self.others = tuple(each for each in held if not (each.topics and wanted) or {*each.topics} & {*wanted})
-            taken = {topic for each in self.others for topic in each.topics}
-            self.waits = any(not each.topics for each in self.others) or (wanted != () and taken.issuperset(wanted))
+            held = tuple(claim for claim in base.without(self._run) if claim.holds_at(now_ms))
+            self.others = tuple(claim for claim in held if not (claim.topics and wanted) or {*claim.topics} & {*wanted})
+            taken = {topic for other in self.others for topic in other.topics}
+            self.waits = any(not other.topics for other in self.others) or (wanted != () and taken.issuperset(wanted))
             return None if self.waits else replace(base, op=TAKE, claims=(*held, claim))
 
         self._log.write(step)
         if self.others and not self.waits:
-            taken = {topic for each in self.others for topic in each.topics}
+            taken = {topic for other in self.others for topic in other.topics}
             self.topics = tuple(topic for topic in wanted or self._root.topics([]) if topic not in taken)
             self.waits = not self.topics
 
@@ -117,13 +118,13 @@ class Lease:
         now_ms = self._now_ms()
 
         def step(base: Leases) -> Leases:
-            mine = [replace(each, until_ms=now_ms + LEASE_MS) for each in base.claims if each.run == self._run]
+            mine = [replace(claim, until_ms=now_ms + LEASE_MS) for claim in base.claims if claim.run == self._run]
             if not mine:
                 raise Fenced(
                     f"the lease of {self.job} on {self._root.location} ran out and another run came after it: this one "
                     "stops; what it committed stays"
                 )
-            others = (each for each in base.without(self._run) if each.holds_at(now_ms))
+            others = (claim for claim in base.without(self._run) if claim.holds_at(now_ms))
             return replace(base, op=RENEW, claims=(*others, *mine))
 
         self._log.write(step)
@@ -144,7 +145,7 @@ class Lease:
 
     def keep(self, ended: threading.Event) -> None:
         """Renew until the run has ended, or is fenced. A store that fails for a while is asked again."""
-        while not ended.wait(RENEW_SECONDS):
+        while not ended.wait(self._root.store.limits.renew_seconds):
             try:
                 self.renew()
             except Fenced as error:
@@ -188,10 +189,16 @@ def leased(root: Root, job: str, topics: Sequence[str], *, wanted: bool) -> Iter
             lease.release()
 
 
-def collect_leases(
-    root: Root, *, keep_ms: int, now_ms: int, dry_run: bool = False
-) -> tuple[int, int, list[SparklogError]]:
-    """Delete old entries, as `collect_entries` says; return objects, bytes and failures."""
+class CollectedLeases(NamedTuple):
+    """Objects and bytes that a collection deletes, and leases that cannot be read."""
+
+    objects: int
+    nbytes: int
+    failures: list[SparklogError]
+
+
+def collect_leases(root: Root, *, keep_ms: int, now_ms: int, dry_run: bool = False) -> CollectedLeases:
+    """Delete old entries, as `collect_entries` says."""
     objects = nbytes = 0
     failures: list[SparklogError] = []
     for job in ids_of(root.store, LEASES, failures):
@@ -200,4 +207,4 @@ def collect_leases(
             objects, nbytes = objects + gone[0], nbytes + gone[1]
         except SparklogError as error:
             failures.append(error)
-    return objects, nbytes, failures
+    return CollectedLeases(objects, nbytes, failures)

@@ -11,7 +11,8 @@ from __future__ import annotations
 from sparklog.errors import SparklogError
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.maintenance.work_items import Done, Work
-from sparklog.output import log, rates, size_text
+from sparklog.output import log
+from sparklog.units import rates, size_text
 
 EVERY_MS = 5_000
 
@@ -44,8 +45,9 @@ def say_outcome(work: Work, result: Done | SparklogError) -> None:
         log(f"{work.title}: nothing to do after all")
     else:
         reports = result.reports
-        records, nbytes = sum(each.records_before for each in reports), sum(each.bytes_before for each in reports)
-        sizes = f"{size_text(nbytes)} -> {size_text(sum(each.bytes_after for each in reports))}"
-        change = f"{records:,} -> {sum(each.records_after for each in reports):,} records, {sizes}"
-        seconds = sum(each.seconds for each in reports)
+        records = sum(report.records_before for report in reports)
+        nbytes = sum(report.bytes_before for report in reports)
+        sizes = f"{size_text(nbytes)} -> {size_text(sum(report.bytes_after for report in reports))}"
+        change = f"{records:,} -> {sum(report.records_after for report in reports):,} records, {sizes}"
+        seconds = sum(report.seconds for report in reports)
         log(f"{work.title}: done in {seconds:.1f} s: {change} ({rates(records, nbytes, seconds)})")

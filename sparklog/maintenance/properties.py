@@ -377,10 +377,10 @@ def markdown_config_docs() -> str:
 
 def _rows(docs: Sequence[ConfigDoc], *, kafka: bool) -> str:
     lines = []
-    for doc in docs:
-        used_by = ", ".join(f"`{user}`" if " " in user else user for user in doc.used_by) or "no command"
-        default = f"`{doc.default}`" if doc.default else ""
-        cells = [f"`{doc.name}`", doc.kind, default, doc.valid, doc.unit, used_by, doc.doc]
-        cells += [doc.kafka] if kafka else []
+    for config in docs:
+        used_by = ", ".join(f"`{user}`" if " " in user else user for user in config.used_by) or "no command"
+        default = f"`{config.default}`" if config.default else ""
+        cells = [f"`{config.name}`", config.kind, default, config.valid, config.unit, used_by, config.doc]
+        cells += [config.kafka] if kafka else []
         lines.append(f"| {' | '.join(cells)} |\n")
     return "".join(lines)

@@ -5,13 +5,15 @@ The size of a partition after is the one before with the changes of the run's pi
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sparklog.errors import SparklogError
 from sparklog.maintenance.work_items import PieceReport
-from sparklog.output import count, json_value, say, size_text, table
+from sparklog.output import json_value, say, table
+from sparklog.units import count, size_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,20 +84,57 @@ class PartitionTotal:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicReport:
-    """A run over one topic. `before`: size of each partition as the run began; `pieces` only what was committed."""
+class RunReport(ABC):
+    """A run of a job over one topic."""
 
     topic: str
-    before: Mapping[int, Size] = field(default_factory=dict)
-    pieces: tuple[PieceReport, ...] = ()
-    failures: tuple[Failure, ...] = ()
-    planned: tuple[Planned, ...] = ()
-    notes: tuple[str, ...] = ()
-    seconds: float = 0.0
+    failures: tuple[Failure, ...] = field(default=(), kw_only=True)
+    seconds: float = field(default=0.0, kw_only=True)
 
     @property
     def failed(self) -> bool:
         return bool(self.failures)
+
+    @abstractmethod
+    def document(self) -> dict[str, object]:
+        """Return the report as one JSON object. Bytes and records are exact, ratios and seconds are numbers."""
+
+
+def document(reports: Sequence[RunReport], *, root: str, now_ms: int, dry_run: bool) -> dict[str, object]:
+    """Return the reports of a run as one JSON object."""
+    return {
+        "root": root,
+        "nowMs": now_ms,
+        "dryRun": dry_run,
+        "failed": any(report.failed for report in reports),
+        "topics": [report.document() for report in reports],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class TopicReport(RunReport):
+    """A run of `compact`. `before`: size of each partition as the run began; `pieces` only what was committed."""
+
+    before: Mapping[int, Size] = field(default_factory=dict)
+    pieces: tuple[PieceReport, ...] = ()
+    planned: tuple[Planned, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def document(self) -> dict[str, object]:
+        return {
+            "topic": self.topic,
+            "seconds": round(self.seconds, 3),
+            "partitions": json_value(self.totals()),
+            "planned": [
+                {"partition": item.partition, "action": item.action, "bytes": item.nbytes, "why": item.why}
+                for item in self.planned
+            ],
+            "failures": [
+                {"partitions": list(item.partitions), "what": item.title, "code": item.code, "message": item.message}
+                for item in self.failures
+            ],
+            "notes": list(self.notes),
+        }
 
     def totals(self) -> list[PartitionTotal]:
         """Return the partitions that a piece was done, or failed, on, in order."""
@@ -103,7 +142,7 @@ class TopicReport:
         by_partition: dict[int, list[PieceReport]] = {partition: [] for partition in failed}
         for piece in self.pieces:
             by_partition.setdefault(piece.partition, []).append(piece)
-        return [self._total(each, pieces, each in failed) for each, pieces in sorted(by_partition.items())]
+        return [self._total(number, pieces, number in failed) for number, pieces in sorted(by_partition.items())]
 
     def _total(self, partition: int, pieces: Sequence[PieceReport], failed: bool) -> PartitionTotal:
         before = self.before.get(partition, Size(0, 0))
@@ -175,31 +214,3 @@ def _planned(reports: Sequence[TopicReport]) -> str:
     if idle > 0:
         shown.append(f"{count(idle, 'partition needs', 'partitions need')} nothing")
     return "\n".join(shown)
-
-
-def document(reports: Sequence[TopicReport], *, root: str, now_ms: int, dry_run: bool) -> dict[str, object]:
-    """Return the report as one JSON object. Bytes and records are exact, ratios and seconds are numbers."""
-    return {
-        "root": root,
-        "nowMs": now_ms,
-        "dryRun": dry_run,
-        "failed": any(report.failed for report in reports),
-        "topics": [_topic(report) for report in reports],
-    }
-
-
-def _topic(report: TopicReport) -> dict[str, object]:
-    return {
-        "topic": report.topic,
-        "seconds": round(report.seconds, 3),
-        "partitions": json_value(report.totals()),
-        "planned": [
-            {"partition": item.partition, "action": item.action, "bytes": item.nbytes, "why": item.why}
-            for item in report.planned
-        ],
-        "failures": [
-            {"partitions": list(item.partitions), "what": item.title, "code": item.code, "message": item.message}
-            for item in report.failures
-        ],
-        "notes": list(report.notes),
-    }

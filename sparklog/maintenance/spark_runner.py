@@ -90,7 +90,7 @@ class SparkRunner:
         """Run all. Closed early, it cancels what still runs."""
         if not works:
             return
-        batch = _Batch(self._context, works, self._quiet, self._env)
+        batch = _SparkJobs(self._context, works, self._quiet, self._env)
         try:
             batch.start(min(self._parallelism or _at_once(self._context), len(works)))
             for _ in works:
@@ -148,7 +148,7 @@ class SparkIfNeeded:
         return SparkRunner(self._started)
 
 
-class _Batch:
+class _SparkJobs:
     """The pieces of one call of `run`: threads that take them in order, and a queue of answers."""
 
     def __init__(self, context: Any, works: Sequence[Work], quiet: bool, env: Env) -> None:

@@ -23,7 +23,7 @@ from sparklog.storage.store import Store
 def store_clock_ms(store: Store, env: Env, *, dry_run: bool) -> int:
     """Return milliseconds since 1970 by the store, by which maintenance tells what is old.
 
-    Where no file can be made for it (a backup mounted read-only) a dry run goes by this machine's clock.
+    Where no file can be made for it (a backup mounted read-only) a dry run takes this machine's clock.
     """
     return reading_clock_ms(store, env) if dry_run else store.now_ms()
 
@@ -38,7 +38,7 @@ def silent(records: int, nbytes: int) -> None:
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a run of maintenance, beside each topic's configs.
+    """Settings of a run of maintenance, without each topic's configs.
 
     `now_ms`: the clock that decides (ages, delete horizons); commits keep their own. `defaults`: topic config name ->
     text, for topics that do not set it. The others are broker configs: see `sparklog.maintenance.properties`.

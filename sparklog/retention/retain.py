@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from sparklog.errors import Conflict, NotFound, SparklogError
 from sparklog.groups.collecting import collect_groups, kept_entries_ms
@@ -34,12 +33,13 @@ from sparklog.log.state.slice_table import Slices, Snapshot
 from sparklog.log.topic.root import Root, topic_of
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.leases import collect_leases
-from sparklog.maintenance.report import Failure
+from sparklog.maintenance.report import Failure, RunReport
 from sparklog.maintenance.work_items import Runner, Settings, store_clock_ms
-from sparklog.output import json_value, size_text, table
+from sparklog.output import json_value, table
 from sparklog.retention.expiry_plan import REASONS, TIME, Expired, Expiry, plan_expiry
 from sparklog.retention.vacuum import Removed, VacuumReport, remove_temporaries, vacuum
 from sparklog.transactions.completion import collect, resolve_topic
+from sparklog.units import size_text
 
 _LOG = logging.getLogger("sparklog.retention")
 
@@ -72,14 +72,14 @@ def _expired(reports: Sequence[RetainReport], dry_run: bool) -> str:
     rows = [
         (
             f"{report.topic}-{item.partition}",
-            REASONS[reason],
-            f"{segments:,} of {item.segments:,}",
-            size_text(nbytes),
+            REASONS[gone.reason],
+            f"{gone.segments:,} of {item.segments:,}",
+            size_text(gone.nbytes),
             f"{item.log_start_before:,} -> {item.log_start:,}",
         )
         for report in reports
         for item in report.expired
-        for reason, segments, nbytes in item.reasons
+        for gone in item.gone
     ]
     headings = ("PARTITION", "WOULD EXPIRE BY" if dry_run else "EXPIRED BY", "SEGMENTS", "BYTES", "LOG START")
     return table(headings, rows, (0, 1)) if rows else ""
@@ -116,43 +116,6 @@ def _notes(report: RetainReport) -> list[str]:
     return notes
 
 
-def document(reports: Sequence[RetainReport], *, root: str, now_ms: int, dry_run: bool) -> dict[str, object]:
-    return {
-        "root": root,
-        "nowMs": now_ms,
-        "dryRun": dry_run,
-        "failed": any(report.failed for report in reports),
-        "topics": [_topic(report) for report in reports],
-    }
-
-
-def _topic(report: RetainReport) -> dict[str, object]:
-    return {
-        "topic": report.topic,
-        "deleted": report.deleted,
-        "partitions": report.partitions,
-        "resolvedTransactions": report.resolved,
-        "seconds": round(report.seconds, 3),
-        "expired": [_partition(item) for item in report.expired],
-        "vacuum": None if report.vacuum is None else _vacuum(report.vacuum),
-        "failures": [{"what": item.title, "code": item.code, "message": item.message} for item in report.failures],
-    }
-
-
-def _partition(item: PartitionExpiry) -> dict[str, object]:
-    return {
-        "partition": item.partition,
-        "logStartBefore": item.log_start_before,
-        "logStart": item.log_start,
-        "logEnd": item.log_end,
-        "segments": item.segments,
-        "bytes": item.nbytes,
-        "gone": [
-            {"reason": reason, "segments": segments, "bytes": nbytes} for reason, segments, nbytes in item.reasons
-        ],
-    }
-
-
 def _vacuum(vacuumed: VacuumReport) -> dict[str, object]:
     values = {
         name: value for name, value in json_value(vacuumed).items() if name not in ("topic", "dryRun", "failures")
@@ -170,7 +133,8 @@ OLD_DECISION = "older than 7 days, and a checkpoint has what is left of it"
 OLD_ENTRY = "replaced more than {hours:,} hours ago, and a checkpoint has what is left of it"
 
 
-class Gone(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Gone:
     """Segments that one of `REASONS` took, and their bytes."""
 
     reason: str
@@ -188,33 +152,38 @@ class PartitionExpiry:
     log_end: int
     segments: int
     nbytes: int
-    reasons: tuple[Gone, ...]
+    gone: tuple[Gone, ...]
 
     @property
     def segments_gone(self) -> int:
-        return sum(gone.segments for gone in self.reasons)
+        return sum(item.segments for item in self.gone)
 
     @property
     def nbytes_gone(self) -> int:
-        return sum(gone.nbytes for gone in self.reasons)
+        return sum(item.nbytes for item in self.gone)
 
 
 @dataclass(frozen=True, slots=True)
-class RetainReport:
-    """The run over one topic: partitions that lose segments, and how many transactions' outcomes were recorded."""
+class RetainReport(RunReport):
+    """A run of `retain`: partitions that lose segments, and how many transactions' outcomes were recorded."""
 
-    topic: str
     deleted: bool = False
     partitions: int = 0
     resolved: int = 0
     expired: tuple[PartitionExpiry, ...] = ()
     vacuum: VacuumReport | None = None
-    failures: tuple[Failure, ...] = ()
-    seconds: float = 0.0
 
-    @property
-    def failed(self) -> bool:
-        return bool(self.failures)
+    def document(self) -> dict[str, object]:
+        return {
+            "topic": self.topic,
+            "deleted": self.deleted,
+            "partitions": self.partitions,
+            "resolvedTransactions": self.resolved,
+            "seconds": round(self.seconds, 3),
+            "expired": json_value(self.expired),
+            "vacuum": None if self.vacuum is None else _vacuum(self.vacuum),
+            "failures": [{"what": item.title, "code": item.code, "message": item.message} for item in self.failures],
+        }
 
 
 def plan_topic(snapshot: Snapshot, settings: Settings) -> list[tuple[Expiry, list[Segment]]]:
@@ -283,7 +252,7 @@ def expire(topic: Topic, settings: Settings, *, dry_run: bool = False) -> list[P
                 int(head.log_end[expiry.partition]),
                 sum(1 for segment in all_segments if segment.rows),
                 sum(segment.size for segment in all_segments),
-                tuple(Gone(reason, len(segments), sum(segments)) for reason, segments in sizes.items()),
+                tuple(Gone(reason, len(nbytes), sum(nbytes)) for reason, nbytes in sizes.items()),
             )
         )
     return expired
@@ -408,9 +377,10 @@ def _retain_root_files(root: Root, settings: Settings, keep_ms: int, dry_run: bo
                 removed.append(Removed("decision", OLD_DECISION, decisions.objects, decisions.nbytes))
                 failures += decisions.failures
             elif name == MAINTENANCE_FOLDER:
-                objects, nbytes, damaged = collect_leases(root, keep_ms=keep_ms, now_ms=store_ms, dry_run=dry_run)
-                removed.append(Removed("lease", OLD_ENTRY.format(hours=keep_ms // 3_600_000), objects, nbytes))
-                failures += damaged
+                leases = collect_leases(root, keep_ms=keep_ms, now_ms=store_ms, dry_run=dry_run)
+                reason = OLD_ENTRY.format(hours=keep_ms // 3_600_000)
+                removed.append(Removed("lease", reason, leases.objects, leases.nbytes))
+                failures += leases.failures
     except SparklogError as error:
         return [RetainReport(ROOT_FILES, failures=(Failure.of(ROOT_FILES, (), f"vacuum {root.location}", error),))]
     removed = [item for item in removed if item.objects]

@@ -42,8 +42,6 @@ from sparklog.storage.store import Store
 
 CHUNK = 1000
 """Objects of one work item: some seconds on a network file system, far more than a task costs."""
-LOCAL_CHUNKS = 20
-"""Up to this many chunks are deleted without Spark: two seconds on a local disk."""
 
 
 @dataclass(frozen=True)
@@ -386,7 +384,7 @@ def _delete(
         by_key = {victim.key: victim for victim in victims}
         chunks = [tuple(by_key)[i : i + CHUNK] for i in range(0, len(by_key), CHUNK)]
         works = [DeleteWork(run.topic.store, run.topic.name, run.head.topic_id, keys) for keys in chunks]
-        chosen: Runner = runner if len(works) > LOCAL_CHUNKS else InProcess()
+        chosen: Runner = runner if len(works) > run.topic.store.limits.local_chunks else InProcess()
         for work, result in chosen.run(works):
             if isinstance(result, SparklogError):
                 failures.append(result)

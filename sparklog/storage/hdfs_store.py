@@ -62,8 +62,8 @@ class HdfsStore(FolderStore):
         self._lock = ForkLock()
         self._opened: Any = None
 
-    def __reduce__(self) -> tuple[type[HdfsStore], tuple[str]]:
-        return HdfsStore, (self.location,)
+    def __reduce__(self) -> tuple[object, ...]:
+        return HdfsStore, (self.location,), self.limits_to_pickle()
 
     def __repr__(self) -> str:
         return f"HdfsStore({self.location!r})"

@@ -23,7 +23,7 @@ import stat as stat_module
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from sparklog.errors import BadRequest, NotFound
 from sparklog.storage.durable_files import NEW_FILE, full_fsync, start_writeback
@@ -63,11 +63,12 @@ class LocalStore(FolderStore):
         self._lock = ForkLock()
         self._synced: dict[str, int] = {}
 
-    def __getstate__(self) -> tuple[str, bool]:
-        return self._path, self._durable
+    def __getstate__(self) -> tuple[str, bool, dict[str, Any] | None]:
+        return self._path, self._durable, self.limits_to_pickle()
 
-    def __setstate__(self, state: tuple[str, bool]) -> None:
+    def __setstate__(self, state: tuple[str, bool, dict[str, Any] | None]) -> None:
         self.__init__(state[0], durable=state[1])  # type: ignore[misc]
+        self.__dict__.update(state[2] or {})
 
     def __repr__(self) -> str:
         return f"LocalStore({self._path!r}{'' if self._durable else ', durable=False'})"

@@ -88,8 +88,8 @@ class ObjectStore(Store):
         self._url = parse_url(url)
         self._clients: dict[str, Any] = {}
 
-    def __reduce__(self) -> tuple[type[ObjectStore], tuple[str]]:
-        return ObjectStore, (self.location,)
+    def __reduce__(self) -> tuple[object, ...]:
+        return ObjectStore, (self.location,), self.limits_to_pickle()
 
     def __repr__(self) -> str:
         return f"ObjectStore({self.location!r})"

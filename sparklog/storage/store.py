@@ -22,9 +22,10 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, Unavailable
+from sparklog.limits import DEFAULTS, Limits
 
 MAX_PART = 255
 """Bytes of one part: the limit of every common file system."""
@@ -156,6 +157,9 @@ class Store(ABC):
     where something is that is no object).
     """
 
+    limits: Limits = DEFAULTS
+    """Of the root that is kept here, for all that hold this store; a store that is pickled takes them along."""
+
     @property
     @abstractmethod
     def location(self) -> str:
@@ -200,6 +204,10 @@ class Store(ABC):
         An object is at least as old as this time and its `modified_ms` say: where times are coarse, the clock is
         late rather than early, and nothing runs out early.
         """
+
+    def limits_to_pickle(self) -> dict[str, Any] | None:
+        """Return the state that a pickled store has besides its location: its limits, if they are not the defaults."""
+        return None if self.limits == DEFAULTS else {"limits": self.limits}
 
     # Capabilities: what a store may do better than these defaults.
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 
 from sparklog.errors import BadRequest
+from sparklog.limits import Limits
 from sparklog.log.journal.clocks import Env
 from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.memory import MemoryStore
@@ -66,7 +67,8 @@ class ManualClock:
 class World(ManualClock):
     """A clock, a store in memory, and seeded ids. Each `root()` is one more process that opens the root in the store.
 
-    Worlds with the same seed make the same ids. Worlds that share a store need seeds far apart.
+    Worlds with the same seed make the same ids. Worlds that share a store need seeds far apart. `limits` are those of
+    the store: small ones make checkpoints, windows and pieces of work of a few records.
 
     Example:
         world = testing.World()
@@ -75,11 +77,19 @@ class World(ManualClock):
     """
 
     def __init__(
-        self, store: Store | None = None, *, now_ms: int = START_MS, seed: int = 0, sleep_takes_time: bool = True
+        self,
+        store: Store | None = None,
+        *,
+        now_ms: int = START_MS,
+        seed: int = 0,
+        sleep_takes_time: bool = True,
+        limits: Limits | None = None,
     ) -> None:
         super().__init__(now_ms, sleep_takes_time=sleep_takes_time)
         self.processes = seed
         self.store = MemoryStore(self.clock) if store is None else store
+        if limits is not None:
+            self.store.limits = limits
 
     def env(self, skew_ms: int = 0) -> Env:
         """Return the surroundings of one more process, whose wall clock is off by `skew_ms`."""

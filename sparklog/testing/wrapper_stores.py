@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
+from sparklog.limits import Limits
 from sparklog.storage.fork_safety import ForkLock
 from sparklog.storage.store import ObjectInfo, ObjectWriter, Store, key_kind
 
@@ -18,8 +19,8 @@ BULK = 1000
 class WrapperStore(Store):
     """Pass every call on to `inner`; derived classes override a method, or `request`, which all of them go through.
 
-    Of the capabilities only those of probes and times, `writable` and `parallel_reads` are those of `inner`: temporary
-    files and links would go past the wrapper.
+    Limits are those of `inner`; of the capabilities those of probes and times, `writable` and `parallel_reads` alone:
+    temporary files and links would go past the wrapper.
     """
 
     def __init__(self, inner: Store) -> None:
@@ -32,6 +33,14 @@ class WrapperStore(Store):
     @property
     def location(self) -> str:
         return self.inner.location
+
+    @property
+    def limits(self) -> Limits:
+        return self.inner.limits
+
+    @limits.setter
+    def limits(self, limits: Limits) -> None:
+        self.inner.limits = limits
 
     @property
     def needs_probe(self) -> bool:

@@ -14,7 +14,8 @@ from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
 from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.log.decisions.decision import DECISIONS, CommitDecision, Decisions, Prepared, PreparedGroup, forget
 from sparklog.log.decisions.decision_log import DecisionLog, held_back, settle, whole_ends
-from sparklog.log.journal.entry_log import collect_entries, collect_log, ids_of
+from sparklog.log.journal.chain import ids_of
+from sparklog.log.journal.entry_log import collect_entries, collect_log
 from sparklog.log.journal.journal import Journal, S
 from sparklog.log.state.commit import Resolved
 from sparklog.log.state.commit_intents import MaintainIntent

@@ -30,9 +30,6 @@ from sparklog.log.write.append_writer import TopicFiles
 from sparklog.transactions.completion import ONE_WRITE, check_not_one_write
 from sparklog.transactions.producer import CommittedTransaction, TransactionalProducer
 
-REUSED_MS = 3_600_000
-"""How long after a write without an id the next one may use its id: far less than the week it is kept."""
-
 
 @dataclass(frozen=True, slots=True)
 class Spare:
@@ -58,7 +55,7 @@ def _without_id(root: Root, timeout_ms: int) -> TransactionalProducer:
             spare = spares.pop()
         except IndexError:
             break
-        if root.env.now().elapsed_ms(spare.committed) < REUSED_MS:
+        if root.env.now().elapsed_ms(spare.committed) < root.store.limits.reused_ms:
             return TransactionalProducer(
                 root, spare.id, timeout_ms=timeout_ms, instance=spare.instance, epoch=spare.epoch
             )

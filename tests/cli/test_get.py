@@ -26,24 +26,17 @@ from sparklog.opening import open_view, resolve
 from sparklog.tools.verification.run import verify_root
 from sparklog.transactions.producer import transactional
 from tests.cli.conftest import REPOSITORY, Sparklog
+from tests.support.records import keyed_rows
 
 KAFKA = REPOSITORY / "examples" / "data" / "kafka-log-dir"
-
-
-def rows(*pairs: tuple[bytes | None, bytes | None], partition: int | None = None) -> pa.Table:
-    keys, values = zip(*pairs, strict=True)
-    columns = {"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())}
-    if partition is not None:
-        columns["partition"] = pa.array([partition] * len(pairs), pa.int32())
-    return pa.table(columns)
 
 
 @pytest.fixture
 def log(root: Path) -> Root:
     opened = library.open(root, create=True)
     topic = opened.create_topic("t", partitions=3)
-    topic.append(rows((b"a", b"1"), (b"b", b"1"), (b"a", b"2"), (None, b"0"), (b"", b"empty")))
-    topic.append(rows((b"b", b"2"), (b"b", None)))
+    topic.append(keyed_rows((b"a", b"1"), (b"b", b"1"), (b"a", b"2"), (None, b"0"), (b"", b"empty")))
+    topic.append(keyed_rows((b"b", b"2"), (b"b", None)))
     return opened
 
 
@@ -81,7 +74,7 @@ def test_a_tombstone_and_a_key_that_is_not_there(sparklog: Sparklog) -> None:
 def test_a_key_in_another_partition(sparklog: Sparklog, log: Root) -> None:
     topic = log.topic("t")
     elsewhere = (int(partition_for_key(pa.array([b"a"]), 3)[0]) + 1) % 3
-    table = rows((b"a", b"newer"), partition=elsewhere)
+    table = keyed_rows((b"a", b"newer"), partition=elsewhere)
     topic.append(table.append_column("timestamp", pa.array([4_000_000_000_000], pa.int64())))
     assert sparklog("get", "t", "-k", "a").out == "2\n"
     assert sparklog("get", "t", "-k", "a", "-p", elsewhere).out == "newer\n"
@@ -107,7 +100,7 @@ def test_a_key_is_found_where_it_was_before_partitions_were_added(sparklog: Spar
         assert len({place_of(b"a", count) for count in (3, 5, 50)}) == 3
         assert sparklog("get", "t", "-k", "a").out == "2\n"
     assert value_of(topic, "b") is None
-    topic.append(rows((b"a", b"3")))
+    topic.append(keyed_rows((b"a", b"3")))
     assert sparklog("get", "t", "-k", "a").out == "3\n"
     assert topic.get("c") is None
     clone_topic(log, "t", "copy")
@@ -126,7 +119,7 @@ def test_of_a_key_in_several_partitions_the_newest_record_is_given(root: Path) -
             topic.alter(partitions=partitions)
         # Each round leaves out some keys, whose newest record lies where they were before.
         chosen = [key for at, key in enumerate(keys) if at % 3 >= round_number]
-        topic.append(rows(*((key, b"%d" % round_number) for key in chosen)))
+        topic.append(keyed_rows(*((key, b"%d" % round_number) for key in chosen)))
     for at, key in enumerate(keys):
         assert value_of(topic, key.decode()) == b"%d" % (at % 3)
 
@@ -135,7 +128,7 @@ def test_a_record_in_an_added_partition_ends_the_search(root: Path, monkeypatch:
     topic = library.open(root, create=True).create_topic("t", partitions=4)
     topic.alter(partitions=8)
     keys = [b"k%d" % number for number in range(40)]
-    topic.append(rows(*((key, b"v") for key in keys)))
+    topic.append(keyed_rows(*((key, b"v") for key in keys)))
     looked: list[int] = []
     newest_offset = key_lookup._newest_offset
 
@@ -153,7 +146,7 @@ def test_a_record_in_an_added_partition_ends_the_search(root: Path, monkeypatch:
 def test_the_isolation_level_decides_which_record_is_the_latest(log: Root) -> None:
     topic = log.topic("t")
     transaction = transactional(log, "x").begin()
-    transaction.append("t", rows((b"a", b"aborted")))
+    transaction.append("t", keyed_rows((b"a", b"aborted")))
     transaction._prepare_topics()
     transaction.abort()
     committed = topic.get(b"a")
@@ -167,7 +160,7 @@ def test_the_isolation_level_decides_which_record_is_the_latest(log: Root) -> No
 def test_keys_are_given_as_text_bytes_or_numbers(sparklog: Sparklog, log: Root) -> None:
     assert get_args(Format) == FORMATS
     number = struct.pack(">q", 7)
-    log.topic("t").append(rows((number, b"seven")))
+    log.topic("t").append(keyed_rows((number, b"seven")))
     assert sparklog("get", "t", "-k", "7", "--key-format", "long").out == "seven\n"
     assert sparklog("get", "t", "-k", number.hex(), "--key-format", "hex").out == "seven\n"
     text = base64.b64encode(number).decode()
@@ -200,7 +193,7 @@ def test_against_a_plain_scan(root: Path, monkeypatch: pytest.MonkeyPatch, run_b
     topic = log.create_topic("t", partitions=2)
     for _ in range(12):
         pairs = [(b"k%d" % chance.randrange(40), b"v" * chance.randrange(20)) for _ in range(chance.randrange(1, 30))]
-        topic.append(rows(*pairs))
+        topic.append(keyed_rows(*pairs))
     topic.delete_records({0: 20})
     view = open_view(resolve(str(root)), tailing=False)
     expected = {**model(view, "t", 0, READ_COMMITTED), **model(view, "t", 1, READ_COMMITTED)}

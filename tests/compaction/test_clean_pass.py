@@ -22,8 +22,8 @@ from sparklog.errors import Conflict, Corrupt
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.key_hash import HashKey
 from sparklog.kafka.importing.run import ImportOptions, import_log_dir
+from sparklog.limits import DEFAULTS
 from sparklog.log.journal.names import file_key
-from sparklog.log.read.fetch import SPAN_BYTES
 from sparklog.log.state.rewrites import RewriteIntent
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.topic.topic import Topic
@@ -671,9 +671,9 @@ def test_memory_is_that_of_a_few_windows(codec: str, tmp_path: Path) -> None:
         tracemalloc.stop()
     assert done.reports[0].records_before == 16_000
     assert done.reports[0].records_after == 3000
-    assert store.largest <= SPAN_BYTES
+    assert store.largest <= DEFAULTS.span_bytes
     # 64 MB of records pass through; what is held are a window, its records and its output.
-    assert peak < 5 * SPAN_BYTES
+    assert peak < 5 * DEFAULTS.span_bytes
 
 
 def test_a_cleaner_checkpoint_beyond_the_log_end_brings_no_deleted_key_back(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.errors import BadRequest, Conflict, Corrupt
 from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView, is_internal
+from sparklog.limits import Limits
 from sparklog.log.journal.names import file_key
-from sparklog.log.read import fetch
 from sparklog.log.read.topic_scan import Tail
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.rewrites import RewriteIntent
@@ -29,14 +29,13 @@ from tests.compaction.plain_cleaner import PlainBatch, decoded
 from tests.compaction.test_fixture_passes import PASSES, cleaned_once, imported
 from tests.compaction.transaction_model import Seen, Visible, visible
 from tests.fixture_data import (
-    ExpectedRecord,
     expected_offsets,
     expected_records,
     fixture_tree,
     partitions,
     split_partition,
 )
-from tests.kafka.logs import batch, marker, records, without_epochs, write_partition
+from tests.kafka.logs import batch, marker, read_topic, without_epochs, write_partition
 from tests.support.counted_root import CountedRoot
 
 LEVELS = (READ_COMMITTED, READ_UNCOMMITTED)
@@ -60,11 +59,6 @@ def stages() -> list[tuple[str, str]]:
 @pytest.fixture
 def place(tmp_path: Path) -> CountedRoot:
     return CountedRoot("memory", tmp_path)
-
-
-def read(topic: Topic, partition: int, isolation: str) -> list[ExpectedRecord]:
-    found = topic.scan(partitions=[partition], isolation_level=isolation)
-    return [record for each in found for record in records(each)]
 
 
 def seen(topic: Topic, isolation: str, partition: int = 0, **options: int) -> list[Seen]:
@@ -104,7 +98,7 @@ def test_imported_fixtures_read_as_kafkas_consumer_reads_them(
             assert int(topic.log.head().last_stable()[number]) == facts[name]["lastStableOffset"]
             for isolation in LEVELS:
                 expected = without_epochs(expected_records(fixtures / fixture, name, isolation, stage))
-                assert read(topic, number, isolation) == expected, (name, isolation, sealed)
+                assert read_topic(topic, number, isolation) == expected, (name, isolation, sealed)
 
 
 @pytest.mark.parametrize("fixture", ["transactions", "transactions-tv0"])
@@ -126,7 +120,7 @@ def test_what_the_cleaner_leaves_reads_as_what_kafkas_leaves(fixtures: Path, pla
     log_start = each.after.log_start
     for isolation in LEVELS:
         expected = without_epochs(expected_records(folder, PARTITION, isolation, each.after.name))
-        found = read(topic, 0, isolation)
+        found = read_topic(topic, 0, isolation)
         assert [record for record in found if record.offset >= log_start] == expected, isolation
 
 
@@ -192,13 +186,10 @@ def check(topic: Topic, expected: Visible, rng: random.Random) -> None:
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(25))
-def test_random_logs_at_every_step(
-    place: CountedRoot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
+def test_random_logs_at_every_step(place: CountedRoot, tmp_path: Path, seed: int) -> None:
     if seed % 2:
         # Read in windows, and entered by indexes.
-        monkeypatch.setattr(fetch, "SPAN_BYTES", 400)
-        monkeypatch.setattr(fetch, "INDEX_MIN_BYTES", 500)
+        place.store.limits = Limits(span_bytes=400, index_min_bytes=500)
     rng = random.Random(seed)
     history = History(rng, segment_bytes=rng.choice((300, 900, 4000)), codecs=(0, 4) if seed % 3 else (0,))
     history.write(rng.choice((10, 60, 150)))

@@ -17,8 +17,9 @@ import numpy.typing as npt
 import pytest
 
 from sparklog.compaction.merge_plan import FAN_IN, plan_merges
-from sparklog.compaction.merge_work import OWN_FILE_BYTES, MergeWork
+from sparklog.compaction.merge_work import MergeWork
 from sparklog.format.slice_columns import COLUMN_TYPES
+from sparklog.limits import DEFAULTS
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.segments import RollRule, due, segments_of
 from sparklog.log.state.slice_table import Slices, SliceTable, Snapshot, Texts
@@ -227,7 +228,7 @@ class Month:
             ],
             np.int64,
         )
-        large = outputs[:, 3] >= OWN_FILE_BYTES
+        large = outputs[:, 3] >= DEFAULTS.own_file_bytes
         for group in (outputs[~large], *(outputs[i : i + 1] for i in np.flatnonzero(large))):
             if not len(group):
                 continue
@@ -253,7 +254,7 @@ class Month:
         columns = self.columns
         self.measured.slices.append(np.bincount(columns["partition"], minlength=self.partitions).tolist())
         tiers = np.array([merge_tier(flags) for flags in columns["flags"].tolist()])
-        grown = columns["size"] >= max(OWN_FILE_BYTES, self.configs.segment_bytes // FAN_IN)
+        grown = columns["size"] >= max(DEFAULTS.own_file_bytes, self.configs.segment_bytes // FAN_IN)
         left = (tiers == 0) & ~grown
         # An appended file lives one run, unless it is the only one.
         assert len(np.unique(columns["file"][left])) <= 1
@@ -290,7 +291,7 @@ def test_a_month_at_rates_from_a_byte_to_a_megabyte_a_second() -> None:
     # The fast partitions, of which nearly all bytes are, go from their own files to segments.
     assert found.rewritten < 1.5 * found.appended
     # What a slow partition keeps alive of a fast one's bytes is little: large slices have files of their own.
-    assert found.pinned < 8 * OWN_FILE_BYTES
+    assert found.pinned < 8 * DEFAULTS.own_file_bytes
     assert found.lone == 0
 
 

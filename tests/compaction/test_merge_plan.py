@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparklog.compaction import merge_plan, merge_work
+from sparklog.compaction import merge_work
 from sparklog.compaction.merge_plan import plan_merges
 from sparklog.compaction.merge_work import MergeWork
 from sparklog.errors import Conflict, Corrupt, Unavailable
@@ -23,8 +23,8 @@ from sparklog.format.append_file import WrittenSlice, decode_footer
 from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.encode import EncodeOptions, encode
 from sparklog.format.record_batch import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeaders
+from sparklog.limits import DEFAULTS, Limits
 from sparklog.log.journal.names import append_path, file_key
-from sparklog.log.read import fetch
 from sparklog.log.read.planned_slices import PlannedSlices
 from sparklog.log.state.commit_intents import AppendIntent, Draft, Nothing
 from sparklog.log.state.commit_log import CommitOutcome
@@ -251,9 +251,8 @@ def merge_crc(data: bytes) -> int:
     return int(crc32c(data))
 
 
-def test_large_slices_get_files_of_their_own(place: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merge_work, "OWN_FILE_BYTES", 20_000)
-    monkeypatch.setattr(merge_plan, "OWN_FILE_BYTES", 20_000)
+def test_large_slices_get_files_of_their_own(place: CountedRoot) -> None:
+    place.store.limits = Limits(own_file_bytes=20_000)
     topic = place.topic(3)
     for i in range(6):
         table = random_rows(60, first=i * 60, value_bytes=100)
@@ -269,22 +268,17 @@ def test_large_slices_get_files_of_their_own(place: CountedRoot, monkeypatch: py
 
 
 @pytest.mark.parametrize(("load", "request_bytes"), [(1, 1), (3_000, 1_000), (40_000, 300), (1 << 20, 1 << 20)])
-def test_loads_and_windows_of_any_size_give_the_same(
-    memory: CountedRoot, monkeypatch: pytest.MonkeyPatch, load: int, request_bytes: int
-) -> None:
+def test_loads_and_windows_of_any_size_give_the_same(memory: CountedRoot, load: int, request_bytes: int) -> None:
     topic = memory.topic(3, {"message.timestamp.type": "LogAppendTime"})
     for i in range(7):
         memory.world.now_ms = START_MS + i
         topic.append(random_rows(90, first=i * 90, seed=i), options=small(batch_bytes=700))
     expected = whole(topic)
     (work,) = plan(memory, topic)
-    with monkeypatch.context() as once:
-        once.setattr(merge_work, "LOAD_BYTES", load)
-        once.setattr(merge_work, "REQUEST_BYTES", request_bytes)
-        once.setattr(merge_work, "OWN_FILE_BYTES", 9_000)
-        once.setattr(fetch, "SPAN_BYTES", 900)
-        memory.store.reset()
-        publish(topic, work, work.run())
+    memory.store.limits = Limits(load_bytes=load, request_bytes=request_bytes, own_file_bytes=9_000, span_bytes=900)
+    memory.store.reset()
+    publish(topic, work, work.run())
+    memory.store.limits = DEFAULTS
     assert len(layout(topic)) == 3
     assert whole(topic) == expected
 
@@ -311,6 +305,7 @@ class Distant:
 
     def __init__(self, inner: Store, together: int, small: int) -> None:
         self.inner = inner
+        self.limits = inner.limits
         self.small = small
         self.arrived = threading.Barrier(together, timeout=300)
         self.lock = threading.Lock()
@@ -332,16 +327,14 @@ class Distant:
         return data
 
 
-def test_small_reads_are_under_way_together_where_each_costs_a_round_trip(
-    memory: CountedRoot, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_reads_are_under_way_together_where_each_costs_a_round_trip(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     for i in range(8):
         topic.append(random_rows(10 if i % 4 else 60, first=i * 100, seed=i), options=small(batch_bytes=400))
     expected = whole(topic)
     (work,) = plan(memory, topic)
     sizes = sorted(work.sources[0].size.tolist())
-    monkeypatch.setattr(merge_work, "REQUEST_BYTES", 16 * sizes[5])
+    memory.store.limits = Limits(request_bytes=16 * sizes[5])
     distant = Distant(memory.inner, together=6, small=sizes[5])
     work = replace(work, store=distant)  # type: ignore[arg-type]
     publish(topic, work, work.run())
@@ -351,8 +344,8 @@ def test_small_reads_are_under_way_together_where_each_costs_a_round_trip(
     assert sorted(distant.seen[6:]) == [[size] for size in sizes[6:]]
 
 
-def test_a_merged_slice_is_entered_by_its_index(memory: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "SPAN_BYTES", 512 << 10)
+def test_a_merged_slice_is_entered_by_its_index(memory: CountedRoot) -> None:
+    memory.store.limits = Limits(span_bytes=512 << 10)
     topic = memory.topic(1)
     for i in range(5):
         topic.append(random_rows(600, first=i * 600, value_bytes=1000, seed=i), options=small(batch_bytes=20_000))
@@ -425,7 +418,7 @@ def test_what_a_piece_costs_beside_its_bytes_grows_with_its_partitions_alone(
 
 
 def test_a_file_that_cannot_be_finished_is_discarded(memory: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merge_work, "OWN_FILE_BYTES", 1000)
+    memory.store.limits = Limits(own_file_bytes=1000)
     left: list[AppendOutput] = []
 
     class Full(AppendOutput):
@@ -452,7 +445,7 @@ def test_a_file_that_cannot_be_finished_is_discarded(memory: CountedRoot, monkey
 
 def test_a_piece_that_fails_leaves_no_whole_file_either(memory: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hour by hour it would else add what it wrote before the damage, which only the vacuum removes, a day later."""
-    monkeypatch.setattr(merge_work, "OWN_FILE_BYTES", 1000)
+    memory.store.limits = Limits(own_file_bytes=1000)
     topic = memory.topic(2)
     for i in range(3):
         topic.append(random_rows(60, first=i * 60, seed=i))
@@ -506,9 +499,8 @@ def test_eight_generations_become_one_of_the_next_tier_in_the_same_run(memory: C
     assert whole(topic)["offset"].to_pylist() == list(range(64 * 20))
 
 
-def test_a_slice_that_is_large_enough_is_not_merged_again(memory: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merge_work, "OWN_FILE_BYTES", 4_000)
-    monkeypatch.setattr(merge_plan, "OWN_FILE_BYTES", 4_000)
+def test_a_slice_that_is_large_enough_is_not_merged_again(memory: CountedRoot) -> None:
+    memory.store.limits = Limits(own_file_bytes=4_000)
     topic = memory.topic(1, {"segment.bytes": 80_000})
     for run in range(8):
         for i in range(2):
@@ -536,16 +528,15 @@ def test_an_output_is_never_larger_than_a_segment(memory: CountedRoot) -> None:
     assert whole(topic) == expected
 
 
-def test_work_is_cut_by_bytes_and_by_slices(memory: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_is_cut_by_bytes_and_by_slices(memory: CountedRoot) -> None:
     topic = memory.topic(8)
     for i in range(6):
         topic.append(random_rows(400, keys=1000, first=i * 400, seed=i))
     total = int(topic.log.snapshot().slices.all().size.sum())
     expected = whole(topic)
-    monkeypatch.setattr(merge_plan, "WORK_SLICES", 13)
+    memory.store.limits = Limits(merge_slices=13)
     assert [len(work.partitions) for work in plan(memory, topic)] == [2, 2, 2, 2]
-    monkeypatch.setattr(merge_plan, "WORK_SLICES", 100_000)
-    monkeypatch.setattr(merge_plan, "WORK_BYTES", total // 3)
+    memory.store.limits = Limits(merge_bytes=total // 3)
     works = plan(memory, topic)
     assert len(works) > 2
     assert [work.nbytes for work in works] == sorted((work.nbytes for work in works), reverse=True)
@@ -699,7 +690,7 @@ def test_a_damaged_slice_is_named_and_nothing_else_is(memory: CountedRoot, spot:
     assert sorted({tier for *_, tier in layout(topic)}) == [0]
 
 
-def test_a_large_damaged_slice_is_named(memory: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_damaged_slice_is_named(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     for i in range(2):
         topic.append(random_rows(400, first=i * 400, seed=i), options=small(batch_bytes=500))
@@ -707,9 +698,7 @@ def test_a_large_damaged_slice_is_named(memory: CountedRoot, monkeypatch: pytest
     data = bytearray(memory.inner.get(key))
     data[9_000] ^= 1
     memory.inner.replace(key, bytes(data))  # type: ignore[attr-defined]
-    monkeypatch.setattr(merge_work, "LOAD_BYTES", 1_000)
-    monkeypatch.setattr(merge_work, "REQUEST_BYTES", 1_000)
-    monkeypatch.setattr(fetch, "SPAN_BYTES", 1_000)
+    memory.store.limits = Limits(load_bytes=1_000, request_bytes=1_000, span_bytes=1_000)
     (work,) = plan(memory, topic)
     files = memory.append_files()
     with pytest.raises(Corrupt) as caught:
@@ -719,12 +708,10 @@ def test_a_large_damaged_slice_is_named(memory: CountedRoot, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("request_bytes", [16 << 20, 1])
-def test_batches_out_of_order_are_corrupt(
-    memory: CountedRoot, monkeypatch: pytest.MonkeyPatch, request_bytes: int
-) -> None:
+def test_batches_out_of_order_are_corrupt(memory: CountedRoot, request_bytes: int) -> None:
     """Also where each comes in a window of its own."""
-    monkeypatch.setattr(merge_work, "REQUEST_BYTES", request_bytes)
-    monkeypatch.setattr(fetch, "SPAN_BYTES", min(request_bytes, fetch.SPAN_BYTES))
+    span_bytes = min(request_bytes, DEFAULTS.span_bytes)
+    memory.store.limits = Limits(request_bytes=request_bytes, span_bytes=span_bytes)
     topic = memory.topic(1)
     topic.append(random_rows(3))
     appended_by_hand(memory, topic, [batch_of(3, [0], 2), batch_of(0, [0], 2), batch_of(6, [0], 3)])

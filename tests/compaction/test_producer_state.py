@@ -11,12 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparklog.compaction import producer_state
 from sparklog.compaction.producer_state import PartitionProducers, Producer, active, replay, turns
 from sparklog.errors import Corrupt, NotFound
 from sparklog.format.control import end_txn_marker
 from sparklog.format.coordinators.producer_snapshot import parse_snapshot
-from sparklog.log.read import fetch
+from sparklog.limits import DEFAULTS, Limits
 from sparklog.log.read.planned_slices import PlannedSlices
 from sparklog.storage.memory import MemoryStore
 from tests.compaction.fixture_stages import Stage, StageSegment, partition_files, stages, stored
@@ -40,9 +39,14 @@ def replay_files(files: tuple[StageSegment, ...], log_end: int, *, indexes: bool
 
 
 def replay_parts(
-    parts: list[tuple[int, list[bytes], list[Aborted]]], *, log_end: int = 1000, shift: int = 0
+    parts: list[tuple[int, list[bytes], list[Aborted]]],
+    *,
+    log_end: int = 1000,
+    shift: int = 0,
+    limits: Limits = DEFAULTS,
 ) -> PartitionProducers:
     store = MemoryStore(lambda: 0)
+    store.limits = limits
     sources = stored(store, [(base, b"".join(data), index_of(aborted)) for base, data, aborted in parts], shift=shift)
     return replay(store, sources, log_end)
 
@@ -112,14 +116,12 @@ def test_the_entries_of_a_snapshot_are_kafkas(fixtures: Path, fixture: str, part
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_random_histories_equal_the_plain_model(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (fetch, producer_state):
-        monkeypatch.setattr(module, "SPAN_BYTES", 300)
+def test_random_histories_equal_the_plain_model(seed: int) -> None:
     history = History(random.Random(seed), segment_bytes=2000)
     history.write(150)
     log = history.log
     parts = [(each.base, [batch.to_bytes() for batch in each.batches], []) for each in log.segments]
-    found = replay_parts(parts, log_end=log.log_end)
+    found = replay_parts(parts, log_end=log.log_end, limits=Limits(span_bytes=300))
     assert found.last_stable == last_stable(log)
     assert rows(found) == [
         (e.producer_id, e.first, e.last, e.last_stable) for segment in log.segments for e in segment.aborted
@@ -284,10 +286,9 @@ def test_slices_without_kafkas_producers_are_not_read() -> None:
 
 
 @pytest.mark.parametrize("span", [8 << 20, 200], ids=["whole", "in windows"])
-def test_a_damaged_slice_is_named(monkeypatch: pytest.MonkeyPatch, span: int) -> None:
-    for module in (fetch, producer_state):
-        monkeypatch.setattr(module, "SPAN_BYTES", span)
+def test_a_damaged_slice_is_named(span: int) -> None:
     store = MemoryStore(lambda: 0)
+    store.limits = Limits(span_bytes=span)
     parts = [batch(0, 4), batch(5, 9), batch(10, 14), end(15)]
     sources = stored(store, [(0, b"".join(parts), b""), (16, b"", b"")])
     file = sources.row(0).file

@@ -18,7 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatch as PyBatch
 
-from sparklog.compaction import seal_plan, seal_work
 from sparklog.compaction.seal_plan import plan_sealing
 from sparklog.compaction.seal_work import SealWork
 from sparklog.errors import Conflict, Corrupt, SparklogError
@@ -26,8 +25,8 @@ from sparklog.format import transaction_index
 from sparklog.format.append_file import WrittenSlice
 from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.record_batch import LOG_APPEND_TIME_BIT, NO_TIMESTAMP, BatchHeader
+from sparklog.limits import Limits
 from sparklog.log.journal.names import append_path
-from sparklog.log.read import fetch
 from sparklog.log.state.commit import ALTER, SEAL
 from sparklog.log.state.commit_intents import Draft
 from sparklog.log.state.rewrites import RewriteIntent
@@ -217,10 +216,8 @@ def test_jitter_spreads_the_age_at_which_partitions_are_sealed(memory: CountedRo
     assert 4 < due[1] < due[2] < due[3] < 36
 
 
-def test_a_slice_larger_than_a_segment_is_cut_between_batches(
-    memory: CountedRoot, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fetch, "SPAN_BYTES", 4000)
+def test_a_slice_larger_than_a_segment_is_cut_between_batches(memory: CountedRoot) -> None:
+    memory.store.limits = Limits(span_bytes=4000)
     topic = memory.topic(1, {"segment.bytes": 2000})
     topic.append(random_rows(400), options=small(batch_bytes=500))
     appended(topic, 2)
@@ -242,8 +239,8 @@ def test_a_slice_larger_than_a_segment_is_cut_between_batches(
     assert sum(topic.log.snapshot().slices.select(0).records.tolist()) == 420
 
 
-def test_small_and_large_slices_keep_their_order(memory: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seal_work, "HELD_BYTES", 8000)
+def test_small_and_large_slices_keep_their_order(memory: CountedRoot) -> None:
+    memory.store.limits = Limits(held_bytes=8000)
     topic = memory.topic(1, {"segment.bytes": 100_000})
     for i, n in enumerate((3, 100, 3, 3, 100, 100, 3)):
         topic.append(random_rows(n, first=i * 100, seed=i), options=small(batch_bytes=900))
@@ -439,9 +436,9 @@ def test_damage_is_found_and_nothing_is_named(memory: CountedRoot) -> None:
     ],
 )
 def test_damage_that_no_batch_checksum_covers_is_found_in_windows(
-    memory: CountedRoot, monkeypatch: pytest.MonkeyPatch, at: int, bit: int, placed: bool
+    memory: CountedRoot, at: int, bit: int, placed: bool
 ) -> None:
-    monkeypatch.setattr(fetch, "SPAN_BYTES", 1000)
+    memory.store.limits = Limits(span_bytes=1000)
     topic = memory.topic(1)
     topic.append(random_rows(10), options=small(batch_bytes=500))
     topic.append(random_rows(100), options=small(batch_bytes=500))
@@ -622,12 +619,11 @@ def test_slices_of_many_partitions_are_fetched_together(memory: CountedRoot) -> 
     assert [scanned(topic, partition) for partition in range(8)] == before
 
 
-def test_work_is_packed_up_to_a_size(memory: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_is_packed_up_to_a_size(memory: CountedRoot) -> None:
     topic = memory.topic(6, {"segment.bytes": 500})
     appended(topic, 6, 60)
     before = [scanned(topic, partition) for partition in range(6)]
-    monkeypatch.setattr(seal_plan, "WORK_BYTES", 4000)
-    monkeypatch.setattr(seal_plan, "WORK_PARTITIONS", 2)
+    memory.store.limits = Limits(seal_bytes=4000, seal_partitions=2)
     works = plan(memory, topic, roll=True)
     assert len(works) > 5
     assert all(work.nbytes <= 4000 and len(work.partitions) <= 2 for work in works)
@@ -637,19 +633,16 @@ def test_work_is_packed_up_to_a_size(memory: CountedRoot, monkeypatch: pytest.Mo
     assert all(sealed for p in range(6) for _, _, sealed in shape(topic, p))
 
 
-def test_work_holds_so_many_partitions_segments_and_slices(
-    memory: CountedRoot, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_work_holds_so_many_partitions_segments_and_slices(memory: CountedRoot) -> None:
     topic = memory.topic(5)
     partition = pa.array(range(5), pa.int32())
     topic.append(random_rows(5).append_column("partition", partition), options=small())
-    monkeypatch.setattr(seal_plan, "WORK_PARTITIONS", 2)
+    memory.store.limits = Limits(seal_partitions=2)
     assert [work.partitions for work in plan(memory, topic, roll=True)] == [(0, 1), (2, 3), (4,)]
-    monkeypatch.setattr(seal_plan, "WORK_PARTITIONS", 100)
-    monkeypatch.setattr(seal_plan, "WORK_SEGMENTS", 3)
+    memory.store.limits = Limits(seal_segments=3)
     assert [work.partitions for work in plan(memory, topic, roll=True)] == [(0, 1, 2), (3, 4)]
     topic.append(random_rows(5).append_column("partition", partition), options=small())
-    monkeypatch.setattr(seal_plan, "WORK_SLICES", 5)
+    memory.store.limits = Limits(seal_segments=3, seal_slices=5)
     assert [work.partitions for work in plan(memory, topic, roll=True)] == [(0, 1), (2, 3), (4,)]
 
 
@@ -674,9 +667,9 @@ def test_work_runs_in_another_process(tmp_path: Path) -> None:
     assert plan(place, topic, roll=True) == []
 
 
-def test_an_error_leaves_no_half_written_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seal_work, "HELD_BYTES", 100)
+def test_an_error_leaves_no_half_written_segment(tmp_path: Path) -> None:
     place = CountedRoot("local", tmp_path)
+    place.store.limits = Limits(held_bytes=100)
     topic = place.topic(1)
     appended(topic, 2)
     (work,) = plan(place, topic, roll=True)

@@ -21,8 +21,8 @@ def batch(base: int, offsets: int, attributes: int = 0) -> bytes:
 def row_of(base: int, end: int, position: int = 0, **changes: int) -> PlannedSlice:
     """A slice of a file of its own, whose batches count from 0."""
     path = f"append/{base}"
-    numbers = (9, 1, position, 0, base, end, base, 0, 0, 0, 0, 0, -1, 0, 0)
-    row = PlannedSlice("t", 0, path, f"t/{path}", None, *numbers)
+    numbers = (position, 0, base, end, base, 0, 0, 0, 0, 0, -1, 9, 1, 0, 0)
+    row = PlannedSlice(*numbers, "t", 0, path, f"t/{path}", None)
     return replace(row, **changes)
 
 

@@ -1,4 +1,4 @@
-"""One Spark session per test process."""
+"""One Spark session per test process, and a place for a root."""
 
 from __future__ import annotations
 
@@ -47,3 +47,9 @@ def connect_port() -> Iterator[None]:
 def standard_error(spark: SparkSession, spark_folder: Path) -> StandardError:
     """What Spark and its workers say on standard error during this test."""
     return StandardError(spark_folder / "stderr")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> str:
+    """Where a root may come to be."""
+    return str(tmp_path / "log")

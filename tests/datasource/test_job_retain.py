@@ -21,10 +21,10 @@ from sparklog.log.journal.names import append_path
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.spark_runner import SparkRunner
 from sparklog.maintenance.work_items import Done, Work
-from sparklog.retention import vacuum
 from sparklog.retention.retain import RetainReport
 from sparklog.retention.vacuum import CHUNK
 from sparklog.testing.world import START_MS
+from tests.support.small_limits import small_limits
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,7 +56,7 @@ def tree(place: Path) -> dict[str, int]:
     return {str(path.relative_to(place)): path.stat().st_size for path in place.rglob("*") if path.is_file()}
 
 
-def chosen(place: Path, *more: str) -> retain.Common:
+def chosen(place: Path, *more: str) -> retain.Maintenance:
     return retain.arguments(["--root", str(place), *more])
 
 
@@ -198,9 +198,8 @@ def test_a_topic_that_fails_is_said_on_stderr_and_the_rest_is_done(
 
 
 def test_many_deletions_are_spread_over_tasks(
-    spark: SparkSession, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(vacuum, "LOCAL_CHUNKS", 1)
     root = sparklog.open(place)
     topic = root.topic("orders")
     folder = place / "orders" / "append"
@@ -209,7 +208,8 @@ def test_many_deletions_are_spread_over_tasks(
     before = len(list(folder.iterdir()))
     later = root.store.now_ms() + DAY_MS + 1
     topic.alter(configs={"retention.ms": -1})
-    assert retain.run(chosen(place, *clock(later)), SparkRunner(spark, quiet=True)) == 0
+    with small_limits(local_chunks=1):
+        assert retain.run(chosen(place, *clock(later)), SparkRunner(spark, quiet=True)) == 0
     assert before - len(list(folder.iterdir())) == 2 * CHUNK
     said = capsys.readouterr().out
     assert "orphan" in said

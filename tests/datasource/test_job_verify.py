@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ import sparklog
 from sparklog.cli.jobs import verify
 from sparklog.maintenance.spark_runner import SparkRunner
 from sparklog.maintenance.work_items import InProcess
-from sparklog.tools.verification import data_file
+from tests.support.small_limits import small_limits
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,10 +81,15 @@ def test_an_empty_root_is_sound_and_said_to_be_empty(tmp_path: Path, capsys: pyt
     assert said.out.startswith("every byte accounted for: 1 file, ")
 
 
+@pytest.fixture
+def few_files_at_once() -> Iterator[None]:
+    with small_limits(verify_piece_files=4):
+        yield
+
+
 def test_tasks_of_spark_find_the_same(
-    spark: SparkSession, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, place: Path, capsys: pytest.CaptureFixture[str], few_files_at_once: None
 ) -> None:
-    monkeypatch.setattr(data_file, "PIECE_FILES", 4)
     runner = SparkRunner(spark, quiet=True)
     assert verify.run(runner, chosen(place, "--json")) == 0
     counts = json.loads(capsys.readouterr().out)["counts"]

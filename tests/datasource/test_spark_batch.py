@@ -22,11 +22,6 @@ HEADERS = "array<struct<key:string,value:binary>>"
 UTC = datetime.timezone.utc
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> str:
-    return str(tmp_path / "log")
-
-
 def write(df: DataFrame, root: str, **options: Any) -> None:
     df.write.format("sparklog").mode("append").options(**options).save(root)
 

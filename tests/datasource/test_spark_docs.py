@@ -12,7 +12,8 @@ import sparklog
 from sparklog.log.topic.root import Root
 from sparklog.testing.records import RecordStream
 from tests.log.read import test_reading_less_guide
-from tests.log.read.test_topic_table import GUIDE, rows, snippets
+from tests.log.read.test_topic_table import GUIDE, snippets
+from tests.support.records import keyed_rows
 from tests.test_python_reference import run
 from tests.testing import test_guide
 
@@ -38,7 +39,7 @@ def test_the_job_of_the_guide_to_tests_is_tested(
 
 def test_the_guide_of_tables(tmp_path: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
     topic = sparklog.open(tmp_path / "log", create=True).create_topic("customers", partitions=2)
-    topic.append(rows(("a", "1"), ("b", "2"), ("a", "3"), ("b", None)))
+    topic.append(keyed_rows(("a", "1"), ("b", "2"), ("a", "3"), ("b", None)))
     snippet = snippets("python")[2].replace("/data/log", str(tmp_path / "log"))
     names: dict[str, object] = {"spark": spark}
     exec(compile(snippet, str(GUIDE), "exec"), names)

@@ -31,11 +31,6 @@ if TYPE_CHECKING:
 GROUP = {"kafka.group.id": "g"}
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> str:
-    return str(tmp_path / "log")
-
-
 def group(root: str) -> Group:
     return Groups(root).group("g")
 

@@ -25,11 +25,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> str:
-    return str(tmp_path / "log")
-
-
 def version(root: str, topic: str = "out") -> int:
     return sparklog.open(root).topic(topic).log.head().version
 

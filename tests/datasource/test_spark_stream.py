@@ -6,8 +6,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 import sparklog
 from tests.datasource.standard_error import StandardError
 from tests.datasource.streams import (
@@ -27,11 +25,6 @@ from tests.datasource.streams import (
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> str:
-    return str(tmp_path / "log")
 
 
 @needs_read_limits

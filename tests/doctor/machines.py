@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 
-from sparklog.doctor.checks import Answer, Machine
+from sparklog.doctor.checks import Machine, ProgramOutput
 
 JAVA_17 = 'openjdk version "17.0.15" 2025-04-15\nOpenJDK Runtime Environment\n'
 GIB = 1 << 30
@@ -25,7 +25,7 @@ def python_says(**changes: object) -> str:
 
 
 def machine(
-    programs: Mapping[str, Answer],
+    programs: Mapping[str, ProgramOutput],
     environ: Mapping[str, str] | None = None,
     free: tuple[int, int] = (50 * GIB, 100 * GIB),
 ) -> Machine:
@@ -35,11 +35,11 @@ def machine(
         path = name if "/" in name else f"/bin/{name}"
         return path if path in programs else None
 
-    def run(command: Sequence[str]) -> Answer:
+    def run(command: Sequence[str]) -> ProgramOutput:
         return programs[command[0]]
 
     return Machine(environ or {}, which, run, lambda path: free)
 
 
-HEALTHY = machine({"/bin/python3": Answer(0, python_says()), "/bin/java": Answer(0, JAVA_17)})
+HEALTHY = machine({"/bin/python3": ProgramOutput(0, python_says()), "/bin/java": ProgramOutput(0, JAVA_17)})
 EMPTY = machine({})

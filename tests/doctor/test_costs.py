@@ -14,8 +14,8 @@ from sparklog.cli.app import app
 from sparklog.doctor import costs
 from sparklog.doctor.costs import PRICES, Requests, Workload, bill, lines
 from sparklog.errors import BadRequest
+from sparklog.limits import DEFAULTS
 from sparklog.log.journal.numbered_objects import READ_AHEAD
-from sparklog.log.state.commit_log import CHECKPOINT_COMMITS
 from sparklog.log.topic.root import REMOTE_POLL_MS
 
 PAGE = (Path(__file__).parents[2] / "docs/reference/cost.md").read_text()
@@ -50,9 +50,9 @@ def test_the_page_has_the_budgets(operation: str, budget: Requests) -> None:
 
 
 def test_the_page_has_the_prices() -> None:
-    for each in PRICES:
-        listed = [float(cell) for cell in rows(PAGE)[each.store]]
-        assert listed == [each.put, each.get, each.list, each.gb_month, each.gb_in, each.gb_out]
+    for prices in PRICES:
+        listed = [float(cell) for cell in rows(PAGE)[prices.store]]
+        assert listed == [prices.put, prices.get, prices.list, prices.gb_month, prices.gb_in, prices.gb_out]
 
 
 def test_the_page_has_the_bill_as_the_command_prints_it() -> None:
@@ -65,8 +65,17 @@ def test_the_page_has_the_bill_as_the_command_prints_it() -> None:
 
 
 def test_the_constants_are_those_of_the_log() -> None:
-    assert costs.CHECKPOINT_COMMITS == CHECKPOINT_COMMITS
-    assert costs.TAIL.gets == CHECKPOINT_COMMITS + READ_AHEAD
+    assert costs.TAIL.gets == DEFAULTS.checkpoint_commits + READ_AHEAD
+
+
+def test_prices_are_a_table_without_gaps() -> None:
+    assert [prices.store for prices in PRICES] == [
+        "S3 Standard",
+        "S3 Express One Zone",
+        "Azure Blob hot",
+        "GCS Standard",
+    ]
+    assert all(0 < price < 1 for prices in PRICES for price in (prices.put, prices.get, prices.list, prices.gb_month))
 
 
 def test_json_has_the_workload_and_all_dollars() -> None:
@@ -75,7 +84,7 @@ def test_json_has_the_workload_and_all_dollars() -> None:
     assert document["workload"]["readers"] == 0
     items = {item["name"]: item for item in document["items"]}
     assert list(items) == ["append", "poll", "read", "maintain", "store"]
-    assert items["read"]["dollars"] == {each.store: 0 for each in PRICES}
+    assert items["read"]["dollars"] == {prices.store: 0 for prices in PRICES}
     assert items["store"]["dollars"]["S3 Standard"] > 0
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from sparklog.datasource.session import SETTINGS
 from sparklog.doctor import FAIL, OK, WARN
 from sparklog.doctor.checks import (
     HERE,
     SESSION,
-    WORTH_CHANGING,
-    Answer,
     Machine,
+    ProgramOutput,
     SparkSettings,
     check_java,
     check_kernels,
@@ -23,8 +23,8 @@ from sparklog.doctor.checks import (
     check_settings,
     check_workers,
     out_of_range,
+    read_requirements,
     spark_settings,
-    wanted_packages,
 )
 from sparklog.errors import BadRequest
 from sparklog.format.kernels import warm
@@ -43,15 +43,18 @@ def test_a_worker_that_will_do() -> None:
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (Answer(0, python_says(version=NEXT_MINOR)), "as the driver's: Spark refuses to mix"),
-        (Answer(0, python_says(sparklog=None, error="ModuleNotFoundError")), "cannot import sparklog: ModuleNotFound"),
-        (Answer(0, python_says(pyarrow=None, error="x")), "cannot import pyarrow"),
-        (Answer(1, "Segmentation fault"), "does not run: Segmentation fault"),
-        (Answer(0, ""), "does not run"),
-        (Answer(None, "timed out"), "does not run: timed out"),
+        (ProgramOutput(0, python_says(version=NEXT_MINOR)), "as the driver's: Spark refuses to mix"),
+        (
+            ProgramOutput(0, python_says(sparklog=None, error="ModuleNotFoundError")),
+            "cannot import sparklog: ModuleNotFound",
+        ),
+        (ProgramOutput(0, python_says(pyarrow=None, error="x")), "cannot import pyarrow"),
+        (ProgramOutput(1, "Segmentation fault"), "does not run: Segmentation fault"),
+        (ProgramOutput(0, ""), "does not run"),
+        (ProgramOutput(None, "timed out"), "does not run: timed out"),
     ],
 )
-def test_workers_that_will_not_do(answer: Answer, says: str) -> None:
+def test_workers_that_will_not_do(answer: ProgramOutput, says: str) -> None:
     broken = machine({"/bin/python3": answer}, {"PYSPARK_PYTHON": "python3"})
     finding = check_workers(broken, None, spark=True)
     assert finding.status == FAIL
@@ -61,7 +64,7 @@ def test_workers_that_will_not_do(answer: Answer, says: str) -> None:
 
 
 def test_a_wrong_python3_is_no_failure_where_configure_would_not_take_it() -> None:
-    wrong = machine({"/bin/python3": Answer(0, python_says(sparklog=None, error="ModuleNotFoundError"))})
+    wrong = machine({"/bin/python3": ProgramOutput(0, python_says(sparklog=None, error="ModuleNotFoundError"))})
     finding = check_workers(wrong, None, spark=True)
     assert finding.status == WARN
     assert "cannot import sparklog: ModuleNotFound" in finding.found
@@ -72,7 +75,9 @@ def test_a_wrong_python3_is_no_failure_where_configure_would_not_take_it() -> No
 
 def test_which_python_the_workers_are() -> None:
     """What spark.pyspark.python names, else PYSPARK_PYTHON, else python3."""
-    programs = {path: Answer(0, python_says(executable=path)) for path in ("/a/python", "/b/python", "/bin/python3")}
+    programs = {
+        path: ProgramOutput(0, python_says(executable=path)) for path in ("/a/python", "/b/python", "/bin/python3")
+    }
     both = machine(programs, {"PYSPARK_PYTHON": "/b/python"})
     assert "(/a/python, by spark.pyspark.python)" in check_workers(both, "/a/python", spark=True).found
     assert "(/b/python, by PYSPARK_PYTHON)" in check_workers(both, None, spark=True).found
@@ -101,14 +106,14 @@ def test_the_question_is_answered_by_a_real_python() -> None:
     ],
 )
 def test_a_java_is_judged_by_the_version_it_prints(said: str, status: str, says: str) -> None:
-    finding = check_java(machine({"/bin/java": Answer(0, said)}), spark=True)
+    finding = check_java(machine({"/bin/java": ProgramOutput(0, said)}), spark=True)
     assert finding.status == status
     assert says in finding.found
 
 
 def test_java_that_is_not_there() -> None:
     assert check_java(EMPTY, spark=False).status == WARN
-    home = machine({"/bin/java": Answer(0, JAVA_17)}, {"JAVA_HOME": "/opt/java"})
+    home = machine({"/bin/java": ProgramOutput(0, JAVA_17)}, {"JAVA_HOME": "/opt/java"})
     finding = check_java(home, spark=True)
     assert (finding.status, finding.found.split(";")[0]) == (FAIL, "none (tried /opt/java/bin/java)")
     assert "openjdk-17" in finding.fix
@@ -137,7 +142,7 @@ def test_a_version_is_held_against_its_range(version: str, wanted: str, outside:
 
 def test_requirements_as_metadata_has_them() -> None:
     given = ["numpy<3,>=1.26", "pandas<3,>=2.2; extra == 'connect'", 'pyspark[connect] (<4.3,>=4.2) ; extra == "spark"']
-    assert list(wanted_packages(given)) == [
+    assert read_requirements(given) == [
         ("numpy", "<3,>=1.26", ""),
         ("pandas", "<3,>=2.2", "connect"),
         ("pyspark", "<4.3,>=4.2", "spark"),
@@ -175,6 +180,13 @@ def test_packages_that_are_missing_or_out_of_range_fail(monkeypatch: pytest.Monk
     assert [each.status for each in check_packages()] == [WARN]
 
 
+def test_kernels_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sparklog.format.kernels.native_kernels", None)
+    finding = check_kernels()
+    assert (finding.check, finding.status, finding.fix) == ("kernels", FAIL, "see packages")
+    assert "cannot be loaded" in finding.found
+
+
 def test_kernels_that_are_not_compiled_or_cannot_be_kept_are_a_warning(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -191,7 +203,7 @@ def test_kernels_that_are_not_compiled_or_cannot_be_kept_are_a_warning(
 
 def test_settings_worth_changing_are_those_of_our_own_file() -> None:
     ours = spark_settings(EMPTY, str(REPOSITORY / "conf" / "spark-defaults.conf"))
-    assert {wanted.name: wanted.value for wanted in WORTH_CHANGING} == dict(ours.values)
+    assert dict(ours.values) == SETTINGS
     assert [finding.status for finding in check_settings(EMPTY, ours)] == [OK, OK]
 
 
@@ -226,7 +238,7 @@ def test_where_spark_looks_for_its_settings(tmp_path: Path) -> None:
     ],
 )
 def test_settings_that_are_not_so(tmp_path: Path, line: Callable[[str, str], str]) -> None:
-    text = "\n".join(line(wanted.name, wanted.value) for wanted in WORTH_CHANGING)
+    text = "\n".join(line(name, value) for name, value in SETTINGS.items())
     folder = write(tmp_path / "conf", text)
     here = machine({}, {"SPARK_CONF_DIR": folder})
     findings = check_settings(here, spark_settings(here))
@@ -244,7 +256,7 @@ def test_settings_that_are_not_so(tmp_path: Path, line: Callable[[str, str], str
 def test_what_a_session_says_is_put_right_in_the_file(tmp_path: Path) -> None:
     folder = tmp_path / "conf"
     here = machine({}, {"SPARK_CONF_DIR": str(folder)})
-    said = {WORTH_CHANGING[0].name: "2147483647b"}
+    said = {next(iter(SETTINGS)): "2147483647b"}
     first, second = check_settings(here, SparkSettings(SESSION, said))
     assert (first.status, second.status) == (OK, WARN)
     file = f"{folder}/spark-defaults.conf"

@@ -13,10 +13,11 @@ import pyarrow as pa
 import pytest
 
 import sparklog as library
-from sparklog.doctor import FAIL, OK, WARN, Finding, checks, examine
+from sparklog.doctor import FAIL, OK, WARN, Check, checks, examine
 from sparklog.doctor.checks import check_disk, check_root
 from sparklog.doctor.examine import examine_root, failed
 from sparklog.doctor.store_checks import check_store
+from sparklog.limits import Limits
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.storage import LocalStore
@@ -54,7 +55,7 @@ def log(tmp_path: Path) -> Root:
     return opened
 
 
-def by_check(found: list[Finding]) -> dict[str, Finding]:
+def by_check(found: list[Check]) -> dict[str, Check]:
     return {finding.check: finding for finding in found}
 
 
@@ -108,22 +109,25 @@ def test_little_space_is_a_warning_and_none_a_failure(free: tuple[int, int], sta
 
 def test_of_a_sound_root_there_is_one_finding(log: Root) -> None:
     log.topic("t").append(ROWS)
-    assert check_root(log) == [Finding("topics", OK, f"1 in {log.location}, all of them open")]
+    assert check_root(log) == [Check("topics", OK, f"1 in {log.location}, all of them open")]
 
 
 def _many_unsealed(log: Root, topic: Topic, patch: pytest.MonkeyPatch) -> tuple[str, str, str]:
-    patch.setattr(checks, "MANY_UNSEALED", 2)
+    log.store.limits = Limits(many_unsealed=2)
     return "maintenance", "topic t holds 3 unsealed slices, writers warn", "sparklog compact"
 
 
 def _never_compacted(log: Root, topic: Topic, patch: pytest.MonkeyPatch) -> tuple[str, str, str]:
-    patch.setattr(checks, "NEVER_COMPACTED_SLICES", 3)
+    log.store.limits = Limits(never_compacted_slices=3)
     return "maintenance", "none ever merged or sealed", "sparklog compact"
 
 
 def _no_checkpoint(log: Root, topic: Topic, patch: pytest.MonkeyPatch) -> tuple[str, str, str]:
-    patch.setattr(checks, "CHECKPOINT_LATE_COMMITS", 4)
-    return "checkpoints", "topic t has 4 commits since its newest checkpoint", "_log/checkpoints"
+    for _ in range(4):
+        topic.append(ROWS)
+    log.store.limits = Limits(checkpoint_commits=1)
+    message = "topic t has 8 commits since its newest checkpoint, writers make one every 1"
+    return "checkpoints", message, "_log/checkpoints"
 
 
 def _overdue(log: Root, topic: Topic, patch: pytest.MonkeyPatch) -> tuple[str, str, str]:
@@ -154,11 +158,11 @@ def test_troubles_of_a_root(
     assert not failed(list(found.values()))
 
 
-def test_merging_ends_the_warning_that_nobody_merges(log: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merging_ends_the_warning_that_nobody_merges(log: Root) -> None:
     from sparklog.compaction.run import compact_topic
     from sparklog.maintenance.work_items import InProcess, Settings
 
-    monkeypatch.setattr(checks, "NEVER_COMPACTED_SLICES", 1)
+    log.store.limits = Limits(never_compacted_slices=1)
     topic = log.topic("t")
     for _ in range(3):
         topic.append(ROWS)
@@ -200,6 +204,14 @@ def test_places_that_are_no_roots(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").write_text("")
     assert by_check(examine_root(str(tmp_path / "file")))["root"].status == FAIL
+
+
+def test_a_folder_of_other_files_is_no_place_for_a_root(tmp_path: Path) -> None:
+    (tmp_path / "report.csv").write_text("")
+    (foreign,) = examine_root(str(tmp_path))
+    assert (foreign.check, foreign.status) == ("root", FAIL)
+    assert "not empty, found report.csv" in foreign.found
+    assert [path.name for path in tmp_path.iterdir()] == ["report.csv"]
 
 
 def test_everything_together(log: Root, tmp_path: Path) -> None:

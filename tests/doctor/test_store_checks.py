@@ -112,6 +112,26 @@ def test_a_store_that_lets_two_win(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("ahead_ms", "status", "words"),
+    [
+        (0, OK, "this machine's clock is the store's"),
+        (10_000, OK, "10.0 s ahead of the store's"),
+        (10_001, WARN, "10.0 s ahead of the store's"),
+        (-10_000, OK, "10.0 s behind the store's"),
+        (-10_001, WARN, "10.0 s behind the store's"),
+        (300_000, WARN, "300.0 s ahead of the store's"),
+        (300_001, FAIL, "300.0 s ahead of the store's; beyond 300 s nothing is committed"),
+        (-400_000, WARN, "400.0 s behind the store's"),
+    ],
+)
+def test_a_clock_far_ahead_commits_nothing_and_one_behind_is_a_warning(ahead_ms: int, status: str, words: str) -> None:
+    finding = store_checks._clock(ahead_ms)
+    assert (finding.check, finding.status) == ("clock", status)
+    assert finding.found.endswith(words)
+    assert bool(finding.fix) == (status != OK)
+
+
 def test_it_is_alone(tmp_path: Path) -> None:
     assert invoke(["doctor", "--spark", "--store", str(tmp_path)], {}).exit_code == 2
 

@@ -17,6 +17,7 @@ from sparklog.format.batch_scan import scan_headers
 from sparklog.format.encode import EncodeOptions, encode
 from sparklog.format.key_filter import FilterBuilder, KeyFilter, decode_filters, encode_filters, hashes_of
 from sparklog.format.record_batch import BatchHeaders
+from sparklog.limits import DEFAULTS
 from tests.format.test_key_hash import plain_siphash
 from tests.support.kernel_ways import both_ways
 
@@ -205,6 +206,6 @@ def test_the_document_has_the_table_and_the_limits() -> None:
     sizes = (key_filter.HEAD.size, f"{key_filter.TABLE_DTYPE.itemsize} each", key_filter.CRC.size)
     for part, size in zip(("head", "table", "crc"), sizes, strict=True):
         assert f"| {part} | {size} |" in DOCUMENT
-    assert f"of {key_filter.MIN_SLICE_BYTES} bytes or more" in DOCUMENT
+    assert f"of {DEFAULTS.filter_min_bytes} bytes or more" in DOCUMENT
     assert f"first {key_filter.TRIED_RECORDS} records" in DOCUMENT
     assert tuple(SALTS) == key_filter.SALTS

@@ -8,6 +8,7 @@ from sparklog.format.append_file import SLICE_BYTES, SLICE_DTYPE, WrittenSlice
 from sparklog.format.slice_columns import COMMIT_LISTS, PLANNED, SLICE_COLUMNS, WRITTEN
 from sparklog.log.read.planned_slices import PlannedSlice
 from sparklog.log.state.slices import FileSlices
+from sparklog.tools.verification.slice_checks import SliceClaim
 
 
 def names(kind: type) -> set[str]:
@@ -20,7 +21,8 @@ def test_data_classes_hold_the_columns() -> None:
     assert names(FileSlices) == {"path", "size", "footer_length", "counts", *lists}
     optional = {each.attribute for each in COMMIT_LISTS if each.optional}
     assert {each.name for each in fields(FileSlices) if each.default == ()} == {"base", *optional}
-    assert [each.name for each in fields(PlannedSlice)][5:] == list(PLANNED)
+    assert names(PlannedSlice) == {*PLANNED, "topic", "partition", "path", "file", "hidden"}
+    assert names(SliceClaim) - {"partition"} < {*PLANNED}
 
 
 def test_a_writer_sets_just_the_columns_of_the_footer() -> None:

@@ -11,11 +11,12 @@ from sparklog.groups.collecting import collect_groups
 from sparklog.groups.group import Group
 from sparklog.groups.group_state import CommittedOffset
 from sparklog.groups.lag import Groups
-from sparklog.log.journal import entry_log
+from sparklog.limits import Limits
 from sparklog.log.journal.names import commit_key, groups_prefix
 from sparklog.maintenance.properties import settings_of
+from sparklog.maintenance.report import document
 from sparklog.maintenance.work_items import Settings
-from sparklog.retention.retain import document, retain_root, summary
+from sparklog.retention.retain import retain_root, summary
 from sparklog.storage.retries import SETTLE_MS
 from sparklog.testing.faulty_store import Fault, FaultKind, FaultyStore
 from sparklog.testing.world import START_MS
@@ -169,9 +170,8 @@ def entries(world: TopicsWorld, name: str = "g") -> list[int]:
     return [int(info.key[-25:-5]) for info in world.store.list(f"{groups_prefix(name)}/_log/0")]
 
 
-def test_entries_below_the_second_newest_checkpoint_go_after_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry_log, "CHECKPOINT_ENTRIES", 4)
-    world = TopicsWorld()
+def test_entries_below_the_second_newest_checkpoint_go_after_a_day() -> None:
+    world = TopicsWorld(limits=Limits(checkpoint_entries=4))
     member = group(world).join("one")
     for offset in range(13):
         member.commit({"a": {0: offset}})
@@ -190,9 +190,8 @@ def test_entries_below_the_second_newest_checkpoint_go_after_a_day(monkeypatch: 
     assert offsets(world) == {("a", 0): 100}
 
 
-def test_what_was_the_newest_entry_within_the_day_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry_log, "CHECKPOINT_ENTRIES", 4)
-    world = TopicsWorld()
+def test_what_was_the_newest_entry_within_the_day_stays() -> None:
+    world = TopicsWorld(limits=Limits(checkpoint_entries=4))
     member = group(world).join("one")
     for offset in range(10):
         member.commit({"a": {0: offset}})
@@ -209,10 +208,9 @@ def test_what_was_the_newest_entry_within_the_day_stays(monkeypatch: pytest.Monk
     assert entries(world)[0] == 15
 
 
-def test_the_entry_that_offsets_expire_by_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_entry_that_offsets_expire_by_stays() -> None:
     """Maintenance alone has written since: by the age of the offsets they would go too early."""
-    monkeypatch.setattr(entry_log, "CHECKPOINT_ENTRIES", 2)
-    world = TopicsWorld()
+    world = TopicsWorld(limits=Limits(checkpoint_entries=2))
     member = group(world).join("one", session_timeout_ms=1)
     names = [f"old{number}" for number in range(6)]
     for name in names:
@@ -233,9 +231,8 @@ def test_the_entry_that_offsets_expire_by_stays(monkeypatch: pytest.MonkeyPatch)
     assert collect_groups(world.root()).expired == ("g",)
 
 
-def test_entries_stay_as_long_as_versions_of_topics(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry_log, "CHECKPOINT_ENTRIES", 4)
-    world = TopicsWorld()
+def test_entries_stay_as_long_as_versions_of_topics() -> None:
+    world = TopicsWorld(limits=Limits(checkpoint_entries=4))
     member = group(world).join("one")
     for offset in range(13):
         member.commit({"a": {0: offset}})

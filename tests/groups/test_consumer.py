@@ -13,6 +13,7 @@ from sparklog.errors import BadRequest, Conflict, Fenced, NotFound
 from sparklog.groups.consumer import Consumer
 from sparklog.groups.group import Group
 from sparklog.groups.lag import Groups
+from sparklog.limits import Limits
 from sparklog.log.journal.names import commit_key
 from sparklog.log.state.view import COLUMNS, READ_UNCOMMITTED
 from sparklog.log.topic.root import open_root
@@ -227,8 +228,8 @@ def test_a_seek_drops_what_was_read_and_goes_on_from_there(place: Place) -> None
         consumer.seek("a", 9, 0)
 
 
-def test_several_topics_and_large_backlogs_take_turns(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparklog.groups.consumer.FETCH_BYTES", 200)
+def test_several_topics_and_large_backlogs_take_turns(place: Place) -> None:
+    place.store.limits = Limits(fetch_bytes=200)
     for topic in ("a", "b"):
         for number in range(12):
             append(place, topic, number % 2, f"{topic}{number % 2}-{number:02}")

@@ -1,4 +1,4 @@
-"""A small partition, and a clock and a sleep that cost no time."""
+"""An empty root, a small partition, and a clock and a sleep that cost no time."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from sparklog.log.journal.clocks import Env
+from sparklog.log.topic.root import Root
+from sparklog.testing.world import World
 from tests.kafka.logs import FIRST, HOUR_MS, write_partition
 
 
@@ -25,3 +27,9 @@ def waits() -> list[float]:
 def env(waits: list[float]) -> Env:
     """Sleeping takes no time; the clock runs far ahead, so that no folder looks as if it had changed just now."""
     return Env(lambda: 2 * HOUR_MS, lambda: 0, waits.append, random.Random(1))
+
+
+@pytest.fixture
+def root() -> Root:
+    """An empty root in memory."""
+    return World().root()

@@ -14,6 +14,7 @@ from sparklog.format.control import end_txn_marker
 from sparklog.format.record_batch import TRANSACTIONAL_BIT, BatchHeader
 from sparklog.kafka.in_place import KafkaView
 from sparklog.log.state.view import COLUMNS, READ_UNCOMMITTED, OffsetRange, ReadPart
+from sparklog.log.topic.topic import Topic
 from tests.fixture_data import ExpectedRecord
 
 HOUR_MS = 1_704_153_600_000
@@ -40,6 +41,12 @@ def read(
         for batch in pickle.loads(pickle.dumps(part)).read(COLUMNS, batch_bytes=batch_bytes):
             found += records(batch)
     return found
+
+
+def read_topic(topic: Topic, partition: int = 0, isolation: str = READ_UNCOMMITTED) -> list[ExpectedRecord]:
+    """Records of a partition of sparklog's, by default aborted ones as well."""
+    scan = topic.scan(partitions=[partition], isolation_level=isolation, columns=COLUMNS)
+    return [record for found in scan for record in records(found)]
 
 
 def records(batch: pa.RecordBatch) -> list[ExpectedRecord]:

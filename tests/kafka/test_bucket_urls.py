@@ -27,8 +27,7 @@ from sparklog.testing.world import World
 from sparklog.testing.wrapper_stores import CountingStore
 from sparklog.tools.inspection.inspect import inspect_file, inspect_topic
 from tests.fixture_data import expected_records
-from tests.kafka.logs import FIRST, read, without_epochs, write_partition
-from tests.kafka.test_importing import read as read_topic
+from tests.kafka.logs import FIRST, read, read_topic, without_epochs, write_partition
 from tests.support.command_line import invoke
 
 

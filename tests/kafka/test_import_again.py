@@ -22,7 +22,7 @@ from sparklog.kafka.in_place.segment_file import SegmentFile
 from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.state.commit import IMPORT
 from sparklog.log.state.invariants import check_state
-from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
+from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.work_items import Settings
@@ -30,26 +30,17 @@ from sparklog.retention.vacuum import vacuum
 from sparklog.storage.local import LocalStore
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore
 from sparklog.testing.world import World
-from tests.fixture_data import ExpectedRecord, partitions, split_partition
-from tests.kafka.logs import FIRST, SECOND, batch, marker, records, segment, write_partition
+from tests.fixture_data import partitions, split_partition
+from tests.kafka.logs import FIRST, SECOND, batch, marker, read_topic, segment, write_partition
 from tests.kafka.logs import read as read_in_place
+from tests.support.small_limits import small_limits
 
 STARTS = "log-start-offset-checkpoint"
 LEVELS = (READ_UNCOMMITTED, READ_COMMITTED)
 
 
-@pytest.fixture
-def root() -> Root:
-    return World().root()
-
-
 def fresh(number: int = 1) -> Root:
     return World(seed=number).root()
-
-
-def read(topic: Topic, partition: int = 0, isolation: str = READ_UNCOMMITTED) -> list[ExpectedRecord]:
-    scan = topic.scan(partitions=[partition], isolation_level=isolation, columns=COLUMNS)
-    return [record for found in scan for record in records(found)]
 
 
 def state(topic: Topic, partition: int = 0) -> tuple[object, ...]:
@@ -57,7 +48,7 @@ def state(topic: Topic, partition: int = 0) -> tuple[object, ...]:
     head = topic.log.head()
     opened = tuple(each for each in head.kafka_open if each.partition == partition)
     bounds = (head.log_start[partition], head.log_end[partition], head.last_stable()[partition])
-    return (*map(int, bounds), opened, *(read(topic, partition, level) for level in LEVELS))
+    return (*map(int, bounds), opened, *(read_topic(topic, partition, level) for level in LEVELS))
 
 
 def metadata(folder: Path, topic_id: str = "DYgfIwO1zvCu-XXovTnyZg") -> None:
@@ -166,7 +157,7 @@ def test_what_kafka_does_to_a_log_between_two_imports(
             assert head.last_stable()[number] == bounds.last_stable
             for level in LEVELS:
                 expected = read_in_place(view, topic_name, number, level)
-                found = read(topic, number, level)
+                found = read_topic(topic, number, level)
                 since = ends.get((topic_name, number), 0)
                 new = [record for record in found if record.offset >= since]
                 assert new == [record for record in expected if record.offset >= since], (name, stage)
@@ -185,14 +176,14 @@ def test_the_log_start_moves_with_kafkas(root: Root, tmp_path: Path) -> None:
     import_log_dir(root, tmp_path)
     topic = root.topic("t")
     assert topic.log.head().log_start[0] == 4
-    assert [record.value for record in read(topic)] == [b"e", b"f"]
+    assert [record.value for record in read_topic(topic)] == [b"e", b"f"]
     # All that was imported has expired there, and more.
     shutil.rmtree(tmp_path / "t-0")
     metadata(write_partition(tmp_path, "t-0", {20: batch(20, [b"x"]), 21: b""}))
     (tmp_path / STARTS).unlink()
     import_log_dir(root, tmp_path)
     assert (topic.log.head().log_start[0], topic.log.head().log_end[0]) == (20, 21)
-    assert [record.value for record in read(topic)] == [b"x"]
+    assert [record.value for record in read_topic(topic)] == [b"x"]
 
 
 def test_an_open_transaction_that_expired_unseen_is_forgotten(root: Root, tmp_path: Path) -> None:
@@ -204,7 +195,7 @@ def test_an_open_transaction_that_expired_unseen_is_forgotten(root: Root, tmp_pa
     metadata(write_partition(tmp_path, "t-0", {9: batch(9, [b"x"]) + batch(10, [b"y"], producer=7)}))
     import_log_dir(root, tmp_path)
     assert [(each.first, each.end) for each in root.topic("t").log.head().kafka_open] == [(10, 11)]
-    assert [record.value for record in read(root.topic("t"), isolation=READ_COMMITTED)] == [b"x"]
+    assert [record.value for record in read_topic(root.topic("t"), isolation=READ_COMMITTED)] == [b"x"]
 
 
 def test_new_partitions_come_along_and_configs_are_set(root: Root, tmp_path: Path) -> None:
@@ -225,7 +216,7 @@ def test_a_tail_that_was_not_whole_comes_later(root: Root, tmp_path: Path) -> No
     write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND})
     found = import_log_dir(root, tmp_path).topics[0].partitions[0]
     assert (found.since, found.records, found.skipped) == (3, 3, 0)
-    assert [record.offset for record in read(root.topic("t"))] == list(range(6))
+    assert [record.offset for record in read_topic(root.topic("t"))] == list(range(6))
 
 
 def test_what_is_new_counts_as_dirty(root: Root, tmp_path: Path) -> None:
@@ -311,7 +302,7 @@ def test_a_last_batch_that_was_sent_again_to_another_leader(root: Root, tmp_path
     write_partition(tmp_path, "t-0", {0: FIRST + again})
     with pytest.raises(Conflict, match="up to offset 5, is not the one that lies there now"):
         import_log_dir(root, tmp_path)
-    assert [record.value for record in read(root.topic("t"))[3:]] == [b"x", b"y", b"z"]
+    assert [record.value for record in read_topic(root.topic("t"))[3:]] == [b"x", b"y", b"z"]
 
 
 def test_a_cut_that_compaction_hides_shows_in_the_leader_epochs(root: Root, tmp_path: Path) -> None:
@@ -324,7 +315,7 @@ def test_a_cut_that_compaction_hides_shows_in_the_leader_epochs(root: Root, tmp_
     refused(root, tmp_path, Conflict, "is not the one that lies there now")
     (folder / "leader-epoch-checkpoint").write_text("0\n2\n0 0\n1 6\n")
     import_log_dir(root, tmp_path)
-    assert [record.offset for record in read(root.topic("t"))] == [0, 1, 2, 3, 4, 5, 6]
+    assert [record.offset for record in read_topic(root.topic("t"))] == [0, 1, 2, 3, 4, 5, 6]
 
 
 def test_names_that_are_kept(root: Root, tmp_path: Path) -> None:
@@ -367,10 +358,10 @@ PLACES = (("t", 0), ("t", 1), ("u", 0))
 
 
 @pytest.fixture
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_pieces() -> Iterator[None]:
     """A commit for each segment."""
-    monkeypatch.setattr(partition, "PIECE_BYTES", 1)
-    monkeypatch.setattr(importing, "BYTES_PER_COMMIT", 1)
+    with small_limits(import_piece_bytes=1, import_commit_bytes=1):
+        yield
 
 
 def seen(root: Root) -> Iterator[tuple[str, int, list[int]]]:
@@ -378,7 +369,7 @@ def seen(root: Root) -> Iterator[tuple[str, int, list[int]]]:
     for name in root.topics():
         topic = root.topic(name)
         for number in range(topic.log.head().partitions):
-            yield name, number, [record.offset for record in read(topic, number, READ_COMMITTED)]
+            yield name, number, [record.offset for record in read_topic(topic, number, READ_COMMITTED)]
 
 
 @pytest.mark.sweep
@@ -465,10 +456,10 @@ def test_damage_behind_what_was_committed_keeps_that(root: Root, tmp_path: Path)
     folder = write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND + b"\0" * 30, 6: batch(6, [b"g"])})
     with pytest.raises(Corrupt):
         import_log_dir(root, tmp_path)
-    assert [record.offset for record in read(root.topic("t"))] == [0, 1, 2]
+    assert [record.offset for record in read_topic(root.topic("t"))] == [0, 1, 2]
     segment(folder, 3).write_bytes(SECOND)
     import_log_dir(root, tmp_path)
-    assert [record.offset for record in read(root.topic("t"))] == list(range(7))
+    assert [record.offset for record in read_topic(root.topic("t"))] == list(range(7))
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -479,7 +470,7 @@ def test_who_refuses_open_transactions_has_all_or_nothing(root: Root, tmp_path: 
     assert root.topics() == []
     write_partition(tmp_path, "t-0", {8: marker(8, 7, commit=True)})
     import_log_dir(root, tmp_path, ImportOptions(topics=["t"], open_transactions="refuse"))
-    assert len(read(root.topic("t"))) == 8
+    assert len(read_topic(root.topic("t"))) == 8
 
 
 def test_two_imports_at_once_copy_for_one(root: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -496,7 +487,7 @@ def test_two_imports_at_once_copy_for_one(root: Root, tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(partition, "copy_segment", overtaken)
     import_log_dir(root, tmp_path)
-    assert [record.offset for record in read(root.topic("t"))] == list(range(6))
+    assert [record.offset for record in read_topic(root.topic("t"))] == list(range(6))
 
 
 def test_an_import_that_fails_leaves_what_another_one_has_imported_meanwhile(
@@ -515,7 +506,7 @@ def test_an_import_that_fails_leaves_what_another_one_has_imported_meanwhile(
     monkeypatch.setattr(importing, "copy_partition", copy)
     with pytest.raises(Corrupt):
         import_log_dir(root, tmp_path)
-    assert [record.offset for record in read(other.topic("t"))] == list(range(7))
+    assert [record.offset for record in read_topic(other.topic("t"))] == list(range(7))
     assert {info.key for info in root.store.list("t/") if info.key.endswith((".log", ".slices"))} == {
         f"t/{path}" for path in other.topic("t").log.snapshot().slices.paths()
     }
@@ -574,11 +565,11 @@ def test_closed_segments_below_the_high_watermark_are_linked(on_disk: Root, tmp_
     assert linked_bases(place / "u-0") == []
     part = report.topics[0].partitions[0]
     assert (part.linked, part.copied) == (len(FIRST) + len(SECOND), len(parts[6]) + len(parts[7]))
-    assert [record.offset for record in read(on_disk.topic("t"))] == list(range(8))
+    assert [record.offset for record in read_topic(on_disk.topic("t"))] == list(range(8))
     # A broker deletes by name, and appends to the last segment only.
     shutil.rmtree(place)
     on_disk.topic("t").log.refresh()
-    assert [record.offset for record in read(on_disk.topic("t"))] == list(range(8))
+    assert [record.offset for record in read_topic(on_disk.topic("t"))] == list(range(8))
 
 
 @pytest.mark.parametrize("written", [0, 1, 2])
@@ -591,7 +582,7 @@ def test_after_an_unclean_election_a_link_is_corrupt_and_a_copy_whole(
     folder = write_partition(tmp_path / "kafka", "t-0", {0: b"".join(parts), 3: batch(3, [b"3"]), 4: b""})
     (tmp_path / "kafka" / "replication-offset-checkpoint").write_bytes(offsets_to_bytes({("t", 0): 4}))
     import_log_dir(on_disk, tmp_path / "kafka", ImportOptions(link="never" if copied else "auto"))
-    before = None if not copied else read(on_disk.topic("t"))
+    before = None if not copied else read_topic(on_disk.topic("t"))
     for base in (3, 4):
         (folder / f"{base:020}.log").unlink()
     with (folder / f"{0:020}.log").open("r+b") as file:
@@ -599,10 +590,10 @@ def test_after_an_unclean_election_a_link_is_corrupt_and_a_copy_whole(
         file.seek(0, 2)
         file.write(b"".join([batch(1, [b"x"]), batch(2, [b"y"])][:written]))
     if copied:
-        assert read(on_disk.topic("t")) == before
+        assert read_topic(on_disk.topic("t")) == before
     else:
         with pytest.raises(Corrupt):
-            read(on_disk.topic("t"))
+            read_topic(on_disk.topic("t"))
     with pytest.raises(Conflict, match="its log was cut"):
         import_log_dir(on_disk, tmp_path / "kafka")
 
@@ -629,7 +620,7 @@ def test_what_cannot_be_linked_is_copied(on_disk: Root, tmp_path: Path, monkeypa
     report = import_log_dir(on_disk, place)
     assert linked_bases(folder) == []
     assert report.topics[0].partitions[0].linked == 0
-    assert len(read(on_disk.topic("t"))) == 6
+    assert len(read_topic(on_disk.topic("t"))) == 6
 
 
 def _of_another_inode(whole: Any) -> Any:

@@ -42,11 +42,6 @@ from tests.kafka.logs import FIRST, HOUR_MS, batch, keyed_batch, marker, write_p
 TRANSACTIONS = ("transactions", "transactions-tv0")
 
 
-@pytest.fixture
-def root() -> Root:
-    return World().root()
-
-
 def committed(root: Root, group: str) -> dict[str, int]:
     found = Groups(root).group(group).committed()
     return {f"{topic}-{partition}": each.offset for (topic, partition), each in found.items()}

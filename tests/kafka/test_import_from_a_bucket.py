@@ -22,8 +22,7 @@ from sparklog.tools.verification.kafka_directory import verify_log_dir
 from tests.cli.test_expiring import FOREVER, POLICY, TOPIC_KEEP, kafka_batch
 from tests.fixture_data import copied, expected_records
 from tests.kafka.buckets import Bucket, counted, put, upload
-from tests.kafka.logs import FIRST, SECOND, batch, read, without_epochs, write_partition
-from tests.kafka.test_importing import read as read_topic
+from tests.kafka.logs import FIRST, SECOND, batch, read, read_topic, without_epochs, write_partition
 from tests.tools.verification.test_kafka import ENV
 
 NOW_MS = 1_900_000_000_000

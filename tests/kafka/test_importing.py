@@ -15,17 +15,17 @@ import pytest
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.format.checkpoint_files import CLEANER_OFFSETS_FILE, offsets_to_bytes, parse_offsets
 from sparklog.format.record_batch import LOG_APPEND_TIME_BIT, BatchHeader
-from sparklog.kafka.importing import run as importing
 from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView, is_internal
 from sparklog.kafka.in_place.directory import SegmentName
 from sparklog.kafka.in_place.files import file_path
+from sparklog.limits import Limits
 from sparklog.log.read import fetch
 from sparklog.log.state.commit import IMPORT
 from sparklog.log.state.commit_intents import Draft, ImportedPartition, ImportIntent
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.slices import SliceFlag
-from sparklog.log.state.view import COLUMNS, READ_UNCOMMITTED
+from sparklog.log.state.view import READ_UNCOMMITTED
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.storage.store import Store
@@ -33,7 +33,6 @@ from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyS
 from sparklog.testing.world import World
 from sparklog.tools.verification.run import verify_root
 from tests.fixture_data import (
-    ExpectedRecord,
     copied,
     expected_offsets,
     expected_records,
@@ -41,7 +40,17 @@ from tests.fixture_data import (
     partitions,
     split_partition,
 )
-from tests.kafka.logs import FIRST, HOUR_MS, SECOND, batch, marker, records, segment, without_epochs, write_partition
+from tests.kafka.logs import (
+    FIRST,
+    HOUR_MS,
+    SECOND,
+    batch,
+    marker,
+    read_topic,
+    segment,
+    without_epochs,
+    write_partition,
+)
 
 STARTS = "log-start-offset-checkpoint"
 
@@ -62,22 +71,11 @@ STAGES = stages()
 DAMAGED_TAILS = ("garbage-appended", "zeros-appended", "last-batch-cut", "length-field-huge", "empty-segment-last")
 
 
-@pytest.fixture
-def root() -> Root:
-    return World().root()
-
-
 def stage_facts(fixture: Path, stage: str) -> dict[str, Any]:
     """What fixture.json says of a stage, empty for fixtures without stages."""
     facts = json.loads((fixture / "fixture.json").read_text())
     found = [each for each in facts.get("stages", []) if isinstance(each, dict) and each["stage"] == stage]
     return found[0] if found else {}
-
-
-def read(topic: Topic, partition: int = 0) -> list[ExpectedRecord]:
-    """All records of a partition, aborted ones included."""
-    scan = topic.scan(partitions=[partition], isolation_level=READ_UNCOMMITTED, columns=COLUMNS)
-    return [record for found in scan for record in records(found)]
 
 
 def files_of(root: Root, topic: Topic, partition: int = 0) -> dict[str, bytes]:
@@ -115,7 +113,7 @@ def test_a_log_dir_reads_as_kafkas_consumer_reads_it(fixtures: Path, root: Root,
         topic_name, number = split_partition(name)
         topic = root.topic(topic_name)
         head = topic.log.head()
-        assert read(topic, number) == without_epochs(
+        assert read_topic(topic, number) == without_epochs(
             expected_records(fixtures / fixture, name, READ_UNCOMMITTED, expected)
         ), name
         assert head.log_start[number] == bounds[name]["logStartOffset"]
@@ -295,7 +293,7 @@ def test_a_tail_that_is_no_batch_is_left_out(fixtures: Path, root: Root, name: s
     fixture = fixtures / "damaged" / name
     expected = without_epochs(expected_records(fixture, "damaged-0", READ_UNCOMMITTED, "recovered"))
     topic = root.topic("damaged")
-    assert read(topic) == expected
+    assert read_topic(topic) == expected
     assert topic.log.head().log_end[0] == expected_offsets(fixture, "recovered")["damaged-0"]["logEndOffset"]
 
 
@@ -303,7 +301,7 @@ def test_a_killed_brokers_log_is_what_it_is_after_recovery(fixtures: Path, root:
     fixture = fixtures / "damaged/killed-broker"
     import_log_dir(root, fixture / "data")
     expected = without_epochs(expected_records(fixture, "prealloc-0", READ_UNCOMMITTED, "recovered"))
-    assert read(root.topic("prealloc")) == expected
+    assert read_topic(root.topic("prealloc")) == expected
     assert expected
 
 
@@ -313,7 +311,7 @@ def test_a_last_batch_with_a_wrong_checksum_is_not_written_yet(root: Root, tmp_p
     write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND + bytes(torn)})
     import_log_dir(root, tmp_path)
     topic = root.topic("t")
-    assert [record.value for record in read(topic)] == [b"a", b"b", b"c", b"d", b"e", b"f"]
+    assert [record.value for record in read_topic(topic)] == [b"a", b"b", b"c", b"d", b"e", b"f"]
     assert topic.log.head().log_end[0] == 6
 
 
@@ -332,7 +330,7 @@ def test_a_log_ends_where_its_empty_active_segment_begins(root: Root, tmp_path: 
     assert topic.log.snapshot().slices.all().end.tolist() == [3]
     assert topic.scan(partitions=[1], start=5).to_table().num_rows == 0
     topic.append(pa.table({"value": [b"new"] * 3, "partition": pa.array([0, 1, 2], pa.int32())}))
-    assert [record.offset for number in range(3) for record in read(topic, number)] == [0, 1, 2, 10, 7, 0]
+    assert [record.offset for number in range(3) for record in read_topic(topic, number)] == [0, 1, 2, 10, 7, 0]
 
 
 def test_a_log_start_beyond_the_files_leaves_an_empty_log_there(root: Root, tmp_path: Path) -> None:
@@ -356,7 +354,7 @@ def test_a_log_start_within_a_segment_keeps_what_is_above(root: Root, tmp_path: 
         import_log_dir(root, tmp_path)
         topic = root.topic("t")
         assert topic.log.snapshot().slices.all().base.tolist() == bases
-        assert b"".join(record.value or b"" for record in read(topic)) == values
+        assert b"".join(record.value or b"" for record in read_topic(topic)) == values
         assert topic.log.head().log_start[0] == start
         topic.delete()
 
@@ -370,7 +368,7 @@ def test_what_is_appended_later_has_the_next_leader_epoch(fixtures: Path, root: 
     topic.append(pa.table({"value": [b"new"]}))
     slices = topic.log.snapshot().slices.all()
     assert slices.leader_epoch.tolist() == [-1, -1, 5]
-    assert [record.offset for record in read(topic)] == list(range(7))
+    assert [record.offset for record in read_topic(topic)] == list(range(7))
 
 
 # ---------------------------------------------------------------- what slices say
@@ -405,7 +403,7 @@ def test_slices_say_what_their_batches_hold(root: Root, tmp_path: Path) -> None:
     assert slices.end.tolist() == [2, 11, 13, 14, 15]
     for column, value in (("shift", 0), ("append_time", -1), ("leader_epoch", -1), ("position", 0)):
         assert set(getattr(slices, column).tolist()) == {value}
-    assert [record.offset for record in read(root.topic("t"))] == [0, 1, 12, 13, 14]
+    assert [record.offset for record in read_topic(root.topic("t"))] == [0, 1, 12, 13, 14]
 
 
 def test_a_large_active_segment_is_entered_by_its_footer(
@@ -466,13 +464,13 @@ def test_configs_are_those_given(fixtures: Path, root: Root) -> None:
     assert head.configs.segment_bytes == 4096
 
 
-def test_many_partitions_become_several_commits(fixtures: Path, root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importing, "SLICES_PER_COMMIT", 1)
+def test_many_partitions_become_several_commits(fixtures: Path, root: Root) -> None:
+    root.store.limits = Limits(import_commit_slices=1)
     import_log_dir(root, fixtures / "codecs/data", ImportOptions(topics=["codec-none"]))
     topic = root.topic("codec-none")
     assert topic.log.head().version == 4
     for number in range(4):
-        assert read(topic, number) == without_epochs(
+        assert read_topic(topic, number) == without_epochs(
             expected_records(fixtures / "codecs", f"codec-none-{number}", READ_UNCOMMITTED)
         )
 
@@ -499,7 +497,7 @@ def test_a_topic_that_exists_is_left_alone(fixtures: Path, root: Root) -> None:
     root.create_topic("seg-one").append(pa.table({"value": [b"mine"]}))
     with pytest.raises(Conflict, match="topic 'seg-one' exists"):
         import_log_dir(root, fixtures / "segments/data")
-    assert [record.value for record in read(root.topic("seg-one"))] == [b"mine"]
+    assert [record.value for record in read_topic(root.topic("seg-one"))] == [b"mine"]
     assert root.topics() == ["seg-one"]
 
 
@@ -507,7 +505,7 @@ def test_a_deleted_topic_may_be_imported_again(fixtures: Path, root: Root) -> No
     for _ in range(2):
         import_log_dir(root, fixtures / "segments/data", ImportOptions(topics=["seg-one"]))
         topic = root.topic("seg-one")
-        assert len(read(topic)) == 9
+        assert len(read_topic(topic)) == 9
         topic.delete()
     assert topic.log.refresh().head.version == 5
 
@@ -609,14 +607,14 @@ def test_an_import_that_dies_at_any_step_names_nothing_by_halves(root: Root, tmp
         found = {}
         if after.topics():
             topic = after.topic("t")
-            found = {n: [record.offset for record in read(topic, n)] for n in (0, 1)}
+            found = {n: [record.offset for record in read_topic(topic, n)] for n in (0, 1)}
             assert found in (whole, {0: [], 1: []}), (step, calls[-1])
             topic.delete()
         failed += found != whole
         if len(calls) <= step:
             break
         import_log_dir(after, tmp_path)
-        assert {n: [record.offset for record in read(after.topic("t"), n)] for n in (0, 1)} == whole
+        assert {n: [record.offset for record in read_topic(after.topic("t"), n)] for n in (0, 1)} == whole
         after.topic("t").delete()
     assert step < 199
     assert failed > 20

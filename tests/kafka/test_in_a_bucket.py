@@ -11,10 +11,11 @@ import pytest
 from crc32c import crc32c
 
 from sparklog.errors import Corrupt, NotFound, SparklogError
-from sparklog.kafka.in_place import KafkaView, kafka_layout, store_files
+from sparklog.kafka.in_place import KafkaView, kafka_layout
 from sparklog.kafka.in_place.directory import bucket_layout, split_folder_name
 from sparklog.kafka.in_place.files import FilePath, StorePath, store_path
 from sparklog.kafka.in_place.segment_recovery import FAIL, SKIP, TRUNCATE, Skipped
+from sparklog.limits import Limits
 from sparklog.log.journal.clocks import Env
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from tests.fixture_data import fixture_tree
@@ -129,8 +130,8 @@ def test_opening_and_reading_take_few_requests(fixtures: Path) -> None:
 def test_a_long_file_is_read_in_ranges_each_of_which_is_asked_for_once(
     monkeypatch: pytest.MonkeyPatch, parallel: int
 ) -> None:
-    monkeypatch.setattr(store_files, "RANGE_BYTES", 1000)
     bucket = Bucket("long")
+    bucket.limits = Limits(range_bytes=1000)
     monkeypatch.setattr(bucket, "parallel_reads", parallel, raising=False)
     content = bytes(index % 251 for index in range(10_500))
     put(bucket, "kafka/x", content)
@@ -200,8 +201,8 @@ def test_a_file_that_became_shorter_is_read_from_where_its_offsets_lie_now(tmp_p
 def test_a_file_that_another_replaces_while_it_is_read_is_no_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_files, "RANGE_BYTES", len(FIRST))
     bucket = Bucket("within")
+    bucket.limits = Limits(range_bytes=len(FIRST))
     write_partition(tmp_path, "t-0", {0: FIRST + SECOND})
     view = KafkaView(upload(tmp_path, bucket))
     assert end_of(view) == 6

@@ -15,7 +15,7 @@ from sparklog.kafka.in_place import KafkaView
 from sparklog.kafka.in_place.files import file_path
 from sparklog.kafka.in_place.segment_file import SegmentFile, seek
 from sparklog.kafka.in_place.segment_recovery import Skipped
-from sparklog.log.read import fetch
+from sparklog.limits import Limits
 from sparklog.log.read.time_lookup import offsets_of_max_timestamp
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from sparklog.log.topic.root import Root
@@ -38,11 +38,6 @@ PARTITIONS = [
 ]
 
 
-@pytest.fixture
-def root() -> Root:
-    return World().root()
-
-
 def scanned(topic: Topic, partition: int = 0, start: int | None = None, end: int | None = None) -> list[ExpectedRecord]:
     wanted = {name: offset for name, offset in (("start", start), ("end", end)) if offset is not None}
     scan = topic.scan(partitions=[partition], isolation_level=READ_UNCOMMITTED, columns=COLUMNS, **wanted)
@@ -58,11 +53,8 @@ def expected(fixtures: Path, fixture: str, name: str) -> list[ExpectedRecord]:
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(("fixture", "name"), PARTITIONS)
-def test_any_range_of_offsets(
-    fixtures: Path, root: Root, fixture: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fetch, "SPAN_BYTES", 700)
-    monkeypatch.setattr(fetch, "INDEX_MIN_BYTES", 100)
+def test_any_range_of_offsets(fixtures: Path, root: Root, fixture: str, name: str) -> None:
+    root.store.limits = Limits(span_bytes=700, index_min_bytes=100)
     topic, number = split_partition(name)
     view = KafkaView(fixtures / fixture / "data")
     import_log_dir(root, fixtures / fixture / "data", ImportOptions(topics=[topic]))

@@ -19,7 +19,6 @@ from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, O
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.work_items import InProcess, Settings
-from sparklog.testing.world import World
 from tests.fixture_data import ExpectedRecord, copied, expected_offsets, expected_records, fixture_tree
 from tests.kafka.logs import HOUR_MS, offsets, read, records, segment, without_epochs
 
@@ -58,11 +57,6 @@ def batch_at(view: KafkaView, offset: int) -> int | str | None:
     except Corrupt as error:
         return f"invalid batch with base offset {error.offset}"
     return int(window.headers.base_offset[0])
-
-
-@pytest.fixture
-def root() -> Root:
-    return World().root()
 
 
 # ---------------------------------------------------------------- in place

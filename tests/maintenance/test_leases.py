@@ -19,8 +19,8 @@ import pytest
 import sparklog
 from sparklog.cli.jobs import compact, retain
 from sparklog.errors import Fenced, SparklogError, Unavailable
+from sparklog.limits import Limits
 from sparklog.log.topic.root import Root, open_root
-from sparklog.maintenance import leases
 from sparklog.maintenance.leases import LEASE_MS, LEASES, Lease
 from sparklog.maintenance.work_items import Done, InProcess, Settings, Work
 from sparklog.retention.retain import retain_root
@@ -30,6 +30,7 @@ from sparklog.testing.world import DAY_MS, HOUR_MS, MINUTE_MS, START_MS, World
 from sparklog.tools.verification.run import verify_root
 from tests.support import seeds
 from tests.support.failing_threads import Panic
+from tests.support.small_limits import small_limits
 
 ALL: tuple[str, ...] = ()
 
@@ -143,8 +144,8 @@ def test_the_clock_is_the_stores() -> None:
 def test_whatever_a_renewal_fails_with_the_lease_is_renewed_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: type[BaseException]
 ) -> None:
-    monkeypatch.setattr(leases, "RENEW_SECONDS", 0)
-    lease, ended, turns = taken(World()), threading.Event(), iter([kind("struck"), Fenced("enough")])
+    world = World(limits=Limits(renew_seconds=0))
+    lease, ended, turns = taken(world), threading.Event(), iter([kind("struck"), Fenced("enough")])
 
     def renew() -> None:
         raise next(turns)
@@ -372,10 +373,7 @@ def test_hosts_share_a_root_by_topic(place: Path, capsys: pytest.CaptureFixture[
     assert "compact: a is left to another run" in capsys.readouterr().err
 
 
-def test_a_fenced_run_stops_after_the_piece_it_works_on(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(leases, "RENEW_SECONDS", 0.01)
+def test_a_fenced_run_stops_after_the_piece_it_works_on(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
     def steal() -> None:
         log = sparklog.open(place).engine.entries(LEASES, "compact")
@@ -384,7 +382,8 @@ def test_a_fenced_run_stops_after_the_piece_it_works_on(
         while any(thread.name == "sparklog-lease" for thread in threading.enumerate()) and time.monotonic() < end:
             time.sleep(0.01)
 
-    assert compacted(place, meanwhile=steal) == 1
+    with small_limits(renew_seconds=0.01):
+        assert compacted(place, meanwhile=steal) == 1
     assert len(sealed(place)) == 1
     assert "this one stops; what it committed stays [SPARKLOG_FENCED]" in capsys.readouterr().err
 

@@ -19,7 +19,7 @@ import pytest
 from sparklog.cli.commands.jobs import HELP
 from sparklog.cli.jobs import compact, from_delta, mirror, retain, to_delta, verify
 from sparklog.format.offset_map import slots_of
-from sparklog.log.topic.engine import MANY_UNSEALED
+from sparklog.limits import DEFAULTS
 from sparklog.maintenance.leases import LEASE_MS
 from sparklog.maintenance.work_items import Settings
 
@@ -171,4 +171,4 @@ def test_the_sizes_of_the_buffer_hold_the_keys_they_are_said_to() -> None:
 
 
 def test_the_warning_is_where_the_guide_says() -> None:
-    assert f"From {MANY_UNSEALED:,} unsealed slices" in GUIDES
+    assert f"From {DEFAULTS.many_unsealed:,} unsealed slices" in GUIDES

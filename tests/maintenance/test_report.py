@@ -18,7 +18,8 @@ from sparklog.log.journal.clocks import SYSTEM
 from sparklog.maintenance.progress import Meter, say_outcome
 from sparklog.maintenance.report import Failure, Planned, Size, TopicReport, document, summary
 from sparklog.maintenance.work_items import Done, PieceReport
-from sparklog.output import StatusLine, interrupted, say, size_text, table
+from sparklog.output import StatusLine, interrupted, say, table
+from sparklog.units import size_text
 
 NOON_MS = 1_769_860_800_000
 SEALED = PieceReport("seal", "orders", 3, 100, 90, 1000, 900, seconds=1.0)
@@ -33,7 +34,7 @@ REPORT = TopicReport(
     "orders",
     {0: Size(5, 50), 1: Size(6, 60), 3: Size(1500, 60_000)},
     (SEALED, CLEANED, replace(AGAIN, tombstones_kept=6, tombstones_dropped=1)),
-    (LOST,),
+    failures=(LOST,),
     notes=("something to know",),
     seconds=4.0,
 )

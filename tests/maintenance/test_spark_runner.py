@@ -11,7 +11,7 @@ import pytest
 
 from sparklog.errors import Unavailable
 from sparklog.maintenance import spark_runner
-from sparklog.maintenance.spark_runner import CLUSTER_JOBS, NAMED, SparkRunner, _at_once, _Batch
+from sparklog.maintenance.spark_runner import CLUSTER_JOBS, NAMED, SparkRunner, _at_once, _SparkJobs
 from sparklog.testing.world import World
 
 
@@ -36,7 +36,7 @@ def test_a_cluster_that_is_still_starting_is_given_more_than_its_first_slots(
 @pytest.mark.parametrize(("running", "more"), [(NAMED, ""), (NAMED + 5, ", 5 more")])
 def test_a_line_names_a_few_of_those_that_run(running: int, more: str) -> None:
     works: Any = [SimpleNamespace(title=f"seal t-{number}") for number in range(running)]
-    batch = _Batch(None, works, False, World().env())
+    batch = _SparkJobs(None, works, False, World().env())
     for _ in works:
         batch._take()
     names = ", ".join(f"seal t-{number} (0 s)" for number in range(NAMED))
@@ -50,11 +50,11 @@ def runner_of(works: int) -> tuple[SparkRunner, Any]:
 
 
 def test_threads_that_die_before_their_work_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    def take(batch: _Batch) -> int | None:
+    def take(batch: _SparkJobs) -> int | None:
         raise MemoryError("struck")
 
     monkeypatch.setattr(spark_runner, "HEARTBEAT_MS", 10)
-    monkeypatch.setattr(_Batch, "_take", take)
+    monkeypatch.setattr(_SparkJobs, "_take", take)
     monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
     runner, works = runner_of(2)
     with pytest.raises(Unavailable, match="ended before the work"):
@@ -62,20 +62,20 @@ def test_threads_that_die_before_their_work_are_not_waited_for(monkeypatch: pyte
 
 
 def test_a_thread_that_cannot_be_started_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    start, batches, first = threading.Thread.start, list[_Batch](), iter([True])
+    start, batches, first = threading.Thread.start, list[_SparkJobs](), iter([True])
 
     def limited(thread: threading.Thread) -> None:
         if not next(first, False):
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    def work(batch: _Batch) -> None:
+    def work(batch: _SparkJobs) -> None:
         batches.append(batch)
         while not batch._stopped:
             time.sleep(0.001)
 
     monkeypatch.setattr(threading.Thread, "start", limited)
-    monkeypatch.setattr(_Batch, "_work", work)
+    monkeypatch.setattr(_SparkJobs, "_work", work)
     runner, works = runner_of(3)
     with pytest.raises(RuntimeError, match="can't start new thread"):
         list(runner.run(works))

@@ -15,9 +15,10 @@ from sparklog.log.state.history import History
 from sparklog.log.topic.root import open_root
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.properties import settings_of
+from sparklog.maintenance.report import document
 from sparklog.maintenance.work_items import Settings
 from sparklog.retention.expiry_plan import SIZE, TIME
-from sparklog.retention.retain import RetainReport, document, plan_topic, retain_root, retain_topic, summary
+from sparklog.retention.retain import RetainReport, plan_topic, retain_root, retain_topic, summary
 from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore, Script
 from sparklog.testing.world import DAY_MS, HOUR_MS, World
 from tests.retention.fixture_stages import fixture
@@ -67,7 +68,7 @@ def test_old_records_go_where_nobody_seals() -> None:
     assert head.log_end.tolist() == [240]
     (item,) = report.expired
     assert (item.log_start_before, item.log_start, item.segments, item.segments_gone) == (0, 190, 24, 19)
-    assert [reason for reason, _, _ in item.reasons] == [TIME]
+    assert [gone.reason for gone in item.gone] == [TIME]
     assert 0 < item.nbytes_gone < item.nbytes
     assert History(world.store, "t").commit(head.version).op == RETAIN
     assert topic.scan().to_table().num_rows == 50
@@ -93,7 +94,7 @@ def test_size_by_segments_of_unsealed_slices() -> None:
     one = topic.log.snapshot().slices.all().size[0]
     topic.alter(configs={"segment.bytes": int(2 * one), "retention.bytes": int(5 * one)})
     (item,) = world.retain(topic).expired
-    assert [reason for reason, _, _ in item.reasons] == [SIZE]
+    assert [gone.reason for gone in item.gone] == [SIZE]
     assert (item.segments, item.segments_gone, item.log_start) == (5, 2, 40)
     assert item.nbytes - item.nbytes_gone >= 5 * one
 

@@ -34,10 +34,10 @@ from tests.log.simulation.workload import (
     plain_appender,
     process,
 )
+from tests.support.replay import replayable
 from tests.support.seeds import RETENTION, RETENTION_IN_A_BUCKET
 
 CONFIGS = {"segment.bytes": 150, "retention.ms": -1, "retention.bytes": 1500, "file.delete.delay.ms": DAY_MS}
-REPLAY = "SPARKLOG_SEED={seed} python -m pytest tests/retention/test_simulation.py -k test_one_seed"
 
 
 def calm(call: object) -> None:
@@ -169,11 +169,8 @@ def finish(run: Run) -> None:
 
 def check(seed: int, *, bucket: bool = False) -> Run:
     """Run a seed; a failure names it and how to replay it."""
-    try:
+    with replayable(seed, "tests/retention/test_simulation.py", bucket=bucket):
         return simulated(seed, bucket=bucket)
-    except BaseException as error:
-        replay = ("SPARKLOG_BUCKET=1 " if bucket else "") + REPLAY.format(seed=seed)
-        raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}\nreplay: {replay}") from error
 
 
 @pytest.mark.sweep

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pyarrow as pa
 import pytest
 
 from sparklog.compaction.run import compact_topic
 from sparklog.errors import SparklogError
 from sparklog.log.journal.names import commit_path, file_key
-from sparklog.log.state import commit_log, recent_tails
 from sparklog.log.topic.cloning import clone_topic
 from sparklog.log.topic.root import RootView
 from sparklog.log.topic.topic import Topic
@@ -24,13 +25,15 @@ from sparklog.tools.backup.restore_point import Wanted
 from sparklog.tools.backup.restoring import restore
 from sparklog.tools.inspection.inspect import inspect_topic
 from sparklog.tools.verification.run import verify_root
+from tests.support.small_limits import small_limits
 
 KEEP = {"retention.ms": -1, "inline.records.bytes": 4096}
 
 
 @pytest.fixture(autouse=True)
-def _checkpoints_come_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit_log, "CHECKPOINT_COMMITS", 5)
+def _checkpoints_come_often() -> Iterator[None]:
+    with small_limits(checkpoint_commits=5):
+        yield
 
 
 @pytest.fixture
@@ -84,8 +87,7 @@ def test_without_the_rule_records_are_lost(world: World, monkeypatch: pytest.Mon
     monkeypatch.setattr(vacuum_plan, "without_records", lambda topic, commits, kept: commits)
     filled(world)
     # Another process, which has not read the commits as they came.
-    monkeypatch.setattr(recent_tails, "MOST", 0)
-    with pytest.raises(SparklogError):
+    with small_limits(kept_tails=0), pytest.raises(SparklogError):
         values(World(CountingStore(world.store), now_ms=world.now_ms, seed=99).root().topic("t"))
 
 

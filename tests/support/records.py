@@ -20,6 +20,15 @@ def rows(*values: str | bytes, partition: int | None = None) -> pa.Table:
     return table
 
 
+def keyed_rows(*pairs: tuple[str | bytes | None, str | bytes | None], partition: int | None = None) -> pa.Table:
+    """Records with these keys and values; None: null."""
+    keys, values = zip(*pairs, strict=True)
+    columns = {"key": pa.array(keys).cast(pa.binary()), "value": pa.array(values).cast(pa.binary())}
+    if partition is not None:
+        columns["partition"] = pa.array([partition] * len(pairs), pa.int32())
+    return pa.table(columns)
+
+
 def random_rows(
     n: int, *, keys: int | None = 50, value_bytes: int = 40, seed: int = 0, first: int = 0, times: bool = True
 ) -> pa.Table:

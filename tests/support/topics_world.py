@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sparklog.limits import Limits
 from sparklog.log.state.view import READ_COMMITTED
 from sparklog.log.topic.topic import Topic
 from sparklog.storage.store import Store
@@ -17,8 +18,15 @@ TOPICS = ("a", "b", "c")
 class TopicsWorld(World):
     """Topics with real records. Sleep takes no time, unless it is to."""
 
-    def __init__(self, partitions: int = 1, store: Store | None = None, *, sleep_takes_time: bool = False) -> None:
-        super().__init__(store, sleep_takes_time=sleep_takes_time)
+    def __init__(
+        self,
+        partitions: int = 1,
+        store: Store | None = None,
+        *,
+        sleep_takes_time: bool = False,
+        limits: Limits | None = None,
+    ) -> None:
+        super().__init__(store, sleep_takes_time=sleep_takes_time, limits=limits)
         root = self.root()
         for name in TOPICS:
             root.create_topic(name, partitions=partitions)

@@ -14,9 +14,8 @@ import pytest
 
 from sparklog.compaction.run import CompactOptions, compact_root
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, SparklogError
-from sparklog.log.decisions import decision_log
+from sparklog.limits import Limits
 from sparklog.log.decisions.decision import BY_OWNER
-from sparklog.log.journal import entry_log
 from sparklog.log.journal.names import commit_key
 from sparklog.log.read.read_plan import read_parts
 from sparklog.log.state.commit import Resolved
@@ -25,8 +24,9 @@ from sparklog.log.state.topic_state import Head
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from sparklog.log.topic.root import Root, RootView
 from sparklog.log.write.append_writer import AppendWriter, TopicFiles, write_files
+from sparklog.maintenance.report import document
 from sparklog.maintenance.work_items import InProcess, Settings
-from sparklog.retention.retain import document, retain_root, summary
+from sparklog.retention.retain import retain_root, summary
 from sparklog.storage.local import LocalStore
 from sparklog.storage.store import ObjectInfo, Store
 from sparklog.testing.wrapper_stores import WrapperStore
@@ -116,9 +116,8 @@ def test_a_commit_waits_for_a_topic_that_does_not_record_it() -> None:
     assert world.values("c") == ["0"]
 
 
-def test_old_entries_are_collected_by_the_stores_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry_log, "CHECKPOINT_ENTRIES", 4)
-    world = TopicsWorld()
+def test_old_entries_are_collected_by_the_stores_clock() -> None:
+    world = TopicsWorld(limits=Limits(checkpoint_entries=4))
     producer = world.producer()
 
     def write(n: int) -> None:
@@ -431,10 +430,8 @@ def test_a_forked_process_uses_ids_of_its_own() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_logs_of_single_writes_do_not_pile_up_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decision_log, "KEPT_LOGS", 4)
-    monkeypatch.setattr(publishing, "REUSED_MS", 0)
-    world = TopicsWorld()
+def test_logs_of_single_writes_do_not_pile_up_in_memory() -> None:
+    world = TopicsWorld(limits=Limits(decision_logs=4, reused_ms=0))
     writer, reader = world.root(), world.root()
     view = RootView(reader)
     for number in range(10):
@@ -444,9 +441,8 @@ def test_logs_of_single_writes_do_not_pile_up_in_memory(monkeypatch: pytest.Monk
     assert world.values("a") == [f"{number}" for number in range(10)]
 
 
-def test_a_log_that_was_dropped_is_opened_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decision_log, "KEPT_LOGS", 1)
-    world = TopicsWorld()
+def test_a_log_that_was_dropped_is_opened_anew() -> None:
+    world = TopicsWorld(limits=Limits(decision_logs=1))
     root = world.root()
     held = [world.prepare(transactional(root, name), a=[name]) for name in ("one", "two", "three")]
     assert len(root.engine.decisions) == 1

@@ -25,7 +25,8 @@ from sparklog.cli.options import (
 )
 from sparklog.cli.terminal import Output, print_table, printable
 from sparklog.log.journal.clocks import iso_time
-from sparklog.output import StatusLine, json_value, size_text
+from sparklog.output import StatusLine, json_value
+from sparklog.units import size_text
 
 if TYPE_CHECKING:
     from sparklog.tools.backup.manifest import Manifest

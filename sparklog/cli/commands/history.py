@@ -12,7 +12,7 @@ from sparklog.cli.options import Commands, RootOption, whole_number
 from sparklog.cli.terminal import Output, print_table
 from sparklog.log.journal.clocks import iso_time
 from sparklog.log.journal.names import check_topic_name
-from sparklog.output import size_text
+from sparklog.units import size_text
 
 if TYPE_CHECKING:
     from sparklog.log.state.commit import Commit

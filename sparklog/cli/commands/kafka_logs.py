@@ -23,8 +23,9 @@ from sparklog.cli.options import (
     parse_time,
 )
 from sparklog.cli.terminal import Output, print_table, printable, warn
-from sparklog.output import StatusLine, json_value, size_text
+from sparklog.output import StatusLine, json_value
 from sparklog.parsing import is_digits
+from sparklog.units import size_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -20,7 +20,7 @@ from sparklog.cli.options import (
     whole_number,
 )
 from sparklog.cli.terminal import Output, print_table, read_text
-from sparklog.output import count
+from sparklog.units import count
 
 if TYPE_CHECKING:
     from sparklog.log.state.view import PartitionSize

@@ -8,7 +8,7 @@ the report to stdout; spark-submit joins the two, and with --json the document i
 # Without `annotations` of the future: typer could not read the options of a class in the module of its subclass.
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Annotated, Any, ParamSpec, TypeVar
@@ -34,7 +34,7 @@ from sparklog.log.journal.clocks import warn_of_seconds
 from sparklog.log.topic.root import Root
 from sparklog.maintenance.leases import Lease, leased
 from sparklog.maintenance.properties import settings_of_file
-from sparklog.maintenance.report import say_failures
+from sparklog.maintenance.report import document, say_failures
 from sparklog.maintenance.spark_runner import hide_interrupts
 from sparklog.maintenance.work_items import Settings, store_clock_ms
 from sparklog.output import interrupted, say
@@ -130,7 +130,6 @@ def run_maintenance(
     options: Maintenance,
     work: Callable[[Root, Settings, Lease], Sequence[Any]],
     summary: Callable[..., str],
-    document: Callable[..., Mapping[str, object]],
 ) -> int:
     """Do a job's work on a root, then print failures on stderr and the report on stdout. Returns the exit code.
 

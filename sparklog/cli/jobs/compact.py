@@ -22,10 +22,11 @@ from sparklog.errors import SparklogError
 from sparklog.log.topic.root import Root
 from sparklog.maintenance.leases import Lease
 from sparklog.maintenance.progress import say_outcome
-from sparklog.maintenance.report import TopicReport, document, summary
+from sparklog.maintenance.report import TopicReport, summary
 from sparklog.maintenance.spark_runner import SparkIfNeeded
 from sparklog.maintenance.work_items import Done, Runner, Settings, Work
-from sparklog.output import StatusLine, count
+from sparklog.output import StatusLine
+from sparklog.units import count
 
 
 @dataclass
@@ -60,7 +61,7 @@ def run(runner: Runner, options: Compact) -> int:
             parts = CompactOptions(lease.topics, options.seal_only, options.roll, options.dry_run)
             return compact_root(root, settings, runner, parts, ended)
 
-        return run_maintenance("compact", options, compact, summary, document)
+        return run_maintenance("compact", options, compact, summary)
 
 
 @guarded

@@ -15,8 +15,9 @@ from sparklog.log.topic.root import Root
 from sparklog.maintenance.leases import Lease
 from sparklog.maintenance.spark_runner import SparkIfNeeded
 from sparklog.maintenance.work_items import Runner, Settings
-from sparklog.output import StatusLine, count, log
-from sparklog.retention.retain import RetainReport, document, progress, retain_root, summary
+from sparklog.output import StatusLine, log
+from sparklog.retention.retain import RetainReport, progress, retain_root, summary
+from sparklog.units import count
 
 arguments = partial(parse, "retain", Maintenance, __doc__)
 
@@ -43,7 +44,7 @@ def run(options: Maintenance, runner: Runner | None = None) -> int:
                 root, settings, topics=lease.topics, runner=runner, dry_run=options.dry_run, on_done=show
             )
 
-        code = run_maintenance("retain", options, retain, summary, document)
+        code = run_maintenance("retain", options, retain, summary)
     if busy and idle:
         log(f"retain: {count(idle, 'topic')} had nothing to delete")
     return code

@@ -47,9 +47,6 @@ from sparklog.log.state.commit_intents import ImportedPartition
 from sparklog.log.state.slices import FileSlices
 from sparklog.storage.store import Store
 
-PIECE_BYTES = 1 << 30
-"""A piece is ended by the first segment that takes it to this."""
-
 
 @dataclass(frozen=True, slots=True)
 class PartitionSource:
@@ -149,7 +146,7 @@ def copy_partition(
     `Corrupt` with file, position and offset for damage in front of the log's end that is not left out, `Unavailable` if
     a broker replaces the folder's files meanwhile, `Conflict` if a batch goes across its end.
     """
-    names = settled_segments(source.folder, env=target.env)
+    names, limits = settled_segments(source.folder, env=target.env), target.store.limits
     log_start = max(names[0].base if names else 0, source.log_start or 0)
     copies = _Copies(source, target, log_start, before)
     for name, after in zip(names, [*names[1:], None], strict=True):
@@ -158,7 +155,7 @@ def copy_partition(
             copies.leave_out(name, Lost(0, name.size, copies.next_offset, None, reason))
         elif after is None or after.base > max(log_start, before.end):
             copies.add(name, after)
-            if after is not None and copies.nbytes >= PIECE_BYTES and not copies.truncated:
+            if after is not None and copies.nbytes >= limits.import_piece_bytes and not copies.truncated:
                 yield copies.piece(after.base, None)
     cleaned = source.cleaned_through if before.end == 0 else None
     # Batches have epochs as well.

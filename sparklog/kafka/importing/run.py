@@ -41,9 +41,6 @@ from sparklog.log.state.slices import FileSlices
 from sparklog.log.topic.root import Root, topic_of
 from sparklog.log.topic.topic import Topic
 
-SLICES_PER_COMMIT = 10_000
-BYTES_PER_COMMIT = 1 << 30
-"""A commit is made once this much was copied for it (see also `partition.PIECE_BYTES`)."""
 KEEP, ABORT, REFUSE = OPEN_CHOICES = ("keep", "abort", "refuse")
 """Choices for transactions that are open in Kafka."""
 AUTO, NEVER = LINK_CHOICES = ("auto", "never")
@@ -317,13 +314,14 @@ class _TopicImport:
             coordinator=self.coordinator,
             progress=lambda records, nbytes: self.on_progress(name, part.number, records, nbytes),
         )
+        limits = self.root.store.limits
         for piece in copy_partition(part, target, before):
             last = piece
             self.pending.append(piece)
             self.new += piece.files
             self.files += len(piece.files)
             self.nbytes += sum(file.size for file in piece.files)
-            full = self.files >= SLICES_PER_COMMIT or self.nbytes >= BYTES_PER_COMMIT
+            full = self.files >= limits.import_commit_slices or self.nbytes >= limits.import_commit_bytes
             # With `refuse` all is one commit: only the end shows what is open.
             if full and self.options.open_transactions != REFUSE:
                 self._commit(topic)

@@ -28,8 +28,6 @@ from sparklog.storage.store import ObjectInfo, Store
 T = TypeVar("T")
 R = TypeVar("R")
 
-RANGE_BYTES = 4 << 20
-"""Bytes of a request for a part of a file."""
 RANGES_AHEAD = 2
 """Ranges requested before they are asked for, once two in a row were, by a store that has `parallel_reads`."""
 RANGES_KEPT = RANGES_AHEAD + 2
@@ -214,19 +212,21 @@ class StoreFile:
         self.path = path
         self.size, self.modified = stat.st_size, stat.st_mtime_ns
         self._store = path.files.store
+        self._range_bytes = self._store.limits.range_bytes
         self._ranges: dict[int, bytes] = {}
         """The ranges read last, by number."""
         self._last = -1
         self._coming: dict[int, Request] = {}
         """Ranges to read next, in order: the one that is asked for, and those after it that are read ahead."""
-        self._ahead = ReadAhead(min(self._store.parallel_reads, RANGES_AHEAD + 1), self._fetch, self._more)
+        at_once = min(self._store.parallel_reads, RANGES_AHEAD + 1)
+        self._ahead = ReadAhead(at_once, self._fetch, self._more, self._store.limits)
 
     def read(self, position: int, length: int) -> bytes:
         parts: list[bytes] = []
         end = min(position + length, self.size)
         while position < end:
-            start = position % RANGE_BYTES
-            part = self._range(position // RANGE_BYTES)[start : start + end - position]
+            start = position % self._range_bytes
+            part = self._range(position // self._range_bytes)[start : start + end - position]
             parts.append(part)
             position += len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -255,15 +255,15 @@ class StoreFile:
         return data
 
     def _add(self, number: int) -> None:
-        start = number * RANGE_BYTES
-        length = min(RANGE_BYTES, self.size - start)
+        start = number * self._range_bytes
+        length = min(self._range_bytes, self.size - start)
         self._coming[number] = Request(self._store, self.path.key, start, length)
         self._ahead.add([self._coming[number]])
 
     def _more(self) -> bool:
         """Add the next range if two in a row have been asked for."""
         asked, following = next(iter(self._coming)), next(reversed(self._coming)) + 1
-        if self._last < 0 or asked != self._last + 1 or following * RANGE_BYTES >= self.size:
+        if self._last < 0 or asked != self._last + 1 or following * self._range_bytes >= self.size:
             return False
         self._add(following)
         return True

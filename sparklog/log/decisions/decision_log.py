@@ -44,7 +44,6 @@ from sparklog.storage.store import Store
 _LOG = logging.getLogger("sparklog.log")
 REMEMBERED = 256
 """Outcomes of old transactions kept in memory: of those that some topic or group still shows open."""
-KEPT_LOGS = 1_024
 DEFAULT_TIMEOUT_MS = 60_000
 MAX_TIMEOUT_MS = 86_400_000
 """A day: commits and decisions are kept seven, so an open transaction never outlives its decision."""
@@ -143,7 +142,7 @@ class DecisionLogs:
         with self._lock:
             log = self._logs.pop(transactional_id, None) or DecisionLog(self._root, transactional_id)
             self._logs[transactional_id] = log
-            if len(self._logs) > KEPT_LOGS:
+            if len(self._logs) > self._root.store.limits.decision_logs:
                 self._logs.popitem(last=False)
             return log
 

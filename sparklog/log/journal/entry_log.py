@@ -13,12 +13,11 @@ from typing import Generic, TypeVar
 
 import crc32c
 
-from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError
+from sparklog.errors import BadRequest, Corrupt
 from sparklog.log.journal.clocks import next_times
 from sparklog.log.journal.documents import KNOWN_WRITE_FEATURES, TEXT, TEXTS, UINT32_MAX, Member, StoredDocument, whole
 from sparklog.log.journal.journal import Journal, RootAccess, SeenState
-from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, checkpoint_version, commit_key, id_folder
-from sparklog.storage.parallel_reads import read_each
+from sparklog.log.journal.names import LOG_FOLDER, checkpoint_key, checkpoint_prefix, commit_key, id_folder
 from sparklog.storage.store import ObjectInfo, Store
 
 ENTRY_MEMBERS = (
@@ -33,7 +32,6 @@ ENTRY_MEMBERS = (
     Member("clockSince", whole(0), optional=True),
 )
 """The members that every entry begins with."""
-CHECKPOINT_ENTRIES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +131,7 @@ class EntryLog(Journal[E, E, E]):
 
     @property
     def _entries_per_checkpoint(self) -> int:
-        return CHECKPOINT_ENTRIES
+        return self.store.limits.checkpoint_entries
 
     def _decode_checkpoint(self, data: bytes, key: str, number: int) -> E:
         return self._decode(data, key, number)
@@ -149,51 +147,10 @@ KEEP_MS = 7 * 86_400_000
 """An entry stays as long as a commit does, unless the caller has another time."""
 
 
-def ids_of(store: Store, kind: EntryKind[E], failures: list[SparklogError] | None = None) -> list[str]:
-    """Return the ids that have entries, from an entry of each folder. Errors are put into `failures`, or raised."""
-    folders = list(store.list_folders(f"{kind.folder}/"))
-    ids = read_each(store, lambda folder: id_under(store, kind, f"{kind.folder}/{folder}"), folders, failures)
-    return [id_ for folder, id_ in ids.items() if id_ is not None and id_folder(id_) == folder]
-
-
-def _first_keys(store: Store, prefix: str) -> Iterator[str]:
-    yield commit_key(prefix, 0)
-    # Looked for only if the first entry is gone.
-    yield from (info.key for info in store.list(checkpoint_prefix(prefix)))
-
-
-def id_under(store: Store, kind: EntryKind[E], prefix: str) -> str | None:
-    """Return the id whose entries lie here, None without any, by the first one or a checkpoint; else `Corrupt`."""
-    damage: Corrupt | None = None
-    for key in _first_keys(store, prefix):
-        number = checkpoint_version(key)
-        if number is None:
-            continue
-        try:
-            return kind.decode(store.get(key), key, number).id
-        except NotFound:
-            continue
-        except Corrupt as error:
-            damage = error
-    if damage is not None:
-        raise damage
-    return None
-
-
-def entry_before(log: EntryLog[E], time_ms: int) -> E | None:
-    """Return the newest entry written up to a time, by the store's clock; None if there is none."""
-    number = None
-    for info in log.store.list(f"{log.prefix}/_log/0"):
-        if info.modified_ms > time_ms:
-            break
-        number = checkpoint_version(info.key)
-    if number is None:
-        return None
-    key = log.key(number)
-    try:
-        return log.kind.decode(log.store.get(key), key, number)
-    except NotFound:
-        return None
+def list_entries(store: Store, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+    """List the entries of a journal whose keys are greater than `after`."""
+    # 20 digits hold every number with a zero in front, and so no checkpoint is listed with the entries.
+    return store.list(f"{prefix}/{LOG_FOLDER}/0", after)
 
 
 def collect_log(log: EntryLog[E], now_ms: int, *, dry_run: bool) -> tuple[int, int]:
@@ -227,12 +184,11 @@ def collect_entries(
         return 0, 0
     first = lowest if needed is None else min(lowest, needed)
     gone: list[ObjectInfo] = []
-    for prefix, limit in (
-        # 20 digits hold every number with a zero in front, and so no checkpoint is listed with the entries.
-        (f"{log.prefix}/_log/0", commit_key(log.prefix, first)),
-        (checkpoint_prefix(log.prefix), checkpoint_key(log.prefix, lowest)),
+    for infos, limit in (
+        (list_entries(log.store, log.prefix), commit_key(log.prefix, first)),
+        (log.store.list(checkpoint_prefix(log.prefix)), checkpoint_key(log.prefix, lowest)),
     ):
-        for info, newer in pairwise(log.store.list(prefix)):
+        for info, newer in pairwise(infos):
             if info.key >= limit:
                 break
             if now_ms - newer.modified_ms >= keep_ms:

@@ -33,8 +33,6 @@ from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, checkp
 from sparklog.log.journal.numbered_objects import NOTHING_SEEN, STALE_MS, Answer, Basis, NumberedObjects, Place, Sight
 from sparklog.storage.store import Store
 
-CHECKPOINT_BYTES = 1 << 20
-"""A checkpoint is due after this many bytes of entries, however few they are."""
 WAIT_AFTER_LOSSES = 3
 FAR_WAIT = 2
 """On a store with round trips waits stop growing here, at 80 ms: a try takes as long, and who waits longer starves."""
@@ -487,7 +485,7 @@ class Journal(ABC, Generic[S, E, D]):
 
     def _is_checkpoint_due(self, base: SeenState[S]) -> bool:
         entries = base.state.number - base.checkpoint
-        return entries >= self._entries_per_checkpoint or base.tail_bytes >= CHECKPOINT_BYTES
+        return entries >= self._entries_per_checkpoint or base.tail_bytes >= self.store.limits.checkpoint_bytes
 
     def _write_checkpoint_if_due(self, base: SeenState[S]) -> SeenState[S]:
         try:

@@ -2,9 +2,9 @@
 
 Slices that lie side by side in one file and come next for the ranges being read are fetched together, also those of
 different partitions: a task that reads 8 partitions of n small append files makes n requests, not 8 n. Slices are
-fetched whole and checked by their CRC-32C while they fit into `SPAN_BYTES`; larger ones come in windows of that size,
+fetched whole and checked by their CRC-32C while they fit into `span_bytes`; larger ones come in windows of that size,
 and where the range begins or ends inside one, the footer's index says where to enter. So a task never holds more than a
-few `SPAN_BYTES`, whatever it reads. Where each request costs a round trip, several are under way
+few `span_bytes`, whatever it reads. Where each request costs a round trip, several are under way
 (`sparklog.log.read.read_ahead`): the same pieces in the same order, but for the borders of windows.
 
 Sealed segments have no footer: see `sparklog.log.read.segment_entrance`.
@@ -23,10 +23,11 @@ from itertools import chain
 from crc32c import crc32c
 
 from sparklog.errors import Corrupt, NotFound
-from sparklog.format.append_file import INDEX_MIN_BYTES, Footer, SliceIndex, WrittenSlice, decode_footer
+from sparklog.format.append_file import Footer, SliceIndex, WrittenSlice, decode_footer
 from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.record_batch import HEADER_BYTES, LOG_OVERHEAD, BatchHeaders
 from sparklog.format.segment_indexes import OffsetIndex
+from sparklog.limits import DEFAULTS
 from sparklog.log.read.planned_slices import PlannedSlice, PlannedSlices
 from sparklog.log.read.read_ahead import ReadAhead, Request
 from sparklog.log.read.segment_entrance import Entrance, entrance_for_offsets, read_offset_index
@@ -34,7 +35,6 @@ from sparklog.log.state.recent_tails import RECENT
 from sparklog.log.state.view import OffsetRange
 from sparklog.storage.store import Store
 
-SPAN_BYTES = 8 << 20
 ROWS_AT_ONCE = 512
 Window = tuple[memoryview, BatchHeaders]
 """Whole batches and their headers."""
@@ -123,7 +123,7 @@ class Fetcher:
         """Cursors before this one are through."""
         self._jobs: deque[_Job] = deque()
         at_once = min((cursor.store.parallel_reads for cursor in cursors), default=1)
-        self._ahead = ReadAhead(at_once, _read, self._more)
+        self._ahead = ReadAhead(at_once, _read, self._more, cursors[0].store.limits if cursors else DEFAULTS)
 
     def __iter__(self) -> Iterator[FetchedBatches]:
         for cursor in self._cursors:
@@ -179,7 +179,8 @@ class Fetcher:
     @staticmethod
     def _in_windows(cursor: Cursor, planned: PlannedSlice) -> bool:
         """True if a slice is too large to fetch whole, or large enough to be entered by its index."""
-        return planned.size > SPAN_BYTES or (planned.size > INDEX_MIN_BYTES and cursor.cuts(planned))
+        limits = cursor.store.limits
+        return planned.size > limits.span_bytes or (planned.size > limits.index_min_bytes and cursor.cuts(planned))
 
     def _next(self) -> tuple[Cursor, PlannedSlice] | None:
         while self._first < len(self._cursors):
@@ -217,7 +218,7 @@ class Fetcher:
             neighbour = other.head()
             if neighbour is None or self._in_windows(other, neighbour):
                 break
-            if end + neighbour.size - planned.position > SPAN_BYTES:
+            if end + neighbour.size - planned.position > cursor.store.limits.span_bytes:
                 break
             taken.append((other, neighbour, other.next))
             self._advance(other, neighbour)
@@ -300,9 +301,10 @@ def _read(request: Request) -> bytes:
 
 
 def _ranges(store: Store, planned: PlannedSlice, low: int, high: int) -> list[Request]:
-    starts = range(low, high, SPAN_BYTES)
+    span = store.limits.span_bytes
     return [
-        Request(store, planned.file, planned.position + offset, min(SPAN_BYTES, high - offset)) for offset in starts
+        Request(store, planned.file, planned.position + offset, min(span, high - offset))
+        for offset in range(low, high, span)
     ]
 
 
@@ -334,7 +336,7 @@ def _window_reads(
 
 def read_windows(store: Store, planned: PlannedSlice) -> Iterator[Window]:
     """Yield all batches of a large slice, in windows. Raises as `read_window`; checksums are for the caller."""
-    ahead = ReadAhead(store.parallel_reads, _read, lambda: False)
+    ahead = ReadAhead(store.parallel_reads, _read, lambda: False, store.limits)
     requests = _ranges(store, planned, 0, planned.size) if ahead.is_on else []
     ahead.add(requests)
     try:
@@ -379,11 +381,11 @@ def enter_segment(store: Store, planned: PlannedSlice, entrance: Entrance) -> tu
 
 
 def read_window(store: Store, planned: PlannedSlice, low: int, high: int, until: int = 0) -> Window:
-    """Return the first whole batches of bytes `[low, high)` of the slice (`SPAN_BYTES` or one batch) and their headers.
+    """Return the first whole batches of bytes `[low, high)` of the slice (`span_bytes` or one batch) and their headers.
 
     No more than up to `until` is asked for at first, if that is above `low`: a guess, which may be wrong.
     """
-    length = min(SPAN_BYTES, high - low)
+    length = min(store.limits.span_bytes, high - low)
     if low < until:
         length = min(length, max(until - low, HEADER_BYTES))
     place = planned.position + low

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
 
-from sparklog.format.slice_columns import PLANNED
+from sparklog.format.slice_columns import PLANNED, SliceRow
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.journal.names import file_key
 from sparklog.log.state.rewrites import Input
@@ -16,33 +17,22 @@ from sparklog.log.state.slice_table import ABORTED, Columns, ColumnsByName, Slic
 
 
 @dataclass(slots=True, eq=False)
-class PlannedSlice:
+class PlannedSlice(SliceRow):
     """One slice to read or rewrite; columns as in the slice table. Not frozen: a task makes thousands of them at once.
 
     `path`: below the topic's folder, as commits name it; `file`: its key in the store. `hidden`: Kafka's aborted
     transactions, whose records are not to be seen, whichever slice they are in.
     """
 
+    file_size: int
+    footer_length: int
+    leader_epoch: int
+    status: int
     topic: str
     partition: int
     path: str
     file: str
     hidden: AbortedTransactions | None
-    file_size: int
-    footer_length: int
-    position: int
-    size: int
-    base: int
-    end: int
-    shift: int
-    records: int
-    min_ts: int
-    max_ts: int
-    crc: int
-    flags: int
-    append_time: int
-    leader_epoch: int
-    status: int
 
     @property
     def aborted(self) -> bool:
@@ -55,6 +45,9 @@ class PlannedSlice:
 
     def input(self) -> Input:
         return Input(self.path, self.position, self.base, self.end)
+
+
+_NUMBERS = tuple(field.name for field in fields(PlannedSlice) if field.name in PLANNED)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,12 +68,10 @@ class PlannedSlices(ColumnsByName):
 
     def rows(self, low: int = 0, high: int | None = None) -> list[PlannedSlice]:
         paths = [self.paths[code] for code in self.columns["file"][low:high].tolist()]
-        columns = [self.columns[name][low:high].tolist() for name in PLANNED]
-        topic, partition, hidden = self.topic, self.partition, self.hidden
-        return [
-            PlannedSlice(topic, partition, path, file_key(topic, path), hidden, *numbers)
-            for path, *numbers in zip(paths, *columns, strict=True)
-        ]
+        files = [file_key(self.topic, path) for path in paths]
+        numbers = [self.columns[name][low:high].tolist() for name in _NUMBERS]
+        topic, partition, hidden = repeat(self.topic), repeat(self.partition), repeat(self.hidden)
+        return list(map(PlannedSlice, *numbers, topic, partition, paths, files, hidden))
 
     def row(self, i: int) -> PlannedSlice:
         return self.rows(i, i + 1)[0]

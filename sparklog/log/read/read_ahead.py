@@ -1,6 +1,6 @@
 """Ranges of files that are read next, several under way at a time, where each request costs a round trip.
 
-What is under way or waits to be taken is at most `AHEAD_BYTES` (or one range) and as many requests as the store is
+What is under way or waits to be taken is at most `ahead_bytes` (or one range) and as many requests as the store is
 worth: fewer bytes at first, for many readers want a few records and no more. A store without `parallel_reads` is asked
 when a range is taken, and for nothing else.
 """
@@ -12,11 +12,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+from sparklog.limits import DEFAULTS, Limits
 from sparklog.storage.store import Store
-
-AHEAD_BYTES = 32 << 20
-FIRST_BYTES = 2 << 20
-"""So much at first, and twice what was taken on top."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +33,14 @@ class ReadAhead:
     `read` makes one, in any thread. `more` adds those that follow, and returns False if none can be known yet.
     """
 
-    def __init__(self, at_once: int, read: Callable[[Request], bytes], more: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        at_once: int,
+        read: Callable[[Request], bytes],
+        more: Callable[[], bool],
+        limits: Limits = DEFAULTS,
+    ) -> None:
+        self._limits = limits
         self._at_once = at_once
         self._read = read
         self._more = more
@@ -81,7 +85,7 @@ class ReadAhead:
         """Begin as many requests as may be under way; a single one is left to the thread that takes it."""
         begun: list[Request] = []
         held = sum(request.length for request in self._begun)
-        most = min(FIRST_BYTES + 2 * self._taken, AHEAD_BYTES)
+        most = min(self._limits.first_ahead_bytes + 2 * self._taken, self._limits.ahead_bytes)
         while len(self._begun) < self._at_once and held < most:
             if not self._waiting and not self._more():
                 break

@@ -1,8 +1,8 @@
-"""The entrance to a sealed segment, by the indexes beside it.
+"""The entrance to a sealed segment, by the indexes next to it.
 
-Sealed segments have no footer. They are entered by the `.index` and `.timeindex` beside them, as Kafka does, but these
+Sealed segments have no footer. They are entered by the `.index` and `.timeindex` next to them, as Kafka does, but these
 have no checksum, and a stale one would hide records (docs/reference/kafka-format.md). So an entry is proven by the log
-before it is believed: at its position lies a batch whose CRC is right and whose last offset is the entry's, and the
+before it is believed: at its position is a batch whose CRC is right and whose last offset is the entry's, and the
 batch that a time entry names has the entry's time. Otherwise, and where an index is missing, unreadable or out of
 order, the segment is read from its start. The end of a read is only a guess at how much to ask for: a wrong one costs a
 request.

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from sparklog.errors import Corrupt
-from sparklog.format.append_file import INDEX_MIN_BYTES
 from sparklog.format.record_batch import Place
 from sparklog.log.read import fetch
 from sparklog.log.read.planned_slices import PlannedSlice, planned_slices
@@ -96,7 +95,8 @@ def _in_slice(store: Store, planned: PlannedSlice, target: int, start: int) -> T
 
 def _windows(store: Store, planned: PlannedSlice, target: int, start: int) -> Iterator[tuple[fetch.Window, int, bool]]:
     """Yield batches that may hold the record, their byte in the slice, and if their checksums are to be looked at."""
-    segment = planned.size > INDEX_MIN_BYTES and not planned.footer_length
+    large = planned.size > store.limits.index_min_bytes
+    segment = large and not planned.footer_length
     low, cuts, first, until = 0, [planned.size], None, 0
     if segment:
         offsets = read_offset_index(store, planned)
@@ -104,7 +104,7 @@ def _windows(store: Store, planned: PlannedSlice, target: int, start: int) -> It
         entrance = entrance_for_timestamp(offsets, times, planned, target, start)
         low, first = fetch.enter_segment(store, planned, entrance)
         until = entrance.until
-    elif planned.size > INDEX_MIN_BYTES:
+    elif large:
         index = fetch.index_of(fetch.read_footer(store, planned), planned)
         if index is not None:
             by_time = index.entry_for_timestamp(target) if planned.append_time < 0 else 0

@@ -25,10 +25,7 @@ from sparklog.log.state.recent_tails import RECENT
 from sparklog.log.state.slice_table import SliceTable, Snapshot
 from sparklog.log.state.topic_state import EMPTY, Head
 
-CHECKPOINT_COMMITS = 128
 LOAD_TRIES = 8
-LONG_TAIL = 4096
-"""Commits kept for a table that is not loaded; beyond, it is loaded."""
 _LOG = logging.getLogger("sparklog.log")
 
 Resolver = Callable[[str, Head], Sequence[Resolved]]
@@ -177,7 +174,7 @@ class CommitLog(Journal[LogState, Commit, Draft]):
 
     def _extend(self, base: SeenState[LogState], entries: Sequence[Commit], seen: Moment) -> SeenState[LogState]:
         base = super()._extend(base, entries, seen)
-        if len(base.state.tail) <= LONG_TAIL:
+        if len(base.state.tail) <= self.store.limits.tail_commits:
             return base
         try:
             return self._with_table(base)
@@ -188,7 +185,7 @@ class CommitLog(Journal[LogState, Commit, Draft]):
 
     @property
     def _entries_per_checkpoint(self) -> int:
-        return CHECKPOINT_COMMITS
+        return self.store.limits.checkpoint_commits
 
     def _decode_checkpoint(self, data: bytes, key: str, number: int) -> LogState:
         checkpoint = decode_checkpoint(data, key, number)

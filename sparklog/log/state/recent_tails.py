@@ -1,7 +1,8 @@
 """The records of the newest commits, kept where a fetch finds them: a reader that follows a log has read them already.
 
 A follower reads each new commit whole. If records are in it, they would be asked for again a moment later. So this
-process keeps the tails of the last commits it has decoded, of all topics and stores, within `MOST` and `MOST_BYTES`.
+process keeps the tails of the last commits it has decoded, of all topics and stores (`Limits.kept_tails`,
+`Limits.kept_tail_bytes`).
 The store counts: whoever takes bytes from here checks their CRC-32C, and on a difference forgets them and asks.
 """
 
@@ -13,9 +14,6 @@ from dataclasses import dataclass
 
 from sparklog.storage.fork_safety import ForkLock
 from sparklog.storage.store import Store
-
-MOST = 256
-MOST_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +39,8 @@ class RecentTails:
             self._drop((id(store), key))
             self._kept[id(store), key] = _Kept(weakref.ref(store), start, tail)
             self._bytes += len(tail)
-            while self._kept and (len(self._kept) > MOST or self._bytes > MOST_BYTES):
+            limits = store.limits
+            while self._kept and (len(self._kept) > limits.kept_tails or self._bytes > limits.kept_tail_bytes):
                 self._drop(next(iter(self._kept)))
 
     def read(self, store: Store, key: str, start: int, length: int) -> bytes | None:

@@ -41,7 +41,6 @@ from sparklog.storage.parallel_reads import ask_each
 from sparklog.storage.store import Store
 
 E = TypeVar("E", bound=StateEntry)
-MANY_UNSEALED = 300_000
 METADATA_MAX_AGE_MS = 300_000
 """Kafka's `metadata.max.age.ms`."""
 _LOG = logging.getLogger("sparklog.log")
@@ -195,7 +194,7 @@ class TopicLog(CommitLog):
     def _target(self, looked: Moment | None) -> AppendTarget:
         state = self.existing(refresh=False)
         head = state.head
-        if state.checkpoint is not None and state.checkpoint.table.unsealed > MANY_UNSEALED:
+        if state.checkpoint is not None and state.checkpoint.table.unsealed > self.store.limits.many_unsealed:
             many = state.checkpoint.table.unsealed
             _LOG.warning("topic %s holds %d unsealed slices: run sparklog compact, which merges them", self.topic, many)
         names = self.store, self.engine.root_id, self.topic, head.topic_id

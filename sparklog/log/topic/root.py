@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, nearest
+from sparklog.limits import Limits
 from sparklog.log.decisions.decision_log import settle
 from sparklog.log.journal.arguments import CONFIGS, NAME, PLACE, ArgumentKind, checked
 from sparklog.log.journal.clocks import SYSTEM, Env
@@ -174,13 +175,16 @@ ROOT = ArgumentKind(
 
 
 @checked(location=PLACE)
-def open_root(location: str | os.PathLike[str] | Store, *, create: bool = False, env: Env = SYSTEM) -> Root:
+def open_root(
+    location: str | os.PathLike[str] | Store, *, create: bool = False, env: Env = SYSTEM, limits: Limits | None = None
+) -> Root:
     """Open a root.
 
     Args:
         location: a path, a bucket's URL such as `s3://bucket/log`, or a store.
         create: make an empty or new folder a root.
         env: clock and random numbers, for tests.
+        limits: sizes, counts and periods (`sparklog.limits`); None: those of the store, by default the usual ones.
 
     Returns:
         A `Root`: its topics.
@@ -200,6 +204,8 @@ def open_root(location: str | os.PathLike[str] | Store, *, create: bool = False,
         store = open_store(os.fspath(location))
     else:
         store = location
+    if limits is not None:
+        store.limits = limits
     try:
         root_id = read_root_id(store)
     except NotFound:

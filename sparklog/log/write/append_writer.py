@@ -268,7 +268,7 @@ class AppendWriter:
 
     def _add(self, partition: int, encoded: EncodedSlice) -> None:
         written = self._described(partition, encoded)
-        if self._is_small(encoded.nbytes):
+        if written.index is None and self._is_small(encoded.nbytes):
             self._held.append((written, b"".join(encoded.buffers)))
             return
         held, self._held = self._held, []

@@ -5,7 +5,7 @@
    topic, so that the vacuum keeps what it names. A version that fell below the upload floor meanwhile is refused: take
    a new cut.
 3. Copy the entries of decisions and groups, then data files, then commits and a checkpoint of each topic's cut. What
-   lies there already is not read again; every byte that is copied is checked.
+   is there already is not read again; every byte that is copied is checked.
 4. Create the manifest, unless a prune took this run for dead: from here on it is a backup. Release the holds.
 
 Whatever it is killed at, there is a backup or there is none; the next run uses what was copied. Holds of a dead run
@@ -19,15 +19,14 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TypeVar
 
 from sparklog.errors import Conflict, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.groups.group_state import GROUPS
 from sparklog.log.decisions.decision import DECISIONS
+from sparklog.log.journal.chain import EntryChain
 from sparklog.log.journal.clocks import Env
 from sparklog.log.journal.create_object import create_or_read
-from sparklog.log.journal.entry_log import EntryKind, StateEntry
+from sparklog.log.journal.entry_log import E, EntryKind
 from sparklog.log.journal.names import checkpoint_key, commit_key
 from sparklog.log.state.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint, slice_table
 from sparklog.log.state.commit import Hold
@@ -42,9 +41,10 @@ from sparklog.tools.backup.copying import (
     AT_ONCE,
     Copied,
     CopyOptions,
-    DataFile,
+    FileCopy,
     Named,
     Progress,
+    add_file,
     copy_all,
     data_files,
     files_named,
@@ -57,18 +57,15 @@ from sparklog.tools.backup.manifest import (
     MANIFEST_JSON,
     DamagedLogs,
     EntriesBackup,
-    EntryChain,
     LeftOut,
     Manifest,
     TopicBackup,
 )
 from sparklog.tools.backup.repository import BACKUP, Mark, Repository, backup_key, begun_key, newest_number, take_number
 
-E = TypeVar("E", bound=StateEntry)
 _LOG = logging.getLogger("sparklog.backup")
 HOLD_MS = 86_400_000
 CUTS = 5
-RETRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,63 +89,53 @@ class Holds:
     versions: dict[str, int] = field(default_factory=dict)
     since_ms: int = 0
 
-    def take(self, heads: Mapping[str, Head]) -> None:
-        """`Conflict` if a version is below the upload floor by now."""
-        if self.root.store.writable:
-            self.versions = {name: head.version for name, head in heads.items() if head.exists}
-            self._commit()
-        else:
-            warn_of_no_holds(self.root.store)
-
-    def take_one(self, name: str, version: int) -> None:
-        """Hold one topic more, in a source that can be written. `Conflict` if its version is below the floor."""
-        self.since_ms = self.since_ms or self.root.store.now_ms()
-        self._commit_one(name, version)
-        self.versions[name] = version
+    def take(self, versions: Mapping[str, int], *, may_be_below: bool = False) -> None:
+        """Hold versions of topics. `Conflict` if one is below the upload floor by now; or it `may_be_below`, unheld."""
+        if not self.root.store.writable:
+            _LOG.warning(
+                "%s is read-only for this user: it is copied without leases, so a sparklog retain that runs elsewhere "
+                "meanwhile may take files away; run again if one is missing",
+                self.root.store.location,
+            )
+            return
+        self.since_ms = self.root.store.now_ms()
+        for name, version in versions.items():
+            # The answer may be lost: what was asked for is released.
+            self.versions[name] = version
+            try:
+                self._commit(name, Hold(version, self.since_ms + HOLD_MS))
+            except Conflict:
+                if not may_be_below:
+                    raise
+                del self.versions[name]
 
     def renew(self) -> None:
         """Renew the leases when half of their time is over."""
         if self.versions and self.root.store.now_ms() - self.since_ms > HOLD_MS // 2:
-            self._commit()
-
-    def _commit(self) -> None:
-        self.since_ms = self.root.store.now_ms()
-        for name, version in self.versions.items():
-            self._commit_one(name, version)
-
-    def _commit_one(self, name: str, version: int) -> None:
-        hold = Hold(version, self.since_ms + HOLD_MS)
-        log = self.root.engine.log(name)
-        # The cut may have read further than the root has.
-        log.commit(MaintainIntent(log.refresh().head.topic_id, holds={self.name: hold}))
+            self.take(self.versions)
 
     def release(self) -> None:
         """Release the holds; where that fails they end by themselves."""
         for name in self.versions:
             with suppress(SparklogError, OSError):
-                log = self.root.engine.log(name)
-                log.commit(MaintainIntent(log.refresh().head.topic_id, holds={self.name: None}))
+                self._commit(name, None)
 
-
-def warn_of_no_holds(store: Store) -> None:
-    """Warn that nothing keeps a vacuum elsewhere from deleting what is read of this store."""
-    _LOG.warning(
-        "%s is read-only for this user: it is copied without leases, so a sparklog retain that runs elsewhere meanwhile"
-        " may take files away; run again if one is missing",
-        store.location,
-    )
+    def _commit(self, name: str, hold: Hold | None) -> None:
+        log = self.root.engine.log(name)
+        # The cut may have read further than the root has.
+        log.commit(MaintainIntent(log.refresh().head.topic_id, holds={self.name: hold}))
 
 
 def plan_backup(root: Root, target: Store, *, topics: Collection[str] | None = None) -> Plan:
     """Plan what `back_up` would copy now. Changes nothing."""
     cut = cut_now(root, topics)
-    named: list[DataFile] = []
+    named: list[FileCopy] = []
     for name, head in cut.topics.items():
         named += data_files(name, History(root.store, name).at(head.version).slices.all())
     present = listed(target, (file.key for file in named))
     missing = [file for file in named if file.to not in present]
-    versions = {name: head.version for name, head in sorted(cut.topics.items()) if head.exists}
     nbytes = sum(file.size for file in missing)
+    versions = dict(sorted(cut.versions().items()))
     return Plan(versions, len(cut.decisions), len(cut.groups), len(missing), nbytes, cut.left_out)
 
 
@@ -167,13 +154,13 @@ def back_up(
     have nothing to do with these are left out, as the manifest says. `link`: hard links where both are on
     one disk, which protects from deletion and not from damage. Raises `Corrupt` naming the file and position of
     damaged bytes, then there is no backup; `Conflict` while a prune is at work; `BadRequest` if another root's backups
-    or anything else lies in `target`.
+    or `target` holds anything else.
     """
     repository = Repository.open_or_create(target, root.id, root.env)
     options = CopyOptions(link, at_once, progress, root.env)
-    for left in reversed(range(RETRIES)):
+    for left in reversed(range(root.store.limits.backup_tries)):
         with Mark(repository, root.env, BACKUP) as mark:
-            run = _Run(root, repository, mark, options)
+            run = _BackupRun(root, repository, mark, options)
             try:
                 return run.make(topics)
             except NotFound:
@@ -185,7 +172,7 @@ def back_up(
     raise AssertionError("unreachable")
 
 
-class _Run:
+class _BackupRun:
     def __init__(self, root: Root, repository: Repository, mark: Mark, options: CopyOptions) -> None:
         self.root = root
         self.repository = repository
@@ -212,13 +199,13 @@ class _Run:
         cut = self._held_cut(topics)
         self.damaged = DamagedLogs(self.root.store, strict=topics is None)
         # Entries first: those of groups may be gone when files have been copied for days, and nothing holds them.
-        decisions = self._all_entries(DECISIONS, cut.decisions, before)
-        groups = self._all_entries(GROUPS, cut.groups, before)
+        decisions = self._all_entries(DECISIONS, cut.decisions, [manifest.decisions for manifest in before])
+        groups = self._all_entries(GROUPS, cut.groups, [manifest.groups for manifest in before])
         topic_files = {name: self._named(name, head, before) for name, head in sorted(cut.topics.items())}
         missing = self._copy_files(topic_files)
         items = tuple(self._topic(name, named, missing) for name, named in topic_files.items())
         if self.damaged.damage:
-            writers = {each for named in topic_files.values() for each in writers_in(named.last.slices)}
+            writers = {writer for named in topic_files.values() for writer in writers_in(named.last.slices)}
             self.damaged.check({item.topic: item.topic_id for item in items}, writers, cut.groups.values())
         self.mark.check()
         return self._publish(
@@ -248,7 +235,7 @@ class _Run:
                     location = self.repository.store.location
                     raise Conflict(f"other backups into {location} are begun all the time; try again later")
                 self.number = newest + 1
-                self.holds.take(cut.topics)
+                self.holds.take(cut.versions())
                 return cut
             except (Conflict, Unavailable):
                 # Another backup was begun meanwhile, or the cut was so slow that the vacuum has passed it, or it was
@@ -260,22 +247,16 @@ class _Run:
 
     def _named(self, name: str, head: Head, before: Sequence[Manifest]) -> Named:
         history = History(self.root.store, name)
-        last = next((item for each in reversed(before) if (item := each.topic(name)) is not None), None)
+        last = next(filter(None, (manifest.topic(name) for manifest in reversed(before))), None)
         if last is not None and last.version > head.version:
             raise Corrupt(
                 f"topic '{name}' is at version {head.version}, its last backup has version {last.version}: this is not "
                 "the log that was backed up"
             )
         base = oldest_base(history, head.version)
-        kept = None if last is None else History(self.repository.store, name)
-        if (
-            last is not None
-            and kept is not None
-            and last.version >= base
-            and history.commits.has(last.version + 1, head.version)
-        ):
+        if last is not None and last.version >= base and history.commits.has(last.version + 1, head.version):
             # The state comes from the backup itself, the rest along the source's chain: they must be one log.
-            begin = kept.at(last.version)
+            begin = History(self.repository.store, name).at(last.version)
             if begin.head.crc != last.crc:
                 raise Corrupt(f"version {last.version} of topic '{name}' is not what its backup says; delete the place")
         else:
@@ -287,17 +268,15 @@ class _Run:
 
     def _copy_files(self, topic_files: Mapping[str, Named]) -> set[str]:
         """Copy what all these versions name; return keys of files of older versions that are gone."""
-        files: dict[str, DataFile] = {}
+        files: dict[str, FileCopy] = {}
         needed: set[str] = set()
         for named in topic_files.values():
             needed |= {file.key for file in named.of_last()}
-            for key, file in named.files.items():
-                known = files.get(key)
-                if known is None or len(known.pieces) < len(file.pieces):
-                    files[key] = file
+            for file in named.files.values():
+                add_file(files, file)
         missing: set[str] = set()
 
-        def lost(file: DataFile) -> None:
+        def lost(file: FileCopy) -> None:
             if file.key in needed:
                 raise NotFound(f"{file.key} is missing, and the newest version names it: run verify")
             missing.add(file.key)
@@ -334,36 +313,35 @@ class _Run:
         )
 
     def _all_entries(
-        self, kind: EntryKind[E], states: Mapping[str, E], before: Sequence[Manifest]
+        self, kind: EntryKind[E], states: Mapping[str, E], before: Sequence[Sequence[EntriesBackup]]
     ) -> tuple[EntriesBackup, ...]:
-        copied = [self._entries(kind, state, before) for _, state in sorted(states.items())]
+        last = {item.id: item for entries in before for item in entries}
+        copied = [self._entries(kind, state, last.get(name)) for name, state in sorted(states.items())]
         return tuple(item for item in copied if item is not None)
 
-    def _entries(self, kind: EntryKind[E], state: E, before: Sequence[Manifest]) -> EntriesBackup | None:
+    def _entries(self, kind: EntryKind[E], state: E, last: EntriesBackup | None) -> EntriesBackup | None:
         """Copy the entries of an id since its last backup, as far as they are there; None: damaged, and left out."""
         chain = EntryChain(self.root.store, kind, state.id)
-        of = "decisions" if kind.folder == DECISIONS.folder else "groups"
-        last = next((item for each in reversed(before) for item in getattr(each, of) if item.id == state.id), None)
-        kept, newest = chain.run()
-        if not kept <= state.number <= newest:
+        kept = chain.span()
+        if not kept.first <= state.number <= kept.last:
             raise NotFound(f"{kind.title(state.id)} lost its entries while they were read; try again")
         # Always the one before the last, too: a restored log has two entries to be opened from.
-        first = min(kept if last is None else max(kept, last.number), max(kept, state.number - 1))
+        first = min(kept.first if last is None else max(kept.first, last.number), max(kept.first, state.number - 1))
         link: int | None = None
         since_ms = 0
         for number in range(first, state.number + 1):
-            stored = self.damaged.read(kind, state.id, partial(_read_entry, chain, number, link))
+            stored = self.damaged.read(chain.prefix, _read_entry, chain, number, link)
             if stored is None:
                 return None
             data, entry = stored
-            if number == first and kept > (0 if last is None else last.number):
+            if number == first and kept.first > (0 if last is None else last.number):
                 since_ms = entry.made_ms
             link = entry.crc
             self._put(commit_key(chain.prefix, number), data)
         return EntriesBackup(state.id, first, state.number, since_ms)
 
     def _put(self, key: str, data: bytes) -> None:
-        """Create a small object; what lies there already must be the same."""
+        """Create a small object; what is there already must be the same."""
         store = self.repository.store
         existing = create_or_read(store, key, data, self.root.env)
         if existing is None:
@@ -375,7 +353,7 @@ class _Run:
     def _publish(self, manifest: Manifest) -> Manifest:
         """Create the manifest. `Conflict` if a prune has decided meanwhile that there is no such backup."""
         key, data = backup_key(manifest.number), MANIFEST_JSON.encode(manifest)
-        # Until there is an answer: it may lie there, or come to lie there later.
+        # Until there is an answer: it may be there, or come to be there later.
         self.undecided = True
         published = create_or_read(self.repository.store, key, data, self.root.env) in (None, data)
         self.undecided = False
@@ -398,7 +376,7 @@ def _read_entry(chain: EntryChain[E], number: int, link: int | None) -> tuple[by
 
 
 def write_checkpoint(store: Store, snapshot: Snapshot, unique: str, env: Env) -> Copied:
-    """Write a checkpoint of a state, unless one that can be read lies there: table first, then head."""
+    """Write a checkpoint of a state, unless one that can be read is there: table first, then head."""
     key = checkpoint_key(snapshot.topic, snapshot.version)
     with suppress(NotFound):
         decode_checkpoint(store.get(key), key, snapshot.version)

@@ -25,7 +25,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 
@@ -33,8 +32,9 @@ from sparklog.errors import NotFound, Unavailable
 from sparklog.groups.group_state import GROUPS, GroupState, Pending, TopicOffsets
 from sparklog.log.decisions.decision import DECISIONS, Decisions
 from sparklog.log.decisions.decision_log import DecisionLogs, open_transactions
+from sparklog.log.journal.chain import EntryChain, EntrySpan
 from sparklog.log.journal.clocks import reading_clock_ms
-from sparklog.log.journal.entry_log import EntryKind, StateEntry
+from sparklog.log.journal.entry_log import E, EntryKind, list_entries
 from sparklog.log.journal.names import checkpoint_version, commit_key, is_topic_name
 from sparklog.log.state.commit import Commit, decode_commit
 from sparklog.log.state.slice_table import COMMITTED, SliceTable
@@ -42,10 +42,9 @@ from sparklog.log.state.topic_state import EMPTY, Head
 from sparklog.log.topic.root import Root
 from sparklog.storage.retries import SETTLE_MS
 from sparklog.storage.store import Store
-from sparklog.tools.backup.manifest import DamagedLogs, EntryChain, LeftOut
+from sparklog.tools.backup.manifest import DamagedLogs, LeftOut
 
 Transaction = tuple[str, int]
-E = TypeVar("E", bound=StateEntry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +60,22 @@ class Cut:
     left_out: tuple[LeftOut, ...] = ()
     exact: bool = False
 
+    def versions(self) -> dict[str, int]:
+        """Return the versions of topics that exist."""
+        return {name: head.version for name, head in self.topics.items() if head.exists}
+
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """The logs that a cut of earlier states is made of, by name or id.
+class CutBounds:
+    """The logs that a cut of earlier states is made of.
 
-    `topics`: a state that is known, and the version wanted. `decisions`, `groups`: first and last entry that exist.
-    `committed`: transactions that the known states have recorded as committed.
+    `topics`: by name a state that is known, and the version wanted. `committed`: transactions that these states have
+    recorded as committed.
     """
 
     topics: Mapping[str, tuple[Head, int]]
-    decisions: Mapping[str, tuple[int, int]]
-    groups: Mapping[str, tuple[int, int]]
+    decisions: Collection[EntrySpan[Decisions]]
+    groups: Collection[EntrySpan[GroupState]]
     committed: Collection[Transaction]
 
 
@@ -103,17 +106,17 @@ class _Cutter:
         self.writers |= {item.id for item in commit.resolved}
 
     def note_decisions(self, state: Decisions) -> None:
-        for item in [*state.prepared, *(item for each in state.commits for item in each.prepares)]:
+        for item in [*state.prepared, *(item for commit in state.commits for item in commit.prepares)]:
             self.require_version(item.topic, item.version)
-        for group in [*state.prepared_groups, *(item for each in state.commits for item in each.groups)]:
+        for group in [*state.prepared_groups, *(item for commit in state.commits for item in commit.groups)]:
             if not self.is_damaged(GROUPS, group.group):
                 self.entries[group.group] = max(group.number, self.entries.get(group.group, -1))
 
     def note_offsets(self, state: GroupState) -> None:
         """Take in the next state of a group, or its first: transactions that are pending no more are decided."""
-        known = self.groups.get(state.id)
-        if known is not None:
-            waiting = {(item.txn, item.n) for item in known.pending}
+        before = self.groups.get(state.id)
+        if before is not None:
+            waiting = {(item.txn, item.n) for item in before.pending}
             self.decided |= waiting - {(item.txn, item.n) for item in state.pending}
         self.groups[state.id] = state
 
@@ -140,7 +143,7 @@ class _Cutter:
         if self.is_damaged(DECISIONS, transactional_id):
             return False
         state = self.decisions.get(transactional_id, Decisions(transactional_id))
-        entry = EntryChain(self.store, DECISIONS, transactional_id).next(state)
+        entry = EntryChain(self.store, DECISIONS, transactional_id).after(state)
         if entry is None:
             return False
         self.decisions[transactional_id] = entry
@@ -150,7 +153,7 @@ class _Cutter:
 
     def next_offsets(self, group: str) -> bool:
         state = self.groups.get(group, GroupState(group))
-        entry = EntryChain(self.store, GROUPS, group).next(state)
+        entry = EntryChain(self.store, GROUPS, group).after(state)
         if entry is None:
             return False
         self.note_offsets(entry)
@@ -169,7 +172,7 @@ class _Cutter:
                 while self._head(topic).version < version:
                     self._step(topic, self.next_commit)
             for group, number in list(self.entries.items()):
-                while self._entry(group) < number:
+                while self._number(group) < number:
                     self._step(group, self.next_offsets)
             self._begin()
             self._decide()
@@ -189,7 +192,7 @@ class _Cutter:
     def _head(self, topic: str) -> Head:
         return self.heads.get(topic, EMPTY)
 
-    def _entry(self, group: str) -> int:
+    def _number(self, group: str) -> int:
         return self.groups[group].number if group in self.groups else -1
 
     def _step(self, name: str, step: Callable[[str], bool]) -> None:
@@ -211,7 +214,7 @@ class _Cutter:
     def _begin(self) -> None:
         """Ask for the decisions before each open transaction: it was begun after them."""
         if self.live is not None:
-            opened = {each for head in self.heads.values() for each in open_transactions(head)}
+            opened = {transaction for head in self.heads.values() for transaction in open_transactions(head)}
             opened |= {(item.txn, item.n) for state in self.groups.values() for item in state.pending}
             self.decided |= {(transactional_id, n - 1) for transactional_id, n in opened if n > 0}
 
@@ -275,7 +278,7 @@ class _Cutter:
 
     def _record_in_group(self, group: str, item: Pending) -> None:
         def is_open() -> bool:
-            return any(each.number == item.number for each in self.groups[group].pending)
+            return any(pending.number == item.number for pending in self.groups[group].pending)
 
         def is_named(state: Decisions) -> bool:
             return state.commits_group(item.n, group, item.number)
@@ -320,12 +323,12 @@ class _Cutter:
     def _is_hidden(self, topic: str, head: Head) -> bool:
         """True if a listing of a live root shows the next commit of a topic: a cache of names denies it for a while."""
         following = commit_key(topic, head.version + 1)
-        listed = self.store.list(f"{topic}/_log/0", commit_key(topic, head.version)) if self.live is not None else ()
+        listed = () if self.live is None else list_entries(self.store, topic, commit_key(topic, head.version))
         return any(info.key == following for info in listed)
 
 
 def all_offsets(state: GroupState) -> list[TopicOffsets]:
-    return [*state.offsets, *(each for waiting in state.pending for each in waiting.offsets)]
+    return [*state.offsets, *(offsets for waiting in state.pending for offsets in waiting.offsets)]
 
 
 def _ends_at(head: Head, topic_id: str, partition: int) -> int:
@@ -345,14 +348,13 @@ def cut_now(root: Root, chosen: Collection[str] | None = None) -> Cut:
     damaged = DamagedLogs(store, strict=chosen is None)
     since_ms = reading_clock_ms(store, root.env) - SETTLE_MS
     before: dict[str, Decisions] = {}
-    for name in damaged.ids(DECISIONS):
-        state = damaged.read(DECISIONS, name, partial(_before, EntryChain(store, DECISIONS, name), since_ms))
+    for chain in damaged.chains(DECISIONS):
+        state = damaged.read(chain.prefix, _before, chain, since_ms)
         if state is not None:
-            before[name] = state
+            before[chain.id] = state
     cutter = _Cutter(store, None if chosen is None else frozenset(chosen), damaged, live=root.engine.decisions)
-    for name in damaged.ids(GROUPS):
-        states = damaged.read(GROUPS, name, partial(_recent, EntryChain(store, GROUPS, name), since_ms))
-        for group in states or ():
+    for offsets in damaged.chains(GROUPS):
+        for group in damaged.read(offsets.prefix, _recent, offsets, since_ms) or ():
             cutter.note_offsets(group)
     folders = (name for name in store.list_folders("") if is_topic_name(name))
     for name in folders if chosen is None else chosen:
@@ -363,9 +365,9 @@ def cut_now(root: Root, chosen: Collection[str] | None = None) -> Cut:
                 cutter.note_commit(commit)
         elif chosen is not None:
             root.topic(name)
-    for name in sorted({*before, *damaged.ids(DECISIONS)}):
+    for name in sorted({*before, *(chain.id for chain in damaged.chains(DECISIONS))}):
         chain = EntryChain(store, DECISIONS, name)
-        for state in damaged.read(DECISIONS, name, partial(_since, chain, before.get(name))) or ():
+        for state in damaged.read(chain.prefix, _since, chain, before.get(name)) or ():
             cutter.note_decisions(state)
             cutter.decisions[name] = state
     if damaged.damage:
@@ -377,9 +379,9 @@ def cut_now(root: Root, chosen: Collection[str] | None = None) -> Cut:
 def _before(chain: EntryChain[E], since_ms: int) -> E:
     """Return the newest state that no cache can hide: the store has had it since that time. Else the oldest."""
     newest = chain.newest()
-    known = [info for info in chain.store.list(f"{chain.prefix}/_log/0") if info.modified_ms <= since_ms]
-    number = checkpoint_version(known[-1].key) if known else chain.run()[0]
-    state = None if number is None or number >= newest.number else chain.at(number)
+    number = chain.number_before(since_ms)
+    number = chain.span().first if number is None else number
+    state = None if number >= newest.number else chain.state_at(number)
     return newest if state is None else state
 
 
@@ -389,7 +391,7 @@ def _recent(chain: EntryChain[E], since_ms: int) -> list[E]:
 
 
 def _recent_commits(store: Store, topic: str, version: int, since_ms: int) -> Iterator[Commit]:
-    for info in store.list(f"{topic}/_log/0"):
+    for info in list_entries(store, topic):
         number = checkpoint_version(info.key)
         if info.modified_ms > since_ms and number is not None and number <= version:
             try:
@@ -405,7 +407,7 @@ def _since(chain: EntryChain[Decisions], begin: Decisions | None) -> list[Decisi
         # Every topic had recorded all of it a week ago.
         return []
     if begin is None:
-        begin = chain.at(chain.run()[0]) or newest
+        begin = chain.state_at(chain.span().first) or newest
     return [begin, *chain.walk(begin, newest.number)]
 
 
@@ -420,7 +422,7 @@ def writers_in(table: SliceTable) -> set[str]:
     return {rows.txn_ids[code] for code in np.unique(rows.txn).tolist() if code >= 0}
 
 
-def cut_between(store: Store, bounds: Bounds, time_ms: int, damaged: DamagedLogs, *, exact: bool) -> Cut:
+def cut_between(store: Store, bounds: CutBounds, time_ms: int, damaged: DamagedLogs, *, exact: bool) -> Cut:
     """The least cut at or above the versions of topics and what ids and groups had written by a time.
 
     With `exact` topics stay at just these versions, and decisions that name newer ones do not count; groups may be
@@ -434,39 +436,21 @@ def cut_between(store: Store, bounds: Bounds, time_ms: int, damaged: DamagedLogs
         while cutter.heads[name].version < version:
             if not cutter.next_commit(name):
                 raise NotFound(f"version {version} of topic '{name}' is no longer kept")
-    for name, (first, last) in bounds.groups.items():
-        of_group = EntryChain(store, GROUPS, name)
-        state = damaged.read(GROUPS, name, partial(_state_by, of_group, first, last, time_ms))
+    for offsets in bounds.groups:
+        state = damaged.read(offsets.chain.prefix, offsets.state_by, time_ms)
         if state is not None and state.number >= 0:
-            cutter.groups[name] = state
-    for name, (first, last) in bounds.decisions.items():
-        chain = EntryChain(store, DECISIONS, name)
-        for later in damaged.read(DECISIONS, name, partial(_states_by, chain, first, last, time_ms)) or ():
+            cutter.groups[state.id] = state
+    for decisions in bounds.decisions:
+        for later in damaged.read(decisions.chain.prefix, decisions.states_by, time_ms) or ():
             if exact and _names_newer(cutter, later):
                 break
-            cutter.decisions[name] = later
+            cutter.decisions[later.id] = later
             cutter.note_decisions(later)
     return _still(cutter) if exact else cutter.settle()
 
 
-def _by(chain: EntryChain[E], first: int, last: int, time_ms: int) -> int:
-    """The newest entry by a time; the first that is kept, where what was before it is not; -1: there was none."""
-    number = chain.number_at(time_ms, first, last)
-    return max(number, first) if first > 0 else number
-
-
-def _state_by(chain: EntryChain[E], first: int, last: int, time_ms: int) -> E | None:
-    return chain.at(_by(chain, first, last, time_ms))
-
-
-def _states_by(chain: EntryChain[Decisions], first: int, last: int, time_ms: int) -> list[Decisions]:
-    number = _by(chain, first, last, time_ms)
-    state = chain.at(first) if number >= first else None
-    return [] if state is None else [state, *chain.walk(state, number)]
-
-
 def _names_newer(cutter: _Cutter, state: Decisions) -> bool:
-    prepares = [item for each in state.commits for item in each.prepares]
+    prepares = [item for commit in state.commits for item in commit.prepares]
     return any(item.topic in cutter.heads and item.version > cutter.heads[item.topic].version for item in prepares)
 
 
@@ -474,6 +458,6 @@ def _still(cutter: _Cutter) -> Cut:
     """Cut without reading topics on: what was recorded is decided, and what a COMMIT names of groups is there."""
     cutter._decide()
     for group, number in cutter.entries.items():
-        while cutter._entry(group) < number and cutter.next_offsets(group):
+        while cutter._number(group) < number and cutter.next_offsets(group):
             pass
     return replace(cutter.cut(), exact=True)

@@ -54,8 +54,8 @@ class CopyOptions:
     env: Env = SYSTEM
 
 
-class Piece(NamedTuple):
-    """A slice in a file: where it lies, its CRC-32C, and its first offset in the log."""
+class SliceBytes(NamedTuple):
+    """A slice in a file: where it is, its CRC-32C, and its first offset in the log."""
 
     position: int
     size: int
@@ -64,7 +64,7 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class DataFile:
+class FileCopy:
     """A file to copy: from `key` to the key `to`, and what must be true of it. `footer` 0: a sealed segment.
 
     `index_crc`: of the files beside a sealed segment, 0 if that is not known. `filtered`: it has filters of keys.
@@ -74,7 +74,7 @@ class DataFile:
     to: str
     size: int
     footer: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SliceBytes, ...]
     index_crc: int = 0
     filtered: bool = False
 
@@ -91,44 +91,53 @@ class Copied:
         return Copied(self.objects + other.objects, self.nbytes + other.nbytes, self.linked + other.linked)
 
 
-def data_file(topic: str, file: FileSlices, to: str | None = None) -> DataFile:
+def data_file(topic: str, file: FileSlices, to: str | None = None) -> FileCopy:
     """Return a file as a commit of `topic` names it; `to`: the key that it gets, None: the same."""
     key = file_key(topic, file.path)
-    pieces = tuple(sorted(Piece(*item) for item in zip(file.starts, file.nbytes, file.crc, file.base, strict=True)))
+    pieces = tuple(
+        sorted(SliceBytes(*item) for item in zip(file.starts, file.nbytes, file.crc, file.base, strict=True))
+    )
     crc = file.index_crc[0] if file.index_crc else 0
     filtered = any(flags & SliceFlag.KEY_FILTER for flags in file.flags)
-    return DataFile(key, key if to is None else to, file.size, file.footer_length, pieces, crc, filtered)
+    return FileCopy(key, key if to is None else to, file.size, file.footer_length, pieces, crc, filtered)
 
 
-def data_files(topic: str, rows: Slices) -> list[DataFile]:
+def data_files(topic: str, rows: Slices) -> list[FileCopy]:
     return [data_file(topic, file) for file in file_slices(rows)]
+
+
+def add_file(files: dict[str, FileCopy], file: FileCopy) -> None:
+    """Add a file by its key. A rewrite names one again with the slices that it keeps: the most slices count."""
+    earlier = files.get(file.key)
+    if earlier is None or len(earlier.pieces) < len(file.pieces):
+        files[file.key] = file
 
 
 def copy_all(
     source: Store,
     target: Store,
-    files: Iterable[DataFile],
+    files: Iterable[FileCopy],
     options: CopyOptions,
     look: Callable[[], None],
-    lost: Callable[[DataFile], None] | None = None,
+    lost: Callable[[FileCopy], None] | None = None,
 ) -> Copied:
     """Copy the files that the target does not have, in their order; `look` is called every minute.
 
     `lost` takes the files that are missing, where that is no error. Raises `Corrupt` for damage, after all others have
     been copied, `NotFound` for a missing file.
     """
-    given = list(files)
-    known = listed(target, (file.to for file in given))
+    files = list(files)
+    present = listed(target, (file.to for file in files))
     # A segment without its index files is copied again: a run may have died between the two.
-    new = [file for file in given if file.to not in known or file.footer == 0]
-    missing_bytes = sum(file.size for file in new if file.to not in known)
+    new = [file for file in files if file.to not in present or file.footer == 0]
+    missing_bytes = sum(file.size for file in new if file.to not in present)
     looked_ms = options.env.boot_ms()
     total = Copied()
     damage: list[Corrupt] = []
 
-    def one(file: DataFile) -> Copied | Corrupt | None:
+    def one(file: FileCopy) -> Copied | Corrupt | None:
         try:
-            return _copy(source, target, file, known, options)
+            return _copy(source, target, file, present, options)
         except NotFound:
             if lost is None:
                 raise
@@ -154,7 +163,7 @@ def copy_all(
     return total
 
 
-def _spread(one: Callable[[DataFile], T], files: Iterable[DataFile], at_once: int) -> Iterator[T]:
+def _spread(one: Callable[[FileCopy], T], files: Iterable[FileCopy], at_once: int) -> Iterator[T]:
     if at_once <= 1:
         yield from map(one, files)
         return
@@ -166,7 +175,7 @@ def _spread(one: Callable[[DataFile], T], files: Iterable[DataFile], at_once: in
             raise
 
 
-def _copy(source: Store, target: Store, file: DataFile, present: Mapping[str, int], options: CopyOptions) -> Copied:
+def _copy(source: Store, target: Store, file: FileCopy, present: Mapping[str, int], options: CopyOptions) -> Copied:
     done = Copied()
     if file.footer == 0:
         done += _copy_indexes(source, target, file, present, options.env)
@@ -184,7 +193,7 @@ def _copy(source: Store, target: Store, file: DataFile, present: Mapping[str, in
         return done + _copy_data(source, target, file, options.link)
 
 
-def _copy_data(source: Store, target: Store, file: DataFile, link: bool) -> Copied:
+def _copy_data(source: Store, target: Store, file: FileCopy, link: bool) -> Copied:
     if link and _linked(source, target, file):
         try:
             for _ in _checked(source, file):
@@ -211,7 +220,7 @@ def _copy_data(source: Store, target: Store, file: DataFile, link: bool) -> Copi
     return Copied(1, file.size)
 
 
-def _linked(source: Store, target: Store, file: DataFile) -> bool:
+def _linked(source: Store, target: Store, file: FileCopy) -> bool:
     """Make a hard link of the file. False if that is not possible, as from one disk to another."""
     if not isinstance(source, LocalStore) or not isinstance(target, LocalStore):
         return False
@@ -222,23 +231,23 @@ def _linked(source: Store, target: Store, file: DataFile) -> bool:
         return False
 
 
-def _checked(source: Store, file: DataFile) -> Iterator[bytes]:
+def _checked(source: Store, file: FileCopy) -> Iterator[bytes]:
     """Yield the bytes of a file in chunks; `Corrupt` at the first that is not what the commit says."""
     sums = [0] * len(file.pieces)
     footer: list[bytes] = []
-    at = first = 0
-    while at < file.size:
-        data = source.get(file.key, at, min(CHUNK, file.size - at))
+    start = first = 0
+    while start < file.size:
+        data = source.get(file.key, start, min(CHUNK, file.size - start))
         if not data:
             break
-        end = at + len(data)
+        end = start + len(data)
         for i in range(first, len(file.pieces)):
             piece = file.pieces[i]
             if piece.position >= end:
                 break
-            low, high = max(piece.position, at), min(piece.position + piece.size, end)
+            low, high = max(piece.position, start), min(piece.position + piece.size, end)
             if high > low:
-                sums[i] = crc32c.crc32c(memoryview(data)[low - at : high - at], sums[i])
+                sums[i] = crc32c.crc32c(memoryview(data)[low - start : high - start], sums[i])
             if piece.position + piece.size <= end:
                 if sums[i] != piece.crc:
                     raise Corrupt(
@@ -249,22 +258,23 @@ def _checked(source: Store, file: DataFile) -> Iterator[bytes]:
                     )
                 first = i + 1
         if end > file.size - file.footer:
-            footer.append(data[max(0, file.size - file.footer - at) :])
-        at = end
+            footer.append(data[max(0, file.size - file.footer - start) :])
+        start = end
         yield data
-    longer = at == file.size and bool(source.get(file.key, at, 1))
-    if at != file.size or longer:
-        raise Corrupt(f"expected {file.size} bytes, found {'more' if longer else at}", file=file.key, position=at)
+    longer = start == file.size and bool(source.get(file.key, start, 1))
+    if start != file.size or longer:
+        message = f"expected {file.size} bytes, found {'more' if longer else start}"
+        raise Corrupt(message, file=file.key, position=start)
     if file.footer:
         decode_footer(b"".join(footer), file_size=file.size, file=file.key)
 
 
-def _copy_indexes(source: Store, target: Store, file: DataFile, present: Mapping[str, int], env: Env) -> Copied:
+def _copy_indexes(source: Store, target: Store, file: FileCopy, present: Mapping[str, int], env: Env) -> Copied:
     names = [f"{file.to.removesuffix('log')}{suffix}" for suffix in SUFFIXES]
     if file.to in present and all(name in present for name in names[:2]):
         return Copied()
     for again in (True, False):
-        contents = [_beside(source, f"{file.key.removesuffix('log')}{suffix}") for suffix in SUFFIXES]
+        contents = [_read_if_there(source, f"{file.key.removesuffix('log')}{suffix}") for suffix in SUFFIXES]
         if not file.index_crc or index_crc(*(data or b"" for data in contents)) == file.index_crc:
             break
         if None in contents[:2]:
@@ -274,25 +284,29 @@ def _copy_indexes(source: Store, target: Store, file: DataFile, present: Mapping
             raise Corrupt(message, file=file.key)
     done = Copied()
     for name, data in zip(names, contents, strict=True):
-        if data is not None and name not in present and create_or_read(target, name, data, env) is None:
-            done += Copied(1, len(data))
+        if data is not None and name not in present:
+            done += _create(target, name, data, env)
     return done
 
 
-def _copy_filters(source: Store, target: Store, file: DataFile, present: Mapping[str, int], env: Env) -> Copied:
+def _copy_filters(source: Store, target: Store, file: FileCopy, present: Mapping[str, int], env: Env) -> Copied:
     """Copy the filters of keys beside a file. Without them, or where they are damaged, it is just read more often."""
-    name, data = filter_path(file.to), None
-    if name not in present and (data := _beside(source, filter_path(file.key))) is not None:
-        try:
-            decode_filters(data)
-        except (Corrupt, BadRequest):
-            data = None
-    if data is None or create_or_read(target, name, data, env) is not None:
+    name = filter_path(file.to)
+    data = None if name in present else _read_if_there(source, filter_path(file.key))
+    if data is None:
         return Copied()
-    return Copied(1, len(data))
+    try:
+        decode_filters(data)
+    except (Corrupt, BadRequest):
+        return Copied()
+    return _create(target, name, data, env)
 
 
-def _beside(source: Store, key: str) -> bytes | None:
+def _create(target: Store, key: str, data: bytes, env: Env) -> Copied:
+    return Copied(1, len(data)) if create_or_read(target, key, data, env) is None else Copied()
+
+
+def _read_if_there(source: Store, key: str) -> bytes | None:
     try:
         return source.get(key)
     except NotFound:
@@ -319,7 +333,7 @@ class Named:
 
     base: Snapshot
     last: Snapshot
-    files: dict[str, DataFile] = field(default_factory=dict)
+    files: dict[str, FileCopy] = field(default_factory=dict)
     unnamed: dict[str, int] = field(default_factory=dict)
     times: dict[int, int] = field(default_factory=dict)
 
@@ -332,7 +346,7 @@ class Named:
             first = max(first, self.unnamed[key])
         return first
 
-    def of_last(self) -> list[DataFile]:
+    def of_last(self) -> list[FileCopy]:
         return [file for key, file in self.files.items() if key not in self.unnamed]
 
 
@@ -366,10 +380,7 @@ def files_named(history: History, base: Snapshot, version: int) -> Named:
         named.times[head.version] = head.made_ms
         for file in commit.files:
             made = data_file(topic, file)
-            known = named.files.get(made.key)
-            # A rewrite names a file again with the slices that it keeps: what was said before counts as well.
-            if known is None or len(known.pieces) < len(made.pieces):
-                named.files[made.key] = made
+            add_file(named.files, made)
             named.unnamed.pop(made.key, None)
         if commit.remove or commit.log_starts or commit.op in ("create", "delete"):
             now = table.paths()

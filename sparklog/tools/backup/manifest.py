@@ -12,7 +12,7 @@ to do with these topics. A damaged log does not say what it is about, so everyth
 | a group whose newest entry is no text any more (zeros, cut off)       | it cannot be told                            |
 
 A log that concerns them is an error that names the file; any other is left out, whole, and listed. Names of topics
-stand beside their ids in every object, so what flips one of the two leaves the other.
+are next to their ids in every object, so what flips one of the two leaves the other.
 
 docs/reference/format-backups.md says what the members of a manifest mean.
 """
@@ -21,13 +21,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import ParamSpec, TypeVar
 from urllib.parse import unquote
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError
 from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.log.decisions.decision import DECISIONS
-from sparklog.log.journal.clocks import newest_at
+from sparklog.log.journal.chain import EntryChain, id_in
 from sparklog.log.journal.documents import (
     BOOLEAN,
     TEXT,
@@ -40,119 +40,14 @@ from sparklog.log.journal.documents import (
     objects_of,
     whole,
 )
-from sparklog.log.journal.entry_log import EntryKind, StateEntry, id_under
-from sparklog.log.journal.names import (
-    GROUPS_FOLDER,
-    ROOT_MEMBERS,
-    RootId,
-    checkpoint_key,
-    checkpoint_prefix,
-    checkpoint_version,
-    commit_key,
-    id_folder,
-)
+from sparklog.log.journal.entry_log import E, EntryKind
+from sparklog.log.journal.names import GROUPS_FOLDER, ROOT_MEMBERS, RootId
 from sparklog.storage.store import Store
 
-E = TypeVar("E", bound=StateEntry)
+P = ParamSpec("P")
 T = TypeVar("T")
 OTHER_BYTES = 4
 """Entries are one line of ASCII: with more other bytes than these it is no text."""
-
-
-@dataclass(frozen=True, slots=True)
-class EntryChain(Generic[E]):
-    """The entries of one id in a store: each call looks for itself."""
-
-    store: Store
-    kind: EntryKind[E]
-    id: str
-
-    @property
-    def prefix(self) -> str:
-        return self.kind.prefix(self.id)
-
-    def numbers(self) -> list[int]:
-        """Numbers of the entries that are there, as entries or as checkpoints, in order."""
-        numbers = {checkpoint_version(info.key) for info in self.store.list(checkpoint_prefix(self.prefix))}
-        # 20 digits hold every number with a zero in front, and so no checkpoint is listed with the entries.
-        numbers |= {checkpoint_version(info.key) for info in self.store.list(f"{self.prefix}/_log/0")}
-        return sorted(number for number in numbers if number is not None)
-
-    def read(self, number: int) -> tuple[bytes, E] | None:
-        """Return an entry and its bytes, or those of its copy; None if there is neither. `Corrupt`: damaged."""
-        damage: Corrupt | None = None
-        for key in (commit_key(self.prefix, number), checkpoint_key(self.prefix, number)):
-            for _ in range(2):
-                try:
-                    data = self.store.get(key)
-                except NotFound:
-                    break
-                try:
-                    entry = self.kind.decode(data, key, number)
-                except Corrupt as error:
-                    # A bit that flipped on the way: read again before calling it damaged.
-                    damage = error
-                    continue
-                if entry.id != self.id:
-                    raise Corrupt(f"{self.kind.what} of '{self.id}' should lie here, found '{entry.id}'", file=key)
-                return data, entry
-        if damage is not None:
-            raise damage
-        return None
-
-    def at(self, number: int) -> E | None:
-        """The state after an entry; of -1 that of an id without entries. None if it is not there."""
-        if number < 0:
-            return self.kind.empty(self.id)
-        stored = self.read(number)
-        return None if stored is None else stored[1]
-
-    def next(self, state: E) -> E | None:
-        """The state after one more entry, None if there is none. `Corrupt` if it does not follow."""
-        entry = self.at(state.number + 1)
-        if entry is not None and entry.prev_crc != state.crc:
-            raise Corrupt(
-                f"entry {entry.number} of {self.kind.title(self.id)} does not follow entry {state.number}; one of the "
-                "two is not what was written",
-                file=commit_key(self.prefix, entry.number),
-            )
-        return entry
-
-    def run(self) -> tuple[int, int]:
-        """First and last of the newest numbers that follow one another; (0, -1) if there are none."""
-        numbers = self.numbers()
-        if not numbers:
-            return 0, -1
-        first = numbers[-1]
-        for number in reversed(numbers[:-1]):
-            if number != first - 1:
-                break
-            first = number
-        return first, numbers[-1]
-
-    def newest(self) -> E:
-        state = self.at(self.run()[1])
-        if state is None:
-            raise NotFound(f"{self.kind.title(self.id)} lost its entries while they were read; try again")
-        while (entry := self.next(state)) is not None:
-            state = entry
-        return state
-
-    def walk(self, first: E, last: int) -> Iterator[E]:
-        """Yield the states after `first` up to entry `last`. `NotFound` if one is gone."""
-        state = first
-        while state.number < last:
-            state = self._kept(self.next(state), state.number + 1)
-            yield state
-
-    def number_at(self, time_ms: int, first: int, last: int) -> int:
-        """The newest entry of `first` to `last` that was not made after a time; `first` - 1 if all were."""
-        return newest_at(lambda number: self._kept(self.at(number), number), first, last, time_ms)
-
-    def _kept(self, entry: E | None, number: int) -> E:
-        if entry is None:
-            raise NotFound(f"entry {number} of {self.kind.title(self.id)} is no longer kept")
-        return entry
 
 
 @dataclass
@@ -163,22 +58,19 @@ class DamagedLogs:
     strict: bool = True
     damage: dict[str, Corrupt | BadRequest] = field(default_factory=dict)
 
-    def ids(self, kind: EntryKind[E]) -> Iterator[str]:
+    def chains(self, kind: EntryKind[E]) -> Iterator[EntryChain[E]]:
+        """Yield the logs of a kind that can be read."""
         for folder in self.store.list_folders(f"{kind.folder}/"):
-            prefix = f"{kind.folder}/{folder}"
-            id_ = self._read(prefix, lambda prefix=prefix: id_under(self.store, kind, prefix))  # type: ignore[misc]
-            if id_ is not None and id_folder(id_) == folder:
-                yield id_
+            id_ = self.read(f"{kind.folder}/{folder}", id_in, self.store, kind, folder)
+            if id_ is not None:
+                yield EntryChain(self.store, kind, id_)
 
-    def read(self, kind: EntryKind[E], id_: str, look: Callable[[], T]) -> T | None:
-        """Call `look`, which reads the log of an id; None if the log is left out."""
-        return self._read(kind.prefix(id_), look)
-
-    def _read(self, prefix: str, look: Callable[[], T]) -> T | None:
+    def read(self, prefix: str, look: Callable[P, T], *args: P.args, **named: P.kwargs) -> T | None:
+        """Call `look`, which reads the log under a prefix; None if the log is left out."""
         if prefix in self.damage:
             return None
         try:
-            return look()
+            return look(*args, **named)
         except (Corrupt, BadRequest) as error:
             if self.strict:
                 raise
@@ -204,11 +96,11 @@ class DamagedLogs:
         self, prefix: str, topics: Mapping[str, str], writers: Collection[str], groups: Iterable[GroupState]
     ) -> str | None:
         """Say how a damaged log concerns the chosen topics; None if it does not."""
-        if any(DECISIONS.prefix(each) == prefix for each in writers):
+        if prefix in map(DECISIONS.prefix, writers):
             return f"is of an id that wrote to {_listed(topics)}"
         for group in groups:
             for item in group.pending:
-                if DECISIONS.prefix(item.txn) == prefix and any(each.topic in topics for each in item.offsets):
+                if DECISIONS.prefix(item.txn) == prefix and any(offsets.topic in topics for offsets in item.offsets):
                     return f"has offsets pending in group '{group.id}'"
         newest = b""
         for info in self.store.list(f"{prefix}/_log/"):
@@ -227,7 +119,7 @@ class DamagedLogs:
 
 
 def _id_of(prefix: str) -> str:
-    """Return the id whose log lies there, as far as its folder says."""
+    """Return the id whose log is there, as far as its folder says."""
     folder = prefix.partition("/")[2]
     return folder if folder.startswith("=") else unquote(folder)
 

@@ -1,6 +1,6 @@
 """The repository that holds the backups of one root, their numbers, and the runs that are at work in it.
 
-    _backup.json                       whose backups lie here
+    _backup.json                       whose backups are here
     _backups/00000000000000000003.json backup 3; created last, so what was not finished is not seen
     _backups/begun/<number>.json       a number that a run has taken
     _backups/running/<id>-<n>.json     a run at work: a backup, or a prune that deletes
@@ -14,7 +14,7 @@ A number is decided by the run that creates `_backups/<number>.json`. Its own ru
 that run for dead writes that the number is given up. The first one counts, so a run that stood still until a prune had
 taken its files away cannot publish what it made.
 
-**Marks.** A backup relies on what lies here, whichever run copied it; a prune deletes what no backup names. The two
+**Marks.** A backup relies on what is here, whichever run copied it; a prune deletes what no backup names. The two
 must not meet: each first shows itself in `running`, then looks for the other, and gives way. A mark counts for six
 hours by the store's clock, and its run renews it. A run stops if its own mark is gone, or may not have been renewed in
 time. Marks and manifests are seen in listings, which must not be late: those of S3, Azure, Google and HDFS are not. A
@@ -33,6 +33,7 @@ import re
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
 from sparklog.format.checksums import SUFFIXES
@@ -123,7 +124,7 @@ def is_repository(store: Store) -> bool:
 
 
 def refuse_inside(store: Store) -> None:
-    """`BadRequest` if a folder lies in a root or in a repository: the two would take each other's files."""
+    """`BadRequest` if a folder is in a root or in a repository: the two would take each other's files."""
     if not isinstance(store, LocalStore):
         return
     folder = os.path.realpath(store.location)
@@ -143,7 +144,7 @@ class Repository:
 
     @classmethod
     def open(cls, store: Store) -> Repository:
-        """`NotFound` if no backups lie here."""
+        """`NotFound` if no backups are here."""
         try:
             data = store.get(PLACE_KEY)
         except NotFound:
@@ -228,7 +229,7 @@ class Repository:
 
 @dataclass
 class Mark:
-    """The mark of a run in a repository; it lies there inside `with`."""
+    """The mark of a run in a repository; it is there inside `with`."""
 
     repository: Repository
     env: Env
@@ -316,28 +317,34 @@ def prune(
     if (keep is not None and keep < 1) or (keep_ms is not None and keep_ms < 0):
         raise BadRequest("at least the newest backup is kept; expected 1 or more, and a time that is not negative")
     if dry_run:
-        return _plan(repository, keep, keep_ms, env)[0]
+        return _plan(repository, keep, keep_ms, env).pruned
     with Mark(repository, env, PRUNE) as mark:
         # From here on no run that is taken for dead can publish: what it copied may go.
         give_up_begun(target, repository.root_id, env)
-        pruned, dropped, victims = _plan(repository, keep, keep_ms, env)
+        plan = _plan(repository, keep, keep_ms, env)
         # Manifests first: what they name may go once no backup is listed that needs it.
-        for keys in ([backup_key(item.number) for item in dropped], [info.key for info in victims]):
+        for keys in ([backup_key(item.number) for item in plan.dropped], [info.key for info in plan.victims]):
             for start in range(0, len(keys), CHUNK):
                 mark.check()
                 target.delete_many(keys[start : start + CHUNK])
-    return pruned
+    return plan.pruned
 
 
-def _plan(
-    repository: Repository, keep: int | None, keep_ms: int | None, env: Env
-) -> tuple[Pruned, list[Manifest], list[ObjectInfo]]:
+class PrunePlan(NamedTuple):
+    """A prune, the backups that it drops, and the objects that it deletes."""
+
+    pruned: Pruned
+    dropped: list[Manifest]
+    victims: list[ObjectInfo]
+
+
+def _plan(repository: Repository, keep: int | None, keep_ms: int | None, env: Env) -> PrunePlan:
     manifests = repository.manifests()
     since = None if keep_ms is None else env.wall_ms() - keep_ms
     kept = []
     for i, item in enumerate(manifests):
-        # A backup of some topics stands in for none of all topics.
-        newer = sum(_asked_for_all_of(each, item) for each in manifests[i + 1 :])
+        # A backup of some topics does not count for one of all topics.
+        newer = sum(_asked_for_all_of(later, item) for later in manifests[i + 1 :])
         by_time = since is not None and item.completed_ms >= since
         if by_time or newer < (keep or 1):
             kept.append(item)
@@ -348,7 +355,7 @@ def _plan(
     victims = [info for info in repository.store.list("") if info.key not in named and _of_backups(info)]
     nbytes = sum(info.size for info in victims)
     numbers = tuple(item.number for item in kept), tuple(item.number for item in dropped)
-    return Pruned(*numbers, len(victims) + len(dropped), nbytes), dropped, victims
+    return PrunePlan(Pruned(*numbers, len(victims) + len(dropped), nbytes), dropped, victims)
 
 
 def _asked_for_all_of(item: Manifest, older: Manifest) -> bool:
@@ -382,7 +389,7 @@ def named_keys(store: Store, manifest: Manifest) -> set[str]:
         keys |= {f"{stem}{suffix}" for stem in logs for suffix in SUFFIXES}
         keys |= {filter_path(key) for key in named.files}
     for kind, entries in ((DECISIONS, manifest.decisions), (GROUPS, manifest.groups)):
-        for each in entries:
-            prefix = kind.prefix(each.id)
-            keys |= {commit_key(prefix, number) for number in range(each.first, each.number + 1)}
+        for entry in entries:
+            prefix = kind.prefix(entry.id)
+            keys |= {commit_key(prefix, number) for number in range(entry.first, entry.number + 1)}
     return keys

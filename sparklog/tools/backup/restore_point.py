@@ -1,6 +1,6 @@
 """The state that a restore brings back: from a backup or a live root, of a number, a version, a time, or the newest.
 
-An error says which state can be restored instead. A time lies in the first backup that was begun after it, as far back
+An error says which state can be restored instead. A time is in the first backup that was begun after it, as far back
 as that backup has all files; a live root goes back as far as its vacuum has kept files.
 
 In the restored root the state is this:
@@ -17,17 +17,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
-from sparklog.errors import BadRequest, Corrupt, NotFound, nearest
+from sparklog.errors import BadRequest, Corrupt, NotFound, did_you_mean
 from sparklog.groups.group_state import GROUPS, NO_EPOCH, GroupState, TopicOffsets, topic_offsets
 from sparklog.log.decisions.decision import DECISIONS, Decisions, Prepared, PreparedGroup
 from sparklog.log.decisions.decision_log import open_transactions
+from sparklog.log.journal.chain import EntryChain, EntrySpan
 from sparklog.log.journal.clocks import iso_time, newest_at
-from sparklog.log.journal.entry_log import EntryKind, StateEntry
+from sparklog.log.journal.entry_log import E, EntryKind
 from sparklog.log.journal.names import (
     VERSION_DIGITS,
     commit_path_version,
@@ -40,16 +40,14 @@ from sparklog.log.state.commit import MAINTAIN, Commit, Resolved
 from sparklog.log.state.commit_intents import Draft
 from sparklog.log.state.history import History
 from sparklog.log.state.slice_table import Slices, SliceTable, Snapshot, Texts
-from sparklog.log.state.topic_state import EMPTY, Head
+from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.cloning import file_slices
 from sparklog.log.topic.root import Root
 from sparklog.storage.store import Store
-from sparklog.tools.backup.consistent_cut import Bounds, Cut, all_offsets, committed_in, cut_between, cut_now
-from sparklog.tools.backup.copying import DataFile, data_file, files_named, listed, oldest_base, start_at
-from sparklog.tools.backup.manifest import DamagedLogs, EntriesBackup, EntryChain, Manifest, TopicBackup
+from sparklog.tools.backup.consistent_cut import Cut, CutBounds, all_offsets, committed_in, cut_between, cut_now
+from sparklog.tools.backup.copying import FileCopy, data_file, files_named, listed, oldest_base, start_at
+from sparklog.tools.backup.manifest import DamagedLogs, EntriesBackup, Manifest, TopicBackup
 from sparklog.tools.backup.repository import Repository
-
-E = TypeVar("E", bound=StateEntry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +71,7 @@ class Wanted:
 
 
 def _unknown(name: str, names: Collection[str], where: str) -> NotFound:
-    similar = nearest(name, names, limit=1)
-    hint = f"; did you mean '{similar[0]}'?" if similar else ""
-    return NotFound(f"there is no topic '{name}' in {where}{hint}")
+    return NotFound(f"there is no topic '{name}' in {where}{did_you_mean(name, names)}")
 
 
 def from_backups(repository: Repository, wanted: Wanted) -> tuple[Manifest, Cut]:
@@ -96,7 +92,7 @@ def from_backups(repository: Repository, wanted: Wanted) -> tuple[Manifest, Cut]
 
 
 def _entry(store: Store, kind: EntryKind[E], item: EntriesBackup) -> E:
-    entry = EntryChain(store, kind, item.id).at(item.number)
+    entry = EntryChain(store, kind, item.id).state_at(item.number)
     if entry is None:
         raise NotFound(f"entry {item.number} of '{item.id}' is missing in {store.location}; take another backup")
     return entry
@@ -113,11 +109,11 @@ def _items(manifest: Manifest, topics: tuple[str, ...] | None) -> list[TopicBack
 
 
 def _head(store: Store, topic: str, version: int) -> Head:
-    return History(store, topic).at(version).head if version >= 0 else EMPTY
+    return start_at(History(store, topic), version).head
 
 
-def _spans(items: Collection[EntriesBackup]) -> dict[str, tuple[int, int]]:
-    return {item.id: (item.first, item.number) for item in items}
+def _spans(store: Store, kind: EntryKind[E], items: Collection[EntriesBackup]) -> list[EntrySpan[E]]:
+    return [EntrySpan(EntryChain(store, kind, item.id), item.first, item.number) for item in items]
 
 
 def _version_in(repository: Repository, topic: str, version: int) -> tuple[Manifest, Cut]:
@@ -176,40 +172,36 @@ def _cut(store: Store, manifest: Manifest, versions: Mapping[str, int], time_ms:
             topics[item.topic] = (base.head, versions[item.topic])
             committed |= committed_in(base.slices)
     damaged = DamagedLogs(store, damage={item.folder: Corrupt(item.damage) for item in manifest.left_out})
-    bounds = Bounds(topics, _spans(manifest.decisions), _spans(manifest.groups), committed)
+    decisions, groups = _spans(store, DECISIONS, manifest.decisions), _spans(store, GROUPS, manifest.groups)
+    bounds = CutBounds(topics, decisions, groups, committed)
     return _cut_at(store, bounds, time_ms, damaged)
 
 
-def _cut_at(store: Store, bounds: Bounds, time_ms: int | None, damaged: DamagedLogs) -> Cut:
+def _cut_at(store: Store, bounds: CutBounds, time_ms: int | None, damaged: DamagedLogs) -> Cut:
     """The least cut at or above these versions and what ids and groups had written by `time_ms`.
 
     None: just these versions, with what had been written when the newest of them was committed.
     """
     if time_ms is not None:
-        _check_groups(store, bounds, time_ms, damaged)
+        _check_groups(bounds, time_ms, damaged)
         return cut_between(store, bounds, time_ms, damaged, exact=False)
     newest_ms = max(_head(store, name, version).made_ms for name, (_, version) in bounds.topics.items())
     return cut_between(store, bounds, newest_ms, damaged, exact=True)
 
 
-def _check_groups(store: Store, bounds: Bounds, time_ms: int, damaged: DamagedLogs) -> None:
+def _check_groups(bounds: CutBounds, time_ms: int, damaged: DamagedLogs) -> None:
     """`NotFound` if it is no longer known how far a group had read one of these topics by a time.
 
     What it had read later would drag its topics along, away from that time.
     """
-    for name, (first, last) in bounds.groups.items():
-        after = partial(_first_after, EntryChain(store, GROUPS, name), first, last, time_ms)
-        state = damaged.read(GROUPS, name, after) if first > 0 else None
+    for span in bounds.groups:
+        state = damaged.read(span.chain.prefix, span.first_after, time_ms)
         if state is not None and any(item.topic in bounds.topics for item in all_offsets(state)):
+            since = f"as of {iso_time(state.made_ms)} and later, not of {iso_time(time_ms)}"
             raise NotFound(
-                f"group '{name}' can be restored as of {iso_time(state.made_ms)} and later, not of {iso_time(time_ms)}"
-                ": what its offsets were is no longer kept; choose a later time, or a version of one topic"
+                f"group '{state.id}' can be restored {since}: what its offsets were is no longer kept; choose a later "
+                "time, or a version of one topic"
             )
-
-
-def _first_after(chain: EntryChain[E], first: int, last: int, time_ms: int) -> E | None:
-    """The first entry that is kept, if even that is younger than a time."""
-    return chain.at(first) if chain.number_at(time_ms, first, last) < first else None
 
 
 def _topic_names(store: Store) -> list[str]:
@@ -237,9 +229,9 @@ def from_root(root: Root, wanted: Wanted) -> Cut:
             base, version = base_and_version
             topics[name] = (base.head, version)
             committed |= committed_in(base.slices)
-    groups = {name: EntryChain(store, GROUPS, name).run() for name in damaged.ids(GROUPS)}
-    decisions = {name: EntryChain(store, DECISIONS, name).run() for name in damaged.ids(DECISIONS)}
-    return _cut_at(store, Bounds(topics, decisions, groups, committed), wanted.time_ms, damaged)
+    groups = [chain.span() for chain in damaged.chains(GROUPS)]
+    decisions = [chain.span() for chain in damaged.chains(DECISIONS)]
+    return _cut_at(store, CutBounds(topics, decisions, groups, committed), wanted.time_ms, damaged)
 
 
 def _as_of(root: Root, name: str, wanted: Wanted) -> tuple[Snapshot, int] | None:
@@ -288,7 +280,7 @@ def own_path(path: str, version: int) -> str:
     return local_path(path).replace(f"{read_version:0{VERSION_DIGITS}d}-", f"{min(read_version, version):020d}-", 1)
 
 
-def files_of(topic: str, snapshot: Snapshot) -> list[DataFile]:
+def files_of(topic: str, snapshot: Snapshot) -> list[FileCopy]:
     return [
         data_file(snapshot.topic, file, f"{topic}/{own_path(file.path, snapshot.version)}")
         for file in file_slices(snapshot.slices.all())
@@ -338,21 +330,21 @@ def first_commit(
 def decisions_of(state: Decisions, names: Mapping[str, str], groups: Mapping[str, int]) -> Decisions:
     """Decisions in the restored root, of its topics (`names`: old to new) and groups (`groups`: entries restored).
 
-    Of what is not there nobody would ever record an outcome.
+    Of what is not there no outcome would ever be recorded.
     """
 
     def topics(items: tuple[Prepared, ...]) -> tuple[Prepared, ...]:
         return tuple(replace(item, topic=names[item.topic]) for item in items if item.topic in names)
 
-    def known(items: tuple[PreparedGroup, ...]) -> tuple[PreparedGroup, ...]:
+    def restored(items: tuple[PreparedGroup, ...]) -> tuple[PreparedGroup, ...]:
         return tuple(item for item in items if item.number <= groups.get(item.group, -1))
 
     return replace(
         state,
         prepared=topics(state.prepared),
-        prepared_groups=known(state.prepared_groups),
+        prepared_groups=restored(state.prepared_groups),
         commits=tuple(
-            replace(item, prepares=topics(item.prepares), groups=known(item.groups)) for item in state.commits
+            replace(item, prepares=topics(item.prepares), groups=restored(item.groups)) for item in state.commits
         ),
     )
 
@@ -382,10 +374,17 @@ class MovedOffset:
     now: int
 
 
-def at_the_end(state: GroupState, heads: Mapping[str, Head]) -> tuple[GroupState, list[MovedOffset]]:
-    """A group with no offset beyond the topics' ends: those that are there are set to the end.
+class AtTheEnd(NamedTuple):
+    """A group with no offset beyond the topics' ends, and those that were set to an end."""
 
-    What lay between is not there, so nothing is skipped, and what is written next is read. A consumer of Kafka that
+    state: GroupState
+    moved: list[MovedOffset]
+
+
+def at_the_end(state: GroupState, heads: Mapping[str, Head]) -> AtTheEnd:
+    """Set the offsets of a group that are beyond the topics' ends to the end.
+
+    What was between is not there, so nothing is skipped, and what is written next is read. A consumer of Kafka that
     finds its log cut off goes on likewise (KIP-320). The leader epoch was that of a record that is not there.
     """
     moved: list[MovedOffset] = []
@@ -403,6 +402,6 @@ def at_the_end(state: GroupState, heads: Mapping[str, Head]) -> tuple[GroupState
         return topic_offsets(item.topic, item.topic_id, rows)
 
     offsets = tuple(map(cut_off, state.offsets))
-    shown = list(moved)
-    pending = tuple(replace(each, offsets=tuple(map(cut_off, each.offsets))) for each in state.pending)
-    return replace(state, offsets=offsets, pending=pending), shown
+    of_group = list(moved)
+    pending = tuple(replace(item, offsets=tuple(map(cut_off, item.offsets))) for item in state.pending)
+    return AtTheEnd(replace(state, offsets=offsets, pending=pending), of_group)

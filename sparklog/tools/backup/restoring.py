@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 import crc32c
 
-from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, Unavailable
+from sparklog.errors import BadRequest, Corrupt, NotFound, Unavailable
 from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.log.decisions.decision import DECISIONS, Decisions
+from sparklog.log.journal.chain import EntryChain
 from sparklog.log.journal.clocks import SYSTEM, Env, iso_time
 from sparklog.log.journal.create_object import create_or_read
 from sparklog.log.journal.documents import (
@@ -38,7 +37,7 @@ from sparklog.log.journal.documents import (
     objects_of,
     whole,
 )
-from sparklog.log.journal.entry_log import EntryKind, StateEntry
+from sparklog.log.journal.entry_log import E, EntryKind
 from sparklog.log.journal.names import (
     PLACE_KEY,
     RESTORE_KEY,
@@ -58,10 +57,10 @@ from sparklog.log.state.slice_table import SliceTable, Snapshot
 from sparklog.log.state.topic_state import EMPTY, Head
 from sparklog.log.topic.root import open_root
 from sparklog.storage.store import Store
-from sparklog.tools.backup.backing_up import Holds, warn_of_no_holds, write_checkpoint
+from sparklog.tools.backup.backing_up import Holds, write_checkpoint
 from sparklog.tools.backup.consistent_cut import Cut
-from sparklog.tools.backup.copying import AT_ONCE, Copied, CopyOptions, DataFile, Progress, copy_all, silent
-from sparklog.tools.backup.manifest import LEFT_OUT_JSON, EntryChain, LeftOut
+from sparklog.tools.backup.copying import AT_ONCE, Copied, CopyOptions, FileCopy, Progress, copy_all, silent
+from sparklog.tools.backup.manifest import LEFT_OUT_JSON, LeftOut
 from sparklog.tools.backup.repository import Repository, backup_numbers, is_repository, refuse_inside
 from sparklog.tools.backup.restore_point import (
     MovedOffset,
@@ -76,8 +75,6 @@ from sparklog.tools.backup.restore_point import (
     group_of,
     stand_alone,
 )
-
-E = TypeVar("E", bound=StateEntry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,10 +204,9 @@ def plan_restore(
     backup, cut = _chosen(source, wanted, env)
     names = _names(cut, wanted, rename or {})
     snapshots = _snapshots(source, {name: cut.topics[name].version for name in names})
-    files = [file for name, snapshot in snapshots.items() for file in files_of(names[name], snapshot)]
-    moved = _moved([state for _, state in sorted(cut.groups.items())], snapshots) if cut.exact else []
+    moved = _moved([state for _, state in sorted(cut.groups.items())], _heads(snapshots, cut.exact))
     plan = _planned(backup, cut, names, "", lambda: "", lambda: 0)
-    return _restored(plan, snapshots, files, Copied(), moved)
+    return _restored(plan, snapshots, _files(snapshots, names), Copied(), moved)
 
 
 def restore(
@@ -236,7 +232,7 @@ def restore(
     try:
         if plan is None:
             plan = _write_plan(source, target, wanted, rename or {}, request, env)
-        return _Run(source, target, plan, CopyOptions(link, at_once, progress, env)).make()
+        return _RestoreRun(source, target, plan, CopyOptions(link, at_once, progress, env)).make()
     except (NotFound, Corrupt) as error:
         used = set() if plan is None or plan.backup is None else {plan.backup}
         gone = (numbers | used) - set(backup_numbers(source))
@@ -286,7 +282,7 @@ def _write_plan(
     plan = _planned(backup, cut, names, request, env.new_id, env.wall_ms)
     data = RESTORE_JSON.encode(plan)
     if create_or_read(target, RESTORE_KEY, data, env) not in (None, data):
-        # Another run was first: what lies there counts.
+        # Another run was first: what is there counts.
         stored = _read_plan(target, request)
         if stored is None:
             raise Unavailable(f"{RESTORE_KEY} was not written as it should; try again")
@@ -320,17 +316,21 @@ def _snapshots(store: Store, versions: Mapping[str, int]) -> dict[str, Snapshot]
     return {name: History(store, name).at(version) for name, version in versions.items()}
 
 
-def _heads(snapshots: Mapping[str, Snapshot]) -> dict[str, Head]:
-    return {name: snapshot.head for name, snapshot in snapshots.items()}
+def _files(snapshots: Mapping[str, Snapshot], names: Mapping[str, str]) -> list[FileCopy]:
+    return [file for name, snapshot in snapshots.items() for file in files_of(names[name], snapshot)]
 
 
-def _moved(groups: Iterable[GroupState], snapshots: Mapping[str, Snapshot]) -> list[MovedOffset]:
-    heads = _heads(snapshots)
-    return [item for state in groups for item in at_the_end(state, heads)[1]]
+def _heads(snapshots: Mapping[str, Snapshot], exact: bool) -> dict[str, Head]:
+    """Return the topics whose ends groups may be beyond: those of a cut that is `exact`."""
+    return {name: snapshot.head for name, snapshot in snapshots.items()} if exact else {}
+
+
+def _moved(groups: Iterable[GroupState], heads: Mapping[str, Head]) -> list[MovedOffset]:
+    return [item for state in groups for item in at_the_end(state, heads).moved]
 
 
 def _restored(
-    plan: _Plan, snapshots: Mapping[str, Snapshot], files: list[DataFile], copied: Copied, moved: Sequence[MovedOffset]
+    plan: _Plan, snapshots: Mapping[str, Snapshot], files: list[FileCopy], copied: Copied, moved: Sequence[MovedOffset]
 ) -> Restored:
     topics = []
     for name, snapshot in snapshots.items():
@@ -344,7 +344,7 @@ def _restored(
 
 
 @dataclass
-class _Run:
+class _RestoreRun:
     """The rest of a restore that is written down."""
 
     source: Store
@@ -368,16 +368,17 @@ class _Run:
             snapshots = _snapshots(self.source, versions)
             self.target.delete(RESTORE_KEY)
             # Offsets that the earlier run has set to the ends of topics, as far as the source still has them.
-            chains = [(EntryChain(self.source, GROUPS, name), number) for name, number in self.plan.groups.items()]
-            states = [chain.at(number) for chain, number in chains] if self.plan.exact else []
-            moved = _moved([state for state in states if state is not None], snapshots)
+            groups = self.plan.groups.items() if self.plan.exact else ()
+            states = (EntryChain(self.source, GROUPS, name).state_at(number) for name, number in groups)
+            moved = _moved(filter(None, states), _heads(snapshots, True))
             return _restored(self.plan, snapshots, [], self.copied, moved)
         holds = self._hold(versions)
         try:
             snapshots = _snapshots(self.source, versions)
-            files = [file for name, snapshot in snapshots.items() for file in files_of(self.names[name], snapshot)]
+            files = _files(snapshots, self.names)
             # Entries first: nothing holds them while files are copied, maybe for days.
-            decisions, moved = self._write_entries(_heads(snapshots) if self.plan.exact else {})
+            decisions = self._write_decisions()
+            moved = self._write_groups(_heads(snapshots, self.plan.exact))
             look = holds.renew if holds is not None else lambda: None
             self.copied += copy_all(self.source, self.target, files, self.options, look)
             self._write_topics(snapshots, decisions)
@@ -392,33 +393,24 @@ class _Run:
         """Hold the versions in a live root against its vacuum; older ones are read as long as they are there."""
         if is_repository(self.source):
             return None
-        if not self.source.writable:
-            warn_of_no_holds(self.source)
-            return None
         env = self.options.env
-        root = open_root(self.source, env=env)
-        holds = Holds(root, f"restore:{env.new_id()}")
-        for name, version in versions.items():
-            with suppress(Conflict):
-                holds.take_one(name, version)
+        holds = Holds(open_root(self.source, env=env), f"restore:{env.new_id()}")
+        holds.take(versions, may_be_below=True)
         return holds
 
-    def _write_entries(self, heads: Mapping[str, Head]) -> tuple[dict[str, Decisions], list[MovedOffset]]:
-        """Write decisions and groups; return the decisions of the source, and offsets that were set to ends.
+    def _write_decisions(self) -> dict[str, Decisions]:
+        """Write the decisions of each id; return those of the source."""
+        decisions = {name: self._entry(DECISIONS, name, number) for name, number in self.plan.decisions.items()}
+        for state in decisions.values():
+            self._put_entries(DECISIONS, state, lambda entry: decisions_of(entry, self.names, self.plan.groups))
+        return decisions
 
-        `heads`: of the topics, where groups may be beyond them.
-        """
-        ids, groups = self.plan.decisions, self.plan.groups
-        decisions: dict[str, Decisions] = {}
-        moved: list[MovedOffset] = []
-        for name, number in ids.items():
-            state = decisions[name] = self._entry(DECISIONS, name, number)
-            self._put_entries(DECISIONS, state, lambda each: decisions_of(each, self.names, groups))
-        for name, number in groups.items():
-            group = self._entry(GROUPS, name, number)
-            self._put_entries(GROUPS, group, lambda each: group_of(at_the_end(each, heads)[0], self.names, ids))
-            moved += at_the_end(group, heads)[1]
-        return decisions, moved
+    def _write_groups(self, heads: Mapping[str, Head]) -> list[MovedOffset]:
+        """Write the offsets of each group; return those that were set to the end of a topic (`heads`)."""
+        ids, groups = self.plan.decisions, [self._entry(GROUPS, *group) for group in self.plan.groups.items()]
+        for group in groups:
+            self._put_entries(GROUPS, group, lambda entry: group_of(at_the_end(entry, heads).state, self.names, ids))
+        return _moved(groups, heads)
 
     def _write_topics(self, snapshots: Mapping[str, Snapshot], decisions: Mapping[str, Decisions]) -> None:
         for name, snapshot in snapshots.items():
@@ -454,7 +446,7 @@ class _Run:
         return Snapshot(alone.topic, self.target, head, SliceTable().apply(commit, head)), data
 
     def _entry(self, kind: EntryKind[E], name: str, number: int) -> E:
-        entry = EntryChain(self.source, kind, name).at(number)
+        entry = EntryChain(self.source, kind, name).state_at(number)
         if entry is None:
             raise NotFound(f"entry {number} of {kind.title(name)} is no longer there; restore into another folder")
         return entry
@@ -464,13 +456,13 @@ class _Run:
         if state.number < 0:
             return
         prefix = kind.prefix(state.id)
-        before = EntryChain(self.source, kind, state.id).at(state.number - 1) if state.number else None
+        before = EntryChain(self.source, kind, state.id).state_at(state.number - 1) if state.number else None
         crc = state.prev_crc
-        for each in (state,) if before is None else (before, state):
-            data = kind.table.encode(replace(renamed(each), prev_crc=crc if each is state else each.prev_crc))
+        for entry in (state,) if before is None else (before, state):
+            data = kind.table.encode(replace(renamed(entry), prev_crc=crc if entry is state else entry.prev_crc))
             crc = crc32c.crc32c(data)
-            self._put(checkpoint_key(prefix, each.number), data)
-            self._put(commit_key(prefix, each.number), data)
+            self._put(checkpoint_key(prefix, entry.number), data)
+            self._put(commit_key(prefix, entry.number), data)
 
     def _put(self, key: str, data: bytes) -> None:
         existing = create_or_read(self.target, key, data, self.options.env)

@@ -31,7 +31,9 @@ from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.expiry_plan import REASONS
 from sparklog.retention.retain import RetainReport, plan_topic, retain_root
 from sparklog.retention.vacuum import unreferenced
-from sparklog.tools.report.facts import (
+from sparklog.tools.report.health import health
+from sparklog.tools.report.hours import blocks_by_hour, events_by_hour, slices_by_hour
+from sparklog.tools.report.report_data import (
     ATTENTION,
     Activity,
     Disk,
@@ -41,13 +43,11 @@ from sparklog.tools.report.facts import (
     HeldBack,
     Note,
     PartitionFacts,
-    Removal,
-    Report,
+    RootReport,
     TopicFacts,
+    Waste,
 )
-from sparklog.tools.report.hours import blocks_by_hour, events_by_hour, slices_by_hour
-from sparklog.tools.report.judge import health
-from sparklog.tools.report.units import HOUR_MS
+from sparklog.units import HOUR_MS
 
 
 def gather(
@@ -57,7 +57,7 @@ def gather(
     topics: Sequence[str] = (),
     made_by: str = "sparklog",
     maintenance: bool = True,
-) -> Report:
+) -> RootReport:
     """Gather a report of these topics (none given: all), as of `settings.now_ms`, which decides ages and what is due.
 
     `made_by`: the program and its version, for the report's foot. `maintenance`: also plan what its next run would do.
@@ -83,7 +83,7 @@ def _disk(location: str) -> Disk | None:
 # -- a sparklog root
 
 
-def _root(view: RootView, settings: Settings, chosen: tuple[str, ...], maintenance: bool) -> Report:
+def _root(view: RootView, settings: Settings, chosen: tuple[str, ...], maintenance: bool) -> RootReport:
     root, notes = view.root, list[Note]()
     for name in chosen:
         root.topic(name)
@@ -105,14 +105,13 @@ def _root(view: RootView, settings: Settings, chosen: tuple[str, ...], maintenan
     retention = retain_root(root, settings, topics=chosen, dry_run=True) if maintenance else []
     failures = [failure for run in compaction for failure in run.failures]
     failures += [failure for run in retention for failure in run.failures]
-    notes += [Note(ATTENTION, each.topic, f"maintenance would fail: {each.line()}") for each in failures]
+    notes += [Note(ATTENTION, failure.topic, f"maintenance would fail: {failure.line()}") for failure in failures]
     now_ms, groups = settings.now_ms, tuple(_groups(root, settings.now_ms, chosen, notes))
     doing = tuple(_doing(compaction, retention)) if maintenance else None
-    removals = None
-    if maintenance:
-        vacuums = [(each.topic, item) for each in retention if each.vacuum is not None for item in each.vacuum.removed]
-        removals = tuple(Removal(name, item.kind, item.reason, item.objects, item.nbytes) for name, item in vacuums)
-    return Report(view.location, "root", now_ms, tuple(facts), groups, tuple(held), doing, removals, tuple(notes))
+    vacuums = [(run.topic, item) for run in retention if run.vacuum is not None for item in run.vacuum.removed]
+    waste = tuple(Waste(name, item.kind, item.reason, item.objects, item.nbytes) for name, item in vacuums)
+    removals = waste if maintenance else None
+    return RootReport(view.location, "root", now_ms, tuple(facts), groups, tuple(held), doing, removals, tuple(notes))
 
 
 def _topic(root: Root, snapshot: Snapshot, settings: Settings) -> TopicFacts:
@@ -176,7 +175,7 @@ def _activity(root: Root, name: str, snapshot: Snapshot, now_ms: int) -> Activit
 
 
 def _held_back(root: Root, snapshot: Snapshot, now_ms: int) -> list[HeldBack]:
-    """Return the open transactions of this snapshot, which knows the decided ones. Ages go by the store's clock."""
+    """Return the open transactions of this snapshot, which knows the decided ones. Ages are by the store's clock."""
     name, held_back = snapshot.topic, list[HeldBack]()
     for prepare in snapshot.head.open:
         age = max(0, now_ms - root.engine.decisions.prepared_ms(name, prepare))
@@ -185,11 +184,11 @@ def _held_back(root: Root, snapshot: Snapshot, now_ms: int) -> list[HeldBack]:
             HeldBack(name, partition, owner, first, prepare.end[partition], age, timeout_of(prepare))
             for partition, first in prepare.first.items()
         ]
-    for each in snapshot.head.kafka_open:
+    for kafkas in snapshot.head.kafka_open:
         # No timeout here: only Kafka, or an operator, ends these.
-        owner = f"Kafka's {each.transactional_id or f'producer {each.producer}'}"
-        since = None if each.start_ms is None else max(0, now_ms - each.start_ms)
-        held_back.append(HeldBack(name, each.partition, owner, each.first, each.end, since, None))
+        owner = f"Kafka's {kafkas.transactional_id or f'producer {kafkas.producer}'}"
+        since = None if kafkas.start_ms is None else max(0, now_ms - kafkas.start_ms)
+        held_back.append(HeldBack(name, kafkas.partition, owner, kafkas.first, kafkas.end, since, None))
     return sorted(held_back, key=lambda held: (held.partition, held.first))
 
 
@@ -198,7 +197,7 @@ def _groups(root: Root, now_ms: int, chosen: tuple[str, ...], notes: list[Note])
     damaged, hidden = list[SparklogError](), list[SparklogError]()
     groups = Groups(root)
     described = groups.descriptions(groups.names(damaged), damaged)
-    alive = {name: each for name, each in described.items() if each.state != DEAD}
+    alive = {name: group for name, group in described.items() if group.state != DEAD}
     behind: dict[str, list[GroupPartition]] = {name: [] for name in alive}
     # All at once: each topic is looked at once, however many groups read it.
     for row in lag(root, alive, now_ms=now_ms, failures=hidden):
@@ -212,8 +211,8 @@ def _groups(root: Root, now_ms: int, chosen: tuple[str, ...], notes: list[Note])
 
 
 def _hidden(failures: Sequence[SparklogError]) -> list[Note]:
-    messages = dict.fromkeys(f"{error} [{error.code}]" for error in failures)
-    return [Note(ATTENTION, "", f"how far groups are behind is not known everywhere: {each}") for each in messages]
+    what = "how far groups are behind is not known everywhere"
+    return [Note(ATTENTION, "", message) for message in dict.fromkeys(f"{what}: {e} [{e.code}]" for e in failures)]
 
 
 def _doing(compaction: Sequence[TopicReport], retention: Sequence[RetainReport]) -> list[Doing]:
@@ -223,16 +222,17 @@ def _doing(compaction: Sequence[TopicReport], retention: Sequence[RetainReport])
         doing.append(Doing(item.topic, item.partition, item.action, item.nbytes, not left, item.why))
     for report in retention:
         for part in report.expired:
-            for reason, segments, nbytes in part.reasons:
-                why = f"{segments:,} of {part.segments:,} segments by {REASONS[reason]}, to offset {part.log_start:,}"
-                doing.append(Doing(report.topic, part.partition, "expire", nbytes, True, why))
+            for gone in part.gone:
+                of_all = f"{gone.segments:,} of {part.segments:,} segments"
+                why = f"{of_all} by {REASONS[gone.reason]}, to offset {part.log_start:,}"
+                doing.append(Doing(report.topic, part.partition, "expire", gone.nbytes, True, why))
     return sorted(doing, key=lambda item: (not item.due, item.topic, item.partition))
 
 
 # -- a Kafka directory
 
 
-def _kafka(view: KafkaView, settings: Settings, chosen: tuple[str, ...]) -> Report:
+def _kafka(view: KafkaView, settings: Settings, chosen: tuple[str, ...]) -> RootReport:
     notes: list[Note] = []
     facts: list[TopicFacts] = []
     held: list[HeldBack] = []
@@ -247,7 +247,7 @@ def _kafka(view: KafkaView, settings: Settings, chosen: tuple[str, ...]) -> Repo
                 raise
             notes.append(Note(ATTENTION, name, f"cannot be read: {error} [{error.code}]"))
     groups, now_ms = _kafka_groups(view, facts, settings.now_ms, chosen, notes), settings.now_ms
-    return Report(view.location, "kafka", now_ms, tuple(facts), groups, tuple(held), None, None, tuple(notes))
+    return RootReport(view.location, "kafka", now_ms, tuple(facts), groups, tuple(held), None, None, tuple(notes))
 
 
 def _kafka_topic(view: KafkaView, name: str, now_ms: int) -> TopicFacts:
@@ -304,9 +304,8 @@ def _record_time(view: KafkaView, offsets: OffsetRange) -> int | None:
 def _kafka_damage(view: KafkaView, name: str) -> Iterator[Note]:
     """Yield a note for each partition with bytes that are no batch. What the broker has begun to write is no damage."""
     for partition, state in sorted(view.partition_states(name).items()):
-        damaged = [each for each in state.segments if (each.closed and each.stop != "end") or each.stop == "corrupt"]
-        if damaged:
-            first = damaged[0]
+        damaged = (item for item in state.segments if item.stop == "corrupt" or (item.closed and item.stop != "end"))
+        if (first := next(damaged, None)) is not None:
             where = f"partition {partition} is damaged in {first.name.path.name} at byte {first.end:,}"
             remedy = "`sparklog verify` lists all damage; a replica of the partition, or a backup, has its records"
             yield Note(ATTENTION, name, f"{where}: {first.reason}; {remedy}")
@@ -315,7 +314,7 @@ def _kafka_damage(view: KafkaView, name: str) -> Iterator[Note]:
 def _kafka_groups(
     view: KafkaView, topics: Sequence[TopicFacts], now_ms: int, chosen: tuple[str, ...], notes: list[Note]
 ) -> tuple[GroupFacts, ...] | None:
-    """Return the groups of the coordinator's topic, in the partitions that lie here; None where that topic does not."""
+    """Return the groups of the coordinator's topic, in the partitions that are here; None where that topic is not."""
     if not has_groups(view):
         return None
     try:

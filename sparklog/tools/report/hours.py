@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from sparklog.kafka.in_place.partition_state import PartitionState
 from sparklog.log.state.slice_table import Slices
-from sparklog.tools.report.facts import HOURS
-from sparklog.tools.report.units import HOUR_MS
+from sparklog.tools.report.report_data import HOURS
+from sparklog.units import HOUR_MS
 
 BLOCK = 4096
 Times = npt.NDArray[np.int64]
@@ -33,8 +33,8 @@ def slices_by_hour(slices: Slices, now_ms: int) -> tuple[int, ...]:
     first, size = slices.min_ts[near], slices.size[near]
     span = slices.max_ts[near] - first + 1
     before = np.zeros(len(limits))
-    for at in range(0, len(first), BLOCK):
-        part = slice(at, at + BLOCK)
+    for row in range(0, len(first), BLOCK):
+        part = slice(row, row + BLOCK)
         before += np.clip((limits[:, None] - first[part]) / span[part], 0, 1) @ size[part]
     return tuple(np.diff(before).round().astype(np.int64).tolist())
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from sparklog.tools.report.facts import ATTENTION, GroupPartition, PartitionFacts, Report
+from sparklog.tools.report.report_data import ATTENTION, GroupPartition, PartitionFacts, RootReport
 
 Labels = Mapping[str, object]
 T = TypeVar("T")
@@ -29,7 +29,7 @@ class Metric:
     values: Iterable[tuple[Labels, float | None]]
 
 
-def exposition(report: Report) -> str:
+def exposition(report: RootReport) -> str:
     """Return the lines, each metric's together, labels in a fixed order; ends with a line feed."""
     now = Metric("sparklog_metrics_timestamp_seconds", "When these figures were taken.", [({}, report.now_ms / 1000)])
     return text_of([now, *_of_partitions(report), *_of_topics(report), *_of_groups(report)])
@@ -47,10 +47,9 @@ def _metrics(
         yield Metric(f"sparklog_{prefix}_{name}", text, [(labels, value(row)) for labels, row in rows])
 
 
-def _of_partitions(report: Report) -> Iterator[Metric]:
-    rows = [
-        ({"topic": each.topic, "partition": part.partition}, part) for each in report.topics for part in each.partitions
-    ]
+def _of_partitions(report: RootReport) -> Iterator[Metric]:
+    parts = [(topic.topic, part) for topic in report.topics for part in topic.partitions]
+    rows = [({"topic": name, "partition": part.partition}, part) for name, part in parts]
     columns: tuple[tuple[str, str, Callable[[PartitionFacts], float | None]], ...] = (
         ("log_start_offset", "First offset that can be read.", lambda part: part.log_start),
         ("last_stable_offset", "Where read_committed readers stop.", lambda part: part.last_stable),
@@ -63,7 +62,7 @@ def _of_partitions(report: Report) -> Iterator[Metric]:
     return _metrics("partition", rows, columns)
 
 
-def _of_topics(report: Report) -> Iterator[Metric]:
+def _of_topics(report: RootReport) -> Iterator[Metric]:
     active = [({"topic": topic.topic}, topic.activity) for topic in report.topics if topic.activity is not None]
     versions = [(labels, activity.version) for labels, activity in active]
     yield Metric("sparklog_topic_version", "Number of the newest commit.", versions)
@@ -85,7 +84,7 @@ def _of_topics(report: Report) -> Iterator[Metric]:
     yield Metric("sparklog_attention_notes", "Notes of `sparklog report` that need attention.", notes)
 
 
-def _of_groups(report: Report) -> Iterator[Metric]:
+def _of_groups(report: RootReport) -> Iterator[Metric]:
     groups = report.groups or ()
     active = [({"group": group.group}, int(group.member is not None)) for group in groups]
     yield Metric("sparklog_group_active", "1 while the group has a member.", active)
@@ -107,11 +106,11 @@ def _seconds(ms: int | None) -> float | None:
 
 
 def _lines(metric: Metric) -> Iterator[str]:
-    known = [(labels, value) for labels, value in metric.values if value is not None]
-    if known:
+    values = [(labels, value) for labels, value in metric.values if value is not None]
+    if values:
         yield f"# HELP {metric.name} {metric.help}"
         yield f"# TYPE {metric.name} gauge"
-    for labels, value in known:
+    for labels, value in values:
         inside = ",".join(f'{name}="{_escaped(str(text))}"' for name, text in labels.items())
         yield f"{metric.name}{{{inside}}} {value!r}" if inside else f"{metric.name} {value!r}"
 

@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from sparklog.tools.report.facts import (
+from sparklog.tools.report.report_data import (
     ATTENTION,
     HOURS,
     Doing,
     GroupFacts,
     GroupPartition,
     PartitionFacts,
-    Report,
+    RootReport,
     TopicFacts,
     total,
 )
-from sparklog.tools.report.units import HOUR_MS, ago, count, day, duration, size, time
+from sparklog.units import HOUR_MS, ago, day_text, duration, number_text, size_text, time_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -31,7 +31,7 @@ MOST_BARS = 100
 LARGEST_TOPICS = 12
 
 
-def as_html(report: Report) -> str:
+def as_html(report: RootReport) -> str:
     """Return the page. The same report gives the same text."""
     template = _environment(report).get_template("report.html")
     largest = sorted(report.topics, key=lambda topic: -topic.bytes)[:LARGEST_TOPICS]
@@ -46,8 +46,8 @@ def as_html(report: Report) -> str:
         shown=shown_partitions,
         bars=bars,
         never_expires=never_expires,
-        count=count,
-        size=size,
+        count=number_text,
+        size=size_text,
         attention=[note for note in report.notes if note.level == ATTENTION],
         information=[note for note in report.notes if note.level != ATTENTION],
         anchors={topic.topic: f"topic-{number}" for number, topic in enumerate(report.topics, 1)},
@@ -84,8 +84,8 @@ def chart(values: Sequence[int], now_ms: int) -> Chart | None:
 
 def summed(rows: Iterable[Sequence[int]]) -> list[int]:
     """Return the sum of each hour, of rows that have one."""
-    known = [row for row in rows if len(row) == HOURS]
-    return [sum(column) for column in zip(*known, strict=True)]
+    whole = [row for row in rows if len(row) == HOURS]
+    return [sum(column) for column in zip(*whole, strict=True)]
 
 
 class PlannedRow(NamedTuple):
@@ -150,7 +150,7 @@ def numbers(partitions: Sequence[int]) -> str:
     return ", ".join("-".join(map(str, run)) for run in runs)
 
 
-def _environment(report: Report) -> Environment:
+def _environment(report: RootReport) -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -160,8 +160,8 @@ def _environment(report: Report) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = {"count": count, "size": size, "numbers": numbers, "time": time, "duration": duration, "day": day}
-    environment.filters.update(filters, ago=lambda ms: ago(ms, report.now_ms))
+    filters = {"count": number_text, "size": size_text, "numbers": numbers, "time": time_text}
+    environment.filters.update(filters, duration=duration, day=day_text, ago=lambda ms: ago(ms, report.now_ms))
     return environment
 
 
@@ -181,7 +181,15 @@ def never_expires(topic: TopicFacts) -> bool:
     return kept or "delete" not in (topic.cleanup_policy or "")
 
 
-def bars(topic: TopicFacts) -> list[tuple[int, float, int]]:
-    """Return (partition, height from 0 to 1, bytes) of the first partitions: bytes over those of the largest."""
+class Bar(NamedTuple):
+    """The bytes of a partition; `height`: over those of the largest."""
+
+    partition: int
+    height: float
+    bytes: int
+
+
+def bars(topic: TopicFacts) -> list[Bar]:
+    """Return the bars of the first partitions."""
     most = max((part.bytes for part in topic.partitions), default=0) or 1
-    return [(part.partition, part.bytes / most, part.bytes) for part in topic.partitions[:MOST_BARS]]
+    return [Bar(part.partition, part.bytes / most, part.bytes) for part in topic.partitions[:MOST_BARS]]

@@ -26,37 +26,35 @@ from sparklog.format.append_file import TAIL_BYTES, Footer, WrittenSlice, build_
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.checksums import SUFFIXES, flipped_bit, index_crc
 from sparklog.format.slice_columns import WRITTEN
-from sparklog.log.read.fetch import SPAN_BYTES
+from sparklog.limits import Limits
 from sparklog.log.state.commit import MAINTAIN
 from sparklog.log.state.slices import SliceFlag
 from sparklog.maintenance.work_items import Done, Progress, silent
 from sparklog.storage.store import Store
 from sparklog.tools.verification.filter_files import against_filter, batches_of, take_filters
-from sparklog.tools.verification.findings import FOOTER, INDEX, MISSING, SIZE, Counts, Finding
-from sparklog.tools.verification.index_files import WITHOUT_INDEX, Batches, check_index
+from sparklog.tools.verification.findings import FOOTER, INDEX, MISSING, SIZE, CheckCounts, Finding
+from sparklog.tools.verification.index_files import WITHOUT_INDEX, CollectedBatches, check_index
 from sparklog.tools.verification.slice_checks import (
-    Checked,
-    Claim,
+    CheckedFile,
     CutOff,
-    DataFile,
+    NamedFile,
+    SliceClaim,
     SliceWindow,
     walk,
 )
 
 MOST_FINDINGS = 100  # of one file: beyond, single places do not matter
-PIECE_BYTES = 256 << 20  # a second or two of one core's work, far more than a task costs
-PIECE_FILES = 1000
 
 
-def check_file(store: Store, file: DataFile, progress: Progress) -> Checked:
+def check_file(store: Store, file: NamedFile, progress: Progress) -> CheckedFile:
     """Read a file whole and compare it with its footer and all versions that name it."""
-    checked = Checked(store, file, progress)
+    checked = CheckedFile(store, file, progress)
     try:
         filters = take_filters(checked)
         (_check_segment if file.sealed else _check_append_file)(checked)
         checked.counts += filters
     except NotFound:
-        return Checked(store, file, progress, gone=True)
+        return CheckedFile(store, file, progress, gone=True)
     except CutOff as cut:
         (size,) = cut.args
         checked.findings.append(Finding(SIZE, file.key, f"expected {file.size} bytes, found {size}", position=size))
@@ -64,25 +62,25 @@ def check_file(store: Store, file: DataFile, progress: Progress) -> Checked:
     return checked
 
 
-def _goes_on(file: DataFile) -> Finding:
+def _goes_on(file: NamedFile) -> Finding:
     return Finding(SIZE, file.key, f"expected {file.size} bytes, found more behind them", position=file.size)
 
 
-def _check_segment(checked: Checked) -> None:
+def _check_segment(checked: CheckedFile) -> None:
     """Check a sealed segment and the index files beside it."""
     if checked.store.get(checked.file.key, checked.file.size, 1):
         checked.findings.append(_goes_on(checked.file))
-    counted = Counts(files=1)
+    counted = CheckCounts(files=1)
     for claim in checked.file.claims:
         batches = batches_of(checked, claim)
         walked = walk(checked, claim, batches)
-        counted += walked or Counts(slices=1)
+        counted += walked or CheckCounts(slices=1)
         checked.findings += against_filter(checked, claim, batches)
         counted += _check_indexes(checked, claim, batches if walked is not None else None)
     checked.counts = counted
 
 
-def missing_indexes(store: Store, file: DataFile, listed: Container[str]) -> list[Finding]:
+def missing_indexes(store: Store, file: NamedFile, listed: Container[str]) -> list[Finding]:
     """Find the index files that are missing beside a sealed segment, in a listing (`listed`) and by now."""
     keys = [file.index_key(suffix) for suffix in SUFFIXES if any(_needed(suffix, claim) for claim in file.claims)]
     gone = [key for key in keys if key not in listed and store.stat(key) is None]
@@ -90,7 +88,7 @@ def missing_indexes(store: Store, file: DataFile, listed: Container[str]) -> lis
     return [_no_index(key) for key in gone] if gone and store.stat(file.key) is not None else []
 
 
-def _needed(suffix: str, claim: Claim) -> bool:
+def _needed(suffix: str, claim: SliceClaim) -> bool:
     return suffix != "txnindex" or bool(claim.flags & SliceFlag.KAFKA_ABORTED)
 
 
@@ -98,7 +96,7 @@ def _no_index(key: str) -> Finding:
     return Finding(MISSING, key, "expected an index beside the segment, found none", WITHOUT_INDEX)
 
 
-def _check_indexes(checked: Checked, claim: Claim, batches: Batches | None) -> Counts:
+def _check_indexes(checked: CheckedFile, claim: SliceClaim, batches: CollectedBatches | None) -> CheckCounts:
     """`batches` None: the segment is damaged, only the checksum of its indexes can be looked at."""
     store, file, before = checked.store, checked.file, len(checked.findings)
     indexes: dict[str, bytes] = {}
@@ -110,7 +108,7 @@ def _check_indexes(checked: Checked, claim: Claim, batches: Batches | None) -> C
                 if store.stat(file.key) is None:
                     raise
                 checked.findings.append(_no_index(file.index_key(suffix)))
-    counted = Counts(files=len(indexes), nbytes=sum(map(len, indexes.values())))
+    counted = CheckCounts(files=len(indexes), nbytes=sum(map(len, indexes.values())))
     whole = [indexes.get(suffix, b"") for suffix in SUFFIXES]
     crc = index_crc(*whole)
     if crc == file.index_crc:
@@ -128,7 +126,7 @@ def _check_indexes(checked: Checked, claim: Claim, batches: Batches | None) -> C
     return counted
 
 
-def _of_no_entry(file: DataFile, indexes: Mapping[str, bytes], batches: Batches | None) -> Iterator[Finding]:
+def _of_no_entry(file: NamedFile, indexes: Mapping[str, bytes], batches: CollectedBatches | None) -> Iterator[Finding]:
     """Yield findings where every entry is right by itself, so that some are missing or of another segment.
 
     Aborted transactions can be counted. Which of the files it is else cannot be known: an index has as many entries as
@@ -149,14 +147,14 @@ def _of_no_entry(file: DataFile, indexes: Mapping[str, bytes], batches: Batches 
 _NO_MATCH = "do not match the CRC-32C that the commit gives for them"
 
 
-def _flipped(file: DataFile, indexes: list[bytes], crc: int) -> Finding | None:
-    at = flipped_bit(sum(map(len, indexes)) + 8 * len(indexes), crc, file.index_crc)
+def _flipped(file: NamedFile, indexes: list[bytes], crc: int) -> Finding | None:
+    flip = flipped_bit(sum(map(len, indexes)) + 8 * len(indexes), crc, file.index_crc)
     start = 0
     for suffix, data in zip(SUFFIXES, indexes, strict=True):
         start += 8
-        if at is not None and start <= at[0] < start + len(data):
+        if flip is not None and start <= flip[0] < start + len(data):
             message = f"the index files {_NO_MATCH}"
-            return Finding(INDEX, file.index_key(suffix), message, WITHOUT_INDEX, at[0] - start, bit=at[1])
+            return Finding(INDEX, file.index_key(suffix), message, WITHOUT_INDEX, flip[0] - start, bit=flip[1])
         start += len(data)
     return None
 
@@ -166,7 +164,7 @@ class Verified(Done):
     """Findings of a piece; `gone`: files that are missing, which the driver looks up in a newer state."""
 
     findings: tuple[Finding, ...] = ()
-    counts: Counts = field(default_factory=Counts)
+    counts: CheckCounts = field(default_factory=CheckCounts)
     gone: tuple[str, ...] = ()
 
 
@@ -177,7 +175,7 @@ class VerifyWork:
     store: Store
     topic: str
     topic_id: str
-    files: tuple[DataFile, ...]
+    files: tuple[NamedFile, ...]
     op: str = MAINTAIN
     partitions: tuple[int, ...] = ()
 
@@ -192,7 +190,7 @@ class VerifyWork:
     def run(self, progress: Progress = silent) -> Verified:
         """Read them. Damage is never raised: it comes as findings."""
         findings: list[Finding] = []
-        counts = Counts()
+        counts = CheckCounts()
         gone: list[str] = []
         for file in self.files:
             checked = check_file(self.store, file, progress)
@@ -203,12 +201,12 @@ class VerifyWork:
         return Verified((), (), (), tuple(findings), counts, tuple(gone))
 
 
-def pieces(files: Sequence[DataFile]) -> Iterator[tuple[DataFile, ...]]:
-    """Divide files into pieces of about `PIECE_BYTES`, in the order of the topic's folder."""
-    piece: tuple[DataFile, ...] = ()
+def pieces(files: Sequence[NamedFile], limits: Limits) -> Iterator[tuple[NamedFile, ...]]:
+    """Divide files into pieces of about `verify_piece_bytes`, in the order of the topic's folder."""
+    piece: tuple[NamedFile, ...] = ()
     nbytes = 0
     for file in files:
-        if piece and (nbytes + file.size > PIECE_BYTES or len(piece) >= PIECE_FILES):
+        if piece and (nbytes + file.size > limits.verify_piece_bytes or len(piece) >= limits.verify_piece_files):
             yield piece
             piece, nbytes = (), 0
         piece, nbytes = (*piece, file), nbytes + file.size
@@ -216,7 +214,7 @@ def pieces(files: Sequence[DataFile]) -> Iterator[tuple[DataFile, ...]]:
         yield piece
 
 
-def _check_append_file(checked: Checked) -> None:
+def _check_append_file(checked: CheckedFile) -> None:
     file, footer = checked.file, _footer(checked)
     claims = list(file.claims)
     entries: dict[int, WrittenSlice] = {}
@@ -225,13 +223,13 @@ def _check_append_file(checked: Checked) -> None:
         claims += _unnamed(footer, file)
         for claim in file.claims:
             checked.findings += _against_footer(file.key, claim, entries.get(claim.position))
-    counted = Counts(files=1, nbytes=file.footer_length)
-    for run in _runs(sorted(claims, key=lambda claim: claim.position)):
+    counted = CheckCounts(files=1, nbytes=file.footer_length)
+    for run in _runs(sorted(claims, key=lambda claim: claim.position), checked.store.limits.span_bytes):
         counted += _check_run(checked, run, entries)
     checked.counts = counted
 
 
-def _footer(checked: Checked) -> Footer | None:
+def _footer(checked: CheckedFile) -> Footer | None:
     store, file = checked.store, checked.file
     start = file.size - file.footer_length
     # One byte more, to see that the file ends there.
@@ -255,18 +253,18 @@ def _footer(checked: Checked) -> Footer | None:
     return None
 
 
-def _unnamed(footer: Footer, file: DataFile) -> list[Claim]:
+def _unnamed(footer: Footer, file: NamedFile) -> list[SliceClaim]:
     """The slices that only the footer knows; of their offsets in the log it says nothing."""
     named = {claim.position for claim in file.claims}
     claims = []
     for entry in footer.slices:
         if entry.position not in named:
             columns = {column: getattr(entry, name) for name, column in WRITTEN.items()}
-            claims.append(Claim(**columns, position=entry.position, base=0, shift=0, append_time=-1))
+            claims.append(SliceClaim(**columns, position=entry.position, base=0, shift=0, append_time=-1))
     return claims
 
 
-def _against_footer(key: str, claim: Claim, entry: WrittenSlice | None) -> list[Finding]:
+def _against_footer(key: str, claim: SliceClaim, entry: WrittenSlice | None) -> list[Finding]:
     """Commits and footer must say the same of a slice."""
     if entry is None:
         message = f"expected the footer to name the slice at byte {claim.position}, as the commit does"
@@ -285,12 +283,12 @@ def _against_footer(key: str, claim: Claim, entry: WrittenSlice | None) -> list[
     return [Finding(FOOTER, key, message, position=claim.position, offset=claim.base)]
 
 
-def _runs(claims: Sequence[Claim]) -> Iterator[list[Claim]]:
-    """Slices that lie side by side and fit into one request; longer ones alone."""
-    run: list[Claim] = []
+def _runs(claims: Sequence[SliceClaim], span_bytes: int) -> Iterator[list[SliceClaim]]:
+    """Slices that are side by side and fit into one request; longer ones alone."""
+    run: list[SliceClaim] = []
     for claim in claims:
         end = run[-1].position + run[-1].size if run else 0
-        if run and (claim.position != end or end + claim.size - run[0].position > SPAN_BYTES):
+        if run and (claim.position != end or end + claim.size - run[0].position > span_bytes):
             yield run
             run = []
         run.append(claim)
@@ -298,26 +296,26 @@ def _runs(claims: Sequence[Claim]) -> Iterator[list[Claim]]:
         yield run
 
 
-def _check_run(checked: Checked, run: Sequence[Claim], entries: dict[int, WrittenSlice]) -> Counts:
+def _check_run(checked: CheckedFile, run: Sequence[SliceClaim], entries: dict[int, WrittenSlice]) -> CheckCounts:
     """Slices side by side, in one request: all at once if their checksums hold, else one by one, as long ones are."""
     start = run[0].position
     nbytes = run[-1].position + run[-1].size - start
     starts = np.array([claim.position - start for claim in run], np.int64)
     headers = None
-    if nbytes <= SPAN_BYTES:
+    if nbytes <= checked.store.limits.span_bytes:
         data = memoryview(checked.read(start, nbytes))
         parts = [data[claim.position - start : claim.position - start + claim.size] for claim in run]
         if all(crc32c(part) == claim.crc for part, claim in zip(parts, run, strict=True)):
             headers = scan_headers(data, whole=False)
     if headers is None or headers.stop != "end" or not np.isin(starts, headers.position).all():
-        counted = Counts()
+        counted = CheckCounts()
         for claim in run:
             batches, entry = batches_of(checked, claim), entries.get(claim.position)
             walked = walk(checked, claim, batches)
             checked.findings += against_filter(checked, claim, batches)
             if entry is not None and walked is not None:
                 checked.findings += _against_index(checked.file.key, claim, entry, batches)
-            counted += walked or Counts(slices=1)
+            counted += walked or CheckCounts(slices=1)
         return counted
     row_of = np.searchsorted(starts, headers.position, side="right") - 1
     window = SliceWindow(data, start, headers, checked.file.key, run, row_of, checked.file.sealed)
@@ -334,7 +332,7 @@ def _check_run(checked: Checked, run: Sequence[Claim], entries: dict[int, Writte
     return counted
 
 
-def _against_index(key: str, claim: Claim, entry: WrittenSlice, batches: Batches) -> list[Finding]:
+def _against_index(key: str, claim: SliceClaim, entry: WrittenSlice, batches: CollectedBatches) -> list[Finding]:
     """The footer's index and aborted transactions of one slice against its batches; positions from its start."""
     position, base, _, stamp, _ = batches.columns()
     built = build_index(position, base, stamp, claim.size)

@@ -8,7 +8,8 @@ from dataclasses import astuple, dataclass, replace
 
 from sparklog.errors import Corrupt, SparklogError
 from sparklog.format.checksums import flipped_bit
-from sparklog.output import count, json_value, size_text
+from sparklog.output import json_value
+from sparklog.units import count, size_text
 
 ROOT, LOG, CHAIN, CHECKPOINT, STATE = "root", "commit", "chain", "checkpoint", "state"
 MISSING, SIZE, CHECKSUM, FOOTER, INDEX, CONTENT = "missing", "size", "checksum", "footer", "index", "content"
@@ -47,8 +48,8 @@ class Finding:
 
     def at_flipped_bit(self, start: int, nbytes: int, crc: int, expected: int) -> Finding | None:
         """Return the finding at the one bit of `nbytes` bytes from `start` that explains a wrong CRC, or None."""
-        at = flipped_bit(nbytes, crc, expected)
-        return None if at is None else replace(self, position=start + at[0], bit=at[1])
+        flip = flipped_bit(nbytes, crc, expected)
+        return None if flip is None else replace(self, position=start + flip[0], bit=flip[1])
 
     def __str__(self) -> str:
         bit = "" if self.bit is None else f", bit {self.bit} flipped"
@@ -68,7 +69,7 @@ class Orphan:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class CheckCounts:
     """Number of things that were checked. `entries`: of the logs of transactional ids and groups."""
 
     topics: int = 0
@@ -82,8 +83,8 @@ class Counts:
     gaps: int = 0  # offsets between slices: compacted, aborted, or never there in what was imported
     nbytes: int = 0
 
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+    def __add__(self, other: CheckCounts) -> CheckCounts:
+        return CheckCounts(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ class Report:
     findings: tuple[Finding, ...]
     orphans: tuple[Orphan, ...]
     foreign: tuple[Orphan, ...]
-    counts: Counts
+    counts: CheckCounts
     quick: bool = False
     seconds: float = 0.0
     notes: tuple[Finding, ...] = ()
@@ -123,10 +124,10 @@ def summary(report: Report) -> str:
 def _listed(what: str, files: Sequence[Orphan]) -> list[str]:
     if not files:
         return []
-    total = sum(each.nbytes for each in files)
+    total = sum(file.nbytes for file in files)
     lines = [f"{count(len(files), 'file')} {what}, {size_text(total)}:"]
-    oldest = sorted(files, key=lambda each: -each.age_ms)
-    lines += [f"  {each.file}  {each.nbytes:,} bytes, {_age(each.age_ms)} old: {each.why}" for each in oldest[:SHOWN]]
+    oldest = sorted(files, key=lambda file: -file.age_ms)
+    lines += [f"  {file.file}  {file.nbytes:,} bytes, {_age(file.age_ms)} old: {file.why}" for file in oldest[:SHOWN]]
     if len(files) > SHOWN:
         lines.append(f"  and {len(files) - SHOWN:,} younger ones (--json lists all)")
     return lines

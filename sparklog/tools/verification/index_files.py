@@ -3,7 +3,7 @@
 Neither has a checksum, but an entry of an `.index` is a pair (last offset, position) and one of a `.timeindex` a pair
 (timestamp, offset) of one batch: whichever of the two changes, no batch has both. The number of entries follows from
 `index.interval.bytes`, which may have been another one at the time, so the batches alone do not tell it. A `.txnindex`
-is compared with the ABORT markers; the begin of a transaction that the cleaner has cut stands nowhere else.
+is compared with the ABORT markers; the begin of a transaction that the cleaner has cut is written nowhere else.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WITHOUT_INDEX = "restore the file from a backup; no record is lost, reads begin 
 
 
 class BatchColumns(NamedTuple):
-    """Batches: positions in the file, base and last offset, greatest timestamp, true for formats v0 and v1."""
+    """CollectedBatches: positions in the file, base and last offset, greatest timestamp, true for formats v0 and v1."""
 
     position: Int64Array
     base: Int64Array
@@ -41,7 +41,7 @@ _NO_BATCHES = BatchColumns(_NONE, _NONE, _NONE, _NONE, _NONE.astype(np.bool_))
 
 
 @dataclass(slots=True)
-class Batches:
+class CollectedBatches:
     """Batches of a segment, window by window. `aborts`: offset of each ABORT marker -> its producer id.
 
     `filter`: that of their keys, which are put into `keys` then.
@@ -79,7 +79,7 @@ class Batches:
 
 
 def check_index(
-    suffix: str, data: bytes, base: int, batches: Batches, *, file: str, active: bool = False
+    suffix: str, data: bytes, base: int, batches: CollectedBatches, *, file: str, active: bool = False
 ) -> list[Finding]:
     """Check an index file of the segment that starts at offset `base`; `active`: the segment may still grow."""
     try:
@@ -94,7 +94,7 @@ def check_index(
 
 
 def _tail(data: bytes, used: int, preallocated: bool, file: str) -> list[Finding]:
-    """Zeros behind the entries belong to a file that a broker has preallocated, and nowhere else."""
+    """Zeros after the entries belong to a file that a broker has preallocated, and nowhere else."""
     rest = np.frombuffer(data, np.uint8)[used:]
     odd = np.flatnonzero(rest)
     if len(odd):
@@ -105,7 +105,9 @@ def _tail(data: bytes, used: int, preallocated: bool, file: str) -> list[Finding
     return []
 
 
-def _check_offset_index(data: bytes, base: int, batches: Batches, file: str, *, preallocated: bool) -> list[Finding]:
+def _check_offset_index(
+    data: bytes, base: int, batches: CollectedBatches, file: str, *, preallocated: bool
+) -> list[Finding]:
     """Kafka's followers, and brokers before 4.0, name several batches by one entry: the first one's position, the last
     one's offset. Readers find the same batches by them, so such entries are right, too."""
     entries = OffsetIndex.parse(data, base, file=file)
@@ -118,7 +120,7 @@ def _check_offset_index(data: bytes, base: int, batches: Batches, file: str, *, 
     rows = np.minimum(np.searchsorted(position, entries.positions), len(position) - 1)
     ends = np.minimum(np.searchsorted(last, entries.offsets), len(last) - 1)
     named = (position[rows] == entries.positions) & (last[ends] == entries.offsets) & (ends >= rows)
-    # The batches of one entry lie before the next one's.
+    # The batches of one entry are before the next one's.
     after = np.append(rows[1:], len(position))
     named &= ends < after
     for entry in np.flatnonzero(~named).tolist():
@@ -128,7 +130,7 @@ def _check_offset_index(data: bytes, base: int, batches: Batches, file: str, *, 
     return wrong
 
 
-def _check_time_index(data: bytes, base: int, batches: Batches, file: str, *, active: bool) -> list[Finding]:
+def _check_time_index(data: bytes, base: int, batches: CollectedBatches, file: str, *, active: bool) -> list[Finding]:
     """The last entry is the segment's greatest timestamp, unless the segment is active. An entry names the earliest
     batch with its timestamp; but of old messages that were appended together and have one time, it names the last."""
     entries = TimeIndex.parse(data, base, file=file)
@@ -158,7 +160,7 @@ def _check_time_index(data: bytes, base: int, batches: Batches, file: str, *, ac
     return wrong
 
 
-def _check_transaction_index(data: bytes, base: int, batches: Batches, file: str) -> list[Finding]:
+def _check_transaction_index(data: bytes, base: int, batches: CollectedBatches, file: str) -> list[Finding]:
     entries = transaction_index.parse(data, base, file=file)
     wrong = []
     columns = (entries.producer_ids, entries.first_offsets, entries.last_offsets, entries.last_stable_offsets)

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence, Set
 from contextlib import suppress
+from typing import NamedTuple
 
 from sparklog.errors import Corrupt, NotFound, did_you_mean
 from sparklog.format import checkpoint_files
@@ -26,7 +27,7 @@ from sparklog.kafka.in_place.directory import (
 from sparklog.kafka.in_place.files import DELETED, AnyPath, FilePath, file_path, relative
 from sparklog.kafka.in_place.segment_file import CLEANED, SWAP
 from sparklog.log.journal.clocks import SYSTEM, Env
-from sparklog.tools.verification.findings import CHECKPOINT, Counts, Finding, Orphan, Report
+from sparklog.tools.verification.findings import CHECKPOINT, CheckCounts, Finding, Orphan, Report
 from sparklog.tools.verification.kafka_partition import COMPARE, REPLICA, KafkaPartition, read_partition
 from sparklog.tools.verification.run import Say
 
@@ -37,7 +38,7 @@ CHECKPOINTS = (
 KNOWN = frozenset({*CHECKPOINTS, "meta.properties", "bootstrap.checkpoint", ".lock", ".kafka_cleanshutdown"})
 LEFT = (DELETED, CLEANED, SWAP)
 SEGMENT_FILE = re.compile(r"\d{20}\.(?:log|index|timeindex|txnindex)")
-"""Files that a swap replaces: where one lies there, they do not count."""
+"""Files that a swap replaces: where one is there, they do not count."""
 LEFT_FOLDERS = ("-delete", "-future", "-stray")
 
 
@@ -52,7 +53,8 @@ def verify_log_dir(
         raise NotFound(message)
     begun = env.boot_ms()
     folders = {split_folder_name(folder): folder} if layout == "partition" else partition_folders(folder)
-    findings, counts, offsets = _checkpoints(folder, CHECKPOINTS if layout == "log-dir" else ())
+    checkpoints = _checkpoints(folder, CHECKPOINTS if layout == "log-dir" else ())
+    findings, counts, offsets = checkpoints.findings, checkpoints.counts, checkpoints.offsets
     names = sorted({topic for topic, _ in folders})
     for topic in topics:
         if topic not in names:
@@ -73,23 +75,29 @@ def verify_log_dir(
     findings += _ids(read, folder)
     exported = {GROUPS_FILE, *map(properties_name, names)}
     orphans, foreign = _others(folder, layout, read, exported, env.wall_ms())
-    counts += Counts(topics=len({topic for topic, _ in read}))
+    counts += CheckCounts(topics=len({topic for topic, _ in read}))
     seconds = (env.boot_ms() - begun) / 1000
     unique = tuple(dict.fromkeys(findings))
     return Report(str(folder), unique, orphans, foreign, counts, seconds=seconds, notes=tuple(notes))
 
 
-def _checkpoints(
-    folder: FilePath, names: Sequence[str]
-) -> tuple[list[Finding], Counts, dict[str, dict[TopicPartition, int]]]:
+class Checkpoints(NamedTuple):
+    """The checkpoint files of a log directory: their damage, and the offsets in each."""
+
+    findings: list[Finding]
+    counts: CheckCounts
+    offsets: dict[str, dict[TopicPartition, int]]
+
+
+def _checkpoints(folder: FilePath, names: Sequence[str]) -> Checkpoints:
     findings: list[Finding] = []
-    counts = Counts()
+    counts = CheckCounts()
     offsets: dict[str, dict[TopicPartition, int]] = {}
     for name in names:
         data = folder.child(name).data()
         if data is None:
             continue
-        counts += Counts(files=1, nbytes=len(data))
+        counts += CheckCounts(files=1, nbytes=len(data))
         try:
             offsets[name] = checkpoint_files.parse_offsets(data, file=name)
         except Corrupt as error:
@@ -97,7 +105,7 @@ def _checkpoints(
             continue
         if data and checkpoint_files.offsets_to_bytes(offsets[name]) != data:
             findings.append(Finding(CHECKPOINT, name, "it is not written as Kafka writes it", REPLICA))
-    return findings, counts, offsets
+    return Checkpoints(findings, counts, offsets)
 
 
 def _check_bounds(key: TopicPartition, part: KafkaPartition, offsets: dict[str, dict[TopicPartition, int]]) -> None:

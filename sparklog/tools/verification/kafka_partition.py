@@ -1,12 +1,12 @@
 """One partition folder as Kafka left it: every batch, and every file beside the segments.
 
-What lies outside a batch's checksum is held against something else: base offsets and lengths against the batches around
+What is outside a batch's checksum is held against something else: base offsets and lengths against the batches around
 them, leader epochs against `leader-epoch-checkpoint` and the other way round.
 
 No file of a log dir tells how far a log has been cleaned. `cleaner-offset-checkpoint` is written after a pass, so a
 broker that dies before leaves gaps above it; a replica that fetches a compacted log gets its gaps, and its own cleaner
 has not run yet. So above that checkpoint the batches beside a gap decide. A pass leaves no record without a key and no
-key twice, on either side of what it removed: where both batches, the one before and the one behind, hold such records,
+key twice, on either side of what it removed: where both batches, the one before and the one after, hold such records,
 no cleaner has been there and records are lost, unless the leader changed in between: a replica that cuts its log in the
 middle of a batch leaves a gap. All other gaps are undecided. Messages of formats v0 and v1 are left out: their gaps may
 be as old as their compression.
@@ -37,15 +37,15 @@ from sparklog.kafka.in_place.segment_file import SWAP, SegmentFile, aborted_by_i
 from sparklog.kafka.in_place.segment_recovery import Damage, sound_windows
 from sparklog.kafka.in_place.transaction_state import TransactionEvents, TransactionState
 from sparklog.log.journal.clocks import Env
-from sparklog.tools.verification.findings import CHECKPOINT, CHECKSUM, CONTENT, INDEX, Counts, Finding
-from sparklog.tools.verification.index_files import DELETE_INDEX, Batches, check_index
+from sparklog.tools.verification.findings import CHECKPOINT, CHECKSUM, CONTENT, INDEX, CheckCounts, Finding
+from sparklog.tools.verification.index_files import DELETE_INDEX, CollectedBatches, check_index
 
 MOST_LOST = 3  # gaps of one segment that are reported one by one
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Offsets `[start, end)` that are not there; the batch behind them stands at byte `position`."""
+    """Offsets `[start, end)` that are not there; the batch after them is at byte `position`."""
 
     start: int
     end: int
@@ -65,7 +65,7 @@ class Gaps:
     open_offsets: int = 0
 
     def add(self, window: Window, records: RecordColumns | None, end: int, cleaned: int) -> None:
-        """Take in a window behind offset `end` of a log that is cleaned below an offset; `records` None: unreadable."""
+        """Take in a window after offset `end` of a log that is cleaned below an offset; `records` None: unreadable."""
         headers = window.headers
         before = np.concatenate(([end], headers.next_offset[:-1]))
         gaps = headers.base_offset > before
@@ -97,13 +97,13 @@ class _DataBatches:
 
     def uncleaned_from(self, row: int) -> bool:
         """The first one from `row` on."""
-        at = int(np.searchsorted(self._rows, row))
-        return at < len(self._rows) and self._uncleaned(int(self._rows[at]))
+        batch = int(np.searchsorted(self._rows, row))
+        return batch < len(self._rows) and self._uncleaned(int(self._rows[batch]))
 
     def uncleaned_before(self, row: int) -> bool:
         """The last one before `row`."""
-        at = int(np.searchsorted(self._rows, row)) - 1
-        return self._before if at < 0 else self._uncleaned(int(self._rows[at]))
+        batch = int(np.searchsorted(self._rows, row)) - 1
+        return self._before if batch < 0 else self._uncleaned(int(self._rows[batch]))
 
     def _uncleaned(self, row: int) -> bool:
         if self._keys is None:
@@ -127,18 +127,18 @@ class KafkaPartition:
     folder: FilePath
     findings: list[Finding] = field(default_factory=list)
     notes: list[Finding] = field(default_factory=list)
-    counts: Counts = field(default_factory=Counts)
+    counts: CheckCounts = field(default_factory=CheckCounts)
     names: set[str] = field(default_factory=set)
     topic_id: str | None = None
     log_end: int = 0
 
 
 @dataclass(slots=True)
-class _Segment:
+class _SegmentRead:
     name: SegmentName
     last: bool
     limit: int | None
-    batches: Batches = field(default_factory=Batches)
+    batches: CollectedBatches = field(default_factory=CollectedBatches)
     epochs: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = field(default_factory=list)
     events: TransactionEvents = field(default_factory=TransactionEvents)
     gaps: Gaps = field(default_factory=Gaps)
@@ -156,11 +156,13 @@ def read_partition(
 
     `log_start`, `cleaned`: offsets in the log dir's checkpoints. None: no log start; unknown what was cleaned.
     """
-    return _Reader(folder, root, cleaned or 0, cleaned is not None, env, KafkaPartition(folder)).run(log_start or 0)
+    return _PartitionReader(folder, root, cleaned or 0, cleaned is not None, env, KafkaPartition(folder)).run(
+        log_start or 0
+    )
 
 
 @dataclass
-class _Reader:
+class _PartitionReader:
     """Reads one folder. `cleaned`: a cleaner has been below it, as far as is known; `old`: formats v0, v1 were read."""
 
     folder: FilePath
@@ -174,7 +176,7 @@ class _Reader:
     def run(self, log_start: int) -> KafkaPartition:
         names = settled_segments(self.folder, env=self.env)
         limits = [*(name.base for name in names[1:]), None]
-        segments = [_Segment(name, limit is None, limit) for name, limit in zip(names, limits, strict=False)]
+        segments = [_SegmentRead(name, limit is None, limit) for name, limit in zip(names, limits, strict=False)]
         end = first = names[0].base if names else 0
         before = Gaps()
         for segment in segments:
@@ -186,7 +188,7 @@ class _Reader:
         self._transactions(segments)
         self._metadata()
         self._snapshots()
-        self.result.counts += Counts(slices=len(segments))
+        self.result.counts += CheckCounts(slices=len(segments))
         return self.result
 
     def _place(self, path: FilePath) -> str:
@@ -200,13 +202,13 @@ class _Reader:
         if data is None:
             return None
         self.result.names.add(path.name)
-        self.result.counts += Counts(files=1, nbytes=len(data))
+        self.result.counts += CheckCounts(files=1, nbytes=len(data))
         return data
 
     # -- segments
 
-    def _segment(self, segment: _Segment, expected: int, before: Gaps) -> int:
-        """Read one segment and its indexes; return the offset behind it. `before`: gaps of the segment before."""
+    def _segment(self, segment: _SegmentRead, expected: int, before: Gaps) -> int:
+        """Read one segment and its indexes; return the offset after it. `before`: gaps of the segment before."""
         path = segment.name.path
         self.result.names.add(path.name)
         if path.name.endswith(SWAP):
@@ -225,16 +227,16 @@ class _Reader:
             if (now.st_size, now.st_mtime_ns) == (size, changed) or look == LOOKS - 1:
                 break
             del self.result.findings[findings:]
-        self.result.counts += Counts(files=1, nbytes=size, gaps=segment.gaps.offsets)
+        self.result.counts += CheckCounts(files=1, nbytes=size, gaps=segment.gaps.offsets)
         for gap in () if segment.damaged else segment.gaps.lost:
             message = f"expected a batch at offset {gap.start}, found one at {gap.end}: the cleaner has not been here"
             self._report(CONTENT, path, message, position=gap.position, offset=gap.start)
         self._indexes(segment)
         return max(segment.end, segment.name.base)
 
-    def _walk(self, segment: _Segment, expected: int) -> tuple[int, int]:
+    def _walk(self, segment: _SegmentRead, expected: int) -> tuple[int, int]:
         """Check the batches of a segment; return size and time of the file as it was read."""
-        segment.batches, segment.epochs, segment.events = Batches(), [], TransactionEvents()
+        segment.batches, segment.epochs, segment.events = CollectedBatches(), [], TransactionEvents()
         segment.damaged, segment.end = False, expected
         with SegmentFile(segment.name.path) as file:
 
@@ -262,7 +264,7 @@ class _Reader:
         body = file.read(start, header.size - CRC_START)
         return finding.at_flipped_bit(start, len(body), crc32c(body), header.crc) or finding
 
-    def _take(self, segment: _Segment, window: Window, path: FilePath) -> None:
+    def _take(self, segment: _SegmentRead, window: Window, path: FilePath) -> None:
         headers, place = window.headers, self._place(path)
         holds = ~headers.is_control & (headers.count > 0)
         records = None
@@ -276,16 +278,16 @@ class _Reader:
         segment.epochs.append((headers.base_offset, headers.leader_epoch, headers.position + window.start))
         segment.gaps.add(window, records, segment.end, self.cleaned)
         segment.end = int(headers.next_offset[-1])
-        self.result.counts += Counts(batches=len(headers), records=int(headers.count[~headers.is_control].sum()))
+        self.result.counts += CheckCounts(batches=len(headers), records=int(headers.count[~headers.is_control].sum()))
 
-    def _undecided(self, segments: Sequence[_Segment]) -> None:
+    def _undecided(self, segments: Sequence[_SegmentRead]) -> None:
         """Note gaps that a cleaner may have made, or not."""
-        sound = [each for each in segments if not each.damaged]
-        firsts = [(each.name.path, each.gaps.first) for each in sound if each.gaps.first is not None]
+        sound = [segment for segment in segments if not segment.damaged]
+        firsts = [(segment.name.path, segment.gaps.first) for segment in sound if segment.gaps.first is not None]
         if not firsts or not self.cleaner_known:
             return
         path, gap = firsts[0]
-        many, offsets = sum(each.gaps.open for each in sound), sum(each.gaps.open_offsets for each in sound)
+        many, offsets = sum(segment.gaps.open for segment in sound), sum(segment.gaps.open_offsets for segment in sound)
         message = (
             f"expected a batch at offset {gap.start}, found one at {gap.end}; from here on {offsets} offsets in {many} "
             f"gaps lie above the cleaner's checkpoint ({self.cleaned}): a cleaner has removed them, where the log was "
@@ -293,7 +295,7 @@ class _Reader:
         )
         self.result.notes.append(Finding(CONTENT, self._place(path), message, COMPARE, gap.position, gap.start))
 
-    def _indexes(self, segment: _Segment) -> None:
+    def _indexes(self, segment: _SegmentRead) -> None:
         for suffix in SUFFIXES:
             path = segment.index_path(suffix)
             data = self._data(path)
@@ -304,9 +306,9 @@ class _Reader:
             elif data is None and suffix != "txnindex" and len(segment.epochs):
                 self._report(INDEX, path, "expected an index beside the segment, found none", DELETE_INDEX)
 
-    # -- what lies beside
+    # -- files next to segments
 
-    def _epochs(self, segments: Sequence[_Segment], log_start: int) -> None:
+    def _epochs(self, segments: Sequence[_SegmentRead], log_start: int) -> None:
         path = self.folder.child(checkpoint_files.LEADER_EPOCHS_FILE)
         data, epochs = self._parsed(path, checkpoint_files.parse_leader_epochs)
         if epochs is None:
@@ -317,14 +319,14 @@ class _Reader:
             for segment in segments:
                 self._epochs_of(segment, epochs, log_start, path)
 
-    def _epochs_of(self, segment: _Segment, epochs: Sequence[LeaderEpoch], log_start: int, path: FilePath) -> None:
-        starts = np.array([each.start_offset for each in epochs], np.int64)
-        numbers = np.array([-1, *(each.epoch for each in epochs)], np.int64)
+    def _epochs_of(self, segment: _SegmentRead, epochs: Sequence[LeaderEpoch], log_start: int, path: FilePath) -> None:
+        starts = np.array([entry.start_offset for entry in epochs], np.int64)
+        numbers = np.array([-1, *(entry.epoch for entry in epochs)], np.int64)
         for base, epoch, position in segment.epochs:
             stored = numbers[np.searchsorted(starts, base, "right")]
             # Below the log start Kafka forgets them, and it begins to write them down when old formats end.
-            known = (stored >= 0) | ((base >= log_start) & (not self.old))
-            wrong = np.flatnonzero((epoch >= 0) & (stored != epoch) & known)
+            written = (stored >= 0) | ((base >= log_start) & (not self.old))
+            wrong = np.flatnonzero((epoch >= 0) & (stored != epoch) & written)
             if len(wrong):
                 row = int(wrong[0])
                 in_batch, in_file, offset = int(epoch[row]), int(stored[row]), int(base[row])
@@ -334,25 +336,26 @@ class _Reader:
                 self._report(CHECKPOINT, path, f"it says epoch {in_file} for offset {offset}, the batch {in_batch}")
                 return
 
-    def _transactions(self, segments: Sequence[_Segment]) -> None:
+    def _transactions(self, segments: Sequence[_SegmentRead]) -> None:
         """Check where aborted transactions began, unless a cleaner may have removed their first batches."""
-        if self.cleaned or not self.cleaner_known or any(each.damaged or each.gaps.offsets for each in segments):
+        has_gaps = any(segment.damaged or segment.gaps.offsets for segment in segments)
+        if self.cleaned or not self.cleaner_known or has_gaps:
             return
         state = TransactionState()
         for segment in segments:
             path = segment.index_path("txnindex")
             markers: dict[int, tuple[int, int]] = {}
             triples = segment.events.triples
-            for at in range(0, len(triples), 3):
-                kind, producer, offset = triples[at : at + 3]
+            for event in range(0, len(triples), 3):
+                kind, producer, offset = triples[event : event + 3]
                 first = state.open.get(producer)
-                state.apply(triples[at : at + 3])
+                state.apply(triples[event : event + 3])
                 if kind == ABORT and first is not None:
                     stable = state.first_open()
                     markers[offset] = (first, offset + 1 if stable is None else stable)
             self._aborted(path, markers, segment, segments[0].name.base)
 
-    def _aborted(self, path: FilePath, markers: dict[int, tuple[int, int]], segment: _Segment, oldest: int) -> None:
+    def _aborted(self, path: FilePath, markers: dict[int, tuple[int, int]], segment: _SegmentRead, oldest: int) -> None:
         entries = aborted_by_index(segment.name.path, segment.name.base)
         pairs = zip(entries.first_offsets.tolist(), entries.last_stable_offsets.tolist(), strict=True)
         stored = dict(zip(entries.last_offsets.tolist(), pairs, strict=True))
@@ -401,4 +404,4 @@ class _Reader:
 
 def _odd_byte(data: bytes) -> int:
     """Return the first byte that is neither a digit, nor a minus, nor a newline, nor one space; 0 if there is none."""
-    return next((at for at, byte in enumerate(data) if byte not in b"0123456789-\n "), 0)
+    return next((position for position, byte in enumerate(data) if byte not in b"0123456789-\n "), 0)

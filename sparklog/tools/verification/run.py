@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, did_you_mean
 from sparklog.format.checksums import SUFFIXES
@@ -20,7 +19,7 @@ from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.log.decisions.decision import DECISIONS, Decisions
 from sparklog.log.journal.clocks import SYSTEM, Env, reading_clock_ms
 from sparklog.log.journal.documents import document_of
-from sparklog.log.journal.entry_log import EntryKind
+from sparklog.log.journal.entry_log import E, EntryKind
 from sparklog.log.journal.lost_commits import is_note, lost_commits
 from sparklog.log.journal.names import (
     GROUPS_FOLDER,
@@ -46,8 +45,8 @@ from sparklog.maintenance.work_items import InProcess, Runner
 from sparklog.retention.vacuum_plan import data_file
 from sparklog.storage.probe import PROBE_FOLDER
 from sparklog.storage.store import ObjectInfo, Store, key_kind
+from sparklog.tools.verification.checked_logs import CheckedLog, read_entries, read_object
 from sparklog.tools.verification.data_file import Verified, VerifyWork, missing_indexes, pieces
-from sparklog.tools.verification.entry_chain import EntryChain, read_chain, read_object
 from sparklog.tools.verification.filter_files import missing_filters
 from sparklog.tools.verification.findings import (
     DECISION,
@@ -59,13 +58,13 @@ from sparklog.tools.verification.findings import (
     SIZE,
     TRANSACTION,
     TWO_WINNERS,
-    Counts,
+    CheckCounts,
     Finding,
     Orphan,
     Report,
 )
-from sparklog.tools.verification.slice_checks import DataFile
-from sparklog.tools.verification.topic_log import TopicLog, read_topic
+from sparklog.tools.verification.slice_checks import NamedFile
+from sparklog.tools.verification.topic_log import CheckedTopic, read_topic
 
 REWRITE = "let sparklog doctor try the store, write the commit's records again, then delete"
 TOGETHER = "topics that share transactions are restored together: restore the one that is behind"
@@ -76,7 +75,7 @@ StateOf = Callable[[str, int], Decisions | None]
 
 
 def check_transactions(
-    topics: Mapping[str, TopicLog], states: Mapping[str, Decisions], state_of: StateOf
+    topics: Mapping[str, CheckedTopic], states: Mapping[str, Decisions], state_of: StateOf
 ) -> Iterator[Finding]:
     """Compare decisions, read before the topics, with the topics they name, and transactions of topics with them."""
     for state in states.values():
@@ -85,13 +84,11 @@ def check_transactions(
         if topic.head is None:
             continue
         for item in topic.head.open:
-            decided = state_of(item.txn.id, item.txn.n - 1)
-            newest = -1 if decided is None else decided.newest
-            if item.txn.n > newest + 1:
-                what = f"slices of transaction {item.txn.n} of '{item.txn.id}' are open since version {item.version}"
-                key = commit_key(topic.name, item.version)
-                yield Finding(TRANSACTION, key, f"{what}; its decisions end at {newest}", TOGETHER)
-        yield from _recorded(topic, state_of)
+            what = f"slices of transaction {item.txn.n} of '{item.txn.id}' are open since version {item.version}"
+            yield from _begun(
+                commit_key(topic.name, item.version), what, item.txn.n, state_of(item.txn.id, item.txn.n - 1)
+            )
+        yield from _recorded(topic, topic.head.topic_id, state_of)
 
 
 def check_groups(
@@ -99,65 +96,70 @@ def check_groups(
 ) -> Iterator[Finding]:
     """Compare decisions, read before the groups, with the groups they name, and pending offsets of groups with them."""
     for state in states.values():
-        file = commit_key(transactions_prefix(state.id), state.number)
-        for item in state.commits:
-            for each in item.groups:
-                newest = groups[each.group].number if each.group in groups else -1
-                if each.number > newest:
-                    what = f"transaction {item.n} of '{state.id}' commits entry {each.number} of group '{each.group}'"
-                    yield Finding(TRANSACTION, file, f"{what}, which ends at {newest}", TOGETHER)
+        for n, named in ((item.n, named) for item in state.commits for named in item.groups):
+            newest = groups[named.group].number if named.group in groups else -1
+            if named.number > newest:
+                what = f"transaction {n} of '{state.id}' commits entry {named.number} of group '{named.group}'"
+                yield _finding(_newest_entry(state), f"{what}, which ends at {newest}")
     for group in groups.values():
         for waiting in group.pending:
-            decided = state_of(waiting.txn, waiting.n - 1)
-            ended = -1 if decided is None else decided.newest
-            if waiting.n > ended + 1:
-                what = f"offsets of transaction {waiting.n} of '{waiting.txn}' are pending since entry {waiting.number}"
-                key = commit_key(groups_prefix(group.id), group.number)
-                yield Finding(TRANSACTION, key, f"{what}; its decisions end at {ended}", TOGETHER)
+            what = f"offsets of transaction {waiting.n} of '{waiting.txn}' are pending since entry {waiting.number}"
+            key = commit_key(groups_prefix(group.id), group.number)
+            yield from _begun(key, what, waiting.n, state_of(waiting.txn, waiting.n - 1))
 
 
-def _named(state: Decisions, topics: Mapping[str, TopicLog]) -> Iterator[Finding]:
+def _finding(key: str, message: str, remedy: str = TOGETHER) -> Finding:
+    return Finding(TRANSACTION, key, message, remedy)
+
+
+def _newest_entry(state: Decisions) -> str:
+    return commit_key(transactions_prefix(state.id), state.number)
+
+
+def _begun(key: str, what: str, n: int, before: Decisions | None) -> Iterator[Finding]:
+    """Check that a transaction was begun after the one before it was decided."""
+    newest = -1 if before is None else before.newest
+    if n > newest + 1:
+        yield _finding(key, f"{what}; its decisions end at {newest}")
+
+
+def _named(state: Decisions, topics: Mapping[str, CheckedTopic]) -> Iterator[Finding]:
     """Check the prepares that a COMMIT names, as far as the topics' logs go back."""
-    file = commit_key(transactions_prefix(state.id), state.number)
-    for item in state.commits:
-        for each in item.prepares:
-            topic = topics.get(each.topic)
-            if topic is None or topic.head is None or topic.head.topic_id != each.topic_id:
-                continue
-            what = f"transaction {item.n} of '{state.id}' commits version {each.version} of topic '{each.topic}'"
-            if each.version > topic.newest:
-                yield Finding(TRANSACTION, file, f"{what}, which ends at {topic.newest}", TOGETHER)
-                continue
-            prepared, key = topic.prepares.get(each.version), commit_key(each.topic, each.version)
-            damaged = prepared is None and any(finding.file == key for finding in topic.findings)
-            if each.version >= topic.first and not damaged and prepared != (each.commit_id, state.id, item.n):
-                yield Finding(TRANSACTION, key, f"{what}; that commit is another one", f"{TOGETHER}; {TWO_WINNERS}")
+    for n, named in ((item.n, named) for item in state.commits for named in item.prepares):
+        topic = topics.get(named.topic)
+        if topic is None or topic.head is None or topic.head.topic_id != named.topic_id:
+            continue
+        what = f"transaction {n} of '{state.id}' commits version {named.version} of topic '{named.topic}'"
+        if named.version > topic.newest:
+            yield _finding(_newest_entry(state), f"{what}, which ends at {topic.newest}")
+            continue
+        prepared, key = topic.prepares.get(named.version), commit_key(named.topic, named.version)
+        damaged = prepared is None and any(finding.file == key for finding in topic.findings)
+        if named.version >= topic.first and not damaged and prepared != (named.commit_id, state.id, n):
+            yield _finding(key, f"{what}; that commit is another one", f"{TOGETHER}; {TWO_WINNERS}")
 
 
-def _recorded(topic: TopicLog, state_of: StateOf) -> Iterator[Finding]:
+def _recorded(topic: CheckedTopic, topic_id: str, state_of: StateOf) -> Iterator[Finding]:
     """Compare outcomes in the topic's commits with the decisions, as far as these still have them."""
-    topic_id = None if topic.head is None else topic.head.topic_id
     for version, item in topic.resolved:
         state = state_of(item.id, item.n)
-        if state is None or topic_id is None:
+        if state is None:
             continue
         key = commit_key(topic.name, version)
         what = f"version {version} records an outcome of transaction {item.n} of '{item.id}'"
-        if not state.decided(item.n):
-            yield Finding(TRANSACTION, key, f"{what}; its decisions end at {state.newest}", TOGETHER)
-            continue
         decided = state.commit_of(item.n)
-        if decided is None:
-            if item.committed and state.surely_aborted(item.n):
-                yield Finding(TRANSACTION, key, f"{what} as committed; it was aborted", TOGETHER)
-            continue
-        named = {each.version for each in decided.prepares if (each.topic, each.topic_id) == (topic.name, topic_id)}
-        open_here = sorted(set(item.committed) - named)
-        if open_here:
-            yield Finding(TRANSACTION, key, f"{what}: versions {open_here} are not among its prepares", TOGETHER)
+        if not state.decided(item.n):
+            yield _finding(key, f"{what}; its decisions end at {state.newest}")
+        elif decided is not None:
+            here = (topic.name, topic_id)
+            named = {prepare.version for prepare in decided.prepares if (prepare.topic, prepare.topic_id) == here}
+            if others := sorted(set(item.committed) - named):
+                yield _finding(key, f"{what}: versions {others} are not among its prepares")
+        elif item.committed and state.surely_aborted(item.n):
+            yield _finding(key, f"{what} as committed; it was aborted")
 
 
-def check_siblings(store: Store, topics: Mapping[str, TopicLog]) -> Iterator[Finding]:
+def check_siblings(store: Store, topics: Mapping[str, CheckedTopic]) -> Iterator[Finding]:
     """Check that no topic is behind the version that a transaction with another topic has seen."""
     for topic in topics.values():
         for name, version in {} if topic.head is None else topic.head.siblings.items():
@@ -168,20 +170,19 @@ def check_siblings(store: Store, topics: Mapping[str, TopicLog]) -> Iterator[Fin
             newest = int(versions[-1]) if len(versions) else -1
             if version > newest:
                 seen = f"a transaction with topic '{topic.name}' has seen version {version}"
-                message = f"topic '{name}' ends at version {newest}; {seen}"
-                yield Finding(TRANSACTION, commit_key(name, version), message, TOGETHER)
+                yield _finding(commit_key(name, version), f"topic '{name}' ends at version {newest}; {seen}")
 
 
-def lost(store: Store, topics: Collection[str]) -> Iterator[Finding]:
+def find_lost(store: Store, topics: Collection[str]) -> Iterator[Finding]:
     """Name the commits that their writers have missed, in these topics, or in all logs."""
-    for note, each in lost_commits(store):
-        if not topics or each.key.partition("/")[0] in topics:
-            message = f"commit {each.commit_id} was acknowledged to its writer under this name, and is not there"
-            yield Finding(PROMISE, each.key, f"{message}: the store did not keep its promise", f"{REWRITE} {note}")
+    for note, commit in lost_commits(store):
+        if not topics or commit.key.partition("/")[0] in topics:
+            message = f"commit {commit.commit_id} was acknowledged to its writer under this name, and is not there"
+            yield Finding(PROMISE, commit.key, f"{message}: the store did not keep its promise", f"{REWRITE} {note}")
 
 
-def sorted_out(
-    store: Store, listing: Sequence[ObjectInfo], named: Collection[str], topics: Mapping[str, TopicLog], now_ms: int
+def sort_unreferenced(
+    store: Store, listing: Sequence[ObjectInfo], named: Collection[str], topics: Mapping[str, CheckedTopic], now_ms: int
 ) -> tuple[tuple[Orphan, ...], tuple[Orphan, ...]]:
     """Sort the unreferenced files of a listing: sparklog's, and foreign ones. `now_ms`: the store's clock.
 
@@ -191,19 +192,16 @@ def sorted_out(
     def orphan(info: ObjectInfo, why: str) -> Orphan:
         return Orphan(info.key, info.size, max(0, now_ms - info.modified_ms), why)
 
-    unnamed = [(info, _why(info, topics)) for info in listing if info.key not in named and not _stays(info.key)]
+    # Verdicts of probes and notes of lost commits are there for good.
+    others = (info for info in listing if info.key not in named and not (is_verdict(info.key) or is_note(info.key)))
+    unnamed = [(info, _why(info, topics)) for info in others]
     orphans = [orphan(info, why) for info, why in unnamed if why is not None]
     orphans += [orphan(info, "temporary file: being written, or left") for info in store.temporary_files("")]
     foreign = [orphan(info, "sparklog gives no such name") for info, why in unnamed if why is None]
     return tuple(orphans), tuple(foreign)
 
 
-def _stays(key: str) -> bool:
-    """True for what lies beside the root for good: verdicts of probes, notes of lost commits."""
-    return is_verdict(key) or is_note(key)
-
-
-def _why(info: ObjectInfo, topics: Mapping[str, TopicLog]) -> str | None:
+def _why(info: ObjectInfo, topics: Mapping[str, CheckedTopic]) -> str | None:
     """Say what an unreferenced file may be; None if it is not sparklog's."""
     owner, _, below = info.key.partition("/")
     if owner == PROBE_FOLDER:
@@ -264,8 +262,8 @@ class _Verification:
     say: Say
     env: Env
     findings: list[Finding] = field(default_factory=list)
-    counts: Counts = field(default_factory=Counts)
-    logs: dict[str, TopicLog] = field(default_factory=dict)
+    counts: CheckCounts = field(default_factory=CheckCounts)
+    logs: dict[str, CheckedTopic] = field(default_factory=dict)
     states: dict[str, Decisions] = field(default_factory=dict)
     reread: dict[str, Decisions] = field(default_factory=dict)
     groups: dict[str, GroupState] = field(default_factory=dict)
@@ -283,9 +281,7 @@ class _Verification:
         for name in names:
             self.say(f"reading the log of {name}")
             log = self.logs[name] = read_topic(self.store, name, now_ms)
-            self.findings += log.findings
-            self.counts += log.counts
-            self.named |= log.objects
+            self._take(log)
             for file in log.files:
                 self.named |= {file.key, *(file.index_key(suffix) for suffix in SUFFIXES if file.sealed)}
                 self.named |= {filter_path(file.key)} if file.filtered else set()
@@ -293,19 +289,24 @@ class _Verification:
             self.findings += check_transactions(self.logs, self.states, self._state_of)
             self.findings += check_groups(self.groups, self.states, self._state_of)
         self.findings += check_siblings(self.store, self.logs)
-        self.findings += lost(self.store, self.chosen)
+        self.findings += find_lost(self.store, self.chosen)
         self._files({info.key: info for info in listing})
         now_ms = reading_clock_ms(self.store, self.env)
-        orphans, foreign = sorted_out(self.store, listing, self.named, self.logs, now_ms)
+        orphans, foreign = sort_unreferenced(self.store, listing, self.named, self.logs, now_ms)
         seconds = (self.env.boot_ms() - begun) / 1000
         findings = tuple(dict.fromkeys(self.findings))
         return Report(self.store.location, findings, orphans, foreign, self.counts, self.quick, seconds)
 
     # -- logs
 
+    def _take(self, log: CheckedLog) -> None:
+        self.findings += log.findings
+        self.counts += log.counts
+        self.named |= log.objects
+
     def _root(self) -> None:
         try:
-            _, data, damage = read_object(self.store, ROOT_KEY, ROOT_JSON.decode, ROOT)
+            stored = read_object(self.store, ROOT_KEY, ROOT_JSON.decode, ROOT)
         except NotFound:
             if self.store.stat(PLACE_KEY) is not None:
                 raise BadRequest(
@@ -319,8 +320,8 @@ class _Verification:
                 raise NotFound(f"{no_root}, and no folder in it is a topic; check the path") from None
             self.findings.append(Finding(MISSING, ROOT_KEY, "expected the root's id, found none beside topics"))
             return
-        self.counts += Counts(files=1, nbytes=len(data))
-        self.findings += damage
+        self.counts += CheckCounts(files=1, nbytes=len(stored.data))
+        self.findings += stored.findings
 
     def _has_log(self, name: str) -> bool:
         return is_topic_name(name) and next(iter(self.store.list(f"{name}/_log/")), None) is not None
@@ -344,25 +345,24 @@ class _Verification:
         return list(dict.fromkeys(self.chosen)) or existing
 
     def _entries(self) -> None:
-        kinds: tuple[tuple[EntryKind[Any], str, dict[str, Any]], ...] = (
-            *((DECISIONS, DECISION, self.states), (GROUPS, GROUP, self.groups), (LEASES, LEASE, {})),
-        )
-        for kind, label, states in kinds:
-            for folder in self.store.list_folders(f"{kind.folder}/"):
-                chain: EntryChain[Any] = read_chain(self.store, kind, folder, label)
-                self.findings += chain.findings
-                self.counts += chain.counts
-                self.named |= chain.objects
-                if chain.newest is not None:
-                    states[chain.newest.id] = chain.newest
+        self._entries_of(DECISIONS, DECISION, self.states)
+        self._entries_of(GROUPS, GROUP, self.groups)
+        self._entries_of(LEASES, LEASE, {})
+
+    def _entries_of(self, kind: EntryKind[E], label: str, states: dict[str, E]) -> None:
+        for folder in self.store.list_folders(f"{kind.folder}/"):
+            log = read_entries(self.store, kind, folder, label)
+            self._take(log)
+            if log.newest is not None:
+                states[log.newest.id] = log.newest
 
     def _state_of(self, id_: str, n: int) -> Decisions | None:
-        known = self.reread.get(id_) or self.states.get(id_)
-        if known is None or n > known.newest:
-            newer = read_chain(self.store, DECISIONS, id_folder(id_), DECISION).newest
+        state = self.reread.get(id_) or self.states.get(id_)
+        if state is None or n > state.newest:
+            newer = read_entries(self.store, DECISIONS, id_folder(id_), DECISION).newest
             if newer is not None:
-                known = self.reread[id_] = newer
-        return known
+                state = self.reread[id_] = newer
+        return state
 
     # -- files
 
@@ -370,7 +370,7 @@ class _Verification:
         """Sizes of all files first, then, unless it is to be quick, every byte."""
         whole, owners = _once(self.logs.values())
         gone: list[str] = []
-        by_folder: dict[str, list[DataFile]] = {}
+        by_folder: dict[str, list[NamedFile]] = {}
         for file in whole:
             if self._measured(file, sizes, gone):
                 by_folder.setdefault(file.key.split("/", 1)[0], []).append(file)
@@ -378,7 +378,7 @@ class _Verification:
         for name, files in by_folder.items() if not self.quick else ():
             log = self.logs.get(name)
             topic_id = "" if log is None or log.head is None else log.head.topic_id
-            works += [VerifyWork(self.store, name, topic_id, piece) for piece in pieces(files)]
+            works += [VerifyWork(self.store, name, topic_id, piece) for piece in pieces(files, self.store.limits)]
         for done, (work, result) in enumerate(self.runner.run(works), 1):
             self.say(f"{done} of {len(works)} pieces read ({work.title})")
             if isinstance(result, SparklogError):
@@ -390,7 +390,7 @@ class _Verification:
         if gone:
             self._gone(gone, {name for key in gone for name in owners[key]})
 
-    def _measured(self, file: DataFile, sizes: dict[str, ObjectInfo], gone: list[str]) -> bool:
+    def _measured(self, file: NamedFile, sizes: dict[str, ObjectInfo], gone: list[str]) -> bool:
         """True if a file exists and is as long as it should be."""
         info = sizes.get(file.key) or self.store.stat(file.key)
         if info is None:
@@ -401,7 +401,7 @@ class _Verification:
             self.findings.append(Finding(SIZE, file.key, message, position=min(info.size, file.size)))
             return False
         if self.quick:
-            self.counts += Counts(files=1, slices=len(file.claims))
+            self.counts += CheckCounts(files=1, slices=len(file.claims))
             if file.sealed:
                 self.findings += missing_indexes(self.store, file, sizes)
             self.findings += missing_filters(self.store, file, sizes)
@@ -420,9 +420,9 @@ class _Verification:
             self.findings.append(Finding(MISSING, key, message, offset=offset))
 
 
-def _once(logs: Iterable[TopicLog]) -> tuple[list[DataFile], dict[str, list[str]]]:
+def _once(logs: Iterable[CheckedTopic]) -> tuple[list[NamedFile], dict[str, list[str]]]:
     """Every file once, with all that topics say of it (a clone shares its source's), and the topics that name it."""
-    files: dict[str, DataFile] = {}
+    files: dict[str, NamedFile] = {}
     owners: dict[str, list[str]] = {}
     for log in logs:
         for file in log.files:

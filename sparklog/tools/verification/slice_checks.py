@@ -1,13 +1,13 @@
 """Slices of a data file against what commits and footers say of them.
 
-A `Claim` is what commit or footer say of one slice. A `SliceWindow` is whole batches of some slices in memory.
+A `SliceClaim` is what commit or footer say of a slice. A `SliceWindow` is whole batches of some slices in memory.
 `Totals` is what was counted in the batches of each slice; `disagreements` compares that with the claim.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +18,13 @@ from sparklog.format.arrow_numpy import valid_rows
 from sparklog.format.batch_scan import check_headers, crc_failures, crc_message, scan_headers
 from sparklog.format.key_filter import KeyFilter
 from sparklog.format.record_batch import CRC_START, NO_PRODUCER_ID
+from sparklog.format.slice_columns import SliceRow
 from sparklog.format.window import Window
-from sparklog.log.read.fetch import SPAN_BYTES
 from sparklog.log.state.slices import SliceFlag
 from sparklog.maintenance.work_items import Progress
 from sparklog.storage.store import Store
-from sparklog.tools.verification.findings import CHECKSUM, CONTENT, Counts, Finding
-from sparklog.tools.verification.index_files import Batches
+from sparklog.tools.verification.findings import CHECKSUM, CONTENT, CheckCounts, Finding
+from sparklog.tools.verification.index_files import CollectedBatches
 
 Int64s = npt.NDArray[np.int64]
 
@@ -34,32 +34,24 @@ NONE = 2**63 - 1
 _FLAGS = (SliceFlag.HAS_NULL_KEYS, SliceFlag.KAFKA_PRODUCERS, SliceFlag.LOG_APPEND_TIME)
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """One slice as commit or footer describe it; fields as in `sparklog.log.state.slice_table`."""
+@dataclass(slots=True, unsafe_hash=True)
+class SliceClaim(SliceRow):
+    """One slice as commit or footer describe it."""
 
     partition: int
-    position: int
-    size: int
-    base: int
-    end: int
-    shift: int
-    records: int
-    min_ts: int
-    max_ts: int
-    crc: int
-    flags: int
-    append_time: int
+
+
+CLAIMED = tuple(field.name for field in fields(SliceClaim))
 
 
 @dataclass(frozen=True, slots=True)
-class DataFile:
+class NamedFile:
     """A data file as versions name it."""
 
     key: str
     size: int
     footer_length: int  # 0: a sealed segment
-    claims: tuple[Claim, ...]
+    claims: tuple[SliceClaim, ...]
     index_crc: int = 0  # of a sealed segment, `sparklog.format.checksums`
 
     @property
@@ -81,14 +73,14 @@ class CutOff(Exception):  # noqa: N818
 
 
 @dataclass(slots=True)
-class Checked:
+class CheckedFile:
     """The check of one file; `gone`: it, or a file beside it, does not exist."""
 
     store: Store
-    file: DataFile
+    file: NamedFile
     progress: Progress
     findings: list[Finding] = field(default_factory=list)
-    counts: Counts = field(default_factory=Counts)
+    counts: CheckCounts = field(default_factory=CheckCounts)
     gone: bool = False
     filters: dict[int, KeyFilter] = field(default_factory=dict)
     """Sound filters of keys by the positions of their slices."""
@@ -122,7 +114,7 @@ class Totals:
 class SliceWindow(Window):
     """Batches of some slices of a file. `row_of`: for each batch the row in `claims` of its slice, not falling."""
 
-    claims: Sequence[Claim]
+    claims: Sequence[SliceClaim]
     row_of: Int64s
     sealed: bool
 
@@ -147,7 +139,7 @@ class SliceWindow(Window):
             message = f"expected a batch within offsets {int(least[row])} to {int(most[row]) - 1}"
             message += f", found one of {int(base[row])} to {int(after[row]) - 1}"
             findings.append(Finding(CONTENT, self.file, message, position=places[row], offset=int(least[row])))
-        # Messages of formats v0 and v1 may lie in sealed segments alone.
+        # Messages of formats v0 and v1 may be in sealed segments alone.
         for row in () if self.sealed else np.flatnonzero(headers.is_legacy).tolist():
             message = "expected record batches of magic 2, found an old message"
             findings.append(Finding(CONTENT, self.file, message, position=places[row]))
@@ -191,18 +183,18 @@ class SliceWindow(Window):
             keyless = ~valid_rows(records.key)
             totals.flags[np.unique(rows[keyless])] |= int(SliceFlag.HAS_NULL_KEYS)
 
-    def count(self, checked: Checked) -> Counts:
+    def count(self, checked: CheckedFile) -> CheckCounts:
         """Decode the window and compare what it holds with the claims; findings go into `checked`."""
         totals = Totals.empty(len(self.claims))
         try:
             self.add_to(totals)
         except Corrupt as error:
             checked.findings.append(Finding.of(CONTENT, error, self.file))
-            return Counts(slices=len(self.claims), nbytes=len(self.data))
+            return CheckCounts(slices=len(self.claims), nbytes=len(self.data))
         for row, claim in enumerate(self.claims):
             checked.findings += disagreements(claim, totals, row, file=self.file)
         batches, records = int(totals.batches.sum()), int(totals.records.sum())
-        return Counts(slices=len(self.claims), batches=batches, records=records, nbytes=len(self.data))
+        return CheckCounts(slices=len(self.claims), batches=batches, records=records, nbytes=len(self.data))
 
 
 def _decoded_at_once(size: Int64s) -> Iterator[slice]:
@@ -214,7 +206,7 @@ def _decoded_at_once(size: Int64s) -> Iterator[slice]:
         start, before = stop, int(ends[stop - 1])
 
 
-def disagreements(claim: Claim, totals: Totals, row: int, *, file: str) -> list[Finding]:
+def disagreements(claim: SliceClaim, totals: Totals, row: int, *, file: str) -> list[Finding]:
     """Find where what was counted in a slice is not what its claim says."""
     flags = int(totals.flags[row])
     least, greatest = int(totals.min_ts[row]), int(totals.max_ts[row])
@@ -238,31 +230,31 @@ def disagreements(claim: Claim, totals: Totals, row: int, *, file: str) -> list[
     return [Finding(CONTENT, file, message, position=claim.position, offset=claim.base)]
 
 
-def walk(checked: Checked, claim: Claim, batches: Batches) -> Counts | None:
+def walk(checked: CheckedFile, claim: SliceClaim, batches: CollectedBatches) -> CheckCounts | None:
     """Check a slice in windows of whole batches, which are collected in `batches`. None if something is wrong."""
-    totals, crc, at, following = Totals.empty(1), 0, 0, claim.base
-    file, before = checked.file, len(checked.findings)
-    while at < claim.size:
-        place = claim.position + at
-        data = memoryview(checked.read(place, min(SPAN_BYTES, claim.size - at)))
+    totals, crc, start, following = Totals.empty(1), 0, 0, claim.base
+    file, before, span = checked.file, len(checked.findings), checked.store.limits.span_bytes
+    while start < claim.size:
+        place = claim.position + start
+        data = memoryview(checked.read(place, min(span, claim.size - start)))
         headers = scan_headers(data, whole=False)
-        if not headers.end and headers.stop == "partial" and len(data) < claim.size - at:
+        if not headers.end and headers.stop == "partial" and len(data) < claim.size - start:
             size = int.from_bytes(data[8:12], "big") + 12
-            data = memoryview(checked.read(place, min(size, claim.size - at)))
+            data = memoryview(checked.read(place, min(size, claim.size - start)))
             headers = scan_headers(data, whole=False)
-        last = at + len(data) == claim.size
+        last = start + len(data) == claim.size
         row_of = np.zeros(len(headers), np.int64)
         if not headers.end or (headers.stop != "end" and (last or headers.stop == "corrupt")):
             message = f"expected whole record batches: {headers.reason}"
-            behind = int(headers.next_offset[-1]) + claim.shift if len(headers) else claim.base
-            checked.findings.append(Finding(CONTENT, file.key, message, position=place + headers.end, offset=behind))
+            after = int(headers.next_offset[-1]) + claim.shift if len(headers) else claim.base
+            checked.findings.append(Finding(CONTENT, file.key, message, position=place + headers.end, offset=after))
             if len(headers):
                 checked.findings += SliceWindow(
                     data, place, headers, file.key, [claim], row_of, file.sealed
                 ).wrong_batches(following)
             # The rest has no frame any more: only the checksum tells more.
-            for rest in range(at, claim.size, SPAN_BYTES):
-                crc = crc32c(checked.read(claim.position + rest, min(SPAN_BYTES, claim.size - rest)), crc)
+            for rest in range(start, claim.size, span):
+                crc = crc32c(checked.read(claim.position + rest, min(span, claim.size - rest)), crc)
             break
         data = data[: headers.end]
         window = SliceWindow(data, place, headers, file.key, [claim], row_of, file.sealed)
@@ -273,19 +265,19 @@ def walk(checked: Checked, claim: Claim, batches: Batches) -> Counts | None:
                 window.add_to(totals)
             except Corrupt as error:
                 checked.findings.append(Finding.of(CONTENT, error, file.key))
-            batches.add(data, headers, at)
+            batches.add(data, headers, start)
             following = int(headers.next_offset[-1]) + claim.shift
         crc = crc32c(data, crc)
-        at += len(data)
+        start += len(data)
         checked.progress(int(headers.count.sum()), len(data))
     if crc != claim.crc:
         message = "the slice's CRC-32C does not match its bytes"
         finding = Finding(CHECKSUM, file.key, message, position=claim.position, offset=claim.base)
         flipped = finding.at_flipped_bit(claim.position, claim.size, crc, claim.crc)
         if flipped is not None or len(checked.findings) == before:
-            # One bit that explains it all stands for the other findings of the slice.
+            # One bit that explains it all replaces the other findings of the slice.
             checked.findings[before:] = [flipped or finding]
     if len(checked.findings) > before:
         return None
     checked.findings += disagreements(claim, totals, 0, file=file.key)
-    return Counts(slices=1, batches=int(totals.batches[0]), records=int(totals.records[0]), nbytes=claim.size)
+    return CheckCounts(slices=1, batches=int(totals.batches[0]), records=int(totals.records[0]), nbytes=claim.size)

@@ -3,7 +3,7 @@
 Commits are replayed from the beginning of what is kept; each checkpoint on the way must say what the replay says. Where
 a commit is damaged the replay goes on from the next sound checkpoint.
 
-**What must exist.** Of the log: every commit from the anchor on, which is the newest checkpoint that lies at or
+**What must exist.** Of the log: every commit from the anchor on, which is the newest checkpoint that is at or
 below both the upload floor and the second newest checkpoint: the vacuum deletes commits below that alone, the oldest
 first. Of data: what the state at the upload floor names, what any later version adds, and what a held version names: a
 reader may have planned on any version that is not older than the floor, and the vacuum keeps just that.
@@ -11,7 +11,8 @@ reader may have planned on any version that is not older than the floor, and the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 from crc32c import crc32c
@@ -27,22 +28,17 @@ from sparklog.log.state.invariants import check_commit, check_state
 from sparklog.log.state.slice_table import Slices, SliceTable, added
 from sparklog.log.state.topic_state import EMPTY, HEAD_JSON, Head
 from sparklog.storage.store import Store
-from sparklog.tools.verification.entry_chain import log_end, missing, obstacles, read_object, unreached
+from sparklog.tools.verification.checked_logs import CheckedLog, log_end, read_again, read_object
 from sparklog.tools.verification.findings import (
-    CHAIN,
     CHECKPOINT,
     LOG,
     MISSING,
-    RESTORE,
-    RESTORE_BOTH,
     STATE,
     TWO_WINNERS,
-    Counts,
+    CheckCounts,
     Finding,
 )
-from sparklog.tools.verification.slice_checks import Claim, DataFile
-
-_CLAIM = tuple(each.name for each in fields(Claim) if each.name in COLUMN_TYPES)
+from sparklog.tools.verification.slice_checks import CLAIMED, NamedFile, SliceClaim
 
 
 @dataclass(slots=True)
@@ -50,20 +46,20 @@ class NamedFiles:
     """Data files by key, grown version by version; equal slices of two versions are kept once."""
 
     topic: str
-    _files: dict[str, tuple[int, int, int, dict[Claim, None]]] = field(default_factory=dict)
+    _files: dict[str, tuple[int, int, int, dict[SliceClaim, None]]] = field(default_factory=dict)
 
     def add(self, rows: Slices) -> None:
         keys = {code: file_key(self.topic, rows.paths[code]) for code in np.unique(rows.file).tolist()}
-        names = ("file", "file_size", "footer_length", "index_crc", *_CLAIM)
+        names = ("file", "file_size", "footer_length", "index_crc", *CLAIMED)
         columns = (rows.columns[name].tolist() for name in names)
         for code, size, footer_length, index_crc, *claim in zip(*columns, strict=True):
             *_, claims = self._files.setdefault(keys[code], (size, footer_length, index_crc, {}))
-            claims[Claim(*claim)] = None
+            claims[SliceClaim(*claim)] = None
 
-    def files(self) -> list[DataFile]:
+    def files(self) -> list[NamedFile]:
         """Return all files, in the order of their keys."""
         return [
-            DataFile(key, size, footer_length, tuple(claims), index_crc)
+            NamedFile(key, size, footer_length, tuple(claims), index_crc)
             for key, (size, footer_length, index_crc, claims) in sorted(self._files.items())
         ]
 
@@ -87,7 +83,7 @@ def _column(rows: Slices, name: str) -> np.ndarray:
 
 
 def gaps(head: Head, table: SliceTable) -> int:
-    """Return the number of offsets between log start and log end that lie in no slice."""
+    """Return the number of offsets between log start and log end that are in no slice."""
     if head.deleted:
         return 0
     rows = table.all()
@@ -98,37 +94,37 @@ def gaps(head: Head, table: SliceTable) -> int:
     return whole - covered
 
 
-TRIES = 6
 DELETE_CHECKPOINT = "delete the checkpoint: the one before will do, opening takes longer until the next one"
+State = tuple[Head, SliceTable]
+
+
+class TopicPrepare(NamedTuple):
+    """A commit of a transaction: its id, and the transaction's id and number."""
+
+    commit_id: str
+    txn: str
+    n: int
 
 
 @dataclass(slots=True)
-class TopicLog:
-    """Result of reading the log of a topic."""
+class CheckedTopic(CheckedLog):
+    """The log of a topic. `first`: the oldest version that was replayed; `files`: those that must exist."""
 
-    name: str
     head: Head | None = None  # None: no state could be rebuilt
-    findings: list[Finding] = field(default_factory=list)
-    counts: Counts = field(default_factory=Counts)
-    files: list[DataFile] = field(default_factory=list)  # that must exist (see the module)
-    first: int = 0  # the oldest version that was replayed
+    files: list[NamedFile] = field(default_factory=list)
+    first: int = 0
     newest: int = -1
-    prepares: dict[int, tuple[str, str, int]] = field(default_factory=dict)  # commit id, transaction's id and number
+    prepares: dict[int, TopicPrepare] = field(default_factory=dict)
     resolved: list[tuple[int, Resolved]] = field(default_factory=list)  # outcomes, with the version that records them
-    objects: set[str] = field(default_factory=set)  # keys of the log that are accounted for
+
+    @property
+    def name(self) -> str:
+        return self.prefix
 
 
-def read_topic(store: Store, name: str, now_ms: int) -> TopicLog:
+def read_topic(store: Store, name: str, now_ms: int) -> CheckedTopic:
     """Read the log of a topic whole, again if the vacuum deletes objects meanwhile; `now_ms`: the store's clock."""
-    gone: NotFound | None = None
-    for _ in range(TRIES):
-        try:
-            return _Replay(store, name, now_ms).run()
-        except NotFound as error:
-            gone = error
-    log = TopicLog(name)
-    log.findings.append(Finding(MISSING, f"{name}/_log", f"objects of the log are listed and not there: {gone}"))
-    return log
+    return read_again(lambda: _Replay(store, name, now_ms).run(), CheckedTopic(store, name, "commit", LOG))
 
 
 class _Replay:
@@ -139,17 +135,17 @@ class _Replay:
         self.name = name
         self.now_ms = now_ms
         self.history = History(store, name)
-        self.log = TopicLog(name)
-        self.state: tuple[Head, SliceTable] | None = None
+        self.log = CheckedTopic(store, name, "commit", LOG)
+        self.state: State | None = None
         self.added: dict[int, Commit] = {}  # commits with files since the upload floor, as far as it is known
         self.ids: set[str] = set()
 
-    def run(self) -> TopicLog:
-        self.log.findings += obstacles(self.store, self.name, "commit", LOG)
+    def run(self) -> CheckedTopic:
+        self.log.find_obstacles()
         versions = self.history.commits.version
         if not len(versions):
             if self.history.checkpoints or self.history.tables:
-                self._report(MISSING, commit_key(self.name, 0), "checkpoints without any commit")
+                self.log.report(MISSING, commit_key(self.name, 0), "checkpoints without any commit")
             return self.log
         versions = versions[versions <= self._end_of_log(versions.tolist())]
         self.log.newest = int(versions[-1])
@@ -169,19 +165,16 @@ class _Replay:
         self._end()
         return self.log
 
-    def _report(self, kind: str, file: str, message: str, remedy: str = RESTORE) -> None:
-        self.log.findings.append(Finding(kind, file, message, remedy))
-
     def _end_of_log(self, versions: list[int]) -> int:
         """Return the newest version that readers reach; commits beyond a gap become findings."""
         end = log_end(versions, max(self.history.checkpoints, default=-1))
         if end not in versions:
             return versions[-1]
-        self.log.findings += unreached(self.store, self.name, "commit", versions, end)
-        for version in (each for each in versions if each > end):
+        self.log.find_unreached(versions, end)
+        for version in (number for number in versions if number > end):
             key = commit_key(self.name, version)
             self.log.objects.add(key)
-            commit, _, _ = read_object(self.store, key, decode_commit, LOG, version)
+            commit = read_object(self.store, key, decode_commit, LOG, version).value
             if commit is not None:
                 self.log.objects |= {file_key(self.name, file.path) for file in commit.files}
         return end
@@ -191,26 +184,21 @@ class _Replay:
     def _commit(self, version: int, crc: int | None) -> int | None:
         """Take the next commit; `crc` of the one before, None if unknown. Returns the CRC of this one's bytes."""
         key = commit_key(self.name, version)
-        self.log.objects.add(key)
-        commit, data, damage = read_object(self.store, key, decode_commit, LOG, version)
-        self.log.counts += Counts(commits=1, nbytes=len(data))
-        self.log.findings += damage
+        commit, data = self.log.take(key, version, decode_commit, CheckCounts(commits=1))
         if commit is None:
             self.state = None
             return None
         if commit.commit_id in self.ids:
-            self._report(LOG, key, f"commit id {commit.commit_id} is that of an earlier commit")
+            self.log.report(LOG, key, f"commit id {commit.commit_id} is that of an earlier commit")
         self.ids.add(commit.commit_id)
-        if crc is not None and commit.prev_crc != crc:
-            broken = f"the chain is broken: commit {version} was made after one with CRC-32C {commit.prev_crc}"
-            self._report(CHAIN, commit_key(self.name, version - 1), f"{broken}, this one has {crc}", RESTORE_BOTH)
+        if not self.log.follows(version, commit.prev_crc, crc):
             self.state = None
         if commit.files:
             self.added[version] = commit
         if commit.floor is not None:
-            self.added = {number: each for number, each in self.added.items() if number > commit.floor}
+            self.added = {number: added for number, added in self.added.items() if number > commit.floor}
         if commit.txn is not None:
-            self.log.prepares[version] = commit.commit_id, commit.txn.id, commit.txn.n
+            self.log.prepares[version] = TopicPrepare(commit.commit_id, commit.txn.id, commit.txn.n)
         self.log.resolved += [(version, item) for item in commit.resolved]
         if self.state is not None:
             self._apply(commit, key, *self.state)
@@ -222,7 +210,7 @@ class _Replay:
             try:
                 check_commit(head, commit, after)
             except BadRequest as error:
-                self._report(STATE, key, str(error))
+                self.log.report(STATE, key, str(error))
             self.state = after, table.apply(commit, after)
         except (Corrupt, Conflict) as error:
             self.log.findings.append(Finding.of(STATE, error, key))
@@ -232,19 +220,17 @@ class _Replay:
 
     def _checkpoint(self, version: int, crc: int | None) -> None:
         """Compare a checkpoint with the replay, or go on from it."""
-        key = checkpoint_key(self.name, version)
-        self.log.objects.add(key)
-        checkpoint, data, damage = read_object(self.store, key, decode_checkpoint, CHECKPOINT, version)
-        self.log.counts += Counts(checkpoints=1, nbytes=len(data))
-        self.log.findings += [replace(finding, remedy=DELETE_CHECKPOINT) for finding in damage]
+        key, counts = checkpoint_key(self.name, version), CheckCounts(checkpoints=1)
+        checkpoint, _ = self.log.take(
+            key, version, decode_checkpoint, counts, kind=CHECKPOINT, remedy=DELETE_CHECKPOINT
+        )
         if checkpoint is None:
             return
         table = self._table(checkpoint, version)
         if crc is not None and checkpoint.head.crc != crc:
             message = f"it follows a commit with CRC-32C {checkpoint.head.crc}, commit {version} has {crc}"
-            self._report(CHECKPOINT, key, message, f"{DELETE_CHECKPOINT}; {TWO_WINNERS}")
-            return
-        if self.state is not None:
+            self.log.report(CHECKPOINT, key, message, f"{DELETE_CHECKPOINT}; {TWO_WINNERS}")
+        elif self.state is not None:
             self._compare(key, checkpoint, table, *self.state)
         elif table is not None:
             self.state = checkpoint.head, table
@@ -260,9 +246,10 @@ class _Replay:
             # Heads are deleted before their tables: is it the vacuum?
             if self.store.stat(head) is None:
                 raise
-            self._report(MISSING, key, f"checkpoint {version} names this table, it is not there", DELETE_CHECKPOINT)
+            message = f"checkpoint {version} names this table, it is not there"
+            self.log.report(MISSING, key, message, DELETE_CHECKPOINT)
             return None
-        self.log.counts += Counts(nbytes=len(data))
+        self.log.counts += CheckCounts(nbytes=len(data))
         try:
             table = decode_table(data, ref, key, version)
             check_state(checkpoint.head, table)
@@ -274,7 +261,7 @@ class _Replay:
         unsealed = int(np.count_nonzero(~table.all().sealed()))
         if unsealed != ref.unsealed:
             message = f"it says {ref.unsealed} slices are not sealed, its table has {unsealed}"
-            self._report(CHECKPOINT, head, message, DELETE_CHECKPOINT)
+            self.log.report(CHECKPOINT, head, message, DELETE_CHECKPOINT)
         return table
 
     def _compare(
@@ -283,16 +270,14 @@ class _Replay:
         if not checkpoint.head.earlier_partitions:
             # A checkpoint may be older than this member.
             head = replace(head, earlier_partitions=())
+        differs = "it differs from what the commits say in: "
         if checkpoint.head != head:
             left, right = HEAD_JSON.to_json(head), HEAD_JSON.to_json(checkpoint.head)
             members = [name for name in {**left, **right} if left.get(name) != right.get(name)]
-            wrong = ", ".join(members) or "features"
-            self._report(CHECKPOINT, key, f"it differs from what the commits say in: {wrong}", DELETE_CHECKPOINT)
-        columns = [] if table is None else differing_columns(replayed, table)
-        if columns:
+            self.log.report(CHECKPOINT, key, differs + (", ".join(members) or "features"), DELETE_CHECKPOINT)
+        if table is not None and (columns := differing_columns(replayed, table)):
             file = checkpoint_prefix(self.name) + checkpoint.table.name
-            message = f"it differs from what the commits say in: {', '.join(columns)}"
-            self._report(CHECKPOINT, file, message, DELETE_CHECKPOINT)
+            self.log.report(CHECKPOINT, file, differs + ", ".join(columns), DELETE_CHECKPOINT)
 
     # -- the end
 
@@ -303,7 +288,7 @@ class _Replay:
         limit = min(floor, checkpoints[-2]) if len(checkpoints) > 1 else -1
         anchor = max((version for version in checkpoints if version <= limit), default=-1)
         if self.state is not None:
-            self.log.findings += missing(self.name, "commit", max(anchor, 0), start, versions.tolist())
+            self.log.find_missing(max(anchor, 0), start, versions.tolist())
         for version in checkpoints:
             if version < start - 1:
                 self.state, kept = None, self.state
@@ -313,11 +298,7 @@ class _Replay:
         for version in versions[versions < start].tolist():
             # Of a held version; else they lead nowhere, and the vacuum that left them here, or the next, deletes them.
             key = commit_key(self.name, version)
-            if version <= held:
-                self.log.objects.add(key)
-            _, data, damage = read_object(self.store, key, decode_commit, LOG, version)
-            self.log.counts += Counts(commits=1, nbytes=len(data))
-            self.log.findings += damage
+            self.log.take(key, version, decode_commit, CheckCounts(commits=1), accounted=version <= held)
 
     def _end(self) -> None:
         """Check the newest state, and list the files that must exist."""
@@ -325,7 +306,9 @@ class _Replay:
         log = self.log
         if self.state is None:
             message = "no state can be rebuilt: no sound checkpoint has all commits up to the newest behind it"
-            self._report(STATE, commit_key(self.name, log.newest), message, "restore the commits that are named above")
+            self.log.report(
+                STATE, commit_key(self.name, log.newest), message, "restore the commits that are named above"
+            )
             for commit in self.added.values():
                 named.add(added(commit))
             log.files = named.files()
@@ -337,7 +320,7 @@ class _Replay:
         except Corrupt as error:
             log.findings.append(Finding.of(STATE, error, commit_key(self.name, head.version)))
         if (head.cleaned_through > head.log_end).any():
-            self._report(STATE, commit_key(self.name, head.version), "a partition is compacted beyond its log end")
+            self.log.report(STATE, commit_key(self.name, head.version), "a partition is compacted beyond its log end")
         named.add(table.all())
         for version, commit in self.added.items():
             if version > head.floor:
@@ -353,9 +336,9 @@ class _Replay:
                     # Not damage that is named above, but the vacuum: the next look says so.
                     raise
                 message = f"version {version}, which {why}, cannot be rebuilt: {error}"
-                self._report(STATE, commit_key(self.name, version), message)
+                self.log.report(STATE, commit_key(self.name, version), message)
         log.files = named.files()
-        log.counts += Counts(topics=int(head.exists), gaps=gaps(head, table))
+        log.counts += CheckCounts(topics=int(head.exists), gaps=gaps(head, table))
 
     def _holds(self) -> list[Hold]:
         holds = {} if self.state is None else self.state[0].holds

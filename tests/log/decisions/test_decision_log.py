@@ -8,10 +8,11 @@ from functools import partial
 import pytest
 
 from sparklog.errors import Conflict, Corrupt, Unavailable
+from sparklog.limits import Limits
 from sparklog.log.decisions import decision
 from sparklog.log.decisions.decision import CommitDecision, Decisions, Prepared
 from sparklog.log.decisions.decision_log import DecisionLog
-from sparklog.log.journal import entry_log, journal
+from sparklog.log.journal import entry_log
 from sparklog.log.journal.entry_log import KEEP_MS
 from sparklog.log.journal.journal import RootAccess
 from sparklog.log.journal.names import checkpoint_key, commit_key
@@ -90,10 +91,9 @@ def test_a_stall_that_had_succeeded_is_found() -> None:
 
 
 @pytest.mark.parametrize("collected", [False, True])
-def test_a_stall_over_collected_entries(collected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stall_over_collected_entries(collected: bool) -> None:
     """The first checkpoint shows that the journal has another entry 1; without it the outcome is unknown."""
-    monkeypatch.setattr(entry_log, "CHECKPOINT_ENTRIES", 2)
-    world = World()
+    world = World(limits=Limits(checkpoint_entries=2))
     inner = world.store
     other = log_of(world, inner)
     start(other)
@@ -118,9 +118,8 @@ def test_a_stall_over_collected_entries(collected: bool, monkeypatch: pytest.Mon
         log.abort(0, decision.BY_OWNER)
 
 
-def test_a_checkpoint_saves_reading_all_entries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry_log, "CHECKPOINT_ENTRIES", 4)
-    world = World()
+def test_a_checkpoint_saves_reading_all_entries() -> None:
+    world = World(limits=Limits(checkpoint_entries=4))
     store = world.store
     log = log_of(world, store)
     start(log)
@@ -135,14 +134,14 @@ def test_a_checkpoint_saves_reading_all_entries(monkeypatch: pytest.MonkeyPatch)
         log_of(world, store).refresh()
 
 
-def test_large_entries_are_copied_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_entries_are_copied_sooner() -> None:
     world = World()
     store = world.store
     log = log_of(world, store)
     size = start(log).nbytes
     commit(log, 0)
     assert log.checkpoints() == []
-    monkeypatch.setattr(journal, "CHECKPOINT_BYTES", 4 * size)
+    store.limits = Limits(checkpoint_bytes=4 * size)
     for n in range(1, 6):
         commit(log, n)
     copies = log.checkpoints()

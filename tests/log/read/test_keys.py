@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 
 import sparklog
-from sparklog.compaction import cleaner, merge_work, seal_work, segment_writer
 from sparklog.errors import BadRequest
 from sparklog.log.read.key_set import KeySet
 from sparklog.log.read.topic_scan import Scan, Tail
@@ -18,14 +17,15 @@ from sparklog.testing import CountingStore
 from sparklog.testing.world import World
 from sparklog.transactions.producer import transactional
 from tests.support.records import by_partition
+from tests.support.small_limits import small_limits
 
 ALL_KEYS = [b"k%d" % i for i in range(40)]
 
 
 @pytest.fixture
-def _small_filters(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (cleaner, merge_work, seal_work, segment_writer):
-        monkeypatch.setattr(module, "MIN_SLICE_BYTES", 200)
+def _small_filters() -> Iterator[None]:
+    with small_limits(filter_min_bytes=200):
+        yield
 
 
 def some_rows(rng: random.Random, partition: int | None) -> pa.Table:

@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 import pytest
 
 from sparklog.errors import Corrupt, SparklogError
-from sparklog.log.read import fetch, read_ahead
+from sparklog.limits import Limits
+from sparklog.log.read import fetch
 from sparklog.log.read.planned_slices import planned_slices
 from sparklog.log.read.read_ahead import ReadAhead, Request
 from sparklog.log.topic.topic import Topic
@@ -26,16 +27,20 @@ from tests.support.records import random_rows, small
 WINDOW = 64 << 10
 
 
+def with_windows(kind: str, folder: Path) -> CountedRoot:
+    place = CountedRoot(kind, folder)
+    place.store.limits = Limits(span_bytes=WINDOW)
+    return place
+
+
 @pytest.fixture(params=[1, 16], ids=["in turn", "at once"])
-def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CountedRoot:
-    monkeypatch.setattr(fetch, "SPAN_BYTES", WINDOW)
-    return CountedRoot("memory" if request.param == 1 else "bucket", tmp_path)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> CountedRoot:
+    return with_windows("memory" if request.param == 1 else "bucket", tmp_path)
 
 
 @pytest.fixture
-def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CountedRoot:
-    monkeypatch.setattr(fetch, "SPAN_BYTES", WINDOW)
-    return CountedRoot("bucket", tmp_path)
+def bucket(tmp_path: Path) -> CountedRoot:
+    return with_windows("bucket", tmp_path)
 
 
 def filled(place: CountedRoot) -> Topic:
@@ -103,7 +108,7 @@ class Gathering(WrapperStore):
         return self.inner.get(key, start, length)
 
 
-def test_ranges_are_under_way_together(bucket: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranges_are_under_way_together(bucket: CountedRoot) -> None:
     topic = bucket.topic(1)
     for number in range(12):
         topic.append(random_rows(50, first=number * 50))
@@ -111,14 +116,14 @@ def test_ranges_are_under_way_together(bucket: CountedRoot, monkeypatch: pytest.
     store = Gathering(bucket.inner, together=12)
     assert len(bucket.world.root(store).topic("t").scan().to_table()) == 600
     limit = store.most // 3
-    monkeypatch.setattr(read_ahead, "AHEAD_BYTES", limit)
+    bucket.store.limits = Limits(span_bytes=WINDOW, ahead_bytes=limit)
     few = Gathering(bucket.inner, together=4)
     assert len(bucket.world.root(few).topic("t").scan().to_table()) == 600
     assert few.most <= limit + store.most // 12 + 100
 
 
-def test_who_wants_little_reads_little(bucket: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_ahead, "FIRST_BYTES", WINDOW // 2)
+def test_who_wants_little_reads_little(bucket: CountedRoot) -> None:
+    bucket.store.limits = Limits(span_bytes=WINDOW, first_ahead_bytes=WINDOW // 2)
     topic = bucket.topic(1)
     topic.append(random_rows(8000, value_bytes=200), options=small(batch_bytes=9_000))
     scan = topic.scan(batch_bytes=20_000)

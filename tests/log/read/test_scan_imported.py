@@ -11,7 +11,7 @@ import pytest
 from sparklog.errors import Corrupt, NotFound
 from sparklog.format.decode import RecordColumns
 from sparklog.format.record_batch import CONTROL_BIT, LOG_APPEND_TIME_BIT, TRANSACTIONAL_BIT, BatchHeader
-from sparklog.log.read import fetch
+from sparklog.limits import Limits
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.view import TimestampOffset
 from sparklog.testing.world import START_MS
@@ -103,8 +103,8 @@ def test_append_times_of_many_small_slices_are_told_apart(memory: CountedRoot) -
     assert batch["timestamp"].cast(pa.int64()).to_pylist() == expected
 
 
-def test_sealed_segments_are_read_where_they_lie(memory: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "SPAN_BYTES", 200_000)
+def test_sealed_segments_are_read_where_they_lie(memory: CountedRoot) -> None:
+    memory.store.limits = Limits(span_bytes=200_000)
     topic = memory.topic(1)
     for first in range(0, 2000, 500):
         topic.append(random_rows(500, first=first, value_bytes=1000), options=small(batch_bytes=20_000))

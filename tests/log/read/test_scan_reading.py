@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
-from sparklog.log.read import fetch
+from sparklog.limits import Limits
 from sparklog.log.read.read_plan import NativeReadPart, plan_parts, read_parts
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from sparklog.log.topic.root import RootView
@@ -250,9 +250,9 @@ def test_parts_travel_to_other_processes(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def large(memory: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> Topic:
+def large(memory: CountedRoot) -> Topic:
     """A topic with a slice of 3 MiB, read in windows of 256 KiB."""
-    monkeypatch.setattr(fetch, "SPAN_BYTES", 256 << 10)
+    memory.store.limits = Limits(span_bytes=256 << 10)
     topic = memory.topic(1)
     topic.append(random_rows(3000, value_bytes=1000), options=small(batch_bytes=20_000))
     return topic
@@ -277,8 +277,8 @@ def test_entering_a_large_slice_costs_its_index_and_one_window(memory: CountedRo
         assert large.scan(start=start, end=end).to_table()["offset"].to_pylist() == list(range(start, end))
 
 
-def test_a_batch_larger_than_a_window_is_read(memory: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "SPAN_BYTES", 10_000)
+def test_a_batch_larger_than_a_window_is_read(memory: CountedRoot) -> None:
+    memory.store.limits = Limits(span_bytes=10_000)
     topic = memory.topic(1)
     table = pa.table({"value": [b"a" * 100, b"b" * 60_000, b"c" * 100, b"d" * 60_000]})
     topic.append(table, options=small(batch_bytes=1000))

@@ -15,7 +15,8 @@ from sparklog.format.append_file import INDEX_MIN_BYTES
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.record_batch import BatchHeaders
 from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
-from sparklog.log.read import fetch, helper_files
+from sparklog.limits import Limits
+from sparklog.log.read import helper_files
 from sparklog.log.state.view import TimestampOffset
 from sparklog.log.topic.topic import Topic
 from sparklog.testing.world import START_MS
@@ -84,10 +85,11 @@ class Segment:
 
 
 @pytest.fixture
-def segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Segment:
-    monkeypatch.setattr(fetch, "SPAN_BYTES", WINDOW)
+def segment(tmp_path: Path) -> Segment:
     # Times that mostly rise, now and then fall back.
-    return Segment(tmp_path, times=[START_MS + i * 10 - (i % 13) * 40 for i in range(RECORDS)])
+    made = Segment(tmp_path, times=[START_MS + i * 10 - (i % 13) * 40 for i in range(RECORDS)])
+    made.place.store.limits = Limits(span_bytes=WINDOW)
+    return made
 
 
 def test_an_offset_is_two_ranged_reads(segment: Segment) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
-from sparklog.log.read import fetch
+from sparklog.limits import Limits
 from sparklog.log.read.time_lookup import first_records
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, TimestampOffset
 from sparklog.log.topic.root import RootView
@@ -71,9 +71,9 @@ def test_lookups_agree_with_the_rule(batches: list[list[int]], log_start: int, t
 
 
 @pytest.fixture
-def large(memory: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> tuple[Topic, list[int]]:
+def large(memory: CountedRoot) -> tuple[Topic, list[int]]:
     """Slices of 3 MiB whose times go up in jumps and sometimes back, and a small one behind them."""
-    monkeypatch.setattr(fetch, "SPAN_BYTES", 512 << 10)
+    memory.store.limits = Limits(span_bytes=512 << 10)
     topic = memory.topic(1)
     times = [START_MS + (i // 50) * 1000 - (i % 7) * 300 for i in range(6000)]
     table = random_rows(6000, value_bytes=1000).set_column(2, "timestamp", pa.array(times, pa.int64()))

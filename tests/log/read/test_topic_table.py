@@ -30,17 +30,10 @@ from tests.fixture_data import (
 )
 from tests.support.command_line import invoke
 from tests.support.kernel_ways import both_ways
+from tests.support.records import keyed_rows
 from tests.support.topics_world import TopicsWorld
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "tables.md"
-
-
-def rows(*pairs: tuple[str | None, str | None], partition: int | None = None) -> pa.Table:
-    keys, values = zip(*pairs, strict=True)
-    columns = {"key": pa.array(keys, pa.string()), "value": pa.array(values, pa.string())}
-    if partition is not None:
-        columns["partition"] = pa.array([partition] * len(pairs), pa.int32())
-    return pa.table(columns)
 
 
 def pairs(table: pa.Table) -> list[tuple[str, str]]:
@@ -49,8 +42,8 @@ def pairs(table: pa.Table) -> list[tuple[str, str]]:
 
 def test_the_latest_of_each_key_the_newest_first() -> None:
     topic = TopicsWorld().topic("a")
-    topic.append(rows(("a", "1"), ("b", "2"), (None, "no key"), ("", "empty"), ("a", "3"), ("c", "")))
-    topic.append(rows(("b", None), ("d", "4"), (None, None)))
+    topic.append(keyed_rows(("a", "1"), ("b", "2"), (None, "no key"), ("", "empty"), ("a", "3"), ("c", "")))
+    topic.append(keyed_rows(("b", None), ("d", "4"), (None, None)))
     table = topic.table()
     assert table.to_table().schema == topic.scan().schema
     assert pairs(table.to_table()) == [("d", "4"), ("c", ""), ("a", "3"), ("", "empty")]
@@ -69,7 +62,7 @@ def test_both_ways_of_remembering_keys_agree() -> None:
     topic = TopicsWorld(partitions=3).topic("a")
     for _ in range(4):
         cells = [(f"k{rng.randrange(300)}", None if rng.random() < 0.2 else str(rng.random())) for _ in range(400)]
-        topic.append(rows(*cells))
+        topic.append(keyed_rows(*cells))
     few, hashed = both_ways(lambda: pairs(topic.table().to_table()))
     assert few == hashed
     assert len(few) > 200
@@ -78,9 +71,9 @@ def test_both_ways_of_remembering_keys_agree() -> None:
 def test_a_key_has_a_row_in_each_partition_that_holds_it() -> None:
     world = TopicsWorld(partitions=2)
     topic = world.topic("a")
-    topic.append(rows(("a", "old"), partition=0))
+    topic.append(keyed_rows(("a", "old"), partition=0))
     world.now_ms += 1
-    topic.append(rows(("a", "new"), ("b", "2"), partition=1))
+    topic.append(keyed_rows(("a", "new"), ("b", "2"), partition=1))
     table = topic.table()
     assert sorted(pairs(table.to_table())) == [("a", "new"), ("a", "old"), ("b", "2")]
     live = table.follow()
@@ -92,20 +85,20 @@ def compacted(world: TopicsWorld) -> Topic:
     """Offsets 0 to 3 are cleaned, 4 and 5 are not; the topic has two partitions."""
     topic = world.topic("a")
     topic.alter(configs={"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0}, partitions=2)
-    topic.append(rows(("a", "1"), ("b", "2"), ("a", "3"), ("c", "4"), partition=0))
+    topic.append(keyed_rows(("a", "1"), ("b", "2"), ("a", "3"), ("c", "4"), partition=0))
     world.now_ms += DAY_MS
     (report,) = sparklog.compact(topic.root, topics=["a"], roll=True, now_ms=world.now_ms)
     assert not report.failures
     assert RootView(topic.root).cleaned_through("a") == {0: 4, 1: 0}
-    topic.append(rows(("a", "5"), ("b", "6"), partition=0))
+    topic.append(keyed_rows(("a", "5"), ("b", "6"), partition=0))
     return topic
 
 
 def with_open_transaction(world: TopicsWorld) -> Topic:
     topic = world.topic("a")
-    topic.append(rows(("a", "1"), ("b", "2")))
+    topic.append(keyed_rows(("a", "1"), ("b", "2")))
     transaction = world.producer().begin()
-    transaction.append("a", rows(("a", "3"), ("b", "4")))
+    transaction.append("a", keyed_rows(("a", "3"), ("b", "4")))
     transaction._prepare_topics()
     return topic
 
@@ -113,7 +106,7 @@ def with_open_transaction(world: TopicsWorld) -> Topic:
 def with_deleted_records(world: TopicsWorld) -> Topic:
     topic = world.topic("a")
     for value in "1234":
-        topic.append(rows(("a", value)))
+        topic.append(keyed_rows(("a", value)))
         world.now_ms += 1000
     topic.delete_records({0: 2})
     return topic
@@ -178,7 +171,7 @@ def test_a_committed_transaction_may_be_cut_and_an_aborted_one_is_not_there() ->
     topic = world.topic("a")
     world.prepare(world.producer("x"), a=["no"]).abort()
     transaction = world.producer("y").begin()
-    transaction.append("a", rows(("a", "1"), ("b", "2"), ("a", "3")))
+    transaction.append("a", keyed_rows(("a", "1"), ("b", "2"), ("a", "3")))
     transaction.commit()
     assert pairs(topic.table().to_table()) == [("a", "3"), ("b", "2")]
     assert pairs(topic.table(as_of={0: 3}).to_table()) == [("b", "2"), ("a", "1")]
@@ -187,11 +180,11 @@ def test_a_committed_transaction_may_be_cut_and_an_aborted_one_is_not_there() ->
 def test_a_followed_table_says_what_happened_to_its_topic() -> None:
     world = TopicsWorld(sleep_takes_time=True)
     topic = world.topic("a")
-    topic.append(rows(("a", "1")))
+    topic.append(keyed_rows(("a", "1")))
     table = topic.table(columns=["value"])
     live, asking = table.follow(), table.follow(poll=0)
     assert not live.wait(0.001)
-    topic.append(rows(("a", None), ("b", "2")))
+    topic.append(keyed_rows(("a", None), ("b", "2")))
     assert "a" in live
     assert "a" not in asking
     assert live.wait(10)
@@ -209,9 +202,9 @@ def test_a_followed_table_says_what_happened_to_its_topic() -> None:
 def test_a_followed_table_goes_by_the_clock_of_its_root() -> None:
     world = TopicsWorld(sleep_takes_time=True)
     topic = world.topic("a")
-    topic.append(rows(("a", "1")))
+    topic.append(keyed_rows(("a", "1")))
     both = topic.table().follow(poll=60), sparklog.table(topic.root, "a").follow(poll=60)
-    topic.append(rows(("b", "2")))
+    topic.append(keyed_rows(("b", "2")))
     assert ["b" in live for live in both] == [False, False]
     world.now_ms += 60_000
     assert ["b" in live for live in both] == [True, True]
@@ -228,7 +221,8 @@ def test_a_followed_table_misses_no_tombstone_that_compaction_drops() -> None:
     live = topic.table().follow()
     assert "c" in live
     for value in ("7", "8", "9"):
-        topic.append(rows(("c", None), ("a", value), partition=0) if value == "7" else rows(("a", value), partition=0))
+        gone = [("c", None)] if value == "7" else []
+        topic.append(keyed_rows(*gone, ("a", value), partition=0))
         world.now_ms += DAY_MS
         sparklog.compact(topic.root, topics=["a"], roll=True, now_ms=world.now_ms)
     assert b"c" not in topic.scan().to_table()["key"].to_pylist()

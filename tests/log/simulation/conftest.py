@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
-from sparklog.log.state import commit_log
+from tests.support.small_limits import small_limits
 
 
 @pytest.fixture(autouse=True)
-def few_commits_per_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_commits_per_checkpoint() -> Iterator[None]:
     """A checkpoint every four commits, so that short stories have some."""
-    monkeypatch.setattr(commit_log, "CHECKPOINT_COMMITS", 4)
+    with small_limits(checkpoint_commits=4):
+        yield

@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable
 from unittest import mock
 
-from sparklog.log.state import commit_log
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.testing.bucket_store import BUCKET_FAULTS
 from sparklog.testing.faulty_store import Decide, FaultKind, Seeded
@@ -26,6 +25,7 @@ from tests.log.simulation.workload import (
     reader,
     stream_driver,
 )
+from tests.support.small_limits import small_limits
 
 CHECKPOINT_COMMITS = 4
 """Checkpoints come often where commits are collected, so that short runs have many; else seldom, for they take time."""
@@ -128,10 +128,8 @@ def run_seed(
         worlds.append(run.world)
     drawn = draw(run, profile)
     often = CHECKPOINT_COMMITS if drawn == "collector" or seed % 8 == 0 else CHECKPOINT_COMMITS_ELSE
-    with (
-        mock.patch.object(commit_log, "CHECKPOINT_COMMITS", often),
-        mock.patch.object(TopicConfigs, "inline_records_bytes", inline),
-    ):
+    small = mock.patch.object(TopicConfigs, "inline_records_bytes", inline)
+    with small, small_limits(checkpoint_commits=often):
         run.world.run()
     run.judge()
     if drawn == "calm" and not bucket:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
 
 from sparklog.errors import Conflict
-from sparklog.log.state import commit_log
 from sparklog.log.state.writer_runs import WriterKey
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind
 from tests.log.simulation.watched_world import HookedProcess, WatchedWorld
 from tests.support.crash_points import changes
+from tests.support.small_limits import small_limits
 
 pytestmark = pytest.mark.sweep
 
@@ -20,8 +21,9 @@ CONFIG = {"retention.ms": "123456"}
 
 
 @pytest.fixture(autouse=True)
-def _few_commits_per_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit_log, "CHECKPOINT_COMMITS", 3)
+def _few_commits_per_checkpoint() -> Iterator[None]:
+    with small_limits(checkpoint_commits=3):
+        yield
 
 
 @dataclass
@@ -91,8 +93,7 @@ def labels_of_a_whole_run() -> list[str]:
 
 @pytest.fixture(scope="module")
 def labels() -> list[str]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(commit_log, "CHECKPOINT_COMMITS", 3)
+    with small_limits(checkpoint_commits=3):
         return labels_of_a_whole_run()
 
 

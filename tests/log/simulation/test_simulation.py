@@ -16,9 +16,9 @@ from sparklog.log.journal import numbered_objects
 from tests.log.simulation.seeds import run_seed
 from tests.log.simulation.simulated_world import SimulatedWorld
 from tests.log.simulation.workload import Run
+from tests.support.replay import repeat_one_seed, replayable
 from tests.support.seeds import LOG, LOG_IN_A_BUCKET, LOG_INLINE
 
-REPLAY = "SPARKLOG_SEED={seed} python -m pytest tests/log/simulation/test_simulation.py -k test_one_seed"
 MET = ("acked", "batches", "replays skipped", "fenced", "snapshots", "checkpoints", "collected", "delete")
 
 
@@ -29,14 +29,12 @@ INLINE_BYTES = 700
 def check(seed: int, *, bucket: bool = False, inline: int = 0) -> Run:
     """Run a seed; a failure names the seed, how to replay it, and the end of its story."""
     worlds: list[SimulatedWorld] = []
-    try:
+
+    def story() -> list[str]:
+        return worlds[0].trace[-40:] if worlds else []
+
+    with replayable(seed, "tests/log/simulation/test_simulation.py", story, bucket=bucket, inline=inline or None):
         return run_seed(seed, worlds, bucket=bucket, inline=inline)
-    except BaseException as error:
-        story = "\n".join(worlds[0].trace[-40:]) if worlds else ""
-        how = ("SPARKLOG_BUCKET=1 " if bucket else "") + (f"SPARKLOG_INLINE={inline} " if inline else "")
-        replay = how + REPLAY.format(seed=seed)
-        message = f"seed {seed}: {type(error).__name__}: {error}\nreplay: {replay}\n{story}"
-        raise AssertionError(message) from error
 
 
 @pytest.mark.sweep
@@ -72,12 +70,8 @@ def test_seeds_with_records_in_commits(seeds: range) -> None:
 
 
 def test_one_seed() -> None:
-    seed, inline = int(os.environ.get("SPARKLOG_SEED", "7")), int(os.environ.get("SPARKLOG_INLINE", "0"))
-    run = check(seed, bucket="SPARKLOG_BUCKET" in os.environ, inline=inline)
-    assert run.world.steps > 0
-    if "SPARKLOG_SEED" in os.environ:
-        print("\n".join(run.world.trace))
-        print(dict(run.counters))
+    bucket, inline = "SPARKLOG_BUCKET" in os.environ, int(os.environ.get("SPARKLOG_INLINE", "0"))
+    assert repeat_one_seed(lambda seed: check(seed, bucket=bucket, inline=inline)) > 0
 
 
 @pytest.mark.parametrize("seed", [21844])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from sparklog.errors import Unavailable
@@ -9,6 +11,20 @@ from sparklog.log.state.writer_runs import WriterKey
 from sparklog.testing.faulty_store import FaultKind
 from sparklog.testing.world import DAY_MS, HOUR_MS
 from tests.log.simulation.watched_world import WatchedWorld
+
+
+def days(world: WatchedWorld, commits: int = 10, collected: int = 0, checkpoints_gone: int = 0) -> Callable[[], None]:
+    """What goes on while a process sleeps for eight days: commits of others, and old ones are collected."""
+
+    def pass_by() -> None:
+        world.commits(commits)
+        world.advance(8 * DAY_MS)
+        if collected:
+            world.collect(collected)
+        for info in list(world.store.list("t/_log/checkpoints/"))[:checkpoints_gone]:
+            world.store.delete(info.key)
+
+    return pass_by
 
 
 class TestStalls:
@@ -22,13 +38,7 @@ class TestStalls:
         world = WatchedWorld()
         sleeper = world.process()
         target = sleeper.target()
-
-        def away() -> None:
-            world.commits(10)
-            world.advance(8 * DAY_MS)
-            world.collect(collected)
-
-        sleeper.at("create:commit", away)
+        sleeper.at("create:commit", days(world, collected=collected))
         file = sleeper.upload(target, {1: 5})
         if collected == 5 and key is None:
             # The commits that would tell are gone: never a false yes, never a second copy.
@@ -50,8 +60,7 @@ class TestStalls:
         target = sleeper.target()
 
         def away() -> None:
-            world.commits(10)
-            world.advance(8 * DAY_MS)
+            days(world)()
             sleeper.asleep_ms = 8 * DAY_MS if stands_still == "boot" else 0
             sleeper.skew_ms = -8 * DAY_MS if stands_still == "wall" else 0
 
@@ -64,13 +73,7 @@ class TestStalls:
         world = WatchedWorld()
         sleeper = world.process()
         target = sleeper.target()
-
-        def away() -> None:
-            world.commits(10)
-            world.advance(8 * DAY_MS)
-            world.collect(2)
-
-        sleeper.after("create:commit", away)
+        sleeper.after("create:commit", days(world, collected=2))
         outcome = sleeper.append({0: 5}, target)
         assert outcome.version == 1
         assert world.log.state.log_end == (15, 0)
@@ -82,13 +85,8 @@ class TestStalls:
         target = sleeper.target()
         others_target = other.target()
 
-        def meanwhile() -> None:
-            world.commits(10)
-            world.advance(8 * DAY_MS)
-            world.collect(2)
-
         def away() -> None:
-            other.at("create:commit", meanwhile)
+            other.at("create:commit", days(world, collected=2))
             other.append({1: 1}, others_target)
 
         sleeper.after("create:commit", away)
@@ -104,13 +102,8 @@ class TestStalls:
         target = sleeper.target()
         others_target = other.target()
 
-        def meanwhile() -> None:
-            world.commits(10)
-            world.advance(8 * DAY_MS)
-            world.collect(2)
-
         def away() -> None:
-            other.at("create:commit", meanwhile)
+            other.at("create:commit", days(world, collected=2))
             other.append({1: 1}, others_target)
 
         sleeper.fail("create:commit", FaultKind.ERROR_AFTER)
@@ -124,15 +117,7 @@ class TestStalls:
         world = WatchedWorld()
         sleeper = world.process()
         target = sleeper.target()
-
-        def away() -> None:
-            world.commits(12)
-            world.advance(8 * DAY_MS)
-            world.collect(8)
-            for info in list(world.store.list("t/_log/checkpoints/"))[:2]:
-                world.store.delete(info.key)
-
-        sleeper.after("create:commit", away)
+        sleeper.after("create:commit", days(world, 12, collected=8, checkpoints_gone=2))
         with pytest.raises(Unavailable, match=r"outcome is unknown.*look before you write again"):
             sleeper.append({0: 5}, target)
         assert world.log.state.log_end == (17, 0)
@@ -141,15 +126,7 @@ class TestStalls:
         world = WatchedWorld()
         sleeper = world.process()
         target = sleeper.target()
-
-        def away() -> None:
-            world.commits(12)
-            world.advance(8 * DAY_MS)
-            world.collect(8)
-            for info in list(world.store.list("t/_log/checkpoints/"))[:2]:
-                world.store.delete(info.key)
-
-        sleeper.after("create:commit", away)
+        sleeper.after("create:commit", days(world, 12, collected=8, checkpoints_gone=2))
         outcome = sleeper.append({0: 5}, target, WriterKey("q", 3, "run"))
         assert (outcome.skipped, outcome.version) == (True, 1)
         assert world.log.state.log_end == (17, 0)
@@ -159,9 +136,7 @@ class TestStalls:
         reader = world.process()
         topic = reader.topic()
         assert topic.log.snapshot().version == 0
-        world.commits(10)
-        world.advance(8 * DAY_MS)
-        world.collect(5)
+        days(world, collected=5)()
         assert topic.log.snapshot().version == 10
 
     def test_a_reader_that_slept_does_not_deliver_a_zombie(self) -> None:
@@ -169,12 +144,7 @@ class TestStalls:
         reader, sleeper = world.process(), world.process()
         topic, target = reader.topic(), sleeper.target()
 
-        def away() -> None:
-            world.commits(10)
-            world.advance(8 * DAY_MS)
-            world.collect(2)
-
-        sleeper.at("create:commit", away)
+        sleeper.at("create:commit", days(world, collected=2))
         sleeper.append({1: 5}, target)
         assert world.log.zombies
         head = topic.log.head()
@@ -186,12 +156,7 @@ class TestStalls:
         reader = world.process()
         topic = reader.topic()
 
-        def away() -> None:
-            world.commits(10)
-            world.advance(8 * DAY_MS)
-            world.collect(5)
-
-        reader.at("get:commit", away)
+        reader.at("get:commit", days(world, collected=5))
         assert topic.log.head().version == 10
 
     def test_a_log_that_seems_to_go_back_is_not_believed(self) -> None:

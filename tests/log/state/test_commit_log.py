@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, Unavailable
+from sparklog.limits import Limits
 from sparklog.log.journal import documents
 from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.journal.names import commit_key
@@ -321,22 +322,18 @@ def test_a_long_tail_loads_the_table_and_failing_to_does_not_matter() -> None:
     world, store, _, topic = setup()
     for _ in range(128):
         publish(topic, 1)
-    small = pytest.MonkeyPatch()
-    small.setattr("sparklog.log.state.commit_log.LONG_TAIL", 3)
-    try:
-        failing = faulty(world, store, {"get:checkpoint": Fault(FaultKind.ERROR_BEFORE)})
-        known = failing.log._open_if_stale()
-        failing.log._newest = replace(known, state=replace(known.state, table=None))
-        for _ in range(5):
-            publish(failing, 1)
-        assert failing.log.current().table is None
-        failing.store.decide = lambda call: None  # type: ignore[attr-defined]
+    store.limits = Limits(tail_commits=3)
+    failing = faulty(world, store, {"get:checkpoint": Fault(FaultKind.ERROR_BEFORE)})
+    known = failing.log._open_if_stale()
+    failing.log._newest = replace(known, state=replace(known.state, table=None))
+    for _ in range(5):
         publish(failing, 1)
-        table = failing.log.current().table
-        assert table is not None
-        assert table.all().base.tolist() == list(range(134))
-    finally:
-        small.undo()
+    assert failing.log.current().table is None
+    failing.store.decide = lambda call: None  # type: ignore[attr-defined]
+    publish(failing, 1)
+    table = failing.log.current().table
+    assert table is not None
+    assert table.all().base.tolist() == list(range(134))
 
 
 def test_a_reader_that_slept_opens_afresh() -> None:

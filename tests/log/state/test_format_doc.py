@@ -10,6 +10,7 @@ import pytest
 
 from sparklog.format.slice_columns import COLUMN_TYPES
 from sparklog.groups.group_state import GROUP_JSON, GROUP_OPS, OFFSETS_JSON, PENDING_JSON
+from sparklog.limits import DEFAULTS
 from sparklog.log.decisions.decision import (
     COMMITTED_JSON,
     DECISION_JSON,
@@ -19,8 +20,6 @@ from sparklog.log.decisions.decision import (
     REASONS,
 )
 from sparklog.log.journal.documents import FORMAT, KNOWN_READ_FEATURES, KNOWN_WRITE_FEATURES, Document
-from sparklog.log.journal.entry_log import CHECKPOINT_ENTRIES
-from sparklog.log.journal.journal import CHECKPOINT_BYTES
 from sparklog.log.journal.lost_commits import LOST_JSON
 from sparklog.log.journal.names import ROOT_JSON
 from sparklog.log.journal.probe_verdict import VERDICT_JSON
@@ -145,4 +144,7 @@ def test_decisions_and_groups() -> None:
     assert tuple(re.findall(r"`([a-z-]+)`", rows["op"])) == CLAIM_OPS
     assert LEASE_MS == 5 * 60_000
     assert "five minutes after it was renewed" in TEXT
-    assert f"when {CHECKPOINT_ENTRIES} have come since the last copy, or {CHECKPOINT_BYTES >> 20} MiB" in TEXT
+    assert (
+        f"when {DEFAULTS.checkpoint_entries} have come since the last copy, or {DEFAULTS.checkpoint_bytes >> 20} MiB"
+        in TEXT
+    )

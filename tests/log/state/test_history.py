@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from sparklog.errors import Corrupt, NotFound
 from sparklog.log.journal.names import checkpoint_key, commit_key
-from sparklog.log.state import commit_log
 from sparklog.log.state.commit_intents import LogStartIntent
 from sparklog.log.state.history import History
 from sparklog.log.topic.topic import Topic
@@ -15,11 +16,13 @@ from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore
 from sparklog.testing.world import World
 from tests.log.protocol import setup
 from tests.log.topics import append
+from tests.support.small_limits import small_limits
 
 
 @pytest.fixture(autouse=True)
-def few_commits_per_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit_log, "CHECKPOINT_COMMITS", 4)
+def few_commits_per_checkpoint() -> Iterator[None]:
+    with small_limits(checkpoint_commits=4):
+        yield
 
 
 def story() -> tuple[World, MemoryStore, Topic, list[tuple[object, ...]]]:

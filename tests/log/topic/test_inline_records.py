@@ -15,7 +15,7 @@ from sparklog.log.journal.documents import INLINE_RECORDS, document_of, peek_com
 from sparklog.log.journal.names import commit_key, commit_path, copied_path, path_read_version
 from sparklog.log.state import commit, commit_intents
 from sparklog.log.state.commit import decode_commit
-from sparklog.log.state.recent_tails import MOST_BYTES, RECENT, RecentTails
+from sparklog.log.state.recent_tails import RECENT, RecentTails
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import AppendWriter
 from sparklog.maintenance.work_items import InProcess, Settings
@@ -178,7 +178,7 @@ def test_tails_that_are_kept_are_few_and_never_trusted(world: World) -> None:
     tails = RecentTails()
     for number in range(600):
         tails.keep(world.store, f"t/_log/{number:020d}.json", 10, bytes(16 << 10))
-    assert tails._bytes <= MOST_BYTES
+    assert tails._bytes <= world.store.limits.kept_tail_bytes
     assert len(tails._kept) <= 256
     topic = inline_topic(world)
     topic.append(rows(4))

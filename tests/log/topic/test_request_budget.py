@@ -11,7 +11,7 @@ from sparklog.doctor import costs
 from sparklog.groups.group import Group
 from sparklog.groups.group_state import GROUPS
 from sparklog.log.decisions.decision import DECISIONS
-from sparklog.log.journal.entry_log import ids_of
+from sparklog.log.journal.chain import ids_of
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.view import READ_COMMITTED, OffsetRange
 from sparklog.log.topic.root import RootView

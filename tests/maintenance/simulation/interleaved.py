@@ -14,16 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
 from sparklog.compaction.run import CompactOptions, compact_root
 from sparklog.errors import SparklogError
-from sparklog.log.journal import entry_log
 from sparklog.log.journal.clocks import Env
 from sparklog.log.read.read_plan import read_parts
-from sparklog.log.state import commit_log
 from sparklog.log.state.slice_table import COMMITTED, PLAIN
 from sparklog.log.state.view import READ_COMMITTED, OffsetRange
 from sparklog.log.topic.root import Root, RootView, open_root
@@ -38,6 +35,7 @@ from tests.log.simulation.workload import ANSWERS, CRASHES, ERRORS, Stalls, proc
 from tests.maintenance.simulation.workload import RACES, Shuffled
 from tests.support.name_caching_store import NameCachingStore
 from tests.support.records import rows
+from tests.support.small_limits import small_limits
 
 TOPICS = ("u", "v", "w")
 CONFIGS = {"segment.bytes": "200", "retention.ms": "-1", "min.cleanable.dirty.ratio": "0.0"}
@@ -382,8 +380,7 @@ def draw(run: Run, profile: str | None) -> None:
 
 def run_seed(seed: int, runs: list[Run] | None = None, profile: str | None = None) -> Run:
     """One seed, from the first request to the verdict. Raises what broke; the run is returned otherwise."""
-    few = mock.patch.object(commit_log, "CHECKPOINT_COMMITS", 9), mock.patch.object(entry_log, "CHECKPOINT_ENTRIES", 5)
-    with few[0], few[1]:
+    with small_limits(checkpoint_commits=9, checkpoint_entries=5):
         run = Run(seed, partitions=1 + seed % 2)
         if runs is not None:
             runs.append(run)

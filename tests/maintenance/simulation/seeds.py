@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from unittest import mock
 
 from sparklog.compaction.run import CompactOptions, compact_topic
-from sparklog.log.state import commit_log, recent_tails
 from sparklog.log.state.commit import Resolved
 from sparklog.log.topic.root import Root, topic_of
 from sparklog.maintenance.work_items import InProcess, Settings
@@ -32,6 +30,7 @@ from tests.maintenance.simulation.workload import (
     upload,
 )
 from tests.support.maintaining import maintain
+from tests.support.small_limits import small_limits
 
 CHECKPOINT_COMMITS = 5
 """Checkpoints come often, so that short runs have commits to collect."""
@@ -140,8 +139,8 @@ def run_seed(
     `inline`: records of so many bytes are in commits.
     """
     # What a process remembers would hide what is gone.
-    forgetful = mock.patch.object(recent_tails, "MOST", 0 if seed % 2 else recent_tails.MOST)
-    with forgetful, mock.patch.object(commit_log, "CHECKPOINT_COMMITS", CHECKPOINT_COMMITS):
+    tails = 0 if seed % 2 else 256
+    with small_limits(checkpoint_commits=CHECKPOINT_COMMITS, kept_tails=tails):
         run = draw(seed, profile, bucket=bucket, inline=inline)
         if runs is not None:
             runs.append(run)

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pytest
 
 from sparklog.compaction.run import CompactOptions, Plans, compact_topic
 from sparklog.errors import SparklogError
-from sparklog.log.state import commit_log
 from sparklog.log.state.commit import Resolved, Txn
 from sparklog.log.topic.root import Root, topic_of
 from sparklog.log.write.append_writer import AppendWriter, WriteOptions
@@ -25,6 +24,7 @@ from tests.maintenance.simulation.seeds import check_data_files
 from tests.maintenance.simulation.workload import COLUMNS, TOPIC, Rows, Run, batch_of, plans, rows_of
 from tests.support.crash_points import changes
 from tests.support.maintaining import maintain
+from tests.support.small_limits import small_limits
 
 pytestmark = pytest.mark.sweep
 
@@ -173,14 +173,14 @@ def strike(point: Point, call: Call, kind: FaultKind) -> None:
 
 @pytest.fixture(scope="module")
 def life() -> list[Point]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(commit_log, "CHECKPOINT_COMMITS", 5)
+    with small_limits(checkpoint_commits=5):
         return points()
 
 
 @pytest.fixture(autouse=True)
-def _few_commits_per_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit_log, "CHECKPOINT_COMMITS", 5)
+def _few_commits_per_checkpoint() -> Iterator[None]:
+    with small_limits(checkpoint_commits=5):
+        yield
 
 
 NAMES = ("seal", "merge", "clean", "vacuum", "clean again", "expire and vacuum", "vacuum the log")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections import Counter
 from collections.abc import Callable
 
@@ -22,20 +21,19 @@ from tests.log.simulation.simulated_world import SimulationError
 from tests.maintenance.simulation.interleaved import Run, finish, run_seed
 from tests.support.crash_points import changes
 from tests.support.records import rows
+from tests.support.replay import repeat_one_seed, replayable
 from tests.support.seeds import INTERLEAVED
-
-REPLAY = "SPARKLOG_SEED={seed} python -m pytest tests/maintenance/simulation/test_interleaved.py -k test_one_seed"
 
 
 def check(seed: int) -> Run:
     """Run a seed; a failure names the seed, how to replay it, and the end of its story."""
     runs: list[Run] = []
-    try:
+
+    def story() -> list[str]:
+        return runs[0].world.trace[-40:] if runs else []
+
+    with replayable(seed, "tests/maintenance/simulation/test_interleaved.py", story):
         return run_seed(seed, runs)
-    except BaseException as error:
-        story = "\n".join(runs[0].world.trace[-40:]) if runs else ""
-        message = f"seed {seed}: {type(error).__name__}: {error}\nreplay: {REPLAY.format(seed=seed)}\n{story}"
-        raise AssertionError(message) from error
 
 
 @pytest.mark.sweep
@@ -50,11 +48,7 @@ def test_seeds(seeds: range) -> None:
 
 
 def test_one_seed() -> None:
-    run = check(int(os.environ.get("SPARKLOG_SEED", "1")))
-    assert run.world.steps > 0
-    if "SPARKLOG_SEED" in os.environ:
-        print("\n".join(run.world.trace))
-        print(dict(run.counters))
+    assert repeat_one_seed(check) > 0
 
 
 @pytest.mark.slow

@@ -16,9 +16,9 @@ import pytest
 from sparklog.retention import vacuum
 from tests.maintenance.simulation.seeds import run_seed
 from tests.maintenance.simulation.workload import Run
+from tests.support.replay import repeat_one_seed, replayable
 from tests.support.seeds import MAINTENANCE, MAINTENANCE_IN_A_BUCKET, MAINTENANCE_INLINE
 
-REPLAY = "SPARKLOG_SEED={seed} python -m pytest tests/maintenance/simulation/test_simulation.py -k test_one_seed"
 MET = (
     *("appends", "stalled writer refused", "transactions committed", "transactions aborted", "records deleted"),
     *("pieces seal", "pieces merge", "pieces compact", "races lost", "expired", "vacuums that deleted"),
@@ -29,14 +29,14 @@ MET = (
 def check(seed: int, *, bucket: bool = False, inline: int = 0) -> Run:
     """Run a seed; a failure names the seed, how to replay it, and the end of its story."""
     runs: list[Run] = []
-    try:
+
+    def story() -> list[str]:
+        return [str(dict(runs[0].configs)), *runs[0].world.trace[-40:]] if runs else []
+
+    with replayable(
+        seed, "tests/maintenance/simulation/test_simulation.py", story, bucket=bucket, inline=inline or None
+    ):
         return run_seed(seed, runs, bucket=bucket, inline=inline)
-    except BaseException as error:
-        story = "\n".join([str(dict(runs[0].configs)), *runs[0].world.trace[-40:]]) if runs else ""
-        how = ("SPARKLOG_BUCKET=1 " if bucket else "") + (f"SPARKLOG_INLINE={inline} " if inline else "")
-        replay = how + REPLAY.format(seed=seed)
-        message = f"seed {seed}: {type(error).__name__}: {error}\nreplay: {replay}\n{story}"
-        raise AssertionError(message) from error
 
 
 @pytest.mark.sweep
@@ -76,12 +76,8 @@ def test_seeds_with_records_in_commits(seeds: range) -> None:
 
 
 def test_one_seed() -> None:
-    inline = int(os.environ.get("SPARKLOG_INLINE", "0"))
-    run = check(int(os.environ.get("SPARKLOG_SEED", "7")), bucket="SPARKLOG_BUCKET" in os.environ, inline=inline)
-    assert run.world.steps > 0
-    if "SPARKLOG_SEED" in os.environ:
-        print("\n".join(run.world.trace))
-        print(dict(run.counters))
+    bucket, inline = "SPARKLOG_BUCKET" in os.environ, int(os.environ.get("SPARKLOG_INLINE", "0"))
+    assert repeat_one_seed(lambda seed: check(seed, bucket=bucket, inline=inline)) > 0
 
 
 def test_a_seed_is_one_run() -> None:

@@ -24,6 +24,7 @@ from sparklog.transactions.completion import collect
 from sparklog.transactions.producer import transactional
 from tests.support.maintaining import maintain
 from tests.support.name_caching_store import NameCachingStore
+from tests.support.small_limits import small_limits
 from tests.tools.backup.backup_world import BackupWorld, batch, contents, rows_of
 
 pytestmark = pytest.mark.sweep
@@ -184,16 +185,16 @@ def sweep(act: str, step: int = 1, start: int = 0) -> int:
 
 
 @pytest.mark.parametrize("act", ACTS)
-def test_others_act_between_any_two_requests(act: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backing_up, "RETRIES", 1)
-    assert sweep(act, 26, 4) >= 3
+def test_others_act_between_any_two_requests(act: str) -> None:
+    with small_limits(backup_tries=1):
+        assert sweep(act, 26, 4) >= 3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("act", ACTS)
-def test_others_act_between_any_two_requests_all_of_them(act: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backing_up, "RETRIES", 1)
-    assert sweep(act) > 100
+def test_others_act_between_any_two_requests_all_of_them(act: str) -> None:
+    with small_limits(backup_tries=1):
+        assert sweep(act) > 100
 
 
 @pytest.mark.parametrize("every", [1, 2, 5])
@@ -291,8 +292,7 @@ class TestMutations:
 
     def test_no_holds(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(backing_up.Holds, "take", lambda self, heads: None)
-        monkeypatch.setattr(backing_up, "RETRIES", 1)
-        with pytest.raises((AssertionError, SparklogError)):
+        with small_limits(backup_tries=1), pytest.raises((AssertionError, SparklogError)):
             sweep("tidy", 1, 60)
 
     def test_a_cut_that_is_not_settled(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,21 +331,21 @@ class TestMutations:
             sweep("move", 1, 78)
 
     def test_the_manifest_before_the_data(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        copy = backing_up._Run._copy_files
+        copy = backing_up._BackupRun._copy_files
         late: list[Callable[[], object]] = []
-        publish = backing_up._Run._publish
+        publish = backing_up._BackupRun._publish
 
-        def skipped(self: backing_up._Run, found: object) -> set[str]:
+        def skipped(self: backing_up._BackupRun, found: object) -> set[str]:
             late.append(lambda: copy(self, found))  # type: ignore[arg-type]
             return set()
 
-        def first(self: backing_up._Run, manifest: object) -> object:
+        def first(self: backing_up._BackupRun, manifest: object) -> object:
             made = publish(self, manifest)  # type: ignore[arg-type]
             late.pop()()
             return made
 
-        monkeypatch.setattr(backing_up._Run, "_copy_files", skipped)
-        monkeypatch.setattr(backing_up._Run, "_publish", first)
+        monkeypatch.setattr(backing_up._BackupRun, "_copy_files", skipped)
+        monkeypatch.setattr(backing_up._BackupRun, "_publish", first)
         with pytest.raises((AssertionError, SparklogError)):
             killed(1, 155)
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from sparklog.errors import NotFound
 from sparklog.groups.lag import Groups
-from sparklog.log.journal import entry_log
 from sparklog.log.journal.names import groups_prefix
 from sparklog.testing.world import DAY_MS, HOUR_MS, MINUTE_MS
 from sparklog.tools.backup.restore_point import Wanted
 from sparklog.tools.verification.run import verify_root
+from tests.support.small_limits import small_limits
 from tests.tools.backup.backup_world import RestoringWorld, batch, contents
 
 
 @pytest.fixture(autouse=True)
-def _few_entries_between_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry_log, "CHECKPOINT_ENTRIES", 4)
+def _few_entries_between_copies() -> Iterator[None]:
+    with small_limits(checkpoint_entries=4):
+        yield
 
 
 def offsets(root: object, group: str = "g") -> dict[tuple[str, int], int]:

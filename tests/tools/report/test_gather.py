@@ -21,9 +21,9 @@ from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.output import json_value
 from sparklog.retention.retain import retain_root
 from sparklog.testing.world import START_MS
-from sparklog.tools.report.facts import HOURS, Report
 from sparklog.tools.report.gather import gather
 from sparklog.tools.report.page import as_html
+from sparklog.tools.report.report_data import HOURS, RootReport
 from tests.fixture_data import copied
 from tests.support.topics_world import TopicsWorld
 
@@ -61,7 +61,7 @@ def world() -> TopicsWorld:
     return world
 
 
-def reported(world: TopicsWorld, settings: Settings | None = None, topics: tuple[str, ...] = ()) -> Report:
+def reported(world: TopicsWorld, settings: Settings | None = None, topics: tuple[str, ...] = ()) -> RootReport:
     return gather(RootView(world.root()), settings or Settings(world.now_ms), topics=topics)
 
 

@@ -7,7 +7,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from sparklog.tools.report.facts import (
+from sparklog.tools.report.page import MOST_PARTITIONS, as_html, by_topic, chart, numbers
+from sparklog.tools.report.report_data import (
     ATTENTION,
     HOURS,
     INFORMATION,
@@ -18,12 +19,11 @@ from sparklog.tools.report.facts import (
     HeldBack,
     Note,
     PartitionFacts,
-    Removal,
-    Report,
+    RootReport,
     TopicFacts,
+    Waste,
 )
-from sparklog.tools.report.page import MOST_PARTITIONS, as_html, by_topic, chart, numbers
-from sparklog.tools.report.units import ago, day, duration, size, time
+from sparklog.units import ago, day_text, duration, size_text, time_text
 
 NOW_MS = 1_700_000_000_000
 HOSTILE = "</script><script>alert('x')</script><img src=x onerror=\"alert(1)\">&amp;"
@@ -40,8 +40,8 @@ def topic(name: str = "orders", sizes: tuple[int, ...] = (1000, 3000), **changes
     return replace(found, **changes)  # type: ignore[arg-type]
 
 
-def report(*topics: TopicFacts, **changes: object) -> Report:
-    found = Report("/data/log", "root", NOW_MS, topics, (), (), (), (), ())
+def report(*topics: TopicFacts, **changes: object) -> RootReport:
+    found = RootReport("/data/log", "root", NOW_MS, topics, (), (), (), (), ())
     return replace(found, **changes)  # type: ignore[arg-type]
 
 
@@ -108,7 +108,7 @@ class Page(HTMLParser):
         return [[" ".join(cell.split()) for cell in row] for row in self.tables[table][1:] if row]
 
 
-def everything() -> Report:
+def everything() -> RootReport:
     """A report with a row in every table, all names hostile."""
     parts = (GroupPartition(HOSTILE, 0, 5, 0, 10, 5, 90.0), GroupPartition(HOSTILE, 1, None, 0, 10, None, None))
     return report(
@@ -117,7 +117,7 @@ def everything() -> Report:
         groups=(GroupFacts(HOSTILE, "Stable", HOSTILE, parts), GroupFacts("none", "Empty", None, ())),
         held_back=(HeldBack(HOSTILE, 1, HOSTILE, 3, 9, 4000, 60_000), HeldBack("t", 0, "p", 3, 9, None, None)),
         doing=(Doing(HOSTILE, 0, "merge", 10, True, HOSTILE), Doing(HOSTILE, 1, "compact", 0, False, HOSTILE)),
-        removals=(Removal(HOSTILE, "commit", HOSTILE, 3, 4000),),
+        removals=(Waste(HOSTILE, "commit", HOSTILE, 3, 4000),),
         notes=(Note(ATTENTION, HOSTILE, HOSTILE), Note(INFORMATION, "", HOSTILE)),
     )
 
@@ -224,7 +224,11 @@ def test_hours_are_bars_with_a_text_that_says_the_same() -> None:
     drawn = chart(commits, NOW_MS)
     assert drawn is not None
     assert drawn.path == "M691 60v-60.0h8v60.0z" + "M711 60v-30.0h8v30.0z"
-    assert [(round(percent), day(ms)) for percent, ms in drawn.days] == [(1, "Nov 12"), (35, "Nov 13"), (68, "Nov 14")]
+    assert [(round(percent), day_text(ms)) for percent, ms in drawn.days] == [
+        (1, "Nov 12"),
+        (35, "Nov 13"),
+        (68, "Nov 14"),
+    ]
     assert text.count("<path") == 2
     assert "<path" not in as_html(report(topic()))
     # Of several topics, each one's bars are behind its row.
@@ -314,7 +318,7 @@ def test_partitions_that_are_alike_are_one_row() -> None:
 
 
 def test_units_are_those_a_person_reads() -> None:
-    assert [size(number) for number in (0, 999, 1500, 2_500_000, 7.2e9, 3e12, None)] == [
+    assert [size_text(number) for number in (0, 999, 1500, 2_500_000, 7.2e9, 3e12, None)] == [
         "0 B", "999 B", "1.5 kB", "2.5 MB", "7.2 GB", "3.0 TB", "–",
     ]  # fmt: skip
     assert [duration(ms) for ms in (0, 90_000, 3_000_000, 7_200_000, 5 * 86_400_000, 9e10, None)] == [
@@ -322,6 +326,6 @@ def test_units_are_those_a_person_reads() -> None:
     ]  # fmt: skip
     assert ago(NOW_MS - 7_200_000, NOW_MS) == "2 h ago"
     assert ago(NOW_MS + 7_200_000, NOW_MS) == "in 2 h"
-    assert time(NOW_MS) == "2023-11-14 22:13:20"
-    assert time(2**62) == f"{2**62:,} ms"
-    assert time(None) == "–"
+    assert time_text(NOW_MS) == "2023-11-14 22:13:20"
+    assert time_text(2**62) == f"{2**62:,} ms"
+    assert time_text(None) == "–"

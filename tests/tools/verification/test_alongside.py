@@ -10,12 +10,10 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import pytest
 
 from sparklog.compaction.run import CompactOptions, compact_topic
-from sparklog.log.state import commit_log
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.vacuum import vacuum
 from sparklog.storage.memory import MemoryStore
@@ -23,15 +21,15 @@ from sparklog.storage.store import Store
 from sparklog.testing.faulty_store import Call
 from sparklog.testing.world import DAY_MS, HOUR_MS, World
 from sparklog.tools.verification import run as run_module
-from sparklog.tools.verification import topic_log
 from sparklog.tools.verification.findings import Report
 from sparklog.tools.verification.run import verify_root
-from sparklog.tools.verification.topic_log import TopicLog
+from sparklog.tools.verification.topic_log import CheckedTopic, read_topic
 from tests.log.simulation.model import expect
 from tests.log.simulation.simulated_world import Actor
 from tests.maintenance.simulation.seeds import CHECKPOINT_COMMITS, draw
 from tests.maintenance.simulation.workload import TOPIC, Run
 from tests.support.seeds import VERIFICATION
+from tests.support.small_limits import small_limits
 from tests.tools.verification.whole_root import rows
 
 PROFILES = ("calm", "slow", "rush", "answers", "errors", "crashes", "stalls", "everything")
@@ -59,7 +57,7 @@ def verifier(run: Run, met: Counter[str]) -> Callable[[Actor], None]:
 
 
 def check(seed: int, met: Counter[str]) -> None:
-    with mock.patch.object(commit_log, "CHECKPOINT_COMMITS", CHECKPOINT_COMMITS):
+    with small_limits(checkpoint_commits=CHECKPOINT_COMMITS):
         run = draw(seed, PROFILES[seed % len(PROFILES)])
         for number in range(2):
             run.world.spawn(f"verifier-{number}", verifier(run, met), start_ms=number * HOUR_MS)
@@ -155,7 +153,7 @@ class Busy:
 
 def looks(every: int) -> Iterator[Report]:
     """What verify finds with the commotion before each of its requests (every so many-th), one after the other."""
-    with mock.patch.object(commit_log, "CHECKPOINT_COMMITS", 4):
+    with small_limits(checkpoint_commits=4):
         requests = Busy().verify(0)[1]
         assert requests > 50
         for at in range(1, requests + 1, every):
@@ -170,20 +168,19 @@ def test_whatever_the_vacuum_deletes_at_whatever_moment(every: int) -> None:
 
 
 def test_that_takes_looking_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topic_log, "TRIES", 1)
-    assert not all(report.sound for report in looks(5))
-    monkeypatch.undo()
+    with small_limits(verify_tries=1):
+        assert not all(report.sound for report in looks(5))
     _first_answers(monkeypatch)
     assert not all(report.sound for report in looks(5))
 
 
 def _first_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A topic's log is read once and never again: what the first look said stands."""
-    seen: dict[str, tuple[Store, TopicLog]] = {}
+    seen: dict[str, tuple[Store, CheckedTopic]] = {}
 
-    def once(store: Store, name: str, now_ms: int) -> TopicLog:
+    def once(store: Store, name: str, now_ms: int) -> CheckedTopic:
         if (known := seen.get(name)) is None or known[0] is not store:
-            seen[name] = store, topic_log.read_topic(store, name, now_ms)
+            seen[name] = store, read_topic(store, name, now_ms)
         return seen[name][1]
 
     monkeypatch.setattr(run_module, "read_topic", once)

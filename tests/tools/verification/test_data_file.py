@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
 from sparklog.maintenance.work_items import silent
-from sparklog.tools.verification import data_file, slice_checks
 from sparklog.tools.verification.data_file import check_file
 from sparklog.tools.verification.findings import CHECKSUM, CONTENT, FOOTER, SIZE
-from sparklog.tools.verification.slice_checks import DataFile
+from sparklog.tools.verification.slice_checks import NamedFile
 from sparklog.tools.verification.topic_log import read_topic
+from tests.support.small_limits import small_limits
 from tests.tools.verification.damage import flip, replaced
 from tests.tools.verification.whole_root import WholeRoot
 
@@ -23,7 +22,7 @@ def whole(fixtures: Path) -> WholeRoot:
     return WholeRoot(fixtures)
 
 
-def files(whole: WholeRoot, topic: str, *, sealed: bool = False) -> list[DataFile]:
+def files(whole: WholeRoot, topic: str, *, sealed: bool = False) -> list[NamedFile]:
     found = read_topic(whole.store, topic, whole.now_ms).files
     return [file for file in found if file.sealed == sealed]
 
@@ -71,7 +70,7 @@ def test_slices_longer_than_a_window_are_the_same(whole: WholeRoot, topic: str) 
     """A window of 300 bytes holds few batches, or less than one."""
     for file in [*files(whole, topic), *files(whole, topic, sealed=True)]:
         usual = check_file(whole.store, file, silent)
-        with mock.patch.object(slice_checks, "SPAN_BYTES", 300), mock.patch.object(data_file, "SPAN_BYTES", 300):
+        with small_limits(span_bytes=300):
             assert check_file(whole.store, file, silent) == usual
             assert usual.findings == []
             data = whole.store.get(file.key)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from unittest import mock
 
 import pyarrow as pa
 
 from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.groups.lag import Groups
 from sparklog.kafka.importing.run import import_log_dir
-from sparklog.log.journal import entry_log
-from sparklog.log.state import commit_log
 from sparklog.log.state.commit import Hold
 from sparklog.log.topic.cloning import clone_topic
 from sparklog.log.topic.root import Root
@@ -21,6 +18,7 @@ from sparklog.storage.store import Store
 from sparklog.testing.world import DAY_MS, World
 from sparklog.transactions.producer import transactional
 from tests.support.maintaining import maintain
+from tests.support.small_limits import small_limits
 
 MADE_MS = 1_704_153_600_000
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -45,10 +43,7 @@ class WholeRoot(World):
     def __init__(self, fixtures: Path, store: Store | None = None) -> None:
         super().__init__(store, now_ms=MADE_MS, sleep_takes_time=False)
         self.fixtures = fixtures
-        with (
-            mock.patch.object(commit_log, "CHECKPOINT_COMMITS", 4),
-            mock.patch.object(entry_log, "CHECKPOINT_ENTRIES", 3),
-        ):
+        with small_limits(checkpoint_commits=4, checkpoint_entries=3):
             self._build()
 
     def _build(self) -> None:

@@ -6,13 +6,12 @@ import random
 from collections.abc import Callable
 from unittest import mock
 
-from sparklog.log.journal import entry_log
-from sparklog.log.state import commit_log
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.testing.faulty_store import Decide, FaultKind, Seeded
 from tests.log.simulation.seeds import of_bucket
 from tests.log.simulation.simulated_world import Actor, SimulatedWorld
 from tests.log.simulation.workload import ANSWERS, CRASHES, DAMAGE, ERRORS, Stalls
+from tests.support.small_limits import small_limits
 from tests.transactions.simulation.actors import (
     TIMEOUT_MS,
     TOPICS,
@@ -143,9 +142,8 @@ def run_seed(
     if worlds is not None:
         worlds.append(run.world)
     draw(run, profile)
-    few = mock.patch.multiple(commit_log, CHECKPOINT_COMMITS=9)
     small = mock.patch.object(TopicConfigs, "inline_records_bytes", inline)
-    with few, small, mock.patch.object(entry_log, "CHECKPOINT_ENTRIES", 3):
+    with small, small_limits(checkpoint_commits=9, checkpoint_entries=3):
         run.world.run()
         run.judge()
     return run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -47,7 +48,7 @@ def last_decision_wins(patch: Patch) -> None:
 
 def commits_are_forgotten_at_once(patch: Patch) -> None:
     """A COMMIT goes before the topics that it names have recorded it."""
-    patch.setattr(producer, "recorded_everywhere", lambda root, state: {item.n for item in group_state.commits})
+    patch.setattr(producer, "recorded_everywhere", lambda root, state: {item.n for item in state.commits})
 
 
 def forgotten_is_aborted(patch: Patch) -> None:
@@ -105,7 +106,7 @@ def snapshots_do_not_agree(patch: Patch) -> None:
 def every_partition_to_its_own_end(patch: Patch) -> None:
     """Readers go up to the last stable offset of each partition."""
     ends: Callable[[Any], Any] = lambda shown: {name: each.head.last_stable() for name, each in shown.items()}  # noqa: E731
-    patch.setattr(root_view, "whole_ends", ends)
+    patch.setattr(sys.modules[root_view.SnapshotView.__module__], "whole_ends", ends)
 
 
 def nothing_times_out(patch: Patch) -> None:
@@ -221,6 +222,5 @@ def test_a_broken_rule_is_found(
 
 @pytest.mark.parametrize("profile", ["answers", "calm", "crashes", "folders", "names", "zombies"])
 def test_with_all_rules_the_same_seeds_pass(profile: str) -> None:
-    assert decision_log.whole_ends is root_view.whole_ends
     for seed in range(8):
         assert run_seed(seed, profile=profile).world.failure is None

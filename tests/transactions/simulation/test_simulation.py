@@ -12,6 +12,7 @@ from collections import Counter
 import pytest
 
 from tests.log.simulation.simulated_world import SimulatedWorld
+from tests.support.replay import repeat_one_seed, replayable
 from tests.support.seeds import (
     TRANSACTIONS,
     TRANSACTIONS_HIDDEN,
@@ -22,23 +23,17 @@ from tests.support.seeds import (
 from tests.transactions.simulation.actors import Run
 from tests.transactions.simulation.seeds import CACHES, HIDDEN, run_seed
 
-REPLAY = (
-    "{profile}SPARKLOG_SEED={seed} python -m pytest tests/transactions/simulation/test_simulation.py -k test_one_seed"
-)
-
 
 def check(seed: int, profile: str | None = None, *, bucket: bool = False, inline: int = 0) -> Run:
     """Run a seed; a failure names the seed, how to replay it, and the end of its story."""
     worlds: list[SimulatedWorld] = []
-    try:
+
+    def story() -> list[str]:
+        return worlds[0].trace[-60:] if worlds else []
+
+    how = {"profile": profile, "bucket": bucket, "inline": inline or None}
+    with replayable(seed, "tests/transactions/simulation/test_simulation.py", story, **how):
         return run_seed(seed, worlds, profile, bucket=bucket, inline=inline)
-    except BaseException as error:
-        story = "\n".join(worlds[0].trace[-60:]) if worlds else ""
-        how = "SPARKLOG_BUCKET=1 " if bucket else "" if profile is None else f"SPARKLOG_PROFILE={profile} "
-        how += f"SPARKLOG_INLINE={inline} " if inline else ""
-        replay = REPLAY.format(seed=seed, profile=how)
-        message = f"seed {seed}: {type(error).__name__}: {error}\nreplay: {replay}\n{story}"
-        raise AssertionError(message) from error
 
 
 @pytest.mark.sweep
@@ -52,13 +47,9 @@ def test_whatever_the_seed_readers_see_all_of_a_transaction_or_none(seeds: range
 
 
 def test_one_seed() -> None:
-    seed, profile = int(os.environ.get("SPARKLOG_SEED", "7")), os.environ.get("SPARKLOG_PROFILE")
+    profile, bucket = os.environ.get("SPARKLOG_PROFILE"), "SPARKLOG_BUCKET" in os.environ
     inline = int(os.environ.get("SPARKLOG_INLINE", "0"))
-    run = check(seed, profile, bucket="SPARKLOG_BUCKET" in os.environ, inline=inline)
-    assert run.world.steps > 0
-    if "SPARKLOG_SEED" in os.environ:
-        print("\n".join(run.world.trace))
-        print(dict(run.counters))
+    assert repeat_one_seed(lambda seed: check(seed, profile, bucket=bucket, inline=inline)) > 0
 
 
 @pytest.mark.sweep

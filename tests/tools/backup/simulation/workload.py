@@ -19,7 +19,6 @@ from sparklog.compaction.seal_plan import plan_sealing
 from sparklog.errors import NotFound, SparklogError
 from sparklog.groups.lag import Groups
 from sparklog.log.journal.clocks import Env
-from sparklog.log.state import commit_log
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.topic.cloning import clone_topic
 from sparklog.log.topic.root import Root, open_root
@@ -38,6 +37,7 @@ from sparklog.transactions.producer import transactional
 from tests.log.simulation.model import expect
 from tests.log.simulation.simulated_world import Actor, SimulatedWorld, _BatonStore
 from tests.support.name_caching_store import NameCachingStore
+from tests.support.small_limits import small_limits
 from tests.tools.backup.backup_world import batch, end_what_is_open, rows_of
 
 TOPICS = ("a", "b")
@@ -288,7 +288,7 @@ def run(seed: int, caches: str | None = None, *, bucket: bool = False, inline: i
     """
     source = random.Random(f"backup {seed}")
     small = mock.patch.object(TopicConfigs, "inline_records_bytes", inline)
-    with small, mock.patch.object(commit_log, "CHECKPOINT_COMMITS", 7):
+    with small, small_limits(checkpoint_commits=7):
         story = Story(seed)
         if caches is not None:
             story.name_ms, story.folder_ms = (LONGEST_CACHE_MS, 0) if caches == "names" else (0, LONGEST_CACHE_MS)

@@ -12,8 +12,8 @@ HOURS = 72
 
 def total(numbers: Iterable[int | None]) -> int | None:
     """Return the sum; None if one of them is not known."""
-    known = list(numbers)
-    return None if None in known else sum(number for number in known if number is not None)
+    terms = list(numbers)
+    return None if None in terms else sum(number for number in terms if number is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class PartitionFacts:
     slices: int | None
     unsealed: int | None  # slices that are not sealed yet
     expiring: int | None = None  # records that the next run of retention deletes; None in Kafka's directories
-    next_log_start: int | None = None  # behind that run
+    next_log_start: int | None = None  # after that run
     expires_ms: int | None = None  # when its first segment is older than retention.ms; None: never by time
 
     @property
@@ -202,7 +202,7 @@ class Doing:
 
 
 @dataclass(frozen=True, slots=True)
-class Removal:
+class Waste:
     """Files of a topic that the next vacuum would delete."""
 
     topic: str
@@ -230,7 +230,7 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class RootReport:
     """All facts. `kind` is `root` or `kafka`; `doing`, `removals` and `groups` are None where they do not apply."""
 
     COMPUTED: ClassVar = ("bytes",)
@@ -242,7 +242,7 @@ class Report:
     groups: tuple[GroupFacts, ...] | None
     held_back: tuple[HeldBack, ...]
     doing: tuple[Doing, ...] | None
-    removals: tuple[Removal, ...] | None
+    removals: tuple[Waste, ...] | None
     notes: tuple[Note, ...]
     made_by: str = "sparklog"
     disk: Disk | None = None

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from sparklog.tools.report.facts import (
+from sparklog.tools.report.health import MANY_COMMITS, MANY_UNSEALED, health
+from sparklog.tools.report.report_data import (
     ATTENTION,
     INFORMATION,
     Activity,
@@ -14,17 +15,16 @@ from sparklog.tools.report.facts import (
     GroupFacts,
     GroupPartition,
     HeldBack,
-    Removal,
-    Report,
+    RootReport,
     TopicFacts,
+    Waste,
 )
-from sparklog.tools.report.judge import MANY_COMMITS, MANY_UNSEALED, health
 from tests.tools.report.test_page import NOW_MS, report, topic
 
 HOUR_MS = 3_600_000
 
 
-def texts(found: Report) -> list[tuple[str, str, str]]:
+def texts(found: RootReport) -> list[tuple[str, str, str]]:
     return [(note.level, note.topic, note.text) for note in health(found).notes]
 
 
@@ -54,7 +54,7 @@ def test_each_rule_notes_what_it_is_for() -> None:
     held = HeldBack("orders", 0, "job #1", 0, 5, 61_000, 60_000)
     assert "job #1" in texts(report(base, held_back=(held,)))[0][2]
     assert not texts(report(base, held_back=(replace(held, age_ms=59_000),)))
-    waste = Removal("gone", "append", "unnamed", 9, 10**9)
+    waste = Waste("gone", "append", "unnamed", 9, 10**9)
     assert "run `sparklog retain`" in texts(report(base, removals=(waste,)))[0][2]
 
 
@@ -121,11 +121,11 @@ DELETES = "the next run of `sparklog retain` deletes "
          DELETES + "3 of 160 records, by retention.ms or retention.bytes"),
         (report(topic(), disk=Disk(10**9, 49 * 10**6)), ATTENTION,
          "the disk is almost full: 49.0 MB of 1.0 GB are free; shorten retention or add space"),
-        (report(topic(sizes=(10**9, 10**9)), disk=Disk(10**9, 0), removals=(Removal("t", "segment", "x", 1, 10**7),)),
+        (report(topic(sizes=(10**9, 10**9)), disk=Disk(10**9, 0), removals=(Waste("t", "segment", "x", 1, 10**7),)),
          ATTENTION, "the disk is almost full: 0 B of 1.0 GB are free; run `sparklog retain`, which frees 10.0 MB now"),
         (report(topic(), disk=Disk(10**9, 51 * 10**6)), "", ""),
     ],
 )  # fmt: skip
-def test_each_note_says_what_to_do(facts: Report, level: str, text: str) -> None:
+def test_each_note_says_what_to_do(facts: RootReport, level: str, text: str) -> None:
     notes = texts(facts)
     assert [(each[0], each[2]) for each in notes][:1] == ([(level, text)] if text else [])

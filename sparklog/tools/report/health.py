@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from shlex import quote
 
-from sparklog.output import count
-from sparklog.tools.report.facts import ATTENTION, INFORMATION, GroupFacts, HeldBack, Note, Report, TopicFacts
-from sparklog.tools.report.units import HOUR_MS, duration, size
+from sparklog.tools.report.report_data import ATTENTION, INFORMATION, GroupFacts, HeldBack, Note, RootReport, TopicFacts
+from sparklog.units import HOUR_MS, count, duration, size_text
 
 MANY_UNSEALED = 500  # slices of one partition: after a run of `sparklog compact` there are some 32
-MANY_COMMITS = 1_000  # behind the newest checkpoint; writers make one every 128
+MANY_COMMITS = 1_000  # after the newest checkpoint; writers make one every 128
 SOME_SKEW, MUCH_SKEW = 3.0, 4.0  # the largest partition over the mean
 SKEW_BYTES = 64 << 20  # below that skew is chance
 LONG_OPEN_MS = HOUR_MS
@@ -19,7 +18,7 @@ LONG_BEHIND_MS = 24 * HOUR_MS
 LEAST_FREE = 0.05  # of the disk
 
 
-def health(report: Report) -> Report:
+def health(report: RootReport) -> RootReport:
     """Return the report with the notes that follow from it, those that need attention first."""
     notes = [*report.notes, *_transactions(report), *_space(report)]
     for group in report.groups or ():
@@ -30,7 +29,7 @@ def health(report: Report) -> Report:
     return replace(report, notes=tuple(sorted(notes, key=lambda note: (order.index(note.level), note.topic))))
 
 
-def _transactions(report: Report) -> Iterator[Note]:
+def _transactions(report: RootReport) -> Iterator[Note]:
     late: dict[str, list[HeldBack]] = {}
     long: dict[tuple[str, bool], list[HeldBack]] = {}
     for held in report.held_back:
@@ -60,19 +59,21 @@ def _owners(mine: list[HeldBack]) -> str:
     return ", ".join(owners[:5]) + (f" and {len(owners) - 5:,} more" if len(owners) > 5 else "")
 
 
-def _space(report: Report) -> Iterator[Note]:
+def _space(report: RootReport) -> Iterator[Note]:
     gone = sum(removal.bytes for removal in report.removals or ())
     if gone > max(report.bytes, 1 << 20):
-        waste = f"unreferenced files take {size(gone)}, more than the log itself"
+        waste = f"unreferenced files take {size_text(gone)}, more than the log itself"
         yield Note(ATTENTION, "", f"{waste}, and wait only for the vacuum: run `sparklog retain`")
     disk = report.disk
     if disk is not None and disk.free < LEAST_FREE * disk.total:
-        left = f"the disk is almost full: {size(disk.free)} of {size(disk.total)} are free"
-        frees = f"run `sparklog retain`, which frees {size(gone)} now" if gone else "shorten retention or add space"
+        left = f"the disk is almost full: {size_text(disk.free)} of {size_text(disk.total)} are free"
+        frees = (
+            f"run `sparklog retain`, which frees {size_text(gone)} now" if gone else "shorten retention or add space"
+        )
         yield Note(ATTENTION, "", f"{left}; {frees}")
 
 
-def _group(report: Report, group: GroupFacts) -> Iterator[Note]:
+def _group(report: RootReport, group: GroupFacts) -> Iterator[Note]:
     lost = [part for part in group.partitions if part.lost]
     if lost:
         first, where = lost[0], count(len(lost), "partition")
@@ -101,7 +102,7 @@ def _group(report: Report, group: GroupFacts) -> Iterator[Note]:
             yield Note(ATTENTION, topic, f"{unread}: run its consumer before, or raise retention.ms")
 
 
-def _expiry(report: Report, topic: TopicFacts) -> Iterator[Note]:
+def _expiry(report: RootReport, topic: TopicFacts) -> Iterator[Note]:
     if topic.expiring:
         much = 2 * topic.expiring >= (topic.records or 0)
         of = f"{topic.expiring:,} of {count(topic.records or 0, 'record')}"
@@ -110,7 +111,7 @@ def _expiry(report: Report, topic: TopicFacts) -> Iterator[Note]:
         yield Note(ATTENTION if much else INFORMATION, topic.topic, f"{text}{'; ' if keep else ''}{keep}")
 
 
-def _layout(report: Report, topic: TopicFacts) -> Iterator[Note]:
+def _layout(report: RootReport, topic: TopicFacts) -> Iterator[Note]:
     worst = max((part.unsealed or 0 for part in topic.partitions), default=0)
     if worst > MANY_UNSEALED:
         small = f"{worst:,} small slices in one partition"
@@ -127,6 +128,6 @@ def _layout(report: Report, topic: TopicFacts) -> Iterator[Note]:
         yield Note(ATTENTION, topic.topic, f"records are stamped in the future: {kept}")
     if topic.skew is not None and topic.skew >= SOME_SKEW and topic.bytes > SKEW_BYTES:
         largest = max(topic.partitions, key=lambda part: part.bytes)
-        skew = f"partition {largest.partition} holds {topic.skew:.1f} times the mean ({size(largest.bytes)})"
+        skew = f"partition {largest.partition} holds {topic.skew:.1f} times the mean ({size_text(largest.bytes)})"
         remedy = "keys are spread unevenly: use finer keys, or give the partition with each row"
         yield Note(ATTENTION if topic.skew >= MUCH_SKEW else INFORMATION, topic.topic, f"{skew}; {remedy}")

@@ -1,0 +1,79 @@
+"""The read-only reader of a journal: spans, states by time, and what is missing, damaged or another's."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from sparklog.errors import Corrupt, NotFound
+from sparklog.groups.group import Group
+from sparklog.groups.group_state import GROUPS, GroupState
+from sparklog.log.journal.chain import EntryChain, id_in, ids_of, list_numbers
+from sparklog.log.journal.names import checkpoint_key, commit_key
+from sparklog.testing.world import World
+
+
+def chain_of(entries: int, name: str = "g") -> EntryChain[GroupState]:
+    """A group with so many entries, a second apart."""
+    world = World()
+    root = world.root()
+    topic = root.create_topic("t")
+    topic.append(pa.table({"value": [b"x"] * entries}))
+    member = Group(root, name).join("m")
+    for offset in range(1, entries):
+        world.advance(seconds=1)
+        member.commit({"t": {0: offset}})
+    return EntryChain(root.store, GROUPS, name)
+
+
+def test_a_chain_is_walked_to_its_newest_entry() -> None:
+    chain = chain_of(4)
+    span = chain.span()
+    assert (span.first, span.last) == (0, 3)
+    assert [state.number for state in chain.walk(chain.kept(-1), 3)] == [0, 1, 2, 3]
+    assert chain.newest().number == 3
+    assert (ids_of(chain.store, GROUPS), id_in(chain.store, GROUPS, "nothing")) == (["g"], None)
+
+
+def test_states_by_a_time() -> None:
+    span = chain_of(3).span()
+    last = span.chain.kept(2)
+    assert span.number_by(last.made_ms) == 2
+    assert [state.number for state in span.states_by(last.made_ms)] == [0, 1, 2]
+    assert (span.number_by(-1), span.states_by(-1), span.first_after(-1)) == (-1, [], None)
+
+
+def test_where_older_entries_are_gone_the_first_is_what_is_known() -> None:
+    chain = chain_of(4)
+    chain.store.delete(commit_key(chain.prefix, 1))
+    span = chain.span()
+    assert (span.first, span.last) == (2, 3)
+    assert span.number_by(-1) == 2
+    first = span.first_after(-1)
+    assert first is not None
+    assert first.number == 2
+    with pytest.raises(NotFound, match="entry 1 of group 'g' is no longer kept"):
+        chain.kept(1)
+
+
+def test_a_copy_will_do() -> None:
+    chain = chain_of(3)
+    key = commit_key(chain.prefix, 1)
+    chain.store.create(checkpoint_key(chain.prefix, 1), chain.store.get(key))
+    chain.store.delete(key)
+    numbers = list_numbers(chain.store, chain.prefix)
+    assert (numbers.entries, numbers.copies) == ((0, 2), (1,))
+    assert [state.number for state in chain.walk(chain.kept(0), 2)] == [1, 2]
+
+
+def test_an_entry_of_another_id_is_refused() -> None:
+    chain, other = chain_of(2), chain_of(2, "other")
+    key = commit_key(chain.prefix, 0)
+    chain.store.delete(key)
+    chain.store.create(key, other.store.get(commit_key(other.prefix, 0)))
+    with pytest.raises(Corrupt, match="should lie here"):
+        chain.read(0)
+    chain.store.delete(key)
+    chain.store.create(key, b"{}")
+    with pytest.raises(Corrupt):
+        chain.read(0)

@@ -1,0 +1,124 @@
+"""The image of the demo, without Docker: its file is read, and what it copies and runs is there.
+
+`test_wheel.py` runs the demo as the image does: from a wheel, in a folder that holds `examples/` alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from importlib.util import find_spec
+
+from scripts.check_machine import MIN_JAVA
+from tests.test_architecture import REPOSITORY
+from tests.test_packaging import project
+
+
+@dataclass
+class Stage:
+    """One part of the file, from FROM to the next: the base, its name, and the instructions with their arguments."""
+
+    base: str
+    name: str = ""
+    steps: list[tuple[str, str]] = field(default_factory=list)
+
+    def all(self, instruction: str) -> list[str]:
+        return [arguments for name, arguments in self.steps if name == instruction]
+
+
+def stages() -> list[Stage]:
+    lines = [line for line in (REPOSITORY / "Dockerfile").read_text().splitlines() if not line.startswith("#")]
+    found: list[Stage] = []
+    for line in "\n".join(lines).replace("\\\n", " ").splitlines():
+        instruction, _, arguments = line.strip().partition(" ")
+        if instruction == "FROM":
+            base, _, name = arguments.partition(" AS ")
+            found.append(Stage(base, name))
+        elif instruction:
+            found[-1].steps.append((instruction, " ".join(arguments.split())))
+    return found
+
+
+def copied(stage: Stage) -> list[str]:
+    """Paths of the repository that a stage copies."""
+    taken: list[str] = []
+    for arguments in stage.all("COPY"):
+        words = shlex.split(arguments)
+        if not any(word.startswith("--from") for word in words):
+            taken += [word for word in words if not word.startswith("--")][:-1]
+    return taken
+
+
+def is_ignored(path: str) -> bool:
+    """True if .dockerignore leaves a path out: the last line that fits counts, `!` takes back in."""
+    ignored = False
+    for line in (REPOSITORY / ".dockerignore").read_text().splitlines():
+        pattern = line.removeprefix("!").removeprefix("**/")
+        if line.startswith("#") or not pattern:
+            continue
+        beginnings = ["/".join(path.split("/")[: i + 1]) for i in range(path.count("/") + 1)]
+        names = path.split("/") if "**/" in line else beginnings
+        if any(fnmatch(name, pattern) for name in names):
+            ignored = not line.startswith("!")
+    return ignored
+
+
+def test_every_instruction_is_one_of_dockers() -> None:
+    names = {name for stage in stages() for name, _ in stage.steps}
+    assert names <= {"RUN", "COPY", "ENV", "WORKDIR", "USER", "CMD"}
+    assert [stage.name for stage in stages()] == ["build", ""]
+
+
+def test_the_base_is_pinned_to_a_python_that_is_supported() -> None:
+    (base,) = {stage.base for stage in stages()}
+    tag = re.fullmatch(r"python:(3\.\d+)\.\d+-slim-(bookworm|trixie)", base)
+    assert tag is not None, "name a release, to its last number, and Debian's name"
+    assert f"Programming Language :: Python :: {tag[1]}" in project()["project"]["classifiers"]
+
+
+def test_java_is_new_enough_and_what_apt_leaves_is_removed() -> None:
+    (install,) = [run for run in stages()[-1].all("RUN") if "apt-get" in run]
+    java = re.search(r"openjdk-(\d+)-jre-headless", install)
+    assert java is not None
+    assert int(java[1]) >= MIN_JAVA
+    assert "--no-install-recommends" in install
+    assert install.endswith("rm -rf /var/lib/apt/lists/*"), "else it stays in the layer"
+
+
+def test_what_is_copied_is_there_and_not_left_out() -> None:
+    for stage in stages():
+        for path in copied(stage):
+            assert (REPOSITORY / path).exists(), path
+            assert not is_ignored(path), path
+    assert is_ignored("tests/conftest.py")
+    assert is_ignored(".venv/bin/python")
+    assert is_ignored("sparklog/format/__pycache__/x.pyc")
+
+
+def test_the_wheel_is_built_of_all_that_it_is_made_of() -> None:
+    build, declared = stages()[0], project()
+    sdist = declared["tool"]["hatch"]["build"]["targets"]["sdist"]["only-include"]
+    named = ["pyproject.toml", declared["project"]["readme"], *declared["project"]["license-files"]]
+    assert sorted(copied(build)) == sorted({*sdist, *named})
+
+
+def test_it_runs_as_nobody_in_particular_and_shows_the_demo() -> None:
+    last = stages()[-1]
+    (user,) = last.all("USER")
+    assert any(run.startswith("useradd") and run.endswith(user) for run in last.all("RUN"))
+    after = [name for name, _ in last.steps][[name for name, _ in last.steps].index("USER") :]
+    assert "COPY" not in after
+    (command,) = last.all("CMD")
+    program, script = json.loads(command)
+    assert program == "python"
+    assert any(script.startswith(path) and (REPOSITORY / script).is_file() for path in copied(last))
+
+
+def test_modules_that_it_runs_exist() -> None:
+    runs = [run for stage in stages() for run in stage.all("RUN")]
+    modules = [module for run in runs for module in re.findall(r"python -m ([\w.]+)", run)]
+    assert modules
+    assert all(find_spec(module) is not None for module in modules)

@@ -1,0 +1,131 @@
+"""The files that paths name: in which order, under which names, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sparklog.errors import BadRequest, NotFound
+from sparklog.storage import open_store
+from sparklog.tools.inspection.dump_source import DumpFile, check_name, find, plain_text
+
+FIRST, SECOND = f"{0:020}", f"{30:020}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A partition with two segments and the files that a broker keeps beside them, one folder above another one."""
+    place = tmp_path / "orders-0"
+    place.mkdir()
+    for stem in (SECOND, FIRST):
+        for suffix in ("timeindex", "snapshot", "log", "txnindex", "index"):
+            (place / f"{stem}.{suffix}").write_bytes(stem.encode())
+    (place / "leader-epoch-checkpoint").write_text("0\n0\n")
+    (place / "partition.metadata").write_text("version: 0\n")
+    (place / "notes.txt").write_text("of nobody")
+    (tmp_path / "orders-1").mkdir()
+    (tmp_path / "orders-1" / f"{FIRST}.log").write_bytes(b"")
+    return place
+
+
+def names(paths: list[str], root: str | None = None) -> list[str]:
+    return [source.name for source in find(paths, root)]
+
+
+def test_a_folder_is_its_files_by_base_offset_and_kind(folder: Path) -> None:
+    kinds = ("log", "index", "timeindex", "txnindex", "snapshot")
+    expected = [f"{stem}.{kind}" for stem in (FIRST, SECOND) for kind in kinds]
+    assert names([str(folder)]) == [*expected, "leader-epoch-checkpoint", "partition.metadata"]
+    assert names([f"{folder}/"]) == names([str(folder)])
+
+
+def test_a_folder_of_folders_comes_folder_by_folder(folder: Path) -> None:
+    found = find([str(folder.parent)])
+    assert [source.key.split("/")[0] for source in found] == ["orders-0"] * 12 + ["orders-1"]
+    assert found[-1].shown == f"{folder.parent}/orders-1/{FIRST}.log"
+
+
+def test_paths_keep_their_order(folder: Path) -> None:
+    paths = [str(folder / f"{SECOND}.log"), str(folder / f"{FIRST}.log"), str(folder.parent / "orders-1")]
+    assert [source.shown for source in find(paths)] == [*paths[:2], f"{paths[2]}/{FIRST}.log"]
+
+
+def test_a_path_is_shown_as_it_was_given(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    (source,) = find([f"{FIRST}.log"])
+    assert (source.shown, source.absolute) == (f"{FIRST}.log", str(folder / f"{FIRST}.log"))
+    monkeypatch.chdir(folder.parent)
+    (source,) = find([f"orders-0/{FIRST}.log"])
+    assert source.shown == f"orders-0/{FIRST}.log"
+
+
+def test_keys_of_a_root(folder: Path) -> None:
+    root = str(folder.parent)
+    (source,) = find([f"/orders-0/{FIRST}.index"], root)
+    assert (source.key, source.shown) == (f"orders-0/{FIRST}.index", f"{root}/orders-0/{FIRST}.index")
+    assert len(find(["orders-0"], root)) == 12
+    assert len(find([""], f"{root}/")) == 13
+    with pytest.raises(NotFound, match=r"there is no file or folder .*orders-7"):
+        find(["orders-7"], root)
+
+
+def test_what_is_not_there(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "notes.txt").write_text("")
+    for path in (folder / "none.log", tmp_path / "none" / "x.log"):
+        with pytest.raises(NotFound, match=f"there is no file or folder {path}"):
+            find([str(path)])
+    for name in ("empty", "text"):
+        with pytest.raises(NotFound, match=f"{name} holds no segments, indexes or commits"):
+            find([str(tmp_path / name)])
+    with pytest.raises(BadRequest, match="no store for dbfs:"):
+        find(["dbfs:/mnt/log"])
+
+
+@pytest.mark.parametrize("name", ["x.txt", "log", "index", "notes", ".metadata", "checkpoint-of-mine"])
+def test_names_that_tell_no_kind(folder: Path, name: str) -> None:
+    source = DumpFile(open_store(folder), name, name, name)
+    with pytest.raises(BadRequest, match=f"{name} is no file that can be dumped: expected one that ends in log, index"):
+        check_name(source)
+
+
+KNOWN = (f"{FIRST}.log", "7.index", f"{FIRST}.json", "x.arrow", "recovery-point-offset-checkpoint", "meta.properties")
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_names_that_do(folder: Path, name: str) -> None:
+    source = DumpFile(open_store(folder), name, name, name)
+    check_name(source)
+    assert source.suffix in name
+
+
+@pytest.mark.parametrize("stem", ["", "x", "-1", "1x", "٣"])
+def test_a_segment_is_named_by_its_base_offset(folder: Path, stem: str) -> None:
+    source = DumpFile(open_store(folder), f"{stem}.log", f"{stem}.log", "")
+    with pytest.raises(BadRequest, match="its name should begin with a base offset of 20 digits"):
+        check_name(source)
+
+
+def test_a_file_and_those_beside_it(folder: Path) -> None:
+    (log,) = find([str(folder / f"{SECOND}.log")])
+    assert (log.stem, log.suffix, log.base_offset, log.size()) == (SECOND, "log", 30, 20)
+    assert (log.read(), log.read(18), log.read(17, 2), log.read(19, 9)) == (SECOND.encode(), b"30", b"03", b"0")
+    index = log.beside("index")
+    assert (index.key, index.shown) == (f"{SECOND}.index", str(folder / f"{SECOND}.index"))
+    assert index.absolute == log.absolute.removesuffix("log") + "index"
+    (folder / f"{SECOND}.index").unlink()
+    with pytest.raises(NotFound, match=f"there is no file {index.shown}"):
+        index.size()
+
+
+def test_two_dots_in_a_name(folder: Path) -> None:
+    """Files that a broker is about to delete."""
+    deleted = DumpFile(open_store(folder), f"{FIRST}.log.deleted", "x", "x")
+    assert (deleted.stem, deleted.suffix) == (FIRST, "deleted")
+
+
+def test_members_of_a_line() -> None:
+    assert plain_text({"offset": 3, "name": "x", "none": None}) == "offset: 3 name: x none: None"
+    assert plain_text({}) == ""

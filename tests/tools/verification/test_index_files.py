@@ -1,0 +1,185 @@
+"""Index files against batches: which entries are right, and the place of each that is not."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+
+from sparklog.format.batch_scan import scan_headers
+from sparklog.tools.verification.findings import INDEX, RESTORE, Finding
+from sparklog.tools.verification.index_files import WITHOUT_INDEX, BatchColumns, CollectedBatches, check_index
+from tests.kafka.logs import batch, marker
+
+BASE = 100
+POSITIONS, LASTS, STAMPS = [0, 500, 900, 1300], [104, 109, 110, 119], [50, 70, 70, 60]
+
+
+def batches(*, old: bool = False, stamps: list[int] = STAMPS) -> CollectedBatches:
+    """Four batches at bytes 0, 500, 900 and 1300; the second has the greatest time, which the third repeats."""
+    bases = [BASE, *(last + 1 for last in LASTS[:-1])]
+    columns = (np.array(column, np.int64) for column in (POSITIONS, bases, LASTS, stamps))
+    found = CollectedBatches()
+    found.windows.append(BatchColumns(*columns, np.full(4, old)))
+    return found
+
+
+def offsets(*pairs: tuple[int, int]) -> bytes:
+    """Entries of an `.index`: last offset, position."""
+    return b"".join(struct.pack(">ii", last - BASE, position) for last, position in pairs)
+
+
+def times(*pairs: tuple[int, int]) -> bytes:
+    """Entries of a `.timeindex`: timestamp, offset."""
+    return b"".join(struct.pack(">qi", stamp, last - BASE) for stamp, last in pairs)
+
+
+def check(suffix: str, data: bytes, found: CollectedBatches | None = None, *, active: bool = False) -> list[Finding]:
+    return check_index(suffix, data, BASE, found or batches(), file="f", active=active)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        offsets(),
+        offsets((109, 500)),
+        offsets((109, 500), (110, 900), (119, 1300)),
+        # One entry for several batches: the first one's position, the last one's offset.
+        offsets((110, 500), (119, 1300)),
+        offsets((119, 500)),
+    ],
+)
+def test_entries_that_readers_find_batches_by(data: bytes) -> None:
+    assert check("index", data) == []
+
+
+@pytest.mark.parametrize(
+    ("data", "entry", "offset"),
+    [
+        (offsets((108, 500)), 0, 108),
+        (offsets((109, 501)), 0, 109),
+        (offsets((109, 500), (110, 1300)), 1, 110),
+        # The batches of the first entry would go on behind the second.
+        (offsets((110, 500), (119, 900)), 0, 110),
+        (offsets((109, 500), (150, 1300)), 1, 150),
+        (offsets((109, 2000)), 0, 109),
+    ],
+)
+def test_entries_that_lead_to_no_batch(data: bytes, entry: int, offset: int) -> None:
+    (finding,) = check("index", data)
+    assert (finding.kind, finding.file, finding.remedy) == (INDEX, "f", WITHOUT_INDEX)
+    assert (finding.position, finding.offset) == (8 * entry, offset)
+    assert f"as entry {entry} says" in finding.message
+
+
+def test_entries_of_a_segment_without_batches() -> None:
+    (finding,) = check("index", offsets((109, 500)), CollectedBatches())
+    assert (finding.message, finding.position) == ("expected no entries, for the segment has no batches", 0)
+    assert check("index", b"", CollectedBatches()) == []
+    assert check("timeindex", times((70, 109)), CollectedBatches()) == [], "of times nothing can be told"
+
+
+def test_zeros_belong_to_the_active_segment_alone() -> None:
+    data = offsets((109, 500)) + bytes(16)
+    assert check("index", data, active=True) == []
+    (finding,) = check("index", data)
+    assert (finding.message, finding.position) == ("expected 8 bytes, found 24: the rest is zeros", 8)
+    torn = times((70, 109)) + bytes(12)
+    assert check("timeindex", torn, active=True) == []
+    assert [finding.position for finding in check("timeindex", torn)] == [12]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "data", "message"),
+    [
+        ("index", offsets((109, 500)) + b"x", "multiple of 8 bytes"),
+        ("index", offsets((110, 900), (109, 500)), "increase in offset and position"),
+        ("timeindex", times((70, 109)) + b"x", "multiple of 12 bytes"),
+    ],
+)
+def test_files_that_are_no_index(suffix: str, data: bytes, message: str) -> None:
+    (finding,) = check(suffix, data)
+    assert message in finding.message
+    assert finding.remedy == WITHOUT_INDEX
+    assert finding.position is not None
+
+
+def test_a_transaction_index_has_no_other_remedy_than_a_backup() -> None:
+    (finding,) = check("txnindex", b"x")
+    assert (finding.kind, finding.remedy) == (INDEX, RESTORE)
+
+
+@pytest.mark.parametrize("data", [times((70, 109)), times((50, 104), (70, 109))])
+def test_times_of_the_first_batch_that_has_them(data: bytes) -> None:
+    assert check("timeindex", data) == []
+
+
+@pytest.mark.parametrize(
+    ("data", "entry", "offset"),
+    [
+        (times((70, 110)), 0, 110),
+        (times((71, 109)), 0, 109),
+        (times((50, 104), (60, 119)), 1, 119),
+        (times((70, 108)), 0, 108),
+        (times((70, 200)), 0, 200),
+    ],
+)
+def test_times_of_no_first_batch(data: bytes, entry: int, offset: int) -> None:
+    (finding,) = check("timeindex", data)
+    assert (finding.position, finding.offset) == (12 * entry, offset)
+    assert "is not the first with timestamp" in finding.message
+
+
+def test_the_last_entry_has_the_greatest_time_once_a_segment_is_closed() -> None:
+    early = times((50, 104))
+    assert check("timeindex", early, active=True) == []
+    (finding,) = check("timeindex", early)
+    assert finding.message == "expected the last entry to have the greatest timestamp 70, found 50"
+    assert finding.position == 12
+    assert [item.message for item in check("timeindex", b"")] == [finding.message.replace("50", "-1")]
+
+
+def test_old_messages_of_one_time_are_named_by_their_last() -> None:
+    assert check("timeindex", times((70, 110)), batches(old=True)) == []
+    assert len(check("timeindex", times((60, 119)), batches(old=True))) == 1
+
+
+def test_an_index_of_records_without_times_begins_with_zero() -> None:
+    nothing = batches(stamps=[-1, -1, -1, -1])
+    assert check("timeindex", times((0, BASE)), nothing) == []
+    assert check("timeindex", times((0, BASE)), batches(stamps=[0, 0, 0, 0])) == []
+    assert len(check("timeindex", times((0, BASE)))) == 1, "others have one"
+    assert len(check("timeindex", times((0, BASE + 1)), nothing)) == 1
+
+
+def aborts(*entries: tuple[int, int, int, int]) -> bytes:
+    """Entries of a `.txnindex`: producer id, first, last and last stable offset."""
+    return b"".join(struct.pack(">hqqqq", 0, *entry) for entry in entries)
+
+
+def with_markers() -> CollectedBatches:
+    """Producer 7 aborts at offset 104 and commits at 106."""
+    data = batch(BASE, [b"a"] * 4, producer=7) + marker(104, 7, commit=False)
+    data += batch(105, [b"b"], producer=7) + marker(106, 7, commit=True)
+    found = CollectedBatches()
+    found.add(data, scan_headers(data, whole=False), 0)
+    return found
+
+
+def test_markers_of_batches_are_known_by_offset() -> None:
+    found = with_markers()
+    assert found.aborts == {104: 7}
+    assert found.columns().last.tolist() == [103, 104, 105, 106]
+    assert check("txnindex", aborts((7, 100, 104, 100)), found) == []
+    assert check("txnindex", aborts((7, 100, 104, 105)), found) == [], "all before the next record is stable"
+
+
+@pytest.mark.parametrize(
+    "entry", [(8, 100, 104, 100), (7, 100, 105, 100), (7, 105, 106, 105), (7, -1, 104, 100), (7, 100, 104, 106)]
+)
+def test_aborts_of_which_there_is_no_marker(entry: tuple[int, int, int, int]) -> None:
+    right = (7, 100, 104, 100)
+    found = check("txnindex", aborts(entry), with_markers())
+    assert [(finding.kind, finding.remedy) for finding in found] == [(INDEX, RESTORE)]
+    assert check("txnindex", aborts(right), with_markers()) == []
