@@ -25,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from operator import add, gt
+from typing import Any
 
 import crc32c
 
@@ -411,7 +412,7 @@ COMMIT_JSON = StoredDocument(
 )
 
 
-def features_of(inline: Inline | None, files: Sequence[FileSlices]) -> dict[str, tuple[str, ...]]:
+def features_of(inline: Inline | None, files: Sequence[FileSlices]) -> dict[str, Any]:
     """Return the features that a commit needs: records in it, or files that are commits (of a clone)."""
     is_needed = inline is not None or any(commit_path_version(file.path) is not None for file in files)
     features = (INLINE_RECORDS,) if is_needed else ()

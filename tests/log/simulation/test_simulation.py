@@ -22,8 +22,8 @@ from tests.support.seeds import LOG, LOG_IN_A_BUCKET, LOG_INLINE
 MET = ("acked", "batches", "replays skipped", "fenced", "snapshots", "checkpoints", "collected", "delete")
 
 
-INLINE_BYTES = 700
-"""Six made-up slices and less go into the commit, where its tasks have not written them."""
+INLINE_BYTES = 350
+"""Two made-up slices and less go into the commit, where its tasks have not written them."""
 
 
 def check(seed: int, *, bucket: bool = False, inline: int = 0) -> Run:

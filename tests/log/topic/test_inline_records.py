@@ -12,12 +12,13 @@ from sparklog.compaction.run import compact_topic
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.log.journal import documents
 from sparklog.log.journal.documents import INLINE_RECORDS, document_of, peek_commit_id
-from sparklog.log.journal.names import commit_key, commit_path, copied_path, path_read_version
+from sparklog.log.journal.names import append_path, commit_key, commit_path, copied_path, path_read_version
 from sparklog.log.state import commit, commit_intents
 from sparklog.log.state.commit import decode_commit
 from sparklog.log.state.recent_tails import RECENT, RecentTails
 from sparklog.log.topic.topic import Topic
-from sparklog.log.write.append_writer import AppendWriter
+from sparklog.log.write.append_writer import AppendWriter, write_out
+from sparklog.log.write.inline_records import is_unwritten, joined, slice_bytes, tail_bytes, written_slices
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.testing.world import World
 from sparklog.testing.wrapper_stores import CountingStore
@@ -197,6 +198,19 @@ def test_merging_takes_them_out_of_commits(world: World) -> None:
     paths = topic.log.snapshot().slices.paths()
     assert not [path for path in paths if path.startswith("_log/")]
     assert len(values(topic)) == 40
+
+
+def test_files_that_are_not_written_are_joined_and_written_out(world: World) -> None:
+    topic = inline_topic(world)
+    one, two = (topic.log.write(rows(4, first), None, None)[0][0] for first in (0, 4))
+    assert is_unwritten(one)
+    both = joined([one, two])
+    assert both.data == slice_bytes(one) + slice_bytes(two) + both.data[-both.footer_length :]
+    assert both.size == tail_bytes(4, len(slice_bytes(one)) + len(slice_bytes(two))) == len(both.data)
+    assert [item.crc for item in written_slices(both)] == [*one.crc, *two.crc]
+    written = write_out(world.store, "t", append_path(0, "x"), both)
+    assert world.store.get(f"t/{written.path}") == both.data
+    assert (written.size, written.crc) == (both.size, both.crc)
 
 
 def test_paths(world: World) -> None:
