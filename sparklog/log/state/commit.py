@@ -71,6 +71,7 @@ OPS = CREATE, DELETE, APPEND, IMPORT, ALTER, DELETE_RECORDS, RETAIN, MERGE, SEAL
 )  # fmt: skip
 FILLING = (CREATE, IMPORT)
 """Ops that bring whole partitions at the offsets they have elsewhere: a clone is created with what it holds."""
+INLINE_CONFIG = "inline.records.bytes"
 COMMIT, ABORT = DECISIONS = ("commit", "abort")
 """How a transaction that Kafka left open may have been decided."""
 
@@ -412,9 +413,17 @@ COMMIT_JSON = StoredDocument(
 )
 
 
-def features_of(inline: Inline | None, files: Sequence[FileSlices]) -> dict[str, Any]:
-    """Return the features that a commit needs: records in it, or files that are commits (of a clone)."""
-    is_needed = inline is not None or any(commit_path_version(file.path) is not None for file in files)
+def features_of(changes: Changes) -> dict[str, Any]:
+    """Return the features that a commit needs: records in it, files that are commits (of a clone), or the config.
+
+    With the config, so that software before 0.4, which takes the first commit with records for damage, meets the
+    feature in a commit that it can read.
+    """
+    is_needed = (
+        changes.inline is not None
+        or (changes.configs.get(INLINE_CONFIG) or "0") != "0"
+        or any(commit_path_version(file.path) is not None for file in changes.files)
+    )
     features = (INLINE_RECORDS,) if is_needed else ()
     return {"read_features": features, "write_features": features}
 

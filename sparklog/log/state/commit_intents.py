@@ -93,7 +93,7 @@ class Draft(Changes):
             **times,
             leader_epoch=head.leader_epoch if self.leader_epoch is None else self.leader_epoch,
             op=self.op,
-            **features_of(self.inline, self.files),
+            **features_of(self),
             **{change.name: getattr(self, change.name) for change in fields(Changes)},
         )
 

@@ -157,7 +157,7 @@ _ALL = (
             "given; any other value beats the writer's."),
     _int("inline.records.bytes", 0, 0, "bytes", (WRITERS,),
          "Encoded records of a commit up to this size are written into the commit itself, which is then one object; 0: "
-         "never. Software before 0.4 cannot read the topic from the first such commit on.",
+         "never. Once it is set, software before 0.4 refuses the topic.",
          "Not in Kafka, whose log has no commits.", high=1 << 20),
     ConfigDef("compression.gzip.level", "int", "-1", "1 to 9, or -1",
               "Level where the codec is gzip; -1 is zlib's default (6).", _gzip_level, used_by=(WRITERS,)),

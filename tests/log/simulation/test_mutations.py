@@ -158,7 +158,7 @@ def test_a_broken_rule_is_found(
 
 def features_are_forgotten(patch: Patch) -> None:
     """A commit with records in it does not say so: older software would take it for damage."""
-    patch.setattr(commit_intents, "features_of", lambda inline, files: {})
+    patch.setattr(commit_intents, "features_of", lambda changes: {})
 
 
 def a_lost_race_keeps_the_path(patch: Patch) -> None:

@@ -14,7 +14,7 @@ from sparklog.log.journal import documents
 from sparklog.log.journal.documents import INLINE_RECORDS, document_of, peek_commit_id
 from sparklog.log.journal.names import append_path, commit_key, commit_path, copied_path, path_read_version
 from sparklog.log.state import commit, commit_intents
-from sparklog.log.state.commit import decode_commit
+from sparklog.log.state.commit import decode_commit, tail_of
 from sparklog.log.state.recent_tails import RECENT, RecentTails
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_writer import AppendWriter, write_out
@@ -126,6 +126,21 @@ def test_software_without_the_feature_refuses_in_one_line(world: World, monkeypa
     monkeypatch.setattr(commit_intents, "KNOWN_WRITE_FEATURES", frozenset())
     with pytest.raises(BadRequest, match="needs the sparklog features inlineRecords to be written"):
         World(world.store).root().topic("t").append(rows(1))
+
+
+def test_software_before_the_feature_meets_it_in_a_commit_that_it_can_read(world: World) -> None:
+    topic = world.root().create_topic("t", partitions=2)
+    topic.alter(configs={"inline.records.bytes": 0})
+    topic.alter(configs={"inline.records.bytes": BOUND})
+    topic.append(rows(2))
+    topic.alter(configs={"inline.records.bytes": None})
+    found = {}
+    for version in range(5):
+        # As release 0.3 reads it: the whole object is one document.
+        data = world.store.get(commit_key("t", version))
+        found[version] = None if tail_of(data) else json.loads(data)["readFeatures"]
+    assert found == {0: [], 1: [], 2: [INLINE_RECORDS], 3: None, 4: []}
+    assert topic.log.head().read_features == (INLINE_RECORDS,)
 
 
 def test_a_lost_race_moves_offsets_path_and_positions(world: World) -> None:
