@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from sparklog.compaction.run import compact_topic
 from sparklog.errors import SparklogError
+from sparklog.kafka.exporting.plan import broker_configs
 from sparklog.log.journal.names import commit_path, file_key
+from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.topic.cloning import clone_topic
 from sparklog.log.topic.root import RootView
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention import vacuum_plan
 from sparklog.retention.vacuum import VacuumReport, vacuum
+from sparklog.storage import LocalStore
 from sparklog.storage.memory import MemoryStore
 from sparklog.testing.world import DAY_MS, World
 from sparklog.testing.wrapper_stores import CountingStore
@@ -23,6 +28,8 @@ from sparklog.tools.backup.backing_up import back_up
 from sparklog.tools.backup.repository import prune
 from sparklog.tools.backup.restore_point import Wanted
 from sparklog.tools.backup.restoring import restore
+from sparklog.tools.inspection.dump import DumpOptions, dump
+from sparklog.tools.inspection.dump_source import find
 from sparklog.tools.inspection.inspect import inspect_topic
 from sparklog.tools.verification.run import verify_root
 from tests.support.small_limits import small_limits
@@ -162,6 +169,21 @@ def test_inspection_reads_them(world: World) -> None:
     found = inspect_topic(RootView(world.root()), "t")
     assert found.batches.num_rows == 6
     assert set(found.batches["file"].to_pylist()) == {commit_path(version) for version in _versions(world)}
+
+
+def test_dumps_show_the_document_and_the_records(tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path), durable=False)
+    topic = World(store, now_ms=time.time_ns() // 1_000_000).root().create_topic("t", configs=KEEP)
+    topic.append(pa.table({"value": [b"one", b"two"]}))
+    text = [line.text for line in dump(find([str(tmp_path / "t" / commit_path(1))]), DumpOptions())]
+    assert any("isvalid: true" in line and "op: append" in line for line in text)
+    assert any(line.startswith("baseOffset: 0 lastOffset: 1") for line in text), text
+
+
+def test_an_export_leaves_the_config_out() -> None:
+    taken, refused = broker_configs(TopicConfigs.of({"inline.records.bytes": 4096, "retention.ms": 5}))
+    assert taken == {"retention.ms": "5"}
+    assert refused == {"inline.records.bytes": "Kafka has no such config"}
 
 
 def _versions(world: World) -> list[int]:
