@@ -23,6 +23,7 @@ from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.testing.world import World
 from sparklog.testing.wrapper_stores import CountingStore
 from sparklog.tools.verification.run import verify_root
+from sparklog.transactions.producer import transactional
 
 BOUND = 4096
 
@@ -174,6 +175,20 @@ def test_tasks_share_one_commit_or_one_file(world: World) -> None:
     assert len(data_files(world)) == 1
     assert len(values(topic)) == 8 * 33
     assert verify_root(world.store).findings == ()
+
+
+def test_prepares_are_commits_too_but_for_those_of_a_job_that_joined(world: World) -> None:
+    topic = inline_topic(world)
+    begun = transactional(world.root(), "etl").begin()
+    joined_one = transactional(world.root(), "etl").join(begun.n, "part")
+    joined_one.append("t", rows(2))
+    joined_one.prepare()
+    assert len(data_files(world)) == 1
+    begun.append("t", rows(2, 2))
+    assert values(topic) == []
+    begun.commit()
+    assert len(data_files(world)) == 1
+    assert len(values(topic)) == 4
 
 
 def test_a_follower_makes_no_request_for_records_it_has_read(world: World) -> None:
