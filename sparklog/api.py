@@ -166,8 +166,8 @@ def verify(
         if quick:
             raise BadRequest(f"{location.path} is a {location.kind}, which has no log of its files: leave quick out")
         return verify_log_dir(location.path, topics=topics)
-    chosen = topics if location.topic is None else [*topics, location.topic]
-    return verify_root(open_store(location.root), topics=chosen, quick=quick, runner=_runner(spark))
+    names = topics if location.topic is None else [*topics, location.topic]
+    return verify_root(open_store(location.root), topics=names, quick=quick, runner=_runner(spark))
 
 
 @checked(root=ROOT, to=PATH, topics=NAMES.or_none(), keep=whole(1).or_none(), keep_days=NUMBER.or_none())

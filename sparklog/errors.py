@@ -51,8 +51,8 @@ class Corrupt(SparklogError):
     def __init__(
         self, message: str, *, file: str | None = None, position: int | None = None, offset: int | None = None
     ) -> None:
-        known = {"file": file, "position": position, "offset": offset}
-        place = ", ".join(f"{name} {value}" for name, value in known.items() if value is not None)
+        places = {"file": file, "position": position, "offset": offset}
+        place = ", ".join(f"{name} {value}" for name, value in places.items() if value is not None)
         super().__init__(f"{message} ({place})" if place else message)
         self.message = message
         self.file = file

@@ -30,7 +30,7 @@ def decode(
     """Make values of a column of bytes.
 
     Args:
-        column: of keys or values, as a scan has it; null stays null.
+        column: of keys or values, as in a scan; null stays null.
         name: one of `formats.FORMATS`; numbers are those of Kafka's serializers, big-endian.
         schema: of `avro`: a file, its JSON, or as in Python. `{id: schema, ...}` reads frames of a registry (a zero
             byte, the id, Avro); values of an older schema come in the shape of the last one.

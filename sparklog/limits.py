@@ -24,7 +24,7 @@ class Limits:
     checkpoint_bytes: int = 1 << 20
     """A checkpoint is due after this many bytes of entries, however few they are."""
     kept_tails: int = 256
-    """Commits whose records stay in memory after they were read, for whoever follows the log; of all topics."""
+    """Commits whose records stay in memory after they were read, for readers that follow the log; of all topics."""
     kept_tail_bytes: int = 4 << 20
     """The same, in bytes."""
     tail_commits: int = 4096

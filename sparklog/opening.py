@@ -86,22 +86,22 @@ def _resolve_url(url: str) -> Location:
     from sparklog.kafka.in_place.directory import bucket_layout
     from sparklog.kafka.in_place.files import file_path
 
-    place = file_path(url)
+    folder = file_path(url)
     above, name = split(url)
     seen = SYSTEM.now()
-    if (stored := _content(place, ROOT_KEY)) is not None:
+    if (stored := _content(folder, ROOT_KEY)) is not None:
         return Location(ROOT, url, url, looked=_id_and_time(stored, seen))
     seen = SYSTEM.now()
-    if is_topic_name(name) and (stored := _content(place.parent, ROOT_KEY)) is not None:
+    if is_topic_name(name) and (stored := _content(folder.parent, ROOT_KEY)) is not None:
         return Location(TOPIC, url, above, name, _id_and_time(stored, seen))
-    layout = bucket_layout(place)
+    layout = bucket_layout(folder)
     if layout is not None and not _SEALED_RUN.fullmatch(name):
         return Location(KAFKA_PARTITION if layout == "partition" else KAFKA_DIRECTORY, url, url)
     return Location(NOTHING, url, url)
 
 
 def _holds(folder: FilePath, name: str) -> bool:
-    """True if a file of this name lies in a folder."""
+    """True if a file of this name is in a folder."""
     return folder.child(name).is_file() if folder.is_local else _content(folder, name) is not None
 
 
@@ -171,7 +171,7 @@ def exists(location: Location) -> bool:
 
 
 def open_log(location: Location, *, create: bool = False) -> Root:
-    """Open the root that a location is or lies in; with `create`, a new one where there is nothing yet."""
+    """Open the root that a location is, or is in; with `create`, a new one where there is nothing yet."""
     from sparklog.log.topic.root import open_root
 
     if location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
@@ -187,7 +187,7 @@ def open_log(location: Location, *, create: bool = False) -> Root:
 def refuse_inside(path: str) -> None:
     """Raise BadRequest for a new root, or new backups, inside of a root, of backups or of a Kafka directory.
 
-    It would lie among files that maintenance or a restore takes for its own. No broker starts with a folder in its log
+    It would be among files that maintenance or a restore takes for its own. No broker starts with a folder in its log
     directory that is no partition's.
     """
     from sparklog.kafka.in_place.directory import bucket_layout
@@ -203,7 +203,7 @@ def refuse_inside(path: str) -> None:
                 "root, one of its topic folders, or a path outside of it"
             )
         if _holds(folder, PLACE_KEY):
-            raise BadRequest(f"The path {path} lies inside {above}, where backups lie: give a path outside of it")
+            raise BadRequest(f"The path {path} lies inside {above}, where backups are: give a path outside of it")
         if bucket_layout(folder) is not None:
             raise BadRequest(
                 f"The path {path} lies inside Kafka's directory {above}, where no broker would start with a"

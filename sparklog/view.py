@@ -57,7 +57,7 @@ class View:
 
 @checked(path=PATH, corrupt_records=CORRUPT_RECORDS)
 def open_view(path: str | os.PathLike[str], *, corrupt_records: CorruptRecords = "fail") -> View:
-    """Open a directory of Kafka's to read its topics where it lies, also under a running broker. Nothing is written.
+    """Open a directory of Kafka's to read its topics where it is, also under a running broker. Nothing is written.
 
     Args:
         path: a Kafka log directory, one partition folder of it, a root, or a topic's folder.

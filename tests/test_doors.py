@@ -144,11 +144,11 @@ OTHERS: Mapping[str, Door] = {
     "export --to": command("export t --root ROOT --to @"),
 }
 REFUSED = {
-    "hdfs:/x": "expected two behind hdfs:, such as hdfs://namenode:8020/log",
-    "HDFS:/nn/x": "expected two behind hdfs:",
+    "hdfs:/x": "expected two after hdfs:, such as hdfs://namenode:8020/log",
+    "HDFS:/nn/x": "expected two after hdfs:",
     "dbfs:/mnt/log": "give the bucket below it as a URL, such as s3://bucket/log",
-    "s3:/b/x": "expected two behind s3:, such as s3://bucket/log",
-    "s3a:x": "expected two behind s3a:, such as s3://bucket/log",
+    "s3:/b/x": "expected two after s3:, such as s3://bucket/log",
+    "s3a:x": "expected two after s3a:, such as s3://bucket/log",
     "s4://b/x": "expected a path, or a URL such as s3://bucket/log",
     "https://b.s3.amazonaws.com/x": "give the bucket as s3://bucket/log?endpoint=<server>",
     "/dbfs/mnt/log": "there is no /dbfs here: give the bucket below it as a URL, such as s3://bucket/log",
@@ -224,7 +224,7 @@ def test_copies_between_a_disk_and_a_bucket(bucket: str, root: str, tmp_path: Pa
     sparklog.clone(again, "t", "u")
     with pytest.raises(sparklog.BadRequest, match="lies inside the root"):
         sparklog.backup(root, join(again, "backups"))
-    with pytest.raises(sparklog.BadRequest, match="where backups lie"):
+    with pytest.raises(sparklog.BadRequest, match="where backups are"):
         sparklog.restore(root, join(backups, "log"))
     sparklog.backup(again, tmp_path / "backups")
     sparklog.restore(tmp_path / "backups", tmp_path / "again")
@@ -243,7 +243,7 @@ def test_a_topics_folder_in_a_bucket(bucket: str) -> None:
         sparklog.open_view(join(bucket, "log/no/such"))
     with pytest.raises(sparklog.BadRequest, match=r"did you mean the root s3://.*/log"):
         sparklog.open(bucket, create=True)
-    with pytest.raises(sparklog.BadRequest, match=r"it lies in the root s3://.*/log\?endpoint"):
+    with pytest.raises(sparklog.BadRequest, match=r"it is in the root s3://.*/log\?endpoint"):
         sparklog.open(join(bucket, "log/t"), create=True)
 
 

@@ -222,8 +222,8 @@ def fill_map(
             headers = window.headers
             skipped = headers.is_control | aborted_batches(state, headers)
             rows = np.flatnonzero(~skipped & (headers.last_offset >= dirty.start))
-            chosen = headers if len(rows) == len(headers) else headers[rows]
-            parts = ((part, _put(offset_map, part, hash_key, dirty.start)) for part in reader.opened(window, chosen))
+            selection = headers if len(rows) == len(headers) else headers[rows]
+            parts = ((part, _put(offset_map, part, hash_key, dirty.start)) for part in reader.opened(window, selection))
             full = next((part.first + batch for part, batch in parts if batch is not None), None)
             # All batches before the one that filled the map have been looked at, those without keys as well.
             seen = len(headers) if full is None else int(rows[full])
@@ -237,13 +237,13 @@ def fill_map(
 def _put(offset_map: OffsetMap, opened: Opened, hash_key: HashKey, start: int) -> int | None:
     """Put the records that have a key; return the batch in which the map became full, or None."""
     fields = opened.fields
-    chosen = fields.has_key & (fields.offset >= start)
+    mask = fields.has_key & (fields.offset >= start)
     starts, lengths, offsets = fields.key_start, fields.key_length, fields.offset
-    every = bool(chosen.all())
+    every = bool(mask.all())
     if not every:
-        starts, lengths, offsets = starts[chosen], lengths[chosen], offsets[chosen]
+        starts, lengths, offsets = starts[mask], lengths[mask], offsets[mask]
     taken = offset_map.put(key_hashes(opened.body.data, starts, lengths, hash_key), offsets)
-    return None if taken == len(offsets) else int((fields.batch if every else fields.batch[chosen])[taken])
+    return None if taken == len(offsets) else int((fields.batch if every else fields.batch[mask])[taken])
 
 
 @dataclass(frozen=True, slots=True)

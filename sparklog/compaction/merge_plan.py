@@ -138,8 +138,8 @@ def _run_starts(slices: Slices, rows: Int64s, segment_bytes: int) -> Int64s:
     partition = slices.partition[rows]
     begins = np.concatenate(([True], (np.diff(rows) > 1) | (partition[1:] != partition[:-1])))
     starts = np.append(np.flatnonzero(begins), len(rows))
-    held = np.where(slices.status[rows] == ABORTED, 0, slices.size[rows])
-    before = np.concatenate(([0], np.cumsum(held)))
+    nbytes = np.where(slices.status[rows] == ABORTED, 0, slices.size[rows])
+    before = np.concatenate(([0], np.cumsum(nbytes)))
     cuts = []
     for i in np.flatnonzero(np.diff(before[starts]) > segment_bytes).tolist():
         low, high = int(starts[i]), int(starts[i + 1])
@@ -152,10 +152,10 @@ def _run_starts(slices: Slices, rows: Int64s, segment_bytes: int) -> Int64s:
     return np.sort(np.concatenate((starts, np.array(cuts, np.int64))))
 
 
-def _worth(slices: Slices, rows: Int64s, starts: Int64s, files: _MergeableFiles, chosen: Bools) -> bool:
+def _worth(slices: Slices, rows: Int64s, starts: Int64s, files: _MergeableFiles, mask: Bools) -> bool:
     """True if merging gains anything: fewer slices, aborted ones dropped, or bytes freed."""
     saves = len(starts) - 1 < len(rows)
-    return saves or bool((slices.status[rows] == ABORTED).any()) or bool(files.dead[chosen].any())
+    return saves or bool((slices.status[rows] == ABORTED).any()) or bool(files.dead[mask].any())
 
 
 def _packed(slices: Slices, rows: Int64s, starts: Int64s, limits: Limits) -> Iterator[tuple[int, int]]:
@@ -176,10 +176,10 @@ def _sources(
     topic: str, slices: Slices, files: _MergeableFiles, rows: Int64s, starts: Int64s
 ) -> tuple[PlannedSlices, ...]:
     """Return the inputs of each output; all of a work share one tuple of paths, which is pickled once."""
-    chosen = rows[starts[0] : starts[-1]]
-    used, path = np.unique(files.of_row[chosen], return_inverse=True)
+    inputs = rows[starts[0] : starts[-1]]
+    used, path = np.unique(files.of_row[inputs], return_inverse=True)
     paths = tuple(files.path[i] for i in used.tolist())
-    columns = {"file": path.astype(np.int32), **{name: slices.columns[name][chosen] for name in PLANNED}}
+    columns = {"file": path.astype(np.int32), **{name: slices.columns[name][inputs] for name in PLANNED}}
     cuts = (starts - starts[0]).tolist()
     partitions = slices.partition[rows[starts[:-1]]].tolist()
     return tuple(

@@ -164,19 +164,19 @@ class _State:
         control = headers.is_control[rows]
         kinds = np.where(control, 2, headers.is_transactional[rows].astype(np.int64))
         kept = turns(headers.producer_id[rows], kinds) | control
-        chosen = headers[rows[kept]]
+        selection = headers[rows[kept]]
         columns = (
-            chosen.producer_id,
-            chosen.producer_epoch,
-            chosen.base_offset + shift,
-            chosen.last_offset + shift,
-            chosen.max_timestamp,
+            selection.producer_id,
+            selection.producer_epoch,
+            selection.base_offset + shift,
+            selection.last_offset + shift,
+            selection.max_timestamp,
             control[kept],
-            chosen.is_transactional,
-            chosen.count,
-            chosen.base_sequence,
-            control_types(window.data, chosen, file=window.file, file_position=window.start),
-            coordinator_epochs(window.data, chosen, file=window.file, file_position=window.start),
+            selection.is_transactional,
+            selection.count,
+            selection.base_sequence,
+            control_types(window.data, selection, file=window.file, file_position=window.start),
+            coordinator_epochs(window.data, selection, file=window.file, file_position=window.start),
         )
         for batch in zip(*(column.tolist() for column in columns), strict=True):
             producer_id, epoch, base, last, timestamp, is_control, transactional, count, sequence, kind, by = batch
@@ -224,7 +224,7 @@ def _windows(store: Store, planned: PlannedSlice) -> Iterator[Window]:
             yield Window(data, planned.position + low, headers, planned.file)
             low += len(data)
     except MissingFile:
-        raise NotFound(f"expected data file '{planned.file}', found none: plan anew, or restore it") from None
+        raise NotFound(f"expected data file '{planned.file}', found none: plan again, or restore it") from None
     if crc != planned.crc:
         raise Corrupt("the slice's CRC-32C is wrong: restore it", file=planned.file, position=planned.position)
 
@@ -358,8 +358,8 @@ class BatchJudge:
         gone = np.zeros(len(headers), np.bool_)
         rows = np.flatnonzero(headers.is_transactional | control)
         kinds = np.where(control[rows], _CONTROL, aborted[rows].astype(np.int64))
-        chosen = turns(headers.producer_id[rows], kinds) | control[rows]
-        rows, kinds = rows[chosen], kinds[chosen]
+        mask = turns(headers.producer_id[rows], kinds) | control[rows]
+        rows, kinds = rows[mask], kinds[mask]
         types = control_types(window.data, headers[rows], file=window.file, file_position=window.start)
         staying: list[int] = []
         columns = (rows, headers.producer_id[rows], headers.last_offset[rows], headers.count[rows], kinds, types)

@@ -251,9 +251,9 @@ class _TopicRun:
             return self._plans.seal(snapshot, self._settings, self._roll)
         return (self._plans.merge if step == MERGE else self._plans.clean)(snapshot, self._settings)
 
-    def _keyless(self, snapshot: Snapshot, wanted: set[int]) -> set[int]:
+    def _keyless(self, snapshot: Snapshot, partitions: set[int]) -> set[int]:
         left = keyless_by_default(snapshot, self._settings)
-        kept = wanted & left.keys()
+        kept = partitions & left.keys()
         if kept:
             self._excluded |= kept
             self._record(kept, f"{COMPACT} {self.name}", BadRequest(left[min(kept)]))
@@ -363,6 +363,6 @@ def _sizes(snapshot: Snapshot) -> Mapping[int, Size]:
 def _restricted(snapshot: Snapshot, partitions: set[int]) -> Snapshot:
     if len(partitions) == snapshot.head.partitions:
         return snapshot
-    chosen = np.array(sorted(partitions))
-    parts = (part[np.isin(part.partition, chosen)] for part in snapshot.slices.parts())
+    numbers = np.array(sorted(partitions))
+    parts = (part[np.isin(part.partition, numbers)] for part in snapshot.slices.parts())
     return with_slices(snapshot, [part for part in parts if len(part)])

@@ -44,11 +44,11 @@ def plan_sealing(
             rows = _rows_to_seal(segment, slices, rule, settings.now_ms, stable[partition], roll)
             if rows == 0:
                 continue
-            chosen = slices[segment.first_row : segment.first_row + rows]
+            slices_to_seal = slices[segment.first_row : segment.first_row + rows]
             history = None
-            if (chosen.flags & int(SliceFlag.KAFKA_PRODUCERS)).any():
+            if (slices_to_seal.flags & int(SliceFlag.KAFKA_PRODUCERS)).any():
                 history = planned_slices(snapshot.topic, partition, slices)
-            packed.add(planned_slices(snapshot.topic, partition, chosen), history, log_end)
+            packed.add(planned_slices(snapshot.topic, partition, slices_to_seal), history, log_end)
     topic, topic_id, version = snapshot.topic, head.topic_id, head.version
     return [SealWork(store, topic, topic_id, version, configs, tuple(parts), env) for parts in packed.works]
 

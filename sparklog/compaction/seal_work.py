@@ -200,8 +200,8 @@ class SegmentOutput:
         if not slices:
             return None
         end = int(slices.end[-1]) if self._end is None else self._end
-        wanted = OffsetRange(self._topic, self.part.partition, int(slices.base[0]), end)
-        return Cursor(self._store, wanted, slices, self._gone, wanted.start)
+        offsets = OffsetRange(self._topic, self.part.partition, int(slices.base[0]), end)
+        return Cursor(self._store, offsets, slices, self._gone, offsets.start)
 
     def take(self, piece: FetchedBatches) -> int:
         """Take the next piece; return its count of records."""

@@ -300,13 +300,13 @@ class _Indexes:
     def add(self, places: BatchPlaces) -> None:
         positions, last, stamps = places
         running, holders = self._maxima(last, stamps)
-        chosen = self._choose(positions)
-        if len(chosen):
-            self._offsets.append(last[chosen])
-            self._positions.append(positions[chosen])
-            self.offset_count += len(chosen)
-            self._indexed = int(positions[chosen[-1]])
-            self._stamp(running[chosen], holders[chosen])
+        batches = self._choose(positions)
+        if len(batches):
+            self._offsets.append(last[batches])
+            self._positions.append(positions[batches])
+            self.offset_count += len(batches)
+            self._indexed = int(positions[batches[-1]])
+            self._stamp(running[batches], holders[batches])
         self.max_timestamp, self._holder = int(running[-1]), int(holders[-1])
 
     def until_full(self, places: BatchPlaces, offset_entries: int, time_entries: int) -> int:
@@ -315,12 +315,12 @@ class _Indexes:
         if not len(positions):
             return 0
         running, _ = self._maxima(last, stamps)
-        chosen = self._choose(positions)
-        stamped = chosen[self._rises(running[chosen])]
+        indexed = self._choose(positions)
+        stamped = indexed[self._rises(running[indexed])]
         # Batch i is refused if the entries of batches before it, and those there are, already fill an index.
         full = [len(positions)]
         for entries, used, free in (
-            (chosen, self.offset_count, offset_entries),
+            (indexed, self.offset_count, offset_entries),
             (stamped, self.time_count, time_entries),
         ):
             if used >= free:
@@ -350,12 +350,12 @@ class _Indexes:
         if len(positions) == 1 or int(np.diff(positions).min()) > self._interval:
             # No two batches are so near that one hides the other.
             return np.arange(int(positions[0] <= self._indexed + self._interval), len(positions))
-        chosen: list[int] = []
+        batches: list[int] = []
         indexed = self._indexed
         while (batch := int(np.searchsorted(positions, indexed + self._interval, "right"))) < len(positions):
-            chosen.append(batch)
+            batches.append(batch)
             indexed = int(positions[batch])
-        return np.array(chosen, np.int64)
+        return np.array(batches, np.int64)
 
     def _rises(self, stamps: Int64Array) -> npt.NDArray[np.bool_]:
         return stamps > np.concatenate(([self._stamped], stamps[:-1]))

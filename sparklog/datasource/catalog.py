@@ -3,7 +3,7 @@
 Spark tells a Python data source the options of a table once, at CREATE, where it asks for the columns. A SELECT or an
 INSERT gets none of them (but those of its own WITH), only the columns that the catalog has kept. So the options travel
 in the metadata of the first column. A table whose columns are written out, or come from AS SELECT, has no such column:
-Spark asks for none, and the source never learns where the table lies.
+Spark asks for none, and the source never learns where the table is.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _OPTION = "option."
 _METADATA = "sparklog.options"
 
 
-def of_create(given: Mapping[str, str]) -> dict[str, str] | None:
+def of_create(options_of_spark: Mapping[str, str]) -> dict[str, str] | None:
     """Return the options of CREATE TABLE, without the catalog's own properties; None if there is no such statement.
 
     The catalog sends each option twice, the second time as `option.NAME`; what comes once is a property of the table.
     """
-    properties = {name.lower(): value for name, value in given.items()}
+    properties = {name.lower(): value for name, value in options_of_spark.items()}
     if _PROVIDER not in properties:
         return None
     options = {name.removeprefix(_OPTION): value for name, value in properties.items() if name.startswith(_OPTION)}

@@ -103,7 +103,7 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
             reader = SparklogStreamReader(location, self._options, self._projection(schema))
             return stream_reader(reader, self._options.read)
         except SparklogError as error:
-            # Raised here, Spark would hide it behind an UnboundLocalError of its own.
+            # Raised here, Spark would show an UnboundLocalError of its own in its place.
             return stream_reader(FailingStreamReader(error))
 
     @user_errors()
@@ -171,7 +171,7 @@ def partitioned(df: DataFrame, n: int) -> DataFrame:
     """Shuffle a data frame so that all rows of one partition of the log are in one task.
 
     The order of a key's rows then holds over a whole write, and a task writes for one partition: what a topic with very
-    many partitions needs. Rows go by their `partition` column where that is not null, else by murmur2 of the key as in
+    many partitions needs. Rows follow their `partition` column where that is not null, else murmur2 of the key as in
     Kafka; rows without either are spread evenly.
 
     Args:
@@ -196,13 +196,13 @@ def partitioned(df: DataFrame, n: int) -> DataFrame:
     columns = {name.lower(): name for name in df.columns}
     if "key" not in columns and "partition" not in columns:
         raise BadRequest(f"Rows are partitioned by 'key' or 'partition'; the columns are {', '.join(df.columns)}")
-    chosen: Any = F.pmod(F.monotonically_increasing_id(), F.lit(n)).cast("int")
+    partition: Any = F.pmod(F.monotonically_increasing_id(), F.lit(n)).cast("int")
     if "key" in columns:
         hashed = udf_of_keys(_hasher(n))(F.col(columns["key"]).cast("binary"))
-        chosen = F.coalesce(hashed, chosen)
+        partition = F.coalesce(hashed, partition)
     if "partition" in columns:
-        chosen = F.coalesce(F.col(columns["partition"]).cast("int"), chosen)
-    return repartition_by_id(df.withColumn(_COLUMN, chosen), n, _COLUMN).drop(_COLUMN)
+        partition = F.coalesce(F.col(columns["partition"]).cast("int"), partition)
+    return repartition_by_id(df.withColumn(_COLUMN, partition), n, _COLUMN).drop(_COLUMN)
 
 
 def _hasher(n: int) -> Any:

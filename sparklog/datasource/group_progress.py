@@ -38,7 +38,7 @@ class GroupProgress:
         self._left = False
 
     def processed(self, start: Document) -> None:
-        """Commit what lies before `start`, if it moved. Errors that may pass are warned of; a later call tries again.
+        """Commit what is before `start`, if it moved. Errors that may pass are warned of; a later call tries again.
 
         Raises Fenced if another run took over, or the group was reset or deleted; Corrupt, BadRequest if its log cannot
         be read.

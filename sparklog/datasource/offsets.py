@@ -10,7 +10,7 @@ own keys begin with `$`, which no topic name can:
 | `$initial` | marks the answer of `initialOffset`, so that the next end offset knows that it is the first         |
 
 Spark does not persist the initial offset: without `$start`, a replay of the first batch after a crash would start
-where it lies by then, and skip records. Spark compares offsets as text, so there is one form, sorted.
+where that is by then, and skip records. Spark compares offsets as text, so there is one form, sorted.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ OPTIONS = (
               kafka="own"),
     OptionDef("keysFile", "text", READ, "The same, out of a file on the driver: one key per line.", kafka="own"),
     OptionDef("keyFormat", "choice", READ,
-              "With keys: what their texts stand for, as `--key-format` of the command line has it.",
+              "With keys: what their texts stand for, as in `--key-format` of the command line.",
               default="string", choices=KEY_FORMATS, kafka="own"),
     OptionDef("allPartitions", "boolean", READ,
               "With keys: read all partitions, not only those where Kafka's default partitioner puts the keys.",
@@ -118,7 +118,7 @@ OPTIONS = (
     OptionDef("asOfTimestamp", "timestamp", BATCH,
               "With `view=table`: as of this time, by the records before the first one not older.",
               unit="ms", kafka="own"),
-    OptionDef("asOfOffsets", "text", BATCH, f"With `view=table`: by what lies before these, -1: all: {OFFSETS_JSON}.",
+    OptionDef("asOfOffsets", "text", BATCH, f"With `view=table`: by what is before these, -1: all: {OFFSETS_JSON}.",
               unit="offset", kafka="own"),
     OptionDef("failOnDataLoss", "boolean", READ,
               "An error if records are gone before they are read; `false`: go on. Where a log ends before what a "
@@ -209,7 +209,7 @@ _REFUSED = {
     "timestampasof": "a log is read by offsets or times: give endingTimestamp, and startingTimestamp, of a batch read",
     "startingversion": "a log is read by offsets or times: give startingOffsets or startingTimestamp",
     "asyncprogresstrackingenabled": "a query that is restarted may then use a batch id again for other records, and "
-    "this sink, which goes by batch ids, would leave them out; remove it and what goes with it",
+    "this sink, which uses batch ids, would leave them out; remove it and what goes with it",
     "paths": "load takes one path: give the root with subscribe='a,b', or load each and union them",
 }
 _SPELLED = {

@@ -147,11 +147,11 @@ class Options:
         """Return warnings for the options that have no effect in a batch read, or in a write."""
         if self.table:
             return ()
-        given = [_BY_NAME[name] for name in sorted(self.given)]
+        options = [_BY_NAME[name] for name in sorted(self.given)]
         if use == "write":
-            wrong, what = [option for option in given if "write" not in option.uses], "write: it is for reads"
+            wrong, what = [option for option in options if "write" not in option.uses], "write: it is for reads"
         else:
-            wrong, what = [option for option in given if option.uses == STREAM], "batch read: it is for streams"
+            wrong, what = [option for option in options if option.uses == STREAM], "batch read: it is for streams"
         return tuple(f"Option '{option.name}' has no effect in a {what}" for option in wrong)
 
     def check_batch_write(self) -> None:
@@ -321,14 +321,14 @@ def _lines(path: str) -> list[str]:
     return [text.decode("utf-8", "surrogateescape") for line in lines if (text := line.removesuffix(b"\r"))]
 
 
-def _texts(given: str) -> list[str]:
+def _texts(text_of_keys: str) -> list[str]:
     """Return the texts of `a,b` or of a JSON list."""
-    if not given.lstrip().startswith("["):
-        return [text for part in given.split(",") if (text := part.strip())]
+    if not text_of_keys.lstrip().startswith("["):
+        return [text for part in text_of_keys.split(",") if (text := part.strip())]
     try:
-        listed = parse_json(given)
+        listed = parse_json(text_of_keys)
         if not isinstance(listed, list) or not all(isinstance(text, str) for text in listed):
-            raise ValueError(f"expected texts, found {given}")
+            raise ValueError(f"expected texts, found {text_of_keys}")
     except ValueError as error:
         raise BadRequest(f'Option \'keys\' must be texts, or a JSON list like ["a","b"]: {error}') from None
     return listed
@@ -436,12 +436,12 @@ def _with_milliseconds(document: object) -> object:
 _A_TIME = "milliseconds or a time like '2026-01-31T12:00:00' (UTC)"
 
 
-def _time(name: str, given: str) -> int:
+def _time(name: str, text: str) -> int:
     """Return the milliseconds of a number or of ISO 8601."""
     try:
-        return int(given) if is_digits(given) and int(given) <= INT64_MAX else max(0, parse_iso_time(given))
+        return int(text) if is_digits(text) and int(text) <= INT64_MAX else max(0, parse_iso_time(text))
     except ValueError:
-        raise BadRequest(f"Option '{name}' must be {_A_TIME}; found {given!r}") from None
+        raise BadRequest(f"Option '{name}' must be {_A_TIME}; found {text!r}") from None
 
 
 def _did_you_mean(text: str, choices: tuple[str, ...]) -> str:
@@ -453,38 +453,38 @@ def _parse(values: Mapping[str, str], option: OptionDef) -> Any:
     """Return the value of an option, its default where it is not given. Raises BadRequest."""
     if option.name not in values:
         return option.default
-    given = values[option.name]
-    text = given.strip().lower()
+    value = values[option.name]
+    text = value.strip().lower()
     if option.kind == "number":
-        return _number(option, given)
+        return _number(option, value)
     if option.kind == "time":
-        return _milliseconds(option.name, given)
+        return _milliseconds(option.name, value)
     if option.kind == "text":
-        return given
+        return value
     choices = ("true", "false") if option.kind == "boolean" else option.choices
     if text not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
         raise BadRequest(
-            f"Option '{option.name}' must be one of {listed}; found {given!r}{_did_you_mean(text, choices)}"
+            f"Option '{option.name}' must be one of {listed}; found {value!r}{_did_you_mean(text, choices)}"
         )
     return text == "true" if option.kind == "boolean" else text
 
 
-def _number(option: OptionDef, given: str) -> int:
+def _number(option: OptionDef, text: str) -> int:
     try:
-        number = whole_number(given.strip(), option.low)
+        number = whole_number(text.strip(), option.low)
     except ValueError:
         kind = "a whole number" if option.low < 0 else f"a whole number >= {option.low}"
-        raise BadRequest(f"Option '{option.name}' must be {kind}; found {given!r}") from None
+        raise BadRequest(f"Option '{option.name}' must be {kind}; found {text!r}") from None
     if option.high is not None and number > option.high:
         day = " (a day)" if option.high == 86_400_000 else ""
-        raise BadRequest(f"Option '{option.name}' must be at most {option.high}{day}; found {given.strip()}")
+        raise BadRequest(f"Option '{option.name}' must be at most {option.high}{day}; found {text.strip()}")
     return number
 
 
-def _milliseconds(name: str, given: str) -> int:
+def _milliseconds(name: str, text: str) -> int:
     """Return the milliseconds of Spark's time strings: `15m`, `90s`, `500ms`; a bare number is milliseconds."""
-    match = re.fullmatch(r"(\d{1,15})\s*([a-z]*)", given.strip().lower())
+    match = re.fullmatch(r"(\d{1,15})\s*([a-z]*)", text.strip().lower())
     if match is None or (match[2] or "ms") not in _UNITS_MS:
-        raise BadRequest(f"Option '{name}' must be a time like '15m', '90s' or '500ms'; found {given!r}")
+        raise BadRequest(f"Option '{name}' must be a time like '15m', '90s' or '500ms'; found {text!r}")
     return int(match[1]) * _UNITS_MS[match[2] or "ms"]

@@ -3,7 +3,7 @@
 A task costs 15 to 30 ms in Python however little it reads, so a thousand partitions of a few records are a few tasks.
 A range is split where it holds more than `SPLIT_BYTES` or `SPLIT_RECORDS`, where `maxRecordsPerPartition` asks for it,
 and where fewer partitions than `minPartitions` are read: then there are as many tasks as Kafka's connector makes, and
-none is shared. What counts is what is stored: offsets that nothing lies at cost nothing, however many there are. Pieces
+none is shared. What counts is what is stored: offsets without records cost nothing, however many there are. Pieces
 keep the order of the ranges and of their offsets.
 """
 
@@ -97,17 +97,17 @@ def _share(size: int, total: int, tasks: int) -> int:
     return max(int(share) + (share % 1 >= 0.5), 1)
 
 
-def _by_records(held: Stored, count: int) -> list[Stored]:
-    return _shares(held, held.at_records, held.records, min(count, held.records, max(held.nbytes, UNDOUBTED)))
+def _by_records(stored: Stored, count: int) -> list[Stored]:
+    return _shares(stored, stored.at_records, stored.records, min(count, stored.records, max(stored.nbytes, UNDOUBTED)))
 
 
-def _shares(held: Stored, offsets_at: Callable[..., list[int]], amount: int, count: int) -> list[Stored]:
+def _shares(stored: Stored, offsets_at: Callable[..., list[int]], amount: int, count: int) -> list[Stored]:
     """Cut into parts of nearly the same amount, the smaller ones first, as Kafka's connector does."""
     if count <= 1:
-        return [held]
+        return [stored]
     share, small = amount // count, count - amount % count
     cuts = offsets_at(*(share * index + max(0, index - small) for index in range(1, count)))
-    return [held.part(low, high) for low, high in pairwise(sorted({held.start, *cuts, held.end}))]
+    return [stored.part(low, high) for low, high in pairwise(sorted({stored.start, *cuts, stored.end}))]
 
 
 def pack(
@@ -164,9 +164,9 @@ def plan_tasks(
 
     `keys`: only what can hold them.
     """
-    wanted = [offsets for offsets in ranges if offsets.end > offsets.start]
-    wanted = wanted if keys is None else keys.ranges(view, wanted)
-    tasks = split_and_pack(wanted, view.stored(wanted), **limits)
+    filled = [offsets for offsets in ranges if offsets.end > offsets.start]
+    filled = filled if keys is None else keys.ranges(view, filled)
+    tasks = split_and_pack(filled, view.stored(filled), **limits)
     listed = view.plan([piece.range for task in tasks for piece in task], isolation)
     parts = {part.range: part for part in (listed if keys is None else keys.parts(listed))}
     planned = [[parts[piece.range] for piece in task if piece.range in parts] for task in tasks]
@@ -229,18 +229,18 @@ class ReadTask:
         for part in parts:
             yield from self._what_is_left(part, self._columns)
 
-    def _what_is_left(self, part: ReadPart, wanted: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
+    def _what_is_left(self, part: ReadPart, names: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
         """With failOnDataLoss=false: leave out, with a warning, records that were deleted since the plan was made."""
-        columns = tuple(dict.fromkeys((*wanted, "offset")))
+        columns = tuple(dict.fromkeys((*names, "offset")))
         following = part.range.start
         try:
             for batch in part.read(columns, batch_bytes=BATCH_BYTES):
                 if batch.num_rows:
                     following = batch.column("offset")[batch.num_rows - 1].as_py() + 1
-                yield batch.select(wanted)
+                yield batch.select(names)
         except NotFound as error:
             for again in self._again(part, following, error):
-                yield from again.read(wanted, batch_bytes=BATCH_BYTES)
+                yield from again.read(names, batch_bytes=BATCH_BYTES)
 
     def _again(self, part: ReadPart, following: int, error: NotFound) -> Sequence[ReadPart]:
         """Plan what is left of a part after `following`; raise `error` if no record of it is gone.

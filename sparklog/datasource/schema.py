@@ -137,8 +137,8 @@ def write_columns(schema: StructType, topic_option: str | None) -> tuple[str, ..
             raise BadRequest(f"There are two columns named {name!r}: drop or rename one")
         kind = type_name(column.dataType)
         if kind not in WRITE_TYPES[name]:
-            wanted = " or ".join(WRITE_TYPES[name])
-            raise BadRequest(f"Column {name!r} must be {wanted} but is {kind}: cast it before writing")
+            types = " or ".join(WRITE_TYPES[name])
+            raise BadRequest(f"Column {name!r} must be {types} but is {kind}: cast it before writing")
         names.append(name)
     if "value" not in names:
         found_names = ", ".join(schema.fieldNames()) or "none"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SETTINGS = {
-    # Below this value Spark computes the size of all columns anew after each row of a write.
+    # Below this value Spark computes the size of all columns again after each row of a write.
     "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
     # Over TCP, the default, each Python task waits some 40 ms for nothing.
     "spark.python.unix.domain.socket.enabled": "true",

@@ -4,7 +4,7 @@ Spark shows an exception of a Python data source with its whole traceback, unles
 fails says `SPARK_HIDE_TRACEBACK`. It then prints `<class name>: <message>`, and the class name without its module only
 if that module is `builtins`. So an error that was raised on purpose (`SparklogError`) leaves as an exception of a
 class made to measure: `[SPARKLOG_NOT_FOUND]: There is no topic 'ordres' ...`. A worker process ends after an error, so
-the setting does not outlive it, and an error nobody meant keeps its traceback.
+the setting does not outlive it, and an unexpected error keeps its traceback.
 
 Processes that plan and commit writes live between micro-batches, over queries and sessions. So a handle is never
 trusted: the root's id is read again each time (a folder may have been deleted and made again), and the topic itself

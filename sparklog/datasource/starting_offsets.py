@@ -75,14 +75,14 @@ def resolve_bound(
     """Return the offset of every partition for a bound. Raises BadRequest if other partitions are listed than read."""
     check_listed(partitions, bound)
     result: dict[str, dict[int, int]] = {}
-    wanted = {"earliest": EARLIEST, "latest": LATEST}.get(bound.kind)
+    special_offset = {"earliest": EARLIEST, "latest": LATEST}.get(bound.kind)
     for topic, bounds in partitions.items():
         if bound.kind == "timestamp":
             result[topic] = _by_timestamp(view, topic, bounds, bound, isolation, no_match_is_latest)
             continue
         result[topic] = {}
         for partition, limits in bounds.items():
-            offset = bound.offsets[topic][partition] if wanted is None else wanted
+            offset = bound.offsets[topic][partition] if special_offset is None else special_offset
             special = {EARLIEST: limits.log_start, LATEST: limits.end(isolation)}
             result[topic][partition] = special.get(offset, offset)
     return result
@@ -105,8 +105,8 @@ def check_listed(partitions: Partitions, bound: Bound) -> None:
 def _by_timestamp(
     view: LogView, topic: str, bounds: Mapping[int, Bounds], bound: Bound, isolation: str, no_match_is_latest: bool
 ) -> dict[int, int]:
-    given = bound.timestamps
-    targets = {p: bound.timestamp or 0 if given is None else given[topic][p] for p in bounds}
+    timestamps = bound.timestamps
+    targets = {p: bound.timestamp or 0 if timestamps is None else timestamps[topic][p] for p in bounds}
     answers = view.offsets_for_timestamps(topic, targets, isolation)
     result: dict[int, int] = {}
     for partition, limits in bounds.items():
@@ -140,7 +140,7 @@ def wait_until_reached(
             return beyond
         if not backoff.tries:
             warn(
-                f"offsets known from before lie beyond the end of {', '.join(beyond)} as it is seen here; looking "
+                f"offsets known from before are beyond the end of {', '.join(beyond)} as it is seen here; looking "
                 f"again for {SETTLE_MS // 1000} s"
             )
         backoff.sleep()
@@ -185,7 +185,7 @@ def start_positions(
     """Return the starting offset of every partition; `default`: earliest or latest, where no option says.
 
     `known`: `group_offsets`, read before the snapshot of `partitions` was taken: what is committed after it would seem
-    to lie beyond the end, and be reset. Raises BadRequest where listed partitions are not those read, and NotFound.
+    to be beyond the end, and be reset. Raises BadRequest where listed partitions are not those read, and NotFound.
     """
     bound = read.start or Bound(default, "startingOffsets")
     if bound.kind != GROUP:
@@ -275,7 +275,7 @@ def batch_ranges(
             # A time range without records is no mistake.
             if read.start is not None and start > end and read.start.kind == end_bound.kind == "offsets":
                 raise BadRequest(
-                    f"{topic}-{partition}: {read.start.option} {start} lies after {end_bound.option} {end}: swap or "
+                    f"{topic}-{partition}: {read.start.option} {start} is after {end_bound.option} {end}: swap or "
                     "correct them"
                 )
             end = loss.check_end(topic, partition, end, limits, end_bound.option)

@@ -10,7 +10,7 @@ Spark asks three questions:
 Hence:
 
 * The first answer always carries its own start (`$start`), idle or not. Later answers are the start itself while idle.
-* A topic's id stands beside its offsets, so a topic that was deleted and created again is data loss and not silence.
+* A topic's id is stored with its offsets, so a topic that was deleted and created again is data loss and not silence.
 * Partitions missing in a start begin at their log start.
 * What a checkpoint names has existed. Where this process does not see it, though the topic is the same, it waits, and
   fails then, whatever `failOnDataLoss` says: to go on would pass records over, or read them twice.
@@ -39,7 +39,7 @@ from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.log.state.view import READ_COMMITTED, Bounds, LogView, OffsetRange, Stored
 from sparklog.storage.retries import Clock
 
-RESTORED = "; if the root was restored from an older copy, start the query anew, with a checkpointLocation of its own"
+RESTORED = "; if the root was restored from an older copy, start the query again, with a checkpointLocation of its own"
 
 Document = dict[str, object]
 Offsets = dict[str, dict[int, int]]

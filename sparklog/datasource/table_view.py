@@ -1,6 +1,6 @@
 """Batch reads with `view=table`: the options that go with it, and the tasks.
 
-A key lies in one partition, so each is read by one task, and nothing is shuffled: see `sparklog.log.read.table_plan`.
+A key is in one partition, so each is read by one task, and nothing is shuffled: see `sparklog.log.read.table_plan`.
 Small partitions share a task.
 """
 
@@ -24,15 +24,15 @@ AS_OF = ("asOfTimestamp", "asOfOffsets")
 
 def check_table(options: Options) -> None:
     """Refuse what does not go with the view that is asked for."""
-    given = sorted(options.given)
-    as_of = [name for name in given if name in AS_OF]
+    names = sorted(options.given)
+    as_of = [name for name in names if name in AS_OF]
     if not options.read.is_table:
         if as_of:
             raise BadRequest(f"Option '{as_of[0]}' goes with view=table only: a log is read up to 'endingOffsets'")
         return
     if len(as_of) > 1:
         raise BadRequest("Give one of 'asOfTimestamp' and 'asOfOffsets', not both")
-    bounds = [name for name in given if name.startswith(("starting", "ending"))]
+    bounds = [name for name in names if name.startswith(("starting", "ending"))]
     if bounds:
         raise BadRequest(
             f"Option '{bounds[0]}' is for view=log: a table is made of all records from the log start on; give "
@@ -46,9 +46,9 @@ def check_table(options: Options) -> None:
 
 def refuse_table(options: Options) -> None:
     """Refuse the options of tables, in a stream."""
-    given = [name for name in AS_OF if name in options.given]
-    if options.read.is_table or given:
-        name = "view=table" if options.read.is_table else given[0]
+    names = [name for name in AS_OF if name in options.given]
+    if options.read.is_table or names:
+        name = "view=table" if options.read.is_table else names[0]
         raise BadRequest(
             f"Option '{name}' is for batch reads: a stream gives every record, in the order of its partition; keep "
             "the latest of each key in the query, or follow the table in Python: sparklog.table(...).follow()"

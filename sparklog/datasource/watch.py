@@ -1,7 +1,7 @@
 """The lag of Spark's streaming queries, seen in the driver: `lags = sparklog.watch(spark)`.
 
 Spark's progress of a Python source has two sets of offsets and no figures: where the newest micro-batch ended, and what
-was there when it was planned. Between them lies `offsetsBehindLatest` of Spark's Kafka source. Offsets are those that
+was there when it was planned. Between them is `offsetsBehindLatest` of Spark's Kafka source. Offsets are those that
 a query can read, to the last stable ones under read_committed; the lag of a consumer group counts to the log end.
 """
 

@@ -160,10 +160,10 @@ def read_requirements(texts: Sequence[str]) -> list[Requirement]:
     return [Requirement(match[1], match[2].strip().strip("()"), match[3] or "") for match in matches]
 
 
-def out_of_range(version: str, wanted: str) -> bool:
+def out_of_range(version: str, bounds: str) -> bool:
     """True if a version is outside of `>=1.26,<3`; parts after the numbers (rc1, .post1) do not count."""
     have = _numbers(version)
-    for sign, text in _BOUND.findall(wanted):
+    for sign, text in _BOUND.findall(bounds):
         bound = _numbers(text)
         size = max(len(have), len(bound))
         left, right = (part + (0,) * (size - len(part)) for part in (have, bound))
@@ -181,7 +181,7 @@ def check_packages() -> list[Check]:
         message = "sparklog is not installed, it runs from a folder: the versions of what it needs are not known"
         return [Check("packages", WARN, message, f"{sys.executable} -m pip install -e '.[spark]'")]
     wrong, right, spark = list[str](), list[str](), list[Check]()
-    for name, wanted, extra in read_requirements(requirements):
+    for name, bounds, extra in read_requirements(requirements):
         if extra not in ("", "spark"):
             continue
         try:
@@ -189,9 +189,9 @@ def check_packages() -> list[Check]:
         except metadata.PackageNotFoundError:
             version = None
         if extra == "spark":
-            spark = [_pyspark(name, version, wanted)]
-        elif version is None or out_of_range(version, wanted):
-            wrong.append(f"{name} {version or 'missing'} (expected {wanted})")
+            spark = [_pyspark(name, version, bounds)]
+        elif version is None or out_of_range(version, bounds):
+            wrong.append(f"{name} {version or 'missing'} (expected {bounds})")
         else:
             right.append(f"{name} {version}")
     if wrong:
@@ -200,13 +200,13 @@ def check_packages() -> list[Check]:
     return [Check("packages", OK, ", ".join(right)), *spark]
 
 
-def _pyspark(name: str, version: str | None, wanted: str) -> Check:
+def _pyspark(name: str, version: str | None, bounds: str) -> Check:
     fix = f"{sys.executable} -m pip install 'sparklog[spark]'"
     if version is None:
         message = "no pyspark here: the command line and the Python API work, queries and distributed jobs do not"
         return Check("pyspark", WARN, message, fix)
-    if out_of_range(version, wanted):
-        return Check("pyspark", FAIL, f"{name} {version}, expected {wanted}", fix)
+    if out_of_range(version, bounds):
+        return Check("pyspark", FAIL, f"{name} {version}, expected {bounds}", fix)
     less = ", without some of what 4.2 has (docs/reference/spark-versions.md)" if out_of_range(version, ">=4.2") else ""
     return Check("pyspark", OK, f"{name} {version}{less}")
 
@@ -219,7 +219,7 @@ def check_kernels() -> Check:
     except ImportError as error:
         return Check("kernels", FAIL, f"they cannot be loaded: {error}", "see packages")
     if CACHE_DIRECTORY is None:
-        message = "no folder to keep compiled kernels in: each process compiles them anew, half a minute"
+        message = "no folder to keep compiled kernels in: each process compiles them again, half a minute"
         return Check("kernels", WARN, message, "export TMPDIR=<a folder that can be written to>")
     compiled = sum(name.endswith(".nbc") for _, _, names in os.walk(CACHE_DIRECTORY) for name in names)
     if not compiled:
@@ -241,7 +241,7 @@ DEFAULTS = "spark-defaults.conf"
 SESSION = "the session"
 ARROW_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _WHY = {
-    ARROW_BYTES: "with any other value Spark computes the size of all columns anew after each row that a Python sink "
+    ARROW_BYTES: "with any other value Spark computes the size of all columns again after each row that a Python sink "
     "takes in",
     "spark.python.unix.domain.socket.enabled": "over TCP each Python task waits some 40 ms for nothing; static: before "
     "the session starts",

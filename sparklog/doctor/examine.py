@@ -53,7 +53,7 @@ def examine_root(root: str, machine: Machine = HERE) -> list[Check]:
     try:
         location = resolve(root)
         if location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
-            return [Check("root", OK, f"{location.path} is a {location.kind}: read where it lies, never written")]
+            return [Check("root", OK, f"{location.path} is a {location.kind}: read where it is, never written")]
         if location.kind == NOTHING and not is_url(location.path) and not exists(location):
             return [Check("root", FAIL, f"{location.path} does not exist", f"mkdir -p {location.path}")]
         store = open_store(location.root)

@@ -118,9 +118,9 @@ def _column(name: str, given: int | Int64Array | None, n: int, low: int, high: i
     return given
 
 
-def _rows(given: int | Int64Array, values: Int64Array) -> Int64Array:
+def _rows(value: int | Int64Array, values: Int64Array) -> Int64Array:
     """The batches that get their value: all of them where one was given for all."""
-    return np.arange(len(values)) if isinstance(given, int) else np.flatnonzero(values >= 0)
+    return np.arange(len(values)) if isinstance(value, int) else np.flatnonzero(values >= 0)
 
 
 def _with(column: Int64Array, rows: Int64Array, values: Int64Array) -> Int64Array:

@@ -78,8 +78,8 @@ class OffsetIndex:
     @classmethod
     def build(cls, base: int, positions: Int64Array, last_offsets: Int64Array, interval: int) -> OffsetIndex:
         """Return a segment's index from its batches: where each starts and its last offset, in file order."""
-        chosen = _choose_batches(positions, interval)
-        return cls(base, last_offsets[chosen], positions[chosen])
+        batches = _choose_batches(positions, interval)
+        return cls(base, last_offsets[batches], positions[batches])
 
     @classmethod
     def max_entries(cls, segment_index_bytes: int) -> int:
@@ -204,11 +204,11 @@ def _choose_batches(positions: Int64Array, interval: int) -> Int64Array:
     indexed before it. This is what recovery does, and what appending does as long as the broker is not restarted in
     between.
     """
-    chosen: list[int] = []
+    batches: list[int] = []
     last = int(positions[0]) if len(positions) else 0
     while True:
         index = int(np.searchsorted(positions, last + interval, side="right"))
         if index >= len(positions):
-            return np.array(chosen, np.int64)
-        chosen.append(index)
+            return np.array(batches, np.int64)
+        batches.append(index)
         last = int(positions[index])

@@ -246,10 +246,10 @@ class Consumer:
         """Return the ranges to read of a topic; new partitions begin at their log start."""
         unread = []
         for partition, bounds in self._bounds[topic].items():
-            place = topic, partition
-            position = self._positions.setdefault(place, bounds.log_start)
+            key = topic, partition
+            position = self._positions.setdefault(key, bounds.log_start)
             if not bounds.log_start <= position <= bounds.log_end:
-                position = self._positions[place] = self._start(place, position, bounds)
+                position = self._positions[key] = self._start(key, position, bounds)
             if position < bounds.end(self.isolation):
                 unread.append(OffsetRange(topic, partition, position, bounds.end(self.isolation)))
         fetch_bytes = self._root.store.limits.fetch_bytes
@@ -261,10 +261,10 @@ class Consumer:
         ]
 
     def _read(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
-        wanted = tuple(dict.fromkeys((*self._columns, "topic", "partition", "offset")))
+        columns = tuple(dict.fromkeys((*self._columns, "topic", "partition", "offset")))
         for topic in self.topics:
             of_topic = [offsets for offsets in ranges if offsets.topic == topic]
-            yield from read_parts(self._view.plan(of_topic, self.isolation), wanted)
+            yield from read_parts(self._view.plan(of_topic, self.isolation), columns)
             for offsets in of_topic:
                 # After the last record there may be markers, aborted ones, or gaps.
                 self._positions[topic, offsets.partition] = offsets.end
@@ -345,7 +345,7 @@ class Consumer:
         """Return the bounds once they reach the committed offsets.
 
         The cache of a network file system hides new commits of a topic for a while, from this host alone. Offsets that
-        were committed on another host then seem to lie beyond the end, and a reset would read everything again.
+        were committed on another host then seem to be beyond the end, and a reset would read everything again.
         """
         backoff = Backoff(self._env)
         while True:
@@ -362,7 +362,7 @@ class Consumer:
             backoff.sleep()
 
     def _all_bounds(self) -> dict[TopicPartition, Bounds]:
-        """Return the bounds of all partitions now: an offset committed just before must not lie beyond the end."""
+        """Return the bounds of all partitions now: an offset committed just before must not be beyond the end."""
         self._look()
         return {(topic, p): bounds for topic in self.topics for p, bounds in self._bounds[topic].items()}
 

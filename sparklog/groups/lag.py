@@ -132,7 +132,7 @@ def lag(
     opened = root.root if isinstance(root, RootView) else root
     names = Groups(opened).names(failures) if groups is None else list(dict.fromkeys(groups))
     rows: list[Lag] = []
-    # Topics are looked at after the offsets: what is committed meanwhile would seem to lie beyond their ends.
+    # Topics are looked at after the offsets: what is committed meanwhile would seem to be beyond their ends.
     states = Groups(opened).states(names, failures)
     snapshots = _snapshots(opened, {offsets.topic for state in states.values() for offsets in state.offsets}, failures)
     for name, state in states.items():

@@ -93,15 +93,15 @@ def plan_reset(
     plan = []
     for topic, partitions in sorted(topics.items()):
         head = group.root.topic(topic).log.head(refresh=False)
-        wanted = sorted(range(head.partitions) if partitions is None else set(partitions))
-        outside = [partition for partition in wanted if not 0 <= partition < head.partitions]
+        numbers = sorted(range(head.partitions) if partitions is None else set(partitions))
+        outside = [partition for partition in numbers if not 0 <= partition < head.partitions]
         if outside:
             raise BadRequest(
                 f"topic '{topic}' has partitions 0 to {head.partitions - 1}, found {', '.join(map(str, outside))}"
             )
         old = {partition: offset for (name, partition), offset in current.items() if name == topic}
-        targets = _targets(group, scenario, topic, wanted, head, old)
-        plan += [_clamped(topic, partition, targets[partition], old.get(partition), head) for partition in wanted]
+        targets = _targets(group, scenario, topic, numbers, head, old)
+        plan += [_clamped(topic, partition, targets[partition], old.get(partition), head) for partition in numbers]
     return plan
 
 

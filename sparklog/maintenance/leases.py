@@ -180,8 +180,8 @@ def leased(root: Root, job: str, topics: Sequence[str], *, wanted: bool) -> Iter
         else:
             keeper.start()
         for claim in lease.others:
-            held = ", ".join(claim.topics) or "the root"
-            log(f"{job}: {held} is left to another run, on {claim}; --no-lease runs beside it")
+            topic_names = ", ".join(claim.topics) or "the root"
+            log(f"{job}: {topic_names} is left to another run, on {claim}; --no-lease runs beside it")
         yield lease
     finally:
         ended.set()

@@ -325,7 +325,7 @@ def _unknown(name: str) -> str:
 
 _HEAD = """# Every config
 
-`sparklog configs docs` prints what stands here, `sparklog configs docs NAME` one of them; this page is made by
+`sparklog configs docs` prints what is here, `sparklog configs docs NAME` one of them; this page is made by
 `sparklog configs docs --markdown`. Names, types, defaults and ranges are those of Kafka 4.1; where one differs, the
 last column says how it is there, and why.
 """

@@ -322,26 +322,26 @@ def retain_root(
     A topic that fails is reported, and the run goes on. `NotFound` if a name in `topics` never was a topic: nothing is
     done then.
     """
-    chosen: list[Topic] = []
+    existing: list[Topic] = []
     reports: list[RetainReport] = []
     for name in topics or sorted(n for n in root.store.list_folders("") if is_topic_name(n)):
         topic = topic_of(root, name)
         try:
             if topic.log.refresh().head.version >= 0:
-                chosen.append(topic)
+                existing.append(topic)
             elif topics:
                 root.topic(name)
         except SparklogError as error:
             if topics and isinstance(error, NotFound):
                 raise
             reports.append(RetainReport(name, failures=(Failure.of(name, (), f"open {name}", error),)))
-    for topic in chosen:
+    for topic in existing:
         report = retain_topic(topic, settings, runner=runner, dry_run=dry_run)
         reports.append(report)
         if on_done is not None:
             on_done(report)
-    if chosen and not topics:
-        heads = [state.head for topic in chosen if (state := topic.log.known()) is not None]
+    if existing and not topics:
+        heads = [state.head for topic in existing if (state := topic.log.known()) is not None]
         configs = [settings.configs_of(head.configs) for head in heads if head.exists]
         keep_ms = kept_entries_ms(max((config.file_delete_delay_ms for config in configs), default=0))
         reports += _retain_root_files(root, settings, keep_ms, dry_run)

@@ -247,10 +247,10 @@ def unreferenced(topic: Topic) -> tuple[int, int]:
     snapshot = topic.log.snapshot()
     files, _ = _list_data_files(topic.store, topic.name, snapshot.version)
     kept = plan.own_paths(topic.name, snapshot.slices.paths())
-    held = {hold.version for hold in snapshot.head.holds.values()}
-    if held:
+    versions = {hold.version for hold in snapshot.head.holds.values()}
+    if versions:
         history = History(topic.store, topic.name, topic.root.env)
-        kept |= plan.own_paths(topic.name, set().union(*(history.at(version).slices.paths() for version in held)))
+        kept |= plan.own_paths(topic.name, set().union(*(history.at(version).slices.paths() for version in versions)))
     sizes = [file.size for file in files if file.path not in kept]
     return len(sizes), sum(sizes)
 
@@ -384,8 +384,8 @@ def _delete(
         by_key = {victim.key: victim for victim in victims}
         chunks = [tuple(by_key)[i : i + CHUNK] for i in range(0, len(by_key), CHUNK)]
         works = [DeleteWork(run.topic.store, run.topic.name, run.head.topic_id, keys) for keys in chunks]
-        chosen: Runner = runner if len(works) > run.topic.store.limits.local_chunks else InProcess()
-        for work, result in chosen.run(works):
+        delete_runner: Runner = runner if len(works) > run.topic.store.limits.local_chunks else InProcess()
+        for work, result in delete_runner.run(works):
             if isinstance(result, SparklogError):
                 failures.append(result)
             elif isinstance(work, DeleteWork):

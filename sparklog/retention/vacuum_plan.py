@@ -254,8 +254,8 @@ def _still_named(root: RootContext, clone: str, topic_id: str, owner: str, setti
         return False
     since = floor_version(history.commits, head.version, now_ms, delete_delay_ms(history, head, settings))
     ended = ended_holds(head, now_ms)
-    held = {hold.version for name, hold in head.holds.items() if name not in ended}
+    versions = {hold.version for name, hold in head.holds.items() if name not in ended}
     if since < 0:
         # The log is too young: all of its versions may still be read.
         return True
-    return still_names(history, topic_id, owner, since, held, head.version)
+    return still_names(history, topic_id, owner, since, versions, head.version)

@@ -81,7 +81,7 @@ _RULES = (
           ("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken")),
     _Rule(Unavailable, "cannot {action} {what}: access is denied ({answer}); it needs {right}", (403,),
           ("AccessDenied",)),
-    _Rule(BadRequest, "cannot {action} {what}: the bucket lies in another region; set region or AWS_REGION",
+    _Rule(BadRequest, "cannot {action} {what}: the bucket is in another region; set region or AWS_REGION",
           (301, 307, 308), ("AuthorizationHeaderMalformed", "PermanentRedirect")),
     _Rule(BadRequest, "{url} cannot hold a sparklog root: its server does not know conditional requests ({answer})",
           (501,)),

@@ -174,7 +174,7 @@ class HdfsStore(FolderStore):
     def _taken(self, key: str, status: Any) -> bool:
         """Return False for a file that has the name of a key to create. `BadRequest` if it is a folder."""
         if status.isdir:
-            raise BadRequest(f"cannot create {key} in {self.location}: a folder lies there; move it away")
+            raise BadRequest(f"cannot create {key} in {self.location}: a folder is there; move it away")
         return False
 
     def _temporary(self, key: str, policy: RetryPolicy) -> tuple[Any, str]:

@@ -100,7 +100,7 @@ class LocalStore(FolderStore):
         try:
             status = os.fstat(fd)
             if not stat_module.S_ISREG(status.st_mode):
-                raise NotFound(f"no object {key} in {self._path}: no regular file lies there")
+                raise NotFound(f"no object {key} in {self._path}: what is there is not a regular file")
             # Never trust a length from the caller beyond what the file holds: it may come from damaged metadata.
             available = max(0, status.st_size - start)
             if length is None:
@@ -119,7 +119,9 @@ class LocalStore(FolderStore):
         path = self._file(key)
         if (status := self._lstat(path, key)) is not None:
             if not stat_module.S_ISREG(status.st_mode):
-                raise BadRequest(f"cannot create {key} in {self._path}: no regular file lies there; move it away")
+                raise BadRequest(
+                    f"cannot create {key} in {self._path}: what is there is not a regular file; move it away"
+                )
             self._settle(path, key)
             return False
         fd, temporary = self._temporary(path, key)

@@ -37,7 +37,7 @@ BUCKET_REMEDY = f"give the bucket below it as a URL, such as {', '.join(_FORMS[s
 _OTHER_SCHEMES = {
     "dbfs": BUCKET_REMEDY,
     "http": "give the bucket as s3://bucket/log?endpoint=<server>",
-    "memory": "it lies in one process: for Spark and other processes use a path (fixture sparklog_disk_root)",
+    "memory": "it is in one process: for Spark and other processes use a path (fixture sparklog_disk_root)",
     "https": "give the bucket as s3://bucket/log?endpoint=<server>, or Azure's as az://container/log",
     "wasb": "give abfss://container@account.dfs.core.windows.net/log",
     "wasbs": "give abfss://container@account.dfs.core.windows.net/log",
@@ -176,9 +176,9 @@ def refuse_scheme(location: str) -> None:
 
 
 def _azure(location: str, host: str, settings: dict[str, str]) -> tuple[str, dict[str, str]]:
-    container, at, server = host.partition("@")
+    container, separator, server = host.partition("@")
     match = _AZURE_HOST.fullmatch(server)
-    if not at or not container or match is None or ":" in container:
+    if not separator or not container or match is None or ":" in container:
         raise BadRequest(
             f"{_shown(location)} names no container; expected abfss://container@account.dfs.core.windows.net/log"
         )
@@ -192,7 +192,7 @@ def _no_store(location: str, scheme: str) -> BadRequest:
     shown = _shown(location)
     if scheme in _SCHEMES:
         form = _FORMS[_SCHEMES[scheme]]
-        return BadRequest(f"{shown} lacks a slash: expected two behind {scheme}:, such as {form}")
+        return BadRequest(f"{shown} lacks a slash: expected two after {scheme}:, such as {form}")
     remedy = _OTHER_SCHEMES.get(scheme, f"expected a path, or a URL such as {', '.join(_FORMS.values())}")
     start = len(scheme) + 1
     plain = "" if location.startswith("/", start) else f"; a folder of that name is ./{location}"

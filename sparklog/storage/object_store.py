@@ -205,7 +205,7 @@ class ObjectStore(Store):
         before = ""
         for info in objects:
             if info.key <= before:
-                raise BadRequest(f"{self.location} cannot hold a root: its server lists {info.key} behind {before}")
+                raise BadRequest(f"{self.location} cannot hold a root: its server lists {info.key} after {before}")
             before = info.key
             yield info
 
@@ -374,13 +374,13 @@ def _kept_client(url: StoreUrl, kind: str) -> Any:
     """Return the process' client of a place: its connections outlive the stores that are opened for it."""
     # Where the environment changes, the credentials may. They are not kept here.
     surroundings = hash(frozenset(item for item in os.environ.items() if item[0].upper().startswith(_OF_CLIENTS)))
-    place = (str(url), kind, surroundings)
+    key = (str(url), kind, surroundings)
     with _lock:
-        if place not in _kept:
+        if key not in _kept:
             if len(_kept) >= _MOST_KEPT:
                 _kept.clear()
-            _kept[place] = _new_client(url, os.environ, kind)
-        return _kept[place]
+            _kept[key] = _new_client(url, os.environ, kind)
+        return _kept[key]
 
 
 def _new_client(url: StoreUrl, environ: Mapping[str, str], kind: str) -> Any:

@@ -162,7 +162,7 @@ def _race(trial: Trial, pool: ThreadPoolExecutor, number: int, size: int) -> byt
     except NotFound:
         if winners:
             trial.broken("an object is not there although its creator was told so")
-        raise Unavailable(f"nobody could create an object in {trial.store.location}: try again") from None
+        raise Unavailable(f"no object could be created in {trial.store.location}: try again") from None
     # No thread was told so where the winner's answer was lost and asked for again.
     if stored not in (winners or bodies):
         trial.broken("an object read back holds other bytes than its only creator wrote")

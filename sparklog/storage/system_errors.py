@@ -36,7 +36,7 @@ def store_error(error: OSError, action: str, key: str, location: str) -> Sparklo
     if error.errno in (errno.ENOENT, errno.EISDIR, errno.ENOTDIR) and action == "read":
         return not_there(what)
     if error.errno in (errno.ELOOP, errno.ENXIO) and action == "read":
-        return NotFound(f"no object {what}: a link or a socket lies there, expected a file")
+        return NotFound(f"no object {what}: a link or a socket is there, expected a file")
     if error.errno == errno.ENOTDIR:
         return BadRequest(f"cannot {action} {what}: a part of the path is a file, expected a directory")
     advice = _ADVICE.get(error.errno or 0) or f"{error.strerror or error} (errno {error.errno})"

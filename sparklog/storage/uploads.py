@@ -157,7 +157,7 @@ class _Sender:
         except BaseException as error:  # noqa: BLE001 - the writer's thread raises it
             self.error = error
         finally:
-            # Nobody takes them any more; a writer that waits for room goes on, and sees that the thread has ended.
+            # No thread takes them any more; a writer that waits for room goes on, and sees that the thread has ended.
             with suppress(queue.Empty):
                 while True:
                     self._waiting.get_nowait()

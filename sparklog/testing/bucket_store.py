@@ -100,10 +100,10 @@ class BucketStore(WrapperStore):
 
     def delete_many(self, keys: Iterable[str]) -> None:
         """Delete what it can, in an order of its own; `Unavailable` if something is left."""
-        wanted = list(keys)
-        self._source.shuffle(wanted)
-        left = [key for key in wanted if self._source.random() < self._bulk_failures]
-        for key in wanted:
+        shuffled = list(keys)
+        self._source.shuffle(shuffled)
+        left = [key for key in shuffled if self._source.random() < self._bulk_failures]
+        for key in shuffled:
             if key not in left:
                 self.delete(key)
         if left:

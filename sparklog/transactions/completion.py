@@ -105,7 +105,7 @@ def _group_recorded(root: Root, prepare: PreparedGroup, ask: bool) -> bool:
 
 
 def _topic_recorded(root: Root, transactional_id: str, n: int, prepare: Prepared, ask: bool) -> bool:
-    wanted = transactional_id, n, prepare.version
+    key = transactional_id, n, prepare.version
 
     def recorded(state: LogState) -> bool:
         head = state.head
@@ -113,7 +113,7 @@ def _topic_recorded(root: Root, transactional_id: str, n: int, prepare: Prepared
             return False
         if head.deleted or head.topic_id != prepare.topic_id:
             return True
-        return not any((item.txn.id, item.txn.n, item.version) == wanted for item in head.open)
+        return not any((item.txn.id, item.txn.n, item.version) == key for item in head.open)
 
     return _shows(root.engine.log(prepare.topic), recorded, ask)
 
@@ -158,7 +158,7 @@ def transactional_ids(store: Store, failures: list[SparklogError] | None = None)
 def collect(root: Root, *, now_ms: int | None = None, dry_run: bool = False) -> Collected:
     """Forget COMMITs that all topics have recorded, then delete old entries. `now_ms`: the store's clock.
 
-    An entry or checkpoint is deleted when it lies below the second newest checkpoint that can be read, and is seven
+    An entry or checkpoint is deleted when it is below the second newest checkpoint that can be read, and is seven
     days old. The journal of a single write is deleted once its topics have recorded it, when its newest entry is that
     old.
     """

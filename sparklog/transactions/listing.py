@@ -41,11 +41,11 @@ def owner_of(transaction: KafkaOpen) -> str:
     return transaction.transactional_id or f"producer-{transaction.producer}"
 
 
-def _end_kafka(root: Root, held: Sequence[KafkaTransaction]) -> tuple[KafkaTransaction, ...]:
+def _end_kafka(root: Root, transactions: Sequence[KafkaTransaction]) -> tuple[KafkaTransaction, ...]:
     """End transactions of Kafka's in their topics: as Kafka had decided, else by ABORT. Return those ended here."""
     ended: list[KafkaTransaction] = []
-    for topic in sorted({transaction.topic for transaction in held}):
-        producers = {transaction.open.producer for transaction in held if transaction.topic == topic}
+    for topic in sorted({transaction.topic for transaction in transactions}):
+        producers = {transaction.open.producer for transaction in transactions if transaction.topic == topic}
         done = root.topic(topic).end_kafka_transactions(producers=producers)
         ended += [KafkaTransaction(topic, transaction) for transaction in done]
     return tuple(ended)
@@ -211,7 +211,7 @@ class _Open:
         return {owner_of(transaction) for head in self.heads.values() for transaction in head.kafka_open}
 
     def kafka_of(self, owner: str) -> tuple[KafkaTransaction, ...]:
-        held = [
+        transactions = [
             KafkaTransaction(topic, transaction)
             for topic, head in self.heads.items()
             for transaction in head.kafka_open
@@ -219,7 +219,8 @@ class _Open:
         ]
         return tuple(
             sorted(
-                held, key=lambda transaction: (transaction.topic, transaction.open.partition, transaction.open.producer)
+                transactions,
+                key=lambda transaction: (transaction.topic, transaction.open.partition, transaction.open.producer),
             )
         )
 
@@ -234,7 +235,7 @@ def _listed(root: Root, name: str, open_now: _Open) -> tuple[TransactionDescript
 def _describe(root: Root, open_now: _Open, state: Decisions) -> TransactionDescription:
     name = state.id
     pending = _pending(root, open_now.groups, state)
-    held: list[HeldPartition] = []
+    held_partitions: list[HeldPartition] = []
     waiting: list[UnrecordedOutcome] = []
     now_ms: int | None = None
     for topic, head in open_now.heads.items():
@@ -248,12 +249,12 @@ def _describe(root: Root, open_now: _Open, state: Decisions) -> TransactionDescr
             now_ms = reading_clock_ms(root.store, root.env) if now_ms is None else now_ms
             for item in prepares:
                 age = max(0, now_ms - root.engine.decisions.prepared_ms(topic, item))
-                held += [
+                held_partitions += [
                     HeldPartition(topic, partition, first, item.end[partition], n, item.version, age, timeout_of(item))
                     for partition, first in sorted(item.first.items())
                 ]
     of_kafka = open_now.kafka_of(name)
-    undecided = bool(held or state.prepared or state.prepared_groups) or any(
+    undecided = bool(held_partitions or state.prepared or state.prepared_groups) or any(
         transaction.committed is None for transaction in pending
     )
     outcome = None if state.newest < 0 else "abort" if state.commit_of(state.newest) is None else "commit"
@@ -272,7 +273,7 @@ def _describe(root: Root, open_now: _Open, state: Decisions) -> TransactionDescr
         time_ms=state.made_ms,
         instance=state.run,
         batch=state.batch,
-        held=tuple(held),
+        held=tuple(held_partitions),
         waiting=tuple(waiting),
         pending=pending,
         kafka=of_kafka,

@@ -167,5 +167,5 @@ def in_topics(root: Root, key: WriterKey, count: int, names: Iterable[str] | Non
 
 
 def _of_any_layout(key: WriterKey) -> WriterKey:
-    """Return the key with a content that is compared by its bytes alone: in the other way rows lie in other topics."""
+    """Return the key with a content that is compared by its bytes alone: in the other way rows are in other topics."""
     return key if key.content is None else replace(key, content=replace(key.content, layout=""))

@@ -130,7 +130,7 @@ def test_offsets_out_of_range(
 
 
 def test_start_after_end(view: MemoryView) -> None:
-    with pytest.raises(BadRequest, match="u-0: startingOffsets 2 lies after endingOffsets 1"):
+    with pytest.raises(BadRequest, match="u-0: startingOffsets 2 is after endingOffsets 1"):
         ranges(view, subscribe="u", startingOffsets='{"u":{"0":2}}', endingOffsets='{"u":{"0":1}}')
 
 

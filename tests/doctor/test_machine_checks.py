@@ -198,7 +198,7 @@ def test_kernels_that_are_not_compiled_or_cannot_be_kept_are_a_warning(
     cold = check_kernels()
     assert (cold.status, cold.fix) == (WARN, f"{sys.executable} -m sparklog.format.kernels.warm")
     monkeypatch.setattr(native_kernels, "CACHE_DIRECTORY", None)
-    assert "compiles them anew" in check_kernels().found
+    assert "compiles them again" in check_kernels().found
 
 
 def test_settings_worth_changing_are_those_of_our_own_file() -> None:

@@ -62,7 +62,7 @@ def test_an_entry_survives_its_bytes() -> None:
     # One item where all partitions have the same.
     assert b'"partition":[0,5],"offset":[1,2],"timeMs":[5],"leaderEpoch":[-1],"metadata":["x"]' in data
     assert b'"timeMs":[8,7],"leaderEpoch":[-1,4],"metadata":["\\u00f6","m"]' in data
-    with pytest.raises(Corrupt, match=r"entry 7 should lie here, found entry 2.*\(file k\)"):
+    with pytest.raises(Corrupt, match=r"entry 7 should be here, found entry 2.*\(file k\)"):
         GROUPS.decode(data, "k", 7)
 
 

@@ -480,7 +480,7 @@ def test_what_is_no_log_dir_is_refused(fixtures: Path, root: Root, tmp_path: Pat
         import_log_dir(root, tmp_path)
     with pytest.raises(NotFound, match="no Kafka log dir"):
         import_log_dir(root, tmp_path / "nowhere")
-    with pytest.raises(BadRequest, match=r"one partition: give the log dir it lies in, .*segments/data$"):
+    with pytest.raises(BadRequest, match=r"one partition: give the log dir it is in, .*segments/data$"):
         import_log_dir(root, fixtures / "segments/data/seg-one-0")
     assert nothing_left(root)
 

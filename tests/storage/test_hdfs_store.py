@@ -222,10 +222,10 @@ def test_many_are_deleted_and_empty_folders_with_them(hdfs: FakeHdfs, store: Sto
 
 def test_create_where_a_folder_or_a_file_is_in_the_way(hdfs: FakeHdfs, store: Store) -> None:
     store.create("a/b", b"x")
-    with pytest.raises(BadRequest, match="a folder lies there; move it away"):
+    with pytest.raises(BadRequest, match="a folder is there; move it away"):
         store.create("a", b"x")
     writer = store.writer("a")
-    with pytest.raises(BadRequest, match="a folder lies there"):
+    with pytest.raises(BadRequest, match="a folder is there"):
         writer.close()
     for write in (lambda: store.create("a/b/c", b"x"), lambda: store.writer("a/b/c")):
         with pytest.raises(BadRequest, match="a part of the path is a file"):

@@ -277,7 +277,9 @@ def test_what_is_no_regular_file_is_no_object(tmp_path: Path) -> None:
         assert store.stat(key) is None
         with pytest.raises(NotFound):
             store.get(key)
-        with pytest.raises(BadRequest, match=rf"cannot create {key} in .*: no regular file lies there; move it away"):
+        with pytest.raises(
+            BadRequest, match=rf"cannot create {key} in .*: what is there is not a regular file; move it away"
+        ):
             store.create(key, b"z")
     assert [info.key for info in store.list("")] == ["t/file"]
     assert list(store.list_folders("t/")) == []

@@ -41,8 +41,8 @@ def test_normal_form(location: str, normal: str) -> None:
 @pytest.mark.parametrize(
     ("location", "words"),
     [
-        ("s3:/b/x", "s3:/b/x lacks a slash: expected two behind s3:, such as s3://bucket/log"),
-        ("hdfs:/x", "lacks a slash: expected two behind hdfs:, such as hdfs://namenode:8020/log"),
+        ("s3:/b/x", "s3:/b/x lacks a slash: expected two after s3:, such as s3://bucket/log"),
+        ("hdfs:/x", "lacks a slash: expected two after hdfs:, such as hdfs://namenode:8020/log"),
         ("dbfs:/mnt/log", "no store for dbfs: locations (dbfs:/mnt/log); give the bucket below it as a URL"),
         ("wasbs://c@a.blob.core.windows.net/x", "give abfss://container@account.dfs.core.windows.net/log"),
         ("https://bucket.s3.amazonaws.com/x", "give the bucket as s3://bucket/log?endpoint=<server>"),

@@ -295,7 +295,7 @@ def test_listing_that_does_not_heed_its_beginning(stub: StubBucket, store: Store
 def test_listing_in_no_order_is_refused(stub: StubBucket, store: Store) -> None:
     stub.reverse = True
     stub.objects.update({"log/a": b"", "log/b": b""})
-    with pytest.raises(BadRequest, match="lists a behind b"):
+    with pytest.raises(BadRequest, match="lists a after b"):
         list(store.list(""))
 
 

@@ -151,7 +151,7 @@ def test_answers_that_are_lost_break_no_promise(store: MemoryStore) -> None:
 
 
 def test_a_store_in_which_nothing_lands_is_to_be_tried_again() -> None:
-    with pytest.raises(Unavailable, match="nobody could create"):
+    with pytest.raises(Unavailable, match="no object could be created"):
         probe(CreatesNothing(clock))
 
 

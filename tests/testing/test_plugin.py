@@ -134,7 +134,7 @@ def test_a_root_on_a_disk_is_one_that_others_open(sparklog_disk_root: Root) -> N
         (
             lambda root: sparklog.open(root.location),
             BadRequest,
-            "it lies in one process: .* sparklog_disk_root",
+            "it is in one process: .* sparklog_disk_root",
         ),
         (
             lambda root: pickle.dumps(root),

@@ -57,7 +57,7 @@ class Backups:
 
 @app.add("backup", "sparklog backup --root /data/log --to /backup/log --keep 14")
 def backup(
-    to: Annotated[str, Option(metavar="PATH", help="Where the backups lie; made if need be.", show_default=False)],
+    to: Annotated[str, Option(metavar="PATH", help="Where the backups are; made if need be.", show_default=False)],
     *,
     root: Annotated[str | None, root_option("The root to back up.")] = None,
     topic: TopicsOption = None,
@@ -138,9 +138,7 @@ class Past:
             help="Milliseconds or 2026-01-31T12:00:00 (UTC unless it says); a version, of one topic.",
         ),
     ] = "latest"
-    number: Annotated[
-        int | None, whole_number("--backup", low=1, text="Just as this backup has it (backup --list).")
-    ] = None
+    number: Annotated[int | None, whole_number("--backup", low=1, text="As in this backup (backup --list).")] = None
     topic: TopicsOption = None
     rename: Annotated[list[str] | None, Option(metavar="OLD=NEW", help="Another name of a topic; repeatable.")] = None
 
@@ -154,7 +152,7 @@ class Past:
 @app.add("restore", "sparklog restore /backup/log --to /data/log-tuesday --as-of 2026-01-27T12:00:00 --topic orders")
 def restore(
     to: Annotated[str, Option("--to", "--root", "-r", metavar="PATH", help="Where the root is to be; empty or new.")],
-    source: Annotated[str | None, Argument(metavar="PATH", help="Where the backups lie; or a root.")] = None,
+    source: Annotated[str | None, Argument(metavar="PATH", help="Where the backups are; or a root.")] = None,
     from_: Annotated[str | None, Option("--from", metavar="PATH", help="The same as PATH.", show_default=False)] = None,
     *,
     past: Past,
@@ -216,7 +214,7 @@ def clone(
     """Create a topic that shows another one as it is, or was at a version or time; nothing is copied.
 
     Both share files until one of them rewrites its own; either can be appended to, altered and deleted without the
-    other noticing. Offsets and configs are the same, the topic id is new. How far back a version can lie is what
+    other noticing. Offsets and configs are the same, the topic id is new. How far back a version can be is what
     the vacuum has kept: file.delete.delay.ms, a day.
     """
     from sparklog.log.topic.cloning import clone_topic

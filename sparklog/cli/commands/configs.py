@@ -86,7 +86,7 @@ def alter(
     add_config: Annotated[
         list[str] | None, Option(metavar="NAME=VALUE,...", help="Set; [a,b] is a value with commas. Repeatable.")
     ] = None,
-    add_config_file: Annotated[Path | None, Option(help="Set what stands in this file, NAME=VALUE a line.")] = None,
+    add_config_file: Annotated[Path | None, Option(help="Set what this file holds, NAME=VALUE a line.")] = None,
     delete_config: Annotated[list[str] | None, Option(metavar="NAME,...", help="Back to default. Repeatable.")] = None,
     dry_run: DryRunOption = False,
     force: Annotated[

@@ -126,7 +126,7 @@ def dump_log(
     Segments (.log), indexes (.index, .timeindex, .txnindex), producer snapshots (.snapshot), and sparklog's commits,
     decisions and entries (.json), checkpoints (.arrow) and append files (.slices). A folder stands for all its files: a
     partition, a topic, a Kafka log directory. Without options one line per batch or entry. Differences between an index
-    and its segment are printed on stderr behind all files.
+    and its segment are printed on stderr after all files.
     """
     from sparklog.tools.inspection.dump import DumpOptions, dump
     from sparklog.tools.inspection.dump_batches import LogOptions

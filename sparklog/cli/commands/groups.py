@@ -69,13 +69,13 @@ def describe(
 
     SECONDS-BEHIND is how long the first unread record has been waiting. The end is that of the log, as in Kafka:
     markers, and records that an open transaction hides, count as unread. Of a Kafka log directory the groups are shown
-    whose coordinator's log lies there, in the partitions that lie there; members are not known.
+    whose coordinator's log is there, in the partitions that are there; members are not known.
     """
     groups = _open_groups(root)
     if bool(names) == all_groups:
         raise BadParameter("name groups, or give --all-groups")
-    chosen = groups.names() if all_groups else list(dict.fromkeys(names or []))
-    described = groups.descriptions(chosen, groups.failures if all_groups else None)
+    group_names = groups.names() if all_groups else list(dict.fromkeys(names or []))
+    described = groups.descriptions(group_names, groups.failures if all_groups else None)
     missing = [item.id for item in described if item.state == "Dead"]
     if missing:
         raise NotFound(f"group '{missing[0]}' does not exist in {groups.location}; `sparklog groups list` has all")
@@ -109,10 +109,10 @@ class ResetTo:
         from sparklog.groups.reset import Scenario, To, parse_duration
 
         options = {f"--{name.replace('_', '-')}": value for name, value in vars(self).items()}
-        chosen = [(name, value) for name, value in options.items() if value is not None and value is not False]
-        if len(chosen) != 1:
-            raise BadParameter(f"give exactly one of {', '.join(options)}; found {len(chosen)}")
-        ((name, value),) = chosen
+        choices = [(name, value) for name, value in options.items() if value is not None and value is not False]
+        if len(choices) != 1:
+            raise BadParameter(f"give exactly one of {', '.join(options)}; found {len(choices)}")
+        ((name, value),) = choices
         if name == "--from-file":
             return Scenario(To.FILE, offsets=_offsets_of(group, value))
         if name == "--to-datetime":

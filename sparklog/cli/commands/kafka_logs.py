@@ -185,7 +185,7 @@ class ExportExtent:
         str | None, Option(metavar="N|P:N,...", help="First offset, of all partitions or by partition.")
     ] = None
     end: Annotated[
-        str | None, Option(metavar="N|P:N,...", help="Offset behind the last; its batch goes out whole.")
+        str | None, Option(metavar="N|P:N,...", help="The offset after the last; its batch goes out whole.")
     ] = None
     from_timestamp: Annotated[
         str | None,
@@ -257,7 +257,7 @@ def export(
 ) -> Output:
     """Write topics as Kafka log directories: segments, indexes, checkpoints, topic ids, leader epochs, configs.
 
-    The directory must be empty or not there; it is written whole or not at all. Only what lies below the last stable
+    The directory must be empty or not there; it is written whole or not at all. Only what is below the last stable
     offset goes out, and no record of an aborted transaction. What is printed, and written beside the partitions as
     <topic>.properties, are the configs to create the topic with.
 

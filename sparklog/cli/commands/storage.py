@@ -82,7 +82,7 @@ def log_dirs(
     *,
     topics: TopicList,
 ) -> Output:
-    """Show how many bytes each partition takes, and how many lie in files that only wait for the vacuum.
+    """Show how many bytes each partition takes, and how many are in files that only wait for the vacuum.
 
     APPEND are bytes in append files (in a Kafka directory: of the active segment), SEALED those in sealed (closed)
     segments, SLICES their number. --json prints the document of kafka-log-dirs, with these beside its own

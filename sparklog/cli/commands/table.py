@@ -15,8 +15,8 @@ from sparklog.cli.record_values import Formats
 from sparklog.cli.terminal import warn
 
 app = Commands()
-TIME_HELP = "As of a time, by what lies before the first record not older: milliseconds, or 2026-01-31T12:00:00 (UTC)."
-OFFSETS_HELP = 'As of offsets, by what lies before them: JSON like {"0":23}; other partitions as of now.'
+TIME_HELP = "As of a time, by what is before the first record not older: milliseconds, or 2026-01-31T12:00:00 (UTC)."
+OFFSETS_HELP = 'As of offsets, by what is before them: JSON like {"0":23}; other partitions as of now.'
 
 
 @dataclass
@@ -42,7 +42,7 @@ def table(
     """Print a topic as a table: the latest record of each key, without keys that were deleted.
 
     Only committed records count, and those without a key are left out. Rows come partition by partition, the newest
-    first; their number is printed on stderr. A key that lies in several partitions has a row for each.
+    first; their number is printed on stderr. A key that is in several partitions has a row for each.
     """
     from sparklog.log.read.topic_table import open_table
 

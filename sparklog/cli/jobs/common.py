@@ -105,7 +105,7 @@ class Maintenance:
     topic: TopicsOption = None
     properties: PropertiesOption = None
     now_ms: Annotated[
-        int | None, whole_number("--now-ms", metavar="MS", text="Milliseconds to go by in place of the clock.")
+        int | None, whole_number("--now-ms", metavar="MS", text="Milliseconds to use in place of the clock.")
     ] = None
     dry_run: DryRunOption = False
     lease: Annotated[

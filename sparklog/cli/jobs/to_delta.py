@@ -165,8 +165,10 @@ def _or_fail(made: DataFrame) -> Column:
 
     No filter: Spark would parse each record for it, and again for the row.
     """
-    place = [F.col("record").getField(name) for name in ("topic", "partition", "offset")]
-    text = F.format_string("%s-%d offset %d: %s; --bad-records quarantine goes on without it", *place, F.col("reason"))
+    position = [F.col("record").getField(name) for name in ("topic", "partition", "offset")]
+    text = F.format_string(
+        "%s-%d offset %d: %s; --bad-records quarantine goes on without it", *position, F.col("reason")
+    )
     failure = F.raise_error(text).cast(made.schema["row"].dataType)
     return F.when(F.col("reason").isNotNull(), failure).otherwise(F.col("row"))
 

@@ -78,9 +78,9 @@ def committed_offsets(root: Root, groups: Sequence[str] | str, topic_ids: Mappin
     opened = Groups(root)
     everyone = isinstance(groups, str) and groups == ALL_GROUPS
     names = opened.names(None if everyone else [])
-    chosen = names if everyone else [groups] if isinstance(groups, str) else list(dict.fromkeys(groups))
+    group_names = names if everyone else [groups] if isinstance(groups, str) else list(dict.fromkeys(groups))
     offsets = []
-    for name in chosen:
+    for name in group_names:
         if name not in names and not opened.group(name).log.refresh().exists:
             raise NotFound(f"there is no group '{name}' in {root.location}{did_you_mean(name, names)}")
         group = opened.group(name)

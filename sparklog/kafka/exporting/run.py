@@ -185,15 +185,15 @@ def export_topics(
 def _range(root: Root, snapshot: Snapshot, options: ExportOptions) -> tuple[Mapping[int, int], Mapping[int, int]]:
     """Return starts and ends of this topic's partitions, times as offsets. A time after the last record is the end."""
     stable = stable_ends(snapshot)
-    chosen = [p for p in options.partitions or range(len(stable)) if p < len(stable)]
+    partitions = [p for p in options.partitions or range(len(stable)) if p < len(stable)]
 
-    def offsets(time_ms: int | None, given: Mapping[int, int] | None) -> Mapping[int, int]:
+    def offsets(time_ms: int | None, by_partition: Mapping[int, int] | None) -> Mapping[int, int]:
         if time_ms is None:
-            return given or {}
+            return by_partition or {}
         from sparklog.log.read.time_lookup import offsets_for_timestamps
 
         newer = root.engine.log(snapshot.topic).read_snapshot
-        first = offsets_for_timestamps(snapshot, dict.fromkeys(chosen, time_ms), READ_UNCOMMITTED, newer=newer)
+        first = offsets_for_timestamps(snapshot, dict.fromkeys(partitions, time_ms), READ_UNCOMMITTED, newer=newer)
         return {p: stable[p] if record is None else min(record.offset, stable[p]) for p, record in first.items()}
 
     return offsets(options.start_ms, options.starts), offsets(options.end_ms, options.ends)

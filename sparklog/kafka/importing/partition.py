@@ -151,7 +151,7 @@ def copy_partition(
     copies = _Copies(source, target, log_start, before)
     for name, after in zip(names, [*names[1:], None], strict=True):
         if copies.truncated:
-            reason = "it lies behind damage, where the log was cut"
+            reason = "it is after damage, where the log was cut"
             copies.leave_out(name, Lost(0, name.size, copies.next_offset, None, reason))
         elif after is None or after.base > max(log_start, before.end):
             copies.add(name, after)

@@ -108,7 +108,7 @@ def _check_topic(root: Root, source: TopicSource, head: Head, before: Sequence[I
     if imported.topic_id and source.topic_id and imported.topic_id != source.topic_id:
         raise Conflict(
             f"topic '{name}' in {root.location} was imported from a topic with id {imported.topic_id}, found one with"
-            f" id {source.topic_id}: it was created anew; delete the topic here first, or import into another root"
+            f" id {source.topic_id}: it was created again; delete the topic here first, or import into another root"
         )
     if head.partitions > len(source.partitions):
         raise Conflict(
@@ -161,7 +161,7 @@ def _check_goes_on(source: TopicSource, part: PartitionSource, taken: ImportedEn
         if epoch is None or taken.epoch < 0 or epoch == taken.epoch:
             return
     raise Conflict(
-        f"the last batch that was imported of {where}, up to offset {taken.last}, is not the one that lies there now:"
+        f"the last batch that was imported of {where}, up to offset {taken.last}, is not the one that is there now:"
         " expected the same log (with its cleaner-offset-checkpoint, if it is compacted); delete the topic here and"
         " import it again, or import into another root"
     )
@@ -212,14 +212,16 @@ def topic_sources(path: FilePath, topics: Sequence[str] | None) -> list[TopicSou
             f"{path} is no Kafka log dir: expected folders like orders-0 with files like 00000000000000000000.log"
         )
     if layout == "partition":
-        raise BadRequest(f"{path} is one partition: give the log dir it lies in, {path.parent}")
+        raise BadRequest(f"{path} is one partition: give the log dir it is in, {path.parent}")
     folders = directory.partition_folders(path)
     names = sorted({topic for topic, _ in folders})
-    chosen = sorted(set(topics)) if topics is not None else [name for name in names if not directory.is_internal(name)]
-    unknown = next((name for name in chosen if name not in names), None)
+    topics_to_import = (
+        sorted(set(topics)) if topics is not None else [name for name in names if not directory.is_internal(name)]
+    )
+    unknown = next((name for name in topics_to_import if name not in names), None)
     if unknown is not None:
         raise NotFound(f"there is no topic '{unknown}' in {path}{did_you_mean(unknown, names)}")
-    if not chosen:
+    if not topics_to_import:
         raise NotFound(f"there are only Kafka's internal topics in {path}: name those to import, of {', '.join(names)}")
     starts = directory.offset_checkpoint(path, LOG_STARTS_FILE)
     cleaned = directory.offset_checkpoint(path, CLEANER_OFFSETS_FILE)
@@ -229,7 +231,7 @@ def topic_sources(path: FilePath, topics: Sequence[str] | None) -> list[TopicSou
     except Corrupt:
         watermarks = {}
     sources = []
-    for name in chosen:
+    for name in topics_to_import:
         partitions = tuple(
             PartitionSource(
                 number=key[1],

@@ -116,8 +116,8 @@ class ImportOptions:
 
     def check(self) -> None:
         check_policy(self.corrupt_records)
-        given = ("open transactions", self.open_transactions, OPEN_CHOICES), ("link", self.link, LINK_CHOICES)
-        for name, value, choices in given:
+        choices_by_name = ("open transactions", self.open_transactions, OPEN_CHOICES), ("link", self.link, LINK_CHOICES)
+        for name, value, choices in choices_by_name:
             if value not in choices:
                 raise BadRequest(f"expected {name} to be one of {', '.join(choices)}, found {value!r}")
         self.topic_configs()

@@ -126,18 +126,18 @@ class SegmentState:
 
     def _scan_headers(self, file: SegmentFile, *, last: bool) -> None:
         walk = BatchWalk(file, self.end)
-        held: Window | None = None
+        last_window: Window | None = None
         for window in walk:
-            if held is not None:
-                self._take(held, file)
-            held = window
+            if last_window is not None:
+                self._take(last_window, file)
+            last_window = window
         self.stop, self.reason = walk.stop, walk.reason
-        if held is not None:
-            final = held.headers.row(len(held.headers) - 1)
-            if last and not file.crc_holds(held.start + int(held.headers.position[-1]), final):
+        if last_window is not None:
+            final = last_window.headers.row(len(last_window.headers) - 1)
+            if last and not file.crc_holds(last_window.start + int(last_window.headers.position[-1]), final):
                 self.stop, self.reason = UNWRITTEN, "the last batch does not match its checksum: not written yet"
-                held = held.select(slice(-1))
-            self._take(held, file)
+                last_window = last_window.select(slice(-1))
+            self._take(last_window, file)
 
     def _stop_at(self, damage: Damage) -> bool:
         self.stop, self.reason = UNSOUND, damage.reason
@@ -362,7 +362,7 @@ class PartitionState:
         if later or state.stop != "zeros":
             self._leave_out(str(state.name.path), state.end, state.size - state.end, state.next_offset, state.reason)
         for segment in later:
-            reason = "it lies behind damage, where the log was cut"
+            reason = "it is after damage, where the log was cut"
             self._leave_out(str(segment.name.path), 0, segment.name.size, state.next_offset, reason)
         if later:
             del self.segments[position + 1 :]

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 MIN_WINDOW_BYTES = 64 * 1024
 FIRST_WINDOW_BYTES = 256 * 1024
 REPLAN_TRIES = 10
-GO_ON = "restore the file, read other offsets, or read on behind it with corruptRecords=skip"
+GO_ON = "restore the file, read other offsets, or read on after it with corruptRecords=skip"
 _DECODED = frozenset({"key", "value", "headers", "timestampType"})
 
 
@@ -77,26 +77,26 @@ class KafkaReadPart:
 
     def _pieces(self, columns: list[str], batch_bytes: int) -> Iterator[pa.RecordBatch]:
         """One RecordBatch per window, window sizes following how much records grow when they are decoded."""
-        wanted = _DECODED & set(columns) | {"offset", "timestamp"}
+        decoded_columns = _DECODED & set(columns) | {"offset", "timestamp"}
         budget = WindowBudget(batch_bytes)
         for window in self.windows(budget):
-            for decoded in self._decoded(window, wanted):
+            for decoded in self._decoded(window, decoded_columns):
                 piece = _record_batch(decoded, columns, self.range)
                 budget.learn(len(window.data), piece.nbytes)
                 if piece.num_rows:
                     yield piece
 
-    def _decoded(self, window: Window, wanted: Set[str]) -> Iterator[RecordColumns]:
+    def _decoded(self, window: Window, columns: Set[str]) -> Iterator[RecordColumns]:
         """The visible records of a window; where damage is skipped, those of each batch that can be decoded."""
         try:
             start, end, visible = self.range.start, self.range.end, self._visible(window.headers)
-            yield window.decode(wanted, visible, start_offset=start, end_offset=end)
+            yield window.decode(columns, visible, start_offset=start, end_offset=end)
         except Corrupt as error:
             if self.corrupt_records != SKIP:
                 raise
             rows = len(window.headers)
             for row in range(rows if rows > 1 else 0):
-                yield from self._decoded(window.select(slice(row, row + 1)), wanted)
+                yield from self._decoded(window.select(slice(row, row + 1)), columns)
             if rows == 1:
                 header, end = window.headers.row(0), int(window.headers.next_offset[0])
                 position = window.start + int(window.headers.position[0])

@@ -141,8 +141,8 @@ class BatchWalk:
     def __iter__(self) -> Iterator[Window]:
         size = self.file.size
         while self.end < size:
-            wanted = HEADER_WINDOW_BYTES if self._window_bytes is None else self._window_bytes()
-            data = self.file.read(self.end, min(wanted, size - self.end))
+            nbytes = HEADER_WINDOW_BYTES if self._window_bytes is None else self._window_bytes()
+            data = self.file.read(self.end, min(nbytes, size - self.end))
             headers = scan_headers(data, whole=False, contents=self._window_bytes is not None)
             if len(headers):
                 yield Window(data, self.end, headers, self.file.path)

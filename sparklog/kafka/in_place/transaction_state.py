@@ -115,11 +115,11 @@ class TransactionEvents:
         rows = np.flatnonzero(written & (headers.producer_id != NO_PRODUCER_ID))
         if not len(rows):
             return
-        chosen = headers[rows]
+        selection = headers[rows]
         kinds = np.full(len(rows), DATA, np.int64)
-        for index in np.flatnonzero(may_be_markers(chosen)).tolist():
+        for index in np.flatnonzero(may_be_markers(selection)).tolist():
             kinds[index] = _kind(window, int(rows[index]))
-        producers, offsets = chosen.producer_id.tolist(), chosen.base_offset.tolist()
+        producers, offsets = selection.producer_id.tolist(), selection.base_offset.tolist()
         for row, kind, producer, offset in zip(rows.tolist(), kinds.tolist(), producers, offsets, strict=True):
             if kind == LOST:
                 position = int(headers.position[row])

@@ -169,7 +169,7 @@ class KafkaView:
         starts = self._checkpoint(LOG_STARTS_FILE)
         watermarks = self._checkpoint(HIGH_WATERMARKS_FILE) if self._tailing else {}
         folders = self._folders()
-        wanted = {topic: sorted(self._of_topic(folders, topic).items()) for topic in topics}
+        folders_by_topic = {topic: sorted(self._of_topic(folders, topic).items()) for topic in topics}
 
         def look(part: tuple[str, int, FilePath]) -> _Partition:
             topic, number, folder = part
@@ -179,11 +179,11 @@ class KafkaView:
             state.refresh()
             return _Partition(state, _bounds(state, starts.get(key), watermarks.get(key)))
 
-        parts = [(topic, number, folder) for topic in wanted for number, folder in wanted[topic]]
+        parts = [(topic, number, folder) for topic in folders_by_topic for number, folder in folders_by_topic[topic]]
         looks = self.place.look_at_each(look, parts)
-        for topic in wanted:
+        for topic in folders_by_topic:
             after: dict[int, _Partition] = {}
-            for number, _ in wanted[topic]:
+            for number, _ in folders_by_topic[topic]:
                 partition = next(looks)
                 for skipped in partition.state.cut:
                     self._say(skipped)

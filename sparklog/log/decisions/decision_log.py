@@ -391,11 +391,11 @@ def held_back(snapshot: Snapshot, ends: Offsets) -> Snapshot:
 def _whole(heads: Mapping[str, Head], rows: Mapping[str, Slices]) -> dict[str, Offsets]:
     ends = {name: head.last_stable().copy() for name, head in heads.items()}
     done: set[Cut] = set()
-    while cut := {each for name, part in rows.items() for each in _cut(part, ends[name])} - done:
-        done |= cut
+    while cuts := {cut for name, part in rows.items() for cut in _cut(part, ends[name])} - done:
+        done |= cuts
         for name, part in rows.items():
-            for row in np.flatnonzero(np.isin(part.txn_n, [n for _, n in cut])).tolist():
-                if (part.txn_id(row), int(part.txn_n[row])) in cut:
+            for row in np.flatnonzero(np.isin(part.txn_n, [n for _, n in cuts])).tolist():
+                if (part.txn_id(row), int(part.txn_n[row])) in cuts:
                     partition = int(part.partition[row])
                     ends[name][partition] = min(ends[name][partition], int(part.base[row]))
     return {name: np.maximum(end, heads[name].log_start) for name, end in ends.items()}

@@ -102,7 +102,7 @@ OFFSETS = ArgumentKind("a mapping of partitions to offsets", lambda value: _is_m
 POSITIONS = instance("a mapping of topics to mappings of partitions to offsets", Mapping)
 PARTITIONS = ArgumentKind(
     "a mapping of topics to lists of partitions",
-    lambda value: _is_map(value, _is_text, lambda each: _is_list(each, _is_whole)),
+    lambda value: _is_map(value, _is_text, lambda item: _is_list(item, _is_whole)),
 )
 RENAMED = ArgumentKind("a mapping of names to names", lambda value: _is_map(value, _is_text, _is_text))
 

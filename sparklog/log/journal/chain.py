@@ -66,7 +66,7 @@ class EntryChain(Generic[E]):
                     damage = error
                     continue
                 if entry.id != self.id:
-                    raise Corrupt(f"{self.kind.what} of '{self.id}' should lie here, found '{entry.id}'", file=key)
+                    raise Corrupt(f"{self.kind.what} of '{self.id}' should be here, found '{entry.id}'", file=key)
                 return data, entry
         if damage is not None:
             raise damage

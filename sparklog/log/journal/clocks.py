@@ -238,7 +238,7 @@ class Moment:
     def is_soon_after(self, earlier: Moment) -> bool:
         """True within a second, by both clocks: not where `earlier` was read on another machine, or one was set."""
         passed = self.wall_ms - earlier.wall_ms, self.boot_ms - earlier.boot_ms
-        return all(0 <= each < SOON_MS for each in passed)
+        return all(0 <= milliseconds < SOON_MS for milliseconds in passed)
 
 
 def _boot_ms() -> int:

@@ -1,6 +1,6 @@
 """Journals whose entries each carry the whole state after them: offsets of consumer groups, transaction decisions.
 
-As the newest entry has it all, a checkpoint is a copy of one under `_log/checkpoints/`. Maintenance deletes entries and
+As the newest entry holds all, a checkpoint is a copy of one under `_log/checkpoints/`. Maintenance deletes entries and
 checkpoints below the second newest sound checkpoint. docs/reference/format-transactions.md says what the members mean.
 """
 
@@ -83,7 +83,7 @@ class EntryKind(Generic[E]):
         """Return the entry in `data`. `BadRequest` if it needs a newer sparklog; `Corrupt` if damaged or another."""
         item = self.table.fields(data, key)
         if (stored := item.integer("number", 0)) != number:
-            raise Corrupt(f"entry {number} should lie here, found entry {stored}; restore it", file=key)
+            raise Corrupt(f"entry {number} should be here, found entry {stored}; restore it", file=key)
         return self.table.from_json(item, crc=crc32c.crc32c(data), nbytes=len(data))
 
 
@@ -105,7 +105,7 @@ class EntryLog(Journal[E, E, E]):
     def _decode(self, data: bytes, key: str, number: int) -> E:
         entry = self.kind.decode(data, key, number)
         if entry.id != self.id:
-            raise Corrupt(f"{self.kind.what} of '{self.id}' should lie here, found those of '{entry.id}'", file=key)
+            raise Corrupt(f"{self.kind.what} of '{self.id}' should be here, found those of '{entry.id}'", file=key)
         return entry
 
     def _encode(self, draft: E, state: E, commit_id: str) -> bytes:

@@ -257,7 +257,7 @@ class Journal(ABC, Generic[S, E, D]):
         return Advance(self._publish(newer), entries, sight.root_seen)
 
     def _check_promise(self, base: SeenState[S], entries: Sequence[E]) -> None:
-        """`Fenced` if what was read next contradicts what this process has created, or shows that the store lies."""
+        """`Fenced` if what was read next contradicts what this process has created, or shows an error of the store."""
         first = base.state.number + 1
         self._numbered.check_created(first, [entry.crc for entry in entries])
         if self._writes and entries and entries[0].prev_crc != base.state.crc:

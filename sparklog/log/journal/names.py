@@ -118,8 +118,8 @@ def id_folder(text: str) -> str:
     no encoded id does.
     """
     name = "".join(
-        chr(byte) if _PLAIN_ID.match(chr(byte)) and not (byte == ord(".") and place == 0) else f"%{byte:02X}"
-        for place, byte in enumerate(text.encode())
+        chr(byte) if _PLAIN_ID.match(chr(byte)) and not (byte == ord(".") and index == 0) else f"%{byte:02X}"
+        for index, byte in enumerate(text.encode())
     )
     return name if len(name) <= MAX_ID_FOLDER else "=" + hashlib.sha256(text.encode()).hexdigest()
 
@@ -267,10 +267,10 @@ def _remedy(store: Store, folder: str) -> str:
     if root is not None:
         return f"did you mean the root {root}? Else give an empty or new folder"
     if any(_lies_in(path, LOG_FOLDER) for path in below):
-        return f"topics lie there without {ROOT_KEY}: restore that file, or give an empty or new folder"
+        return f"topics are there without {ROOT_KEY}: restore that file, or give an empty or new folder"
     above, name = split(folder)
     if name and _lies_in(above, ROOT_KEY):
-        return f"it lies in the root {above}: give that, or an empty or new folder"
+        return f"it is in the root {above}: give that, or an empty or new folder"
     return f"give an empty or new folder, such as {join(folder, 'sparklog')}"
 
 
@@ -303,12 +303,12 @@ def read_root_id(store: Store) -> str:
 def create_root_id(store: Store, env: Env) -> str:
     """Make this store a root, after a probe that it can hold one; return the id of the first that did.
 
-    `BadRequest` if backups, an unfinished restore or foreign files lie here.
+    `BadRequest` if backups, an unfinished restore or foreign files are here.
     """
     from sparklog.log.journal.probe_verdict import ensure_probed
 
     if store.stat(PLACE_KEY) is not None:
-        raise BadRequest(f"backups lie in {store.location}, which can be no root; restore them into another folder")
+        raise BadRequest(f"backups are in {store.location}, which can be no root; restore them into another folder")
     if store.stat(RESTORE_KEY) is not None:
         raise BadRequest(f"a restore into {store.location} is unfinished: run it again, or choose another folder")
     refuse_foreign(store)

@@ -323,7 +323,7 @@ class NumberedObjects:
         """True if it took too long to see an object before `number`: it may have been collected since."""
         earlier, crc = place
         backoff = Backoff(self.env)
-        failure = f"{self.key(earlier)}, which lies before it, cannot be read"
+        failure = f"{self.key(earlier)}, which is before it, cannot be read"
         others = 0
         while True:
             data, gap = None, False
@@ -395,7 +395,7 @@ class NumberedObjects:
         created = self._created.get(number)
         if created is not None and data is not None and crc32c.crc32c(data) != created[0]:
             raise self._replaced(number)
-        what = f"the object behind {self.key(number)} in {self.store.location} was made after another one"
+        what = f"the object after {self.key(number)} in {self.store.location} was made after another one"
         if (error := self._contradiction(what)) is not None:
             raise error
 

@@ -148,8 +148,8 @@ def _keeps_verdicts(store: Store) -> bool:
 
 
 def _key(store: Store) -> str:
-    place = f"{store.location}\n{store.server}"
-    return f"{PROBE_FOLDER}/verdict-{hashlib.sha256(place.encode()).hexdigest()[:16]}.json"
+    text = f"{store.location}\n{store.server}"
+    return f"{PROBE_FOLDER}/verdict-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
 
 
 def _kept(store: Store, now_ms: int) -> int | None:

@@ -1,6 +1,6 @@
 """Kafka's aborted transactions that hide records from a `read_committed` plan of imported data.
 
-An ABORT marker can lie far after the records it takes back, so the answer always comes from the whole snapshot, never
+An ABORT marker can be far after the records it takes back, so the answer always comes from the whole snapshot, never
 from the range that is read: from the slices that hold ABORT markers (`SliceFlag.KAFKA_ABORTED`), from the range's start
 on. A segment has a `.txnindex` beside it, an append file has the same in its footer. As with Kafka, going on ends at
 the first marker before which everything that began below the range's end had ended. Such files never change: each is
@@ -89,7 +89,7 @@ def _read(store: Store, slices: Sequence[PlannedSlice], cache: _Cache) -> list[A
 
 
 def aborted_of(store: Store, planned: PlannedSlice) -> AbortedTransactions:
-    """Return the transactions whose ABORT markers lie in a slice. `Corrupt`; `MissingFile` if its file is gone."""
+    """Return the transactions whose ABORT markers are in a slice. `Corrupt`; `MissingFile` if its file is gone."""
     entries = _of_append_file(store, planned) if planned.footer_length else _of_segment(store, planned)
     last = entries.last_offsets
     if not len(entries) or int(last.min()) < planned.base or int(last.max()) >= planned.end:

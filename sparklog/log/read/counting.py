@@ -82,7 +82,7 @@ def _counted(snapshot: Snapshot, partition: int, start: int, end: int, isolation
     records = np.minimum(slices.records, high - low)
     taken_back = isolation == READ_COMMITTED and bool((slices.flags & int(SliceFlag.KAFKA_ABORTED)).any())
     exact = not taken_back and not bool((cut & gaps).any())
-    total, held = int(records.sum()), records > 0
+    total, filled = int(records.sum()), records > 0
     if not total:
         return PartitionCount(partition, 0, True, None, None)
-    return PartitionCount(partition, total, exact, int(slices.min_ts[held].min()), int(slices.max_ts[held].max()))
+    return PartitionCount(partition, total, exact, int(slices.min_ts[filled].min()), int(slices.max_ts[filled].max()))

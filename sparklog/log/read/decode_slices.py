@@ -82,7 +82,7 @@ class _BatchRun:
 
 
 class _Decoder:
-    """Decoder of runs into batches. Threads may share one: what it learns is a guess, whoever learned it last."""
+    """Decoder of runs into batches. Threads may share one: what it learns is only a guess."""
 
     def __init__(self, columns: tuple[str, ...], batch_bytes: int) -> None:
         self.expansion = FIRST_EXPANSION
@@ -181,10 +181,10 @@ class _Decoder:
     @staticmethod
     def _times(records: RecordColumns, run: _BatchRun) -> Int64s:
         """Effective times: LogAppendTime of slices whose batches do not carry it is the commit's."""
-        given = np.asarray([piece.slice.append_time for piece in run.pieces], np.int64)
-        if (given < 0).all():
+        append_times = np.asarray([piece.slice.append_time for piece in run.pieces], np.int64)
+        if (append_times < 0).all():
             return records.timestamp
-        of_batch = np.where(run.headers.is_log_append_time, given[run.piece_of], -1)
+        of_batch = np.where(run.headers.is_log_append_time, append_times[run.piece_of], -1)
         of_record = np.repeat(of_batch, records.batch_rows)
         return np.where(of_record >= 0, of_record, records.timestamp)
 

@@ -10,7 +10,7 @@ few `span_bytes`, whatever it reads. Where each request costs a round trip, seve
 Sealed segments have no footer: see `sparklog.log.read.segment_entrance`.
 
 A file that is gone was replaced (merged, sealed, compacted) after the plan was made: the topic is opened again and the
-same offsets are read from where they lie now. Only a log start beyond them is data loss.
+same offsets are read from where they are now. Only a log start beyond them is data loss.
 """
 
 from __future__ import annotations
@@ -167,9 +167,9 @@ class Fetcher:
         self._heads[cursor.place()] = cursor
 
     def _unlist(self, cursor: Cursor) -> None:
-        place = cursor.place()
-        if self._heads.get(place) is cursor:
-            del self._heads[place]
+        key = cursor.place()
+        if self._heads.get(key) is cursor:
+            del self._heads[key]
 
     def _advance(self, cursor: Cursor, planned: PlannedSlice) -> None:
         self._unlist(cursor)
@@ -363,7 +363,7 @@ def entry_of(footer: Footer, planned: PlannedSlice) -> WrittenSlice | None:
 
 
 def enter_segment(store: Store, planned: PlannedSlice, entrance: Entrance) -> tuple[int, Window | None]:
-    """Return where in a sealed segment to begin, and the window that lies there: 0 and None if the index was wrong."""
+    """Return where in a sealed segment to begin, and the window that is there: 0 and None if the index was wrong."""
     if not 0 < entrance.position < planned.size:
         return 0, None
     try:
@@ -388,17 +388,17 @@ def read_window(store: Store, planned: PlannedSlice, low: int, high: int, until:
     length = min(store.limits.span_bytes, high - low)
     if low < until:
         length = min(length, max(until - low, HEADER_BYTES))
-    place = planned.position + low
-    data = memoryview(read_range(store, planned.file, place, length))
+    position = planned.position + low
+    data = memoryview(read_range(store, planned.file, position, length))
     headers = scan_headers(data, whole=False)
     if headers.end == 0 and headers.stop == "partial" and length < high - low:
         # One batch is larger than a window; its length is believed only as far as the slice goes.
         size = int.from_bytes(data[8:LOG_OVERHEAD], "big") + LOG_OVERHEAD
-        data = memoryview(read_range(store, planned.file, place, min(size, high - low)))
+        data = memoryview(read_range(store, planned.file, position, min(size, high - low)))
         headers = scan_headers(data, whole=False)
     if headers.end == 0 or (headers.stop != "end" and low + len(data) == high):
         raise Corrupt(
-            f"expected whole record batches: {headers.reason}", file=planned.file, position=place + headers.end
+            f"expected whole record batches: {headers.reason}", file=planned.file, position=position + headers.end
         )
     return data[: headers.end], headers
 

@@ -176,8 +176,8 @@ class FollowedTable(Mapping[bytes, pa.RecordBatch]):
         """Return the row of a key: one row with the table's columns."""
         KEY.check("key", key)
         self._look()
-        wanted = key.encode() if isinstance(key, str) else key
-        rows = [row for partition in self._rows.values() if (row := partition.row(wanted)) is not None]
+        key_bytes = key.encode() if isinstance(key, str) else key
+        rows = [row for partition in self._rows.values() if (row := partition.row(key_bytes)) is not None]
         if not rows:
             raise KeyError(key)
         newest = max(rows, key=lambda row: int(fixed_values(row.column("timestamp"), np.int64)[0]))

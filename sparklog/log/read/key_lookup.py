@@ -5,7 +5,7 @@ more each time, of each run only the keys; the first run that has the key ends t
 key, by the filters beside their files, are left out.
 
 Adding partitions moves keys to others, so the partitions that the key had under earlier numbers are searched, too, the
-newest first. What lies in a partition that there was not before is newer than all that came before it; of other answers
+newest first. What is in a partition that did not exist before is newer than all that came before it; of other answers
 the one with the greatest timestamp is given.
 """
 
@@ -34,9 +34,9 @@ def latest_record(
     `partitions`: where to look, None: where Kafka's default partitioner puts the key.
     """
     bounds = view.bounds(topic)
-    chosen = partitions_of_key(view, topic, key) if partitions is None else dict.fromkeys(partitions, 0)
+    partitions_to_search = partitions_of_key(view, topic, key) if partitions is None else dict.fromkeys(partitions, 0)
     newest: pa.RecordBatch | None = None
-    for partition, earlier in chosen.items():
+    for partition, earlier in partitions_to_search.items():
         if partition not in bounds:
             few = len(bounds) <= 8
             names = ", ".join(map(str, sorted(bounds))) if few else f"{min(bounds)} to {max(bounds)}"

@@ -19,7 +19,7 @@ from sparklog.log.state.view import OffsetRange, ReadPart, TakenView
 
 @dataclass(frozen=True)
 class KeySet:
-    """Some keys, distinct. `anywhere`: they may lie in any partition."""
+    """Some keys, distinct. `anywhere`: they may be in any partition."""
 
     keys: tuple[bytes, ...]
     anywhere: bool = False
@@ -41,8 +41,10 @@ class KeySet:
 
     def ranges(self, view: TakenView, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
         """Return the ranges of partitions that can hold the keys."""
-        chosen = {topic: self.partitions(view, topic) for topic in dict.fromkeys(offsets.topic for offsets in ranges)}
-        return [offsets for offsets in ranges if offsets.partition in chosen[offsets.topic]]
+        partitions_by_topic = {
+            topic: self.partitions(view, topic) for topic in dict.fromkeys(offsets.topic for offsets in ranges)
+        }
+        return [offsets for offsets in ranges if offsets.partition in partitions_by_topic[offsets.topic]]
 
     def parts(self, parts: Sequence[ReadPart]) -> list[ReadPart]:
         """Return parts without the slices that hold none of the keys; empty parts go."""
@@ -58,8 +60,8 @@ class KeySet:
         """Yield the rows with one of the keys, of batches that have the column `key`; batches without any go."""
         import pyarrow.compute as pc
 
-        wanted = bytes_array(self.keys)
+        keys = bytes_array(self.keys)
         for batch in batches:
-            chosen = batch.filter(pc.is_in(batch.column("key"), value_set=wanted))
-            if chosen.num_rows:
-                yield chosen
+            matches = batch.filter(pc.is_in(batch.column("key"), value_set=keys))
+            if matches.num_rows:
+                yield matches

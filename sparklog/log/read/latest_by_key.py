@@ -142,22 +142,22 @@ class _Runs:
             yield from self.descending(part, start, end, self._records(part, start, end))
 
     def _records(self, part: ReadPart, low: int, high: int) -> Outcome:
-        held, size = [], 0
+        batches, nbytes = [], 0
         for batch in self.read(narrowed(part, low, high), self.columns):
-            held.append(batch)
-            size += batch.nbytes
-            if size > MOST_BYTES:
+            batches.append(batch)
+            nbytes += batch.nbytes
+            if nbytes > MOST_BYTES:
                 reached = int(fixed_values(batch.column("offset"), np.int64)[-1]) + 1
                 if low < reached < high:
                     return reached
-        return held
+        return batches
 
 
 def narrowed(part: ReadPart, start: int, end: int) -> ReadPart:
     """Return the part of a part that holds these offsets."""
-    wanted: dict[str, Any] = {"range": replace(part.range, start=start, end=end)}
+    changes: dict[str, Any] = {"range": replace(part.range, start=start, end=end)}
     if isinstance(part, NativeReadPart):
         slices = part.slices
         first, last = np.searchsorted(slices.end, start, "right"), np.searchsorted(slices.base, end, "left")
-        wanted["slices"] = slices[first:last]
-    return replace(part, **wanted)  # type: ignore[type-var]
+        changes["slices"] = slices[first:last]
+    return replace(part, **changes)  # type: ignore[type-var]

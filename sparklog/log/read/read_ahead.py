@@ -84,13 +84,13 @@ class ReadAhead:
     def _begin(self) -> None:
         """Begin as many requests as may be under way; a single one is left to the thread that takes it."""
         begun: list[Request] = []
-        held = sum(request.length for request in self._begun)
+        nbytes = sum(request.length for request in self._begun)
         most = min(self._limits.first_ahead_bytes + 2 * self._taken, self._limits.ahead_bytes)
-        while len(self._begun) < self._at_once and held < most:
+        while len(self._begun) < self._at_once and nbytes < most:
             if not self._waiting and not self._more():
                 break
             request = self._waiting.popleft()
-            held += request.length
+            nbytes += request.length
             self._begun.add(request)
             begun.append(request)
         if len(self._begun) == len(begun) == 1:

@@ -1,6 +1,6 @@
 """Plan what to read from a snapshot, and the parts that tasks read.
 
-A plan names offsets and, so that tasks need not open the topic, the slices they lie in. Under `read_committed` slices
+A plan names offsets and, so that tasks need not open the topic, the slices they are in. Under `read_committed` slices
 of aborted transactions are left out, what Kafka's own aborted transactions take back of imported slices goes along
 (`sparklog.log.read.aborted`), and nothing at or above the last stable offset is planned. Offsets never change,
 so a part stays right whatever maintenance does to the files: see `sparklog.log.read.fetch`.
@@ -57,7 +57,7 @@ def bounds_of(snapshot: Snapshot, ends: Offsets | None = None) -> dict[int, Boun
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NativeReadPart:
-    """A range of one partition of a native topic with the slices it lies in. Picklable if its store is.
+    """A range of one partition of a native topic with the slices it is in. Picklable if its store is.
 
     `fail_on_data_loss`: a log start that has passed offsets still wanted is an error (`NotFound`), else it is skipped.
     `cleaned_through`: of a table, whose read ends with `Conflict` if compaction has gone further and files are gone.
@@ -170,17 +170,17 @@ def _planned(snapshot: Snapshot, ranges: Sequence[OffsetRange], isolation: str) 
     if isolation == READ_COMMITTED and has_aborted(snapshot.slices):
         # Once for all ranges of a partition: a long one may be cut into many.
         spans: dict[int, tuple[int, int]] = {}
-        for wanted in ranges:
-            low, high = spans.get(wanted.partition, (wanted.start, wanted.end))
-            spans[wanted.partition] = min(low, wanted.start), max(high, wanted.end)
+        for offsets in ranges:
+            low, high = spans.get(offsets.partition, (offsets.start, offsets.end))
+            spans[offsets.partition] = min(low, offsets.start), max(high, offsets.end)
         for partition, span in spans.items():
             hidden[partition] = aborted_ranges(snapshot.store, snapshot.topic, snapshot.slices, partition, *span)
     plans = []
-    for wanted in ranges:
-        slices = visible(snapshot.slices.select(wanted.partition, wanted.start, wanted.end), isolation)
-        aborted = hidden.get(wanted.partition)
-        covered = None if aborted is None else aborted.overlapping(wanted.start, wanted.end)
-        planned = planned_slices(snapshot.topic, wanted.partition, slices)
+    for offsets in ranges:
+        slices = visible(snapshot.slices.select(offsets.partition, offsets.start, offsets.end), isolation)
+        aborted = hidden.get(offsets.partition)
+        covered = None if aborted is None else aborted.overlapping(offsets.start, offsets.end)
+        planned = planned_slices(snapshot.topic, offsets.partition, slices)
         plans.append(replace(planned, hidden=covered) if covered is not None and len(covered) else planned)
     return plans
 
@@ -199,12 +199,12 @@ def visible(slices: Slices, isolation: str) -> Slices:
     return slices[~hidden] if hidden.any() else slices
 
 
-def stored_in(snapshot: Snapshot, wanted: OffsetRange) -> Stored:
+def stored_in(snapshot: Snapshot, offsets: OffsetRange) -> Stored:
     """Return the contents of a range, by metadata: a slice is a run, of as many batches as its bytes have room for."""
-    slices = snapshot.slices.select(wanted.partition, wanted.start, wanted.end)
+    slices = snapshot.slices.select(offsets.partition, offsets.start, offsets.end)
     batches = np.minimum(slices.records, slices.size // HEADER_BYTES)
     runs = BatchRuns(slices.base, slices.end, slices.records, slices.size, batches)
-    return Stored(wanted.start, wanted.end, runs.ordered().clipped(wanted.start, wanted.end))
+    return Stored(offsets.start, offsets.end, runs.ordered().clipped(offsets.start, offsets.end))
 
 
 def sizes_of(snapshot: Snapshot) -> list[PartitionSize]:

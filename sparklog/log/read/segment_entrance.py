@@ -25,7 +25,7 @@ _Index = TypeVar("_Index", OffsetIndex, TimeIndex)
 
 @dataclass(frozen=True, slots=True)
 class Entrance:
-    """A place to begin at in a segment, and the batch that proves it: it lies at `position` and ends at `last_offset`.
+    """A place to begin at in a segment, and the batch that proves it: it is at `position` and ends at `last_offset`.
 
     `until`: the byte at which what is wanted probably ends. `(stamped, stamp)`: a batch that ends at this offset has
     this greatest time (ms); (-1, -1): nothing is claimed.

@@ -3,7 +3,7 @@
 A table is made partition by partition, as compaction works: a key has a row in each partition that holds records of it,
 which are several after partitions were added or where records were written to a partition by number.
 
-As of an offset, or of the first record not older than a time, only what lies before it counts. Compaction keeps, below
+As of an offset, or of the first record not older than a time, only what is before it counts. Compaction keeps, below
 the offset that it has gone through, the latest record of each key as of that offset: a table as of an earlier one would
 lack keys, so it is refused. The same holds for what a log start has cut off.
 """
@@ -46,7 +46,7 @@ class PartitionTable:
 
 @dataclass(frozen=True, slots=True)
 class TablePlan:
-    """The table of a topic as a snapshot has it: what to read, and where the snapshot ends (`ranges`)."""
+    """The table of a topic as of a snapshot: what to read, and where the snapshot ends (`ranges`)."""
 
     topic: str
     topic_id: str
@@ -82,15 +82,15 @@ def table_ranges(
     or what lay before it is gone.
     """
     bounds = view.bounds(topic)
-    chosen = sorted(bounds) if partitions is None else sorted(partitions)
-    for partition in chosen:
+    numbers = sorted(bounds) if partitions is None else sorted(partitions)
+    for partition in numbers:
         check_partition(topic, partition, bounds)
-    ends = {partition: bounds[partition].end(READ_COMMITTED) for partition in chosen}
+    ends = {partition: bounds[partition].end(READ_COMMITTED) for partition in numbers}
     if isinstance(as_of, Mapping):
         for partition, offset in as_of.items():
             ends[partition] = _checked_offset(topic, partition, offset, check_partition(topic, partition, bounds))
     elif as_of is not None:
-        ends |= _ends_at(view, topic, _milliseconds(as_of), {partition: bounds[partition] for partition in chosen})
+        ends |= _ends_at(view, topic, _milliseconds(as_of), {partition: bounds[partition] for partition in numbers})
     cleaned = view.cleaned_through(topic)
     for partition, end in ends.items():
         if bounds[partition].log_start < end < cleaned.get(partition, 0):
@@ -101,11 +101,11 @@ def table_ranges(
     return [OffsetRange(topic, partition, bounds[partition].log_start, ends[partition]) for partition in sorted(ends)]
 
 
-def _checked_offset(topic: str, partition: int, given: object, bounds: Bounds) -> int:
+def _checked_offset(topic: str, partition: int, value: object, bounds: Bounds) -> int:
     start, end = bounds.log_start, bounds.end(READ_COMMITTED)
     with suppress(TypeError):
         # Whole numbers may be numpy's.
-        offset = -1 if isinstance(given, bool) else index(given)  # type: ignore[arg-type]
+        offset = -1 if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
         if start <= offset <= end:
             return offset
         if end < offset <= bounds.log_end:
@@ -113,7 +113,7 @@ def _checked_offset(topic: str, partition: int, given: object, bounds: Bounds) -
                 f"as of offset {offset} of {topic}-{partition}: a transaction that begins at {end} is open; "
                 f"ask for {start} to {end}"
             )
-    raise NotFound(f"as of offset {given!r} of {topic}-{partition} is out of range: it has {start} to {end}")
+    raise NotFound(f"as of offset {value!r} of {topic}-{partition} is out of range: it has {start} to {end}")
 
 
 def _ends_at(view: LogView, topic: str, time_ms: int, bounds: Mapping[int, Bounds]) -> dict[int, int]:
@@ -130,29 +130,29 @@ def _ends_at(view: LogView, topic: str, time_ms: int, bounds: Mapping[int, Bound
     return ends
 
 
-def _milliseconds(given: int | str) -> int:
+def _milliseconds(time: int | str) -> int:
     with suppress(TypeError, ValueError):
-        if isinstance(given, str):
-            return int(given) if given.isdecimal() else max(0, parse_iso_time(given.strip()))
-        if not isinstance(given, bool) and index(given) >= 0:
-            return index(given)
+        if isinstance(time, str):
+            return int(time) if time.isdecimal() else max(0, parse_iso_time(time.strip()))
+        if not isinstance(time, bool) and index(time) >= 0:
+            return index(time)
     raise BadRequest(
-        f"as_of is milliseconds, a time like '2026-01-31T12:00:00' (UTC), or offsets by partition, found {given!r}"
+        f"as_of is milliseconds, a time like '2026-01-31T12:00:00' (UTC), or offsets by partition, found {time!r}"
     )
 
 
-def cuts_of(held: Stored) -> tuple[int, ...]:
+def cuts_of(stored: Stored) -> tuple[int, ...]:
     """Return offsets from the start to the end of a range, a run apart; between slices where these are smaller."""
-    by_bytes, by_records = -(-held.nbytes // RUN_BYTES), -(-held.records // RUN_RECORDS)
+    by_bytes, by_records = -(-stored.nbytes // RUN_BYTES), -(-stored.records // RUN_RECORDS)
     count = max(by_bytes, by_records)
     cuts: Sequence[int] = ()
     if by_bytes >= by_records:
-        cuts = held.at_bytes(*(held.nbytes * i // count for i in range(1, count)))
+        cuts = stored.at_bytes(*(stored.nbytes * i // count for i in range(1, count)))
     else:
-        cuts = held.at_records(*(held.records * i // count for i in range(1, count)))
+        cuts = stored.at_records(*(stored.records * i // count for i in range(1, count)))
     positions = np.asarray(cuts, np.int64)
     if len(positions):
-        row = np.clip(np.searchsorted(held.runs.base, positions, "right") - 1, 0, None)
-        positions = np.where(held.runs.nbytes[row] <= RUN_BYTES, held.runs.base[row], positions)
-    inside = {int(cut) for cut in positions if held.start < cut < held.end}
-    return (held.start, *sorted(inside), held.end)
+        row = np.clip(np.searchsorted(stored.runs.base, positions, "right") - 1, 0, None)
+        positions = np.where(stored.runs.nbytes[row] <= RUN_BYTES, stored.runs.base[row], positions)
+    inside = {int(cut) for cut in positions if stored.start < cut < stored.end}
+    return (stored.start, *sorted(inside), stored.end)

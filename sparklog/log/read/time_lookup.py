@@ -47,13 +47,13 @@ def first_records(
 
 
 def _looked_up(
-    snapshot: Snapshot, wanted: Mapping[int, tuple[int, int]], isolation: str, newer: Newer
+    snapshot: Snapshot, targets: Mapping[int, tuple[int, int]], isolation: str, newer: Newer
 ) -> dict[int, TimestampOffset | None]:
-    """`wanted`: partition to (least time, least offset)."""
+    """`targets`: partition to (least time, least offset)."""
     check_isolation(isolation)
     answers: dict[int, TimestampOffset | None] = {}
     bounds = bounds_of(snapshot)
-    for partition, (target, low) in wanted.items():
+    for partition, (target, low) in targets.items():
         missed = ""
         while partition not in answers:
             limits = check_partition(snapshot.topic, partition, bounds)
@@ -128,8 +128,8 @@ def _in_batches(
     from sparklog.format.decode import decode
 
     data, headers = window
-    given = headers.is_log_append_time & (planned.append_time >= 0)
-    newest = np.where(given, planned.append_time, headers.max_timestamp)
+    has_append_time = headers.is_log_append_time & (planned.append_time >= 0)
+    newest = np.where(has_append_time, planned.append_time, headers.max_timestamp)
     for i in np.flatnonzero((newest >= target) & (headers.next_offset + planned.shift > start)).tolist():
         records = decode(
             data,
@@ -137,7 +137,7 @@ def _in_batches(
             columns=("offset", "timestamp"),
             offset_shift=planned.shift,
             start_offset=start,
-            append_time=planned.append_time if given[i] else None,
+            append_time=planned.append_time if has_append_time[i] else None,
             check_crc=check_crc,
             place=Place(planned.file, position),
         )

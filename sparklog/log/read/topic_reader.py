@@ -198,5 +198,5 @@ class TopicReader:
         """
         view = self._look()
         partitions = sorted(view.bounds(self.name)) if all_partitions else None if partition is None else [partition]
-        wanted = key.encode() if isinstance(key, str) else key
-        return latest_record(view, self.name, wanted, partitions=partitions, isolation=isolation_level)
+        key_bytes = key.encode() if isinstance(key, str) else key
+        return latest_record(view, self.name, key_bytes, partitions=partitions, isolation=isolation_level)

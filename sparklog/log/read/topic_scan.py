@@ -179,12 +179,12 @@ class Tail:
             yield from self._read(OffsetRange(self.topic, partition, start, end), columns)
             self.positions[partition] = end
 
-    def _read(self, wanted: OffsetRange, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
+    def _read(self, offsets: OffsetRange, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
         if self.keys is None:
-            for part in self.view.plan([wanted], self.isolation):
+            for part in self.view.plan([offsets], self.isolation):
                 yield from part.read(columns)
             return
-        ranges = self.keys.ranges(self.view, [wanted])
+        ranges = self.keys.ranges(self.view, [offsets])
         for part in self.keys.parts(self.view.plan(ranges, self.isolation)):
             for batch in self.keys.rows(part.read(self.keys.columns(columns))):
                 yield batch.select(columns)

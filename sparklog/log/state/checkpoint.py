@@ -96,7 +96,7 @@ def decode_checkpoint(data: bytes, key: str, version: int) -> Checkpoint:
     """Return what the bytes hold. `BadRequest` if it needs a newer sparklog, `Corrupt` if damaged or another."""
     checkpoint = CHECKPOINT_JSON.decode(data, key)
     if (stored := checkpoint.head.version) != version:
-        raise Corrupt(f"checkpoint {version} should lie here, found version {stored}; delete it", file=key)
+        raise Corrupt(f"checkpoint {version} should be here, found version {stored}; delete it", file=key)
     return checkpoint
 
 

@@ -2,7 +2,7 @@
 
 `COMMIT_JSON` and the tables above it are its members; docs/reference/format-commits.md says what they mean.
 
-An edit's inputs are the removed slices, its outputs the slices of `files`, of its partition that lie in `[start, end)`.
+An edit's inputs are the removed slices, its outputs the slices of `files`, of its partition that are in `[start, end)`.
 Edits of one commit do not overlap, so no slice needs to name its edit.
 
 A commit's records may be in it (`Inline`): its object is the document, then the bytes of an append file, the **tail**.
@@ -446,7 +446,7 @@ def decode_commit(data: bytes, key: str, version: int) -> Commit:
     document = document_of(data)
     item = COMMIT_JSON.fields(document, key)
     if (stored := item.integer("version", 0)) != version:
-        raise Corrupt(f"commit {version} should lie here, found version {stored}; restore it", file=key)
+        raise Corrupt(f"commit {version} should be here, found version {stored}; restore it", file=key)
     commit = COMMIT_JSON.from_json(item, crc=crc32c.crc32c(data), nbytes=len(document))
     _check_tail(item, commit, memoryview(data)[len(document) :])
     return commit if commit.inline is None else replace(commit, files=_placed(commit, len(document)))

@@ -200,9 +200,9 @@ _ALL = (
             "Whose clock gives a record its timestamp: `CreateTime` is the writer's (or its `timestamp` column), "
             "`LogAppendTime` is the time of the commit."),
     _long("message.timestamp.before.max.ms", INT64_MAX, 0, "ms", (WRITERS,),
-          "How far a record's timestamp may lie before the clock of the task that writes it. Only with `CreateTime`."),
+          "How far a record's timestamp may be before the clock of the task that writes it. Only with `CreateTime`."),
     _long("message.timestamp.after.max.ms", INT64_MAX, 0, "ms", (WRITERS,),
-          "How far a record's timestamp may lie after the clock of the task that writes it. Only with `CreateTime`.",
+          "How far a record's timestamp may be after the clock of the task that writes it. Only with `CreateTime`.",
           "Default 3600000 (one hour): times come with the data here, and a task's clock is not a broker's."),
     _long("message.timestamp.difference.max.ms", INT64_MAX, 0, "ms", (WRITERS,),
           "Old name of the two bounds above, used for whichever of them is not set.", _GONE),

@@ -62,7 +62,7 @@ def log_start_in_range(before: Head, commit: Commit, after: Head) -> str | None:
     wrong = np.flatnonzero(after.log_start > after.log_end)
     if len(wrong):
         p = int(wrong[0])
-        return f"log start {after.log_start[p]} of partition {p} would lie beyond its end {after.log_end[p]}"
+        return f"log start {after.log_start[p]} of partition {p} would be beyond its end {after.log_end[p]}"
     return None
 
 
@@ -164,7 +164,7 @@ def check_state(head: Head, table: SliceTable) -> None:
     if head.deleted and len(rows):
         raise Corrupt(f"a deleted topic still has {len(rows)} slices")
     if (head.log_start > head.log_end).any():
-        raise Corrupt("a log start lies beyond its log end")
+        raise Corrupt("a log start is beyond its log end")
     if not len(rows):
         return
     if int(rows.partition.max()) >= head.partitions or int(rows.partition.min()) < 0:
@@ -175,14 +175,14 @@ def check_state(head: Head, table: SliceTable) -> None:
     if (rows.end <= rows.base).any() or (rows.end > head.log_end[rows.partition]).any():
         raise Corrupt("a slice is empty or ends beyond its log end")
     if (rows.end <= head.log_start[rows.partition]).any():
-        raise Corrupt("a slice lies wholly below its log start")
+        raise Corrupt("a slice is wholly below its log start")
     if not np.isin(rows.status, (PLAIN, OPEN, COMMITTED, ABORTED)).all():
         raise Corrupt("a slice has an unknown status")
     is_open = rows.status == OPEN
     if set(rows.prepare_version[is_open].tolist()) - {prepare.version for prepare in head.open}:
         raise Corrupt("an open slice belongs to no open transaction")
     if (is_open & (rows.end <= head.last_stable()[rows.partition])).any():
-        raise Corrupt("an open slice lies below the last stable offset")
+        raise Corrupt("an open slice is below the last stable offset")
 
 
 def _inside(ranges: list[tuple[int, int]], base: int, end: int) -> bool:

@@ -3,7 +3,7 @@
 A follower reads each new commit whole. If records are in it, they would be asked for again a moment later. So this
 process keeps the tails of the last commits it has decoded, of all topics and stores (`Limits.kept_tails`,
 `Limits.kept_tail_bytes`).
-The store counts: whoever takes bytes from here checks their CRC-32C, and on a difference forgets them and asks.
+The store counts: a reader that takes bytes from here checks their CRC-32C, and on a difference forgets them and asks.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class RewriteIntent:
         outputs = Outputs(self.files)
         outside = outputs.outside(rewrite.edit for rewrite in self.rewrites)
         if outside is not None:
-            raise BadRequest(f"refusing to rewrite '{topic}': {outside} lies in no edit, so its records would be lost")
+            raise BadRequest(f"refusing to rewrite '{topic}': {outside} is in no edit, so its records would be lost")
         inputs: list[tuple[Edit, list[Input]]] = []
         dropped: list[Edit] = []
         for rewrite in self.rewrites:

@@ -235,7 +235,7 @@ class SliceTable:
             nearest = np.minimum(span.start + np.searchsorted(whole.base[span], base[where]), span.stop - 1)
             same = (whole.base[nearest] == base[where]) & (whole.position[nearest] == position[where])
             rows[where[same]] = nearest[same]
-        # Each pair of an item and a file that its slices lie in is looked at once: an item has one path.
+        # Each pair of an item and a file that its slices are in is looked at once: an item has one path.
         present = np.flatnonzero(rows >= 0)
         pairs, pair_of = np.unique(item_of[present] << 32 | whole.file[rows[present]], return_inverse=True)
         right = [self.texts[0][pair & 0xFFFFFFFF] == items[pair >> 32].path for pair in pairs.tolist()]

@@ -65,7 +65,9 @@ def content_of(counts: Mapping[str, Sequence[RowCounts | None]]) -> Content | No
             for partition, (records, nbytes) in file.rows.items():
                 before = total.get((topic, partition), (0, 0))
                 total[topic, partition] = before[0] + records, before[1] + nbytes
-    listed = json.dumps([[*place, *amounts] for place, amounts in sorted(total.items())], separators=(",", ":"))
+    listed = json.dumps(
+        [[*partition_key, *amounts] for partition_key, amounts in sorted(total.items())], separators=(",", ":")
+    )
     digest = hashlib.blake2b(listed.encode(), digest_size=LAYOUT_BYTES).hexdigest()
     return Content(sum(size for _, size in total.values()), f"{sum(number for _, number in partitions)}:{digest}")
 

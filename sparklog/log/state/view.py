@@ -105,11 +105,11 @@ class Stored:
         return Stored(start, end, self.runs.clipped(start, end))
 
     def at_records(self, *counts: int) -> list[int]:
-        """Return offsets before which so many records lie; the range's end where there are no more."""
+        """Return offsets before which so many records are; the range's end where there are no more."""
         return self._offsets_at(self.runs.records, counts)
 
     def at_bytes(self, *counts: int) -> list[int]:
-        """Return offsets before which about so many stored bytes lie; the range's end where there are no more."""
+        """Return offsets before which about so many stored bytes are; the range's end where there are no more."""
         return self._offsets_at(self.runs.nbytes, counts)
 
     def _offsets_at(self, amounts: Int64s, counts: Sequence[int]) -> list[int]:

@@ -195,7 +195,7 @@ def _check_replay(entry: WriterEntry, key: WriterKey, count: int, place: str) ->
             return
         sent, taken = f"{sent}, {key.content.nbytes} bytes", f"{taken}, {entry.content.nbytes} bytes"
         if key.content.nbytes == entry.content.nbytes:
-            taken += " that lie in other partitions"
+            taken += " that are in other partitions"
     raise Conflict(
         f"replay mismatch: batch {key.batch} of writer '{key.id}' has {sent}, {place} took it with "
         f"{taken} (version {entry.version}); use a new txnAppId, or replayMismatch=accept if the query is "

@@ -147,12 +147,12 @@ def _chosen(root: Root, log: TopicLog, version: int | None, time_ms: int | None)
     if version is None and time_ms is None:
         return log.snapshot()
     history = History(root.store, log.topic, root.env)
-    chosen = history.version_at(time_ms or 0) if version is None else version
-    if chosen > head.version:
-        raise NotFound(f"topic '{log.topic}' has versions up to {head.version}, found {chosen}")
-    snapshot = history.at(chosen)
+    number = history.version_at(time_ms or 0) if version is None else version
+    if number > head.version:
+        raise NotFound(f"topic '{log.topic}' has versions up to {head.version}, found {number}")
+    snapshot = history.at(number)
     if snapshot.head.deleted:
-        raise NotFound(f"topic '{log.topic}' did not exist at version {chosen}; choose another version")
+        raise NotFound(f"topic '{log.topic}' did not exist at version {number}; choose another version")
     return snapshot
 
 
@@ -180,22 +180,22 @@ def _hold(root: Root, log: TopicLog, snapshot: Snapshot, hold: str) -> list[Topi
             )
         versions[owner] = held_version.version
     expires_ms = root.store.now_ms() + GRACE_MS
-    held: list[TopicLog] = []
+    logs: list[TopicLog] = []
     try:
         for owner, version in versions.items():
             log = root.engine.log(owner)
             topic_id = log.current().head.topic_id
             log.commit(MaintainIntent(topic_id, holds={hold: Hold(version, expires_ms)}))
-            held.append(log)
+            logs.append(log)
     except SparklogError:
-        _release(held, hold)
+        _release(logs, hold)
         raise
-    return held
+    return logs
 
 
-def _release(held: Sequence[TopicLog], hold: str) -> None:
+def _release(logs: Sequence[TopicLog], hold: str) -> None:
     # Where that fails, the vacuum ends them a day later.
-    for log in held:
+    for log in logs:
         with suppress(SparklogError, OSError):
             log.commit(MaintainIntent(log.refresh().head.topic_id, holds={hold: None}))
 

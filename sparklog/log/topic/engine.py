@@ -100,8 +100,8 @@ class RootEngine:
             if created is None or log.take_back(created):
                 raise
             _LOG.warning("%s; another process uses '%s' already, so it stays", clash, topic)
-        count, place = log.head(refresh=False).partitions, self.store.location
-        CREATED_TOPIC.info("created topic %s with %d partition%s in %s", topic, count, "s" * (count > 1), place)
+        count, location = log.head(refresh=False).partitions, self.store.location
+        CREATED_TOPIC.info("created topic %s with %d partition%s in %s", topic, count, "s" * (count > 1), location)
         return log
 
     def _refuse_same_but_case(self, topic: str) -> None:

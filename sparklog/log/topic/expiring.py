@@ -25,7 +25,7 @@ _warned_of_seconds: set[tuple[str, str]] = set()
 
 
 def default_expiry(configs: TopicConfigs) -> str | None:
-    """Return what a topic of these configs does with old records; None if nobody set it and nothing expires."""
+    """Return what a topic of these configs does with old records; None if retention.ms is set or nothing expires."""
     if "retention.ms" in configs.explicit or not configs.is_deleting:
         return None
     return SEVEN_DAYS.format(policy=configs.text("cleanup.policy"))

@@ -325,7 +325,7 @@ class AppendWriter:
             try:
                 closed, _ = ask_each(self._target.store, lambda ask: ask(), closing)
             except SparklogError:
-                # It may lie in another root now.
+                # It may be in another root now.
                 with suppress(SparklogError):
                     self._target.store.delete(f"{self._target.topic}/{output.path}")
                 raise

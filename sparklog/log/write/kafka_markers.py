@@ -82,12 +82,12 @@ class EndKafkaIntent:
         return Draft(APPEND, files=files, kafka_ended=tuple(transaction.ended for transaction in self.ended))
 
 
-def _write_markers(log: CommitLog, head: Head, chosen: Sequence[KafkaOpen], commit: bool) -> FileSlices:
+def _write_markers(log: CommitLog, head: Head, transactions: Sequence[KafkaOpen], commit: bool) -> FileSlices:
     now_ms = log.env.wall_ms()
     output = AppendOutput(log.store, log.topic, append_path(max(head.version, 0), log.env.new_id()))
     try:
-        for partition in sorted({transaction.partition for transaction in chosen}):
-            ending = [transaction for transaction in chosen if transaction.partition == partition]
+        for partition in sorted({transaction.partition for transaction in transactions}):
+            ending = [transaction for transaction in transactions if transaction.partition == partition]
             committed = [
                 commit if transaction.decided is None else transaction.decided == COMMIT for transaction in ending
             ]
@@ -102,7 +102,7 @@ def _write_markers(log: CommitLog, head: Head, chosen: Sequence[KafkaOpen], comm
                 )
                 for i, transaction in enumerate(ending)
             )
-            # All markers lie at offsets from 0 in the slice.
+            # All markers are at offsets from 0 in the slice.
             rows = np.flatnonzero(~np.array(committed, np.bool_))
             aborted = AbortedTransactions(
                 np.array([ending[row].producer for row in rows], np.int64),

@@ -10,7 +10,7 @@ Accepted columns, all but `value` optional:
 | `timestamp` | timestamp of any unit and zone (none: UTC), int64 ms, null | int64[n] ms, floored; null: the clock |
 | `partition` | any integer, null                                          | the same; None: all null              |
 
-Types are compared, never schemas: Spark passes its session's time zone and nested `not null`s along. Everything goes by
+Types are compared, never schemas: Spark passes its session's time zone and nested `not null`s along. Everything uses
 Arrow's buffers: its functions would load `pyarrow.compute`, and with it pandas, into each task.
 
 Rows get partitions by the rules of Kafka's producer. An explicit partition wins; else the key decides (murmur2, an
@@ -263,7 +263,7 @@ class Partitioner:
         self._filled = 0
 
     def assign(self, rows: int, *, key: pa.Array | None, value: pa.Array | None, partition: pa.Array | None) -> Int32s:
-        """Return int32[rows]: the partition of each row. Columns that are None are all null.
+        """Return int32[rows]: the partition of each row. Columns that are `None` are all null.
 
         `BadRequest` for an explicit partition that the topic does not have.
         """

@@ -280,7 +280,7 @@ def _copy_indexes(source: Store, target: Store, file: FileCopy, present: Mapping
         if None in contents[:2]:
             raise NotFound(f"the index files beside {file.key} are missing")
         if not again:
-            message = "the index files beside it are not what the commit says: restore them, or seal the segment anew"
+            message = "the index files beside it are not what the commit says: restore them, or seal the segment again"
             raise Corrupt(message, file=file.key)
     done = Copied()
     for name, data in zip(names, contents, strict=True):

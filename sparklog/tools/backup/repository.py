@@ -132,7 +132,7 @@ def refuse_inside(store: Store) -> None:
         folder = above
         for key, what in ((ROOT_KEY, "a root"), (PLACE_KEY, "a place of backups")):
             if os.path.lexists(os.path.join(folder, key)):
-                raise BadRequest(f"{store.location} lies in {folder}, which is {what}; choose a folder outside of it")
+                raise BadRequest(f"{store.location} is in {folder}, which is {what}; choose a folder outside of it")
 
 
 @dataclass
@@ -148,7 +148,7 @@ class Repository:
         try:
             data = store.get(PLACE_KEY)
         except NotFound:
-            raise NotFound(f"no backups lie in {store.location}: it has no {PLACE_KEY}; check the path") from None
+            raise NotFound(f"no backups are in {store.location}: it has no {PLACE_KEY}; check the path") from None
         return cls(store, REPOSITORY_JSON.decode(data, PLACE_KEY).root_id)
 
     @classmethod
@@ -201,7 +201,7 @@ class Repository:
             return None
         manifest = MANIFEST_JSON.from_json(item)
         if manifest.number != number:
-            raise Corrupt(f"backup {number} should lie here, found backup {manifest.number}", file=key)
+            raise Corrupt(f"backup {number} should be here, found backup {manifest.number}", file=key)
         return manifest
 
     def covering(self, topics: Collection[str] | None) -> list[Manifest]:

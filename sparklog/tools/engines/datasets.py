@@ -152,11 +152,11 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]
             for part in narrowed(self._topic, spans, expression, needed)
         ]
 
-    def _spans(self, wanted: OffsetRange) -> Spans:
+    def _spans(self, offsets: OffsetRange) -> Spans:
         if isinstance(self._view, RootView):
-            rows = self._view.snapshot(wanted.topic).slices.select(wanted.partition, wanted.start, wanted.end)
+            rows = self._view.snapshot(offsets.topic).slices.select(offsets.partition, offsets.start, offsets.end)
             return Spans(rows.base, rows.end, rows.min_ts, rows.max_ts)
-        (stored,) = self._view.stored([wanted])
+        (stored,) = self._view.stored([offsets])
         return Spans(stored.runs.base, stored.runs.end)
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:

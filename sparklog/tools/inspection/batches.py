@@ -229,15 +229,15 @@ class RecordFacts:
     def _open(
         self, data: BytesLike, headers: BatchHeaders, rows: Int64Array, append_time: int, into: dict[str, Int64Array]
     ) -> None:
-        chosen = headers[rows]
-        body = payloads(data, chosen, check_crc=False)
-        records = record_fields(body, chosen)
+        selection = headers[rows]
+        body = payloads(data, selection, check_crc=False)
+        records = record_fields(body, selection)
         hashes = key_hashes(body.data, records.key_start, records.key_length, _HASH_KEY)[:, 0]
-        columns = self._columns(chosen, records, hashes, append_time)
+        columns = self._columns(selection, records, hashes, append_time)
         columns["uncompressed_bytes"] = body.stop - body.start
         for name, values in columns.items():
             into[name][rows] = values
-        keyed = records.has_key & ~chosen.is_control[records.batch]
+        keyed = records.has_key & ~selection.is_control[records.batch]
         self.hashes.append(hashes[keyed])
         self.batches.append(self.seen + rows[records.batch[keyed]])
         self.hot.add(body, records, hashes, keyed)
@@ -385,11 +385,11 @@ class _Walk:
 
     def _outcome(self, run: Run, headers: BatchHeaders, base: Int64Array) -> npt.NDArray[np.int64]:
         outcome = np.full(len(headers), OUTCOMES.index(run.outcome or "plain"), np.int64)
-        held = headers.is_transactional & ~headers.is_control
-        outcome[held] = OUTCOMES.index("committed")
+        in_transaction = headers.is_transactional & ~headers.is_control
+        outcome[in_transaction] = OUTCOMES.index("committed")
         for producer, first in self.log.open:
-            outcome[held & (headers.producer_id == producer) & (base >= first)] = OUTCOMES.index("open")
-        outcome[held & self.log.aborted.covers(headers.producer_id, base)] = OUTCOMES.index("aborted")
+            outcome[in_transaction & (headers.producer_id == producer) & (base >= first)] = OUTCOMES.index("open")
+        outcome[in_transaction & self.log.aborted.covers(headers.producer_id, base)] = OUTCOMES.index("aborted")
         outcome[headers.is_control] = OUTCOMES.index("marker")
         return outcome
 

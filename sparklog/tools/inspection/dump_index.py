@@ -331,12 +331,12 @@ class _Log:
 
 def _add_latest(latest: dict[int, int], window: DumpWindow, rows: Int64Array) -> None:
     """Decode many batches at once; those of a window that cannot be decoded are tried one by one when asked for."""
-    chosen = window.select(rows)
+    batches = window.select(rows)
     try:
-        times = _latest(chosen)
+        times = _latest(batches)
     except (Corrupt, BadRequest):
         return
-    latest.update(zip((chosen.headers.position + window.start).tolist(), times.tolist(), strict=True))
+    latest.update(zip((batches.headers.position + window.start).tolist(), times.tolist(), strict=True))
 
 
 def _latest(window: DumpWindow) -> Int64Array:

@@ -53,5 +53,5 @@ class HotKeys:
     def table(self, topic: str, partition: int) -> pa.Table:
         """Return the keys so far (`KEYS`)."""
         table = self._largest()
-        place = [pa.repeat(topic, len(table)), pa.repeat(partition, len(table))]
-        return pa.table([*place, *table.columns], KEYS.names).cast(KEYS)
+        partition_columns = [pa.repeat(topic, len(table)), pa.repeat(partition, len(table))]
+        return pa.table([*partition_columns, *table.columns], KEYS.names).cast(KEYS)

@@ -108,24 +108,24 @@ def transaction_table(batches: pa.Table) -> pa.Table:
 
     Kafka's: from a producer's first transactional batch to its marker; sparklog's: the batches that one holds.
     """
-    chosen = batches.filter(
+    relevant = batches.filter(
         pc.or_(batches["transactional"], pc.is_in(batches["control"], pa.array(["commit", "abort"], pa.string())))
     )
-    if not len(chosen):
+    if not len(relevant):
         return TRANSACTIONS.empty_table()
-    marker = chosen["outcome"].combine_chunks().to_numpy(zero_copy_only=False) == "marker"
-    names = pc.fill_null(chosen["transaction"].combine_chunks(), "").dictionary_encode()
+    marker = relevant["outcome"].combine_chunks().to_numpy(zero_copy_only=False) == "marker"
+    names = pc.fill_null(relevant["transaction"].combine_chunks(), "").dictionary_encode()
     owner = names.indices.to_numpy()
-    producer = chosen["producer_id"].to_numpy()
-    order = np.lexsort((chosen["base_offset"].to_numpy(), producer, owner))
-    chosen = chosen.take(pa.array(order))
+    producer = relevant["producer_id"].to_numpy()
+    order = np.lexsort((relevant["base_offset"].to_numpy(), producer, owner))
+    relevant = relevant.take(pa.array(order))
     marker, owner, producer = marker[order], owner[order], producer[order]
     # A transaction begins where its owner changes, and after a marker.
     starts = np.ones(len(order), np.bool_)
     starts[1:] = (owner[1:] != owner[:-1]) | (producer[1:] != producer[:-1]) | marker[:-1]
     first = np.flatnonzero(starts)
     last = np.append(first[1:], len(order)) - 1
-    table = _transactions(chosen, first, last, marker)
+    table = _transactions(relevant, first, last, marker)
     # A marker alone ended nothing here: its transaction had no records in this partition, or cleaning took them.
     return table.filter(pc.greater(table["batches"], 0)).sort_by("first_offset")
 

@@ -83,35 +83,37 @@ def _disk(location: str) -> Disk | None:
 # -- a sparklog root
 
 
-def _root(view: RootView, settings: Settings, chosen: tuple[str, ...], maintenance: bool) -> RootReport:
+def _root(view: RootView, settings: Settings, topics: tuple[str, ...], maintenance: bool) -> RootReport:
     root, notes = view.root, list[Note]()
-    for name in chosen:
+    for name in topics:
         root.topic(name)
     facts: list[TopicFacts] = []
-    held: list[HeldBack] = []
-    for name in chosen or sorted(name for name in root.store.list_folders("") if is_topic_name(name)):
+    held_back: list[HeldBack] = []
+    for name in topics or sorted(name for name in root.store.list_folders("") if is_topic_name(name)):
         try:
             if root.engine.log(name).refresh().head.exists:
                 snapshot = root.topic(name).log.read_snapshot()
                 waiting = unreferenced(root.topic(name))[1] if maintenance else None
                 facts.append(replace(_topic(root, snapshot, settings), unreferenced_bytes=waiting))
-                held += _held_back(root, snapshot, settings.now_ms)
+                held_back += _held_back(root, snapshot, settings.now_ms)
         except SparklogError as error:
             notes.append(Note(ATTENTION, name, f"cannot be read: {error} [{error.code}]"))
     compaction: Sequence[TopicReport] = ()
     if maintenance and facts:
         options = CompactOptions(topics=[topic.topic for topic in facts], dry_run=True)
         compaction = compact_root(root, settings, InProcess(), options)
-    retention = retain_root(root, settings, topics=chosen, dry_run=True) if maintenance else []
+    retention = retain_root(root, settings, topics=topics, dry_run=True) if maintenance else []
     failures = [failure for run in compaction for failure in run.failures]
     failures += [failure for run in retention for failure in run.failures]
     notes += [Note(ATTENTION, failure.topic, f"maintenance would fail: {failure.line()}") for failure in failures]
-    now_ms, groups = settings.now_ms, tuple(_groups(root, settings.now_ms, chosen, notes))
+    now_ms, groups = settings.now_ms, tuple(_groups(root, settings.now_ms, topics, notes))
     doing = tuple(_doing(compaction, retention)) if maintenance else None
     vacuums = [(run.topic, item) for run in retention if run.vacuum is not None for item in run.vacuum.removed]
     waste = tuple(Waste(name, item.kind, item.reason, item.objects, item.nbytes) for name, item in vacuums)
     removals = waste if maintenance else None
-    return RootReport(view.location, "root", now_ms, tuple(facts), groups, tuple(held), doing, removals, tuple(notes))
+    return RootReport(
+        view.location, "root", now_ms, tuple(facts), groups, tuple(held_back), doing, removals, tuple(notes)
+    )
 
 
 def _topic(root: Root, snapshot: Snapshot, settings: Settings) -> TopicFacts:
@@ -192,7 +194,7 @@ def _held_back(root: Root, snapshot: Snapshot, now_ms: int) -> list[HeldBack]:
     return sorted(held_back, key=lambda held: (held.partition, held.first))
 
 
-def _groups(root: Root, now_ms: int, chosen: tuple[str, ...], notes: list[Note]) -> Iterator[GroupFacts]:
+def _groups(root: Root, now_ms: int, topics: tuple[str, ...], notes: list[Note]) -> Iterator[GroupFacts]:
     """Return all groups, or those that read a chosen topic; a group that cannot be read becomes a note."""
     damaged, hidden = list[SparklogError](), list[SparklogError]()
     groups = Groups(root)
@@ -201,10 +203,10 @@ def _groups(root: Root, now_ms: int, chosen: tuple[str, ...], notes: list[Note])
     behind: dict[str, list[GroupPartition]] = {name: [] for name in alive}
     # All at once: each topic is looked at once, however many groups read it.
     for row in lag(root, alive, now_ms=now_ms, failures=hidden):
-        if not chosen or row.topic in chosen:
+        if not topics or row.topic in topics:
             behind[row.group].append(_group_partition(row))
     for name, group in alive.items():
-        if behind[name] or not chosen:
+        if behind[name] or not topics:
             yield GroupFacts(name, group.state, group.instance, tuple(behind[name]))
     notes += [Note(ATTENTION, "", f"a consumer group cannot be read: {error} [{error.code}]") for error in damaged]
     notes += _hidden(hidden)
@@ -232,22 +234,22 @@ def _doing(compaction: Sequence[TopicReport], retention: Sequence[RetainReport])
 # -- a Kafka directory
 
 
-def _kafka(view: KafkaView, settings: Settings, chosen: tuple[str, ...]) -> RootReport:
+def _kafka(view: KafkaView, settings: Settings, topics: tuple[str, ...]) -> RootReport:
     notes: list[Note] = []
     facts: list[TopicFacts] = []
-    held: list[HeldBack] = []
-    for name in chosen or view.topics():
+    held_back: list[HeldBack] = []
+    for name in topics or view.topics():
         try:
             view.refresh([name])
             facts.append(_kafka_topic(view, name, settings.now_ms))
-            held += _kafka_open(view, name, settings.now_ms)
+            held_back += _kafka_open(view, name, settings.now_ms)
             notes += _kafka_damage(view, name)
         except SparklogError as error:
-            if chosen:
+            if topics:
                 raise
             notes.append(Note(ATTENTION, name, f"cannot be read: {error} [{error.code}]"))
-    groups, now_ms = _kafka_groups(view, facts, settings.now_ms, chosen, notes), settings.now_ms
-    return RootReport(view.location, "kafka", now_ms, tuple(facts), groups, tuple(held), None, None, tuple(notes))
+    groups, now_ms = _kafka_groups(view, facts, settings.now_ms, topics, notes), settings.now_ms
+    return RootReport(view.location, "kafka", now_ms, tuple(facts), groups, tuple(held_back), None, None, tuple(notes))
 
 
 def _kafka_topic(view: KafkaView, name: str, now_ms: int) -> TopicFacts:
@@ -256,7 +258,7 @@ def _kafka_topic(view: KafkaView, name: str, now_ms: int) -> TopicFacts:
     firsts = view.offsets_for_timestamps(name, {partition: 0 for partition, _ in bounds})
     states = view.partition_states(name)
     partitions = []
-    for (partition, bound), held in zip(bounds, stored, strict=True):
+    for (partition, bound), contents in zip(bounds, stored, strict=True):
         first = firsts[partition]
         newest = max((segment.max_timestamp for segment in states[partition].segments), default=-1)
         partitions.append(
@@ -266,7 +268,7 @@ def _kafka_topic(view: KafkaView, name: str, now_ms: int) -> TopicFacts:
                 last_stable=bound.last_stable,
                 log_end=bound.log_end,
                 records=None,
-                bytes=held.nbytes,
+                bytes=contents.nbytes,
                 oldest_ms=None if first is None else first.timestamp,
                 newest_ms=newest if newest >= 0 and bound.log_end > bound.log_start else None,
                 slices=None,
@@ -312,7 +314,7 @@ def _kafka_damage(view: KafkaView, name: str) -> Iterator[Note]:
 
 
 def _kafka_groups(
-    view: KafkaView, topics: Sequence[TopicFacts], now_ms: int, chosen: tuple[str, ...], notes: list[Note]
+    view: KafkaView, topics: Sequence[TopicFacts], now_ms: int, names: tuple[str, ...], notes: list[Note]
 ) -> tuple[GroupFacts, ...] | None:
     """Return the groups of the coordinator's topic, in the partitions that are here; None where that topic is not."""
     if not has_groups(view):
@@ -327,7 +329,7 @@ def _kafka_groups(
     parts: dict[str, list[GroupPartition]] = {name: [] for name in groups.names()}
     for row in rows:
         parts[row.group].append(_group_partition(row))
-    return tuple(GroupFacts(name, UNKNOWN, None, tuple(rows)) for name, rows in parts.items() if rows or not chosen)
+    return tuple(GroupFacts(name, UNKNOWN, None, tuple(rows)) for name, rows in parts.items() if rows or not names)
 
 
 def _group_partition(row: Lag) -> GroupPartition:

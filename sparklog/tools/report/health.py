@@ -32,21 +32,21 @@ def health(report: RootReport) -> RootReport:
 def _transactions(report: RootReport) -> Iterator[Note]:
     late: dict[str, list[HeldBack]] = {}
     long: dict[tuple[str, bool], list[HeldBack]] = {}
-    for held in report.held_back:
-        if held.overdue:
-            late.setdefault(held.topic, []).append(held)
-        elif held.age_ms is not None and held.age_ms > LONG_OPEN_MS:
-            long.setdefault((held.topic, held.timeout_ms is None), []).append(held)
+    for transaction in report.held_back:
+        if transaction.overdue:
+            late.setdefault(transaction.topic, []).append(transaction)
+        elif transaction.age_ms is not None and transaction.age_ms > LONG_OPEN_MS:
+            long.setdefault((transaction.topic, transaction.timeout_ms is None), []).append(transaction)
     for topic, mine in sorted(late.items()):
         hold = f"transactions past their timeout hold readers back ({_owners(mine)})"
         yield Note(ATTENTION, topic, f"{hold}: the next commit or maintenance run aborts them")
     for (topic, kafkas), mine in sorted(long.items()):
-        oldest = max(mine, key=lambda held: held.age_ms or 0)
+        oldest = max(mine, key=lambda transaction: transaction.age_ms or 0)
         where = f"partition {oldest.partition} from offset {oldest.first:,}"
         since = f"open for {duration(oldest.age_ms)} ({_owners(mine)}): readers of committed records wait in {where}"
         if report.kind == "kafka":
-            place = f"--topic {quote(topic)} --partition {oldest.partition} --start-offset {oldest.first}"
-            remedy = f"if its producer is gone, `kafka-transactions.sh --bootstrap-server … abort {place}`"
+            arguments = f"--topic {quote(topic)} --partition {oldest.partition} --start-offset {oldest.first}"
+            remedy = f"if its producer is gone, `kafka-transactions.sh --bootstrap-server … abort {arguments}`"
         elif kafkas:
             remedy = "no timeout ends it: import again once Kafka has, or `sparklog transactions abort`"
         else:
@@ -55,7 +55,7 @@ def _transactions(report: RootReport) -> Iterator[Note]:
 
 
 def _owners(mine: list[HeldBack]) -> str:
-    owners = list(dict.fromkeys(held.owner for held in mine))
+    owners = list(dict.fromkeys(transaction.owner for transaction in mine))
     return ", ".join(owners[:5]) + (f" and {len(owners) - 5:,} more" if len(owners) > 5 else "")
 
 

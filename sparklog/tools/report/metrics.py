@@ -69,12 +69,12 @@ def _of_topics(report: RootReport) -> Iterator[Metric]:
     times = [(labels, _seconds(activity.newest_ms)) for labels, activity in active]
     yield Metric("sparklog_topic_commit_timestamp_seconds", "When the newest commit was made.", times)
     owners: dict[str, set[str]] = {topic.topic: set() for topic in report.topics}
-    held = []
+    ages = []
     for item in report.held_back:
         owners[item.topic].add(item.owner)
         labels = {"topic": item.topic, "partition": item.partition, "owner": item.owner, "first_offset": item.first}
-        held.append((labels, _seconds(item.age_ms)))
-    yield Metric("sparklog_open_transaction_age_seconds", "Age of what holds back the last stable offset.", held)
+        ages.append((labels, _seconds(item.age_ms)))
+    yield Metric("sparklog_open_transaction_age_seconds", "Age of what holds back the last stable offset.", ages)
     open_now = [({"topic": topic}, len(ids)) for topic, ids in owners.items()]
     yield Metric("sparklog_topic_open_transactions", "Open transactions, by their owners.", open_now)
     counts: dict[str, int] = {topic.topic: 0 for topic in report.topics} | {"": 0}

@@ -181,8 +181,8 @@ class CheckedLog:
         if beyond and self.store.stat(commit_key(self.prefix, end + 1)) is not None:
             raise NotFound(f"{what} {end + 1} came to be while the log was listed")
         for number in beyond[:MOST_UNREACHED]:
-            gap = f"beyond a gap: {what} {end + 1} is not there, and no reader goes on behind it"
-            self.report(LOG, commit_key(self.prefix, number), f"{what} {number} lies {gap}", REMEDY)
+            gap = f"beyond a gap: {what} {end + 1} is not there, and no reader goes on after it"
+            self.report(LOG, commit_key(self.prefix, number), f"{what} {number} is {gap}", REMEDY)
 
     def find_missing(self, first: int, end: int, existing: Iterable[int]) -> None:
         """Name objects from `first` up to `end` (not itself) that no collection deletes, and that are missing."""

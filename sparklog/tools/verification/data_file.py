@@ -63,7 +63,7 @@ def check_file(store: Store, file: NamedFile, progress: Progress) -> CheckedFile
 
 
 def _goes_on(file: NamedFile) -> Finding:
-    return Finding(SIZE, file.key, f"expected {file.size} bytes, found more behind them", position=file.size)
+    return Finding(SIZE, file.key, f"expected {file.size} bytes, found more after them", position=file.size)
 
 
 def _check_segment(checked: CheckedFile) -> None:
@@ -247,9 +247,9 @@ def _footer(checked: CheckedFile) -> Footer | None:
     body, expected = data[:-TAIL_BYTES], int.from_bytes(data[-TAIL_BYTES : -TAIL_BYTES + 4], "big")
     crc = crc32c(body)
     # The checksum does not cover length and magic of the tail; or it is a writer's fault.
-    place = file.size - TAIL_BYTES + 4 if crc == expected else finding.position or start
+    position = file.size - TAIL_BYTES + 4 if crc == expected else finding.position or start
     flipped = None if crc == expected else finding.at_flipped_bit(start, len(body), crc, expected)
-    checked.findings.append(flipped or replace(finding, position=place))
+    checked.findings.append(flipped or replace(finding, position=position))
     return None
 
 
@@ -345,7 +345,7 @@ def _against_index(key: str, claim: SliceClaim, entry: WrittenSlice, batches: Co
         findings.append(Finding(FOOTER, key, message, position=claim.position))
     for producer, last in zip(entry.aborted.producer_ids.tolist(), entry.aborted.last_offsets.tolist(), strict=True):
         if batches.aborts.get(last) != producer:
-            message = f"the footer says that producer {producer} aborts at {last}; no such marker lies in the slice"
+            message = f"the footer says that producer {producer} aborts at {last}; no such marker is in the slice"
             findings.append(Finding(FOOTER, key, message, position=claim.position, offset=last + claim.shift))
     if bool(len(entry.aborted)) != bool(claim.flags & SliceFlag.KAFKA_ABORTED):
         message = "flag 16 and the footer's aborted transactions do not agree"

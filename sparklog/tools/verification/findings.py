@@ -16,7 +16,7 @@ MISSING, SIZE, CHECKSUM, FOOTER, INDEX, CONTENT = "missing", "size", "checksum",
 DECISION, GROUP, LEASE, TRANSACTION, PROMISE = "decision", "group", "lease", "transaction", "promise"
 """Kinds of findings."""
 RESTORE = "restore the file from a backup"
-TWO_WINNERS = "if nobody changed it, the store told two that they had created it: sparklog doctor tries that"
+TWO_WINNERS = "if it was not changed, the store told two that they had created it: sparklog doctor tries that"
 RESTORE_BOTH = f"one of the two is another one's: restore both; {TWO_WINNERS}"
 _ADVICE = re.compile(r"[;:] (?:restore|delete)\b.*\Z")
 """Advice at the end of an error's message: here the remedy takes its place."""

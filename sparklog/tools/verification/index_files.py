@@ -22,7 +22,7 @@ from sparklog.format.record_batch import BatchHeaders, BoolArray, BytesLike, Int
 from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
 from sparklog.tools.verification.findings import INDEX, RESTORE, Finding
 
-DELETE_INDEX = "delete the file: the broker's next start writes it anew"
+DELETE_INDEX = "delete the file: the broker's next start writes it again"
 WITHOUT_INDEX = "restore the file from a backup; no record is lost, reads begin at the segment's start without it"
 
 
@@ -98,7 +98,7 @@ def _tail(data: bytes, used: int, preallocated: bool, file: str) -> list[Finding
     rest = np.frombuffer(data, np.uint8)[used:]
     odd = np.flatnonzero(rest)
     if len(odd):
-        return [Finding(INDEX, file, "expected zeros behind the last entry", WITHOUT_INDEX, used + int(odd[0]))]
+        return [Finding(INDEX, file, "expected zeros after the last entry", WITHOUT_INDEX, used + int(odd[0]))]
     if len(rest) and not preallocated:
         message = f"expected {used} bytes, found {len(data)}: the rest is zeros"
         return [Finding(INDEX, file, message, WITHOUT_INDEX, used)]
@@ -167,6 +167,6 @@ def _check_transaction_index(data: bytes, base: int, batches: CollectedBatches, 
     rows = zip(*(column.tolist() for column in columns), strict=True)
     for entry, (producer, first, last, stable) in enumerate(rows):
         if batches.aborts.get(last) != producer or first < 0 or not 0 <= stable <= last + 1:
-            message = f"no ABORT marker of producer {producer} lies at offset {last}, as entry {entry} says"
+            message = f"no ABORT marker of producer {producer} is at offset {last}, as entry {entry} says"
             wrong.append(Finding(INDEX, file, message, position=entry * transaction_index.ENTRY_BYTES, offset=last))
     return wrong

@@ -290,7 +290,7 @@ class _PartitionReader:
         many, offsets = sum(segment.gaps.open for segment in sound), sum(segment.gaps.open_offsets for segment in sound)
         message = (
             f"expected a batch at offset {gap.start}, found one at {gap.end}; from here on {offsets} offsets in {many} "
-            f"gaps lie above the cleaner's checkpoint ({self.cleaned}): a cleaner has removed them, where the log was "
+            f"gaps are above the cleaner's checkpoint ({self.cleaned}): a cleaner has removed them, where the log was "
             "fetched from or before this broker died, the log was cut there for another leader, or they are lost"
         )
         self.result.notes.append(Finding(CONTENT, self._place(path), message, COMPARE, gap.position, gap.start))

@@ -245,7 +245,7 @@ def verify_root(
     """Read everything of the root in `store`, or of these topics, and report damage.
 
     `quick`: logs are read whole, of files only existence and size are checked. `runner` reads the files. `say` prints
-    progress. `NotFound` if there is no root, or no such topic, `BadRequest` if backups lie there; damage is never
+    progress. `NotFound` if there is no root, or no such topic, `BadRequest` if backups are there; damage is never
     raised.
     """
     return _Verification(store, tuple(topics), quick, InProcess() if runner is None else runner, say, env).run()
@@ -310,7 +310,7 @@ class _Verification:
         except NotFound:
             if self.store.stat(PLACE_KEY) is not None:
                 raise BadRequest(
-                    f"backups lie in {self.store.location}, and no root: restore one into another folder, which "
+                    f"backups are in {self.store.location}, and no root: restore one into another folder, which "
                     "checks every byte, or verify that"
                 ) from None
             no_root = f"{self.store.location} is no sparklog root: it has no {ROOT_KEY}"
@@ -410,9 +410,9 @@ class _Verification:
     def _gone(self, keys: Sequence[str], topics: set[str]) -> None:
         """Report files that are missing, and that a newer state of their topics still needs."""
         logs = [read_topic(self.store, name, reading_clock_ms(self.store, self.env)) for name in sorted(topics)]
-        wanted = {file.key: file for file in _once(logs)[0]}
+        needed_files = {file.key: file for file in _once(logs)[0]}
         for key in dict.fromkeys(keys):
-            file = wanted.get(key)
+            file = needed_files.get(key)
             if file is None or self.store.stat(key) is not None:
                 continue
             offset = min((claim.base for claim in file.claims), default=None)

@@ -148,12 +148,12 @@ class SliceWindow(Window):
     def _wrong_crc(self, row: int, shift: int) -> Finding:
         headers = self.headers
         start, end = int(headers.position[row]), int((headers.position + headers.size)[row])
-        offset, place = int(headers.base_offset[row]) + shift, self.start + start
-        finding = Finding(CHECKSUM, self.file, crc_message(headers, row), position=place, offset=offset)
+        offset, position = int(headers.base_offset[row]) + shift, self.start + start
+        finding = Finding(CHECKSUM, self.file, crc_message(headers, row), position=position, offset=offset)
         if headers.is_legacy[row]:
             return finding
         body = self.data[start + CRC_START : end]
-        flipped = finding.at_flipped_bit(place + CRC_START, len(body), crc32c(body), int(headers.crc[row]))
+        flipped = finding.at_flipped_bit(position + CRC_START, len(body), crc32c(body), int(headers.crc[row]))
         return flipped or finding
 
     def add_to(self, totals: Totals) -> None:
@@ -235,29 +235,29 @@ def walk(checked: CheckedFile, claim: SliceClaim, batches: CollectedBatches) -> 
     totals, crc, start, following = Totals.empty(1), 0, 0, claim.base
     file, before, span = checked.file, len(checked.findings), checked.store.limits.span_bytes
     while start < claim.size:
-        place = claim.position + start
-        data = memoryview(checked.read(place, min(span, claim.size - start)))
+        position = claim.position + start
+        data = memoryview(checked.read(position, min(span, claim.size - start)))
         headers = scan_headers(data, whole=False)
         if not headers.end and headers.stop == "partial" and len(data) < claim.size - start:
             size = int.from_bytes(data[8:12], "big") + 12
-            data = memoryview(checked.read(place, min(size, claim.size - start)))
+            data = memoryview(checked.read(position, min(size, claim.size - start)))
             headers = scan_headers(data, whole=False)
         last = start + len(data) == claim.size
         row_of = np.zeros(len(headers), np.int64)
         if not headers.end or (headers.stop != "end" and (last or headers.stop == "corrupt")):
             message = f"expected whole record batches: {headers.reason}"
             after = int(headers.next_offset[-1]) + claim.shift if len(headers) else claim.base
-            checked.findings.append(Finding(CONTENT, file.key, message, position=place + headers.end, offset=after))
+            checked.findings.append(Finding(CONTENT, file.key, message, position=position + headers.end, offset=after))
             if len(headers):
                 checked.findings += SliceWindow(
-                    data, place, headers, file.key, [claim], row_of, file.sealed
+                    data, position, headers, file.key, [claim], row_of, file.sealed
                 ).wrong_batches(following)
             # The rest has no frame any more: only the checksum tells more.
             for rest in range(start, claim.size, span):
                 crc = crc32c(checked.read(claim.position + rest, min(span, claim.size - rest)), crc)
             break
         data = data[: headers.end]
-        window = SliceWindow(data, place, headers, file.key, [claim], row_of, file.sealed)
+        window = SliceWindow(data, position, headers, file.key, [claim], row_of, file.sealed)
         wrong = window.wrong_batches(following)
         checked.findings += wrong
         if not wrong:

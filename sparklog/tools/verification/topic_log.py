@@ -294,18 +294,18 @@ class _Replay:
                 self.state, kept = None, self.state
                 self._checkpoint(version, None)
                 self.state = kept
-        held = max((hold.version for hold in self._holds()), default=-1)
+        last_held_version = max((hold.version for hold in self._holds()), default=-1)
         for version in versions[versions < start].tolist():
             # Of a held version; else they lead nowhere, and the vacuum that left them here, or the next, deletes them.
             key = commit_key(self.name, version)
-            self.log.take(key, version, decode_commit, CheckCounts(commits=1), accounted=version <= held)
+            self.log.take(key, version, decode_commit, CheckCounts(commits=1), accounted=version <= last_held_version)
 
     def _end(self) -> None:
         """Check the newest state, and list the files that must exist."""
         named = NamedFiles(self.name)
         log = self.log
         if self.state is None:
-            message = "no state can be rebuilt: no sound checkpoint has all commits up to the newest behind it"
+            message = "no state can be rebuilt: no sound checkpoint has all commits up to the newest after it"
             self.log.report(
                 STATE, commit_key(self.name, log.newest), message, "restore the commits that are named above"
             )

@@ -165,7 +165,7 @@ def test_damage_is_named() -> None:
         log_of(world, store).refresh()
     other = start(log_of(world, store, "u"))
     store.replace(commit_key(PREFIX, 0), store.get(commit_key("_transactions/u", other.number)))
-    with pytest.raises(Corrupt, match="decisions of 't' should lie here, found those of 'u'"):
+    with pytest.raises(Corrupt, match="decisions of 't' should be here, found those of 'u'"):
         log_of(world, store).refresh()
 
 

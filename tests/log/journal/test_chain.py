@@ -71,7 +71,7 @@ def test_an_entry_of_another_id_is_refused() -> None:
     key = commit_key(chain.prefix, 0)
     chain.store.delete(key)
     chain.store.create(key, other.store.get(commit_key(other.prefix, 0)))
-    with pytest.raises(Corrupt, match="should lie here"):
+    with pytest.raises(Corrupt, match="should be here"):
         chain.read(0)
     chain.store.delete(key)
     chain.store.create(key, b"{}")

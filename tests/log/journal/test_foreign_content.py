@@ -65,10 +65,10 @@ def test_what_was_meant_is_named(tmp_path: Path) -> None:
     sparklog.open(root, create=True).create_topic("orders").append(ROWS)
     with pytest.raises(BadRequest, match=f"did you mean the root {root}\\?"):
         sparklog.open(tmp_path, create=True)
-    with pytest.raises(BadRequest, match=f"it lies in the root {root}: give that"):
+    with pytest.raises(BadRequest, match=f"it is in the root {root}: give that"):
         sparklog.open(root / "orders", create=True)
     (root / "_root.json").unlink()
-    with pytest.raises(BadRequest, match=r"topics lie there without _root.json: restore that file"):
+    with pytest.raises(BadRequest, match=r"topics are there without _root.json: restore that file"):
         sparklog.open(root, create=True)
 
 

@@ -251,7 +251,7 @@ def test_damage_of_a_checkpoint_is_found() -> None:
         damaged[position] ^= 4
         with pytest.raises(Corrupt, match="table key"):
             decode_table(bytes(damaged), ref, "table key", chain.head.version)
-    with pytest.raises(Corrupt, match="should lie here, found version"):
+    with pytest.raises(Corrupt, match="should be here, found version"):
         decode_checkpoint(encoded, "key", chain.head.version + 1)
     with pytest.raises(Corrupt, match="rows"):
         decode_table(data, replace(ref, rows=ref.rows + 1), "table key", chain.head.version)

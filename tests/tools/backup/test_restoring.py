@@ -381,7 +381,7 @@ class TestRefusals:
             back_up(world.root(), other)
         with pytest.raises(NotFound, match="neither a place of backups"):
             world.restore(other)
-        with pytest.raises(NotFound, match="no backups lie in"):
+        with pytest.raises(NotFound, match="no backups are in"):
             Repository.open(other)
 
     def test_another_restore_is_unfinished(self) -> None:
@@ -406,7 +406,7 @@ class TestRefusals:
             restore(world.place, dead, at_once=1, env=world.env())
         with pytest.raises(BadRequest, match="is unfinished"):
             world.root(target)
-        with pytest.raises(BadRequest, match="backups lie in"):
+        with pytest.raises(BadRequest, match="backups are in"):
             world.root(world.place)
         target.create(ROOT_KEY, world.store.get(ROOT_KEY))
         with pytest.raises(BadRequest, match="became another root"):

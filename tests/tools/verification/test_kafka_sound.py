@@ -112,7 +112,7 @@ def test_a_replica_of_a_compacted_log_has_gaps_above_the_cleaners_checkpoint(
     assert report.sound
     (note,) = report.notes
     assert (note.kind, note.file, note.offset) == (CONTENT, f"t-0/{0:020}.log", 2)
-    assert f"from here on 7 offsets in 3 gaps lie above the cleaner's checkpoint ({cleaned or 0})" in note.message
+    assert f"from here on 7 offsets in 3 gaps are above the cleaner's checkpoint ({cleaned or 0})" in note.message
     assert summary(report).startswith(f"no damage by itself: content: t-0/{0:020}.log at byte ")
     (written,) = document(report)["notes"]  # type: ignore[misc]
     assert written["offset"] == 2
