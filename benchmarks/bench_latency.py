@@ -61,14 +61,15 @@ class Time:
 class Bucket:
     """A store in memory; each `root` is one more process, at the distance that `latencies` says."""
 
-    def __init__(self, latencies: Latencies, clock: Time, seed: int) -> None:
+    def __init__(self, latencies: Latencies, clock: Time, seed: int, inline: int = 0) -> None:
         self.latencies = latencies
         self.clock = clock
         self.seed = seed
         self.env = clock.env()
         self.memory = MemoryStore(self.env.wall_ms, f"bench-{seed}")
         self.stores: list[CountingStore] = []
-        open_root(self.memory, create=True, env=self.env).create_topic("t", partitions=PARTITIONS)
+        configs = {"inline.records.bytes": inline}
+        open_root(self.memory, create=True, env=self.env).create_topic("t", partitions=PARTITIONS, configs=configs)
 
     def root(self) -> Root:
         self.stores.append(CountingStore(self.memory))
@@ -234,12 +235,13 @@ def main() -> None:
     parser.add_argument("--writers", type=int, default=16)
     parser.add_argument("--slow-motion", type=float, default=1)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--inline", type=int, default=0, help="inline.records.bytes of the topic")
     chosen = parser.parse_args()
     stores = {chosen.store: STORES[chosen.store]} if chosen.store else STORES
     for name, latencies in stores.items():
 
         def bucket(latencies: Latencies = latencies) -> Bucket:
-            return Bucket(latencies, Time(chosen.slow_motion), chosen.seed)
+            return Bucket(latencies, Time(chosen.slow_motion), chosen.seed, chosen.inline)
 
         if "seen" in chosen.parts:
             for gap_s, share in GAPS_S.items():

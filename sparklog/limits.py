@@ -23,6 +23,10 @@ class Limits:
     """Entries of any other journal between two checkpoints."""
     checkpoint_bytes: int = 1 << 20
     """A checkpoint is due after this many bytes of entries, however few they are."""
+    kept_tails: int = 256
+    """Commits whose records stay in memory after they were read, for readers that follow the log; of all topics."""
+    kept_tail_bytes: int = 4 << 20
+    """The same, in bytes."""
     tail_commits: int = 4096
     """Commits kept in memory for a slice table that is not loaded; beyond, it is loaded."""
     decision_logs: int = 1_024

@@ -23,6 +23,9 @@ A commit repeats the slice table, so readers need the footer only to seek inside
 commit, hence one ranged read and no request for the file's size. The tail lets tools read a file that no commit
 names.
 
+Two kinds of files have the document of a commit before their first slice: a commit with records in it
+(`_log/<version>.json`) and the copy of one that a restore made (`append/<read version>-commit<version>.slices`).
+
 Index: a slice of up to `INDEX_MIN_BYTES` has no entries and is read whole. A larger one has an entry for its first
 batch and then for each first batch that begins `INDEX_INTERVAL_BYTES` or more after the last entry. `offset` is
 that batch's base offset; `max timestamp before` is the greatest maxTimestamp of all batches of the slice *before*
@@ -38,6 +41,7 @@ The name ends in `.slices`, not `.log`: Kafka's tools would trip over the footer
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -70,6 +74,9 @@ SLICE_BYTES = SLICE_DTYPE.itemsize
 ABORTED_BYTES = ABORTED_DTYPE.itemsize
 INDEX_BYTES = INDEX_DTYPE.itemsize
 
+_BEGINS_WITH_DOCUMENT = re.compile(
+    r"(?:.*/)?(?:_log/[0-9]{20}\.json|append/[0-9]{20}-commit[0-9]{20}(?:-[0-9a-f]{16})?\.slices)\Z"
+)
 INDEX_MIN_BYTES = DEFAULTS.index_min_bytes
 INDEX_INTERVAL_BYTES = 256 << 10
 MAX_FOOTER_BYTES = 256 << 20
@@ -211,6 +218,7 @@ def read_footer(read: Callable[[int, int], bytes], size: int, *, file: str | Non
 def decode_footer(data: bytes, *, file_size: int, file: str | None = None) -> Footer:
     """The footer from its bytes, checked against its CRC and against `file_size` (bytes of slices and footer together).
 
+    By its name (`file`, a path or key) a file may begin with the document of a commit, which positions count.
     Raises `Corrupt` where bytes are damaged, `BadRequest` for a format version this code does not know.
     """
     data_bytes = file_size - len(data)
@@ -257,7 +265,8 @@ def _slices(
     nbytes = table["nbytes"].astype(np.int64)
     ends = np.cumsum(nbytes)
     first = np.cumsum(table["entries"].astype(np.int64))
-    if (nbytes <= 0).any() or (int(ends[-1]) if len(ends) else 0) != data_bytes:
+    start = data_bytes - (int(ends[-1]) if len(ends) else 0)
+    if (nbytes <= 0).any() or start < 0 or (start > 0 and _BEGINS_WITH_DOCUMENT.match(file or "") is None):
         raise Corrupt(f"the footer's slices do not fill the {data_bytes} bytes before it", file=file)
     if (int(first[-1]) if len(first) else 0) != len(index_rows):
         raise Corrupt(f"the footer has {len(index_rows)} index entries, its slices claim another number", file=file)
@@ -268,7 +277,7 @@ def _slices(
     slices = []
     for i, row in enumerate(table):
         size, entries = int(nbytes[i]), int(row["entries"])
-        position = int(ends[i]) - size
+        position = start + int(ends[i]) - size
         part = index_rows[int(first[i]) - entries : int(first[i])]
         slices.append(
             WrittenSlice(

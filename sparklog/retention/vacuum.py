@@ -7,7 +7,8 @@ The order makes it safe against concurrent writers and wrong clocks:
    that was begun below the floor and is not named already.
 3. Read the commits made meanwhile, and keep the files they name.
 4. Delete data files, then heads of checkpoints, their tables, and commits from the oldest on. After a crash readers
-   start above the gap, and the next run deletes the rest.
+   start above the gap, and the next run deletes the rest. A commit with records in it is a data file as well: it stays
+   as long as a version names it that keeps other data files.
 5. Delete temporary files of writers that died long ago.
 
 A wrong clock costs readers a second plan and writers a second upload, never a record. Two vacuums may run at once.
@@ -203,14 +204,19 @@ def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> 
     stay = frozenset[str]() if dry_run else plan.give_up_clones(topic, head, run.careful_ms)
     run.needed = stay | needed_by_clones(topic, head, settings, run.careful_ms)
     files, foreign = _list_data_files(store, topic.name, floor)
-    named = _read_named(run, head) if files else _Named(set(), set(), 0)
-    if files:
+    looks = bool(files) or any(_choose_of_log(run, head)[-1:])
+    named = _read_named(run, head) if looks else _Named(set(), set(), 0)
+    if looks:
         run.hold(head)
 
     def judged(of: Head) -> list[list[Victim]]:
         keep = named.kept.union(*run.held.values())
         unnamed = plan.unnamed(files, floor, keep, deleted=of.deleted, born=named.born, named_near=named.near)
-        return [unnamed, *_choose_of_log(run, of)]
+        of_log = _choose_of_log(run, of)
+        if of_log:
+            # What was not looked up may be named.
+            of_log[-1] = plan.without_records(topic.name, of_log[-1], keep) if looks else []
+        return [unnamed, *of_log]
 
     phases = judged(head)
     ended, idle = tuple(ended_holds(head, run.careful_ms, run.needed)), tuple(idle_writers(head, run.careful_ms))
@@ -218,7 +224,7 @@ def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> 
     if not dry_run:
         after = topic.log.commit(UpkeepIntent(run.careful_ms, wanted, run.needed), head).head
         if after.version != head.version:
-            if files:
+            if looks:
                 named.kept.update(_read_named_between(run, head, after))
                 run.hold(after)
             phases = judged(after)

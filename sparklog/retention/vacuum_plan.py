@@ -7,6 +7,7 @@
   A file without a name of sparklog's stays.
 * A commit goes below the **anchor**: the newest sound checkpoint at or below the second newest sound one, the floor,
   and the oldest commit younger than max(7 days, twice the delay). So every version of that time can be rebuilt.
+  If records are in it, it also has to be unnamed, as a data file has.
 * Of the checkpoints above the anchor that are older than an hour, the first of each hour stays, and the newest two.
 * A held version stays rebuildable: the checkpoint below it and the commits between stay as well.
 
@@ -150,6 +151,11 @@ def old_commits(
         Victim(commit_key(topic, version), COMMIT, size, reason)
         for version, size in zip(commits.version[rows].tolist(), commits.size[rows].tolist(), strict=True)
     ]
+
+
+def without_records(topic: str, commits: Sequence[Victim], kept: set[str]) -> list[Victim]:
+    """Return the commits to delete whose records no version in `kept`, paths of data files, needs."""
+    return [victim for victim in commits if victim.key.removeprefix(f"{topic}/") not in kept]
 
 
 def old_checkpoints(

@@ -295,7 +295,7 @@ class Transaction:
         """
         self._check_open()
         try:
-            self._prepare()
+            self._prepare(inline=False)
             groups = self._prepared_groups
             self._producer.log.write(lambda base: prepare(base, self.n, self._prepared, self._part, groups))
         except Exception:
@@ -410,16 +410,16 @@ class Transaction:
         except SparklogError as error:
             _LOG.warning("transaction %s of '%s' is left to its timeout: %s", self.n, self.id, error)
 
-    def _prepare(self) -> None:
+    def _prepare(self, *, inline: bool = True) -> None:
         # Groups first: a member that was superseded stops before it holds back a topic.
         for name, offsets in self._offsets.items():
             group, timeout_ms = Group(self._root, name), self._producer.timeout_ms
             number = group.prepare(self._members[name], self.id, self.n, timeout_ms, offsets)
             self._prepared_groups.append(PreparedGroup(name, number, self._part))
         self._offsets.clear()
-        self._prepare_topics()
+        self._prepare_topics(inline)
 
-    def _prepare_topics(self) -> None:
+    def _prepare_topics(self, inline: bool = True) -> None:
         for topic, (target, writer) in self._writers.items():
             self._files.setdefault(topic, []).append(TopicFiles(target, tuple(writer.finish())))
         self._writers.clear()
@@ -430,7 +430,7 @@ class Transaction:
                 continue
             txn = Txn(self.id, self.n, dict(siblings), self._producer.timeout_ms)
             target = _oldest(topic, [part.target for part in parts])
-            outcome = self._root.engine.log(topic).commit_append(files, target, txn=txn)
+            outcome = self._root.engine.log(topic).commit_append(files, target, txn=txn, inline=inline)
             siblings[topic] = outcome.version
             self._outcomes[topic] = outcome
             self._prepared.append(Prepared(topic, target.topic_id, outcome.version, outcome.commit_id, self._part))

@@ -50,17 +50,21 @@ def seeds_of(parameters: Sequence[tuple[str, object]]) -> int:
 
 
 LOG = Seeds(every_run=150, slow_run=20_000, chunk=150, slow_chunk=1_000)
+LOG_INLINE = Seeds(every_run=60, slow_run=4_000, chunk=60, slow_chunk=500)
 REPLACED_ROOTS = Seeds(every_run=50, slow_run=500, chunk=50, slow_chunk=500)
 LYING_STORES = Seeds(every_run=40, slow_run=600, chunk=40, slow_chunk=300)
 TRANSACTIONS = Seeds(every_run=100, slow_run=10_000, chunk=100, slow_chunk=1_000)
+TRANSACTIONS_INLINE = Seeds(every_run=40, slow_run=2_000, chunk=40, slow_chunk=500)
 TRANSACTIONS_WITH_CACHES = Seeds(every_run=25, slow_run=600, chunk=25, slow_chunk=200)
 TRANSACTIONS_HIDDEN = Seeds(every_run=25, slow_run=600, chunk=25, slow_chunk=200)
 MAINTENANCE = Seeds(every_run=40, slow_run=2_000, chunk=40, slow_chunk=200)
+MAINTENANCE_INLINE = Seeds(every_run=20, slow_run=1_000, chunk=20, slow_chunk=100)
 INTERLEAVED = Seeds(every_run=11, slow_run=1_000, chunk=11, slow_chunk=100)
 LEASES = Seeds(every_run=8, slow_run=400, chunk=8, slow_chunk=100)
 RETENTION = Seeds(every_run=8, slow_run=2_000, chunk=8, slow_chunk=100)
 VERIFICATION = Seeds(every_run=8, slow_run=600, chunk=8, slow_chunk=100)
 BACKUPS = Seeds(every_run=5, slow_run=390, chunk=5, slow_chunk=30)
+BACKUPS_INLINE = Seeds(every_run=4, slow_run=200, chunk=4, slow_chunk=20)
 TABLES = Seeds(every_run=3, slow_run=300, chunk=3, slow_chunk=50)
 FAILING_THREADS = Seeds(every_run=20, slow_run=600, chunk=20, slow_chunk=100)
 # Of a store that behaves like S3 (`sparklog.testing.BucketStore`).

@@ -28,6 +28,7 @@ from sparklog.log.state.slices import SliceFlag
 
 GONE = frozenset({"message.format.version", "message.downconversion.enable", "message.timestamp.difference.max.ms"})
 """Removed in Kafka 4.0."""
+OURS = frozenset({"inline.records.bytes"})
 LEAST_SEGMENT_BYTES = 1 << 20
 
 
@@ -36,7 +37,9 @@ def broker_configs(configs: TopicConfigs) -> tuple[dict[str, str], dict[str, str
     taken: dict[str, str] = {}
     refused: dict[str, str] = {}
     for name, value in sorted(configs.explicit.items()):
-        if name in GONE:
+        if name in OURS:
+            refused[name] = "Kafka has no such config"
+        elif name in GONE:
             refused[name] = "Kafka 4 has no such config"
         elif name == "segment.bytes" and int(value) < LEAST_SEGMENT_BYTES:
             refused[name] = f"Kafka takes no less than {LEAST_SEGMENT_BYTES}"

@@ -23,8 +23,10 @@ from sparklog.storage.store import MAX_DOCUMENT
 
 FORMAT = 1
 # Features a log may ask of its readers, or of its writers, that this release understands.
-KNOWN_READ_FEATURES: frozenset[str] = frozenset()
-KNOWN_WRITE_FEATURES: frozenset[str] = frozenset()
+INLINE_RECORDS = "inlineRecords"
+"""Commits may have a tail, an append file's bytes; paths of data files may be those of commits."""
+KNOWN_READ_FEATURES: frozenset[str] = frozenset({INLINE_RECORDS})
+KNOWN_WRITE_FEATURES: frozenset[str] = frozenset({INLINE_RECORDS})
 INT64_MAX = 2**63 - 1
 INT64_MIN = -(2**63)
 MAX_TEXT = 4096
@@ -361,11 +363,24 @@ def _snake_case(name: str) -> str:
     return re.sub("[A-Z]", lambda capital: "_" + capital[0].lower(), name)
 
 
+def document_of(data: bytes) -> bytes:
+    """Return the document of a commit: its first line. A commit's records may follow it."""
+    end = data.find(b"\n") + 1
+    return data[:end] if 0 < end < len(data) else data
+
+
 def peek_commit_id(data: bytes) -> str | None:
-    """Read the commit id of bytes that may be a commit or an entry, without judging the rest. None if there is none."""
+    """Read the commit id of bytes that may be a commit or an entry, without judging the rest. None if there is none.
+
+    None also of a commit that was cut off in its records.
+    """
+    text = document_of(data)
     try:
-        document = json.loads(data)
+        document = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    commit_id = document.get("commitId") if isinstance(document, dict) else None
-    return commit_id if isinstance(commit_id, str) else None
+    if not isinstance(document, dict):
+        return None
+    commit_id, inline = document.get("commitId"), document.get("inline")
+    is_whole = len(data) - len(text) == (inline.get("bytes") if isinstance(inline, dict) else 0)
+    return commit_id if isinstance(commit_id, str) and is_whole else None

@@ -1,6 +1,6 @@
 """Names: valid topic names and ids, and the keys of all objects.
 
-    <topic>/_log/00000000000000000042.json                       commit 42
+    <topic>/_log/00000000000000000042.json                       commit 42, a data file too if records are in it
     <topic>/_log/checkpoints/00000000000000000128.json           head of a checkpoint
     <topic>/_log/checkpoints/00000000000000000128-<id>.arrow     its slice table
     <topic>/append/00000000000000000042-<id>.slices              appended by one task, which had read version 42
@@ -63,6 +63,7 @@ _PLAIN_ID = re.compile(r"[A-Za-z0-9._-]")
 _ID = r"[A-Za-z0-9_-]{1,64}"
 _APPEND_PATH = re.compile(rf"append/([0-9]{{20}})-{_ID}\.slices")
 _SEALED_PATH = re.compile(rf"sealed/[0-9]{{1,10}}/([0-9]{{20}})-{_ID}/[0-9]{{20}}\.log")
+_COMMIT_PATH = re.compile(rf"{LOG_FOLDER}/([0-9]{{20}})\.json")
 _TABLE_NAME = re.compile(rf"([0-9]{{20}})-{_ID}\.arrow")
 _HARMLESS = re.compile(
     rf"lost\+found|\.snapshot|\.DS_Store|\.nfs[0-9a-f]+|{PROBE_FOLDER}|~[0-9a-f]{{24}}|_checkpoint[A-Za-z0-9._-]*"
@@ -158,6 +159,29 @@ def append_path(read_version: int, unique: str) -> str:
     return f"{APPEND_FOLDER}/{read_version:020d}-{unique}.slices"
 
 
+def commit_path(version: int) -> str:
+    """Return the path, below the topic's folder, of a commit: the name of the file that its own records are in."""
+    return f"{LOG_FOLDER}/{version:020d}.json"
+
+
+def commit_path_version(path: str) -> int | None:
+    """Return the version of the commit that a data file's path, or key below any topic, names; None for others."""
+    match = _COMMIT_PATH.fullmatch(local_path(path))
+    return int(match.group(1)) if match and int(match.group(1)) <= MAX_VERSION else None
+
+
+def copied_path(path: str, highest: int) -> str:
+    """Return the path of an append file with all bytes of a commit, whose number is taken in the log it is copied to.
+
+    A copy's read version is at most `highest`. The names of commits of other topics differ in a hash of their topic.
+    """
+    version = commit_path_version(path)
+    assert version is not None, path
+    owner = path[1:].split("/", 1)[0] if path.startswith("/") else ""
+    mark = f"-{hashlib.sha256(owner.encode()).hexdigest()[:16]}" if owner else ""
+    return append_path(min(version - 1, highest), f"commit{version:020d}{mark}")
+
+
 def sealed_path(partition: int, read_version: int, unique: str, base: int) -> str:
     """Return the path, below the topic's folder, of one sealed segment; its folder is a Kafka partition directory."""
     return f"{SEALED_FOLDER}/{partition}/{read_version:020d}-{unique}/{base:020d}.log"
@@ -186,7 +210,11 @@ def path_read_version(path: str) -> int | None:
             return None
         path = local_path(path)
     match = _APPEND_PATH.fullmatch(path) or _SEALED_PATH.fullmatch(path)
-    return int(match.group(1)) if match and int(match.group(1)) <= MAX_VERSION else None
+    if match is None:
+        # Records in a commit: their writer had read the version before. The first commit of a log appends nothing.
+        version = commit_path_version(path)
+        return version - 1 if version else None
+    return int(match.group(1)) if int(match.group(1)) <= MAX_VERSION else None
 
 
 def file_key(topic: str, path: str) -> str:

@@ -31,6 +31,7 @@ from sparklog.limits import DEFAULTS
 from sparklog.log.read.planned_slices import PlannedSlice, PlannedSlices
 from sparklog.log.read.read_ahead import ReadAhead, Request
 from sparklog.log.read.segment_entrance import Entrance, entrance_for_offsets, read_offset_index
+from sparklog.log.state.recent_tails import RECENT
 from sparklog.log.state.view import OffsetRange
 from sparklog.storage.store import Store
 
@@ -229,6 +230,9 @@ class Fetcher:
         data = memoryview(self._ahead.take(request))
         for cursor, planned, start in job.taken:
             body = data[planned.position - request.start :][: planned.size]
+            if crc32c(body) != planned.crc and RECENT.forget(cursor.store, planned.file):
+                data = memoryview(_read(request))
+                body = data[planned.position - request.start :][: planned.size]
             check_slice(body, planned)
             cut = start > planned.base or cursor.range.end < planned.end
             yield FetchedBatches(body, planned.position, planned, start, min(planned.end, cursor.range.end), cut, True)
@@ -290,6 +294,9 @@ class Fetcher:
 
 
 def _read(request: Request) -> bytes:
+    kept = RECENT.read(request.store, request.file, request.start, request.length)
+    if kept is not None:
+        return kept
     return read_range(request.store, request.file, request.start, request.length)
 
 

@@ -5,6 +5,10 @@
 An edit's inputs are the removed slices, its outputs the slices of `files`, of its partition that are in `[start, end)`.
 Edits of one commit do not overlap, so no slice needs to name its edit.
 
+A commit's records may be in it (`Inline`): its object is the document, then the bytes of an append file, the **tail**.
+One of `files` then has the path "" in the document, and the size of the tail. Decoded it is a file like any other: it
+has the commit's own path, the size of the whole object, and positions from the start of the object.
+
 Of an imported topic, commits and the topic's state have Kafka's part as well:
 
 * `KafkaSource`: by Kafka's topic id, the last batch taken and the log end, the next import knows that the log it meets
@@ -18,15 +22,17 @@ Of an imported topic, commits and the topic's state have Kafka's part as well:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import repeat
 from operator import add, gt
+from typing import Any
 
 import crc32c
 
-from sparklog.errors import Corrupt
+from sparklog.errors import BadRequest, Corrupt
 from sparklog.format.slice_columns import COMMIT_LISTS
 from sparklog.log.journal.documents import (
+    INLINE_RECORDS,
     INT32_MAX,
     INT64_MAX,
     TEXT,
@@ -37,6 +43,7 @@ from sparklog.log.journal.documents import (
     Member,
     MemberKind,
     StoredDocument,
+    document_of,
     numbers_by_partition,
     numbers_by_text,
     object_of,
@@ -47,8 +54,16 @@ from sparklog.log.journal.documents import (
     whole,
     wholes,
 )
-from sparklog.log.journal.names import MAX_PARTITIONS, MAX_VERSION, is_sealed, path_read_version
-from sparklog.log.state.slices import Content, FileSlices
+from sparklog.log.journal.names import (
+    MAX_PARTITIONS,
+    MAX_VERSION,
+    commit_path,
+    commit_path_version,
+    is_sealed,
+    path_read_version,
+)
+from sparklog.log.state.slices import INLINE_PATH, Content, FileSlices
+from sparklog.storage.store import MAX_DOCUMENT
 
 OPS = CREATE, DELETE, APPEND, IMPORT, ALTER, DELETE_RECORDS, RETAIN, MERGE, SEAL, COMPACT, TAKEOVER, MAINTAIN = (
     "create", "delete", "append", "import", "alter", "delete-records",
@@ -56,6 +71,7 @@ OPS = CREATE, DELETE, APPEND, IMPORT, ALTER, DELETE_RECORDS, RETAIN, MERGE, SEAL
 )  # fmt: skip
 FILLING = (CREATE, IMPORT)
 """Ops that bring whole partitions at the offsets they have elsewhere: a clone is created with what it holds."""
+INLINE_CONFIG = "inline.records.bytes"
 COMMIT, ABORT = DECISIONS = ("commit", "abort")
 """How a transaction that Kafka left open may have been decided."""
 
@@ -179,12 +195,26 @@ class KafkaEnded:
     producer: int
 
 
+@dataclass(frozen=True, slots=True)
+class Inline:
+    """The tail of a commit: its bytes and their CRC-32C. `data` goes to the encoder only; readers keep few tails."""
+
+    nbytes: int
+    crc: int
+    data: bytes = field(default=b"", compare=False, repr=False)
+
+    @classmethod
+    def of(cls, data: bytes) -> Inline:
+        return cls(len(data), crc32c.crc32c(data), data)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
     """Changes of a commit to a topic; a field without a value changes nothing."""
 
     writer: Writer | None = None
     files: tuple[FileSlices, ...] = ()
+    inline: Inline | None = None
     remove: tuple[RemovedSlices, ...] = ()
     edits: tuple[Edit, ...] = ()
     log_starts: Mapping[int, int] = field(default_factory=dict)
@@ -203,7 +233,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Commit(Changes):
-    """One commit. `crc` and `nbytes` are those of its stored bytes, 0 until it has some.
+    """One commit. `crc` is that of its stored bytes, `nbytes` the length of its document; 0 until it has some.
 
     `clock_ms`: when it was made, None where that is `time_ms`; `clock_since`: see `sparklog.log.journal.clocks`.
     """
@@ -248,6 +278,11 @@ REMOVAL_JSON = Document(
     Member("partition", PARTITIONS),
     Member("base", wholes(0, like="partition")),
     Member("position", wholes(0, like="partition")),
+)
+INLINE_JSON = Document(
+    Inline,
+    Member("bytes", whole(1, MAX_DOCUMENT), "nbytes"),
+    Member("crc", whole(0, UINT32_MAX)),
 )
 EDIT_JSON = Document(
     Edit,
@@ -313,7 +348,7 @@ KAFKA_SOURCE_JSON = Document(
 
 def _path(item: Fields, name: str) -> str:
     path = item.text(name)
-    if path_read_version(path) is None:
+    if path != INLINE_PATH and path_read_version(path) is None:
         raise item.bad(name, "a path of a data file")
     return path
 
@@ -358,6 +393,7 @@ COMMIT_JSON = StoredDocument(
     Member("writer", object_of(WRITER_JSON), nullable=True),
     Member("op", one_of(*OPS)),
     Member("files", objects_of(FILE_JSON), optional=True),
+    Member("inline", object_of(INLINE_JSON), optional=True),
     Member("remove", objects_of(REMOVAL_JSON), optional=True),
     Member("edits", objects_of(EDIT_JSON), optional=True),
     Member("logStarts", numbers_by_partition(MAX_PARTITIONS), optional=True),
@@ -377,13 +413,74 @@ COMMIT_JSON = StoredDocument(
 )
 
 
+def features_of(changes: Changes) -> dict[str, Any]:
+    """Return the features that a commit needs: records in it, files that are commits (of a clone), or the config.
+
+    With the config, so that software before 0.4, which takes the first commit with records for damage, meets the
+    feature in a commit that it can read.
+    """
+    is_needed = (
+        changes.inline is not None
+        or (changes.configs.get(INLINE_CONFIG) or "0") != "0"
+        or any(commit_path_version(file.path) is not None for file in changes.files)
+    )
+    features = (INLINE_RECORDS,) if is_needed else ()
+    return {"read_features": features, "write_features": features}
+
+
 def encode_commit(commit: Commit) -> bytes:
-    return COMMIT_JSON.encode(commit)
+    """Return the bytes of a commit that was not decoded: its document, and its records if it has some."""
+    document = COMMIT_JSON.encode(commit)
+    if commit.inline is None:
+        return document
+    data = document + commit.inline.data
+    if len(data) > MAX_DOCUMENT:
+        raise BadRequest(
+            f"a commit of {len(data)} bytes is not written, at most {MAX_DOCUMENT} are; write less at once"
+        )
+    return data
 
 
 def decode_commit(data: bytes, key: str, version: int) -> Commit:
     """Return the commit in `data`. `BadRequest` if it needs a newer sparklog; `Corrupt` if damaged or another."""
-    item = COMMIT_JSON.fields(data, key)
+    document = document_of(data)
+    item = COMMIT_JSON.fields(document, key)
     if (stored := item.integer("version", 0)) != version:
         raise Corrupt(f"commit {version} should be here, found version {stored}; restore it", file=key)
-    return COMMIT_JSON.from_json(item, crc=crc32c.crc32c(data), nbytes=len(data))
+    commit = COMMIT_JSON.from_json(item, crc=crc32c.crc32c(data), nbytes=len(document))
+    _check_tail(item, commit, memoryview(data)[len(document) :])
+    return commit if commit.inline is None else replace(commit, files=_placed(commit, len(document)))
+
+
+def tail_of(data: bytes) -> bytes:
+    """Return the tail of a commit's bytes; empty if there is none."""
+    return data[len(document_of(data)) :]
+
+
+def _check_tail(item: Fields, commit: Commit, tail: memoryview) -> None:
+    """Raise `Corrupt` unless the bytes after the document are those that it names, and one file's."""
+    inline = commit.inline
+    here = [file for file in commit.files if file.path == INLINE_PATH]
+    if len(here) != (inline is not None):
+        raise item.bad("inline", f"there with one file without a path (there are {len(here)})")
+    if len(tail) != (inline.nbytes if inline else 0):
+        where = f"expected {inline.nbytes if inline else 0} bytes of records after the document"
+        raise Corrupt(f"commit: {where}, found {len(tail)}; restore it", file=item.key)
+    if inline is None:
+        return
+    if crc32c.crc32c(tail) != inline.crc:
+        raise Corrupt("commit: the records in it do not match their CRC-32C; restore it", file=item.key)
+    file = here[0]
+    if file.position or not file.size == inline.nbytes == sum(file.nbytes) + file.footer_length:
+        raise item.bad("inline", f"as many bytes as its file of {file.size}, which its slices and its footer fill")
+
+
+def _placed(commit: Commit, start: int) -> tuple[FileSlices, ...]:
+    """Return the files of a commit whose tail begins at `start`, the one in it under the commit's own path."""
+    path = commit_path(commit.version)
+    return tuple(
+        file
+        if file.path != INLINE_PATH
+        else replace(file, path=path, size=start + file.size, position=tuple(start + place for place in file.starts))
+        for file in commit.files
+    )

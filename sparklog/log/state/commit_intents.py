@@ -55,15 +55,17 @@ from sparklog.log.state.commit import (
     Edit,
     Hold,
     ImportedEnd,
+    Inline,
     KafkaEnded,
     KafkaOpen,
     KafkaSource,
     Resolved,
     Txn,
+    features_of,
 )
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slice_table import SliceTable
-from sparklog.log.state.slices import FileSlices, SliceFlag
+from sparklog.log.state.slices import INLINE_PATH, FileSlices, SliceFlag
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.writer_runs import WriterKey, decide
 
@@ -91,6 +93,7 @@ class Draft(Changes):
             **times,
             leader_epoch=head.leader_epoch if self.leader_epoch is None else self.leader_epoch,
             op=self.op,
+            **features_of(self),
             **{change.name: getattr(self, change.name) for change in fields(Changes)},
         )
 
@@ -143,7 +146,7 @@ def check_topic_id(topic: str, head: Head, topic_id: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class AppendIntent:
-    """Append whole files.
+    """Append whole files. One of them may be not written: it becomes the commit's tail.
 
     * `now_ms`: when it was asked for; an epoch far ahead of that supersedes no run
     * `key`: makes it idempotent
@@ -179,10 +182,12 @@ class AppendIntent:
         files = tuple(file for file in self.files if len(file))
         if not files:
             return Nothing("nothing to append", head.version)
-        check_floor(topic, files, head.floor)
+        check_floor(topic, [file for file in files if file.path != INLINE_PATH], head.floor)
         if head.configs.is_compacted and any(flags & _HAS_NULL_KEYS for file in files for flags in file.flags):
             raise BadRequest(f"topic '{topic}' is compacted: every record needs a key, found records without one")
-        return Draft(APPEND, writer=writer, files=assign_offsets(topic, files, head), txn=self.txn)
+        inline = next((Inline.of(file.data) for file in files if file.path == INLINE_PATH), None)
+        placed = assign_offsets(topic, files, head)
+        return Draft(APPEND, writer=writer, files=placed, inline=inline, txn=self.txn)
 
 
 def check_floor(topic: str, files: Sequence[FileSlices], floor: int) -> None:

@@ -21,6 +21,7 @@ from sparklog.log.state.checkpoint import (
 from sparklog.log.state.commit import Commit, Edit, Resolved, decode_commit, encode_commit
 from sparklog.log.state.commit_intents import Draft, Intent, Nothing, check_features
 from sparklog.log.state.invariants import check_commit
+from sparklog.log.state.recent_tails import RECENT
 from sparklog.log.state.slice_table import SliceTable, Snapshot
 from sparklog.log.state.topic_state import EMPTY, Head
 
@@ -149,7 +150,10 @@ class CommitLog(Journal[LogState, Commit, Draft]):
         return LogState(EMPTY, None, (), SliceTable())
 
     def _decode(self, data: bytes, key: str, number: int) -> Commit:
-        return decode_commit(data, key, number)
+        commit = decode_commit(data, key, number)
+        if commit.inline is not None:
+            RECENT.keep(self.store, key, commit.nbytes, data[commit.nbytes :])
+        return commit
 
     def _encode(self, draft: Draft, state: LogState, commit_id: str) -> bytes:
         if self._resolver is not None and state.head.open and not draft.resolved:

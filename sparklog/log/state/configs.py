@@ -155,6 +155,10 @@ _ALL = (
     _one_of("compression.type", "producer", ("uncompressed", "gzip", "snappy", "lz4", "zstd"), (WRITERS,),
             "Codec of appended batches. `producer` takes the writer's option `compression.type`, which is zstd unless "
             "given; any other value beats the writer's."),
+    _int("inline.records.bytes", 0, 0, "bytes", (WRITERS,),
+         "Encoded records of a commit up to this size are written into the commit itself, which is then one object; 0: "
+         "never. Once it is set, software before 0.4 refuses the topic.",
+         "Not in Kafka, whose log has no commits.", high=1 << 20),
     ConfigDef("compression.gzip.level", "int", "-1", "1 to 9, or -1",
               "Level where the codec is gzip; -1 is zlib's default (6).", _gzip_level, used_by=(WRITERS,)),
     _int("compression.lz4.level", 9, 1, "", (WRITERS,), "Level where the codec is lz4.", high=17),
@@ -267,6 +271,7 @@ class TopicConfigs:
     explicit: Mapping[str, str] = field(default_factory=dict)
 
     max_message_bytes = _Integer("max.message.bytes")
+    inline_records_bytes = _Integer("inline.records.bytes")
     index_interval_bytes = _Integer("index.interval.bytes")
     segment_bytes = _Integer("segment.bytes")
     retention_ms = _Integer("retention.ms")

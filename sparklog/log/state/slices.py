@@ -25,6 +25,8 @@ from sparklog.format.slice_columns import WRITTEN
 ANYWHERE = -1
 """Stands for the partition of rows that have neither a key nor a partition."""
 LAYOUT_BYTES = 8
+INLINE_PATH = ""
+"""The path of a file that is not written: its bytes are to be in the commit that names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ class FileSlices:
 
     Each tuple has one entry per slice. `base` is empty before the commit. Only merging, sealing and imports set
     `position` and what follows; where it is empty, the rule for absent lists there holds. `counts` goes along from a
-    task that appends to the commit, and is not stored.
+    task that appends to the commit, and is not stored. Nor is `data`: all bytes of a file under `INLINE_PATH`.
     """
 
     path: str
@@ -130,6 +132,7 @@ class FileSlices:
     leader_epoch: tuple[int, ...] = ()
     index_crc: tuple[int, ...] = ()
     counts: RowCounts | None = field(default=None, compare=False)
+    data: bytes = field(default=b"", compare=False, repr=False)
 
     @classmethod
     def of(cls, path: str, slices: Sequence[WrittenSlice], footer_length: int) -> FileSlices:

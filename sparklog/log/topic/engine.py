@@ -17,7 +17,7 @@ from sparklog.log.decisions.decision_log import DecisionLogs, read_snapshot
 from sparklog.log.journal.clocks import Env, Moment
 from sparklog.log.journal.entry_log import EntryKind, EntryLog, StateEntry
 from sparklog.log.journal.journal import RootAccess
-from sparklog.log.journal.names import is_topic_name
+from sparklog.log.journal.names import append_path, is_topic_name
 from sparklog.log.state.commit import COMMIT, Commit, Txn
 from sparklog.log.state.commit_intents import AppendIntent, DeleteIntent, Intent
 from sparklog.log.state.commit_log import CommitLog, CommitOutcome
@@ -26,7 +26,16 @@ from sparklog.log.state.slices import FileSlices, content_of
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.expiring import CREATED_TOPIC, count_older, expires_before, warn_of_older, warn_of_seconds_in
-from sparklog.log.write.append_writer import AppendOutcome, AppendTarget, ArrowData, WriteOptions, appended, write_files
+from sparklog.log.write.append_writer import (
+    AppendOutcome,
+    AppendTarget,
+    ArrowData,
+    WriteOptions,
+    appended,
+    write_files,
+    write_out,
+)
+from sparklog.log.write.inline_records import is_unwritten, joined
 from sparklog.log.write.kafka_markers import end_kafka_transactions
 from sparklog.storage.parallel_reads import ask_each
 from sparklog.storage.store import Store
@@ -198,8 +207,12 @@ class TopicLog(CommitLog):
         *,
         writer: WriterKey | None = None,
         txn: Txn | None = None,
+        inline: bool = True,
     ) -> AppendOutcome:
         """Publish files that tasks wrote for `target`: all of them, at once, or none.
+
+        Those that are not written go into the commit if they are small together and `inline` allows it, else into an
+        append file.
 
         `Conflict`: the topic was created again, a file is below the upload floor, or the writer's checkpoint is older
         than the log; `Fenced`: another run of the writer took over; `BadRequest`: a null key on a compacted topic;
@@ -220,6 +233,7 @@ class TopicLog(CommitLog):
             for transaction in end_kafka_transactions(self):
                 how = "committed" if transaction.decided == COMMIT else "aborted"
                 _LOG.warning("topic %s is appended to now: %s %s", self.topic, how, transaction)
+        files = self._placed(files, target.configs.inline_records_bytes if inline else 0)
         intent = AppendIntent(target.topic_id, tuple(files), self.env.wall_ms(), writer, txn)
         outcome = self.commit(intent, looked=target.looked)
         if writer is not None and writer.run is not None:
@@ -233,6 +247,18 @@ class TopicLog(CommitLog):
             return AppendOutcome(nothing.version, {}, {}, 0, nothing.skipped, nothing.note)
         self.warn_of_older(files, outcome.head, now=target.configs.log_append_time)
         return appended(outcome.commit, intent.count)
+
+    def _placed(self, files: Sequence[FileSlices], most_bytes: int) -> list[FileSlices]:
+        """Return the files with those that are not written as one of at most so many bytes, or one that is written."""
+        small = [file for file in files if is_unwritten(file)]
+        if not small:
+            return list(files)
+        one = joined(small)
+        if one.size > most_bytes:
+            path = append_path(self.current().head.version, self.env.new_id())
+            one = write_out(self.store, self.topic, path, one)
+        first = next(number for number, file in enumerate(files) if is_unwritten(file))
+        return [one if number == first else file for number, file in enumerate(files) if number == first or file.path]
 
     def warn_of_older(self, files: Sequence[FileSlices], head: Head, *, now: bool = False) -> None:
         """Warn of old records in new files, which retention deletes; `now`: all got the commit's time."""

@@ -1,9 +1,10 @@
 """Writing append files: AppendTarget (driver to task), the file, the writer of rows, and AppendOutcome.
 
 `AppendWriter` buffers up to `buffer_bytes` of Arrow data, then writes it grouped by partition, one slice per partition,
-and goes on in the same file. So the memory of a task is bounded, and it costs one object per GiB. Offsets
-count from 0 in each slice: the commit that names the files assigns them. Rows of one partition keep their order.
-`write_files` does it for Arrow data without Spark.
+and goes on in the same file. So the memory of a task is bounded, and it costs one object per GiB. What is small is not
+written at all, but handed to the commit (`sparklog.log.write.inline_records`). Offsets count from 0 in each slice: the
+commit that names the files assigns them. Rows of one partition keep their order. `write_files` does it for Arrow data
+without Spark.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from sparklog.log.state.commit import Commit
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slices import FileSlices, RowCounts, SliceFlag
 from sparklog.log.state.writer_runs import WriterKey
+from sparklog.log.write.inline_records import slice_bytes, tail_bytes, unwritten, written_slices
 from sparklog.log.write.python_rows import batch_of_columns, batches_of_rows
 from sparklog.log.write.rows import ROW_COLUMNS, Partitioner, Rows, add_rows, check_columns, rows_of, sticky_seed
 from sparklog.storage.parallel_reads import ask_each
@@ -62,6 +64,19 @@ class AppendOutput:
 
     def discard(self) -> None:
         self._writer.discard()
+
+
+def write_out(store: Store, topic: str, path: str, file: FileSlices) -> FileSlices:
+    """Write a file that is not written, as an append file."""
+    output = AppendOutput(store, topic, path)
+    try:
+        output.write(slice_bytes(file))
+        for written in written_slices(file):
+            output.end_slice(written)
+        return output.close()
+    except BaseException:
+        output.discard()
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +180,8 @@ class WriteOptions:
 class AppendWriter:
     """Writes one task's rows as append files of one topic; after an error, or instead of `finish`, call `discard`.
 
+    Up to `inline.records.bytes` encoded slices are held in memory, and no file is begun.
+
     The first file looks whether the root is the driver's (a request), unless the caller has (`checked_root`): before it
     is begun on a disk, which may be another one on each machine.
     """
@@ -193,6 +210,8 @@ class AppendWriter:
         self._pending: list[pa.RecordBatch] = []
         self._pending_bytes = 0
         self._output: AppendOutput | None = None
+        self._most_inline = target.configs.inline_records_bytes
+        self._held: list[tuple[WrittenSlice, bytes]] = []
         self._files: list[FileSlices] = []
         self._counts: dict[int, tuple[int, int]] = {}
         self._checked_root = checked_root
@@ -210,9 +229,15 @@ class AppendWriter:
                 self.flush()
 
     def finish(self) -> list[FileSlices]:
-        """Flush and close; the files written, none without rows. They are durable, and no commit names them yet."""
+        """Flush and close; the files, none without rows. No commit names them yet.
+
+        They are written and durable, or it is one that is not written: `TopicLog.commit_append` takes both.
+        """
         self.flush()
         self._close()
+        if self._held:
+            self._files = [unwritten([written for written, _ in self._held], b"".join(data for _, data in self._held))]
+            self._held = []
         if self._files:
             # Of all files, with the last of them: where a file ends has nothing to do with the rows.
             nothing = RowCounts(self._target.partitions, {})
@@ -222,7 +247,7 @@ class AppendWriter:
 
     def discard(self) -> None:
         """Give up. The file being written vanishes; whole ones are left to the vacuum, as nothing names them."""
-        self._pending, self._pending_bytes = [], 0
+        self._pending, self._pending_bytes, self._held = [], 0, []
         output, self._output = self._output, None
         if output is not None:
             output.discard()
@@ -246,7 +271,39 @@ class AppendWriter:
             self._add(number, encoded)
 
     def _add(self, partition: int, encoded: EncodedSlice) -> None:
-        if self._output is not None and self._output.position + encoded.nbytes > self._options.file_bytes:
+        written = self._described(partition, encoded)
+        if written.index is None and self._is_small(encoded.nbytes):
+            self._held.append((written, b"".join(encoded.buffers)))
+            return
+        held, self._held = self._held, []
+        for earlier, data in held:
+            self._write(earlier, data)
+        self._write(written, *encoded.buffers)
+
+    def _is_small(self, nbytes: int) -> bool:
+        if self._output is not None or self._files:
+            return False
+        held = sum(written.nbytes for written, _ in self._held)
+        return tail_bytes(len(self._held) + 1, held + nbytes) <= self._most_inline
+
+    def _described(self, partition: int, encoded: EncodedSlice) -> WrittenSlice:
+        flags = SliceFlag.LOG_APPEND_TIME if self._encode.log_append_time else SliceFlag.NONE
+        if encoded.has_null_keys:
+            flags |= SliceFlag.HAS_NULL_KEYS
+        return WrittenSlice(
+            partition=partition,
+            nbytes=encoded.nbytes,
+            offsets=encoded.records,
+            records=encoded.records,
+            min_ts=encoded.min_ts,
+            max_ts=encoded.max_ts,
+            crc=encoded.crc,
+            flags=int(flags),
+            index=_index(encoded),
+        )
+
+    def _write(self, written: WrittenSlice, *data: bytes | bytearray | memoryview) -> None:
+        if self._output is not None and self._output.position + written.nbytes > self._options.file_bytes:
             self._close()
         if self._output is None:
             if self._target.store.parallel_reads == 1:
@@ -255,23 +312,8 @@ class AppendWriter:
                 self._checked_root = True
             path = append_path(self._target.read_version, self._env.new_id())
             self._output = AppendOutput(self._target.store, self._target.topic, path)
-        flags = SliceFlag.LOG_APPEND_TIME if self._encode.log_append_time else SliceFlag.NONE
-        if encoded.has_null_keys:
-            flags |= SliceFlag.HAS_NULL_KEYS
-        self._output.write(*encoded.buffers)
-        self._output.end_slice(
-            WrittenSlice(
-                partition=partition,
-                nbytes=encoded.nbytes,
-                offsets=encoded.records,
-                records=encoded.records,
-                min_ts=encoded.min_ts,
-                max_ts=encoded.max_ts,
-                crc=encoded.crc,
-                flags=int(flags),
-                index=_index(encoded),
-            )
-        )
+        self._output.write(*data)
+        self._output.end_slice(written)
 
     def _must_check_root(self) -> bool:
         looked = self._target.looked

@@ -132,7 +132,7 @@ def plan_backup(root: Root, target: Store, *, topics: Collection[str] | None = N
     named: list[FileCopy] = []
     for name, head in cut.topics.items():
         named += data_files(name, History(root.store, name).at(head.version).slices.all())
-    present = listed(target, {file.key.split("/", 1)[0] for file in named})
+    present = listed(target, (file.key for file in named))
     missing = [file for file in named if file.to not in present]
     nbytes = sum(file.size for file in missing)
     versions = dict(sorted(cut.versions().items()))

@@ -8,7 +8,7 @@ and nothing of the file is left at the other end.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
@@ -21,7 +21,7 @@ from sparklog.format.checksums import SUFFIXES, index_crc
 from sparklog.format.key_filter import decode_filters
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.journal.create_object import create_or_read
-from sparklog.log.journal.names import file_key, filter_path
+from sparklog.log.journal.names import LOG_FOLDER, commit_path_version, file_key, filter_path
 from sparklog.log.state.history import History
 from sparklog.log.state.slice_table import Slices, SliceTable, Snapshot
 from sparklog.log.state.slices import FileSlices, SliceFlag
@@ -127,7 +127,7 @@ def copy_all(
     been copied, `NotFound` for a missing file.
     """
     files = list(files)
-    present = listed(target, {file.to.split("/", 1)[0] for file in files})
+    present = listed(target, (file.to for file in files))
     # A segment without its index files is copied again: a run may have died between the two.
     new = [file for file in files if file.to not in present or file.footer == 0]
     missing_bytes = sum(file.size for file in new if file.to not in present)
@@ -313,9 +313,15 @@ def _read_if_there(source: Store, key: str) -> bytes | None:
         return None
 
 
-def listed(store: Store, owners: Collection[str]) -> dict[str, int]:
-    folders = [f"{owner}/{kind}/" for owner in sorted(owners) for kind in ("append", "sealed")]
-    return {info.key: info.size for folder in folders for info in store.list(folder)}
+def listed(store: Store, keys: Iterable[str]) -> dict[str, int]:
+    """Return the sizes of the data files in the folders of the topics of `keys`; of commits only where one is a key."""
+    folders = set()
+    for key in keys:
+        owner, _, path = key.partition("/")
+        folders |= {f"{owner}/{kind}/" for kind in ("append", "sealed")}
+        if commit_path_version(path) is not None:
+            folders.add(f"{owner}/{LOG_FOLDER}/0")
+    return {info.key: info.size for folder in sorted(folders) for info in store.list(folder)}
 
 
 @dataclass

@@ -8,6 +8,7 @@ In the restored root the state is this:
 * A checkpoint of the version, and one commit after it, which is never seen as the newest elsewhere: it records what is
   decided of open transactions and moves the leader epoch on, for batches of the source that came later had the old one.
 * Topic id, offsets, configs, registry and undecided transactions stay as they were.
+* Records in commits become append files, which hold all bytes of the commit: its number is not the new root's.
 * Holds go: they are of versions that are not here. Files of other topics, in a clone, become its own. Siblings that are
   not restored are forgotten: a topic of that name would never catch up with them.
 """
@@ -27,7 +28,14 @@ from sparklog.log.decisions.decision_log import open_transactions
 from sparklog.log.journal.chain import EntryChain, EntrySpan
 from sparklog.log.journal.clocks import iso_time, newest_at
 from sparklog.log.journal.entry_log import E, EntryKind
-from sparklog.log.journal.names import VERSION_DIGITS, is_topic_name, local_path, path_read_version
+from sparklog.log.journal.names import (
+    VERSION_DIGITS,
+    commit_path_version,
+    copied_path,
+    is_topic_name,
+    local_path,
+    path_read_version,
+)
 from sparklog.log.state.commit import MAINTAIN, Commit, Resolved
 from sparklog.log.state.commit_intents import Draft
 from sparklog.log.state.history import History
@@ -248,7 +256,7 @@ def _as_of(root: Root, name: str, wanted: Wanted) -> tuple[Snapshot, int] | None
                 return None
             raise
     named = files_named(history, base, newest)
-    present = listed(root.store, {key.split("/", 1)[0] for key in named.files})
+    present = listed(root.store, named.files)
     since = named.since([key for key in named.files if key not in present])
     if version < since:
         first = named.times.get(since, 0)
@@ -264,6 +272,8 @@ MAX_EPOCH = 2**31 - 1
 
 def own_path(path: str, version: int) -> str:
     """The path of a file in the folder of its new topic; a clone's source may count higher versions."""
+    if commit_path_version(path) is not None:
+        return copied_path(path, version)
     if not path.startswith("/"):
         return path
     read_version = path_read_version(path) or 0

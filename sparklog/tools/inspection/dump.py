@@ -10,7 +10,8 @@ same, and the error comes at the end. Kafka's tool does not know these:
 | file                                    | lines                                                              |
 |-----------------------------------------|--------------------------------------------------------------------|
 | `.json` of a log of commits or entries  | plain members on one line and whether its checksum holds, then one |
-|                                         | line for each element of its other members                         |
+|                                         | line for each element of its other members; then the records in a  |
+|                                         | commit as of a `.slices` file                                      |
 | `.arrow` (a checkpoint's slice table)   | one per slice                                                      |
 | `.slices` (appended batches)            | one per slice, then its batches as of a `.log`; their offsets      |
 |                                         | count from the slice's first                                       |
@@ -24,12 +25,14 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from sparklog.errors import Corrupt
 from sparklog.format import checkpoint_files
 from sparklog.format.append_file import WrittenSlice, read_footer
-from sparklog.log.journal.documents import checksum_holds
+from sparklog.log.journal.documents import checksum_holds, document_of
+from sparklog.log.state.commit import tail_of
 from sparklog.tools.inspection import dump_index
 from sparklog.tools.inspection.dump_batches import LogOptions, OffsetGaps, log_rows
 from sparklog.tools.inspection.dump_index import GAP, Findings, IndexOptions
@@ -40,7 +43,7 @@ PIECE_BYTES = 4 << 20
 
 def json_rows(source: DumpFile) -> Iterator[Row]:
     """Give the lines of a commit, a checkpoint's head, an entry of a decision or group log, or `_root.json`."""
-    data = source.read()
+    data = document_of(source.read())
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):
@@ -192,7 +195,7 @@ def _rows(source: DumpFile, options: DumpOptions, findings: Findings) -> Iterato
         case "snapshot":
             return dump_index.snapshot_rows(source)
         case "json":
-            return json_rows(source)
+            return chain(json_rows(source), _inline_rows(source, options.log))
         case "arrow":
             return table_rows(source)
         case "slices":
@@ -216,6 +219,12 @@ def _log_rows(source: DumpFile, options: LogOptions, findings: Findings) -> Iter
         yield from log_rows(source, options, gaps)
     finally:
         findings.add(GAP, source.absolute, *gaps.gaps)
+
+
+def _inline_rows(source: DumpFile, options: LogOptions) -> Iterator[Row]:
+    """Give the lines of the records in a commit, if there are any."""
+    if tail_of(source.read()):
+        yield from _slice_rows(source, options)
 
 
 def _slice_rows(source: DumpFile, options: LogOptions) -> Iterator[Row]:

@@ -12,6 +12,7 @@ went on with its numbers.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,7 @@ from crc32c import crc32c
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.log.journal.chain import list_numbers
+from sparklog.log.journal.documents import checksum_holds, document_of
 from sparklog.log.journal.entry_log import E, EntryKind
 from sparklog.log.journal.names import (
     LOG_FOLDER,
@@ -98,6 +100,10 @@ def read_object(store: Store, key: str, decode: Callable[..., T], kind: str, *nu
 
 def _placed(finding: Finding, data: bytes) -> Finding:
     """Add the place of the damage, as well as it can be told."""
+    document = document_of(data)
+    if len(document) < len(data) and checksum_holds(document):
+        return _placed_in_records(finding, document, data[len(document) :])
+    data = document
     end = _TRAILER.search(data)
     cut = data.rfind(_MARK)
     if end is not None and cut >= 0 and cut + len(_MARK) == end.start(1):
@@ -112,6 +118,16 @@ def _placed(finding: Finding, data: bytes) -> Finding:
     odd = next((position for position, byte in enumerate(data[:-1]) if not 0x20 <= byte < 0x7F), None)
     # Nothing else is known to be odd: it is the checksum's own member, the last one.
     return replace(finding, position=odd if odd is not None else max(data.rfind(b","), 0))
+
+
+def _placed_in_records(finding: Finding, document: bytes, tail: bytes) -> Finding:
+    inline = json.loads(document).get("inline")
+    expected = inline.get("crc") if isinstance(inline, dict) and inline.get("bytes") == len(tail) else None
+    crc = crc32c(tail)
+    if not isinstance(expected, int) or not 0 <= expected < 2**32 or crc == expected:
+        return finding
+    start = len(document)
+    return finding.at_flipped_bit(start, len(tail), crc, expected) or replace(finding, position=start)
 
 
 @dataclass(slots=True)

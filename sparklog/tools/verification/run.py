@@ -18,6 +18,7 @@ from sparklog.format.checksums import SUFFIXES
 from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.log.decisions.decision import DECISIONS, Decisions
 from sparklog.log.journal.clocks import SYSTEM, Env, reading_clock_ms
+from sparklog.log.journal.documents import document_of
 from sparklog.log.journal.entry_log import E, EntryKind
 from sparklog.log.journal.lost_commits import is_note, lost_commits
 from sparklog.log.journal.names import (
@@ -329,7 +330,7 @@ class _Verification:
         """Not a group's or transactional id's log: `_groups` itself is no root, and nothing in it is damaged."""
         for info in self.store.list(f"{name}/_log/"):
             try:
-                return "number" not in json.loads(self.store.get(info.key))
+                return "number" not in json.loads(document_of(self.store.get(info.key)))
             except (ValueError, NotFound, Corrupt):
                 continue
         return True

@@ -103,7 +103,7 @@ class Model:
             self._checkpoint(self.topic(found[1]), int(found[2]), json.loads(data))
 
     def _commit(self, topic: TopicModel, version: int, data: bytes) -> None:
-        doc = json.loads(data)
+        doc = parsed(data, version)
         commit_id = doc["commitId"]
         if version < len(topic.states):
             topic.zombies.add(commit_id)
@@ -180,7 +180,7 @@ class Model:
         slices = list(state.slices)
         for file in doc.get("files", []):
             self._name_file(topic, state, version, file["path"], where)
-            position = 0
+            position = file.get("start", 0)
             for p, base, size, offsets, records in zip(
                 file["partition"], file["base"], file["bytes"], file["offsets"], file["records"], strict=True
             ):
@@ -196,6 +196,9 @@ class Model:
             path not in topic.file_versions, f"{where}: {path} was appended at {topic.file_versions.get(path)} already"
         )
         topic.file_versions[path] = version
+        if path.startswith("_log/"):
+            expect(path == f"_log/{version:020d}.json", f"{where}: records are in another commit, {path}")
+            return
         read = _READ_VERSION.match(path)
         expect(read is not None, f"{where}: no read version in {path}")
         assert read is not None
@@ -282,6 +285,23 @@ class Model:
         # A head that lands days late may find its table vacuumed: then readers and vacuums pass over it.
         if table_key is not None and self.store.stat(table_key) is not None:
             check_table(state, self.store.get(table_key), f"checkpoint {version} of {topic.name}")
+
+
+def parsed(data: bytes, version: int) -> dict[str, Any]:
+    """The document of a commit; a file whose slices are in the commit gets its path, and where they `start`."""
+    line, newline, tail = data.partition(b"\n")
+    doc: dict[str, Any] = json.loads(line)
+    inline, here = doc.get("inline"), [file for file in doc.get("files", []) if not file["path"]]
+    expect(len(here) == (inline is not None), f"commit {version}: {len(here)} files are in it")
+    expect(bool(newline), f"commit {version} does not end its line")
+    expect(len(tail) == (inline["bytes"] if inline else 0), f"commit {version}: {len(tail)} bytes follow it")
+    for file in here:
+        expect(crc32c.crc32c(tail) == inline["crc"], f"commit {version}: its records have another CRC-32C")
+        expect(sum(file["bytes"]) + file["footerLength"] == len(tail), f"commit {version}: slices do not fill the tail")
+        file["path"], file["start"] = f"_log/{version:020d}.json", len(line) + 1
+        for name in ("readFeatures", "writeFeatures"):
+            expect(doc[name] == ["inlineRecords"], f"commit {version} has records in it and no feature")
+    return doc
 
 
 def check_table(state: State, data: bytes, where: str) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from unittest import mock
 
+from sparklog.log.state.configs import TopicConfigs
 from sparklog.testing.bucket_store import BUCKET_FAULTS
 from sparklog.testing.faulty_store import Decide, FaultKind, Seeded
 from sparklog.testing.world import HOUR_MS
@@ -108,9 +110,17 @@ def draw(run: Run, profile: str | None) -> str:
 
 
 def run_seed(
-    seed: int, worlds: list[SimulatedWorld] | None = None, profile: str | None = None, *, bucket: bool = False
+    seed: int,
+    worlds: list[SimulatedWorld] | None = None,
+    profile: str | None = None,
+    *,
+    bucket: bool = False,
+    inline: int = 0,
 ) -> Run:
-    """One seed, from the first request to the verdict. Raises what broke; the run is returned otherwise."""
+    """One seed, from the first request to the verdict. Raises what broke; the run is returned otherwise.
+
+    `inline`: records of so many bytes are in commits.
+    """
     run = Run(seed)
     if bucket:
         run.world.as_bucket()
@@ -118,7 +128,8 @@ def run_seed(
         worlds.append(run.world)
     drawn = draw(run, profile)
     often = CHECKPOINT_COMMITS if drawn == "collector" or seed % 8 == 0 else CHECKPOINT_COMMITS_ELSE
-    with small_limits(checkpoint_commits=often):
+    small = mock.patch.object(TopicConfigs, "inline_records_bytes", inline)
+    with small, small_limits(checkpoint_commits=often):
         run.world.run()
     run.judge()
     if drawn == "calm" and not bucket:

@@ -10,7 +10,7 @@ import pytest
 
 from sparklog.log.journal import journal, numbered_objects
 from sparklog.log.journal.numbered_objects import NumberedObjects
-from sparklog.log.state import checkpoint, commit_intents, commit_log, rewrites
+from sparklog.log.state import checkpoint, commit, commit_intents, commit_log, rewrites
 from sparklog.log.state.commit import Commit, RemovedSlices
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.writer_runs import BatchVerdict, WriterEntry, WriterKey
@@ -156,10 +156,50 @@ def test_a_broken_rule_is_found(
     assert found is not None, f"{seeds} seeds passed without this rule: {mutate.__doc__}"
 
 
+def features_are_forgotten(patch: Patch) -> None:
+    """A commit with records in it does not say so: older software would take it for damage."""
+    patch.setattr(commit_intents, "features_of", lambda changes: {})
+
+
+def a_lost_race_keeps_the_path(patch: Patch) -> None:
+    """Records in a commit are named by the number of the first attempt."""
+    numbers: dict[int, int] = {}
+    real = commit._placed
+
+    def first(attempt: Commit, start: int) -> Any:
+        assert attempt.inline is not None
+        number = numbers.setdefault(attempt.inline.crc, attempt.version)
+        return real(replace(attempt, version=number), start)
+
+    patch.setattr(commit, "_placed", first)
+
+
+def positions_count_from_the_tail(patch: Patch) -> None:
+    """Slices in a commit are looked for where its document is."""
+    real = commit._placed
+    patch.setattr(commit, "_placed", lambda attempt, start: real(attempt, 0))
+
+
+@pytest.mark.parametrize("mutate", [features_are_forgotten, a_lost_race_keeps_the_path, positions_count_from_the_tail])
+def test_a_broken_rule_of_records_in_commits_is_found(
+    mutate: Callable[[Patch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutate(monkeypatch)
+    found = None
+    for seed in range(30):
+        try:
+            run_seed(seed, profile="calm", inline=700)
+        except SimulationError as error:
+            found = error
+            break
+    assert found is not None, mutate.__doc__
+
+
 @pytest.mark.parametrize("profile", ["answers", "calm", "collector"])
 def test_with_all_rules_the_same_seeds_pass(profile: str) -> None:
     for seed in range(8):
         assert run_seed(seed, profile=profile).world.failure is None
+        assert run_seed(seed, profile=profile, inline=700).world.failure is None
 
 
 def what_a_listing_shows(patch: Patch) -> None:

@@ -17,20 +17,24 @@ from tests.log.simulation.seeds import run_seed
 from tests.log.simulation.simulated_world import SimulatedWorld
 from tests.log.simulation.workload import Run
 from tests.support.replay import repeat_one_seed, replayable
-from tests.support.seeds import LOG, LOG_IN_A_BUCKET
+from tests.support.seeds import LOG, LOG_IN_A_BUCKET, LOG_INLINE
 
 MET = ("acked", "batches", "replays skipped", "fenced", "snapshots", "checkpoints", "collected", "delete")
 
 
-def check(seed: int, *, bucket: bool = False) -> Run:
+INLINE_BYTES = 350
+"""Two made-up slices and less go into the commit, where its tasks have not written them."""
+
+
+def check(seed: int, *, bucket: bool = False, inline: int = 0) -> Run:
     """Run a seed; a failure names the seed, how to replay it, and the end of its story."""
     worlds: list[SimulatedWorld] = []
 
     def story() -> list[str]:
         return worlds[0].trace[-40:] if worlds else []
 
-    with replayable(seed, "tests/log/simulation/test_simulation.py", story, bucket=bucket):
-        return run_seed(seed, worlds, bucket=bucket)
+    with replayable(seed, "tests/log/simulation/test_simulation.py", story, bucket=bucket, inline=inline or None):
+        return run_seed(seed, worlds, bucket=bucket, inline=inline)
 
 
 @pytest.mark.sweep
@@ -55,8 +59,19 @@ def test_seeds_in_a_bucket(seeds: range) -> None:
     assert commits > 5 * len(seeds), "the runs did too little to show anything"
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("seeds", LOG_INLINE.few())
+def test_seeds_with_records_in_commits(seeds: range) -> None:
+    met: Counter[str] = Counter()
+    for seed in seeds:
+        met.update(check(seed, inline=INLINE_BYTES, bucket=seed % 4 == 0).counters)
+    assert met["in commits"] > len(seeds)
+    assert met["by the driver"] > 0
+
+
 def test_one_seed() -> None:
-    assert repeat_one_seed(lambda seed: check(seed, bucket="SPARKLOG_BUCKET" in os.environ)) > 0
+    bucket, inline = "SPARKLOG_BUCKET" in os.environ, int(os.environ.get("SPARKLOG_INLINE", "0"))
+    assert repeat_one_seed(lambda seed: check(seed, bucket=bucket, inline=inline)) > 0
 
 
 @pytest.mark.parametrize("seed", [21844])
@@ -92,3 +107,10 @@ def test_many_seeds(seeds: range) -> None:
 def test_many_seeds_in_a_bucket(seeds: range) -> None:
     for seed in seeds:
         assert check(seed, bucket=True).world.failure is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", LOG_INLINE.many())
+def test_many_seeds_with_records_in_commits(seeds: range) -> None:
+    for seed in seeds:
+        assert check(seed, inline=INLINE_BYTES, bucket=seed % 4 == 0).world.failure is None

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from sparklog.doctor import costs
+from sparklog.groups.consumer import consumer
 from sparklog.groups.group import Group
 from sparklog.groups.group_state import GROUPS
 from sparklog.log.decisions.decision import DECISIONS
@@ -42,18 +43,18 @@ def within(place: CountedRoot, budget: costs.Requests) -> None:
     assert kept, (made, budget, place.store.keys)
 
 
-def micro_batch(place: CountedRoot, topic: Topic, batch: int) -> None:
+def micro_batch(place: CountedRoot, topic: Topic, batch: int, tasks: int = TASKS) -> None:
     """What the sink does: a target on the driver, an append file per task, one commit."""
     target = topic.log.append_target()
     files: list[FileSlices] = []
-    for task in range(TASKS):
-        writer = AppendWriter(target, small("zstd"), place.world.env(), seed=batch * TASKS + task)
+    for task in range(tasks):
+        writer = AppendWriter(target, small("zstd"), place.world.env(), seed=batch * tasks + task)
         for piece in random_rows(400, keys=1000, seed=batch, first=batch * 1000 + task * 500).to_batches():
             writer.write(piece)
         files += writer.finish()
     assert {partition for file in files for partition in file.partition} == set(range(PARTITIONS))
     outcome = topic.log.commit_append(files, target, writer=WriterKey("query", batch, "run"))
-    assert outcome.records == 800
+    assert outcome.records == 400 * tasks
 
 
 def test_a_micro_batch_in_steady_state(place: CountedRoot) -> None:
@@ -71,6 +72,33 @@ def test_a_micro_batch_in_steady_state(place: CountedRoot) -> None:
     assert budget.puts <= 4
     assert budget.lists == 0
     within(place, budget)
+
+
+@pytest.mark.parametrize("tasks", [1, 8])
+def test_a_micro_batch_with_records_in_the_commit(place: CountedRoot, tasks: int) -> None:
+    topic = place.topic(PARTITIONS, configs={"inline.records.bytes": 1 << 20})
+    reader = consumer(place.root, "g", topics="t", auto_offset_reset="earliest", enable_auto_commit=False)
+    for batch in range(3):
+        micro_batch(place, topic, batch, tasks)
+    while reader.poll(0):
+        pass
+    place.store.reset()
+    micro_batch(place, topic, 3, tasks)
+    # The probe, the root, and the commit before: no request of a task.
+    place.store.expect(create=1, get_commit=2, get_root=1)
+    assert place.store.by_kind["create", "commit"] == 1
+    assert place.append_files() == []
+    place.store.reset()
+    assert sum(part.num_rows for part in reader.poll(0)) == 400 * tasks
+    # Looks for what comes next: the records are here.
+    place.store.expect(get_commit=3)
+    follower = place.world.root(place.store, place.world.env())
+    follower.topic("t").scan().to_table()
+    micro_batch(place, topic, 4, tasks)
+    place.store.reset()
+    assert follower.topic("t").scan().to_table().num_rows == 2000 * tasks
+    # The new commit, and a look at the next number by each of the two calls; nothing for records.
+    place.store.expect(get_commit=3)
 
 
 def test_a_replayed_micro_batch_writes_no_commit(place: CountedRoot) -> None:

@@ -121,6 +121,8 @@ class RecordModel(Model):
         self.least_ways = 2
         """Checkpoints that must be left to open a topic from: a damaged one costs the one before."""
         self.uploads: dict[str, dict[int, list[Written]]] = {}
+        self.in_memory: dict[tuple[int, int], list[Written]] = {}
+        """Slices that no writer has written, by partition and CRC-32C."""
         self.logs: dict[str, RecordLog] = {}
         self.passes: dict[str, int] = {}
         """Output of a cleaning pass -> the clock it went by."""
@@ -217,9 +219,12 @@ class RecordModel(Model):
         spans: dict[int, tuple[int, int]] = {}
         stamped = configs.get("message.timestamp.type") == "LogAppendTime"
         for file in doc.get("files", []):
-            expect(file["path"] in self.uploads, f"{where}: nobody wrote {file['path']}")
-            for p, base, offsets in zip(file["partition"], file["base"], file["offsets"], strict=True):
-                written = self.uploads[file["path"]][p]
+            in_memory = file["path"] not in self.uploads
+            for p, base, offsets, crc in zip(
+                file["partition"], file["base"], file["offsets"], file["crc"], strict=True
+            ):
+                expect(not in_memory or (p, crc) in self.in_memory, f"{where}: nobody wrote {file['path']}")
+                written = self.in_memory[p, crc] if in_memory else self.uploads[file["path"]][p]
                 expect(offsets == len(written), f"{where}: {offsets} offsets for {len(written)} records")
                 time_ms = doc["timeMs"] if stamped else None
                 present[p] = present[p] | {
@@ -334,6 +339,8 @@ class RecordModel(Model):
         if data:
             self._check_data(data[1], _INDEX.sub(".log", data[2]), now, key)
         else:
+            if commit:
+                self._check_data(commit[1], key.split("/", 1)[1], now, key)
             name = key.split("/", 1)[0]
             ways = self._ways_in(name, key)
             expect(ways >= self.least_ways, f"{key} was deleted, which leaves {ways} checkpoints to open {name} from")
@@ -383,6 +390,7 @@ class RecordModel(Model):
         other = RecordModel(clock)
         other.checkpoints, other.commits = self.checkpoints, self.commits
         other.uploads, other.passes = dict(self.uploads), dict(self.passes)
+        other.in_memory = dict(self.in_memory)
         other.empty_passes = dict(self.empty_passes)
         for name, topic in self.topics.items():
             other.topics[name] = replace(

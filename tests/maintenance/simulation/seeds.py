@@ -63,14 +63,14 @@ def configs(source: random.Random) -> dict[str, str]:
     return chosen
 
 
-def draw(seed: int, profile: str | None, *, bucket: bool = False) -> Run:
+def draw(seed: int, profile: str | None, *, bucket: bool = False, inline: int = 0) -> Run:
     """The seed decides who takes part and what goes wrong (`profile`, if it is not given)."""
     source = random.Random(f"draw {seed}")
     drawn = source.choice(PROFILES)
     profile = drawn if profile is None else profile
     run = Run(
         seed,
-        configs(source),
+        {**configs(source), **({"inline.records.bytes": str(inline)} if inline else {})},
         partitions=source.choice([1, 1, 2, 3]),
         slots=source.choice([None, None, 4, 8]),
         keys=source.choice([3, 8]),
@@ -131,10 +131,17 @@ def draw(seed: int, profile: str | None, *, bucket: bool = False) -> Run:
     return run
 
 
-def run_seed(seed: int, runs: list[Run] | None = None, profile: str | None = None, *, bucket: bool = False) -> Run:
-    """One seed, from the first request to the verdict. Raises what broke; the run is returned otherwise."""
-    with small_limits(checkpoint_commits=CHECKPOINT_COMMITS):
-        run = draw(seed, profile, bucket=bucket)
+def run_seed(
+    seed: int, runs: list[Run] | None = None, profile: str | None = None, *, bucket: bool = False, inline: int = 0
+) -> Run:
+    """One seed, from the first request to the verdict. Raises what broke; the run is returned otherwise.
+
+    `inline`: records of so many bytes are in commits.
+    """
+    # What a process remembers would hide what is gone.
+    tails = 0 if seed % 2 else 256
+    with small_limits(checkpoint_commits=CHECKPOINT_COMMITS, kept_tails=tails):
+        run = draw(seed, profile, bucket=bucket, inline=inline)
         if runs is not None:
             runs.append(run)
         run.world.run()

@@ -17,7 +17,7 @@ from sparklog.retention import vacuum
 from tests.maintenance.simulation.seeds import run_seed
 from tests.maintenance.simulation.workload import Run
 from tests.support.replay import repeat_one_seed, replayable
-from tests.support.seeds import MAINTENANCE, MAINTENANCE_IN_A_BUCKET
+from tests.support.seeds import MAINTENANCE, MAINTENANCE_IN_A_BUCKET, MAINTENANCE_INLINE
 
 MET = (
     *("appends", "stalled writer refused", "transactions committed", "transactions aborted", "records deleted"),
@@ -26,15 +26,17 @@ MET = (
 )
 
 
-def check(seed: int, *, bucket: bool = False) -> Run:
+def check(seed: int, *, bucket: bool = False, inline: int = 0) -> Run:
     """Run a seed; a failure names the seed, how to replay it, and the end of its story."""
     runs: list[Run] = []
 
     def story() -> list[str]:
         return [str(dict(runs[0].configs)), *runs[0].world.trace[-40:]] if runs else []
 
-    with replayable(seed, "tests/maintenance/simulation/test_simulation.py", story, bucket=bucket):
-        return run_seed(seed, runs, bucket=bucket)
+    with replayable(
+        seed, "tests/maintenance/simulation/test_simulation.py", story, bucket=bucket, inline=inline or None
+    ):
+        return run_seed(seed, runs, bucket=bucket, inline=inline)
 
 
 @pytest.mark.sweep
@@ -61,8 +63,21 @@ def test_seeds_in_a_bucket(seeds: range) -> None:
     assert not missing, f"no run had any of {missing}: {dict(met)}"
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("seeds", MAINTENANCE_INLINE.few())
+def test_seeds_with_records_in_commits(seeds: range) -> None:
+    """Some records are in commits and some in files, by a bound that the seed gives."""
+    met: Counter[str] = Counter()
+    for seed in seeds:
+        met.update(check(seed, inline=300 + seed % 3 * 200, bucket=seed % 7 == 0).counters)
+    names = ("files in memory", "appends", "pieces seal", "pieces merge", "pieces compact", "vacuums that deleted")
+    missing = [what for what in names if not met[what]]
+    assert not missing, f"no run had any of {missing}: {dict(met)}"
+
+
 def test_one_seed() -> None:
-    assert repeat_one_seed(lambda seed: check(seed, bucket="SPARKLOG_BUCKET" in os.environ)) > 0
+    bucket, inline = "SPARKLOG_BUCKET" in os.environ, int(os.environ.get("SPARKLOG_INLINE", "0"))
+    assert repeat_one_seed(lambda seed: check(seed, bucket=bucket, inline=inline)) > 0
 
 
 def test_a_seed_is_one_run() -> None:
@@ -92,3 +107,10 @@ def test_many_seeds(seeds: range) -> None:
 def test_many_seeds_in_a_bucket(seeds: range) -> None:
     for seed in seeds:
         assert check(seed, bucket=True).world.failure is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", MAINTENANCE_INLINE.many())
+def test_many_seeds_with_records_in_commits(seeds: range) -> None:
+    for seed in seeds:
+        assert check(seed, inline=300 + seed % 3 * 200, bucket=seed % 7 == 0).world.failure is None

@@ -249,7 +249,12 @@ def upload(run: Run, env: Env, target: AppendTarget) -> list[FileSlices]:
             writer.discard()
             raise
         for file in written:
-            run.model.uploads[file.path] = parts
+            if file.path:
+                run.model.uploads[file.path] = parts
+                continue
+            for p, crc in zip(file.partition, file.crc, strict=True):
+                run.model.in_memory[p, crc] = parts[p]
+            run.count("files in memory")
         files += written
     return files
 
@@ -271,6 +276,9 @@ def acknowledged(run: Run, files: Sequence[FileSlices], outcome: AppendOutcome) 
     """The code says these files are in the log: check that they are, where it says."""
     topic = run.model.topic(TOPIC)
     for file in files:
+        if not file.path:
+            expect(outcome.version in topic.file_versions.values(), f"version {outcome.version} names no file")
+            continue
         named = topic.file_versions.get(file.path)
         expect(named == outcome.version, f"{file.path} acknowledged at {outcome.version}, the log has it at {named}")
     ends = topic.states[outcome.version].log_end

@@ -15,6 +15,7 @@ from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.root import Root, RootView, open_root
 from sparklog.log.write.append_writer import AppendTarget, TopicFiles
+from sparklog.log.write.inline_records import unwritten, written_slices
 from sparklog.storage.retries import SETTLE_MS
 from sparklog.storage.store import Store
 from sparklog.testing.faulty_store import Crash, Decide, FaultKind
@@ -23,7 +24,7 @@ from sparklog.transactions.producer import Transaction, transactional
 from sparklog.transactions.publishing import publish
 from tests.log.simulation.simulated_world import Actor, SimulatedWorld
 from tests.support.name_caching_store import NameCachingStore
-from tests.transactions.simulation.ledger import Ledger, LedgerStore, expect
+from tests.transactions.simulation.ledger import WRITTEN_CRC, Ledger, LedgerStore, expect, label
 
 if TYPE_CHECKING:
     from tests.transactions.simulation.followers import Followed
@@ -153,12 +154,18 @@ def visible(snapshot: Snapshot) -> list[str]:
     for row in range(len(rows)):
         below = rows.end[row] <= stable[rows.partition[row]]
         if below and rows.status[row] in (PLAIN, COMMITTED):
-            found[rows.path(row)] = None
+            found[label(rows.path(row), int(rows.crc[row]))] = None
     return list(found)
 
 
 def upload(actor: Actor, root: Root, attempt: Attempt, target: AppendTarget) -> list[FileSlices]:
     """Write a file of made-up slices; a failed upload is tried again under a new name."""
+    parts: tuple[int, ...]
+    if target.configs.inline_records_bytes and actor.random.random() < 0.6:
+        parts, crc = actor.random.choice([(0,), (1,), (0, 1)]), actor.random.randint(100, 2**31)
+        small = unwritten(written_slices(made_up("", parts, crc)), actor.random.randbytes(100 * len(parts)))
+        attempt.files.setdefault(target.topic, []).append(label("", crc))
+        return [small]
     while True:
         path = append_path(target.read_version, actor.env.new_id())
         try:
@@ -169,23 +176,24 @@ def upload(actor: Actor, root: Root, attempt: Attempt, target: AppendTarget) -> 
         except Unavailable:
             continue
     attempt.files.setdefault(target.topic, []).append(path)
-    parts = actor.random.choice([(0,), (1,), (0, 1)])
+    return [made_up(path, actor.random.choice([(0,), (1,), (0, 1)]), WRITTEN_CRC)]
+
+
+def made_up(path: str, parts: tuple[int, ...], crc: int) -> FileSlices:
     n = len(parts)
-    return [
-        FileSlices(
-            path=path,
-            size=100 * n + 10,
-            footer_length=10,
-            partition=parts,
-            nbytes=(100,) * n,
-            offsets=(2,) * n,
-            records=(2,) * n,
-            min_ts=(1,) * n,
-            max_ts=(2,) * n,
-            crc=(7,) * n,
-            flags=(0,) * n,
-        )
-    ]
+    return FileSlices(
+        path=path,
+        size=100 * n + 10,
+        footer_length=10,
+        partition=parts,
+        nbytes=(100,) * n,
+        offsets=(2,) * n,
+        records=(2,) * n,
+        min_ts=(1,) * n,
+        max_ts=(2,) * n,
+        crc=(crc,) * n,
+        flags=(0,) * n,
+    )
 
 
 def process(run: Run, actor: Actor, life: Callable[[], None], restarts: int = 4) -> None:
@@ -444,7 +452,7 @@ def reader(run: Run, decide: Decide, polls: int) -> Callable[[Actor], None]:
                     expect(end >= stable.get(place, 0), f"the last stable offset of {place} went back to {end}")
                     stable[place] = end
                     paths = [
-                        rows.path(row)
+                        label(rows.path(row), int(rows.crc[row]))
                         for row in range(len(rows))
                         if rows.partition[row] == partition
                         and rows.end[row] <= end
@@ -456,7 +464,9 @@ def reader(run: Run, decide: Decide, polls: int) -> Callable[[Actor], None]:
                     expect(set(paths) <= committed, f"{place} shows what nobody committed")
                     shown[name] |= set(paths)
                     hidden[name] |= {
-                        rows.path(row) for row in range(len(rows)) if rows.partition[row] == partition
+                        label(rows.path(row), int(rows.crc[row]))
+                        for row in range(len(rows))
+                        if rows.partition[row] == partition
                     } - set(paths)
             for attempt in run.attempts:
                 every = [path in shown[name] for name, paths in attempt.files.items() for path in paths]

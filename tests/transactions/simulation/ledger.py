@@ -14,11 +14,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparklog.storage.memory import MemoryStore
+from tests.log.simulation.model import parsed
 from tests.log.simulation.simulated_world import SimulationError
 
 _COMMIT = re.compile(r"([^_/][^/]*)/_log/([0-9]{20})\.json\Z")
 _DECISION = re.compile(r"_transactions/([^/]+)/_log/([0-9]{20})\.json\Z")
 N = tuple[str, int]
+WRITTEN_CRC = 7
+"""Of slices in files that writers have written."""
+
+
+def label(path: str, crc: int) -> str:
+    """Return the name of made-up slices: the path of their file, or their CRC-32C where none was written for them."""
+    return path if crc == WRITTEN_CRC else f"in memory {crc}"
 
 
 def expect(condition: bool, message: str) -> None:
@@ -56,7 +64,7 @@ class Ledger:
         """An object has come to exist."""
         found = _COMMIT.match(key)
         if found:
-            self._commit(found[1], int(found[2]), json.loads(data))
+            self._commit(found[1], int(found[2]), parsed(data, int(found[2])))
         found = _DECISION.match(key)
         if found:
             self._decision(found[1], int(found[2]), json.loads(data))
@@ -68,7 +76,8 @@ class Ledger:
         txn = (doc["txn"]["id"], doc["txn"]["n"]) if "txn" in doc else None
         for file in doc.get("files", []):
             if not doc.get("edits"):
-                self.files.setdefault(topic, []).append(Appended(file["path"], version, txn))
+                labels = dict.fromkeys(label(file["path"], crc) for crc in file["crc"])
+                self.files.setdefault(topic, []).extend(Appended(name, version, txn) for name in labels)
         for item in doc.get("resolved", []):
             self._recorded(topic, version, item)
         if txn is not None:

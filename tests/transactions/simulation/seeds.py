@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from unittest import mock
 
+from sparklog.log.state.configs import TopicConfigs
 from sparklog.testing.faulty_store import Decide, FaultKind, Seeded
 from tests.log.simulation.seeds import of_bucket
 from tests.log.simulation.simulated_world import Actor, SimulatedWorld
@@ -123,16 +125,25 @@ def draw(run: Run, profile: str | None) -> None:
 
 
 def run_seed(
-    seed: int, worlds: list[SimulatedWorld] | None = None, profile: str | None = None, *, bucket: bool = False
+    seed: int,
+    worlds: list[SimulatedWorld] | None = None,
+    profile: str | None = None,
+    *,
+    bucket: bool = False,
+    inline: int = 0,
 ) -> Run:
-    """One seed, from the first request to the verdict. Raises what broke; the run is returned otherwise."""
+    """One seed, from the first request to the verdict. Raises what broke; the run is returned otherwise.
+
+    `inline`: records of so many bytes are in commits.
+    """
     run = Run(seed)
     if bucket:
         run.world.as_bucket()
     if worlds is not None:
         worlds.append(run.world)
     draw(run, profile)
-    with small_limits(checkpoint_commits=9, checkpoint_entries=3):
+    small = mock.patch.object(TopicConfigs, "inline_records_bytes", inline)
+    with small, small_limits(checkpoint_commits=9, checkpoint_entries=3):
         run.world.run()
         run.judge()
     return run

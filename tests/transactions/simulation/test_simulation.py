@@ -13,20 +13,27 @@ import pytest
 
 from tests.log.simulation.simulated_world import SimulatedWorld
 from tests.support.replay import repeat_one_seed, replayable
-from tests.support.seeds import TRANSACTIONS, TRANSACTIONS_HIDDEN, TRANSACTIONS_IN_A_BUCKET, TRANSACTIONS_WITH_CACHES
+from tests.support.seeds import (
+    TRANSACTIONS,
+    TRANSACTIONS_HIDDEN,
+    TRANSACTIONS_IN_A_BUCKET,
+    TRANSACTIONS_INLINE,
+    TRANSACTIONS_WITH_CACHES,
+)
 from tests.transactions.simulation.actors import Run
 from tests.transactions.simulation.seeds import CACHES, HIDDEN, run_seed
 
 
-def check(seed: int, profile: str | None = None, *, bucket: bool = False) -> Run:
+def check(seed: int, profile: str | None = None, *, bucket: bool = False, inline: int = 0) -> Run:
     """Run a seed; a failure names the seed, how to replay it, and the end of its story."""
     worlds: list[SimulatedWorld] = []
 
     def story() -> list[str]:
         return worlds[0].trace[-60:] if worlds else []
 
-    with replayable(seed, "tests/transactions/simulation/test_simulation.py", story, profile=profile, bucket=bucket):
-        return run_seed(seed, worlds, profile, bucket=bucket)
+    how = {"profile": profile, "bucket": bucket, "inline": inline or None}
+    with replayable(seed, "tests/transactions/simulation/test_simulation.py", story, **how):
+        return run_seed(seed, worlds, profile, bucket=bucket, inline=inline)
 
 
 @pytest.mark.sweep
@@ -41,7 +48,27 @@ def test_whatever_the_seed_readers_see_all_of_a_transaction_or_none(seeds: range
 
 def test_one_seed() -> None:
     profile, bucket = os.environ.get("SPARKLOG_PROFILE"), "SPARKLOG_BUCKET" in os.environ
-    assert repeat_one_seed(lambda seed: check(seed, profile, bucket=bucket)) > 0
+    inline = int(os.environ.get("SPARKLOG_INLINE", "0"))
+    assert repeat_one_seed(lambda seed: check(seed, profile, bucket=bucket, inline=inline)) > 0
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("seeds", TRANSACTIONS_INLINE.few())
+def test_with_records_in_commits_as_well(seeds: range) -> None:
+    found: Counter[str] = Counter()
+    for seed in seeds:
+        run = check(seed, inline=700, bucket=seed % 4 == 0)
+        found.update(run.counters)
+        found["in memory"] += sum(file.path.startswith("in") for files in run.ledger.files.values() for file in files)
+    for what in ("in memory", "committed", "aborted", "batches", "joined", "polls", "resolved True"):
+        assert found[what] > 2, f"the runs did too little to show anything: {found}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", TRANSACTIONS_INLINE.many())
+def test_many_seeds_with_records_in_commits(seeds: range) -> None:
+    for seed in seeds:
+        assert check(seed, inline=700, bucket=seed % 4 == 0).world.failure is None
 
 
 @pytest.mark.sweep

@@ -13,7 +13,7 @@ from sparklog.log.journal.clocks import Env
 from sparklog.storage.store import Store
 from sparklog.tools.backup import backing_up, copying, repository
 from tests.log.simulation.simulated_world import SimulationError
-from tests.support.seeds import BACKUPS, BACKUPS_IN_A_BUCKET, BACKUPS_WITH_CACHES
+from tests.support.seeds import BACKUPS, BACKUPS_IN_A_BUCKET, BACKUPS_INLINE, BACKUPS_WITH_CACHES
 from tests.tools.backup.simulation.workload import run
 
 
@@ -34,6 +34,22 @@ def test_whatever_the_seed_in_a_bucket_as_well(seeds: range) -> None:
     for seed in seeds:
         total.update(run(seed, bucket=True).counters)
     assert all(total[what] for what in ("backups", "deaths", "prunes", "transactions", "times restored")), total
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("seeds", BACKUPS_INLINE.few())
+def test_whatever_the_seed_with_records_in_commits_as_well(seeds: range) -> None:
+    total: Counter[str] = Counter()
+    for seed in seeds:
+        total.update(run(seed, inline=1000, bucket=seed % 4 == 3).counters)
+    assert all(total[what] for what in ("backups", "transactions", "times restored", "clones")), total
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", BACKUPS_INLINE.many())
+def test_more_seeds_with_records_in_commits(seeds: range) -> None:
+    for seed in seeds:
+        assert run(seed, inline=1000, bucket=seed % 4 == 3).counters
 
 
 @pytest.mark.sweep

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from unittest import mock
 
 from sparklog.compaction.clean_plan import plan_cleaning
 from sparklog.compaction.merge_plan import plan_merges
@@ -18,6 +19,7 @@ from sparklog.compaction.seal_plan import plan_sealing
 from sparklog.errors import NotFound, SparklogError
 from sparklog.groups.lag import Groups
 from sparklog.log.journal.clocks import Env
+from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.topic.cloning import clone_topic
 from sparklog.log.topic.root import Root, open_root
 from sparklog.maintenance.work_items import InProcess, Settings
@@ -278,14 +280,15 @@ def look(root: Root, actor: Actor) -> None:
         nap(actor, 20_000)
 
 
-def run(seed: int, caches: str | None = None, *, bucket: bool = False) -> Story:
+def run(seed: int, caches: str | None = None, *, bucket: bool = False, inline: int = 0) -> Story:
     """One seed, from the first request to the verdict. Raises what broke.
 
     `caches`: the machine that makes backups remembers names, one by one ("names") or by folder ("folders"), and no
-    requests fail.
+    requests fail. `inline`: records of so many bytes are in commits.
     """
     source = random.Random(f"backup {seed}")
-    with small_limits(checkpoint_commits=7):
+    small = mock.patch.object(TopicConfigs, "inline_records_bytes", inline)
+    with small, small_limits(checkpoint_commits=7):
         story = Story(seed)
         if caches is not None:
             story.name_ms, story.folder_ms = (LONGEST_CACHE_MS, 0) if caches == "names" else (0, LONGEST_CACHE_MS)

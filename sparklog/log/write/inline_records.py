@@ -1,0 +1,48 @@
+"""Records that go into the commit itself: files that are not written, as writers hand them to the driver.
+
+A writer whose encoded slices and footer are at most `inline.records.bytes` uploads nothing. Its result is a file
+without a path, which has all of its bytes along (`unwritten`). Before the commit the driver joins those of all tasks:
+they become the commit's tail, or one append file where they are too much for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from sparklog.format.append_file import HEAD_BYTES, SLICE_BYTES, TAIL_BYTES, WrittenSlice, encode_footer
+from sparklog.format.slice_columns import WRITTEN
+from sparklog.log.state.slices import INLINE_PATH, FileSlices
+
+
+def is_unwritten(file: FileSlices) -> bool:
+    return file.path == INLINE_PATH
+
+
+def unwritten(slices: Sequence[WrittenSlice], data: bytes) -> FileSlices:
+    """Return a file that is not written; `data`: the bytes of its slices, back to back."""
+    footer = encode_footer(slices)
+    return replace(FileSlices.of(INLINE_PATH, slices, len(footer)), data=data + footer)
+
+
+def tail_bytes(slices: int, nbytes: int) -> int:
+    """Return the size of a tail with so many slices, of so many bytes together."""
+    return nbytes + HEAD_BYTES + TAIL_BYTES + slices * SLICE_BYTES
+
+
+def joined(files: Sequence[FileSlices]) -> FileSlices:
+    """Return several files that are not written as one."""
+    slices = [written for file in files for written in written_slices(file)]
+    return unwritten(slices, b"".join(slice_bytes(file) for file in files))
+
+
+def slice_bytes(file: FileSlices) -> bytes:
+    """Return the bytes of the slices of a file that is not written."""
+    return file.data[: file.size - file.footer_length]
+
+
+def written_slices(file: FileSlices) -> list[WrittenSlice]:
+    """Return the slices of a file as its writer described them. They are small, so they have no index."""
+    columns = {name: getattr(file, name) for name in WRITTEN}
+    rows = zip(*columns.values(), strict=True)
+    return [WrittenSlice(**dict(zip(columns, row, strict=True))) for row in rows]

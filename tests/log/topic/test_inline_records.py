@@ -1,0 +1,280 @@
+"""Records in commits: what is written, how it is read, and who refuses it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+
+from sparklog.compaction.run import compact_topic
+from sparklog.errors import BadRequest, Corrupt
+from sparklog.log.journal import documents
+from sparklog.log.journal.documents import INLINE_RECORDS, document_of, peek_commit_id
+from sparklog.log.journal.names import append_path, commit_key, commit_path, copied_path, path_read_version
+from sparklog.log.state import commit, commit_intents
+from sparklog.log.state.commit import decode_commit, tail_of
+from sparklog.log.state.recent_tails import RECENT, RecentTails
+from sparklog.log.topic.topic import Topic
+from sparklog.log.write.append_writer import AppendWriter, write_out
+from sparklog.log.write.inline_records import is_unwritten, joined, slice_bytes, tail_bytes, written_slices
+from sparklog.maintenance.work_items import InProcess, Settings
+from sparklog.testing.world import World
+from sparklog.testing.wrapper_stores import CountingStore
+from sparklog.tools.verification.run import verify_root
+from sparklog.transactions.producer import transactional
+
+BOUND = 4096
+
+
+def inline_topic(world: World, name: str = "t", *, partitions: int = 2, bound: int = BOUND) -> Topic:
+    return world.root().create_topic(name, partitions=partitions, configs={"inline.records.bytes": bound})
+
+
+def rows(count: int, first: int = 0) -> pa.Table:
+    return pa.table(
+        {
+            "value": [f"value {number}".encode() for number in range(first, first + count)],
+            "partition": pa.array([number % 2 for number in range(count)], pa.int32()),
+        }
+    )
+
+
+def values(topic: Topic) -> list[bytes]:
+    return sorted(topic.scan(columns=["value"]).to_table()["value"].to_pylist())
+
+
+def data_files(world: World, name: str = "t") -> list[str]:
+    return [info.key for info in world.store.list(f"{name}/") if "/_log/" not in info.key]
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_small_records_are_in_the_commit_and_large_ones_in_a_file(world: World) -> None:
+    topic = inline_topic(world)
+    assert topic.append(rows(4)).version == 1
+    assert data_files(world) == []
+    large = pa.table({"value": [bytes(range(256)) * 40], "partition": pa.array([0], pa.int32())})
+    topic.append(large)
+    topic.append(rows(2, 4))
+    decoded = decode_commit(world.store.get(commit_key("t", 1)), commit_key("t", 1), 1)
+    assert [file.path for file in decoded.files] == [commit_path(1)]
+    assert decoded.read_features == decoded.write_features == (INLINE_RECORDS,)
+    assert values(topic) == sorted([*(f"value {number}".encode() for number in range(6)), large["value"][0].as_py()])
+    assert verify_root(world.store).findings == ()
+
+
+def test_a_topic_without_the_config_has_the_bytes_it_had(world: World) -> None:
+    topic = world.root().create_topic("t", partitions=2, configs={"inline.records.bytes": 0})
+    topic.append(rows(4))
+    decoded = decode_commit(world.store.get(commit_key("t", 1)), commit_key("t", 1), 1)
+    assert (decoded.inline, decoded.read_features) == (None, ())
+    assert len(data_files(world)) == 1
+    assert INLINE_RECORDS not in topic.log.head().read_features
+
+
+def test_every_damaged_byte_and_every_length_is_found(world: World) -> None:
+    inline_topic(world).append(rows(4))
+    key = commit_key("t", 1)
+    data = world.store.get(key)
+    start = len(document_of(data))
+    places = [*range(0, start, 7), start - 1, *range(start, len(data), 3)]
+    for place in places:
+        flipped = bytearray(data)
+        flipped[place] ^= 4
+        with pytest.raises((Corrupt, BadRequest)):
+            decode_commit(bytes(flipped), key, 1)
+    for wrong in (data[:-1], data + b"\0", data[:start], data[: start - 1], data + data):
+        with pytest.raises(Corrupt):
+            decode_commit(wrong, key, 1)
+    assert peek_commit_id(data) is not None
+    assert peek_commit_id(data[:-1]) is None
+
+
+def test_a_tail_that_is_not_checked_lets_damage_through(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    inline_topic(world).append(rows(4))
+    key = commit_key("t", 1)
+    data = world.store.get(key)
+    monkeypatch.setattr(commit, "_check_tail", lambda *given: None)
+    assert decode_commit(data[:-1] + bytes([data[-1] ^ 1]), key, 1).version == 1
+
+
+def test_verify_names_the_damaged_bit_of_a_tail(world: World) -> None:
+    topic = inline_topic(world)
+    topic.append(rows(4))
+    key = commit_key("t", 1)
+    data = bytearray(world.store.get(key))
+    place = len(document_of(bytes(data))) + 9
+    data[place] ^= 1
+    world.store.delete(key)
+    assert world.store.create(key, bytes(data))
+    findings = verify_root(world.store).findings
+    assert (key, place) in [(finding.file, finding.position) for finding in findings]
+
+
+def test_software_without_the_feature_refuses_in_one_line(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    inline_topic(world).append(rows(4))
+    world.root().topic("t").log.write_checkpoint()
+    monkeypatch.setattr(documents, "KNOWN_READ_FEATURES", frozenset())
+    with pytest.raises(BadRequest, match="needs the sparklog features inlineRecords to be read") as raised:
+        World(world.store).root().topic("t").scan().to_table()
+    assert "\n" not in str(raised.value)
+    monkeypatch.undo()
+    monkeypatch.setattr(commit_intents, "KNOWN_WRITE_FEATURES", frozenset())
+    with pytest.raises(BadRequest, match="needs the sparklog features inlineRecords to be written"):
+        World(world.store).root().topic("t").append(rows(1))
+
+
+def test_software_before_the_feature_meets_it_in_a_commit_that_it_can_read(world: World) -> None:
+    topic = world.root().create_topic("t", partitions=2)
+    topic.alter(configs={"inline.records.bytes": 0})
+    topic.alter(configs={"inline.records.bytes": BOUND})
+    topic.append(rows(2))
+    topic.alter(configs={"inline.records.bytes": None})
+    found = {}
+    for version in range(5):
+        # As release 0.3 reads it: the whole object is one document.
+        data = world.store.get(commit_key("t", version))
+        found[version] = None if tail_of(data) else json.loads(data)["readFeatures"]
+    assert found == {0: [], 1: [], 2: [INLINE_RECORDS], 3: None, 4: []}
+    assert topic.log.head().read_features == (INLINE_RECORDS,)
+
+
+def test_a_lost_race_moves_offsets_path_and_positions(world: World) -> None:
+    topic = inline_topic(world)
+    files, target = topic.log.write(rows(4), None, None)
+    World(world.store).root().topic("t").append(rows(20, 100))
+    outcome = topic.log.commit_append(files, target)
+    assert (outcome.version, outcome.base) == (2, {0: 10, 1: 10})
+    decoded = decode_commit(world.store.get(commit_key("t", 2)), commit_key("t", 2), 2)
+    assert [file.path for file in decoded.files] == [commit_path(2)]
+    assert len(values(topic)) == 24
+
+
+def test_tasks_share_one_commit_or_one_file(world: World) -> None:
+    topic = inline_topic(world)
+
+    def of_tasks(count: int) -> None:
+        target = topic.log.append_target()
+        files = []
+        for task in range(count):
+            writer = AppendWriter(target, None, world.env(), seed=task)
+            for batch in rows(8, task * 8).to_batches():
+                writer.write(batch)
+            files += writer.finish()
+        assert {file.path for file in files} == {""}
+        assert topic.log.commit_append(files, target).records == 8 * count
+
+    of_tasks(3)
+    assert data_files(world) == []
+    of_tasks(30)
+    assert len(data_files(world)) == 1
+    assert len(values(topic)) == 8 * 33
+    assert verify_root(world.store).findings == ()
+
+
+def test_prepares_are_commits_too_but_for_those_of_a_job_that_joined(world: World) -> None:
+    topic = inline_topic(world)
+    begun = transactional(world.root(), "etl").begin()
+    joined_one = transactional(world.root(), "etl").join(begun.n, "part")
+    joined_one.append("t", rows(2))
+    joined_one.prepare()
+    assert len(data_files(world)) == 1
+    begun.append("t", rows(2, 2))
+    assert values(topic) == []
+    begun.commit()
+    assert len(data_files(world)) == 1
+    assert len(values(topic)) == 4
+
+
+def test_a_follower_makes_no_request_for_records_it_has_read(world: World) -> None:
+    topic = inline_topic(world)
+    topic.append(rows(4))
+    store = CountingStore(world.store)
+    reader = World(store).root().topic("t")
+    assert len(values(reader)) == 4
+    topic.append(rows(4))
+    store.reset()
+    assert len(values(reader)) == 8
+    # The new commit, and the missing one after it.
+    assert [key for verb, key in store.keys if verb == "get"].count(commit_key("t", 2)) == 1
+    assert [key for verb, key in store.keys if verb == "get"].count(commit_key("t", 1)) == 0
+
+
+def test_tails_that_are_kept_are_few_and_never_trusted(world: World) -> None:
+    tails = RecentTails()
+    for number in range(600):
+        tails.keep(world.store, f"t/_log/{number:020d}.json", 10, bytes(16 << 10))
+    assert tails._bytes <= world.store.limits.kept_tail_bytes
+    assert len(tails._kept) <= 256
+    topic = inline_topic(world)
+    topic.append(rows(4))
+    key, data = commit_key("t", 1), world.store.get(commit_key("t", 1))
+    start = len(document_of(data))
+    RECENT.keep(topic.store, key, start, bytes(len(data) - start))
+    assert len(values(topic)) == 4
+    assert not RECENT.forget(topic.store, key)
+
+
+def test_merging_takes_them_out_of_commits(world: World) -> None:
+    topic = inline_topic(world)
+    for first in range(0, 40, 4):
+        topic.append(rows(4, first))
+    compact_topic(topic, Settings(now_ms=world.now_ms), InProcess())
+    paths = topic.log.snapshot().slices.paths()
+    assert not [path for path in paths if path.startswith("_log/")]
+    assert len(values(topic)) == 40
+
+
+def test_files_that_are_not_written_are_joined_and_written_out(world: World) -> None:
+    topic = inline_topic(world)
+    one, two = (topic.log.write(rows(4, first), None, None)[0][0] for first in (0, 4))
+    assert is_unwritten(one)
+    both = joined([one, two])
+    assert both.data == slice_bytes(one) + slice_bytes(two) + both.data[-both.footer_length :]
+    assert both.size == tail_bytes(4, len(slice_bytes(one)) + len(slice_bytes(two))) == len(both.data)
+    assert [item.crc for item in written_slices(both)] == [*one.crc, *two.crc]
+    written = write_out(world.store, "t", append_path(0, "x"), both)
+    assert world.store.get(f"t/{written.path}") == both.data
+    assert (written.size, written.crc) == (both.size, both.crc)
+
+
+def test_paths(world: World) -> None:
+    assert path_read_version("_log/00000000000000000007.json") == 6
+    assert path_read_version("/other/_log/00000000000000000007.json") == 6
+    assert path_read_version("_log/00000000000000000000.json") is None
+    assert path_read_version("_log/7.json") is None
+    own = copied_path("_log/00000000000000000007.json", 99)
+    other = copied_path("/other/_log/00000000000000000007.json", 3)
+    assert own == "append/00000000000000000006-commit00000000000000000007.slices"
+    assert path_read_version(other) == 3
+    assert other != copied_path("/third/_log/00000000000000000007.json", 3)
+
+
+def test_a_document_says_what_its_tail_is(world: World) -> None:
+    inline_topic(world).append(rows(4))
+    key = commit_key("t", 1)
+    data = world.store.get(key)
+    document = json.loads(document_of(data))
+    assert document["inline"]["bytes"] == len(data) - len(document_of(data)) == document["files"][0]["size"]
+
+    def sealed(change: Callable[[dict[str, object]], object]) -> bytes:
+        body = {name: value for name, value in json.loads(document_of(data)).items() if name != "crc"}
+        change(body)
+        return documents.encode(body) + data[len(document_of(data)) :]
+
+    wrong: tuple[Callable[[dict[str, object]], object], ...] = (
+        lambda body: body.pop("inline"),
+        lambda body: body.pop("files"),
+        lambda body: body["files"][0].update(path=commit_path(1)),  # type: ignore[index]
+        lambda body: body["files"][0].update(position=[0, 9]),  # type: ignore[index]
+        lambda body: body["files"].append(body["files"][0]),  # type: ignore[attr-defined,index]
+    )
+    decode_commit(sealed(lambda body: None), key, 1)
+    for change in wrong:
+        with pytest.raises(Corrupt):
+            decode_commit(sealed(change), key, 1)
