@@ -26,7 +26,8 @@ from sparklog.format.record_batch import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHe
 from sparklog.limits import DEFAULTS, Limits
 from sparklog.log.journal.names import append_path, file_key
 from sparklog.log.read.planned_slices import PlannedSlices
-from sparklog.log.state.commit_intents import AppendIntent, Draft, Nothing
+from sparklog.log.state.append_offsets import AppendIntent
+from sparklog.log.state.commit_intents import Draft, Nothing
 from sparklog.log.state.commit_log import CommitOutcome
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.rewrites import RewriteIntent

@@ -6,7 +6,7 @@ and again after every lost race, so nothing is ever judged on a state that is no
 
 | intent     | module                       | against commits in between                                               |
 |------------|------------------------------|--------------------------------------------------------------------------|
-| append     | here                         | new offsets; registry, topic id, upload floor, null keys checked again   |
+| append     | `log.state.append_offsets`   | new offsets; registry, topic id, upload floor, null keys checked again   |
 | log starts | here                         | applied as a maximum                                                     |
 | alter      | here                         | a conflict if the same config or the partition count was changed         |
 | create     | here                         | a conflict if the topic exists meanwhile                                 |
@@ -39,37 +39,32 @@ import numpy as np
 
 from sparklog.errors import BadRequest, Conflict, NotFound
 from sparklog.log.journal.clocks import next_times
-from sparklog.log.journal.documents import INT32_MAX, INT64_MAX, KNOWN_WRITE_FEATURES
+from sparklog.log.journal.documents import INT32_MAX, KNOWN_WRITE_FEATURES
 from sparklog.log.journal.names import MAX_PARTITIONS, path_read_version
 from sparklog.log.state.commit import (
     ALTER,
-    APPEND,
     CREATE,
     DELETE,
     DELETE_RECORDS,
     IMPORT,
     MAINTAIN,
-    TAKEOVER,
     Changes,
     Commit,
     Edit,
     Hold,
     ImportedEnd,
-    Inline,
     KafkaEnded,
     KafkaOpen,
     KafkaSource,
     Resolved,
-    Txn,
     features_of,
 )
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slice_table import SliceTable
-from sparklog.log.state.slices import INLINE_PATH, FileSlices, SliceFlag
+from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.log.state.topic_state import Head
-from sparklog.log.state.writer_runs import WriterKey, decide
 
-_HAS_NULL_KEYS = int(SliceFlag.HAS_NULL_KEYS)
+HAS_NULL_KEYS = int(SliceFlag.HAS_NULL_KEYS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,52 +139,6 @@ def check_topic_id(topic: str, head: Head, topic_id: str) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class AppendIntent:
-    """Append whole files. One of them may be not written: it becomes the commit's tail.
-
-    * `now_ms`: when it was asked for; an epoch far ahead of that supersedes no run
-    * `key`: makes it idempotent
-    * `txn`: the transaction that holds its slices open
-    """
-
-    topic_id: str
-    files: tuple[FileSlices, ...]
-    now_ms: int
-    key: WriterKey | None = None
-    txn: Txn | None = None
-    needs_table: ClassVar[bool] = False
-
-    @property
-    def repeatable(self) -> bool:
-        return self.key is not None
-
-    @property
-    def count(self) -> int:
-        return sum(sum(file.records) for file in self.files)
-
-    def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
-        check_topic(topic, head, self.topic_id)
-        writer = None
-        if self.key is not None:
-            entry = head.registry.get(self.key.id)
-            verdict = decide(entry, self.key, self.count, f"topic '{topic}'", self.now_ms)
-            writer = self.key.writer(self.count, entry)
-            if entry is not None and not verdict.write:
-                if verdict.take_over:
-                    return Draft(TAKEOVER, writer=writer)
-                return Nothing(verdict.note, entry.version, skipped=True)
-        files = tuple(file for file in self.files if len(file))
-        if not files:
-            return Nothing("nothing to append", head.version)
-        check_floor(topic, [file for file in files if file.path != INLINE_PATH], head.floor)
-        if head.configs.is_compacted and any(flags & _HAS_NULL_KEYS for file in files for flags in file.flags):
-            raise BadRequest(f"topic '{topic}' is compacted: every record needs a key, found records without one")
-        inline = next((Inline.of(file.data) for file in files if file.path == INLINE_PATH), None)
-        placed = assign_offsets(topic, files, head)
-        return Draft(APPEND, writer=writer, files=placed, inline=inline, txn=self.txn)
-
-
 def check_floor(topic: str, files: Sequence[FileSlices], floor: int) -> None:
     """Raise `Conflict` if a file was begun before the upload floor: the vacuum may have deleted it."""
     for file in files:
@@ -203,26 +152,6 @@ def check_floor(topic: str, files: Sequence[FileSlices], floor: int) -> None:
                 f"{file.path} was begun at version {read_version} of topic '{topic}', below the upload floor {floor}: "
                 "the vacuum may have deleted it; upload it again"
             )
-
-
-def assign_offsets(topic: str, files: Sequence[FileSlices], head: Head) -> tuple[FileSlices, ...]:
-    """Give each slice the offset it starts at: log ends moved over the files in their order."""
-    end = head.log_end.tolist()
-    placed = []
-    for file in files:
-        bases = []
-        for partition, offsets in zip(file.partition, file.offsets, strict=True):
-            if not 0 <= partition < len(end):
-                raise BadRequest(f"topic '{topic}' has partitions 0 to {len(end) - 1}, found {partition}")
-            if offsets > INT64_MAX - end[partition]:
-                raise BadRequest(
-                    f"partition {partition} of topic '{topic}' ends at offset {end[partition]}: {offsets} more do not "
-                    f"fit below {INT64_MAX}, so it takes no more records; write to another partition or topic"
-                )
-            bases.append(end[partition])
-            end[partition] += offsets
-        placed.append(file.based(tuple(bases)))
-    return tuple(placed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +231,7 @@ class AlterIntent:
 
 def _check_keys(topic: str, table: SliceTable) -> None:
     rows = table.all()
-    keyless = np.flatnonzero(rows.flags & _HAS_NULL_KEYS)
+    keyless = np.flatnonzero(rows.flags & HAS_NULL_KEYS)
     if len(keyless):
         row = int(keyless[0])
         raise BadRequest(

@@ -18,8 +18,9 @@ from sparklog.log.journal.clocks import Env, Moment
 from sparklog.log.journal.entry_log import EntryKind, EntryLog, StateEntry
 from sparklog.log.journal.journal import RootAccess
 from sparklog.log.journal.names import append_path, is_topic_name
+from sparklog.log.state.append_offsets import AppendIntent
 from sparklog.log.state.commit import COMMIT, Commit, Txn
-from sparklog.log.state.commit_intents import AppendIntent, DeleteIntent, Intent
+from sparklog.log.state.commit_intents import DeleteIntent, Intent
 from sparklog.log.state.commit_log import CommitLog, CommitOutcome
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.slices import FileSlices, content_of

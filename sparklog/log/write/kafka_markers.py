@@ -22,8 +22,9 @@ from sparklog.format.append_file import WrittenSlice
 from sparklog.format.control import end_txn_marker
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.journal.names import append_path
+from sparklog.log.state.append_offsets import assign_offsets
 from sparklog.log.state.commit import APPEND, COMMIT, KafkaOpen
-from sparklog.log.state.commit_intents import Draft, Nothing, assign_offsets, check_floor, check_topic
+from sparklog.log.state.commit_intents import Draft, Nothing, check_floor, check_topic
 from sparklog.log.state.commit_log import CommitLog
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import FileSlices, SliceFlag

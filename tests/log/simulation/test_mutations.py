@@ -10,7 +10,7 @@ import pytest
 
 from sparklog.log.journal import journal, numbered_objects
 from sparklog.log.journal.numbered_objects import NumberedObjects
-from sparklog.log.state import checkpoint, commit, commit_intents, commit_log, rewrites
+from sparklog.log.state import append_offsets, checkpoint, commit, commit_intents, commit_log, rewrites
 from sparklog.log.state.commit import Commit, RemovedSlices
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.writer_runs import BatchVerdict, WriterEntry, WriterKey
@@ -37,7 +37,7 @@ def no_commit_id(patch: Patch) -> None:
 
 def registry_on_first_attempt_only(patch: Patch) -> None:
     """The registry is asked before the first attempt, not when an attempt is re-based."""
-    real = commit_intents.decide
+    real = append_offsets.decide
     known: dict[int, tuple[WriterKey, BatchVerdict]] = {}
 
     def once(entry: WriterEntry | None, key: WriterKey, count: int, topic: str, now_ms: int) -> BatchVerdict:
@@ -45,7 +45,7 @@ def registry_on_first_attempt_only(patch: Patch) -> None:
             known[id(key)] = key, real(entry, key, count, topic, now_ms)
         return known[id(key)][1]
 
-    patch.setattr(commit_intents, "decide", once)
+    patch.setattr(append_offsets, "decide", once)
 
 
 def no_age_test_on_the_answer(patch: Patch) -> None:
@@ -65,13 +65,13 @@ def no_topic_id(patch: Patch) -> None:
     def any_topic(topic: str, base: Head, topic_id: str) -> None:
         real(topic, base, base.topic_id)
 
-    for module in (commit_intents, rewrites):
+    for module in (append_offsets, commit_intents, rewrites):
         patch.setattr(module, "check_topic", any_topic)
 
 
 def no_upload_floor(patch: Patch) -> None:
     """Files that the vacuum may have deleted are let through."""
-    for module in (commit_intents, rewrites):
+    for module in (append_offsets, commit_intents, rewrites):
         patch.setattr(module, "check_floor", lambda topic, files, floor: None)
 
 
@@ -90,7 +90,7 @@ def edits_always_stand(patch: Patch) -> None:
 
 def offsets_not_assigned_again(patch: Patch) -> None:
     """A loser keeps the offsets of its first attempt."""
-    real = commit_intents.assign_offsets
+    real = append_offsets.assign_offsets
     known: dict[int, tuple[object, object]] = {}
 
     def once(topic: str, files: Any, base: Head) -> Any:
@@ -99,7 +99,7 @@ def offsets_not_assigned_again(patch: Patch) -> None:
             known[key] = files, real(topic, files, base)
         return known[key][1]
 
-    patch.setattr(commit_intents, "assign_offsets", once)
+    patch.setattr(append_offsets, "assign_offsets", once)
     patch.setattr(commit_log, "check_commit", lambda before, commit, after: None)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from sparklog.errors import BadRequest, Conflict, Fenced, NotFound
 from sparklog.log.journal.names import append_path
+from sparklog.log.state.append_offsets import AppendIntent
 from sparklog.log.state.commit import (
     ALTER,
     APPEND,
@@ -31,7 +32,6 @@ from sparklog.log.state.commit import (
 )
 from sparklog.log.state.commit_intents import (
     AlterIntent,
-    AppendIntent,
     CreateIntent,
     DeleteIntent,
     Draft,

@@ -1,0 +1,86 @@
+"""The offsets of an append: the intent that appends files, whose slices get the offsets at which their partitions end.
+
+Writers count offsets from 0 within a slice, so tasks need not know of one another. The commit says where each slice
+begins: at the log end of the newest state. A lost race assigns again, and no byte of a batch changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from sparklog.errors import BadRequest
+from sparklog.log.journal.documents import INT64_MAX
+from sparklog.log.state.commit import APPEND, TAKEOVER, Inline, Txn
+from sparklog.log.state.commit_intents import HAS_NULL_KEYS, Draft, Nothing, check_floor, check_topic
+from sparklog.log.state.slice_table import SliceTable
+from sparklog.log.state.slices import INLINE_PATH, FileSlices
+from sparklog.log.state.topic_state import Head
+from sparklog.log.state.writer_runs import WriterKey, decide
+
+
+@dataclass(frozen=True, slots=True)
+class AppendIntent:
+    """Append whole files. One of them may be not written: it becomes the commit's tail.
+
+    * `now_ms`: when it was asked for; an epoch far ahead of that supersedes no run
+    * `key`: makes it idempotent
+    * `txn`: the transaction that holds its slices open
+    """
+
+    topic_id: str
+    files: tuple[FileSlices, ...]
+    now_ms: int
+    key: WriterKey | None = None
+    txn: Txn | None = None
+    needs_table: ClassVar[bool] = False
+
+    @property
+    def repeatable(self) -> bool:
+        return self.key is not None
+
+    @property
+    def count(self) -> int:
+        return sum(sum(file.records) for file in self.files)
+
+    def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
+        check_topic(topic, head, self.topic_id)
+        writer = None
+        if self.key is not None:
+            entry = head.registry.get(self.key.id)
+            verdict = decide(entry, self.key, self.count, f"topic '{topic}'", self.now_ms)
+            writer = self.key.writer(self.count, entry)
+            if entry is not None and not verdict.write:
+                if verdict.take_over:
+                    return Draft(TAKEOVER, writer=writer)
+                return Nothing(verdict.note, entry.version, skipped=True)
+        files = tuple(file for file in self.files if len(file))
+        if not files:
+            return Nothing("nothing to append", head.version)
+        check_floor(topic, [file for file in files if file.path != INLINE_PATH], head.floor)
+        if head.configs.is_compacted and any(flags & HAS_NULL_KEYS for file in files for flags in file.flags):
+            raise BadRequest(f"topic '{topic}' is compacted: every record needs a key, found records without one")
+        inline = next((Inline.of(file.data) for file in files if file.path == INLINE_PATH), None)
+        placed = assign_offsets(topic, files, head)
+        return Draft(APPEND, writer=writer, files=placed, inline=inline, txn=self.txn)
+
+
+def assign_offsets(topic: str, files: Sequence[FileSlices], head: Head) -> tuple[FileSlices, ...]:
+    """Give each slice the offset it starts at: log ends moved over the files in their order."""
+    end = head.log_end.tolist()
+    placed = []
+    for file in files:
+        bases = []
+        for partition, offsets in zip(file.partition, file.offsets, strict=True):
+            if not 0 <= partition < len(end):
+                raise BadRequest(f"topic '{topic}' has partitions 0 to {len(end) - 1}, found {partition}")
+            if offsets > INT64_MAX - end[partition]:
+                raise BadRequest(
+                    f"partition {partition} of topic '{topic}' ends at offset {end[partition]}: {offsets} more do not "
+                    f"fit below {INT64_MAX}, so it takes no more records; write to another partition or topic"
+                )
+            bases.append(end[partition])
+            end[partition] += offsets
+        placed.append(file.based(tuple(bases)))
+    return tuple(placed)
