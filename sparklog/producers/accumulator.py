@@ -185,9 +185,11 @@ class Accumulator:
         self.done(batches)
 
     def forked(self) -> None:
-        """Refuse records in a child process, where no thread sends them and locks may be held for ever."""
+        """Refuse and fail records in a child process, where no thread sends them and locks may be held for ever."""
         self._make_locks()
         self._refusal = BadRequest(FORKED)
+        for batch in (*self._open.values(), *self._in_flight):
+            batch.outcomes.forked(self._refusal)
         self._open = {}
         self._in_flight = []
 

@@ -94,6 +94,12 @@ class BatchOutcomes:
                 self._failure = error
         self._tell()
 
+    def forked(self, error: SparklogError) -> None:
+        """Fail all that is not done, in a child process: no thread ends it, and the lock may be held for ever."""
+        self.condition = threading.Condition()
+        self.watched.clear()
+        self._failure = error
+
     def _tell(self) -> None:
         """Wake who waits, and call callbacks in the order of records."""
         with self.condition:
@@ -113,17 +119,20 @@ class RecordFuture(Future[RecordMetadata]):
     Callbacks run in the producer's thread, in the order of the records: a slow one delays the next commit.
     """
 
-    __slots__ = ("_callbacks", "_condition", "_listeners", "_outcomes", "_row")
+    __slots__ = ("_callbacks", "_listeners", "_outcomes", "_row")
 
     def __init__(self, outcomes: BatchOutcomes, row: int) -> None:
         # Not the base class's, which makes a condition and two lists; it reads them by the properties below.
         self._outcomes = outcomes
-        self._condition = outcomes.condition
         self._row = row
         self._listeners: list[Any] | None = None
         self._callbacks: list[Callable[[RecordFuture], object]] | None = None
 
     # The base class has plain attributes, which it reads.
+    @property
+    def _condition(self) -> threading.Condition:  # type: ignore[override]
+        return self._outcomes.condition
+
     @property
     def _state(self) -> str:  # type: ignore[override]
         return FINISHED if self._outcomes.is_done(self._row) else PENDING

@@ -18,7 +18,7 @@ def names(kind: type) -> set[str]:
 def test_data_classes_hold_the_columns() -> None:
     assert names(WrittenSlice) == {*WRITTEN, "index", "aborted", "position"}
     lists = {each.attribute for each in COMMIT_LISTS}
-    assert names(FileSlices) == {"path", "size", "footer_length", "counts", *lists}
+    assert names(FileSlices) == {"path", "size", "footer_length", "counts", "data", *lists}
     optional = {each.attribute for each in COMMIT_LISTS if each.optional}
     assert {each.name for each in fields(FileSlices) if each.default == ()} == {"base", *optional}
     assert names(PlannedSlice) == {*PLANNED, "topic", "partition", "path", "file", "hidden"}
