@@ -204,21 +204,21 @@ def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> 
     stay = frozenset[str]() if dry_run else plan.give_up_clones(topic, head, run.careful_ms)
     run.needed = stay | needed_by_clones(topic, head, settings, run.careful_ms)
     files, foreign = _list_data_files(store, topic.name, floor)
-    looks = bool(files) or any(_choose_of_log(run, head)[-1:])
+    of_log = _choose_of_log(run, head)
+    # Commits of a topic that was deleted may have records, too: the features of the new one do not tell.
+    looks = bool(files) or any(of_log[-1:])
     named = _read_named(run, head) if looks else _Named(set(), set(), 0)
     if looks:
         run.hold(head)
 
-    def judged(of: Head) -> list[list[Victim]]:
+    def judged(of: Head, of_log: list[list[Victim]]) -> list[list[Victim]]:
         keep = named.kept.union(*run.held.values())
         unnamed = plan.unnamed(files, floor, keep, deleted=of.deleted, born=named.born, named_near=named.near)
-        of_log = _choose_of_log(run, of)
-        if of_log:
-            # What was not looked up may be named.
-            of_log[-1] = plan.without_records(topic.name, of_log[-1], keep) if looks else []
-        return [unnamed, *of_log]
+        # What was not looked up may be named.
+        commits = [plan.without_records(topic.name, old, keep) if looks else [] for old in of_log[-1:]]
+        return [unnamed, *of_log[:-1], *commits]
 
-    phases = judged(head)
+    phases = judged(head, of_log)
     ended, idle = tuple(ended_holds(head, run.careful_ms, run.needed)), tuple(idle_writers(head, run.careful_ms))
     wanted = max(head.floor, floor) if phases[0] or phases[-1] else head.floor
     if not dry_run:
@@ -227,7 +227,7 @@ def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> 
             if looks:
                 named.kept.update(_read_named_between(run, head, after))
                 run.hold(after)
-            phases = judged(after)
+            phases = judged(after, _choose_of_log(run, after))
         wanted = after.floor
     limit_ms = store_ms - max(delay_ms, LEAST_DELETE_DELAY_MS)
     temporary = remove_temporaries(store, topic.name, limit_ms, folder=f"{topic.name}/", dry_run=dry_run)
