@@ -128,19 +128,32 @@ def _struct_reader(schema: Struct, version: int, flexible: bool) -> ReadValue:
         for step in steps:
             position = step(data, position, fields)
         if flexible:
-            count, position = read_uvarint(data, position)
-            for _ in range(count):
-                tag, position = read_uvarint(data, position)
-                size, position = read_uvarint(data, position)
-                if tag in tags:
-                    name, value = tags[tag]
-                    fields[name] = value(data, position)[0]
-                position += size
-                if position > len(data):
-                    raise Corrupt(f"a tagged field ends after {position} bytes, found {len(data)}")
+            position = _read_tagged(data, position, tags, fields)
         return fields, position
 
     return read
+
+
+def _read_tagged(data: bytes, position: int, tags: Mapping[int, tuple[str, ReadValue]], fields: Fields) -> int:
+    count, position = read_uvarint(data, position)
+    for _ in range(count):
+        tag, position = read_uvarint(data, position)
+        size, position = read_uvarint(data, position)
+        if tag in tags:
+            name, value = tags[tag]
+            fields[name] = value(data, position)[0]
+        position += size
+        if position > len(data):
+            raise Corrupt(f"a tagged field ends after {position} bytes, found {len(data)}")
+    return position
+
+
+def skip_tagged_fields(data: bytes, position: int) -> int:
+    """Return where tagged fields that are of no interest end. `Corrupt` as `read_message`."""
+    try:
+        return _read_tagged(data, position, {}, {})
+    except IndexError:
+        raise Corrupt("expected tagged fields, found bytes that break off") from None
 
 
 def _groups(fields: Sequence[Field]) -> list[list[Field]]:

@@ -1,0 +1,69 @@
+"""`sparklog serve`: Kafka's protocol over a root, for programs that speak nothing else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, BadParameter, Option
+
+from sparklog.cli.options import Commands, comma_separated
+
+if TYPE_CHECKING:
+    from sparklog.serve.server import Server
+    from sparklog.serve.services import Address
+
+app = Commands()
+
+
+@app.add("serve", "sparklog serve /data/log --listen 127.0.0.1:9092")
+def serve(
+    location: Annotated[
+        str | None,
+        Argument(
+            metavar="LOCATION",
+            envvar="SPARKLOG_ROOT",
+            help="A root, one topic's folder, a Kafka log directory or one Kafka partition folder.",
+        ),
+    ] = None,
+    *,
+    listen: Annotated[str, Option("--listen", metavar="HOST:PORT", help="Where clients connect; port 0: a free one.")] = (
+        "127.0.0.1:9092"
+    ),
+    advertise: Annotated[
+        list[str] | None,
+        Option(
+            "--advertise",
+            metavar="HOST:PORT",
+            help="What clients are given: this server's address, then others of the same root; with commas, or repeated.",
+            show_default="--listen",
+        ),
+    ] = None,
+    insecure: Annotated[
+        bool, Option("--insecure", help="Listen on an address that other machines reach, without encryption.")
+    ] = False,
+) -> None:
+    """Serve Kafka's protocol until it is interrupted.
+
+    Clients of Kafka read the topics and share them in consumer groups. The server keeps nothing of its own: stop it,
+    start it elsewhere, or run several over one root, while Spark and others read and write the root.
+    """
+    import asyncio
+
+    from sparklog.opening import resolve
+    from sparklog.serve.server import ServeOptions, open_served, serve_until, stopped_by_signal
+    from sparklog.serve.services import Address
+
+    if location is None:
+        raise BadParameter("expected the LOCATION of a root or a Kafka directory, or SPARKLOG_ROOT")
+    options = ServeOptions(
+        Address.of(listen),
+        tuple(map(Address.of, comma_separated(advertise))),
+        insecure=insecure,
+    )
+    options.check()
+    log = open_served(resolve(location))
+
+    def ready(server: Server, address: Address) -> None:
+        print(f"serving {log.location} on {address}", flush=True)
+
+    asyncio.run(serve_until(log, options, stopped_by_signal, ready))

@@ -1,0 +1,214 @@
+"""A server: where it listens, whom it lets in, and its life from the first connection to the last.
+
+It keeps nothing that another one could not read from the location. `serving` runs one in a thread, for tests and
+programs; `sparklog serve` runs one until it is interrupted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from sparklog.errors import BadRequest, Unavailable
+from sparklog.opening import ROOT, TOPIC, Location, open_log, open_view, resolve
+from sparklog.serve.connection import Connection
+from sparklog.serve.metrics import RequestMemory, ServerMetrics
+from sparklog.serve.served_log import ServedLog
+from sparklog.serve.services import Address, ServeLimits, Services
+from sparklog.serve.stored_batches import StoredBatches
+
+_LOG = logging.getLogger("sparklog.serve")
+BACKLOG = 512
+SWEEP_SECONDS = 5.0
+BUFFER_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """Options of a server.
+
+    * `listen`: the address to listen on; port 0 takes a free one
+    * `advertise`: what clients are told of: this server's own address first, then others of the same root; empty: the
+      address that it listens on
+    * `insecure`: allow an address that other machines reach, without TLS
+    """
+
+    listen: Address = field(default_factory=lambda: Address("127.0.0.1", 9092))
+    advertise: tuple[Address, ...] = ()
+    insecure: bool = False
+    limits: ServeLimits = field(default_factory=ServeLimits)
+
+    def check(self) -> None:
+        """Raise `BadRequest` for an address that is open to others without a word that it may be."""
+        if self.insecure or is_loopback(self.listen.host):
+            return
+        raise BadRequest(
+            f"the address {self.listen} is open to other machines, and what is sent there is not encrypted: listen on"
+            " 127.0.0.1, or say --insecure"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def open_served(location: Location) -> ServedLog:
+    """Open a root, a topic's folder, a Kafka directory or a partition's folder to be served."""
+    root = open_log(location) if location.kind in (ROOT, TOPIC) else None
+    view = open_view(location, tailing=True)
+    if root is not None:
+        from sparklog.log.topic.root import RootView
+
+        view = RootView(root)
+    return ServedLog(view, root, location.topic)
+
+
+class Server:
+    """Serves a log. `start` returns once it listens, `stop` closes all connections."""
+
+    def __init__(self, log: ServedLog, options: ServeOptions) -> None:
+        options.check()
+        self._options = options
+        limits = options.limits
+        self._log = log
+        self._pool = ThreadPoolExecutor(limits.threads, "sparklog-serve")
+        self.metrics = ServerMetrics()
+        self._connections: set[Connection] = set()
+        self._server: asyncio.Server | None = None
+        self._sweep: asyncio.Task[None] | None = None
+
+    async def start(self) -> Address:
+        """Listen; return the address."""
+        options, limits = self._options, self._options.limits
+        try:
+            self._server = await asyncio.start_server(
+                self._connected, options.listen.host, options.listen.port, backlog=BACKLOG, limit=BUFFER_BYTES
+            )
+        except OSError as error:
+            raise Unavailable(f"cannot listen on {options.listen}: {error.strerror or error}") from None
+        address = Address(options.listen.host, self._server.sockets[0].getsockname()[1])
+        memory = RequestMemory(max(limits.waiting_request_bytes, limits.request_bytes))
+        nodes = options.advertise or (address,)
+        self._services = Services(
+            self._log, StoredBatches(self._log), nodes, limits, self._pool, memory, self.metrics
+        )
+        self._sweep = asyncio.create_task(self._sweeping())
+        return address
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        if self._sweep is not None:
+            self._sweep.cancel()
+        for connection in list(self._connections):
+            connection.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._connections) >= self._options.limits.connections:
+            self.metrics.refused += 1
+            writer.transport.abort()
+            return
+        connection = Connection(self._services, reader, writer)
+        self._connections.add(connection)
+        self.metrics.accepted += 1
+        self.metrics.connections = len(self._connections)
+        try:
+            # Of a server that ends: the task is ours, and its end needs no word.
+            with suppress(asyncio.CancelledError):
+                await connection.run()
+        finally:
+            self._connections.discard(connection)
+            self.metrics.connections = len(self._connections)
+
+    async def _sweeping(self) -> None:
+        """Drop connections that were silent for too long, those that never sent a request among them."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            for connection in list(self._connections):
+                if loop.time() - connection.last > self._options.limits.idle_seconds:
+                    connection.close()
+
+
+def stopped_by_signal() -> asyncio.Future[None]:
+    """Return what is done once the process is asked to end: by SIGTERM, or by Ctrl-C."""
+    loop = asyncio.get_running_loop()
+    stopped = loop.create_future()
+
+    def stop() -> None:
+        if not stopped.done():
+            stopped.set_result(None)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    return stopped
+
+
+async def serve_until(
+    log: ServedLog,
+    options: ServeOptions,
+    stopped: Callable[[], asyncio.Future[None]],
+    ready: Callable[[Server, Address], object],
+) -> None:
+    """Serve until the future is done; `ready` is called with the address once the server listens."""
+    server = Server(log, options)
+    address = await server.start()
+    ready(server, address)
+    try:
+        await stopped()
+    finally:
+        await server.stop()
+
+
+@contextmanager
+def serving(location: str | ServedLog, options: ServeOptions) -> Iterator[Address]:
+    """Serve in a thread while the block runs; yields the address."""
+    log = location if isinstance(location, ServedLog) else open_served(resolve(location))
+    listening, leaving = threading.Event(), threading.Event()
+    result: list[Address | BaseException] = []
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+
+        def stopped() -> asyncio.Future[None]:
+            return loop.run_in_executor(None, leaving.wait)  # type: ignore[return-value]
+
+        def ready(server: Server, address: Address) -> None:
+            result.append(address)
+            listening.set()
+
+        try:
+            await serve_until(log, options, stopped, ready)
+        except BaseException as error:
+            result.append(error)
+            listening.set()
+            raise
+
+    thread = threading.Thread(target=lambda: _quietly(run), name="sparklog-serve", daemon=True)
+    thread.start()
+    listening.wait()
+    if isinstance(result[0], BaseException):
+        raise result[0]
+    try:
+        yield result[0]
+    finally:
+        leaving.set()
+        thread.join(10)
+
+
+def _quietly(run: Callable[[], object]) -> None:
+    with suppress(BaseException):
+        asyncio.run(run())  # type: ignore[arg-type]
