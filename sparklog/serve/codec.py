@@ -5,7 +5,7 @@ the version has it. Here that is asked once, when a version of a message is firs
 in which neighbouring numbers of fixed size are one `struct` call. Messages are dictionaries by Kafka's names of fields.
 
 Records are never copied on their way in or out: a reader gives views of the request, a writer takes buffers, and its
-result is a list of them (`Output`), as a socket takes it.
+result is a list of them (`MessageBytes`), as a socket takes it.
 
 Bytes that do not fit are `Corrupt`. A number of elements is believed only as far as bytes are left for them.
 """
@@ -40,7 +40,7 @@ LONGEST_STRING = 0x7FFF
 
 
 @dataclass(slots=True)
-class Output:
+class MessageBytes:
     """The bytes of a message: `small` is what follows the finished `parts`. Records are parts of their own."""
 
     small: bytearray = field(default_factory=bytearray)
@@ -57,8 +57,8 @@ class Output:
 
 ReadValue: TypeAlias = Callable[[bytes, int], tuple[Any, int]]
 ReadStep: TypeAlias = Callable[[bytes, int, Fields], int]
-WriteValue: TypeAlias = Callable[[Output, Any], None]
-WriteStep: TypeAlias = Callable[[Output, Mapping[str, Any]], None]
+WriteValue: TypeAlias = Callable[[MessageBytes, Any], None]
+WriteStep: TypeAlias = Callable[[MessageBytes, Mapping[str, Any]], None]
 
 
 def read_message(name: str, version: int, data: bytes, start: int = 0) -> tuple[Fields, int]:
@@ -73,7 +73,7 @@ def read_message(name: str, version: int, data: bytes, start: int = 0) -> tuple[
     return fields, end
 
 
-def write_message(name: str, version: int, values: Mapping[str, Any], output: Output) -> None:
+def write_message(name: str, version: int, values: Mapping[str, Any], output: MessageBytes) -> None:
     """Append a message; fields that `values` does not have are at their defaults."""
     writer(name, version)(output, values)
 
@@ -204,7 +204,7 @@ def _value_reader(item: Field, version: int, flexible: bool) -> ReadValue:
         def read_array(data: bytes, position: int) -> tuple[Any, int]:
             count, position = _read_length(data, position, _INT, flexible)
             if count < 0:
-                return _null(item), position
+                return _checked_null(item), position
             if count > len(data) - position:
                 raise Corrupt(f"field {item.name} announces {count} elements, {len(data) - position} bytes are left")
             values = []
@@ -231,7 +231,7 @@ def _element_reader(item: Field, version: int, flexible: bool) -> ReadValue:
     def read(data: bytes, position: int) -> tuple[Any, int]:
         length, position = _read_length(data, position, lengths, flexible)
         if length < 0:
-            return _null(item), position
+            return _checked_null(item), position
         end = position + length
         if end > len(data):
             raise Corrupt(f"field {item.name} has {length} bytes, {len(data) - position} are left")
@@ -249,9 +249,10 @@ def _read_length(data: bytes, position: int, packing: struct.Struct, flexible: b
     return packing.unpack_from(data, position)[0], position + packing.size
 
 
-def _null(item: Field) -> None:
+def _checked_null(item: Field) -> Any:
     if not item.nullable:
         raise Corrupt(f"field {item.name} is null, and must not be")
+    return None
 
 
 def _uuid_text(data: bytes) -> str:
@@ -282,16 +283,18 @@ def _struct_writer(schema: Struct, version: int, flexible: bool) -> WriteValue:
             steps.append(_numbers_writer(group))
         else:
             steps.append(_field_writer(group[0], version, flexible))
-    tagged = sorted((item.tag, item, _value_writer(item, version, flexible)) for item in present if item.tag is not None)
+    tagged = sorted(
+        (item.tag, item, _value_writer(item, version, flexible)) for item in present if item.tag is not None
+    )
 
-    def write(output: Output, values: Mapping[str, Any]) -> None:
+    def write(output: MessageBytes, values: Mapping[str, Any]) -> None:
         for step in steps:
             step(output, values)
         if flexible:
             given = [entry for entry in tagged if values.get(entry[1].name, entry[1].initial()) != entry[1].initial()]
             output.small += uvarint(len(given))
             for tag, item, value in given:
-                content = Output()
+                content = MessageBytes()
                 value(content, values[item.name])
                 output.small += uvarint(tag) + uvarint(len(content.small)) + content.small
 
@@ -301,7 +304,7 @@ def _struct_writer(schema: Struct, version: int, flexible: bool) -> WriteValue:
 def _numbers_writer(group: Sequence[Field]) -> WriteStep:
     pack, defaults = _packing(group).pack, [(item.name, item.initial()) for item in group]
 
-    def write(output: Output, values: Mapping[str, Any]) -> None:
+    def write(output: MessageBytes, values: Mapping[str, Any]) -> None:
         get = values.get
         output.small += pack(*[get(name, default) for name, default in defaults])
 
@@ -311,7 +314,7 @@ def _numbers_writer(group: Sequence[Field]) -> WriteStep:
 def _field_writer(item: Field, version: int, flexible: bool) -> WriteStep:
     name, value, initial = item.name, _value_writer(item, version, flexible), item.initial
 
-    def write(output: Output, values: Mapping[str, Any]) -> None:
+    def write(output: MessageBytes, values: Mapping[str, Any]) -> None:
         value(output, values[name] if name in values else initial())
 
     return write
@@ -322,7 +325,7 @@ def _value_writer(item: Field, version: int, flexible: bool) -> WriteValue:
     if not item.array:
         return element
 
-    def write(output: Output, values: Any) -> None:
+    def write(output: MessageBytes, values: Any) -> None:
         output.small += _length(-1 if values is None else len(values), _INT, flexible)
         for value in values or ():
             element(output, value)
@@ -343,7 +346,7 @@ def _element_writer(item: Field, version: int, flexible: bool) -> WriteValue:
         return lambda output, value: _write_records(output, value, flexible)
     lengths = _SHORT if kind == "string" else _INT
 
-    def write(output: Output, value: str | Buffer | None) -> None:
+    def write(output: MessageBytes, value: str | Buffer | None) -> None:
         data = value.encode("utf-8", "replace")[:LONGEST_STRING] if isinstance(value, str) else value
         output.small += _length(-1 if data is None else len(data), lengths, flexible)
         output.small += data or b""
@@ -351,7 +354,7 @@ def _element_writer(item: Field, version: int, flexible: bool) -> WriteValue:
     return write
 
 
-def _write_records(output: Output, buffers: Sequence[Buffer] | None, flexible: bool) -> None:
+def _write_records(output: MessageBytes, buffers: Sequence[Buffer] | None, flexible: bool) -> None:
     output.small += _length(-1 if buffers is None else sum(map(len, buffers)), _INT, flexible)
     if buffers:
         output.add_records(buffers)

@@ -18,10 +18,10 @@ from sparklog.errors import Corrupt, SparklogError
 from sparklog.format.coordinators.message_schema import Fields, message
 from sparklog.serve.apis.api_versions import versions
 from sparklog.serve.apis.table import API_VERSIONS, APIS, PRODUCE, Api
-from sparklog.serve.codec import FOLDER, Output, is_flexible, read_message, skip_tagged_fields, write_message
+from sparklog.serve.codec import FOLDER, MessageBytes, is_flexible, read_message, skip_tagged_fields, write_message
 from sparklog.serve.codes import Code
 from sparklog.serve.handlers import HANDLERS
-from sparklog.serve.services import Client, Request, Services
+from sparklog.serve.services import Client, ServedRequest, Services
 
 _LOG = logging.getLogger("sparklog.serve")
 _SIZE = struct.Struct(">i")
@@ -77,6 +77,8 @@ class Connection:
             pass
         except (Refused, Corrupt) as error:
             _LOG.warning("dropped %s (%s): %s", self.client.peer, self.client.name or "no name", error)
+        except Exception:  # noqa: BLE001 - one client's request must not end the server
+            _LOG.exception("dropped %s (%s) for an error of this server", self.client.peer, self.client.name)
         finally:
             answers.cancel()
             with suppress(asyncio.CancelledError):
@@ -107,7 +109,7 @@ class Connection:
         await self._produces.join()
         await self._answer(call, await self._handled(call, request))
 
-    def _read(self, call: _Call, data: bytes) -> Request:
+    def _read(self, call: _Call, data: bytes) -> ServedRequest:
         name = f"{call.api.name}Request"
         flexible = is_flexible(message(FOLDER, name), call.version)
         # The client's id has an old string's length in every version: a field with rules of its own.
@@ -117,9 +119,9 @@ class Connection:
         fields, end = read_message(name, call.version, data, position)
         if end != len(data):
             raise Refused(f"{name} of version {call.version} ends after {end} bytes, found {len(data)}")
-        return Request(self._services, self.client, call.version, fields)
+        return ServedRequest(self._services, self.client, call.version, fields)
 
-    async def _handled(self, call: _Call, request: Request) -> Fields | None:
+    async def _handled(self, call: _Call, request: ServedRequest) -> Fields | None:
         try:
             return await HANDLERS[call.api.key](request)
         except SparklogError as error:
@@ -139,7 +141,7 @@ class Connection:
     async def _answer(self, call: _Call, fields: Fields | None) -> None:
         if fields is None:
             return
-        output, name = Output(), f"{call.api.name}Response"
+        output, name = MessageBytes(), f"{call.api.name}Response"
         # The header of ApiVersions is never flexible: its reader does not know yet what it talks to.
         flexible = call.api.key != API_VERSIONS and is_flexible(message(FOLDER, name), call.version)
         write_message("ResponseHeader", int(flexible), {"correlationId": call.correlation}, output)

@@ -5,18 +5,41 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 
 from sparklog.format.coordinators.message_schema import Fields
-from sparklog.serve.apis import api_versions, configs, fetch, list_offsets, log_dirs, metadata
-from sparklog.serve.services import Request
+from sparklog.serve.apis import (
+    api_versions,
+    configs,
+    fetch,
+    group_admin,
+    group_members,
+    group_offsets,
+    list_offsets,
+    log_dirs,
+    metadata,
+    produce,
+)
+from sparklog.serve.services import ServedRequest
 
-Handler = Callable[[Request], Awaitable[Fields | None]]
+Handler = Callable[[ServedRequest], Awaitable[Fields | None]]
 """Returns the fields of the response; None: the client waits for none."""
 
 HANDLERS: Mapping[int, Handler] = {
+    0: produce.produce,
     1: fetch.fetch,
     2: list_offsets.list_offsets,
     3: metadata.metadata,
+    8: group_offsets.offset_commit,
+    9: group_offsets.offset_fetch,
+    10: group_admin.find_coordinator,
+    11: group_members.join_group,
+    12: group_members.heartbeat,
+    13: group_members.leave_group,
+    14: group_members.sync_group,
+    15: group_admin.describe_groups,
+    16: group_admin.list_groups,
     18: api_versions.api_versions,
     32: configs.describe_configs,
     35: log_dirs.describe_log_dirs,
+    42: group_admin.delete_groups,
+    47: group_offsets.offset_delete,
     60: metadata.describe_cluster,
 }

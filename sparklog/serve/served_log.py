@@ -43,7 +43,7 @@ class ServedLog:
         self._listed: tuple[Moment, list[str]] | None = None
         self._waiters: set[_Waiter] = set()
         self._watch: asyncio.Task[None] | None = None
-        self._poke = asyncio.Event()
+        self._pause: asyncio.Future[None] | None = None
 
     @property
     def env(self) -> Any:
@@ -135,18 +135,18 @@ class ServedLog:
         if self._watch is None or self._watch.done():
             self._watch = asyncio.create_task(self._watching(run))
         try:
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(waiter.changed, seconds)
+            await _at_most(waiter.changed, seconds)
         finally:
             self._waiters.discard(waiter)
 
     def poke(self) -> None:
         """Look now: this process has committed."""
-        self._poke.set()
+        if self._pause is not None:
+            _end(self._pause)
 
     async def _watching(self, run: Callable[..., Any]) -> None:
         while self._waiters:
-            self._poke.clear()
+            self._pause = asyncio.get_running_loop().create_future()
             topics = {topic for waiter in self._waiters for topic in waiter.seen}
             try:
                 looked = await run(self.look, topics)
@@ -155,10 +155,23 @@ class ServedLog:
                 looked = None
             for waiter in list(self._waiters) if looked is not None else ():
                 changed = any(looked.get(topic, {}) != ends for topic, ends in waiter.seen.items())
-                if changed and not waiter.changed.done():
-                    waiter.changed.set_result(None)
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._poke.wait(), self._view.poll_interval_ms / 1000)
+                if changed:
+                    _end(waiter.changed)
+            await _at_most(self._pause, self._view.poll_interval_ms / 1000)
+
+
+def _end(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+async def _at_most(future: asyncio.Future[None], seconds: float) -> None:
+    """Wait for a future, at most so many seconds. Unlike `wait_for` it makes no task, and loses no cancellation."""
+    timer = asyncio.get_running_loop().call_later(seconds, _end, future)
+    try:
+        await future
+    finally:
+        timer.cancel()
 
 
 def partition_numbers(bounds: Ends) -> Sequence[int]:

@@ -11,19 +11,23 @@ import ipaddress
 import logging
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from sparklog.errors import BadRequest, Unavailable
 from sparklog.opening import ROOT, TOPIC, Location, open_log, open_view, resolve
+from sparklog.serve.addresses import Address
 from sparklog.serve.connection import Connection
+from sparklog.serve.coordinator import Coordinator
 from sparklog.serve.metrics import RequestMemory, ServerMetrics
 from sparklog.serve.served_log import ServedLog
-from sparklog.serve.services import Address, ServeLimits, Services
+from sparklog.serve.services import ServeLimits, Services
 from sparklog.serve.stored_batches import StoredBatches
 
+T = TypeVar("T")
 _LOG = logging.getLogger("sparklog.serve")
 BACKLOG = 512
 SWEEP_SECONDS = 5.0
@@ -87,7 +91,8 @@ class Server:
         self.metrics = ServerMetrics()
         self._connections: set[Connection] = set()
         self._server: asyncio.Server | None = None
-        self._sweep: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._coordinator: Coordinator | None = None
 
     async def start(self) -> Address:
         """Listen; return the address."""
@@ -101,20 +106,29 @@ class Server:
         address = Address(options.listen.host, self._server.sockets[0].getsockname()[1])
         memory = RequestMemory(max(limits.waiting_request_bytes, limits.request_bytes))
         nodes = options.advertise or (address,)
+        root = self._log.root
+        self._coordinator = None if root is None else Coordinator(root, nodes, self._run)
         self._services = Services(
-            self._log, StoredBatches(self._log), nodes, limits, self._pool, memory, self.metrics
+            self._log, StoredBatches(self._log), nodes, limits, self._pool, memory, self.metrics, self._coordinator
         )
-        self._sweep = asyncio.create_task(self._sweeping())
+        self._tasks = [asyncio.create_task(self._sweeping())]
+        if self._coordinator is not None:
+            self._tasks.append(asyncio.create_task(self._coordinator.keep_alive()))
         return address
 
     async def stop(self) -> None:
         if self._server is not None:
             self._server.close()
-        if self._sweep is not None:
-            self._sweep.cancel()
+        for task in self._tasks:
+            task.cancel()
+        if self._coordinator is not None:
+            self._coordinator.close()
         for connection in list(self._connections):
             connection.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _run(self, function: Callable[..., T], *arguments: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._connections) >= self._options.limits.connections:
@@ -160,7 +174,7 @@ def stopped_by_signal() -> asyncio.Future[None]:
 async def serve_until(
     log: ServedLog,
     options: ServeOptions,
-    stopped: Callable[[], asyncio.Future[None]],
+    stopped: Callable[[], Awaitable[object]],
     ready: Callable[[Server, Address], object],
 ) -> None:
     """Serve until the future is done; `ready` is called with the address once the server listens."""
@@ -183,8 +197,8 @@ def serving(location: str | ServedLog, options: ServeOptions) -> Iterator[Addres
     async def run() -> None:
         loop = asyncio.get_running_loop()
 
-        def stopped() -> asyncio.Future[None]:
-            return loop.run_in_executor(None, leaving.wait)  # type: ignore[return-value]
+        def stopped() -> Awaitable[object]:
+            return loop.run_in_executor(None, leaving.wait)
 
         def ready(server: Server, address: Address) -> None:
             result.append(address)
@@ -209,6 +223,6 @@ def serving(location: str | ServedLog, options: ServeOptions) -> Iterator[Addres
         thread.join(10)
 
 
-def _quietly(run: Callable[[], object]) -> None:
+def _quietly(run: Callable[[], Coroutine[object, object, None]]) -> None:
     with suppress(BaseException):
-        asyncio.run(run())  # type: ignore[arg-type]
+        asyncio.run(run())

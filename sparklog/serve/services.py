@@ -3,43 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from sparklog.errors import BadRequest
 from sparklog.format.coordinators.message_schema import Fields
-from sparklog.parsing import is_digits
+from sparklog.serve.addresses import Address
+from sparklog.serve.coordinator import Coordinator
 from sparklog.serve.metrics import RequestMemory, ServerMetrics
 from sparklog.serve.served_log import ServedLog
 from sparklog.serve.stored_batches import StoredBatches
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """A host and a port; `node_id` is the same on every server that is told of it."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-    @classmethod
-    def of(cls, text: str) -> Address:
-        """Parse `host:port`. `BadRequest` for anything else."""
-        host, _, port = text.rpartition(":")
-        if not host or not is_digits(port) or not 0 <= int(port) <= 65535:
-            raise BadRequest(f"expected an address as host:port, found {text!r}")
-        return cls(host.removeprefix("[").removesuffix("]"), int(port))
-
-    @property
-    def node_id(self) -> int:
-        return zlib.crc32(str(self).encode()) & 0x7FFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +42,8 @@ class Services:
     pool: ThreadPoolExecutor
     memory: RequestMemory
     metrics: ServerMetrics
+    coordinator: Coordinator | None
+    """None for a Kafka directory, where groups have no journal."""
 
     @property
     def me(self) -> Address:
@@ -89,7 +67,7 @@ class Client:
 
 
 @dataclass(slots=True)
-class Request:
+class ServedRequest:
     """A request that was read: its version and fields."""
 
     services: Services

@@ -70,9 +70,7 @@ class _Chunk:
         """Take whole batches of at most so many bytes; `first` moves on."""
         start, count = self.position[self.first], len(self.following)
         stop = self.first
-        while stop < count and (
-            self.position[stop + 1] - start <= nbytes or (at_least_one and stop == self.first)
-        ):
+        while stop < count and (self.position[stop + 1] - start <= nbytes or (at_least_one and stop == self.first)):
             stop += 1
         self.first = stop
         return self.data[start : self.position[stop]]
@@ -151,11 +149,11 @@ class StoredBatches:
 
 def _aborted_in(parts: list[AbortedTransactions], start: int, end: int) -> list[tuple[int, int]]:
     """Return the transactions that begin below `end` and end at or above `start`, each once, by their first offset."""
-    found = set[tuple[int, int]]()
+    transactions = set[tuple[int, int]]()
     for part in parts:
         near = part.overlapping(start, end)
-        found |= set(zip(near.producer_ids.tolist(), near.first_offsets.tolist(), strict=True))
-    return sorted(found, key=lambda item: item[1])
+        transactions |= set(zip(near.producer_ids.tolist(), near.first_offsets.tolist(), strict=True))
+    return sorted(transactions, key=lambda item: item[1])
 
 
 def _aborted_of(part: ReadPart) -> AbortedTransactions | None:

@@ -147,7 +147,9 @@ def test_offsets_by_time_are_those_of_the_topic(serve: Callable[..., Any], tmp_p
     consumer = KafkaConsumer(bootstrap_servers=str(serve(fixtures / "transactions" / "data")))
     for answer in kafkas["offsetsForTimes"]:
         ours = consumer.offsets_for_times({place: answer["target"]})[place]
-        assert (ours.offset, ours.timestamp) == tuple(answer["read_uncommitted"][name] for name in ("offset", "timestamp"))
+        assert (ours.offset, ours.timestamp) == tuple(
+            answer["read_uncommitted"][name] for name in ("offset", "timestamp")
+        )
     consumer.close()
 
 

@@ -9,8 +9,8 @@ from typer import Argument, BadParameter, Option
 from sparklog.cli.options import Commands, comma_separated
 
 if TYPE_CHECKING:
+    from sparklog.serve.addresses import Address
     from sparklog.serve.server import Server
-    from sparklog.serve.services import Address
 
 app = Commands()
 
@@ -26,15 +26,15 @@ def serve(
         ),
     ] = None,
     *,
-    listen: Annotated[str, Option("--listen", metavar="HOST:PORT", help="Where clients connect; port 0: a free one.")] = (
-        "127.0.0.1:9092"
-    ),
+    listen: Annotated[
+        str, Option("--listen", metavar="HOST:PORT", help="Where clients connect; port 0: a free one.")
+    ] = ("127.0.0.1:9092"),
     advertise: Annotated[
         list[str] | None,
         Option(
             "--advertise",
             metavar="HOST:PORT",
-            help="What clients are given: this server's address, then others of the same root; with commas, or repeated.",
+            help="What clients are given: this server's address, then others of the same root.",
             show_default="--listen",
         ),
     ] = None,
@@ -50,8 +50,8 @@ def serve(
     import asyncio
 
     from sparklog.opening import resolve
+    from sparklog.serve.addresses import Address
     from sparklog.serve.server import ServeOptions, open_served, serve_until, stopped_by_signal
-    from sparklog.serve.services import Address
 
     if location is None:
         raise BadParameter("expected the LOCATION of a root or a Kafka directory, or SPARKLOG_ROOT")

@@ -8,10 +8,10 @@ from __future__ import annotations
 from sparklog.format.coordinators.message_schema import Fields
 from sparklog.serve.apis.table import APIS
 from sparklog.serve.codes import Code
-from sparklog.serve.services import Request
+from sparklog.serve.services import ServedRequest
 
 
-async def api_versions(request: Request) -> Fields:
+async def api_versions(request: ServedRequest) -> Fields:
     return versions(Code.NONE)
 
 

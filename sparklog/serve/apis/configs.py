@@ -10,7 +10,7 @@ from sparklog.format.coordinators.message_schema import Fields
 from sparklog.log.state.configs import CONFIGS, TopicConfigs
 from sparklog.serve.codes import Code, code_of
 from sparklog.serve.served_log import ServedLog
-from sparklog.serve.services import Request
+from sparklog.serve.services import ServedRequest
 
 TOPIC, BROKER = 2, 4
 TOPIC_CONFIG, DEFAULT_CONFIG = 1, 5
@@ -18,7 +18,7 @@ TOPIC_CONFIG, DEFAULT_CONFIG = 1, 5
 TYPES = {"boolean": 1, "string": 2, "int": 3, "long": 5, "double": 6, "list": 7}
 
 
-async def describe_configs(request: Request) -> Fields:
+async def describe_configs(request: ServedRequest) -> Fields:
     with_synonyms = request.fields["includeSynonyms"]
     log = request.services.log
     results = []

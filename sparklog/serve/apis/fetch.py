@@ -14,7 +14,7 @@ from sparklog.format.coordinators.message_schema import Fields
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.serve.codes import Code, code_of
 from sparklog.serve.served_log import Ends
-from sparklog.serve.services import Request, Services
+from sparklog.serve.services import ServedRequest, Services
 from sparklog.serve.stored_batches import StoredPlace
 
 NO_SESSION = 0
@@ -32,7 +32,7 @@ class _Answer:
     seen: dict[str, Ends] = field(default_factory=dict)
 
 
-async def fetch(request: Request) -> Fields:
+async def fetch(request: ServedRequest) -> Fields:
     fields, services = request.fields, request.services
     if request.version >= 7 and (fields["sessionId"] != NO_SESSION or fields["sessionEpoch"] not in FULL_EPOCHS):
         return {"errorCode": Code.FETCH_SESSION_ID_NOT_FOUND}

@@ -10,12 +10,12 @@ from sparklog.format.coordinators.message_schema import Fields
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, Bounds
 from sparklog.serve.codes import Code, code_of
 from sparklog.serve.served_log import Ends, ServedLog
-from sparklog.serve.services import Request
+from sparklog.serve.services import ServedRequest
 
 LATEST, EARLIEST, GREATEST_TIME = -1, -2, -3
 
 
-async def list_offsets(request: Request) -> Fields:
+async def list_offsets(request: ServedRequest) -> Fields:
     isolation = READ_COMMITTED if request.fields["isolationLevel"] == 1 else READ_UNCOMMITTED
     topics = await request.services.run(_answers, request.services.log, request.fields["topics"], isolation)
     return {"topics": topics}

@@ -9,10 +9,10 @@ from sparklog.errors import SparklogError
 from sparklog.format.coordinators.message_schema import Fields
 from sparklog.serve.codes import Code
 from sparklog.serve.served_log import ServedLog
-from sparklog.serve.services import Request
+from sparklog.serve.services import ServedRequest
 
 
-async def describe_log_dirs(request: Request) -> Fields:
+async def describe_log_dirs(request: ServedRequest) -> Fields:
     asked = request.fields["topics"]
     partitions = None if asked is None else {topic["topic"]: set(topic["partitions"]) for topic in asked}
     log = request.services.log

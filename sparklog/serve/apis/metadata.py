@@ -13,12 +13,12 @@ from sparklog.format.coordinators.message_schema import Fields
 from sparklog.log.journal.names import is_topic_name
 from sparklog.serve.codes import Code, code_of
 from sparklog.serve.served_log import Ends, ServedLog
-from sparklog.serve.services import Request, Services
+from sparklog.serve.services import ServedRequest, Services
 
 INTERNAL = ("__consumer_offsets", "__transaction_state", "__share_group_state")
 
 
-async def metadata(request: Request) -> Fields:
+async def metadata(request: ServedRequest) -> Fields:
     asked = request.fields["topics"]
     services = request.services
     # In version 0 an empty list asks for all topics, later a null does.
@@ -33,7 +33,7 @@ async def metadata(request: Request) -> Fields:
     }
 
 
-async def describe_cluster(request: Request) -> Fields:
+async def describe_cluster(request: ServedRequest) -> Fields:
     services = request.services
     brokers = [{"brokerId": node["nodeId"], **node} for node in _brokers(services)]
     return {"clusterId": services.cluster_id, "controllerId": services.me.node_id, "brokers": brokers}
