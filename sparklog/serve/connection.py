@@ -69,16 +69,20 @@ class Connection:
                     limit = self._services.limits.request_bytes
                     raise Refused(f"expected a request of {LEAST_REQUEST} to {limit} bytes, found {size}")
                 await self._services.memory.take(size)
+                task = None
                 try:
-                    await self._serve(await self._reader.readexactly(size))
+                    task = await self._serve(await self._reader.readexactly(size))
                 finally:
-                    self._services.memory.give_back(size)
+                    if task is None:
+                        self._services.memory.give_back(size)
+                    else:
+                        task.add_done_callback(lambda _, size=size: self._services.memory.give_back(size))
         except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
             pass
         except (Refused, Corrupt) as error:
-            _LOG.warning("dropped %s (%s): %s", self.client.peer, self.client.name or "no name", error)
+            _LOG.warning("dropped %s: %s", self.client, error)
         except Exception:  # noqa: BLE001 - one client's request must not end the server
-            _LOG.exception("dropped %s (%s) for an error of this server", self.client.peer, self.client.name)
+            _LOG.exception("dropped %s for an error of this server", self.client)
         finally:
             answers.cancel()
             with suppress(asyncio.CancelledError):
@@ -87,7 +91,8 @@ class Connection:
             with suppress(ConnectionError, TimeoutError, OSError):
                 await self._writer.wait_closed()
 
-    async def _serve(self, data: bytes) -> None:
+    async def _serve(self, data: bytes) -> asyncio.Task[Fields | None] | None:
+        """Answer a request; return what is under way if it is not answered yet."""
         self.last = asyncio.get_running_loop().time()
         key, version, correlation = _HEADER.unpack_from(data)
         api = APIS.get(key)
@@ -99,15 +104,16 @@ class Connection:
                 raise Refused(f"{api.name} is served in versions {api.lowest} to {api.highest}, found {version}")
             # The client learns what is served, and asks again.
             await self._answer(_Call(api, 0, correlation), versions(Code.UNSUPPORTED_VERSION))
-            return
+            return None
         request = self._read(call, data)
         self._services.metrics.count(api.name)
         if key == PRODUCE:
             task = asyncio.create_task(self._handled(call, request))
             await self._produces.put((call, task))
-            return
+            return task
         await self._produces.join()
         await self._answer(call, await self._handled(call, request))
+        return None
 
     def _read(self, call: _Call, data: bytes) -> ServedRequest:
         name = f"{call.api.name}Request"
@@ -133,7 +139,7 @@ class Connection:
             try:
                 await self._answer(call, await task)
             except (Refused, ConnectionError) as error:
-                _LOG.warning("dropped %s: %s", self.client.peer, error)
+                _LOG.warning("dropped %s: %s", self.client, error)
                 self.close()
             finally:
                 self._produces.task_done()

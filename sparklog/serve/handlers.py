@@ -16,6 +16,8 @@ from sparklog.serve.apis import (
     log_dirs,
     metadata,
     produce,
+    producer_ids,
+    topics,
 )
 from sparklog.serve.services import ServedRequest
 
@@ -37,9 +39,15 @@ HANDLERS: Mapping[int, Handler] = {
     15: group_admin.describe_groups,
     16: group_admin.list_groups,
     18: api_versions.api_versions,
+    19: topics.create_topics,
+    20: topics.delete_topics,
+    21: topics.delete_records,
+    22: producer_ids.init_producer_id,
     32: configs.describe_configs,
     35: log_dirs.describe_log_dirs,
+    37: topics.create_partitions,
     42: group_admin.delete_groups,
+    44: topics.incremental_alter_configs,
     47: group_offsets.offset_delete,
     60: metadata.describe_cluster,
 }

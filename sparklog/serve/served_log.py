@@ -62,13 +62,17 @@ class ServedLog:
                 self._listed = self.env.now(), listed
             return self._listed[1]
 
+    def serves(self, topic: str) -> bool:
+        """Return True if a topic of this name may be served."""
+        return is_topic_name(topic) and self._topic in (None, topic)
+
     def forget_listing(self) -> None:
         with self._lock:
             self._listed = None
 
     def look(self, topics: Collection[str]) -> dict[str, Ends]:
         """Take a new look, and return the bounds of the topics that exist."""
-        names = [name for name in topics if is_topic_name(name) and self._topic in (None, name)]
+        names = [name for name in topics if self.serves(name)]
         with self._lock:
             try:
                 self._view.refresh(names)

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from sparklog.errors import BadRequest, Unavailable
-from sparklog.opening import ROOT, TOPIC, Location, open_log, open_view, resolve
+from sparklog.opening import NOTHING, ROOT, TOPIC, Location, open_log, open_view, resolve
 from sparklog.serve.addresses import Address
+from sparklog.serve.appends import Appends
 from sparklog.serve.connection import Connection
 from sparklog.serve.coordinator import Coordinator
 from sparklog.serve.metrics import RequestMemory, ServerMetrics
@@ -41,12 +42,16 @@ class ServeOptions:
     * `listen`: the address to listen on; port 0 takes a free one
     * `advertise`: what clients are told of: this server's own address first, then others of the same root; empty: the
       address that it listens on
+    * `writable`: take what producers send, and changes of topics
+    * `linger_seconds`: what is produced to a topic meanwhile is one commit; None: 5 ms on a disk, 50 ms in a bucket
     * `insecure`: allow an address that other machines reach, without TLS
     """
 
     listen: Address = field(default_factory=lambda: Address("127.0.0.1", 9092))
     advertise: tuple[Address, ...] = ()
     insecure: bool = False
+    writable: bool = False
+    linger_seconds: float | None = None
     limits: ServeLimits = field(default_factory=ServeLimits)
 
     def check(self) -> None:
@@ -68,15 +73,17 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def open_served(location: Location) -> ServedLog:
-    """Open a root, a topic's folder, a Kafka directory or a partition's folder to be served."""
-    root = open_log(location) if location.kind in (ROOT, TOPIC) else None
-    view = open_view(location, tailing=True)
-    if root is not None:
+def open_served(location: Location, *, create: bool = False) -> ServedLog:
+    """Open a root, a topic's folder, a Kafka directory or a partition's folder to be served.
+
+    `create`: make a new root where there is nothing.
+    """
+    if location.kind in (ROOT, TOPIC) or (create and location.kind == NOTHING):
         from sparklog.log.topic.root import RootView
 
-        view = RootView(root)
-    return ServedLog(view, root, location.topic)
+        root = open_log(location, create=create)
+        return ServedLog(RootView(root), root, location.topic)
+    return ServedLog(open_view(location, tailing=True), None, location.topic)
 
 
 class Server:
@@ -86,6 +93,8 @@ class Server:
         options.check()
         self._options = options
         limits = options.limits
+        if options.writable and log.root is None:
+            raise BadRequest(f"{log.location} is Kafka's directory, which is only read: leave --writable out")
         self._log = log
         self._pool = ThreadPoolExecutor(limits.threads, "sparklog-serve")
         self.metrics = ServerMetrics()
@@ -109,7 +118,15 @@ class Server:
         root = self._log.root
         self._coordinator = None if root is None else Coordinator(root, nodes, self._run)
         self._services = Services(
-            self._log, StoredBatches(self._log), nodes, limits, self._pool, memory, self.metrics, self._coordinator
+            self._log,
+            StoredBatches(self._log),
+            nodes,
+            limits,
+            self._pool,
+            memory,
+            self.metrics,
+            self._coordinator,
+            Appends(self._log, self._run, options.linger_seconds) if options.writable else None,
         )
         self._tasks = [asyncio.create_task(self._sweeping())]
         if self._coordinator is not None:

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from sparklog.format.coordinators.message_schema import Fields
 from sparklog.serve.addresses import Address
+from sparklog.serve.appends import Appends
 from sparklog.serve.coordinator import Coordinator
 from sparklog.serve.metrics import RequestMemory, ServerMetrics
 from sparklog.serve.served_log import ServedLog
@@ -44,6 +45,8 @@ class Services:
     metrics: ServerMetrics
     coordinator: Coordinator | None
     """None for a Kafka directory, where groups have no journal."""
+    appends: Appends | None
+    """None where nothing is written."""
 
     @property
     def me(self) -> Address:
@@ -64,6 +67,9 @@ class Client:
 
     peer: str
     name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.peer} ({self.name or 'no name'})"
 
 
 @dataclass(slots=True)

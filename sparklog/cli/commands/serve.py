@@ -38,6 +38,10 @@ def serve(
             show_default="--listen",
         ),
     ] = None,
+    writable: Annotated[
+        bool,
+        Option("--writable", help="Take what producers send, and changes of topics."),
+    ] = False,
     insecure: Annotated[
         bool, Option("--insecure", help="Listen on an address that other machines reach, without encryption.")
     ] = False,
@@ -59,9 +63,10 @@ def serve(
         Address.of(listen),
         tuple(map(Address.of, comma_separated(advertise))),
         insecure=insecure,
+        writable=writable,
     )
     options.check()
-    log = open_served(resolve(location))
+    log = open_served(resolve(location), create=writable)
 
     def ready(server: Server, address: Address) -> None:
         print(f"serving {log.location} on {address}", flush=True)

@@ -57,7 +57,6 @@ def _rows(configs: TopicConfigs, keys: list[str] | None, with_synonyms: bool) ->
                 "name": name,
                 "value": value,
                 "configSource": source,
-                "isDefault": not is_set,
                 "synonyms": synonyms if with_synonyms else [],
                 "configType": TYPES.get(definition.kind, 2),
                 "documentation": definition.doc,
