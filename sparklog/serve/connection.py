@@ -13,6 +13,7 @@ import struct
 from collections.abc import Awaitable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from sparklog.errors import Corrupt, SparklogError
 from sparklog.format.coordinators.message_schema import Fields, message
@@ -76,7 +77,7 @@ class Connection:
                     if task is None:
                         self._services.memory.give_back(size)
                     else:
-                        task.add_done_callback(lambda _, size=size: self._services.memory.give_back(size))
+                        task.add_done_callback(partial(self._give_back, size))
         except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
             pass
         except (Refused, Corrupt) as error:
@@ -90,6 +91,9 @@ class Connection:
             self._writer.close()
             with suppress(ConnectionError, TimeoutError, OSError):
                 await self._writer.wait_closed()
+
+    def _give_back(self, size: int, _: object) -> None:
+        self._services.memory.give_back(size)
 
     async def _serve(self, data: bytes) -> asyncio.Task[Fields | None] | None:
         """Answer a request; return what is under way if it is not answered yet."""

@@ -34,14 +34,14 @@ def test_a_commit_lands_only_after_the_entry_that_was_looked_at() -> None:
     assert world.root().topic("t").log.head().registry == registry
 
 
-def test_software_that_does_not_know_the_writers_may_read_and_not_write() -> None:
+def test_a_topic_says_that_software_must_know_its_writers() -> None:
     topic = World().root().create_topic("t")
     append(topic, KafkaWriterKey(writer_id(7, 0), 4, None, 5))
     head = topic.log.head()
-    assert (head.read_features, head.write_features) == ((), ("kafkaWriters",))
-    plain = World().root().create_topic("plain")
+    assert (head.read_features, head.write_features) == (("kafkaWriters",),) * 2
+    plain = topic.root.create_topic("plain")
     plain.append({"value": ["a"]})
-    assert plain.log.head().write_features == ()
+    assert (plain.log.head().read_features, plain.log.head().write_features) == ((), ())
     data = plain.store.get("plain/_log/00000000000000000001.json")
     assert b"writers" not in data
     assert COMMIT_JSON.fields(data, "commit")

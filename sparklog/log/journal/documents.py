@@ -27,7 +27,7 @@ INLINE_RECORDS = "inlineRecords"
 """Commits may have a tail, an append file's bytes; paths of data files may be those of commits."""
 KAFKA_WRITERS = "kafkaWriters"
 """Commits may have several writers, producers of Kafka's: software that does not know them would write twice."""
-KNOWN_READ_FEATURES: frozenset[str] = frozenset({INLINE_RECORDS})
+KNOWN_READ_FEATURES: frozenset[str] = frozenset({INLINE_RECORDS, KAFKA_WRITERS})
 KNOWN_WRITE_FEATURES: frozenset[str] = frozenset({INLINE_RECORDS, KAFKA_WRITERS})
 INT64_MAX = 2**63 - 1
 INT64_MIN = -(2**63)

@@ -427,10 +427,8 @@ def features_of(changes: Changes) -> dict[str, Any]:
         or (changes.configs.get(INLINE_CONFIG) or "0") != "0"
         or any(commit_path_version(file.path) is not None for file in changes.files)
     )
-    features = (INLINE_RECORDS,) if is_needed else ()
-    # Readers need not know writers.
-    kafka = (KAFKA_WRITERS,) if changes.writers else ()
-    return {"read_features": features, "write_features": (*features, *kafka)}
+    features = (*((INLINE_RECORDS,) if is_needed else ()), *((KAFKA_WRITERS,) if changes.writers else ()))
+    return {"read_features": features, "write_features": features}
 
 
 def encode_commit(commit: Commit) -> bytes:
