@@ -20,7 +20,7 @@ from sparklog.log.state.view import Bounds, LogView, OffsetRange, PartitionSize,
 from sparklog.log.topic.root import Root
 
 LISTING_MS = 1_000
-"""A list of topics is believed so long: tools ask for it again and again."""
+"""A list of topics is believed so long where it costs round trips: tools ask for it again and again."""
 Ends = Mapping[int, Bounds]
 
 
@@ -38,6 +38,7 @@ class ServedLog:
         self.location = view.location
         self._view = view
         self._topic = topic
+        self._is_far = root is None or root.store.parallel_reads > 1
         self._lock = threading.RLock()
         self._bounds: dict[str, Ends] = {}
         self._listed: tuple[Moment, list[str]] | None = None
@@ -56,7 +57,7 @@ class ServedLog:
         if self._topic is not None:
             return [self._topic]
         with self._lock:
-            if self._listed is None or self.env.now().elapsed_ms(self._listed[0]) > LISTING_MS:
+            if not self._is_far or self._listed is None or self.env.now().elapsed_ms(self._listed[0]) > LISTING_MS:
                 # A topic that cannot be read is left out: its own requests name the error.
                 listed = self._view.topics() if self.root is None else self.root.topics([])
                 self._listed = self.env.now(), listed

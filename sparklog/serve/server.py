@@ -10,6 +10,7 @@ import asyncio
 import ipaddress
 import logging
 import signal
+import ssl
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from sparklog.errors import BadRequest, Unavailable
+from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.opening import NOTHING, ROOT, TOPIC, Location, open_log, open_view, resolve
 from sparklog.serve.addresses import Address
 from sparklog.serve.appends import Appends
@@ -32,6 +34,7 @@ T = TypeVar("T")
 _LOG = logging.getLogger("sparklog.serve")
 BACKLOG = 512
 SWEEP_SECONDS = 5.0
+SCRAPE_SECONDS = 10.0
 BUFFER_BYTES = 1 << 20
 
 
@@ -44,6 +47,9 @@ class ServeOptions:
       address that it listens on
     * `writable`: take what producers send, and changes of topics
     * `linger_seconds`: what is produced to a topic meanwhile is one commit; None: 5 ms on a disk, 50 ms in a bucket
+    * `auto_create`: create topics that clients ask for
+    * `tls`: the certificate and key that connections are encrypted with
+    * `metrics_port`: where Prometheus reads counters, on the same host
     * `insecure`: allow an address that other machines reach, without TLS
     """
 
@@ -52,15 +58,18 @@ class ServeOptions:
     insecure: bool = False
     writable: bool = False
     linger_seconds: float | None = None
+    auto_create: bool = False
+    tls: ssl.SSLContext | None = None
+    metrics_port: int | None = None
     limits: ServeLimits = field(default_factory=ServeLimits)
 
     def check(self) -> None:
         """Raise `BadRequest` for an address that is open to others without a word that it may be."""
-        if self.insecure or is_loopback(self.listen.host):
+        if self.insecure or self.tls is not None or is_loopback(self.listen.host):
             return
         raise BadRequest(
             f"the address {self.listen} is open to other machines, and what is sent there is not encrypted: listen on"
-            " 127.0.0.1, or say --insecure"
+            " 127.0.0.1, give --tls-cert and --tls-key, or say --insecure"
         )
 
 
@@ -86,6 +95,25 @@ def open_served(location: Location, *, create: bool = False) -> ServedLog:
     return ServedLog(open_view(location, tailing=True), None, location.topic)
 
 
+def tls_context(cert: str, key: str) -> ssl.SSLContext:
+    """Return what encrypts connections, from PEM files. `BadRequest` if they cannot be read or do not fit."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(cert, key)
+    except (OSError, ssl.SSLError) as error:
+        raise BadRequest(f"the certificate {cert} and its key {key} cannot be used: {error}") from None
+    return context
+
+
+def in_memory(env: Env = SYSTEM) -> ServedLog:
+    """Return an empty root in this process's memory, to be served."""
+    from sparklog.log.topic.root import RootView, open_root
+    from sparklog.storage.memory import MemoryStore
+
+    root = open_root(MemoryStore(env.wall_ms), create=True, env=env)
+    return ServedLog(RootView(root), root, None)
+
+
 class Server:
     """Serves a log. `start` returns once it listens, `stop` closes all connections."""
 
@@ -100,6 +128,7 @@ class Server:
         self.metrics = ServerMetrics()
         self._connections: set[Connection] = set()
         self._server: asyncio.Server | None = None
+        self._metrics: asyncio.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._coordinator: Coordinator | None = None
 
@@ -108,8 +137,15 @@ class Server:
         options, limits = self._options, self._options.limits
         try:
             self._server = await asyncio.start_server(
-                self._connected, options.listen.host, options.listen.port, backlog=BACKLOG, limit=BUFFER_BYTES
+                self._connected,
+                options.listen.host,
+                options.listen.port,
+                backlog=BACKLOG,
+                limit=BUFFER_BYTES,
+                ssl=options.tls,
             )
+            if options.metrics_port is not None:
+                self._metrics = await asyncio.start_server(self._scraped, options.listen.host, options.metrics_port)
         except OSError as error:
             raise Unavailable(f"cannot listen on {options.listen}: {error.strerror or error}") from None
         address = Address(options.listen.host, self._server.sockets[0].getsockname()[1])
@@ -127,6 +163,7 @@ class Server:
             self.metrics,
             self._coordinator,
             Appends(self._log, self._run, options.linger_seconds) if options.writable else None,
+            options.auto_create,
         )
         self._tasks = [asyncio.create_task(self._sweeping())]
         if self._coordinator is not None:
@@ -134,8 +171,9 @@ class Server:
         return address
 
     async def stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        for listening in (self._server, self._metrics):
+            if listening is not None:
+                listening.close()
         for task in self._tasks:
             task.cancel()
         if self._coordinator is not None:
@@ -163,6 +201,16 @@ class Server:
         finally:
             self._connections.discard(connection)
             self.metrics.connections = len(self._connections)
+
+    async def _scraped(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer Prometheus: whatever it asks for, the counters."""
+        with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.TimeoutError):
+            await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), SCRAPE_SECONDS)
+            body = self.metrics.text().encode()
+            head = f"HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {len(body)}\r\n"
+            writer.write(head.encode() + b"Connection: close\r\n\r\n" + body)
+            await writer.drain()
+        writer.close()
 
     async def _sweeping(self) -> None:
         """Drop connections that were silent for too long, those that never sent a request among them."""

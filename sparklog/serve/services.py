@@ -47,6 +47,8 @@ class Services:
     """None for a Kafka directory, where groups have no journal."""
     appends: Appends | None
     """None where nothing is written."""
+    auto_create: bool = False
+    """Create topics that clients ask for."""
 
     @property
     def me(self) -> Address:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 import sparklog
 from sparklog.errors import BadRequest
 from sparklog.serve.addresses import Address
+from sparklog.serve.server import tls_context
 from tests.serve.clients import read_with_kafka_python
 from tests.support.command_line import invoke
 
@@ -52,3 +55,45 @@ def test_an_address_is_a_host_and_a_port(text: str) -> None:
     with pytest.raises(BadRequest, match="host:port"):
         Address.of(text)
     assert str(Address.of("[::1]:9")) == "[::1]:9"
+
+
+def test_connections_are_encrypted_and_counted(tmp_path: Path, serve: Callable[..., Address]) -> None:
+    import ssl
+    import urllib.request
+
+    cert, key = certificate(tmp_path)
+    root = tmp_path / "root"
+    sparklog.open(root, create=True).create_topic("t").append({"value": ["a"]})
+    port = free_port()
+    address = serve(root, tls=tls_context(str(cert), str(key)), metrics_port=port)
+    options = {"security_protocol": "SSL", "ssl_cafile": str(cert), "ssl_check_hostname": False}
+    assert [record.value for record in read_with_kafka_python(address, "t", 0, **options)] == [b"a"]
+    with (
+        pytest.raises(ssl.SSLError),
+        ssl.create_default_context().wrap_socket(
+            socket.create_connection((address.host, address.port)), server_hostname="127.0.0.1"
+        ),
+    ):
+        pass
+    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+    assert 'sparklog_serve_requests_total{api="Fetch"}' in text
+    with pytest.raises(BadRequest, match="cannot be used"):
+        tls_context(str(key), str(cert))
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """Make a certificate for 127.0.0.1 that signs itself, and its key."""
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("needs openssl")
+    return cert, key
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

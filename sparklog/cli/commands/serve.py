@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, BadParameter, Option
 
-from sparklog.cli.options import Commands, comma_separated
+from sparklog.cli.options import Commands, comma_separated, whole_number
 
 if TYPE_CHECKING:
     from sparklog.serve.addresses import Address
@@ -42,6 +42,18 @@ def serve(
         bool,
         Option("--writable", help="Take what producers send, and changes of topics."),
     ] = False,
+    memory: Annotated[
+        bool,
+        Option("--memory", help="Serve an empty root in memory, for tests; topics are made when asked for."),
+    ] = False,
+    tls_cert: Annotated[
+        str | None, Option("--tls-cert", metavar="FILE", help="Certificate (PEM) to encrypt connections with.")
+    ] = None,
+    tls_key: Annotated[str | None, Option("--tls-key", metavar="FILE", help="Its key (PEM).")] = None,
+    metrics_port: Annotated[
+        int | None,
+        whole_number("--metrics-port", low=0, high=65535, text="Serve counters to Prometheus.", default="off"),
+    ] = None,
     insecure: Annotated[
         bool, Option("--insecure", help="Listen on an address that other machines reach, without encryption.")
     ] = False,
@@ -55,18 +67,23 @@ def serve(
 
     from sparklog.opening import resolve
     from sparklog.serve.addresses import Address
-    from sparklog.serve.server import ServeOptions, open_served, serve_until, stopped_by_signal
+    from sparklog.serve.server import ServeOptions, in_memory, open_served, serve_until, stopped_by_signal, tls_context
 
-    if location is None:
+    if location is None and not memory:
         raise BadParameter("expected the LOCATION of a root or a Kafka directory, or SPARKLOG_ROOT")
+    if (tls_cert is None) != (tls_key is None):
+        raise BadParameter("--tls-cert and --tls-key belong together")
     options = ServeOptions(
         Address.of(listen),
         tuple(map(Address.of, comma_separated(advertise))),
         insecure=insecure,
-        writable=writable,
+        writable=writable or memory,
+        auto_create=memory,
+        tls=None if tls_cert is None or tls_key is None else tls_context(tls_cert, tls_key),
+        metrics_port=metrics_port,
     )
     options.check()
-    log = open_served(resolve(location), create=writable)
+    log = in_memory() if memory else open_served(resolve(location), create=writable)
 
     def ready(server: Server, address: Address) -> None:
         print(f"serving {log.location} on {address}", flush=True)

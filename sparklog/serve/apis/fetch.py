@@ -7,6 +7,7 @@ aborted transactions of imported topics. A fetch with nothing to give waits unti
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 
 from sparklog.errors import SparklogError
@@ -37,14 +38,15 @@ async def fetch(request: ServedRequest) -> Fields:
     if request.version >= 7 and (fields["sessionId"] != NO_SESSION or fields["sessionEpoch"] not in FULL_EPOCHS):
         return {"errorCode": Code.FETCH_SESSION_ID_NOT_FOUND}
     isolation = READ_COMMITTED if fields["isolationLevel"] == 1 else READ_UNCOMMITTED
-    begun, wait_ms = services.log.env.now(), max(0, fields["maxWaitMs"])
+    loop = asyncio.get_running_loop()
+    until = loop.time() + max(0, fields["maxWaitMs"]) / 1000
     fresh = False
     while True:
         answer = await services.run(_read, services, fields, isolation, fresh)
-        left_ms = wait_ms - services.log.env.now().elapsed_ms(begun)
-        if answer.failed or answer.nbytes >= fields["minBytes"] or left_ms <= 0 or not answer.seen:
+        left = until - loop.time()
+        if answer.failed or answer.nbytes >= fields["minBytes"] or left <= 0 or not answer.seen:
             return {"sessionId": NO_SESSION, "responses": answer.topics}
-        await services.log.changed(answer.seen, left_ms / 1000, services.run)
+        await services.log.changed(answer.seen, left, services.run)
         fresh = True
 
 

@@ -1,7 +1,8 @@
 """Metadata 0 to 9 and DescribeCluster 0 to 1: topics, partitions, servers.
 
 Every server leads every partition: the one that is asked says so of itself. Left out: topic ids (version 10), leader
-epochs (-1: a client need not check them), operations that a client is allowed, and topics that a question creates.
+epochs (-1: a client need not check them) and operations that a client is allowed. A question creates a topic only where
+a server is in memory, for tests.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ async def metadata(request: ServedRequest) -> Fields:
     # In version 0 an empty list asks for all topics, later a null does.
     every = asked is None or (request.version == 0 and not asked)
     names = None if every else list(dict.fromkeys(topic["name"] for topic in asked))
+    if services.auto_create and names and request.fields["allowAutoTopicCreation"]:
+        await services.run(_create_missing, services.log, names)
     topics = await services.run(_topics, services.log, names, services.me.node_id)
     return {
         "brokers": _brokers(services),
@@ -41,6 +44,13 @@ async def describe_cluster(request: ServedRequest) -> Fields:
 
 def _brokers(services: Services) -> list[Fields]:
     return [{"nodeId": node.node_id, "host": node.host, "port": node.port} for node in services.nodes]
+
+
+def _create_missing(log: ServedLog, names: list[str]) -> None:
+    looked = log.look(names)
+    for name in names:
+        if name not in looked and log.root is not None and log.serves(name):
+            log.root.ensure_topic(name)
 
 
 def _topics(log: ServedLog, names: list[str] | None, node: int) -> list[Fields]:
