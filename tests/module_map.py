@@ -86,7 +86,6 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
     "sparklog/serve/connection.py": ("tests/serve/test_reading.py",),
     "sparklog/serve/coordinator.py": ("tests/serve/test_groups.py",),
     "sparklog/serve/group_members.py": ("tests/serve/test_groups.py",),
-    "sparklog/serve/handlers.py": ("tests/serve/test_reading.py",),
     "sparklog/serve/metrics.py": ("tests/serve/test_reading.py",),
     "sparklog/serve/served_log.py": ("tests/serve/test_reading.py",),
     "sparklog/serve/services.py": ("tests/serve/test_reading.py",),

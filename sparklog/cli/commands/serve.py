@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, BadParameter, Option
@@ -10,9 +11,56 @@ from sparklog.cli.options import Commands, comma_separated, whole_number
 
 if TYPE_CHECKING:
     from sparklog.serve.addresses import Address
-    from sparklog.serve.server import Server
+    from sparklog.serve.server import ServeOptions, Server
 
 app = Commands()
+
+
+@dataclass
+class Listening:
+    """Addresses, and who may connect to them."""
+
+    listen: Annotated[
+        str, Option("--listen", metavar="HOST:PORT", help="Where clients connect; port 0: a free one.")
+    ] = "127.0.0.1:9092"
+    advertise: Annotated[
+        list[str] | None,
+        Option(
+            "--advertise",
+            metavar="HOST:PORT",
+            help="What clients are given: this server's address, then others of the same root.",
+            show_default="--listen",
+        ),
+    ] = None
+    tls_cert: Annotated[
+        str | None, Option("--tls-cert", metavar="FILE", help="Certificate (PEM) to encrypt connections with.")
+    ] = None
+    tls_key: Annotated[str | None, Option("--tls-key", metavar="FILE", help="Its key (PEM).")] = None
+    insecure: Annotated[
+        bool, Option("--insecure", help="Listen on an address that other machines reach, without encryption.")
+    ] = False
+    metrics_port: Annotated[
+        int | None,
+        whole_number("--metrics-port", high=65535, text="Serve counters to Prometheus.", default="off"),
+    ] = None
+
+    def options(self, *, writable: bool, auto_create: bool) -> ServeOptions:
+        from sparklog.serve.addresses import Address
+        from sparklog.serve.server import ServeOptions, tls_context
+
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise BadParameter("--tls-cert and --tls-key belong together")
+        options = ServeOptions(
+            Address.of(self.listen),
+            tuple(map(Address.of, comma_separated(self.advertise))),
+            insecure=self.insecure,
+            writable=writable,
+            auto_create=auto_create,
+            tls=None if self.tls_cert is None or self.tls_key is None else tls_context(self.tls_cert, self.tls_key),
+            metrics_port=self.metrics_port,
+        )
+        options.check()
+        return options
 
 
 @app.add("serve", "sparklog serve /data/log --listen 127.0.0.1:9092")
@@ -26,37 +74,11 @@ def serve(
         ),
     ] = None,
     *,
-    listen: Annotated[
-        str, Option("--listen", metavar="HOST:PORT", help="Where clients connect; port 0: a free one.")
-    ] = ("127.0.0.1:9092"),
-    advertise: Annotated[
-        list[str] | None,
-        Option(
-            "--advertise",
-            metavar="HOST:PORT",
-            help="What clients are given: this server's address, then others of the same root.",
-            show_default="--listen",
-        ),
-    ] = None,
-    writable: Annotated[
-        bool,
-        Option("--writable", help="Take what producers send, and changes of topics."),
-    ] = False,
+    writable: Annotated[bool, Option("--writable", help="Take what producers send, and changes of topics.")] = False,
     memory: Annotated[
-        bool,
-        Option("--memory", help="Serve an empty root in memory, for tests; topics are made when asked for."),
+        bool, Option("--memory", help="Serve an empty root in memory, for tests; topics are made when asked for.")
     ] = False,
-    tls_cert: Annotated[
-        str | None, Option("--tls-cert", metavar="FILE", help="Certificate (PEM) to encrypt connections with.")
-    ] = None,
-    tls_key: Annotated[str | None, Option("--tls-key", metavar="FILE", help="Its key (PEM).")] = None,
-    metrics_port: Annotated[
-        int | None,
-        whole_number("--metrics-port", low=0, high=65535, text="Serve counters to Prometheus.", default="off"),
-    ] = None,
-    insecure: Annotated[
-        bool, Option("--insecure", help="Listen on an address that other machines reach, without encryption.")
-    ] = False,
+    listening: Listening,
 ) -> None:
     """Serve Kafka's protocol until it is interrupted.
 
@@ -66,23 +88,11 @@ def serve(
     import asyncio
 
     from sparklog.opening import resolve
-    from sparklog.serve.addresses import Address
-    from sparklog.serve.server import ServeOptions, in_memory, open_served, serve_until, stopped_by_signal, tls_context
+    from sparklog.serve.server import in_memory, open_served, serve_until, stopped_by_signal
 
     if location is None and not memory:
         raise BadParameter("expected the LOCATION of a root or a Kafka directory, or SPARKLOG_ROOT")
-    if (tls_cert is None) != (tls_key is None):
-        raise BadParameter("--tls-cert and --tls-key belong together")
-    options = ServeOptions(
-        Address.of(listen),
-        tuple(map(Address.of, comma_separated(advertise))),
-        insecure=insecure,
-        writable=writable or memory,
-        auto_create=memory,
-        tls=None if tls_cert is None or tls_key is None else tls_context(tls_cert, tls_key),
-        metrics_port=metrics_port,
-    )
-    options.check()
+    options = listening.options(writable=writable or memory, auto_create=memory)
     log = in_memory() if memory else open_served(resolve(location), create=writable)
 
     def ready(server: Server, address: Address) -> None:
