@@ -217,15 +217,22 @@ class Group:
         self.root.engine.ensure_probed()
         return self.log.write(lambda base: step(self._settled(base)))
 
-    def stable(self, timeout_ms: int = STABLE_WAIT_MS) -> GroupState:
-        """Return the state once no offsets are pending. `Unavailable` if a transaction is not decided in time."""
+    def stable(
+        self, timeout_ms: int = STABLE_WAIT_MS, partitions: Collection[TopicPartition] | None = None
+    ) -> GroupState:
+        """Return the state once no offsets of these partitions (None: of any) are pending.
+
+        Raises:
+            Unavailable: a transaction is not decided in time.
+        """
         backoff = Backoff(self.root.env, timeout_ms)
         while True:
             state = self.state()
-            if not state.pending:
+            pending = [item for item in state.pending if partitions is None or item.has_any(partitions)]
+            if not pending:
                 return state
             if backoff.is_over():
-                names = ", ".join(sorted({f"{item.n} of '{item.txn}'" for item in state.pending}))
+                names = ", ".join(sorted({f"{item.n} of '{item.txn}'" for item in pending}))
                 raise Unavailable(
                     f"offsets of group '{self.id}' wait for transaction {names} to be decided; try later, or abort it"
                 )

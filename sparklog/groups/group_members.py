@@ -35,8 +35,6 @@ from sparklog.log.journal.documents import (
 )
 from sparklog.log.journal.names import MAX_PARTITIONS
 
-GROUP_MEMBERS = "groupMembers"
-"""The feature of an entry with members: older software would drop them."""
 Partitions = frozenset[TopicPartition]
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TypeVar
 
+from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.group_members import MEMBERS_BY_ID, GroupMember
 from sparklog.log.journal.documents import (
     BOOLEAN,
@@ -200,6 +201,9 @@ class Pending:
     generation: int | None
     offsets: tuple[TopicOffsets, ...]
     member: str | None = None
+
+    def has_any(self, partitions: Collection[TopicPartition]) -> bool:
+        return any((item.topic, number) in partitions for item in self.offsets for number in item.partition)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from typing import Any
 
 from sparklog.errors import Fenced
 from sparklog.groups.group_members import (
-    GROUP_MEMBERS,
     GroupMember,
     Partitions,
     handed_out,
@@ -35,6 +34,7 @@ from sparklog.groups.group_state import (
     topic_offsets,
     without,
 )
+from sparklog.log.journal.documents import GROUP_MEMBERS
 
 Expired = Mapping[str, int]
 """Ids of members whose session timed out, and the entry that showed them alive for the last time."""

@@ -7,8 +7,8 @@ session, to show that it is alive. Members of one process that read through one 
 entry.
 
 **A lease** ends a session timeout after the member's newest entry, by the store's time of that entry and the store's
-clock. Looking that up costs requests, so nobody asks before the lease seems over by the clock of this process. The
-clock alone never takes a member out: one that steps ahead makes two requests more.
+clock. Looking that up costs requests, so a member asks when it joins, and then not before the lease is over by the time
+that has passed in its process too. So a clock that steps ahead takes no member out that goes on writing.
 """
 
 from __future__ import annotations
@@ -70,16 +70,21 @@ class Leases:
         self._group = group
         self._leases: dict[str, Lease] = {}
 
+    def note(self, state: GroupState) -> None:
+        """Take note of signs of life that a look has shown."""
+        now = self._group.root.env.now()
+        self._leases = {member.id: self._lease(member, now) for member in state.members}
+
     def expired(self, state: GroupState, *, ask: bool = False) -> steps.Expired:
         """Return the members whose lease is over. Makes requests if one seems to be over, or with `ask`."""
+        self.note(state)
         now = self._group.root.env.now()
-        leases = {member.id: self._lease(member, now) for member in state.members}
-        self._leases = leases
-        doubtful = [
-            member
-            for member in state.members
-            if ask or now.elapsed_ms(leases[member.id].since) >= leases[member.id].left_ms
-        ]
+        doubtful = []
+        for member in state.members:
+            lease = self._leases[member.id]
+            # Not by the wall clock: one that is set ahead is no sign that time has passed.
+            if ask or now.boot_ms - lease.since.boot_ms >= lease.left_ms:
+                doubtful.append(member)
         return self._expired_by_store(doubtful) if doubtful else {}
 
     def _lease(self, member: GroupMember, now: Moment) -> Lease:
@@ -153,6 +158,7 @@ class SharedMembership(Membership):
     def _take(self, state: GroupState) -> bool:
         before = self.state.member(self.metadata.member_id)
         self.state = state
+        self.leases.note(state)
         member = self.member
         return before is None or (before.target, before.owned) != (member.target, member.owned)
 
