@@ -94,6 +94,7 @@ class Group:
         self.root = root
         self.id = check_id(group, "group id")
         self.log: EntryLog[GroupState] = root.engine.entries(GROUPS, self.id)
+        self._combined = root.engine.combined(self.log)
 
     def __repr__(self) -> str:
         return f"Group({self.id!r}, {self.root.location!r})"
@@ -215,7 +216,7 @@ class Group:
     def write(self, step: Step[GroupState]) -> GroupState:
         """Write the entry that a step makes of the newest state, with what transactions have decided meanwhile."""
         self.root.engine.ensure_probed()
-        return self.log.write(lambda base: step(self._settled(base)))
+        return self._combined.write(lambda base: step(self._settled(base)))
 
     def stable(
         self, timeout_ms: int = STABLE_WAIT_MS, partitions: Collection[TopicPartition] | None = None

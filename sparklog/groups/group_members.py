@@ -1,10 +1,11 @@
 """Members of a group that share its partitions: what each owns, and how partitions move between them.
 
-There is no coordinator. The newest entry of the group has its members, and for each two sets of partitions:
+There is no coordinator. The newest entry of the group has its members, and for each three sets of partitions:
 
-* `target`: what the assignor gave it in this generation;
-* `owned`: what it may read and commit. What is owned and no longer a target is to be *revoked*: the member stops
-  reading it, commits, and gives it up by an entry. What is a target and still owned by another waits for that entry.
+* `owned`: what it may read and commit;
+* `revoked`: what it owns and the assignor has given to others, or to none. The member stops reading it, commits, and
+  gives it up by an entry;
+* `awaited`: what the assignor has given to it and another one still owns. It owns that from the other one's entry on.
 
 So a partition moves in two generations, as by Kafka's cooperative protocol: no two members ever own it. A member whose
 session has timed out is taken out by the next entry of another one, and with it all that it owned. From then on its
@@ -17,8 +18,10 @@ prepared before the member gave up a partition, and got it back, is refused as w
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from itertools import chain, groupby, repeat
+from operator import itemgetter
 
 from sparklog.errors import Conflict
 from sparklog.format.checkpoint_files import TopicPartition
@@ -55,22 +58,19 @@ class GroupMember:
     topics: tuple[str, ...]
     generation: int = 0
     seen: int = 0
-    target: Partitions = frozenset()
     owned: Partitions = frozenset()
+    revoked: Partitions = frozenset()
+    awaited: Partitions = frozenset()
 
     @property
     def assigned(self) -> Partitions:
         """What it reads and keeps."""
-        return self.owned & self.target
-
-    @property
-    def revoked(self) -> Partitions:
-        """What it owns, and is to give up."""
-        return self.owned - self.target
+        return self.owned - self.revoked
 
     @property
     def is_settled(self) -> bool:
-        return self.owned == self.target
+        """True if it owns all that it was given, and nothing else."""
+        return not self.revoked and not self.awaited
 
 
 def rebalanced(members: Sequence[GroupMember], partitions: Mapping[str, int]) -> tuple[GroupMember, ...]:
@@ -83,16 +83,37 @@ def rebalanced(members: Sequence[GroupMember], partitions: Mapping[str, int]) ->
         return ()
     subscriptions = [MemberSubscription(m.id, m.instance_id, m.topics, tuple(sorted(m.owned))) for m in members]
     targets = assign(common_assignor(members), subscriptions, partitions)
-    return handed_out([replace(member, target=frozenset(targets[member.id])) for member in members])
+    return handed_out([_with_target(member, frozenset(targets[member.id])) for member in members])
+
+
+def _with_target(member: GroupMember, target: Partitions) -> GroupMember:
+    revoked, awaited = member.owned - target, target - member.owned
+    if (revoked, awaited) == (member.revoked, member.awaited):
+        return member
+    return replace(member, revoked=revoked, awaited=awaited)
+
+
+def given_up(member: GroupMember, partitions: Partitions, generation: int) -> GroupMember:
+    """Return a member that no longer owns partitions; any that were given back to it meanwhile it awaits again."""
+    back = (member.owned - member.revoked) & partitions
+    return replace(
+        member,
+        owned=member.owned - partitions,
+        revoked=member.revoked - partitions,
+        awaited=member.awaited | back,
+        generation=generation,
+    )
 
 
 def handed_out(members: Sequence[GroupMember]) -> tuple[GroupMember, ...]:
-    """Let each member own those of its targets that no other one owns; in the order of ids."""
+    """Let each member own what it awaits and no other one owns; in the order of ids."""
     taken = {partition for member in members for partition in member.owned}
-    return tuple(
-        replace(member, owned=member.owned | (member.target - taken)) if member.target - taken else member
-        for member in sorted(members, key=lambda member: member.id)
-    )
+    return tuple(_with_free(member, taken) for member in sorted(members, key=lambda member: member.id))
+
+
+def _with_free(member: GroupMember, taken: Set[TopicPartition]) -> GroupMember:
+    free = member.awaited - taken
+    return replace(member, owned=member.owned | free, awaited=member.awaited - free) if free else member
 
 
 def common_assignor(members: Sequence[GroupMember]) -> str:
@@ -129,17 +150,16 @@ def without_members(members: Sequence[GroupMember], gone: Collection[str]) -> tu
 def _read_partitions(item: Fields, name: str) -> Partitions:
     lists = Fields(item.mapping(name), item.key, f"{item.what}: {name}")
     return frozenset(
-        (topic, partition)
-        for topic in lists.document
-        for partition in lists.integers(topic, None, 0, MAX_PARTITIONS - 1)
+        chain.from_iterable(
+            zip(repeat(topic), lists.integers(topic, None, 0, MAX_PARTITIONS - 1), strict=False)
+            for topic in lists.document
+        )
     )
 
 
 def _write_partitions(partitions: Partitions) -> dict[str, list[int]]:
-    lists: dict[str, list[int]] = {}
-    for topic, partition in sorted(partitions):
-        lists.setdefault(topic, []).append(partition)
-    return lists
+    by_topic = groupby(sorted(partitions), key=itemgetter(0))
+    return {topic: [partition for _, partition in pairs] for topic, pairs in by_topic}
 
 
 PARTITIONS_BY_TOPIC = MemberKind(_read_partitions, _write_partitions)
@@ -156,8 +176,9 @@ MEMBER_JSON = Document(
     Member("topics", TEXTS),
     Member("generation", whole(0, INT32_MAX)),
     Member("seen", whole(0)),
-    Member("target", PARTITIONS_BY_TOPIC),
     Member("owned", PARTITIONS_BY_TOPIC),
+    Member("revoked", PARTITIONS_BY_TOPIC, optional=True),
+    Member("awaited", PARTITIONS_BY_TOPIC, optional=True),
 )
 
 
@@ -166,8 +187,11 @@ def _in_order(item: Fields, name: str) -> tuple[GroupMember, ...]:
     ids = [member.id for member in members]
     if ids != sorted(set(ids)):
         raise item.bad(name, "in the order of ids, each once")
-    if sum(len(member.owned) for member in members) != len({p for member in members for p in member.owned}):
-        raise item.bad(name, "of members that own each partition once")
+    owned: set[TopicPartition] = set()
+    for member in members:
+        if not owned.isdisjoint(member.owned) or not member.revoked <= member.owned:
+            raise item.bad(name, "of members that own each partition once")
+        owned |= member.owned
     return members
 
 

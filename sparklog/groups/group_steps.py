@@ -19,6 +19,7 @@ from sparklog.errors import Fenced
 from sparklog.groups.group_members import (
     GroupMember,
     Partitions,
+    given_up,
     handed_out,
     partitions_read,
     rebalanced,
@@ -133,11 +134,10 @@ def revoke(state: GroupState, member: GroupMetadata, partitions: Partitions) -> 
     """Give up partitions that the member no longer reads: those that wait for them own them from here on."""
     check_member(state, member)
     generation = _next_generation(state)
-    given_up = (
-        replace(item, owned=item.owned - partitions, generation=generation) if item.id == member.member_id else item
-        for item in state.members
+    members = tuple(
+        given_up(item, partitions, generation) if item.id == member.member_id else item for item in state.members
     )
-    after = replace(state, generation=generation, members=handed_out(tuple(given_up)))
+    after = replace(state, generation=generation, members=handed_out(members))
     return _by_member(after, "revoke", replace(member, generation=generation))
 
 

@@ -32,8 +32,8 @@ COOPERATIVE_STICKY = "cooperative-sticky"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subscription:
-    """What a member says of itself when it joins: its topics and, as in Kafka, how it wants to be a member."""
+class JoinRequest:
+    """Topics of a member that joins, and its settings, as in Kafka."""
 
     topics: tuple[str, ...]
     assignors: tuple[str, ...] = (COOPERATIVE_STICKY,)
@@ -55,20 +55,20 @@ class Subscription:
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
-    """When this process first saw a member's newest entry, and how long the lease was to last from then on."""
+class MemberLease:
+    """The moment at which this process saw a member's newest entry, and how long the lease lasted from then on."""
 
     seen: int
     since: Moment
     left_ms: float
 
 
-class Leases:
+class MemberLeases:
     """The leases of a group's members, by the clock of this process until one seems over, then by the store's."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._leases: dict[str, Lease] = {}
+        self._leases: dict[str, MemberLease] = {}
 
     def note(self, state: GroupState) -> None:
         """Take note of signs of life that a look has shown."""
@@ -87,11 +87,11 @@ class Leases:
                 doubtful.append(member)
         return self._expired_by_store(doubtful) if doubtful else {}
 
-    def _lease(self, member: GroupMember, now: Moment) -> Lease:
+    def _lease(self, member: GroupMember, now: Moment) -> MemberLease:
         lease = self._leases.get(member.id)
         if lease is not None and lease.seen == member.seen:
             return lease
-        return Lease(member.seen, now, member.session_timeout_ms)
+        return MemberLease(member.seen, now, member.session_timeout_ms)
 
     def _expired_by_store(self, members: Sequence[GroupMember]) -> dict[str, int]:
         env = self._group.root.env
@@ -103,7 +103,7 @@ class Leases:
             left_ms = 0 if since_ms is None else since_ms + member.session_timeout_ms - store_ms
             if left_ms <= 0:
                 expired[member.id] = member.seen
-            self._leases[member.id] = Lease(member.seen, now, max(left_ms, 0))
+            self._leases[member.id] = MemberLease(member.seen, now, max(left_ms, 0))
         return expired
 
 
@@ -119,11 +119,11 @@ class SharedMembership(Membership):
     """
 
     state: GroupState = field(default_factory=lambda: GroupState(""))
-    leases: Leases = field(init=False)
+    leases: MemberLeases = field(init=False)
     alive: Moment = field(init=False)
 
     def __post_init__(self) -> None:
-        self.leases = Leases(self.group)
+        self.leases = MemberLeases(self.group)
         self.alive = self.written
         _MEMBERSHIPS.setdefault(self.group.log, WeakValueDictionary())[self.metadata.member_id] = self
 
@@ -160,7 +160,7 @@ class SharedMembership(Membership):
         self.state = state
         self.leases.note(state)
         member = self.member
-        return before is None or (before.target, before.owned) != (member.target, member.owned)
+        return before is None or (before.owned, before.revoked) != (member.owned, member.revoked)
 
     def revoke(self) -> None:
         """Give up what `revoking` returned as of the last look, after its offsets have been committed."""
@@ -222,26 +222,26 @@ class SharedMembership(Membership):
             self.metadata = GroupMetadata(self.group.id, member.generation, member.id)
 
 
-def join_shared(group: Group, subscription: Subscription, partitions: Mapping[str, int]) -> SharedMembership:
+def join_shared(group: Group, request: JoinRequest, partitions: Mapping[str, int]) -> SharedMembership:
     """Become a member of a group that shares its partitions with the others.
 
     Args:
-        partitions: how many each topic of the subscription has; one that does not exist is left out.
+        partitions: how many each topic of the request has; one that does not exist is left out.
 
     Raises:
         Conflict: one member owns the whole group, as a Spark query does, and is active; or no assignor is common.
     """
     env, store = group.root.env, group.root.store
     member = GroupMember(
-        f"{subscription.client_id}-{env.new_id()}",
-        subscription.instance_id,
-        subscription.client_id,
+        f"{request.client_id}-{env.new_id()}",
+        request.instance_id,
+        request.client_id,
         socket.gethostname(),
-        subscription.session_timeout_ms,
-        subscription.assignors,
-        subscription.topics,
+        request.session_timeout_ms,
+        request.assignors,
+        request.topics,
     )
-    expired = Leases(group).expired(group.log.refresh(), ask=True)
+    expired = MemberLeases(group).expired(group.log.refresh(), ask=True)
 
     def step(base: GroupState) -> GroupState:
         if base.instance is not None:
@@ -255,4 +255,4 @@ def join_shared(group: Group, subscription: Subscription, partitions: Mapping[st
     assert joined is not None
     group.settle()
     metadata = GroupMetadata(group.id, joined.generation, joined.id)
-    return SharedMembership(group, metadata, subscription.session_timeout_ms, env.now(), state=state)
+    return SharedMembership(group, metadata, request.session_timeout_ms, env.now(), state=state)

@@ -39,7 +39,7 @@ def owned(state: GroupState) -> dict[str, list[int]]:
 
 
 def targets(state: GroupState) -> dict[str, list[int]]:
-    return {item.id: sorted(partition for _, partition in item.target) for item in state.members}
+    return {item.id: sorted(partition for _, partition in item.assigned | item.awaited) for item in state.members}
 
 
 def test_a_partition_moves_in_two_generations() -> None:
@@ -197,7 +197,7 @@ def test_entries_with_members_need_the_feature_and_others_do_not() -> None:
     owners = document["members"][1]
     assert list(owners) == [
         *("id", "instanceId", "clientId", "host", "sessionTimeoutMs", "assignors", "topics"),
-        *("generation", "seen", "target", "owned"),
+        *("generation", "seen", "owned", "awaited"),
     ]
     owners["owned"] = {"a": [0]}
     with pytest.raises(Corrupt, match="members that own each partition once"):

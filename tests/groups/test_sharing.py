@@ -9,7 +9,7 @@ import pytest
 from sparklog.errors import BadRequest, Conflict, Fenced
 from sparklog.groups.group import Group
 from sparklog.groups.lag import Groups, lag
-from sparklog.groups.sharing import SharedMembership, Subscription, join_shared
+from sparklog.groups.sharing import JoinRequest, SharedMembership, join_shared
 from sparklog.log.topic.root import Root
 from sparklog.testing.wrapper_stores import CountingStore
 from sparklog.transactions.producer import transactional
@@ -21,7 +21,7 @@ SESSION_MS = 9_000
 def join(
     world: TopicsWorld, name: str = "m", *, root: Root | None = None, topics: Sequence[str] = ("a",), **how: object
 ) -> SharedMembership:
-    subscription = Subscription(topics=tuple(topics), session_timeout_ms=SESSION_MS, client_id=name, **how)  # type: ignore[arg-type]
+    subscription = JoinRequest(topics=tuple(topics), session_timeout_ms=SESSION_MS, client_id=name, **how)  # type: ignore[arg-type]
     opened = world.root() if root is None else root
     return join_shared(
         Group(opened, "g"), subscription, {topic: opened.topic(topic).log.head().partitions for topic in topics}
@@ -205,4 +205,4 @@ def test_wrong_subscriptions_are_refused_in_one_line() -> None:
         ({"instance_id": ""}, "group.instance.id"),
     ):
         with pytest.raises(BadRequest, match=text):
-            Subscription(topics=("a",), **wrong)  # type: ignore[arg-type]
+            JoinRequest(topics=("a",), **wrong)  # type: ignore[arg-type]

@@ -35,7 +35,7 @@ MAX_TEXT = 4096
 INT32_MAX = 2**31 - 1
 UINT32_MAX = 2**32 - 1
 T = TypeVar("T")
-_LEFT_OUT: tuple[object, ...] = (None, (), {}, [])
+_LEFT_OUT: tuple[object, ...] = (None, (), {}, [], frozenset())
 """Values of optional members that are not written."""
 _TRAILER = b',"crc":'
 _TRAILER_BYTES = len(_TRAILER) + len("4294967295}\n")

@@ -15,7 +15,7 @@ from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups import group_steps as steps
 from sparklog.groups.group import Group
 from sparklog.groups.group_state import GroupMetadata, OffsetAndMetadata
-from sparklog.groups.sharing import SharedMembership, Subscription, join_shared
+from sparklog.groups.sharing import JoinRequest, SharedMembership, join_shared
 from sparklog.log.topic.root import Root
 from sparklog.testing.faulty_store import Decide
 from sparklog.transactions.producer import transactional
@@ -200,7 +200,7 @@ def member(run: MembersRun, decide: Decide, plan: Plan) -> Callable[[Actor], Non
 
 
 def joined(run: MembersRun, actor: Actor, root: Root, plan: Plan) -> Process:
-    subscription = Subscription(
+    subscription = JoinRequest(
         topics=plan.topics,
         assignors=plan.assignors,
         session_timeout_ms=SESSION_MS,

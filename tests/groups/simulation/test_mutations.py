@@ -11,7 +11,7 @@ from sparklog.groups import group_members, group_steps
 from sparklog.groups.group import Group
 from sparklog.groups.group_members import GroupMember
 from sparklog.groups.group_state import GroupMetadata, GroupState
-from sparklog.groups.sharing import Leases
+from sparklog.groups.sharing import MemberLeases
 from tests.groups.simulation.seeds import run_seed
 from tests.log.simulation.simulated_world import SimulationError
 
@@ -54,7 +54,7 @@ def nobody_waits_for_what_is_pending(patch: Patch) -> None:
 
 def nobody_times_out(patch: Patch) -> None:
     """A member that stopped keeps its partitions."""
-    patch.setattr(Leases, "expired", lambda self, state, ask=False: {})
+    patch.setattr(MemberLeases, "expired", lambda self, state, ask=False: {})
 
 
 @pytest.mark.parametrize(
