@@ -63,11 +63,6 @@ class GroupMember:
     awaited: Partitions = frozenset()
 
     @property
-    def assigned(self) -> Partitions:
-        """What it reads and keeps."""
-        return self.owned - self.revoked
-
-    @property
     def is_settled(self) -> bool:
         """True if it owns all that it was given, and nothing else."""
         return not self.revoked and not self.awaited
