@@ -101,7 +101,7 @@ def given_up(member: GroupMember, partitions: Partitions, generation: int) -> Gr
 
 
 def handed_out(members: Sequence[GroupMember]) -> tuple[GroupMember, ...]:
-    """Let each member own what it awaits and no other one owns; in the order of ids."""
+    """Return members that own what they await and no other one owns; in the order of ids."""
     taken = {partition for member in members for partition in member.owned}
     return tuple(_with_free(member, taken) for member in sorted(members, key=lambda member: member.id))
 

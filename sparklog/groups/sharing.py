@@ -186,8 +186,8 @@ class SharedMembership(Membership):
         """Send a heartbeat if one is due, or if the session of another member timed out."""
         now = self.group.root.env.now()
         self.alive = now
-        known = self.group.log.known()
-        expired = self.leases.expired(self.state if known is None else known)
+        newest = self.group.log.known()
+        expired = self.leases.expired(self.state if newest is None else newest)
         if set(expired) - {self.metadata.member_id} or now.elapsed_ms(self.written) >= self._interval_ms:
             self._renew(expired)
 
