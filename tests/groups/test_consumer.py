@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,47 +9,18 @@ import pytest
 
 import sparklog
 from sparklog.errors import BadRequest, Conflict, Fenced, NotFound
-from sparklog.groups.consumer import Consumer
 from sparklog.groups.group import Group
 from sparklog.groups.lag import Groups
 from sparklog.limits import Limits
 from sparklog.log.journal.names import commit_key
 from sparklog.log.state.view import COLUMNS, READ_UNCOMMITTED
-from sparklog.log.topic.root import open_root
+from tests.support.consumers import Place, append, everything, values
 from tests.support.records import rows
-from tests.support.topics_world import TopicsWorld
-
-
-class Place(TopicsWorld):
-    """Topics, and consumers of them."""
-
-    def consumer(self, topics: str | Sequence[str] = "a", **how: object) -> Consumer:
-        how = {"auto_offset_reset": "earliest", **how}
-        root = open_root(self.store, env=self.env())
-        return sparklog.consumer(root, "g", topics=topics, **how)  # type: ignore[arg-type]
-
-    def committed(self) -> dict[tuple[str, int], int]:
-        return {place: item.offset for place, item in Groups(self.root()).group("g").committed().items()}
 
 
 @pytest.fixture
 def place() -> Place:
     return Place(partitions=2, sleep_takes_time=True)
-
-
-def append(place: Place, topic: str, partition: int, *values: str) -> None:
-    place.topic(topic).append(rows(*values, partition=partition))
-
-
-def values(batches: Iterable[pa.RecordBatch]) -> list[str]:
-    return [value.decode() for batch in batches for value in batch.column("value").to_pylist()]
-
-
-def everything(consumer: Consumer) -> list[str]:
-    found: list[str] = []
-    while batches := consumer.poll():
-        found += values(batches)
-    return found
 
 
 def test_it_goes_on_where_it_left_off(place: Place) -> None:
@@ -319,7 +289,13 @@ def test_wrong_settings(place: Place) -> None:
         ({"auto_commit_interval_ms": -1}, "auto_commit_interval_ms is a whole number of at least 0"),
         ({"isolation_level": "odd"}, "expected isolation read_committed or read_uncommitted"),
         ({"columns": ("value", "odd")}, "expected distinct columns"),
-        ({"session_timeout_ms": 0}, r"session.timeout.ms is 1 to"),
+        ({"session_timeout_ms": 0}, "session_timeout_ms is a whole number from 1 to"),
+        ({"session_timeout_ms": 2_000}, "heartbeat_interval_ms is lower than session_timeout_ms, found 3000 and 2000"),
+        ({"partition_assignment_strategy": ("odd",)}, "partition_assignment_strategy is a list of cooperative-sticky"),
+        ({"topics": None, "pattern": "("}, r"pattern is a regular expression, found '\('"),
+        ({"pattern": "b"}, "subscribes to topics or to a pattern"),
+        ({"group_instance_id": 7}, "group_instance_id is a name or None"),
+        ({"listener": print}, "listener is a RebalanceListener"),
     ):
         with pytest.raises(BadRequest, match=says):
             place.consumer(**how)  # type: ignore[arg-type]
