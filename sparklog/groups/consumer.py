@@ -17,11 +17,12 @@ from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.consumer_options import KINDS, TOPICS, ConsumerKeywords, ConsumerOptions
 from sparklog.groups.group import Group, Membership, Offsets
 from sparklog.groups.group_state import CommittedOffset, GroupMetadata
-from sparklog.groups.member_of_group import Alone, ByHand, MemberOfGroup, SoleMember
+from sparklog.groups.member_of_group import Alone, ByHand, MemberOfGroup
 from sparklog.groups.offset_commits import CommitCallback, OffsetCommits
 from sparklog.groups.partition_reader import PartitionReader
 from sparklog.groups.positions import PLACES, Partitions, places_of
 from sparklog.groups.rebalances import RebalanceListener, Rebalances
+from sparklog.groups.shared_member import SharedMember
 from sparklog.groups.topics_read import TopicSubscription, subscription_to
 from sparklog.log.journal.arguments import NAME, POSITIONS, ArgumentKind, checked, instance
 from sparklog.log.topic.root import ROOT, Root, open_root
@@ -133,7 +134,7 @@ class Consumer(PartitionReader):
     @property
     def membership(self) -> Membership:
         """The right to commit for the group. `BadRequest` if it is no member."""
-        if not isinstance(self._member, SoleMember):
+        if not isinstance(self._member, SharedMember):
             raise BadRequest(f"{self!r} is no member of a group: subscribe, or send offsets by the group's name")
         return self._member.membership
 
@@ -176,7 +177,6 @@ class Consumer(PartitionReader):
             return
         self._member = self._join()
         try:
-            self._member.subscribe(names)
             self._rebalances.follow(self._member)
         except SparklogError:
             self._member.leave()
@@ -184,11 +184,11 @@ class Consumer(PartitionReader):
             raise
 
     def _join(self) -> MemberOfGroup:
-        if self._group is None:
-            return Alone(self._topics)
-        options = self._options
-        membership = self._group.join(options.group_instance_id, session_timeout_ms=options.session_timeout_ms)
-        return SoleMember(self._topics, membership)
+        if self._group is not None:
+            return SharedMember(self._topics, self._group, self._names, self._options)
+        member = Alone(self._topics)
+        member.subscribe(self._names)
+        return member
 
     @checked(partitions=PLACES)
     def assign(self, partitions: Partitions) -> None:
@@ -338,21 +338,39 @@ class Consumer(PartitionReader):
         if self._woken:
             self._woken = False
             raise Wakeup(f"{self!r} was woken up")
-        member = self._reader()
         try:
-            self._commits.run_due(member)
+            member = self._reader()
             member.keep_alive()
+            self._commits.run_due(member)
             if self._env.now().elapsed_ms(self._matched) >= self._options.metadata_max_age_ms:
                 self._match_again()
-            self._rebalances.follow(member)
+            if self._rebalances.follow(member):
+                self._match_again()
         except NotFound:
             if not self._match_again():
                 raise
+        except Fenced as error:
+            self._lose(error)
         except Unavailable as error:
             _LOG.warning("%r has not caught up, the next poll tries again: %s", self, error)
         self._rebalances.tell()
 
+    def _lose(self, error: Fenced) -> None:
+        """Give up all partitions, as the group went on without this consumer. The next look joins again."""
+        member, self._member = self._member, None
+        if member is not None:
+            member.stop()
+        _LOG.warning("%r was taken out of its group, and joins again: %s", self, error)
+        self._rebalances.lose()
+        if isinstance(member, SharedMember) and member.is_replaced():
+            # Two processes of one static member would take turns for ever.
+            self._forget()
+            raise error
+
     def _reader(self) -> MemberOfGroup:
+        if self._member is None and self._subscription is not None:
+            self._topics.look(self._names)
+            self._member = self._join()
         if self._member is None:
             raise BadRequest(f"{self!r} reads nothing: subscribe to topics, or assign partitions")
         return self._member
@@ -406,7 +424,8 @@ class Consumer(PartitionReader):
         Args:
             commit: commit the positions first, where that is automatic.
         """
-        if self._closed:
+        # A child process that was forked is no member.
+        if self._closed or self._process != os.getpid():
             return
         try:
             self._leave(commit=commit)

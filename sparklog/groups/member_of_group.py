@@ -7,13 +7,18 @@ from typing import Protocol
 
 from sparklog.errors import BadRequest
 from sparklog.format.checkpoint_files import TopicPartition
-from sparklog.groups.group import Group, Membership, Offsets
+from sparklog.groups.group import Group, Offsets
 from sparklog.groups.group_state import GroupMetadata
 from sparklog.groups.topics_read import TopicsRead
 
 
 class MemberOfGroup(Protocol):
-    """A reader of partitions that others may share with it."""
+    """A reader of partitions that others may share with it.
+
+    `eager`: its program is told that all partitions go before it is told which ones it has.
+    """
+
+    eager: bool
 
     @property
     def metadata(self) -> GroupMetadata: ...
@@ -30,6 +35,9 @@ class MemberOfGroup(Protocol):
     def revoking(self) -> frozenset[TopicPartition]:
         """Return partitions that it owns and is to give up."""
 
+    def starts_over(self) -> bool:
+        """Return if it is eager, and has not given up all for the newest rebalance, by `revoke`."""
+
     def settled(self) -> bool:
         """Return if its part of the newest assignment is complete."""
 
@@ -44,9 +52,14 @@ class MemberOfGroup(Protocol):
 
     def leave(self) -> None: ...
 
+    def stop(self) -> None:
+        """End what it does in the background, without leaving."""
+
 
 class Alone:
     """A reader of all partitions of its topics, without a group."""
+
+    eager = False
 
     def __init__(self, topics: TopicsRead) -> None:
         self._topics = topics
@@ -73,6 +86,9 @@ class Alone:
     def revoking(self) -> frozenset[TopicPartition]:
         return self._held - self._assigned
 
+    def starts_over(self) -> bool:
+        return False
+
     def settled(self) -> bool:
         return True
 
@@ -85,6 +101,8 @@ class Alone:
     def keep_alive(self) -> None: ...
 
     def leave(self) -> None: ...
+
+    def stop(self) -> None: ...
 
 
 class ByHand(Alone):
@@ -109,28 +127,3 @@ class ByHand(Alone):
             super().commit(offsets)
         else:
             self._group.alter(offsets)
-
-
-class SoleMember(Alone):
-    """The one member of a group."""
-
-    def __init__(self, topics: TopicsRead, membership: Membership) -> None:
-        super().__init__(topics)
-        self.membership = membership
-
-    @property
-    def metadata(self) -> GroupMetadata:
-        return self.membership.metadata
-
-    def subscribe(self, topics: Sequence[str]) -> None:
-        super().subscribe(topics)
-        self.membership.topic_ids.update({topic: self._topics.ids[topic] for topic in topics})
-
-    def commit(self, offsets: Offsets) -> None:
-        self.membership.commit(offsets)
-
-    def keep_alive(self) -> None:
-        self.membership.keep_alive()
-
-    def leave(self) -> None:
-        self.membership.leave()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 
@@ -50,10 +51,13 @@ class PartitionReader(ABC):
         self._records: Iterator[ConsumerRecord] = iter(())
         self._row = 0
         self._closed = False
+        self._process = os.getpid()
 
     def _check_open(self) -> None:
         if self._closed:
             raise BadRequest(f"{self!r} is closed: make another one")
+        if self._process != os.getpid():
+            raise BadRequest(f"{self!r} is of process {self._process}, which this one was forked by: make one here")
 
     @abstractmethod
     def _keep_up(self) -> None:

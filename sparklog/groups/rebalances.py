@@ -61,12 +61,12 @@ class Rebalances:
         self, positions: Positions, fetcher: PositionFetcher, starts: StartingPositions, commit: Callable[[], None]
     ) -> None:
         self.listener = RebalanceListener()
-        self.eager = False
         self._positions = positions
         self._fetcher = fetcher
         self._starts = starts
         self._commit = commit
         self._unfinished = False
+        self._gave_all_up = False
         self._untold: frozenset[TopicPartition] | None = None
         """Partitions that have begun, of which the program is to be told; None: it was."""
         self._error: Exception | None = None
@@ -80,11 +80,14 @@ class Rebalances:
             return False
         before = self._positions.assigned
         self._unfinished = True
-        going = member.revoking()
+        starts_over = member.starts_over()
+        going = before if starts_over else member.revoking() & before
         if going:
             self._give_up(going)
+        self._gave_all_up = self._gave_all_up or starts_over
+        if starts_over or member.revoking():
             member.revoke()
-        if member.settled() or not self.eager:
+        if member.settled() or not member.eager:
             self._begin(member)
         self._unfinished = not member.settled()
         return self._positions.assigned != before
@@ -103,8 +106,9 @@ class Rebalances:
         coming = member.assigned() - self._positions.assigned
         if coming:
             self.begin(coming, member.keep_alive)
-        if coming or self.eager:
+        if coming or self._gave_all_up:
             self._untold = coming if self._untold is None else self._untold | coming
+        self._gave_all_up = False
 
     def begin(self, places: Collection[TopicPartition], keep_alive: Callable[[], None]) -> None:
         """Begin in partitions, or begin again, at the committed offsets."""
@@ -126,14 +130,14 @@ class Rebalances:
     def end(self) -> None:
         """Give up all partitions, before the member leaves."""
         self._call_and_drop(self.listener.on_revoked, self._positions.assigned)
-        self._untold, self._unfinished = None, False
+        self._untold, self._unfinished, self._gave_all_up = None, False, False
 
     def lose(self) -> None:
         """Give up all partitions: the group went on without this member."""
         lost = self._positions.assigned
         _LOG.warning("lost %s", _names(lost))
         self._call_and_drop(self.listener.on_lost, lost)
-        self._untold, self._unfinished = None, False
+        self._untold, self._unfinished, self._gave_all_up = None, False, False
 
     def _call_and_drop(self, method: ListenerMethod, places: frozenset[TopicPartition]) -> None:
         try:

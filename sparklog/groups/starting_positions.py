@@ -51,7 +51,7 @@ class StartingPositions:
             return {}
         return {
             (topic, partition): offset
-            for offsets in self.group.stable().offsets
+            for offsets in self.group.stable(partitions=places).offsets
             if self.topics.ids.get(offsets.topic, offsets.topic_id) == offsets.topic_id
             for topic, partition, offset in offsets.positions()
             if (topic, partition) in places

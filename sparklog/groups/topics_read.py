@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sparklog.errors import BadRequest, Conflict, NotFound
+from sparklog.errors import BadRequest, Conflict
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.log.journal.names import is_topic_name
 from sparklog.log.read.read_plan import check_partition
@@ -95,17 +95,10 @@ class TopicsRead:
         }
         return {(topic, number): check_partition(topic, number, topics[topic]) for topic, number in sorted(places)}
 
+    def counts(self, topics: Iterable[str]) -> dict[str, int]:
+        """Return the numbers of partitions of topics as they were looked at last."""
+        return {topic: self.view.snapshot(topic).head.partitions for topic in topics}
+
     def partitions(self, topics: Iterable[str]) -> frozenset[TopicPartition]:
         """Return all partitions of topics as they were looked at last."""
         return frozenset((topic, partition) for topic in topics for partition in self.view.bounds(topic))
-
-    def existing(self, topics: Sequence[str]) -> tuple[str, ...]:
-        """Return those of these topics that exist."""
-        return tuple(topic for topic in topics if self._exists(topic))
-
-    def _exists(self, topic: str) -> bool:
-        try:
-            self.view.root.topic(topic)
-        except NotFound:
-            return False
-        return True

@@ -39,3 +39,14 @@ def everything(consumer: Consumer) -> list[str]:
     while batches := consumer.poll():
         found += values(batches)
     return found
+
+
+def settle(place: Place, *consumers: Consumer) -> list[str]:
+    """Let members look at their group in turns, until each has what it is given. Return what they read meanwhile."""
+    found: list[str] = []
+    for _ in range(3):
+        # The default heartbeat.interval.ms, after which they look.
+        place.now_ms += 3_000
+        for consumer in consumers:
+            found += values(consumer.poll())
+    return found
