@@ -11,6 +11,7 @@ from sparklog.groups.group import Group
 from sparklog.groups.lag import Groups, lag
 from sparklog.groups.sharing import JoinRequest, SharedMembership, join_shared
 from sparklog.log.topic.root import Root
+from sparklog.testing.world import START_MS
 from sparklog.testing.wrapper_stores import CountingStore
 from sparklog.transactions.producer import transactional
 from tests.support.counted_root import Bucket
@@ -123,7 +124,7 @@ def test_a_quiet_member_costs_an_entry_each_third_of_its_session_and_a_look_one_
 
 def test_what_a_member_costs_in_a_bucket() -> None:
     """The counts of docs/reference/cost.md."""
-    world = TopicsWorld(partitions=4, store=Bucket(lambda: 0))
+    world = TopicsWorld(partitions=4, store=Bucket(lambda: START_MS))
     store = CountingStore(world.store)
     one = join(world, "one", root=world.root(store))
     for action, requests in (
