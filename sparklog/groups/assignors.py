@@ -35,8 +35,7 @@ def assign(
     """Divide partitions among members.
 
     Args:
-        assignor: One of `ASSIGNORS`. `cooperative-sticky` gives what members have in the end, as `sticky` does; see
-            `before_revocation`.
+        assignor: One of `ASSIGNORS`. `cooperative-sticky` gives what members have in the end, as `sticky` does.
         members: All members of the group.
         partitions: Number of partitions of each topic that exists.
 
@@ -63,20 +62,6 @@ def assign(
         for member, partition in places:
             shares[member].append(partition)
     return {member: tuple(sorted(shares[member])) for member in topics}
-
-
-def before_revocation(
-    target: Mapping[str, Sequence[TopicPartition]], members: Sequence[MemberSubscription]
-) -> dict[str, tuple[TopicPartition, ...]]:
-    """Return what members may have of `target` before other members have revoked: all that no other member has.
-
-    This is what `CooperativeStickyAssignor` gives in the first of two generations.
-    """
-    owners = {partition: member.member_id for member in members for partition in member.owned}
-    return {
-        member: tuple(partition for partition in share if owners.get(partition, member) == member)
-        for member, share in target.items()
-    }
 
 
 def _owned(members: Sequence[MemberSubscription], counts: Mapping[str, int]) -> dict[str, list[TopicPartition]]:
