@@ -11,6 +11,9 @@ A rebalance ends in an entry of the group's journal, whose number of the generat
 takes the group over does it by the next one, and what members of this one commit from then on is refused. Nothing else
 of a member is written down.
 
+Members that share the group's partitions natively, by its journal, are another protocol: while they are there, clients
+that join are refused with INCONSISTENT_GROUP_PROTOCOL.
+
 Left out: a static member that comes back is joined by a rebalance, as any other.
 """
 
@@ -22,7 +25,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from sparklog.errors import SparklogError
+from sparklog.errors import Conflict, SparklogError
 from sparklog.groups.group import Membership
 from sparklog.serve.codes import Code
 
@@ -338,6 +341,10 @@ class GroupMembers:
             return
         try:
             self.membership = await self.begin()
+        except Conflict as conflict:
+            _LOG.warning("group %s: %s", self.id, conflict)
+            self.close(Code.INCONSISTENT_GROUP_PROTOCOL)
+            return
         except SparklogError as error:
             _LOG.warning("group %s: a rebalance could not be written, members try again: %s", self.id, error)
             for member in self.members.values():

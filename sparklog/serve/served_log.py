@@ -149,6 +149,11 @@ class ServedLog:
         if self._pause is not None:
             _end(self._pause)
 
+    def close(self) -> None:
+        """Stop looking: the server ends."""
+        if self._watch is not None:
+            self._watch.cancel()
+
     async def _watching(self, run: Callable[..., Any]) -> None:
         while self._waiters:
             self._pause = asyncio.get_running_loop().create_future()

@@ -176,6 +176,7 @@ class Server:
                 listening.close()
         for task in self._tasks:
             task.cancel()
+        self._log.close()
         if self._coordinator is not None:
             self._coordinator.close()
         for connection in list(self._connections):

@@ -213,3 +213,24 @@ def test_a_kafka_directory_has_no_groups(serve: Callable[..., Address], fixtures
     with pytest.raises(GroupAuthorizationFailedError):
         consumer.poll(5_000)
     consumer.close(autocommit=False)
+
+
+def test_clients_are_refused_while_consumers_of_the_root_share_a_group(
+    serve: Callable[..., Address], tmp_path: Path
+) -> None:
+    from kafka import KafkaAdminClient, KafkaConsumer
+    from kafka.errors import InconsistentGroupProtocolError
+
+    topic_of(tmp_path, partitions=2)
+    address = str(serve(tmp_path))
+    with sparklog.consumer(tmp_path, "g", topics=["t"]) as native:
+        wait_for(lambda: native.poll(timeout=0.1) is not None and len(native.assignment()) == 2)
+        admin = KafkaAdminClient(bootstrap_servers=address)
+        described = str(admin.describe_groups(["g"]))
+        admin.close()
+        assert "Stable" in described
+        assert "'t'" in described
+        consumer = KafkaConsumer("t", bootstrap_servers=address, group_id="g")
+        with pytest.raises(InconsistentGroupProtocolError):
+            consumer.poll(10_000)
+        consumer.close(autocommit=False)

@@ -1,15 +1,18 @@
 """FindCoordinator 0 to 3, ListGroups 0 to 4, DescribeGroups 0 to 5, DeleteGroups 0 to 2.
 
-A group whose member is not one of this server's (a consumer of sparklog's, a Spark query, another server) is described
-with one member, of the name that its journal has. Left out: coordinators of transactions, several in one question
+A group whose members are not this server's (consumers of sparklog's, a Spark query, another server) is described as its
+journal has it. Left out: coordinators of transactions, several in one question
 (FindCoordinator 4), types of groups.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
-from sparklog.format.coordinators.message_schema import Fields
-from sparklog.groups.group import DEAD, STABLE
+from sparklog.format.coordinators.message_schema import Fields, encode_versioned, message
+from sparklog.groups.group import DEAD
 from sparklog.groups.lag import Groups
 from sparklog.serve.apis.group_access import coordinator_of
 from sparklog.serve.codes import Code, code_of
@@ -83,11 +86,25 @@ async def _described(request: ServedRequest, name: str) -> Fields:
     row["groupState"] = description.state
     if description.state != DEAD:
         row["protocolType"] = CONSUMER
-    if description.state == STABLE:
-        instance = description.instance or ""
-        member = {"memberId": instance, "clientId": instance, "clientHost": "", "memberMetadata": b""}
-        row["members"] = [{**member, "memberAssignment": b""}]
+    owned = {member.id: member.owned for member in description.members}
+    if description.instance is not None:
+        owned[description.instance] = ()
+    row["members"] = [
+        {"memberId": member, "clientId": member, "memberAssignment": _assignment(places)}
+        for member, places in owned.items()
+    ]
     return row
+
+
+def _assignment(places: Iterable[tuple[str, int]]) -> bytes:
+    """Return partitions as members of Kafka's are told of them; nothing where they are not known."""
+    topics: dict[str, list[int]] = {}
+    for topic, partition in sorted(places):
+        topics.setdefault(topic, []).append(partition)
+    if not topics:
+        return b""
+    rows: list[Any] = [{"topic": topic, "partitions": numbers} for topic, numbers in topics.items()]
+    return encode_versioned(message("groups", "ConsumerProtocolAssignment"), 0, {"assignedPartitions": rows})
 
 
 def _members(members: GroupMembers) -> Fields:
