@@ -83,6 +83,7 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
     "sparklog/view.py": ("tests/kafka/test_directory.py",),
     "sparklog/cli/commands/serve.py": ("tests/serve/test_command.py",),
     "sparklog/serve/apis/producer_ids.py": ("tests/serve/test_producing.py",),
+    "sparklog/serve/apis/sasl.py": ("tests/serve/test_users.py",),
     "sparklog/serve/apis/topics.py": ("tests/serve/test_producing.py",),
     "sparklog/serve/appends.py": ("tests/serve/test_producing.py",),
     "sparklog/serve/batch_checks.py": ("tests/serve/test_producing.py",),

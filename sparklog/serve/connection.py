@@ -18,7 +18,7 @@ from functools import partial
 from sparklog.errors import Corrupt, SparklogError
 from sparklog.format.coordinators.message_schema import Fields, message
 from sparklog.serve.apis.api_versions import versions
-from sparklog.serve.apis.table import API_VERSIONS, APIS, PRODUCE, Api
+from sparklog.serve.apis.table import API_VERSIONS, APIS, PRODUCE, SASL_AUTHENTICATE, SASL_HANDSHAKE, Api
 from sparklog.serve.codec import FOLDER, MessageBytes, is_flexible, read_message, skip_tagged_fields, write_message
 from sparklog.serve.codes import Code
 from sparklog.serve.handlers import HANDLERS
@@ -29,6 +29,7 @@ _SIZE = struct.Struct(">i")
 _HEADER = struct.Struct(">hhi")
 LEAST_REQUEST = _HEADER.size
 PRODUCES_UNDER_WAY = 5
+BEFORE_LOGIN = (API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE)
 WRITE_BYTES = 256 << 10
 """Handed to a connection at once: what it cannot send is copied, and waits in memory."""
 
@@ -109,6 +110,8 @@ class Connection:
             # The client learns what is served, and asks again.
             await self._answer(_Call(api, 0, correlation), versions(Code.UNSUPPORTED_VERSION))
             return None
+        if self._services.users is not None and self.client.user is None and key not in BEFORE_LOGIN:
+            raise Refused(f"expected an authentication, found {api.name}")
         request = self._read(call, data)
         self._services.metrics.count(api.name)
         if key == PRODUCE:

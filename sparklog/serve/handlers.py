@@ -17,6 +17,7 @@ from sparklog.serve.apis import (
     metadata,
     produce,
     producer_ids,
+    sasl,
     topics,
 )
 from sparklog.serve.services import ServedRequest
@@ -38,6 +39,7 @@ HANDLERS: Mapping[int, Handler] = {
     14: group_members.sync_group,
     15: group_admin.describe_groups,
     16: group_admin.list_groups,
+    17: sasl.sasl_handshake,
     18: api_versions.api_versions,
     19: topics.create_topics,
     20: topics.delete_topics,
@@ -45,6 +47,7 @@ HANDLERS: Mapping[int, Handler] = {
     22: producer_ids.init_producer_id,
     32: configs.describe_configs,
     35: log_dirs.describe_log_dirs,
+    36: sasl.sasl_authenticate,
     37: topics.create_partitions,
     42: group_admin.delete_groups,
     44: topics.incremental_alter_configs,

@@ -12,7 +12,7 @@ import logging
 import signal
 import ssl
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -29,6 +29,7 @@ from sparklog.serve.metrics import RequestMemory, ServerMetrics
 from sparklog.serve.served_log import ServedLog
 from sparklog.serve.services import ServeLimits, Services
 from sparklog.serve.stored_batches import StoredBatches
+from sparklog.serve.users import User
 
 T = TypeVar("T")
 _LOG = logging.getLogger("sparklog.serve")
@@ -49,6 +50,7 @@ class ServeOptions:
     * `linger_seconds`: what is produced to a topic meanwhile is one commit; None: 5 ms on a disk, 50 ms in a bucket
     * `auto_create`: create topics that clients ask for
     * `tls`: the certificate and key that connections are encrypted with
+    * `users`: who may connect, by name; None: all
     * `metrics_port`: where Prometheus reads counters, on the same host
     * `insecure`: allow an address that other machines reach, without TLS
     """
@@ -61,6 +63,7 @@ class ServeOptions:
     auto_create: bool = False
     tls: ssl.SSLContext | None = None
     metrics_port: int | None = None
+    users: Mapping[str, User] | None = None
     limits: ServeLimits = field(default_factory=ServeLimits)
 
     def check(self) -> None:
@@ -164,6 +167,7 @@ class Server:
             self._coordinator,
             Appends(self._log, self._run, options.linger_seconds) if options.writable else None,
             options.auto_create,
+            options.users,
         )
         self._tasks = [asyncio.create_task(self._sweeping())]
         if self._coordinator is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -15,6 +15,7 @@ from sparklog.serve.coordinator import Coordinator
 from sparklog.serve.metrics import RequestMemory, ServerMetrics
 from sparklog.serve.served_log import ServedLog
 from sparklog.serve.stored_batches import StoredBatches
+from sparklog.serve.users import SaslExchange, User
 
 T = TypeVar("T")
 
@@ -49,6 +50,8 @@ class Services:
     """None where nothing is written."""
     auto_create: bool = False
     """Create topics that clients ask for."""
+    users: Mapping[str, User] | None = None
+    """None: all who can connect may do what the server does."""
 
     @property
     def me(self) -> Address:
@@ -69,6 +72,8 @@ class Client:
 
     peer: str
     name: str = ""
+    user: User | None = None
+    exchange: SaslExchange | None = None
 
     def __str__(self) -> str:
         return f"{self.peer} ({self.name or 'no name'})"
@@ -82,3 +87,9 @@ class ServedRequest:
     client: Client
     version: int
     fields: Fields = field(default_factory=dict)
+
+    def may(self, operation: str, name: str) -> bool:
+        """Return True if the client may read or write this topic, or use this group."""
+        if self.services.users is None:
+            return True
+        return self.client.user is not None and self.client.user.may(operation, name)

@@ -36,6 +36,10 @@ class Listening:
         str | None, Option("--tls-cert", metavar="FILE", help="Certificate (PEM) to encrypt connections with.")
     ] = None
     tls_key: Annotated[str | None, Option("--tls-key", metavar="FILE", help="Its key (PEM).")] = None
+    users: Annotated[
+        str | None,
+        Option("--users", metavar="FILE", help="Who may connect (SASL), and do what; see docs/guides/serve.md."),
+    ] = None
     insecure: Annotated[
         bool, Option("--insecure", help="Listen on an address that other machines reach, without encryption.")
     ] = False
@@ -47,6 +51,7 @@ class Listening:
     def options(self, *, writable: bool, auto_create: bool) -> ServeOptions:
         from sparklog.serve.addresses import Address
         from sparklog.serve.server import ServeOptions, tls_context
+        from sparklog.serve.users import read_users
 
         if (self.tls_cert is None) != (self.tls_key is None):
             raise BadParameter("--tls-cert and --tls-key belong together")
@@ -58,6 +63,7 @@ class Listening:
             auto_create=auto_create,
             tls=None if self.tls_cert is None or self.tls_key is None else tls_context(self.tls_cert, self.tls_key),
             metrics_port=self.metrics_port,
+            users=None if self.users is None else read_users(self.users),
         )
         options.check()
         return options

@@ -11,6 +11,7 @@ from sparklog.log.state.configs import CONFIGS, TopicConfigs
 from sparklog.serve.codes import Code, code_of
 from sparklog.serve.served_log import ServedLog
 from sparklog.serve.services import ServedRequest
+from sparklog.serve.users import READ
 
 TOPIC, BROKER = 2, 4
 TOPIC_CONFIG, DEFAULT_CONFIG = 1, 5
@@ -26,7 +27,9 @@ async def describe_configs(request: ServedRequest) -> Fields:
         kind, name = resource["resourceType"], resource["resourceName"]
         row: Fields = {"resourceType": kind, "resourceName": name}
         try:
-            if kind == TOPIC:
+            if kind == TOPIC and not request.may(READ, name):
+                row |= {"errorCode": Code.TOPIC_AUTHORIZATION_FAILED, "errorMessage": "not allowed"}
+            elif kind == TOPIC:
                 configs = await request.services.run(_topic_configs, log, name)
                 row["configs"] = [] if configs is None else _rows(configs, resource["configurationKeys"], with_synonyms)
             elif kind != BROKER:

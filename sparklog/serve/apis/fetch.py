@@ -17,6 +17,7 @@ from sparklog.serve.codes import Code, code_of
 from sparklog.serve.served_log import Ends
 from sparklog.serve.services import ServedRequest, Services
 from sparklog.serve.stored_batches import StoredPlace
+from sparklog.serve.users import READ
 
 NO_SESSION = 0
 FULL_EPOCHS = (0, -1)
@@ -42,7 +43,7 @@ async def fetch(request: ServedRequest) -> Fields:
     until = loop.time() + max(0, fields["maxWaitMs"]) / 1000
     fresh = False
     while True:
-        answer = await services.run(_read, services, fields, isolation, fresh)
+        answer = await services.run(_read, request, isolation, fresh)
         left = until - loop.time()
         if answer.failed or answer.nbytes >= fields["minBytes"] or left <= 0 or not answer.seen:
             return {"sessionId": NO_SESSION, "responses": answer.topics}
@@ -50,13 +51,14 @@ async def fetch(request: ServedRequest) -> Fields:
         fresh = True
 
 
-def _read(services: Services, fields: Fields, isolation: str, fresh: bool) -> _Answer:
+def _read(request: ServedRequest, isolation: str, fresh: bool) -> _Answer:
     """Read what there is. `fresh`: the bounds were looked at a moment ago."""
-    answer = _Answer()
+    services, fields, answer = request.services, request.fields, _Answer()
     most = min(fields["maxBytes"] if fields["maxBytes"] > 0 else 2**31, services.limits.answer_bytes)
     for topic in fields["topics"]:
         name, rows = topic["topic"], list[Fields]()
-        bounds, failure = _bounds(services, topic, fresh)
+        denied: tuple[Ends, Code | None] = {}, Code.TOPIC_AUTHORIZATION_FAILED
+        bounds, failure = _bounds(services, topic, fresh) if request.may(READ, name) else denied
         for partition in topic["partitions"]:
             row = _partition(services, name, partition, bounds, isolation, most - answer.nbytes, not answer.nbytes)
             if "errorCode" in row:

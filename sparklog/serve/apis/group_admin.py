@@ -19,6 +19,7 @@ from sparklog.serve.codes import Code, code_of
 from sparklog.serve.coordinator import Coordinator
 from sparklog.serve.group_members import GroupError, GroupMembers
 from sparklog.serve.services import ServedRequest
+from sparklog.serve.users import GROUP
 
 CONSUMER = "consumer"
 OF_A_GROUP = 0
@@ -54,7 +55,7 @@ async def list_groups(request: ServedRequest) -> Fields:
     rows = [
         {"groupId": name, "protocolType": CONSUMER, "groupState": state}
         for name, state in states.items()
-        if not wanted or state.lower() in wanted
+        if (not wanted or state.lower() in wanted) and request.may(GROUP, name)
     ]
     return {"groups": rows}
 

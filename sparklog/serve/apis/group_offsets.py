@@ -18,6 +18,7 @@ from sparklog.serve.codes import Code, code_of
 from sparklog.serve.coordinator import Coordinator, Positions
 from sparklog.serve.group_members import COMPLETING, GroupError
 from sparklog.serve.services import ServedRequest
+from sparklog.serve.users import READ
 
 
 async def offset_commit(request: ServedRequest) -> Fields:
@@ -49,7 +50,9 @@ def _checked(request: ServedRequest, positions: Positions) -> list[Fields]:
         for partition in topic["partitions"]:
             number, metadata = partition["partitionIndex"], partition["committedMetadata"] or ""
             code = Code.NONE
-            if number not in bounds:
+            if not request.may(READ, name):
+                code = Code.TOPIC_AUTHORIZATION_FAILED
+            elif number not in bounds:
                 code = Code.UNKNOWN_TOPIC_OR_PARTITION
             elif len(metadata.encode()) > MAX_METADATA:
                 code = Code.OFFSET_METADATA_TOO_LARGE

@@ -11,23 +11,27 @@ from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, Bounds
 from sparklog.serve.codes import Code, code_of
 from sparklog.serve.served_log import Ends, ServedLog
 from sparklog.serve.services import ServedRequest
+from sparklog.serve.users import READ
 
 LATEST, EARLIEST, GREATEST_TIME = -1, -2, -3
 
 
 async def list_offsets(request: ServedRequest) -> Fields:
     isolation = READ_COMMITTED if request.fields["isolationLevel"] == 1 else READ_UNCOMMITTED
-    topics = await request.services.run(_answers, request.services.log, request.fields["topics"], isolation)
+    topics = await request.services.run(_answers, request, isolation)
     return {"topics": topics}
 
 
-def _answers(log: ServedLog, topics: list[Fields], isolation: str) -> list[Fields]:
-    answers = []
-    for topic in topics:
+def _answers(request: ServedRequest, isolation: str) -> list[Fields]:
+    log, answers = request.services.log, []
+    for topic in request.fields["topics"]:
         name, failure = topic["name"], Code.UNKNOWN_TOPIC_OR_PARTITION
         bounds: Ends = {}
         try:
-            bounds = log.look([name]).get(name, {})
+            if request.may(READ, name):
+                bounds = log.look([name]).get(name, {})
+            else:
+                failure = Code.TOPIC_AUTHORIZATION_FAILED
         except SparklogError as error:
             failure = code_of(error)
         partitions = []

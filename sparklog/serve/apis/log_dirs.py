@@ -10,6 +10,7 @@ from sparklog.format.coordinators.message_schema import Fields
 from sparklog.serve.codes import Code
 from sparklog.serve.served_log import ServedLog
 from sparklog.serve.services import ServedRequest
+from sparklog.serve.users import READ
 
 
 async def describe_log_dirs(request: ServedRequest) -> Fields:
@@ -17,6 +18,7 @@ async def describe_log_dirs(request: ServedRequest) -> Fields:
     partitions = None if asked is None else {topic["topic"]: set(topic["partitions"]) for topic in asked}
     log = request.services.log
     topics = await request.services.run(_sizes, log, partitions)
+    topics = [topic for topic in topics if request.may(READ, topic["name"])]
     return {"results": [{"errorCode": Code.NONE, "logDir": log.location, "topics": topics}]}
 
 

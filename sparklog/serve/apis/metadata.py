@@ -15,6 +15,7 @@ from sparklog.log.journal.names import is_topic_name
 from sparklog.serve.codes import Code, code_of
 from sparklog.serve.served_log import Ends, ServedLog
 from sparklog.serve.services import ServedRequest, Services
+from sparklog.serve.users import READ, WRITE
 
 INTERNAL = ("__consumer_offsets", "__transaction_state", "__share_group_state")
 
@@ -25,15 +26,23 @@ async def metadata(request: ServedRequest) -> Fields:
     # In version 0 an empty list asks for all topics, later a null does.
     every = asked is None or (request.version == 0 and not asked)
     names = None if every else list(dict.fromkeys(topic["name"] for topic in asked))
+    denied = [] if names is None else [name for name in names if not _may_see(request, name)]
+    names = None if names is None else [name for name in names if name not in denied]
     if services.auto_create and names and request.fields["allowAutoTopicCreation"]:
         await services.run(_create_missing, services.log, names)
     topics = await services.run(_topics, services.log, names, services.me.node_id)
+    topics = [topic for topic in topics if _may_see(request, topic["name"])]
+    topics += [{"errorCode": Code.TOPIC_AUTHORIZATION_FAILED, "name": name} for name in denied]
     return {
         "brokers": _brokers(services),
         "clusterId": services.cluster_id,
         "controllerId": services.me.node_id,
         "topics": topics,
     }
+
+
+def _may_see(request: ServedRequest, topic: str) -> bool:
+    return request.may(READ, topic) or request.may(WRITE, topic)
 
 
 async def describe_cluster(request: ServedRequest) -> Fields:

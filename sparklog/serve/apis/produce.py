@@ -13,6 +13,7 @@ from sparklog.format.coordinators.message_schema import Fields
 from sparklog.serve.appends import ProduceAnswer
 from sparklog.serve.codes import Code
 from sparklog.serve.services import ServedRequest
+from sparklog.serve.users import WRITE
 
 _LOG = logging.getLogger("sparklog.serve")
 ACKS = (0, 1, -1)
@@ -36,6 +37,8 @@ async def produce(request: ServedRequest) -> Fields | None:
             number = partition["index"]
             if code is not Code.NONE or appends is None:
                 rows.append((number, ProduceAnswer(code)))
+            elif not request.may(WRITE, topic["name"]):
+                rows.append((number, ProduceAnswer(Code.TOPIC_AUTHORIZATION_FAILED)))
             elif not request.services.log.serves(topic["name"]):
                 rows.append((number, ProduceAnswer(Code.UNKNOWN_TOPIC_OR_PARTITION)))
             else:

@@ -8,6 +8,7 @@ topic ids, and configs of anything but topics.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
 from sparklog.format.coordinators.message_schema import Fields
@@ -16,6 +17,7 @@ from sparklog.log.topic.root import Root
 from sparklog.serve.apis.configs import TOPIC
 from sparklog.serve.codes import Code, code_of
 from sparklog.serve.services import ServedRequest
+from sparklog.serve.users import WRITE
 
 SET, DELETE, APPEND, SUBTRACT = range(4)
 Change = Callable[[Root], Fields | None]
@@ -29,12 +31,16 @@ class _NotAllowed(Exception):  # noqa: N818
         self.code = code
 
 
-async def _change(request: ServedRequest, change: Change, refused: Code = Code.TOPIC_AUTHORIZATION_FAILED) -> Fields:
-    """Make a change in a thread; return its fields, with a code and a message where it fails."""
+async def _change(
+    request: ServedRequest, name: str, change: Change, refused: Code = Code.TOPIC_AUTHORIZATION_FAILED
+) -> Fields:
+    """Make a change of a topic in a thread; return its fields, with a code and a message where it fails."""
     root = request.services.log.root
     try:
         if root is None or request.services.appends is None:
             raise _NotAllowed(refused, "the server is for reading: start it with --writable")
+        if not request.may(WRITE, name):
+            raise _NotAllowed(refused, f"the user may not write to '{name}'")
         return await request.services.run(change, root) or {}
     except _NotAllowed as error:
         return {"errorCode": error.code, "errorMessage": str(error)}
@@ -46,13 +52,13 @@ async def create_topics(request: ServedRequest) -> Fields:
     only_check = request.fields["validateOnly"]
     rows = []
     for topic in request.fields["topics"]:
-        row = await _change(request, lambda root, topic=topic: _create(root, topic, only_check))  # type: ignore[misc]
+        row = await _change(request, topic["name"], partial(_create, topic, only_check))
         rows.append({"name": topic["name"], "topicConfigErrorCode": Code.NONE, **row})
     request.services.log.forget_listing()
     return {"topics": rows}
 
 
-def _create(root: Root, topic: Fields, only_check: bool) -> Fields:
+def _create(topic: Fields, only_check: bool, root: Root) -> Fields:
     name, partitions = topic["name"], topic["numPartitions"]
     if topic["assignments"]:
         raise _NotAllowed(Code.INVALID_REPLICA_ASSIGNMENT, "there are no replicas to assign")
@@ -79,22 +85,26 @@ def _create(root: Root, topic: Fields, only_check: bool) -> Fields:
 async def delete_topics(request: ServedRequest) -> Fields:
     rows = []
     for name in request.fields["topicNames"]:
-        row = await _change(request, lambda root, name=name: root.delete_topic(name))  # type: ignore[misc]
+        row = await _change(request, name, partial(_delete_topic, name))
         rows.append({"name": name, **row})
     request.services.log.forget_listing()
     return {"responses": rows}
+
+
+def _delete_topic(name: str, root: Root) -> None:
+    root.delete_topic(name)
 
 
 async def create_partitions(request: ServedRequest) -> Fields:
     only_check = request.fields["validateOnly"]
     rows = []
     for topic in request.fields["topics"]:
-        row = await _change(request, lambda root, topic=topic: _add_partitions(root, topic, only_check))  # type: ignore[misc]
+        row = await _change(request, topic["name"], partial(_add_partitions, topic, only_check))
         rows.append({"name": topic["name"], **row})
     return {"results": rows}
 
 
-def _add_partitions(root: Root, topic: Fields, only_check: bool) -> None:
+def _add_partitions(topic: Fields, only_check: bool, root: Root) -> None:
     if topic["assignments"]:
         raise _NotAllowed(Code.INVALID_REPLICA_ASSIGNMENT, "there are no replicas to assign")
     opened = root.topic(topic["name"])
@@ -108,7 +118,7 @@ async def delete_records(request: ServedRequest) -> Fields:
     topics = []
     for topic in request.fields["topics"]:
         before = {partition["partitionIndex"]: partition["offset"] for partition in topic["partitions"]}
-        row = await _change(request, lambda root, name=topic["name"], before=before: _delete(root, name, before))  # type: ignore[misc]
+        row = await _change(request, topic["name"], partial(_delete_records, topic["name"], before))
         code, starts = row.get("errorCode", Code.NONE), row.get("starts", {})
         rows = [
             {"partitionIndex": number, "lowWatermark": starts.get(number, -1), "errorCode": code} for number in before
@@ -117,7 +127,7 @@ async def delete_records(request: ServedRequest) -> Fields:
     return {"topics": topics}
 
 
-def _delete(root: Root, name: str, before: dict[int, int]) -> Fields:
+def _delete_records(name: str, before: dict[int, int], root: Root) -> Fields:
     topic = root.topic(name)
     try:
         return {"starts": dict(topic.delete_records(before))}
@@ -136,13 +146,13 @@ async def incremental_alter_configs(request: ServedRequest) -> Fields:
         refused = Code.TOPIC_AUTHORIZATION_FAILED
         if resource["resourceType"] != TOPIC:
             refused = Code.CLUSTER_AUTHORIZATION_FAILED
-        row = await _change(request, lambda root, item=resource: _alter(root, item, only_check), refused)  # type: ignore[misc]
+        row = await _change(request, resource["resourceName"], partial(_alter, resource, only_check), refused)
         place = {name: resource[name] for name in ("resourceType", "resourceName")}
         rows.append({"errorCode": Code.NONE, **place, **row})
     return {"responses": rows}
 
 
-def _alter(root: Root, resource: Fields, only_check: bool) -> None:
+def _alter(resource: Fields, only_check: bool, root: Root) -> None:
     if resource["resourceType"] != TOPIC:
         raise _NotAllowed(Code.INVALID_REQUEST, "only topics have configs here")
     topic = root.topic(resource["resourceName"])
