@@ -63,11 +63,6 @@ class GroupMember:
     awaited: Partitions = frozenset()
 
     @property
-    def assigned(self) -> Partitions:
-        """What it reads and keeps."""
-        return self.owned - self.revoked
-
-    @property
     def is_settled(self) -> bool:
         """True if it owns all that it was given, and nothing else."""
         return not self.revoked and not self.awaited
@@ -106,7 +101,7 @@ def given_up(member: GroupMember, partitions: Partitions, generation: int) -> Gr
 
 
 def handed_out(members: Sequence[GroupMember]) -> tuple[GroupMember, ...]:
-    """Let each member own what it awaits and no other one owns; in the order of ids."""
+    """Return members that own what they await and no other one owns; in the order of ids."""
     taken = {partition for member in members for partition in member.owned}
     return tuple(_with_free(member, taken) for member in sorted(members, key=lambda member: member.id))
 

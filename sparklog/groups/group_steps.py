@@ -97,7 +97,7 @@ def prepare(
 
 
 def share(state: GroupState, member: GroupMember, partitions: Mapping[str, int], expired: Expired) -> GroupState:
-    """Let a member join, and give all their targets; a static member takes the place of the one before.
+    """Add a member, and divide the partitions again; a static member takes the place of the one before.
 
     Args:
         partitions: how many the topics have that the member subscribes to.

@@ -121,6 +121,7 @@ class SharedMembership(Membership):
     state: GroupState = field(default_factory=lambda: GroupState(""))
     leases: MemberLeases = field(init=False)
     alive: Moment = field(init=False)
+    _is_steady: bool = field(init=False, default=True)
 
     def __post_init__(self) -> None:
         self.leases = MemberLeases(self.group)
@@ -136,12 +137,15 @@ class SharedMembership(Membership):
         return member
 
     def assigned(self) -> Partitions:
-        """Return the partitions that it owns and keeps."""
-        return self.member.assigned
+        """Return the partitions that it owns, but for those that it is to give up now."""
+        return self.member.owned - self.revoking()
 
     def revoking(self) -> Partitions:
-        """Return the partitions that it owns and is to give up, by `revoke`."""
-        return self.member.revoked
+        """Return the partitions that it owns and is to give up, by `revoke`.
+
+        None while each look shows others: where many join at once, each member gives up once, not with every join.
+        """
+        return self.member.revoked if self._is_steady else frozenset()
 
     def is_settled(self) -> bool:
         """Return whether it owns all that this generation gives it, and nothing else."""
@@ -156,15 +160,16 @@ class SharedMembership(Membership):
         return self._take(self.group.log.refresh())
 
     def _take(self, state: GroupState) -> bool:
-        before = self.state.member(self.metadata.member_id)
+        before, was_steady = self.state.member(self.metadata.member_id), self._is_steady
         self.state = state
         self.leases.note(state)
         member = self.member
-        return before is None or (before.owned, before.revoked) != (member.owned, member.revoked)
+        self._is_steady = before is not None and before.revoked == member.revoked
+        return not (was_steady and self._is_steady) or before is None or before.owned != member.owned
 
     def revoke(self) -> None:
         """Give up what `revoking` returned as of the last look, after its offsets have been committed."""
-        given_up = self.revoking()
+        given_up = self.member.revoked
         state = self._write(lambda base: steps.revoke(base, self.metadata, given_up))
         self._rename(state)
         self._take(state)
@@ -181,8 +186,8 @@ class SharedMembership(Membership):
         """Send a heartbeat if one is due, or if the session of another member timed out."""
         now = self.group.root.env.now()
         self.alive = now
-        known = self.group.log.known()
-        expired = self.leases.expired(self.state if known is None else known)
+        newest = self.group.log.known()
+        expired = self.leases.expired(self.state if newest is None else newest)
         if set(expired) - {self.metadata.member_id} or now.elapsed_ms(self.written) >= self._interval_ms:
             self._renew(expired)
 

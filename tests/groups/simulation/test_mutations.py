@@ -63,7 +63,7 @@ def nobody_times_out(patch: Patch) -> None:
         (partitions_move_at_once, "calm", range(30, 60)),
         (members_do_not_fence, "stalls", 50),
         (giving_up_is_no_generation, "calm", 50),
-        (nobody_waits_for_what_is_pending, "crashes", range(104, 150)),
+        (nobody_waits_for_what_is_pending, "calm", range(25, 80)),
         (nobody_times_out, "crashes", 40),
     ],
 )
