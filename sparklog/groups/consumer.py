@@ -327,11 +327,14 @@ class Consumer(PartitionReader):
 
     def _plan(self) -> bool:
         try:
-            return self._fetcher.plan() or self._rebalances.follow(self._reader())
+            return self._fetcher.plan() or (self._member is not None and self._rebalances.follow(self._member))
         except NotFound:
             if not self._match_again():
                 raise
             return True
+        except Fenced as error:
+            self._lose(error)
+            return False
 
     def _keep_up(self) -> None:
         """Do what is due: commits, a heartbeat, topics that match, partitions that come and go."""
@@ -339,24 +342,29 @@ class Consumer(PartitionReader):
             self._woken = False
             raise Wakeup(f"{self!r} was woken up")
         try:
-            member = self._reader()
-            member.keep_alive()
-            self._commits.run_due(member)
-            if self._env.now().elapsed_ms(self._matched) >= self._options.metadata_max_age_ms:
-                self._match_again()
-            if self._rebalances.follow(member):
-                self._match_again()
+            try:
+                self._do_due()
+            except Fenced as error:
+                self._lose(error)
+                self._do_due()
         except NotFound:
             if not self._match_again():
                 raise
-        except Fenced as error:
-            self._lose(error)
         except Unavailable as error:
             _LOG.warning("%r has not caught up, the next poll tries again: %s", self, error)
         self._rebalances.tell()
 
+    def _do_due(self) -> None:
+        member = self._reader()
+        member.keep_alive()
+        self._commits.run_due(member)
+        if self._env.now().elapsed_ms(self._matched) >= self._options.metadata_max_age_ms:
+            self._match_again()
+        if self._rebalances.follow(member):
+            self._match_again()
+
     def _lose(self, error: Fenced) -> None:
-        """Give up all partitions, as the group went on without this consumer. The next look joins again."""
+        """Give up all partitions, as the group went on without this consumer. What is due next joins again."""
         member, self._member = self._member, None
         if member is not None:
             member.stop()
