@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from sparklog.errors import BadRequest, Conflict, Fenced, NotFound, SparklogError, Unavailable, Wakeup
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.consumer_options import KINDS, TOPICS, ConsumerKeywords, ConsumerOptions
-from sparklog.groups.group import Group, Membership, Offsets
+from sparklog.groups.group import Group, Offsets
 from sparklog.groups.group_state import CommittedOffset, GroupMetadata
 from sparklog.groups.member_of_group import Alone, ByHand, MemberOfGroup
 from sparklog.groups.offset_commits import CommitCallback, OffsetCommits
@@ -23,6 +23,7 @@ from sparklog.groups.partition_reader import PartitionReader
 from sparklog.groups.positions import PLACES, Partitions, places_of
 from sparklog.groups.rebalances import RebalanceListener, Rebalances
 from sparklog.groups.shared_member import SharedMember
+from sparklog.groups.sharing import SharedMembership
 from sparklog.groups.topics_read import TopicSubscription, subscription_to
 from sparklog.log.journal.arguments import NAME, POSITIONS, ArgumentKind, checked, instance
 from sparklog.log.topic.root import ROOT, Root, open_root
@@ -132,7 +133,7 @@ class Consumer(PartitionReader):
         return self._group
 
     @property
-    def membership(self) -> Membership:
+    def membership(self) -> SharedMembership:
         """The right to commit for the group. `BadRequest` if it is no member."""
         if not isinstance(self._member, SharedMember):
             raise BadRequest(f"{self!r} is no member of a group: subscribe, or send offsets by the group's name")

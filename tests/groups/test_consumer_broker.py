@@ -232,7 +232,9 @@ def program(side: Side, strategy: str) -> list[object]:
     seen += [until_settled(2, one, two), one.assigned(), two.assigned()]
     side.send(2, "b")
     seen.append(until_settled(2, one, two))
-    # Two commits all that it has read but one record, one commits nothing.
+    # Two commits all that it has read but one record. One commits all: at a rebalance of eager members Java's consumer
+    # and ours go back to what is committed, and kafka-python's does not.
+    one.commit()
     two.commit(dict.fromkeys(two.assigned(), 4))
     seen.append(two.committed())
     two.close()
