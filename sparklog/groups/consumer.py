@@ -287,7 +287,7 @@ class Consumer(PartitionReader):
             offsets: topic to partition to the next offset to read; None: the positions.
 
         Raises:
-            Fenced: a newer consumer of the group took over.
+            Fenced: the group went on without this member, or a partition is another one's now: nothing was committed.
             NotFound: a topic does not exist.
             Conflict: a topic was created again; or the group has members, and partitions were assigned by hand.
             BadRequest: a partition or an offset that cannot be, the consumer is closed, or has no group.
