@@ -107,7 +107,7 @@ class Consumer(PartitionReader):
         automatic = options.enable_auto_commit and group is not None
         self.auto_commit_interval_ms = options.auto_commit_interval_ms if automatic else None
         self._commits = OffsetCommits(self._env, self._positions, self.auto_commit_interval_ms)
-        self._rebalances = Rebalances(self._positions, self._fetcher, self._starts, self._commit_before_revoke)
+        self._rebalances = Rebalances(self._positions, self._fetcher, self._starts, self._commits)
         self._member: MemberOfGroup | None = None
         self._subscription: TopicSubscription | None = None
         self._names: tuple[str, ...] = ()
@@ -215,7 +215,7 @@ class Consumer(PartitionReader):
         self._topics.look(names)
         self._topics.bounds(places)
         if self._member is not None:
-            self._commit_before_revoke()
+            self._commits.run_before_revoke(self._member)
         self._drop_read()
         self._positions.drop(self._positions.assigned - frozenset(places))
         self._member, self._names = ByHand(self._topics, places, self._group), names
@@ -314,12 +314,6 @@ class Consumer(PartitionReader):
             raise BadRequest(f"{self!r} commits no offsets: give a group, and subscribe to topics or assign partitions")
         return self._member
 
-    def _commit_before_revoke(self) -> None:
-        if self._member is not None:
-            self._commits.run_waiting(self._member)
-            if self.auto_commit_interval_ms is not None:
-                self._commits.commit(self._member)
-
     # -- what is due
 
     def wakeup(self) -> None:
@@ -405,9 +399,10 @@ class Consumer(PartitionReader):
             return
         self._return_chunk()
         try:
-            self._commits.run_waiting(member)
-            if commit and self.auto_commit_interval_ms is not None:
-                self._commits.commit(member)
+            if commit:
+                self._commits.run_before_revoke(member)
+            else:
+                self._commits.run_waiting(member)
         except Fenced as error:
             _LOG.warning("%r leaves its group: %s", self, error)
             self._rebalances.lose()
