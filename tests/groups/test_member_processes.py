@@ -140,6 +140,7 @@ def test_members_that_are_killed_count_each_record_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1_800)
 @pytest.mark.parametrize("assignor", ["cooperative-sticky", "range"])
 def test_eight_processes_and_sixty_kills(tmp_path: Path, assignor: str) -> None:
     """About 20 minutes, half of them for each assignor."""
