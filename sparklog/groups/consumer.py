@@ -96,6 +96,8 @@ def consumer(
     reader = Consumer(opened, group, ConsumerOptions(**options))
     if topics is not None or pattern is not None:
         reader.subscribe(topics, pattern=pattern, listener=listener)
+    elif listener is not None:
+        raise BadRequest("a listener is of topics or a pattern: give one, or give the listener to `subscribe`")
     return reader
 
 
@@ -419,6 +421,7 @@ class Consumer(PartitionReader):
 
     def _forget(self) -> None:
         self._member = self._subscription = None
+        self._rebalances.listener = RebalanceListener()
         self._topics.forget(self._names)
         self._names = ()
 
