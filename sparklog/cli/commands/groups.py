@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +21,7 @@ from sparklog.cli.options import (
 )
 from sparklog.cli.terminal import Output, print_lines, print_table, printable, read_text
 from sparklog.errors import BadRequest, NotFound
+from sparklog.output import json_value
 from sparklog.parsing import INT64_MAX, is_digits
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from sparklog.errors import SparklogError
     from sparklog.format.checkpoint_files import TopicPartition
     from sparklog.groups.group import GroupDescription
-    from sparklog.groups.group_members import GroupMember
+    from sparklog.groups.group_members import GroupMember, Partitions
     from sparklog.groups.lag import Groups, Lag
     from sparklog.groups.reset import NewOffset, Scenario
     from sparklog.kafka.importing.coordinators import KafkaGroups
@@ -39,7 +40,8 @@ app = Commands("List, describe, reset and delete consumer groups.")
 OFFSETS = ("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG", "SECONDS-BEHIND", "CONSUMER-ID")
 STATES = ("GROUP", "STATE", "GENERATION", "CONSUMER-ID", "SESSION-TIMEOUT-MS", "PENDING", "#MEMBERS")
 MEMBERS = ("GROUP", "CONSUMER-ID", "HOST", "CLIENT-ID", "#PARTITIONS")
-STATIC, ASSIGNMENT = ("GROUP-INSTANCE-ID",), ("ASSIGNMENT",)
+STATIC = ("GROUP-INSTANCE-ID",)
+VERBOSE = ("CURRENT-EPOCH", "CURRENT-ASSIGNMENT", "TARGET-EPOCH", "TARGET-ASSIGNMENT")
 
 TopicOption = Annotated[
     list[str] | None,
@@ -334,7 +336,11 @@ def _states(described: Sequence[GroupDescription], failures: Sequence[SparklogEr
         )
         for item in described
     ]
-    return Output(described, lambda: print_table(STATES, rows), failures)
+    document = [
+        {**json_value(replace(item, members=())), "members": [_member_document(member) for member in item.members]}
+        for item in described
+    ]
+    return Output(document, lambda: print_table(STATES, rows), failures)
 
 
 def _members(described: Sequence[GroupDescription], failures: Sequence[SparklogError], verbose: bool) -> Output:
@@ -342,43 +348,47 @@ def _members(described: Sequence[GroupDescription], failures: Sequence[SparklogE
 
     Of a member that owns all partitions, a Spark query, nothing but its name is known.
     """
-    members = [(item.id, member) for item in described for member in item.members]
+    members = [(item, member) for item in described for member in item.members]
     static = any(member.instance_id is not None for _, member in members)
-    headings = (*MEMBERS[:2], *STATIC[: int(static)], *MEMBERS[2:], *ASSIGNMENT[: int(verbose)])
+    headings = (*MEMBERS[:2], *STATIC[: int(static)], *MEMBERS[2:], *(VERBOSE if verbose else ()))
     rows: list[list[object]] = []
     for group, member in members:
         instance = [member.instance_id or "-"] * static
-        shown = [_assignment(member)] * verbose
-        rows.append([group, member.id, *instance, member.host, member.client_id, len(member.owned), *shown])
+        row = [group.id, member.id, *instance, member.host, member.client_id, len(member.owned)]
+        if verbose:
+            target = (member.owned - member.revoked) | member.awaited
+            row += [member.generation, _assignment(member.owned), group.generation, _assignment(target)]
+        rows.append(row)
     rows += [[item.id, item.instance, *"-" * (len(headings) - 2)] for item in described if item.instance is not None]
 
     def show() -> None:
         _note_empty(described)
         print_table(headings, rows)
 
-    document = [
-        {
-            "group": group,
-            "memberId": member.id,
-            "groupInstanceId": member.instance_id,
-            "host": member.host,
-            "clientId": member.client_id,
-            "assignment": _by_topic(member),
-        }
-        for group, member in members
-    ]
+    document = [{"group": group.id, **_member_document(member)} for group, member in members]
     return Output(document, show, failures)
 
 
-def _by_topic(member: GroupMember) -> dict[str, list[int]]:
+def _member_document(member: GroupMember) -> dict[str, object]:
+    return {
+        "memberId": member.id,
+        "groupInstanceId": member.instance_id,
+        "host": member.host,
+        "clientId": member.client_id,
+        "epoch": member.generation,
+        "assignment": _by_topic(member.owned),
+    }
+
+
+def _by_topic(partitions: Partitions) -> dict[str, list[int]]:
     topics: dict[str, list[int]] = {}
-    for topic, partition in sorted(member.owned):
+    for topic, partition in sorted(partitions):
         topics.setdefault(topic, []).append(partition)
     return topics
 
 
-def _assignment(member: GroupMember) -> str:
-    return ", ".join(f"{name}({','.join(map(str, numbers))})" for name, numbers in _by_topic(member).items()) or "-"
+def _assignment(partitions: Partitions) -> str:
+    return ";".join(f"{name}:{','.join(map(str, numbers))}" for name, numbers in _by_topic(partitions).items()) or "-"
 
 
 def _show_plan(group: str, plan: Sequence[NewOffset], export: bool) -> None:
