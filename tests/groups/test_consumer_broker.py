@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ class KafkaClient(Client):
         named = {
             Place(self.topic, number): OffsetAndMetadata(offset, "", -1) for number, offset in (offsets or {}).items()
         }
-        self.consumer.commit(named or None)
+        self.consumer.commit(named or None, timeout_ms=30_000)
 
     def committed(self) -> dict[int, int]:
         from kafka import TopicPartition as Place
@@ -207,16 +208,18 @@ class InSparklog(Side):
 
 
 def until_settled(wanted: int, *clients: Client) -> list[list[tuple[int, int, bytes]]]:
-    """Poll in turns until each has `wanted` partitions and nothing comes any more; return what each has read."""
+    """Poll until each has `wanted` partitions and nothing comes any more; return what each has read."""
     read: list[list[tuple[int, int, bytes]]] = [[] for _ in clients]
     quiet, deadline = 0, time.monotonic() + 60
-    while quiet < 4:
-        assert time.monotonic() < deadline, [client.assigned() for client in clients]
-        came = [client.read(0.25) for client in clients]
-        for records, more in zip(read, came, strict=True):
-            records += more
-        settled = all(len(client.assigned()) == wanted for client in clients)
-        quiet = quiet + 1 if settled and not any(came) else 0
+    with ThreadPoolExecutor(len(clients)) as pool:
+        while quiet < 3:
+            assert time.monotonic() < deadline, [client.assigned() for client in clients]
+            # At once: a broker answers members that join only when all of them have asked.
+            came = list(pool.map(lambda client: client.read(0.5), clients))
+            for records, more in zip(read, came, strict=True):
+                records += more
+            settled = all(len(client.assigned()) == wanted for client in clients)
+            quiet = quiet + 1 if settled and not any(came) else 0
     return [sorted(records) for records in read]
 
 
