@@ -30,6 +30,7 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 
 from sparklog.errors import BadRequest, NotFound
@@ -297,6 +298,12 @@ def read_root_id(store: Store) -> str:
     except NotFound:
         problem = f"{store.location} is no sparklog root: it has no {ROOT_KEY}"
         raise NotFound(f"{problem}; create one or check the path") from None
+    return _root_id_in(data)
+
+
+@lru_cache(maxsize=16)
+def _root_id_in(data: bytes) -> str:
+    # Each commit looks at the root, which is the same bytes.
     return ROOT_JSON.decode(data, ROOT_KEY).root_id
 
 

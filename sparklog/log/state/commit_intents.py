@@ -88,7 +88,7 @@ class Draft(Changes):
             **times,
             leader_epoch=head.leader_epoch if self.leader_epoch is None else self.leader_epoch,
             op=self.op,
-            **features_of(self),
+            **features_of(self, self.op),
             **{change.name: getattr(self, change.name) for change in fields(Changes)},
         )
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from sparklog.errors import Corrupt
 from sparklog.log.journal.documents import (
     BOOLEAN,
+    INLINE_RECORDS,
     TEXT,
     UINT32_MAX,
     Document,
@@ -124,6 +125,11 @@ class Head:
             stable[transaction.partition] = min(stable[transaction.partition], transaction.first)
         # Retention may pass an open slice: the last stable offset is never below the log start.
         return _frozen(np.maximum(stable, self.log_start))
+
+    @property
+    def inline_bytes(self) -> int:
+        """The largest tail of a commit; 0 in a topic of an older release on which `inline.records.bytes` is not set."""
+        return self.configs.inline_records_bytes if INLINE_RECORDS in self.write_features else 0
 
     def last_stable(self) -> Offsets:
         """Per partition, the offset below which every transaction is decided and recorded here."""

@@ -199,7 +199,8 @@ class TopicLog(CommitLog):
             many = state.checkpoint.table.unsealed
             _LOG.warning("topic %s holds %d unsealed slices: run sparklog compact, which merges them", self.topic, many)
         names = self.store, self.engine.root_id, self.topic, head.topic_id
-        return AppendTarget(*names, head.partitions, head.configs, head.version, head.leader_epoch, looked)
+        place = head.partitions, head.configs, head.version, head.leader_epoch, head.inline_bytes
+        return AppendTarget(*names, *place, looked)
 
     def commit_append(
         self,
@@ -234,7 +235,7 @@ class TopicLog(CommitLog):
             for transaction in end_kafka_transactions(self):
                 how = "committed" if transaction.decided == COMMIT else "aborted"
                 _LOG.warning("topic %s is appended to now: %s %s", self.topic, how, transaction)
-        files = self._placed(files, target.configs.inline_records_bytes if inline else 0)
+        files = self._placed(files, target.inline_bytes if inline else 0)
         intent = AppendIntent(target.topic_id, tuple(files), self.env.wall_ms(), writer, txn)
         outcome = self.commit(intent, looked=target.looked)
         if writer is not None and writer.run is not None:
