@@ -19,6 +19,10 @@ next to each other in the table come together in the same run.
 Left alone are files with a slice that is open or at or above the last stable offset (the next run takes them), sealed
 segments, and appended files whose merging would neither save a slice nor drop an aborted one. Aborted slices are
 dropped, which leaves a gap in the offsets. No output is larger than `segment.bytes`.
+
+A commit that has records in it is kept for as long as one of its slices is there. So each run takes all such slices,
+also where no slice is saved, and does that work first: however many small commits a topic gets, a run leaves none that
+is kept for its records, but for those with a slice that is open or above the last stable offset.
 """
 
 from __future__ import annotations
@@ -50,10 +54,10 @@ MAX_TIER = MERGE_TIER_MASK >> MERGE_TIER_SHIFT
 
 
 def plan_merges(store: Store, snapshot: Snapshot, settings: Settings, *, env: Env = SYSTEM) -> list[MergeWork]:
-    """The merges that are due, larger ones first; none if there is nothing to gain. `env`: names of files come from it.
+    """The merges that are due, those of records in commits first, then larger ones; none if there is nothing to gain.
 
-    Each work covers whole runs of some partitions. A file's slices may be spread over several works of the plan: it
-    is unnamed when the last of them is committed.
+    `env`: names of files come from it. Each work covers whole runs of some partitions. A file's slices may be spread
+    over several works of the plan: it is unnamed when the last of them is committed.
     """
     slices = snapshot.slices.all()
     configs = settings.configs_of(snapshot.head.configs)
@@ -68,7 +72,7 @@ def plan_merges(store: Store, snapshot: Snapshot, settings: Settings, *, env: En
         for low, high in _packed(slices, rows, starts, store.limits):
             sources = _sources(snapshot.topic, slices, files, rows, starts[low : high + 1])
             works.append(MergeWork(store, snapshot.topic, snapshot.head.topic_id, snapshot.version, tier, sources, env))
-    return sorted(works, key=lambda work: -work.nbytes)
+    return sorted(works, key=lambda work: (not work.of_commits, -work.nbytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +87,7 @@ class _MergeableFiles:
     generation: Int64s
     """The version that its writer had read: one run of maintenance writes one generation."""
     dead: Bools
-    """Some of its bytes are no slice's any more."""
+    """Some of its bytes are no slice's any more; of a commit, those of its document never were."""
 
 
 def _files(slices: Slices, head: Head, grown_bytes: int) -> _MergeableFiles:
@@ -153,7 +157,7 @@ def _run_starts(slices: Slices, rows: Int64s, segment_bytes: int) -> Int64s:
 
 
 def _worth(slices: Slices, rows: Int64s, starts: Int64s, files: _MergeableFiles, mask: Bools) -> bool:
-    """True if merging gains anything: fewer slices, aborted ones dropped, or bytes freed."""
+    """True if merging gains anything: fewer slices, aborted ones dropped, or bytes freed, those of commits too."""
     saves = len(starts) - 1 < len(rows)
     return saves or bool((slices.status[rows] == ABORTED).any()) or bool(files.dead[mask].any())
 

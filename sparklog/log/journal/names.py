@@ -171,6 +171,11 @@ def commit_path_version(path: str) -> int | None:
     return int(match.group(1)) if match and int(match.group(1)) <= MAX_VERSION else None
 
 
+def is_commit(path: str) -> bool:
+    """True for the path of a data file that is a commit."""
+    return commit_path_version(path) is not None
+
+
 def copied_path(path: str, highest: int) -> str:
     """Return the path of an append file with all bytes of a commit, whose number is taken in the log it is copied to.
 

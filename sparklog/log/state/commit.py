@@ -58,7 +58,7 @@ from sparklog.log.journal.names import (
     MAX_PARTITIONS,
     MAX_VERSION,
     commit_path,
-    commit_path_version,
+    is_commit,
     is_sealed,
     path_read_version,
 )
@@ -424,7 +424,7 @@ def features_of(changes: Changes, op: str) -> dict[str, Any]:
     is_needed = (
         changes.inline is not None
         or (changes.configs.get(INLINE_CONFIG) or default) != "0"
-        or any(commit_path_version(file.path) is not None for file in changes.files)
+        or any(is_commit(file.path) for file in changes.files)
     )
     features = (INLINE_RECORDS,) if is_needed else ()
     return {"read_features": features, "write_features": features}
