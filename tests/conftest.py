@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
@@ -92,9 +94,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def records_in_files(monkeypatch: pytest.MonkeyPatch) -> None:
+def records_in_files() -> Iterator[None]:
     """Appends make files, also of few bytes, as with `inline.records.bytes=0`: for tests of what happens to files."""
-    monkeypatch.setattr(TopicConfigs, "inline_records_bytes", 0)
+    with mock.patch.object(TopicConfigs, "inline_records_bytes", 0):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -228,7 +228,7 @@ def _check_append_file(checked: CheckedFile) -> None:
     for run in _runs(sorted(claims, key=lambda claim: claim.position), checked.store.limits.span_bytes):
         counted += _check_run(checked, run, entries)
     # All bytes of a commit were counted with its log.
-    checked.counts = replace(counted, nbytes=0) if is_commit(file.key) else counted
+    checked.counts = replace(counted, nbytes=0) if is_commit(f"/{file.key}") else counted
 
 
 def _footer(checked: CheckedFile) -> Footer | None:

@@ -49,6 +49,7 @@ def files_written(place: CountedRoot) -> int:
     return place.store.by_kind["writer", "append"]
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_both_at_once(place: CountedRoot) -> None:
     topic = place.topic(2)
     place.store.inner = Meeting(place.inner)
@@ -68,6 +69,7 @@ def test_iterables_are_taken_by_the_callers_thread(place: CountedRoot) -> None:
     assert threads == {threading.current_thread()}
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_rows_go_where_partitions_added_meanwhile_put_them(place: CountedRoot) -> None:
     topic, other = place.topic(1), place.reopened()
     topic.append(KEYS)
@@ -124,6 +126,7 @@ def test_another_root_in_the_same_place_is_not_written_to(place: CountedRoot) ->
     assert values(place.reopened()) == []
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_what_is_known_for_long_is_not_written_by(place: CountedRoot) -> None:
     topic, other = place.topic(1), place.reopened()
     topic.append(KEYS)
@@ -134,6 +137,7 @@ def test_what_is_known_for_long_is_not_written_by(place: CountedRoot) -> None:
     assert files_written(place) == 1
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_a_disk_is_asked_first(tmp_path: Path) -> None:
     place = CountedRoot("local", tmp_path / "root")
     topic, other = place.topic(1), place.reopened()
