@@ -124,6 +124,8 @@ class TopicLog(CommitLog):
         super().__init__(access, topic, engine.decisions.resolve)
         self.engine = engine
         self._epochs: dict[tuple[str, str], int] = {}
+        self._alone: tuple[int, Moment] | None = None
+        """The version that `append` made last without meeting another writer, and when the root was looked at."""
 
     def head(self, refresh: bool = True) -> Head:
         """Return the state without slices. `NotFound` if the topic was deleted."""
@@ -153,6 +155,42 @@ class TopicLog(CommitLog):
 
     def append_target(self, refresh: bool = True) -> AppendTarget:
         return self._target(self.look() if refresh else None)
+
+    def append(self, data: ArrowData, options: WriteOptions | None, writer: WriterKey | None) -> AppendOutcome:
+        """Write rows and publish them."""
+        outcome = self._append_at_once(data, options, writer)
+        if outcome is None:
+            files, target = self.write(data, options, writer)
+            outcome = self._noted(self.commit_append(files, target, writer=writer), target)
+        return outcome
+
+    def _append_at_once(
+        self, data: ArrowData, options: WriteOptions | None, writer: WriterKey | None
+    ) -> AppendOutcome | None:
+        """Append a few rows by the state that is known here, without a look at the newest one; None: look first.
+
+        For rows that go into the commit, on a store with round trips, where the last commit is this process's and the
+        root was looked at a moment ago. Where another process has written since, the create of the commit is lost, and
+        what it was to be is judged by the newest state; unless the topic takes rows otherwise by then.
+        """
+        recent = self._recent_target() if isinstance(data, pa.Table | pa.RecordBatch) else None
+        if recent is None or self._alone is None or data.nbytes > recent.inline_bytes // 2:
+            return None
+        version, looked = self._alone
+        if version != recent.read_version or not self.env.now().is_soon_after(looked):
+            return None
+        target = replace(recent, looked=looked)
+        try:
+            files = write_files(data, target, self.env, options=options, writer=writer)
+            return self._noted(self.commit_append(files, target, writer=writer, unless_changed=True), target)
+        except (BadRequest, Conflict):
+            return None
+
+    def _noted(self, outcome: AppendOutcome, target: AppendTarget) -> AppendOutcome:
+        """Return the outcome of an append; note whether another process has written meanwhile."""
+        is_alone = target.looked is not None and outcome.version == target.read_version + 1
+        self._alone = (outcome.version, target.looked) if is_alone and target.looked is not None else None
+        return outcome
 
     def write(
         self, data: ArrowData, options: WriteOptions | None, writer: WriterKey | None
@@ -210,11 +248,12 @@ class TopicLog(CommitLog):
         writer: WriterKey | None = None,
         txn: Txn | None = None,
         inline: bool = True,
+        unless_changed: bool = False,
     ) -> AppendOutcome:
         """Publish files that tasks wrote for `target`: all of them, at once, or none.
 
         Those that are not written go into the commit if they are small together and `inline` allows it, else into an
-        append file.
+        append file. `unless_changed`: `Conflict` if the topic has other configs or partitions than `target` by now.
 
         `Conflict`: the topic was created again, a file is below the upload floor, or the writer's checkpoint is older
         than the log; `Fenced`: another run of the writer took over; `BadRequest`: a null key on a compacted topic;
@@ -236,7 +275,8 @@ class TopicLog(CommitLog):
                 how = "committed" if transaction.decided == COMMIT else "aborted"
                 _LOG.warning("topic %s is appended to now: %s %s", self.topic, how, transaction)
         files = self._placed(files, target.inline_bytes if inline else 0)
-        intent = AppendIntent(target.topic_id, tuple(files), self.env.wall_ms(), writer, txn)
+        written_for = (target.partitions, target.configs) if unless_changed else None
+        intent = AppendIntent(target.topic_id, tuple(files), self.env.wall_ms(), writer, txn, written_for)
         outcome = self.commit(intent, looked=target.looked)
         if writer is not None and writer.run is not None:
             entry = outcome.head.registry.get(writer.id)

@@ -146,3 +146,45 @@ def test_a_disk_is_asked_first(tmp_path: Path) -> None:
     place.store.reset()
     topic.append(KEYS)
     assert files_written(place) == 1
+
+
+def test_who_writes_alone_looks_once_a_second(place: CountedRoot) -> None:
+    """Records that go into the commit are one PUT then, and the look at the commit before it."""
+    topic = place.topic(2)
+    topic.append(KEYS)
+    for _ in range(3):
+        place.store.reset()
+        topic.append(KEYS)
+        place.store.expect(create_commit=1, get_commit=1)
+    place.world.advance(1001)
+    place.store.reset()
+    topic.append(KEYS)
+    place.store.expect(create_commit=1, get_commit=2, get_root=1)
+
+
+@pytest.mark.parametrize(
+    "change", [{"partitions": 8}, {"configs": {"compression.type": "gzip"}}, {"configs": {"retention.ms": 1}}]
+)
+def test_rows_that_were_written_without_a_look_are_written_again(place: CountedRoot, change: dict[str, Any]) -> None:
+    topic, other = place.topic(1), place.reopened()
+    topic.append(KEYS)
+    other.alter(**change)
+    outcome = topic.append(KEYS)
+    assert (outcome.version, outcome.records) == (3, 40)
+    assert (len(outcome.base) > 1) == ("partitions" in change)
+    other.append(KEYS)
+    assert topic.append(KEYS).version == 5
+    assert len(values(topic)) == 160
+
+
+def test_who_met_another_writer_looks_first_again(place: CountedRoot) -> None:
+    topic, other = place.topic(2), place.reopened()
+    topic.append(KEYS)
+    other.append(KEYS)
+    topic.append(KEYS)
+    place.store.reset()
+    topic.append(KEYS)
+    place.store.expect(create_commit=1, get_commit=2, get_root=1)
+    place.store.reset()
+    topic.append(KEYS)
+    place.store.expect(create_commit=1, get_commit=1)
