@@ -173,10 +173,11 @@ class TopicLog(CommitLog):
         root was looked at a moment ago. Where another process has written since, the create of the commit is lost, and
         what it was to be is judged by the newest state; unless the topic takes rows otherwise by then.
         """
-        recent = self._recent_target() if isinstance(data, pa.Table | pa.RecordBatch) else None
-        if recent is None or self._alone is None or data.nbytes > recent.inline_bytes // 2:
+        if self._alone is None or not isinstance(data, pa.Table | pa.RecordBatch):
             return None
-        version, looked = self._alone
+        recent, (version, looked) = self._recent_target(), self._alone
+        if recent is None or data.nbytes > recent.inline_bytes // 2:
+            return None
         if version != recent.read_version or not self.env.now().is_soon_after(looked):
             return None
         target = replace(recent, looked=looked)
@@ -237,8 +238,8 @@ class TopicLog(CommitLog):
             many = state.checkpoint.table.unsealed
             _LOG.warning("topic %s holds %d unsealed slices: run sparklog compact, which merges them", self.topic, many)
         names = self.store, self.engine.root_id, self.topic, head.topic_id
-        place = head.partitions, head.configs, head.version, head.leader_epoch, head.inline_bytes
-        return AppendTarget(*names, *place, looked)
+        newest = head.version, head.leader_epoch, head.inline_bytes
+        return AppendTarget(*names, head.partitions, head.configs, *newest, looked)
 
     def commit_append(
         self,
