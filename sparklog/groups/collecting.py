@@ -16,7 +16,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from sparklog.errors import SparklogError
-from sparklog.groups import group_state as steps
+from sparklog.groups import group_steps as steps
 from sparklog.groups.group import Group
 from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.log.journal.chain import EntryChain, ids_of

@@ -17,7 +17,8 @@ from operator import index
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, Unavailable
 from sparklog.format.checkpoint_files import TopicPartition
-from sparklog.groups import group_state as steps
+from sparklog.groups import group_steps as steps
+from sparklog.groups.group_members import GroupMember
 from sparklog.groups.group_state import (
     GROUPS,
     MAX_INT,
@@ -29,9 +30,9 @@ from sparklog.groups.group_state import (
     Pending,
     Row,
     TopicOffsets,
-    settled,
     topic_offsets,
 )
+from sparklog.groups.group_steps import settled
 from sparklog.log.decisions.decision import BY_NEWER_GENERATION, BY_TIMEOUT
 from sparklog.log.journal.arguments import NAME, PARTITIONS, checked
 from sparklog.log.journal.clocks import Moment, reading_clock_ms
@@ -43,8 +44,8 @@ from sparklog.storage.parallel_reads import read_each
 from sparklog.storage.retries import Backoff
 
 _LOG = logging.getLogger("sparklog.groups")
-EMPTY, STABLE, DEAD = "Empty", "Stable", "Dead"
-"""Kafka's words: the group has no member; it has one; it does not exist."""
+EMPTY, STABLE, RECONCILING, DEAD = "Empty", "Stable", "Reconciling", "Dead"
+"""Kafka's words: the group has no member; it has some; partitions move between them; it does not exist."""
 SESSION_TIMEOUT_MS = 45_000
 HEARTBEATS = 3
 """Signs of life per session timeout, from a member that has nothing to commit."""
@@ -63,6 +64,7 @@ Offsets = Mapping[str, Mapping[int, int | OffsetAndMetadata | CommittedOffset]]
 class GroupDescription:
     """The state of a group, in Kafka's words. `time_ms`: of its newest entry (ms since the epoch), 0: none.
 
+    `instance`: the member that owns all partitions; `members`: those that share them. Of an active group.
     `pending`: (transactional id, n, topic, partition, offset) of offsets that an undecided transaction has prepared.
     """
 
@@ -73,6 +75,16 @@ class GroupDescription:
     session_timeout_ms: int | None
     time_ms: int
     pending: tuple[tuple[str, int, str, int, int], ...] = ()
+    members: tuple[GroupMember, ...] = ()
+
+    @property
+    def is_active(self) -> bool:
+        return self.state in (STABLE, RECONCILING)
+
+    def owner(self, topic: str, partition: int) -> str | None:
+        """Return the id of the member that owns a partition; None: no member does."""
+        owners = (member.id for member in self.members if (topic, partition) in member.owned)
+        return next(owners, self.instance)
 
 
 class Group:
@@ -82,6 +94,7 @@ class Group:
         self.root = root
         self.id = check_id(group, "group id")
         self.log: EntryLog[GroupState] = root.engine.entries(GROUPS, self.id)
+        self._combined = root.engine.combined(self.log)
 
     def __repr__(self) -> str:
         return f"Group({self.id!r}, {self.root.location!r})"
@@ -121,8 +134,10 @@ class Group:
     def description(self, *, state: GroupState | None = None) -> GroupDescription:
         state = self.state() if state is None else state
         active = self._active_ms(state, self._reading_clock_ms) > 0
-        name = DEAD if not state.exists else STABLE if active else EMPTY
-        instance = state.instance if active else None
+        instance, members = (state.instance, state.members) if active else (None, ())
+        name = DEAD if not state.exists else EMPTY if not active else STABLE
+        if not all(member.is_settled for member in members):
+            name = RECONCILING
         pending = tuple(
             (item.txn, item.n, *position)
             for item in state.pending
@@ -130,7 +145,9 @@ class Group:
             for position in offsets.positions()
         )
         timeout_ms = state.session_timeout_ms
-        return GroupDescription(self.id, name, state.generation, instance, timeout_ms, max(0, state.made_ms), pending)
+        return GroupDescription(
+            self.id, name, state.generation, instance, timeout_ms, max(0, state.made_ms), pending, members
+        )
 
     def topic_ids(self, topics: Iterable[str], failures: list[SparklogError] | None = None) -> dict[str, str]:
         names = sorted(set(topics))
@@ -140,7 +157,7 @@ class Group:
     def _outcomes(self, state: GroupState, *, decide: bool = False) -> tuple[dict[int, bool], list[Pending]]:
         """Return whether COMMIT names them, of the decided prepares by number; and the prepares that are unclear.
 
-        `decide`: abort transactions past their timeout, and those of a member that has been superseded. Where that
+        `decide`: abort transactions past their timeout, and those of a member that is one no more. Where that
         fails, a later entry settles these prepares.
         """
         outcomes, unclear = dict[int, bool](), list[Pending]()
@@ -149,7 +166,7 @@ class Group:
                 log = self.root.engine.decisions.log(item.txn)
                 decisions = log.deciding(item.n)
                 if decide and not decisions.decided(item.n):
-                    if item.generation is not None and item.generation != state.generation:
+                    if state.is_superseded(item):
                         decisions = log.abort(item.n, BY_NEWER_GENERATION)
                     elif self._pending_since_ms(item) + item.timeout_ms < self.root.store.now_ms():
                         decisions = log.abort(item.n, BY_TIMEOUT)
@@ -196,19 +213,27 @@ class Group:
         outcomes, unclear = self._outcomes(base, decide=True)
         return settled(base, {**outcomes, **{item.number: False for item in unclear}})
 
-    def _write(self, step: Step[GroupState]) -> GroupState:
+    def write(self, step: Step[GroupState]) -> GroupState:
+        """Write the entry that a step makes of the newest state, with what transactions have decided meanwhile."""
         self.root.engine.ensure_probed()
-        return self.log.write(lambda base: step(self._settled(base)))
+        return self._combined.write(lambda base: step(self._settled(base)))
 
-    def stable(self, timeout_ms: int = STABLE_WAIT_MS) -> GroupState:
-        """Return the state once no offsets are pending. `Unavailable` if a transaction is not decided in time."""
+    def stable(
+        self, timeout_ms: int = STABLE_WAIT_MS, partitions: Collection[TopicPartition] | None = None
+    ) -> GroupState:
+        """Return the state once no offsets of these partitions (None: of any) are pending.
+
+        Raises:
+            Unavailable: a transaction is not decided in time.
+        """
         backoff = Backoff(self.root.env, timeout_ms)
         while True:
             state = self.state()
-            if not state.pending:
+            pending = [item for item in state.pending if partitions is None or item.has_any(partitions)]
+            if not pending:
                 return state
             if backoff.is_over():
-                names = ", ".join(sorted({f"{item.n} of '{item.txn}'" for item in state.pending}))
+                names = ", ".join(sorted({f"{item.n} of '{item.txn}'" for item in pending}))
                 raise Unavailable(
                     f"offsets of group '{self.id}' wait for transaction {names} to be decided; try later, or abort it"
                 )
@@ -219,24 +244,29 @@ class Group:
 
     @checked(instance=NAME.or_none())
     def join(self, instance: str | None = None, *, session_timeout_ms: int = SESSION_TIMEOUT_MS) -> Membership:
-        """Become the group's member, as a new generation: every older one is fenced from here on.
+        """Become the group's one member, as a new generation: every older one is fenced from here on.
 
         Transactions that an older member has prepared and not committed are aborted.
 
         Args:
             instance: a name for messages and listings (None: a random one).
+
+        Raises:
+            Conflict: members share the group, and are active.
         """
         name = self.root.env.new_id() if instance is None else check_id(instance, "instance")
-        if type(session_timeout_ms) is not int or not 1 <= session_timeout_ms <= MAX_SESSION_TIMEOUT_MS:
-            raise BadRequest(f"session.timeout.ms is 1 to {MAX_SESSION_TIMEOUT_MS} (a day), found {session_timeout_ms}")
+        check_session_timeout(session_timeout_ms)
         joined = [0]
 
         def step(base: GroupState) -> GroupState:
+            if base.members:
+                # As in Kafka, where the protocols of all members must fit: none of them takes over from the others.
+                self.refuse_active(base, self.root.store.now_ms)
             after = steps.join(base, name, session_timeout_ms)
             joined[0] = after.generation
             return after
 
-        self._write(step)
+        self.write(step)
         self.settle()
         return Membership(self, GroupMetadata(self.id, joined[0], name), session_timeout_ms, self.root.env.now())
 
@@ -250,7 +280,7 @@ class Group:
             number[0] = base.number + 1
             return steps.prepare(base, member, txn, n, min(timeout_ms, MAX_INT), offsets)
 
-        self._write(step)
+        self.write(step)
         return number[0]
 
     # -- operators
@@ -293,7 +323,7 @@ class Group:
             row = item.offset, item.time_ms, epoch, item.metadata
             rows.setdefault((item.topic, item.topic_id), {})[item.partition] = row
         tables = [topic_offsets(*place, by_partition) for place, by_partition in rows.items()]
-        self._write(lambda base: steps.restore(base, tables, generation))
+        self.write(lambda base: steps.restore(base, tables, generation))
 
     def _check_exists(self) -> None:
         if not self.log.refresh().exists:
@@ -302,19 +332,21 @@ class Group:
     def _act(self, step: Step[GroupState], dry_run: bool, force: bool = False) -> None:
         def guarded(base: GroupState) -> GroupState | None:
             if not force:
-                self._refuse_active(base, self.root.store.now_ms)
+                self.refuse_active(base, self.root.store.now_ms)
             return step(base)
 
         if not dry_run:
-            self._write(guarded)
+            self.write(guarded)
         elif not force:
-            self._refuse_active(self.log.refresh(), self._reading_clock_ms)
+            self.refuse_active(self.log.refresh(), self._reading_clock_ms)
 
-    def _refuse_active(self, state: GroupState, clock_ms: Callable[[], int]) -> None:
+    def refuse_active(self, state: GroupState, clock_ms: Callable[[], int]) -> None:
+        """Raise `Conflict` if the group has members that are alive."""
         left_ms = self._active_ms(state, clock_ms)
         if left_ms > 0:
+            members = f"{len(state.members)} members" if state.members else f"member {state.instance}"
             raise Conflict(
-                f"group '{self.id}' is active ({STABLE}, member {state.instance}): stop its consumer, or wait "
+                f"group '{self.id}' is active ({STABLE}, {members}): stop its consumer, or wait "
                 f"{-(-left_ms // 1000)} s if it has stopped already; `sparklog groups reset --force` stops it"
             )
 
@@ -359,6 +391,11 @@ class Group:
             rows = dict(_row(topic, head.partitions, *item, now_ms) for item in offsets[topic].items())
             tables.append(topic_offsets(topic, head.topic_id, rows))
         return tuple(tables)
+
+
+def check_session_timeout(session_timeout_ms: object) -> None:
+    if type(session_timeout_ms) is not int or not 1 <= session_timeout_ms <= MAX_SESSION_TIMEOUT_MS:
+        raise BadRequest(f"session.timeout.ms is 1 to {MAX_SESSION_TIMEOUT_MS} (a day), found {session_timeout_ms}")
 
 
 def _row(topic: str, partitions: int, partition: object, position: object, now_ms: int) -> tuple[int, Row]:
@@ -424,10 +461,11 @@ class Membership:
         if elapsed_ms >= self.session_timeout_ms // HEARTBEATS:
             self.heartbeat()
 
-    def _write(self, step: Step[GroupState]) -> None:
-        self.group._write(step)
+    def _write(self, step: Step[GroupState]) -> GroupState:
+        state = self.group.write(step)
         self.written = self.group.root.env.now()
+        return state
 
     def leave(self) -> None:
         """Leave: the group is empty at once. No effect if a newer member took over."""
-        self.group._write(lambda base: steps.leave(base, self.metadata))
+        self.group.write(lambda base: steps.leave(base, self.metadata))

@@ -1,22 +1,19 @@
-"""Entries of a consumer group's journal, `_groups/<group>/_log`, and the steps from one state to the next.
+"""Entries of a consumer group's journal, `_groups/<group>/_log`: the state of the group, and its bytes.
 
 An entry carries the whole state after it; docs/reference/format-transactions.md has its members. Offsets are tables:
 per topic and topic id, parallel columns in the order of partitions. A topic that was deleted and created again has
 another id: readers leave its old offsets out, and maintenance drops them.
-
-Pending offsets are settled by the decision of their transaction. A COMMIT that names this group and the entry's number
-commits them, any other decision aborts them. As in Kafka, a plain commit, a reset or a delete after a prepare takes its
-partitions out of it, and so does a later prepare that is committed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from sparklog.errors import Fenced
+from sparklog.format.checkpoint_files import TopicPartition
+from sparklog.groups.group_members import MEMBERS_BY_ID, GroupMember
 from sparklog.log.journal.documents import (
     BOOLEAN,
     INT32_MAX,
@@ -27,6 +24,7 @@ from sparklog.log.journal.documents import (
     Member,
     MemberKind,
     StoredDocument,
+    numbers_by_text,
     objects_of,
     one_of,
     whole,
@@ -46,11 +44,14 @@ Row = tuple[int, int, int, str]
 
 @dataclass(frozen=True, slots=True)
 class GroupMetadata:
-    """The member that commits, as Kafka's ConsumerGroupMetadata: a group, its generation, and the instance."""
+    """The member that commits, as Kafka's ConsumerGroupMetadata: a group, the member's generation, and its id.
+
+    The id of a member that owns all partitions is the name of its instance.
+    """
 
     group: str
     generation: int
-    instance: str
+    member_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,14 +182,17 @@ OFFSETS_BY_TOPIC = MemberKind(_in_order, lambda offsets: list(map(OFFSETS_JSON.t
 
 
 GROUP_OPS = (
-    *("join", "heartbeat", "leave", "commit", "prepare", "resolve"),
+    *("join", "subscribe", "heartbeat", "revoke", "leave", "commit", "prepare", "resolve"),
     *("alter", "delete-offsets", "delete", "restore", "expire"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Offsets that entry `number` prepared for transaction `n` of `txn`; `generation` None: sent by no member."""
+    """Offsets that entry `number` prepared for transaction `n` of `txn`.
+
+    `generation` None: sent by no member. `member`: its id, if it shares the group's partitions.
+    """
 
     txn: str
     n: int
@@ -196,11 +200,19 @@ class Pending:
     timeout_ms: int
     generation: int | None
     offsets: tuple[TopicOffsets, ...]
+    member: str | None = None
+
+    def has_any(self, partitions: Collection[TopicPartition]) -> bool:
+        return any((item.topic, number) in partitions for item in self.offsets for number in item.partition)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupState(StateEntry):
-    """The newest entry of a group, and so its state: see the module."""
+    """The newest entry of a group, and so its state: see the module.
+
+    A group has one member that owns all partitions (`instance`), or `members` that share them, or none.
+    `partitions`: how many the topics of these members have.
+    """
 
     op: str = ""
     generation: int = 0
@@ -211,161 +223,21 @@ class GroupState(StateEntry):
     deleted: bool = False
     offsets: tuple[TopicOffsets, ...] = ()
     pending: tuple[Pending, ...] = ()
+    partitions: Mapping[str, int] = field(default_factory=dict)
+    members: tuple[GroupMember, ...] = ()
 
     @property
     def exists(self) -> bool:
         return self.number >= 0 and not self.deleted
 
+    def member(self, member_id: str) -> GroupMember | None:
+        return next((member for member in self.members if member.id == member_id), None)
 
-def _overtaken(pending: Sequence[Pending], gone: Mapping[tuple[str, str], Collection[int]]) -> tuple[Pending, ...]:
-    """Return prepares without the partitions in `gone`, which a later entry has settled; empty ones are dropped."""
-    left = (replace(item, offsets=without(item.offsets, gone)) for item in pending)
-    return tuple(item for item in left if item.offsets)
-
-
-# -- steps: the state after one more entry, None if there is nothing to write; number and chain come from the journal.
-# A step of a member raises `Fenced` once the group has gone on without it.
-
-
-def join(state: GroupState, instance: str, session_timeout_ms: int) -> GroupState:
-    joined = replace(state, generation=_next_generation(state), instance=instance, deleted=False)
-    return _by_member(joined, "join", session_timeout_ms=session_timeout_ms)
-
-
-def heartbeat(state: GroupState, member: GroupMetadata) -> GroupState:
-    check_member(state, member)
-    return _by_member(state, "heartbeat")
-
-
-def leave(state: GroupState, member: GroupMetadata) -> GroupState | None:
-    if not is_member(state, member):
-        return None
-    return replace(state, op="leave", instance=None, active=None, touched=state.number + 1)
-
-
-def commit(state: GroupState, member: GroupMetadata, offsets: Sequence[TopicOffsets]) -> GroupState:
-    check_member(state, member)
-    return _by_member(state, "commit", **_with(state, offsets))
-
-
-def prepare(
-    state: GroupState, member: GroupMetadata | None, txn: str, n: int, timeout_ms: int, offsets: Sequence[TopicOffsets]
-) -> GroupState:
-    """Hold offsets pending, until a COMMIT of transaction `n` names this entry."""
-    if member is not None:
-        check_member(state, member)
-    generation = None if member is None else member.generation
-    item = Pending(txn, n, state.number + 1, timeout_ms, generation, tuple(offsets))
-    after = replace(state, deleted=False, pending=(*state.pending, item))
-    return replace(after, op="prepare", touched=state.number + 1) if member is None else _by_member(after, "prepare")
-
-
-def settled(state: GroupState, outcomes: Mapping[int, bool]) -> GroupState:
-    """Settle prepares: number of the entry to True if it is committed. The same state if there are no outcomes."""
-    if not outcomes:
-        return state
-    offsets, left = state.offsets, list[Pending]()
-    for item in state.pending:
-        outcome = outcomes.get(item.number)
-        if outcome is None:
-            left.append(item)
-        elif outcome:
-            offsets = merged(offsets, item.offsets)
-            left = list(_overtaken(left, {topic.place: set(topic.partition) for topic in item.offsets}))
-    return replace(state, op="resolve", offsets=offsets, pending=tuple(left))
-
-
-def alter(state: GroupState, offsets: Sequence[TopicOffsets]) -> GroupState:
-    return _by_others(state, "alter", deleted=False, **_with(state, offsets))
-
-
-def delete_offsets(state: GroupState, gone: Mapping[str, Collection[int]]) -> GroupState | None:
-    """Drop partitions of topics, under any id, and fence the member. None if there are no offsets of them."""
-    pending = (item for prepare_item in state.pending for item in prepare_item.offsets)
-    places = {item.place: gone[item.topic] for item in (*state.offsets, *pending) if item.topic in gone}
-    left, waiting = without(state.offsets, places), _overtaken(state.pending, places)
-    if left == state.offsets and waiting == state.pending:
-        return None
-    return _by_others(state, "delete-offsets", offsets=left, pending=waiting)
-
-
-def delete(state: GroupState) -> GroupState | None:
-    return _by_others(state, "delete", deleted=True, offsets=(), pending=()) if state.exists else None
-
-
-def restore(state: GroupState, offsets: Sequence[TopicOffsets], generation: int) -> GroupState | None:
-    """Take over offsets of another root where there are none or older ones; generations go on from the higher one."""
-    rows_before = {item.place: item.rows() for item in state.offsets}
-    newer = []
-    for item in offsets:
-        old = rows_before.get(item.place, {})
-        rows = {
-            partition: row
-            for partition, row in item.rows().items()
-            if partition not in old or (old[partition][1] < row[1] and old[partition] != row)
-        }
-        if rows:
-            newer.append(topic_offsets(item.topic, item.topic_id, rows))
-    if not newer and generation <= state.generation:
-        return None
-    return replace(
-        state,
-        op="restore",
-        deleted=False,
-        generation=max(generation, state.generation),
-        # The member goes on only as its own generation.
-        instance=state.instance if generation <= state.generation else None,
-        active=state.active if generation <= state.generation else None,
-        touched=state.number + 1,
-        offsets=merged(state.offsets, newer),
-    )
-
-
-def expire(state: GroupState, *, everything: bool, gone: Collection[tuple[str, str]]) -> GroupState | None:
-    """Drop the offsets of deleted topics, `gone` (name and id); with `everything` all, and so the group.
-
-    Pending offsets stay, and with them their group. None if there is nothing to drop.
-    """
-    # Maintenance leaves `touched` alone: a group expires by the entries of its members and operators.
-    if not state.exists:
-        return None
-    if everything and not state.pending:
-        return replace(_by_others(state, "expire", deleted=True, offsets=()), touched=state.touched)
-    left = () if everything else tuple(item for item in state.offsets if item.place not in gone)
-    return None if left == state.offsets else replace(state, op="expire", offsets=left)
-
-
-def is_member(state: GroupState, member: GroupMetadata) -> bool:
-    return state.exists and (state.generation, state.instance) == (member.generation, member.instance)
-
-
-def check_member(state: GroupState, member: GroupMetadata) -> None:
-    if not is_member(state, member):
-        now = f"generation {state.generation}" + ("" if state.instance is None else f" ({state.instance})")
-        newer = "it was deleted" if state.deleted else f"it is at {now}"
-        raise Fenced(
-            f"generation {member.generation} ({member.instance}) of group '{state.id}' was superseded: {newer}; stop "
-            "this consumer, or join again"
-        )
-
-
-def _next_generation(state: GroupState) -> int:
-    return 1 if state.generation >= MAX_INT else state.generation + 1
-
-
-def _by_member(state: GroupState, op: str, **changes: Any) -> GroupState:
-    return replace(state, op=op, active=state.number + 1, touched=state.number + 1, **changes)
-
-
-def _by_others(state: GroupState, op: str, **changes: Any) -> GroupState:
-    """Return the state after a step of an operator, which fences the member."""
-    fenced = replace(state, generation=_next_generation(state), instance=None, active=None)
-    return replace(fenced, op=op, touched=state.number + 1, **changes)
-
-
-def _with(state: GroupState, offsets: Sequence[TopicOffsets]) -> dict[str, Any]:
-    places = {item.place: set(item.partition) for item in offsets}
-    return {"offsets": merged(state.offsets, offsets), "pending": _overtaken(state.pending, places)}
+    def is_superseded(self, pending: Pending) -> bool:
+        """True if the member that prepared offsets is one no more: their transaction is to be aborted."""
+        if pending.member is not None:
+            return self.member(pending.member) is None
+        return pending.generation is not None and pending.generation != self.generation
 
 
 # -- bytes
@@ -379,6 +251,7 @@ PENDING_JSON = Document(
     Member("timeoutMs", whole(1, MAX_INT)),
     Member("generation", whole(0, MAX_INT), nullable=True),
     Member("offsets", OFFSETS_BY_TOPIC),
+    Member("member", TEXT, optional=True),
 )
 
 
@@ -388,6 +261,8 @@ def _check_numbers(item: Fields, entry: GroupState) -> None:
             item.integer(name, 0, entry.number)
     if any(prepare_item.number > entry.number for prepare_item in entry.pending):
         raise item.bad("pending", f"of entries up to {entry.number}")
+    if any(member.seen > entry.number for member in entry.members):
+        raise item.bad("members", f"seen in entries up to {entry.number}")
 
 
 GROUP_JSON = StoredDocument(
@@ -403,6 +278,8 @@ GROUP_JSON = StoredDocument(
     Member("deleted", BOOLEAN),
     Member("offsets", OFFSETS_BY_TOPIC),
     Member("pending", objects_of(PENDING_JSON)),
+    Member("partitions", numbers_by_text(), optional=True),
+    Member("members", MEMBERS_BY_ID, optional=True),
     check=_check_numbers,
 )
 GROUPS = EntryKind(GROUPS_FOLDER, "group", "offsets", GroupState, GROUP_JSON)

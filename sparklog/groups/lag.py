@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from sparklog.errors import NotFound, SparklogError
-from sparklog.groups.group import STABLE, Group, GroupDescription
+from sparklog.groups.group import Group, GroupDescription
 from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.log.journal.arguments import NAME, NAMES, checked
 from sparklog.log.journal.chain import ids_of
@@ -137,7 +137,7 @@ def lag(
     snapshots = _snapshots(opened, {offsets.topic for state in states.values() for offsets in state.offsets}, failures)
     for name, state in states.items():
         description = Group(opened, name).description(state=state)
-        every = description.state == STABLE if all_partitions is None else all_partitions
+        every = description.is_active if all_partitions is None else all_partitions
         for offsets in state.offsets:
             snapshot = snapshots.get(offsets.topic)
             if snapshot is None or snapshot.head.topic_id != offsets.topic_id:
@@ -168,7 +168,18 @@ def _rows(
         behind = None if offset is None else ends[partition] - offset
         age = None if offset is None or ages is None else ages.get(partition, 0.0)
         limits = starts[partition], ends[partition]
-        rows.append(Lag(group.id, snapshot.topic, partition, offset, *limits, behind, age, group.instance))
+        rows.append(
+            Lag(
+                group.id,
+                snapshot.topic,
+                partition,
+                offset,
+                *limits,
+                behind,
+                age,
+                group.owner(snapshot.topic, partition),
+            )
+        )
     return rows
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from sparklog.errors import BadRequest, Corrupt, Fenced
-from sparklog.groups import group_state as steps
+from sparklog.groups import group_steps as steps
 from sparklog.groups.group_state import (
     GROUP_JSON,
     GROUPS,
@@ -17,10 +17,10 @@ from sparklog.groups.group_state import (
     GroupState,
     TopicOffsets,
     merged,
-    settled,
     topic_offsets,
     without,
 )
+from sparklog.groups.group_steps import settled
 from sparklog.log.journal import documents
 
 ONE = GroupMetadata("g", 1, "one")
@@ -69,7 +69,7 @@ def test_an_entry_survives_its_bytes() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        (b'"op":"commit"', b'"op":"odd"', "op should be one of join, heartbeat"),
+        (b'"op":"commit"', b'"op":"odd"', "op should be one of join, subscribe, heartbeat"),
         (b'"generation":1', b'"generation":-1', "generation should be a whole number from 0"),
         (b'"active":1', b'"active":9', "active should be a whole number from 0 to 1"),
         (b'"deleted":false', b'"deleted":0', "deleted should be true or false"),
@@ -125,7 +125,7 @@ def test_every_step_of_an_older_generation_is_fenced() -> None:
     assert after(steps.leave(state, two)).instance is None
     with pytest.raises(Fenced):
         steps.commit(after(steps.leave(state, two)), two, [])
-    same_number = replace(two, instance="three")
+    same_number = replace(two, member_id="three")
     with pytest.raises(Fenced):
         steps.heartbeat(state, same_number)
 

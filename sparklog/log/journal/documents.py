@@ -25,15 +25,17 @@ FORMAT = 1
 # Features a log may ask of its readers, or of its writers, that this release understands.
 INLINE_RECORDS = "inlineRecords"
 """Commits may have a tail, an append file's bytes; paths of data files may be those of commits."""
-KNOWN_READ_FEATURES: frozenset[str] = frozenset({INLINE_RECORDS})
-KNOWN_WRITE_FEATURES: frozenset[str] = frozenset({INLINE_RECORDS})
+GROUP_MEMBERS = "groupMembers"
+"""Entries of a group may have members that share its partitions."""
+KNOWN_READ_FEATURES: frozenset[str] = frozenset({INLINE_RECORDS, GROUP_MEMBERS})
+KNOWN_WRITE_FEATURES: frozenset[str] = KNOWN_READ_FEATURES
 INT64_MAX = 2**63 - 1
 INT64_MIN = -(2**63)
 MAX_TEXT = 4096
 INT32_MAX = 2**31 - 1
 UINT32_MAX = 2**32 - 1
 T = TypeVar("T")
-_LEFT_OUT: tuple[object, ...] = (None, (), {}, [])
+_LEFT_OUT: tuple[object, ...] = (None, (), {}, [], frozenset())
 """Values of optional members that are not written."""
 _TRAILER = b',"crc":'
 _TRAILER_BYTES = len(_TRAILER) + len("4294967295}\n")

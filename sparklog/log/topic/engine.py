@@ -15,6 +15,7 @@ import pyarrow as pa
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
 from sparklog.log.decisions.decision_log import DecisionLogs, read_snapshot
 from sparklog.log.journal.clocks import Env, Moment
+from sparklog.log.journal.combined_writes import CombinedWrites
 from sparklog.log.journal.entry_log import EntryKind, EntryLog, StateEntry
 from sparklog.log.journal.journal import RootAccess
 from sparklog.log.journal.names import append_path, is_topic_name
@@ -58,6 +59,7 @@ class RootEngine:
         self.decisions = DecisionLogs(self._access)
         self._logs: dict[str, TopicLog] = {}
         self._entries: dict[str, EntryLog[Any]] = {}
+        self._combined: dict[str, CombinedWrites[Any]] = {}
 
     def ensure_probed(self) -> None:
         """Check, once a day in each process that commits, that the store keeps its promises."""
@@ -80,6 +82,11 @@ class RootEngine:
         prefix = kind.prefix(id_)
         log = self._entries.get(prefix)
         return self._entries.setdefault(prefix, EntryLog(self._access, kind, id_)) if log is None else log
+
+    def combined(self, log: EntryLog[E]) -> CombinedWrites[E]:
+        """Return what writes entries of a log for all threads of this process."""
+        writes = self._combined.get(log.prefix)
+        return self._combined.setdefault(log.prefix, CombinedWrites(log)) if writes is None else writes
 
     def folders(self) -> Iterator[str]:
         """Yield the names of topics, those of deleted ones too."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sparklog.format.slice_columns import COLUMN_TYPES
+from sparklog.groups.group_members import MEMBER_JSON
 from sparklog.groups.group_state import GROUP_JSON, GROUP_OPS, OFFSETS_JSON, PENDING_JSON
 from sparklog.limits import DEFAULTS
 from sparklog.log.decisions.decision import (
@@ -101,6 +102,7 @@ def names(table: str) -> list[str]:
         ("Offsets of consumer groups: member of an entry", GROUP_JSON),
         ("Offsets of consumer groups: in `offsets`", OFFSETS_JSON),
         ("Offsets of consumer groups: in `pending`", PENDING_JSON),
+        ("Offsets of consumer groups: in `members`", MEMBER_JSON),
         ("Leases of jobs: member of an entry", LEASE_JSON),
         ("Leases of jobs: in `claims`", CLAIM_JSON),
         ("Backups: member of `_backup.json`", REPOSITORY_JSON),

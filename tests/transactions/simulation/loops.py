@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable
 from sparklog.groups.group import Group
-from sparklog.groups.group_state import GroupState, settled
+from sparklog.groups.group_state import GroupState
+from sparklog.groups.group_steps import settled
 from sparklog.testing.faulty_store import Decide, FaultKind
 from sparklog.transactions.producer import transactional
 from tests.log.simulation.simulated_world import Actor

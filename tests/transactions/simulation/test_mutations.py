@@ -11,7 +11,7 @@ import pytest
 
 from sparklog.datasource import stream_plan
 from sparklog.datasource.stream_plan import StreamPlanner
-from sparklog.groups import group_state
+from sparklog.groups import group_steps
 from sparklog.groups.group import Group
 from sparklog.groups.group_state import GroupState
 from sparklog.log.decisions import decision, decision_log
@@ -138,7 +138,7 @@ def prepares_after_the_decision(patch: Patch) -> None:
 
 def groups_do_not_fence(patch: Patch) -> None:
     """A member of an older generation sends its offsets all the same."""
-    patch.setattr(group_state, "check_member", lambda state, member: None)
+    patch.setattr(group_steps, "check_member", lambda state, member: None)
     patch.setattr(Group, "_outcomes", without_generations(Group._outcomes))
 
 
@@ -167,13 +167,13 @@ def commits_do_not_wait_for_groups(patch: Patch) -> None:
 
 def groups_keep_nothing_pending(patch: Patch) -> None:
     """Offsets count as soon as they are prepared."""
-    real = group_state.prepare
+    real = group_steps.prepare
 
     def at_once(found: GroupState, member: Any, name: str, n: int, timeout_ms: int, offsets: Any) -> GroupState:
         after = real(found, member, name, n, timeout_ms, offsets)
-        return replace(after, offsets=group_state.merged(after.offsets, offsets))
+        return replace(after, offsets=group_steps.merged(after.offsets, offsets))
 
-    patch.setattr(group_state, "prepare", at_once)
+    patch.setattr(group_steps, "prepare", at_once)
 
 
 @pytest.mark.parametrize(

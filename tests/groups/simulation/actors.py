@@ -1,0 +1,258 @@
+"""Members of one group, as processes that stall, die and come back; every commit says from where its member read.
+
+The source is topics of which only offsets matter. A member that "processes" offsets `[start, end)` of a partition
+commits `end`, with `start` as the metadata. So the group's entries alone tell whether a record was left out, or
+processed twice under commits that count: each offset must begin where the one before ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, Unavailable
+from sparklog.format.checkpoint_files import TopicPartition
+from sparklog.groups import group_steps as steps
+from sparklog.groups.group import Group
+from sparklog.groups.group_state import GroupMetadata, OffsetAndMetadata
+from sparklog.groups.sharing import JoinRequest, SharedMembership, join_shared
+from sparklog.log.topic.root import Root
+from sparklog.testing.faulty_store import Decide
+from sparklog.transactions.producer import transactional
+from tests.log.simulation.simulated_world import Actor
+from tests.transactions.simulation.actors import TIMEOUT_MS, Run, process
+
+GROUP = "g"
+SESSION_MS = 9_000
+Positions = dict[TopicPartition, int]
+CommitOffsets = dict[str, dict[int, OffsetAndMetadata]]
+
+
+@dataclass
+class MembersRun(Run):
+    """One simulated run: also what members were told is committed, as (topic, partition), start and end."""
+
+    acknowledged: list[tuple[TopicPartition, int, int]] = field(default_factory=list)
+
+    def acknowledge(self, offsets: CommitOffsets) -> None:
+        for topic, by_partition in offsets.items():
+            for partition, offset in by_partition.items():
+                self.acknowledged.append(((topic, partition), int(offset.metadata), offset.offset))
+
+
+@dataclass
+class Plan:
+    """What one process does as a member, drawn by the seed."""
+
+    topics: tuple[str, ...]
+    assignors: tuple[str, ...]
+    rounds: int
+    pace_s: float
+    instance_id: str | None = None
+    transactional_id: str | None = None
+
+
+@dataclass
+class Process:
+    """A process while it is a member: what it holds, and where it reads on."""
+
+    run: MembersRun
+    actor: Actor
+    plan: Plan
+    root: Root
+    membership: SharedMembership
+    positions: Positions = field(default_factory=dict)
+
+    def step(self) -> None:
+        """Do what one `poll` does, in the order in which a consumer does it."""
+        self.membership.keep_alive()
+        self.membership.look()
+        self.revoke()
+        self.tell_partitions()
+        assigned = self.membership.assigned()
+        self.positions = {place: start for place, start in self.positions.items() if place in assigned}
+        new = assigned - self.positions.keys()
+        if new:
+            self.positions.update(committed(self.membership.group, new))
+            self.run.count("assigned")
+        if self.positions:
+            self.process()
+
+    def revoke(self) -> None:
+        going = self.membership.revoking()
+        if not going:
+            return
+        held = {place: start for place, start in self.positions.items() if place in going}
+        transaction = None
+        if held and self.actor.random.random() < 0.5:
+            offsets = self.read(held)
+            if self.plan.transactional_id is None:
+                self.membership.commit(offsets)
+                self.run.acknowledge(offsets)
+            else:
+                transaction = transactional(self.root, self.plan.transactional_id, timeout_ms=TIMEOUT_MS).begin()
+                transaction.send_offsets(self.membership, offsets)
+                transaction.prepare()
+        before = self.membership.metadata
+        self.membership.revoke()
+        self.run.count("revoked")
+        for place in going:
+            self.positions.pop(place, None)
+        if transaction is not None:
+            # The next owner waits for it: what is pending may be committed after the partitions moved.
+            self.actor.sleep(self.actor.random.random() * 3)
+            transaction.commit()
+            self.run.acknowledge(offsets)
+            self.run.count("committed after revoked")
+        elif held and self.actor.random.random() < 0.3:
+            self.commit_late(before, held)
+
+    def commit_late(self, before: GroupMetadata, held: Positions) -> None:
+        """A thread of this process that has not heard of the revocation commits what it had in hand."""
+        self.actor.sleep(self.actor.random.random() * 3)
+        group = self.membership.group
+        offsets = group.checked(self.read(held))
+        try:
+            group.write(lambda base: steps.commit(base, before, offsets))
+        except Fenced:
+            self.run.count("late commits refused")
+
+    def tell_partitions(self) -> None:
+        counts = partitions_of(self.root, self.plan.topics)
+        if any(self.membership.state.partitions.get(topic, 0) < n for topic, n in counts.items()):
+            self.membership.subscribe(self.plan.topics, counts)
+            self.run.count("more partitions")
+
+    def read(self, positions: Positions) -> CommitOffsets:
+        """Process some offsets of these partitions: what is to be committed."""
+        offsets: CommitOffsets = {}
+        for (topic, partition), start in sorted(positions.items()):
+            end = start + self.actor.random.randint(1, 5)
+            offsets.setdefault(topic, {})[partition] = OffsetAndMetadata(end, str(start))
+        return offsets
+
+    def process(self) -> None:
+        places = sorted(self.positions)
+        chosen = self.actor.random.sample(places, self.actor.random.randint(1, len(places)))
+        offsets = self.read({place: self.positions[place] for place in chosen})
+        self.actor.sleep(self.actor.random.random() * self.plan.pace_s)
+        if self.plan.transactional_id is None:
+            self.membership.commit(offsets)
+        else:
+            self.commit_in_transaction(self.plan.transactional_id, offsets)
+        self.run.acknowledge(offsets)
+        self.run.count("committed")
+        for topic, by_partition in offsets.items():
+            for partition, offset in by_partition.items():
+                self.positions[topic, partition] = offset.offset
+
+    def commit_in_transaction(self, name: str, offsets: CommitOffsets) -> None:
+        transaction = transactional(self.root, name, timeout_ms=TIMEOUT_MS).begin()
+        transaction.send_offsets(self.membership, offsets)
+        self.actor.sleep(self.actor.random.random() * 2)
+        transaction.commit()
+        self.run.count("transactions")
+
+
+def committed(group: Group, partitions: frozenset[TopicPartition]) -> Positions:
+    """Where to begin: once no transaction of a member before has these partitions pending."""
+    state = group.stable(3 * TIMEOUT_MS, partitions)
+    offsets = {(topic, p): offset for item in state.offsets for topic, p, offset in item.positions()}
+    return {place: offsets.get(place, 0) for place in partitions}
+
+
+def partitions_of(root: Root, topics: tuple[str, ...]) -> dict[str, int]:
+    return {topic: root.topic(topic).log.head().partitions for topic in topics}
+
+
+def member(run: MembersRun, decide: Decide, plan: Plan) -> Callable[[Actor], None]:
+    """A process that joins, works, and joins again when it was taken out; it leaves at its end, or does not."""
+
+    def body(actor: Actor) -> None:
+        left = [plan.rounds]
+
+        def life() -> None:
+            process_ = None
+            while left[0] > 0:
+                left[0] -= 1
+                try:
+                    if process_ is None:
+                        process_ = joined(run, actor, run.root(actor, decide), plan)
+                    process_.step()
+                except (Fenced, Conflict, NotFound) as error:
+                    actor.note(f"{error.code} {error}")
+                    run.count(f"member {type(error).__name__}")
+                    process_ = None
+                    actor.sleep(actor.random.random() * 3)
+                except (Unavailable, Corrupt, BadRequest) as error:
+                    # It ends here, and leaves nobody word.
+                    actor.note(f"{error.code} {error}")
+                    run.count(f"member {type(error).__name__}")
+                    process_ = None
+                actor.sleep(actor.random.random() * plan.pace_s)
+            if process_ is not None and actor.random.random() < 0.5:
+                run.count("left")
+                process_.membership.leave()
+
+        process(run, actor, life)
+
+    return body
+
+
+def joined(run: MembersRun, actor: Actor, root: Root, plan: Plan) -> Process:
+    subscription = JoinRequest(
+        topics=plan.topics,
+        assignors=plan.assignors,
+        session_timeout_ms=SESSION_MS,
+        instance_id=plan.instance_id,
+        client_id=actor.name,
+    )
+    membership = join_shared(Group(root, GROUP), subscription, partitions_of(root, plan.topics))
+    run.count("joined")
+    return Process(run, actor, plan, root, membership)
+
+
+def owner_of_all(run: MembersRun, decide: Decide, rounds: int) -> Callable[[Actor], None]:
+    """A streaming query of the same group: it owns all partitions, while no member shares them."""
+
+    def body(actor: Actor) -> None:
+        left = [rounds]
+
+        def life() -> None:
+            membership, position = None, 0
+            while left[0] > 0:
+                left[0] -= 1
+                try:
+                    if membership is None:
+                        membership = Group(run.root(actor, decide), GROUP).join(session_timeout_ms=SESSION_MS)
+                        position = committed(membership.group, frozenset({("a", 0)}))["a", 0]
+                    end = position + actor.random.randint(1, 5)
+                    membership.commit({"a": {0: OffsetAndMetadata(end, str(position))}})
+                    position = end
+                    run.count("owner of all")
+                except (Fenced, Conflict, NotFound, Unavailable, Corrupt, BadRequest) as error:
+                    actor.note(f"{error.code} {error}")
+                    run.count(f"owner {type(error).__name__}")
+                    membership = None
+                actor.sleep(actor.random.random() * 4)
+
+        process(run, actor, life)
+
+    return body
+
+
+def grower(run: MembersRun, decide: Decide) -> Callable[[Actor], None]:
+    """Adds partitions to a topic, twice."""
+
+    def body(actor: Actor) -> None:
+        def life() -> None:
+            for count in (3, 5):
+                actor.sleep(actor.random.random() * 20)
+                try:
+                    run.root(actor, decide).topic("a").alter(partitions=count)
+                except (Conflict, Unavailable, Corrupt, BadRequest) as error:
+                    actor.note(f"{error.code} {error}")
+
+        process(run, actor, life)
+
+    return body

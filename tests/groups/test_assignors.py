@@ -1,0 +1,207 @@
+"""Assignments against those of Kafka's own assignor classes, which `RandomGroups.java` ran over random groups.
+
+`random_groups.jsonl.xz` holds what it printed with kafka-clients 4.1.0 for `SEEDS`; `python -m
+tests.groups.test_assignors` makes it again. One test compares it with a new run, another runs thousands of other seeds.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import os
+import subprocess
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparklog.errors import BadRequest
+from sparklog.format.checkpoint_files import TopicPartition
+from sparklog.groups.assignors import ASSIGNORS, MemberSubscription, assign
+from sparklog.groups.group_members import GroupMember, rebalanced
+from tests.kafka_tools import Missing, find_java, kafka_jars
+
+GENERATOR = Path(__file__).with_name("RandomGroups.java")
+VECTORS = Path(__file__).with_name("random_groups.jsonl.xz")
+# Those after the first range have groups where the order of Java's tables, partitions that move more than once or
+# partitions that must be given back decide.
+SEEDS = ("0-159", "1032", "1049", "1073", "1102", "1453", "1467", "1564", "2441", "2480", "2991", "4315")
+SWEEP = "10000-14999"
+
+
+def printed_by_kafka(*seeds: str) -> str:
+    try:
+        java, jars = find_java(), kafka_jars()
+    except Missing as missing:
+        pytest.skip(str(missing))
+    options = ("-Xmx512m", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=off")
+    command = [java, *options, "-cp", f"{jars}{os.sep}*", str(GENERATOR), *seeds]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    if "module jdk.compiler" in answer.stderr:
+        pytest.skip("the generator is run from its source: that takes a JDK")
+    assert answer.returncode == 0, answer.stderr[-2000:]
+    return answer.stdout
+
+
+def stored() -> str:
+    return lzma.decompress(VECTORS.read_bytes()).decode()
+
+
+def member(member_id: str, topics: str, owned: str = "", instance_id: str | None = None) -> MemberSubscription:
+    """Topics are single letters; `owned`: `a0 b12`."""
+    has = tuple((name[0], int(name[1:])) for name in owned.split())
+    return MemberSubscription(member_id, instance_id, tuple(topics), has)
+
+
+def members_of(group: Mapping[str, Any]) -> list[MemberSubscription]:
+    return [
+        MemberSubscription(
+            one["id"],
+            one["instance"],
+            tuple(one["topics"]),
+            tuple((topic, number) for topic, numbers in one["owned"].items() for number in numbers),
+        )
+        for one in group["members"]
+    ]
+
+
+def owners(
+    shares: Mapping[str, Sequence[TopicPartition]], members: Sequence[MemberSubscription], partitions: Mapping[str, int]
+) -> dict[str, list[int]]:
+    """By topic, the index of the member that has each partition, -1 for none."""
+    assert list(shares) == [one.member_id for one in members]
+    result = {topic: [-1] * count for topic, count in partitions.items()}
+    for index, share in enumerate(shares.values()):
+        assert list(share) == sorted(share)
+        for topic, number in share:
+            assert result[topic][number] == -1, "two members have it"
+            result[topic][number] = index
+    return result
+
+
+def first_generation(
+    members: Sequence[MemberSubscription], partitions: Mapping[str, int]
+) -> dict[str, tuple[TopicPartition, ...]]:
+    """What members have before others have revoked, as the group's entry has it: what Kafka's assignor gives first."""
+    joined = [
+        GroupMember(one.member_id, None, "c", "h", 1, ("cooperative-sticky",), one.topics, owned=frozenset(one.owned))
+        for one in members
+    ]
+    shares = {item.id: tuple(sorted(item.owned - item.revoked)) for item in rebalanced(joined, partitions)}
+    return {one.member_id: shares[one.member_id] for one in members}
+
+
+def differing(lines: Iterable[str]) -> list[str]:
+    """Groups that Kafka divides otherwise. Those where it gives partitions to members without topics do not count."""
+    wrong, count = [], 0
+    for line in lines:
+        group, count = json.loads(line), count + 1
+        members, partitions = members_of(group), group["partitions"]
+        idle = {index for index, one in enumerate(members) if not one.topics}
+        as_kafka = ASSIGNORS if idle.isdisjoint(chain(*group["sticky"].values())) else ("range", "roundrobin")
+        for assignor in as_kafka:
+            shares = assign(assignor, members, partitions)
+            if assignor == "cooperative-sticky":
+                shares = first_generation(members, partitions)
+            if owners(shares, members, partitions) != group[assignor]:
+                wrong.append(f"{assignor}: {line}")
+    assert count
+    return wrong
+
+
+def test_every_assignor_gives_what_kafkas_gives() -> None:
+    assert differing(stored().splitlines()) == []
+
+
+@pytest.mark.java
+def test_the_stored_assignments_are_kafkas() -> None:
+    assert printed_by_kafka(*SEEDS) == stored()
+
+
+@pytest.mark.java
+@pytest.mark.slow
+def test_thousands_of_other_groups_are_divided_as_kafka_divides_them() -> None:
+    assert differing(printed_by_kafka(SWEEP).splitlines()) == []
+
+
+@pytest.mark.parametrize("assignor", ASSIGNORS)
+def test_members_without_topics_get_nothing(assignor: str) -> None:
+    # "a" comes first in a table of Java's: Kafka's sticky assignors give it partitions.
+    members = [member("a", ""), member("b", "t"), member("c", "t")]
+    shares = assign(assignor, members, {"t": 5})
+    assert shares["a"] == ()
+    assert Counter(len(share) for share in shares.values()) == {0: 1, 2: 1, 3: 1}
+
+
+@pytest.mark.parametrize("assignor", ASSIGNORS)
+def test_only_topics_that_exist_and_have_partitions_count(assignor: str) -> None:
+    members = [member("m", "te"), member("n", "g")]
+    assert assign(assignor, members, {"t": 2, "e": 0, "x": 7}) == {"m": (("t", 0), ("t", 1)), "n": ()}
+    assert assign(assignor, members, {}) == {"m": (), "n": ()}
+    assert assign(assignor, [], {"t": 2}) == {}
+
+
+@pytest.mark.parametrize("topics", [("t", "t"), ("t", "tu")])
+def test_partitions_that_are_no_more_are_forgotten(topics: tuple[str, str]) -> None:
+    """Kafka counts them, and gives others twice."""
+    members = [member("m", topics[0], "t2 t1 g0"), member("n", topics[1])]
+    assert assign("sticky", members, {"t": 2}) == {"m": (("t", 1),), "n": (("t", 0),)}
+
+
+def test_a_partition_that_two_members_claim_is_owned_by_neither() -> None:
+    members = [member("m", "t", "t1 t2"), member("n", "t", "t1")]
+    assert assign("sticky", members, {"t": 4}) == {"m": (("t", 0), ("t", 2)), "n": (("t", 1), ("t", 3))}
+
+
+def test_members_move_partitions_in_two_generations() -> None:
+    members = [member("m", "t", "t0 t1 t2 t3"), member("n", "t")]
+    target = assign("cooperative-sticky", members, {"t": 5})
+    assert target == {"m": (("t", 0), ("t", 1), ("t", 2)), "n": (("t", 3), ("t", 4))}
+    first = first_generation(members, {"t": 5})
+    assert first == {"m": (("t", 0), ("t", 1), ("t", 2)), "n": (("t", 4),)}
+    after = [MemberSubscription(one.member_id, None, one.topics, first[one.member_id]) for one in members]
+    assert first_generation(after, {"t": 5}) == target
+
+
+def test_moves_that_undo_each_other_for_ever_come_to_an_end() -> None:
+    """Kafka 4.1.0's sticky assignors do not come to an end with this group."""
+    members = [
+        member("c0-8cf4c1", "bc", "b0 b1 b2 b4 b5 c6"),
+        member("c1-dfc63c", "f"),
+        member("c3-d95ddf", "f"),
+        member("c4-cb685d", "bf"),
+        member("c5-664ff0", "e"),
+        member("c6-6de7d", "a"),
+        member("c7-57c1be", "a"),
+        member("c9-de5e9c", "ae"),
+        member("c11-5d62e1", "abce", "a1 b3 c0 c1 c4 c5 e0"),
+        member("c12-dc8ead", "c"),
+    ]
+    partitions = {"a": 2, "b": 6, "c": 7, "e": 1, "f": 15}
+    shares = assign("sticky", members, partitions)
+    taken = owners(shares, members, partitions)
+    for topic, indexes in taken.items():
+        sizes = [len(shares[one.member_id]) for one in members if topic in one.topics]
+        assert all(topic in members[index].topics for index in indexes)
+        assert max(len(shares[members[index].member_id]) for index in indexes) <= min(sizes) + 1
+
+
+def test_strings_compare_as_javas_do() -> None:
+    """By UTF-16 code units: a character beyond 16 bits comes before U+FFFF."""
+    members = [member("\uffff", "t"), member("\U0001f600", "t")]
+    assert assign("range", members, {"t": 1}) == {"\uffff": (), "\U0001f600": (("t", 0),)}
+    assert assign("sticky", members, {"t": 1}) == {"\uffff": (), "\U0001f600": (("t", 0),)}
+
+
+def test_unknown_assignors_and_repeated_members_are_refused() -> None:
+    with pytest.raises(BadRequest, match="one of range, roundrobin, sticky, cooperative-sticky, found 'uniform'"):
+        assign("uniform", [member("m", "t")], {"t": 1})
+    with pytest.raises(BadRequest, match="one member id"):
+        assign("range", [member("m", "t"), member("m", "u")], {"t": 1})
+
+
+if __name__ == "__main__":
+    VECTORS.write_bytes(lzma.compress(printed_by_kafka(*SEEDS).encode(), preset=9 | lzma.PRESET_EXTREME))

@@ -1,0 +1,225 @@
+"""Steps of members that share a group's partitions: who owns what after each entry, and who may commit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced
+from sparklog.groups import group_steps as steps
+from sparklog.groups.group_members import GroupMember, common_assignor
+from sparklog.groups.group_state import GROUP_JSON, GROUPS, GroupMetadata, GroupState
+from sparklog.log.journal import documents
+from sparklog.log.journal.documents import GROUP_MEMBERS
+from tests.groups.test_state import after, at, joined, offsets_of
+
+FOUR = {"a": 4}
+
+
+def member(name: str, *assignors: str, instance_id: str | None = None, topics: tuple[str, ...] = ("a",)) -> GroupMember:
+    return GroupMember(name, instance_id, "client", "host", 9_000, assignors or ("cooperative-sticky",), topics)
+
+
+def shared(*names: str, state: GroupState | None = None) -> GroupState:
+    state = state or GroupState("g")
+    for name in names:
+        state = after(steps.share(state, member(name), FOUR, {}))
+    return state
+
+
+def metadata(state: GroupState, name: str) -> GroupMetadata:
+    item = state.member(name)
+    assert item is not None
+    return GroupMetadata("g", item.generation, name)
+
+
+def owned(state: GroupState) -> dict[str, list[int]]:
+    return {item.id: sorted(partition for _, partition in item.owned) for item in state.members}
+
+
+def targets(state: GroupState) -> dict[str, list[int]]:
+    return {
+        item.id: sorted(partition for _, partition in (item.owned - item.revoked) | item.awaited)
+        for item in state.members
+    }
+
+
+def test_a_partition_moves_in_two_generations() -> None:
+    one = shared("one")
+    assert (one.generation, owned(one)) == (1, {"one": [0, 1, 2, 3]})
+    two = shared("two", state=one)
+    assert two.generation == 2
+    assert len(targets(two)["two"]) == 2
+    # All stays with the first one, which is to revoke what is no more its target.
+    assert owned(two) == {"one": [0, 1, 2, 3], "two": []}
+    first = two.member("one")
+    assert first is not None
+    assert not first.is_settled
+    assert first.revoked == {("a", partition) for partition in targets(two)["two"]}
+    done = after(steps.revoke(two, metadata(two, "one"), first.revoked))
+    assert owned(done) == targets(done)
+    assert (done.generation, len(owned(done)["two"])) == (3, 2)
+    # The one that only gained is as it was: what it has in hand may still be committed.
+    assert metadata(done, "two") == metadata(two, "two")
+    assert metadata(done, "one").generation == 3
+
+
+def test_a_partition_that_is_given_back_meanwhile_was_still_given_up() -> None:
+    two = shared("one", "two")
+    first = two.member("one")
+    assert first is not None
+    alone = after(steps.leave(two, metadata(two, "two")))
+    assert targets(alone) == {"one": [0, 1, 2, 3]}
+    state = after(steps.revoke(alone, metadata(alone, "one"), first.revoked))
+    assert owned(state) == {"one": [0, 1, 2, 3]}
+    with pytest.raises(Fenced, match=r"the member has given up partitions since"):
+        steps.commit(state, metadata(two, "one"), [at("a", {0: 1})])
+
+
+def test_only_the_owner_commits() -> None:
+    two = shared("one", "two")
+    with pytest.raises(Fenced, match=r"a-0 of group 'g' is one's now, not two's"):
+        steps.commit(two, metadata(two, "two"), [at("a", {0: 5})])
+    with pytest.raises(Fenced, match="is one's now"):
+        steps.prepare(two, metadata(two, "two"), "t", 0, 1, [at("a", {0: 5})])
+    state = after(steps.commit(two, metadata(two, "one"), [at("a", {0: 5})]))
+    assert offsets_of(state) == {("a", 0): 5}
+    assert [item.seen for item in state.members] == [state.number, 1]
+    with pytest.raises(Fenced, match=r"generation 1 \(odd\).*it is at generation 2, of 2 other members"):
+        steps.heartbeat(state, GroupMetadata("g", 1, "odd"))
+
+
+def test_members_leave_and_the_last_one_leaves_an_empty_group() -> None:
+    two = shared("one", "two")
+    alone = after(steps.leave(two, metadata(two, "one")))
+    assert owned(alone) == {"two": [0, 1, 2, 3]}
+    with pytest.raises(Fenced):
+        steps.commit(alone, metadata(two, "one"), [])
+    assert steps.leave(alone, metadata(two, "one")) is None
+    empty = after(steps.leave(alone, metadata(alone, "two")))
+    assert (empty.members, empty.active, empty.partitions, empty.exists) == ((), None, {}, True)
+
+
+def test_who_has_timed_out_is_taken_out_unless_it_wrote_since() -> None:
+    two = shared("one", "two")
+    seen = {item.id: item.seen for item in two.members}
+    left = after(steps.renew(two, {"two"}, {"one": seen["one"]}))
+    assert owned(left) == {"two": [0, 1, 2, 3]}
+    newer = after(steps.heartbeat(two, metadata(two, "one")))
+    kept = after(steps.renew(newer, {"two"}, {"one": seen["one"]}))
+    assert (kept.generation, [item.seen for item in kept.members]) == (2, [2, 3])
+    # Nobody takes itself out, and who is taken out already writes nothing.
+    assert [item.id for item in after(steps.renew(two, {"two"}, {"two": seen["two"]})).members] == ["one", "two"]
+    assert steps.renew(left, {"one"}, {}) is None
+    joined_later = after(steps.share(two, member("three"), FOUR, seen))
+    assert owned(joined_later) == {"three": [0, 1, 2, 3]}
+
+
+def test_what_a_member_has_pending_is_superseded_with_it_unless_it_left() -> None:
+    two = shared("one", "two")
+    state = after(steps.prepare(two, metadata(two, "one"), "t", 0, 1, [at("a", {0: 5})]))
+    assert not state.is_superseded(state.pending[0])
+    taken_out = after(steps.renew(state, {"two"}, {"one": state.number}))
+    assert taken_out.is_superseded(taken_out.pending[0])
+    left = after(steps.leave(state, metadata(state, "one")))
+    assert not left.is_superseded(left.pending[0])
+    # Also after it gave up the partition: the next owner waits until it is decided.
+    first = state.member("one")
+    assert first is not None
+    moved = after(steps.revoke(state, metadata(state, "one"), first.revoked))
+    assert not moved.is_superseded(moved.pending[0])
+
+
+def test_a_static_member_takes_the_place_of_the_one_before() -> None:
+    state = after(steps.share(shared("x"), member("one", instance_id="i"), FOUR, {}))
+    first = state.member("x")
+    assert first is not None
+    state = after(steps.revoke(state, metadata(state, "x"), first.revoked))
+    again = after(steps.share(state, member("two", instance_id="i"), FOUR, {}))
+    assert owned(again) == {"two": owned(state)["one"], "x": owned(state)["x"]}
+    with pytest.raises(Fenced):
+        steps.heartbeat(again, metadata(state, "one"))
+
+
+def test_more_partitions_and_other_topics_are_a_new_generation() -> None:
+    one = shared("one")
+    assert steps.subscribe(one, metadata(one, "one"), ["a"], FOUR) is None
+    more = after(steps.subscribe(one, metadata(one, "one"), ["a"], {"a": 6}))
+    assert (more.partitions, owned(more)) == ({"a": 6}, {"one": [0, 1, 2, 3, 4, 5]})
+    other = after(steps.subscribe(more, metadata(more, "one"), ["b"], {"b": 1}))
+    assert other.partitions == {"b": 1}
+    item = other.member("one")
+    assert item is not None
+    assert item.owned - item.revoked == {("b", 0)}
+    assert len(item.revoked) == 6
+
+
+def test_members_need_an_assignor_in_common() -> None:
+    assert common_assignor([member("a", "range", "sticky"), member("b", "sticky", "range")]) == "range"
+    assert common_assignor([member("a", "range", "sticky"), *[member(x, "sticky", "range") for x in "bc"]]) == "sticky"
+    assert common_assignor([member("a", "sticky"), member("b", "range", "sticky")]) == "sticky"
+    with pytest.raises(Conflict, match="one assignor in common, found range; sticky"):
+        steps.share(
+            after(steps.share(GroupState("g"), member("a", "range"), FOUR, {})), member("b", "sticky"), FOUR, {}
+        )
+
+
+def test_one_member_that_owns_all_and_members_that_share_take_each_others_place() -> None:
+    two = shared("one", "two")
+    query = joined("query", two)
+    assert (query.members, query.partitions, query.instance) == ((), {}, "query")
+    with pytest.raises(Fenced, match=r"it is at generation 3 \(query\)"):
+        steps.commit(query, metadata(two, "one"), [])
+    again = shared("one", state=query)
+    assert again.instance is None
+    with pytest.raises(Fenced):
+        steps.heartbeat(again, GroupMetadata("g", 3, "query"))
+
+
+def test_what_operators_do_takes_all_members_out() -> None:
+    two = after(steps.commit(shared("one", "two"), GroupMetadata("g", 1, "one"), [at("a", {0: 1})]))
+    for stepped in (
+        steps.alter(two, [at("a", {0: 0})]),
+        steps.delete_offsets(two, {"a": [0]}),
+        steps.delete(two),
+        steps.restore(two, [], 9),
+    ):
+        state = after(stepped)
+        assert (state.members, state.active) == ((), None)
+    assert after(steps.restore(two, [at("a", {0: 9}, time_ms=99)], 1)).members == two.members
+
+
+def test_entries_with_members_need_the_feature_and_others_do_not() -> None:
+    two = shared("one", "two")
+    assert two.read_features == two.write_features == (GROUP_MEMBERS,)
+    assert after(steps.alter(two, [])).write_features == ()
+    data = GROUP_JSON.encode(two)
+    document = documents.decode(data, "k", "entry").document
+    document.pop("crc")
+    owners = document["members"][1]
+    assert list(owners) == [
+        *("id", "instanceId", "clientId", "host", "sessionTimeoutMs", "assignors", "topics"),
+        *("generation", "seen", "owned", "awaited"),
+    ]
+    owners["owned"] = {"a": [0]}
+    with pytest.raises(Corrupt, match="members that own each partition once"):
+        GROUPS.decode(documents.encode(document), "k", two.number)
+    owners["owned"], owners["id"] = {}, "one"
+    with pytest.raises(Corrupt, match="in the order of ids, each once"):
+        GROUPS.decode(documents.encode(document), "k", two.number)
+    owners["id"], owners["seen"] = "two", 9
+    with pytest.raises(Corrupt, match="seen in entries up to 1"):
+        GROUPS.decode(documents.encode(document), "k", two.number)
+
+
+def test_an_older_sparklog_refuses_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = GROUP_JSON.encode(shared("one"))
+    monkeypatch.setattr(documents, "KNOWN_READ_FEATURES", frozenset())
+    with pytest.raises(BadRequest, match="needs the sparklog features groupMembers to be read; upgrade sparklog"):
+        GROUPS.decode(data, "k", 0)
+
+
+def test_generations_of_members_start_over_after_the_highest() -> None:
+    state = shared("two", state=replace(shared("one"), generation=2**31 - 1))
+    assert (state.generation, metadata(state, "two").generation) == (1, 1)

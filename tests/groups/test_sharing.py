@@ -1,0 +1,212 @@
+"""Members that share a group's partitions, each in a process of its own, by requests to one store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from sparklog.errors import BadRequest, Conflict, Fenced
+from sparklog.groups.group import Group
+from sparklog.groups.lag import Groups, lag
+from sparklog.groups.sharing import JoinRequest, SharedMembership, join_shared
+from sparklog.log.topic.root import Root
+from sparklog.testing.wrapper_stores import CountingStore
+from sparklog.transactions.producer import transactional
+from tests.support.topics_world import TopicsWorld
+
+SESSION_MS = 9_000
+
+
+def join(
+    world: TopicsWorld, name: str = "m", *, root: Root | None = None, topics: Sequence[str] = ("a",), **how: object
+) -> SharedMembership:
+    subscription = JoinRequest(topics=tuple(topics), session_timeout_ms=SESSION_MS, client_id=name, **how)  # type: ignore[arg-type]
+    opened = world.root() if root is None else root
+    return join_shared(
+        Group(opened, "g"), subscription, {topic: opened.topic(topic).log.head().partitions for topic in topics}
+    )
+
+
+def settle(*members: SharedMembership) -> None:
+    """Let members look and give up, until all is as the newest generation says."""
+    for _ in range(4):
+        for member in members:
+            member.look()
+            if member.revoking():
+                member.revoke()
+
+
+def partitions(member: SharedMembership) -> list[int]:
+    return sorted(partition for _, partition in member.assigned())
+
+
+def test_two_members_share_and_one_that_leaves_hands_over_at_once() -> None:
+    world = TopicsWorld(partitions=4)
+    one = join(world, "one")
+    assert partitions(one) == [0, 1, 2, 3]
+    two = join(world, "two")
+    assert partitions(two) == []
+    # What it is to give up it reads on, until two looks have shown the same.
+    assert one.look()
+    assert (partitions(one), one.revoking()) == ([0, 1, 2, 3], frozenset())
+    assert one.look()
+    assert len(one.revoking()) == 2
+    settle(one, two)
+    assert (len(partitions(one)), len(partitions(two))) == (2, 2)
+    assert sorted(partitions(one) + partitions(two)) == [0, 1, 2, 3]
+    first = partitions(two)[0]
+    two.commit({"a": {first: 7}})
+    with pytest.raises(Fenced, match="'s now, not"):
+        one.commit({"a": {first: 1}})
+    two.leave()
+    two.leave()
+    assert one.look()
+    assert partitions(one) == [0, 1, 2, 3]
+    with pytest.raises(Fenced, match="join again"):
+        two.look()
+    with pytest.raises(Fenced):
+        two.commit({"a": {first: 9}})
+    assert Groups(world.root()).group("g").committed()["a", first].offset == 7
+
+
+def test_a_member_that_stops_is_replaced_after_its_session_and_not_before() -> None:
+    world = TopicsWorld(partitions=4)
+    one, two = join(world, "one"), join(world, "two")
+    settle(one, two)
+    for _ in range(2):
+        world.now_ms += SESSION_MS // 3
+        one.keep_alive()
+    one.look()
+    assert len(partitions(one)) == 2
+    world.now_ms += SESSION_MS // 3
+    one.keep_alive()
+    one.look()
+    assert partitions(one) == [0, 1, 2, 3]
+    with pytest.raises(Fenced):
+        two.keep_alive()
+    # A new member asks the store at once: whoever is gone holds it up no longer than its session.
+    world.now_ms += SESSION_MS
+    three = join(world, "three")
+    assert partitions(three) == [0, 1, 2, 3]
+
+
+def test_a_clock_that_steps_ahead_takes_nobody_out_alone() -> None:
+    world = TopicsWorld(partitions=4)
+    one, two = join(world, "one"), join(world, "two")
+    settle(one, two)
+    world.set_wall_clock(10 * SESSION_MS)
+    one.keep_alive()
+    two.keep_alive()
+    assert len(two.state.members) == 2
+    world.now_ms += SESSION_MS // 3 + 1
+    one.keep_alive()
+    two.keep_alive()
+    assert not two.look() or len(two.state.members) == 2
+
+
+def test_a_quiet_member_costs_an_entry_each_third_of_its_session_and_a_look_one_request() -> None:
+    world = TopicsWorld(partitions=4)
+    store = CountingStore(world.store)
+    one = join(world, "one", root=world.root(store))
+    store.reset()
+    for _ in range(9):
+        world.now_ms += SESSION_MS // 9 + 1
+        one.keep_alive()
+        one.look()
+    assert store.counts["create"] == 3
+    assert store.counts["stat"] == 0
+    # An entry costs two more: is the root still the one that was opened, and the entry before still there.
+    assert store.counts["get"] == 9 + 2 * 3
+
+
+def test_members_of_one_process_show_that_they_are_alive_by_one_entry() -> None:
+    world = TopicsWorld(partitions=4)
+    store = CountingStore(world.store)
+    root = world.root(store)
+    members = [join(world, name, root=root) for name in ("one", "two", "three")]
+    settle(*members)
+    store.reset()
+    for _ in range(9):
+        world.now_ms += SESSION_MS // 9 + 1
+        for member in members:
+            member.keep_alive()
+    assert store.counts["create"] == 3
+    # One that does nothing any more is not shown alive by the others.
+    for _ in range(15):
+        world.now_ms += SESSION_MS // 9
+        for member in members[:2]:
+            member.keep_alive()
+    assert len(members[0].group.log.refresh().members) == 2
+    with pytest.raises(Fenced):
+        members[2].look()
+
+
+def test_transactions_of_a_member_that_stopped_are_aborted_and_of_one_that_left_are_not() -> None:
+    world = TopicsWorld(partitions=2)
+    for leaves in (False, True):
+        one = join(world, "one")
+        transaction = transactional(one.group.root, "t").begin()
+        transaction.send_offsets(one, {"a": {0: 5}})
+        transaction.prepare()
+        if leaves:
+            one.leave()
+            transaction.commit()
+        else:
+            world.now_ms += SESSION_MS
+        two = join(world, "two")
+        state = two.group.stable(0, two.assigned())
+        assert [item.offset for item in state.offsets] == ([(5,)] if leaves else [])
+        two.leave()
+
+
+def test_a_query_that_owns_all_and_members_that_share_refuse_each_other_while_active() -> None:
+    world = TopicsWorld(partitions=4)
+    query = Group(world.root(), "g").join("query", session_timeout_ms=SESSION_MS)
+    with pytest.raises(Conflict, match=r"member query\): stop its consumer, or wait 9 s"):
+        join(world)
+    query.leave()
+    member = join(world)
+    with pytest.raises(Conflict, match=r"active \(Stable, 1 members\)"):
+        Group(world.root(), "g").join("query")
+    with pytest.raises(Fenced):
+        query.heartbeat()
+    world.now_ms += SESSION_MS
+    taken = Group(world.root(), "g").join("query", session_timeout_ms=SESSION_MS)
+    with pytest.raises(Fenced, match="generation 3"):
+        member.look()
+    world.now_ms += SESSION_MS
+    assert partitions(join(world)) == [0, 1, 2, 3]
+    with pytest.raises(Fenced):
+        taken.heartbeat()
+
+
+def test_operators_see_members_and_wait_for_them() -> None:
+    world = TopicsWorld(partitions=4)
+    one, two = join(world, "one"), join(world, "two")
+    group = Group(world.root(), "g")
+    assert group.description().state == "Reconciling"
+    settle(one, two)
+    description = group.description()
+    assert (description.state, [item.client_id for item in description.members]) == ("Stable", ["one", "two"])
+    one.commit({"a": {partitions(one)[0]: 0}})
+    owners = {row.partition: row.member for row in lag(world.root(), ["g"], all_partitions=True)}
+    assert owners == {partition: member.metadata.member_id for member in (one, two) for partition in partitions(member)}
+    with pytest.raises(Conflict, match="2 members"):
+        group.delete()
+    world.now_ms += SESSION_MS
+    assert (group.description().state, group.description().members) == ("Empty", ())
+    group.delete()
+    with pytest.raises(Fenced, match="it was deleted"):
+        one.look()
+
+
+def test_wrong_subscriptions_are_refused_in_one_line() -> None:
+    for wrong, text in (
+        ({"assignors": ("odd", "range")}, "partition_assignment_strategy is one or more of range.*found odd"),
+        ({"assignors": ()}, "found none"),
+        ({"session_timeout_ms": 0}, "session.timeout.ms is 1 to 86400000"),
+        ({"instance_id": ""}, "group.instance.id"),
+    ):
+        with pytest.raises(BadRequest, match=text):
+            JoinRequest(topics=("a",), **wrong)  # type: ignore[arg-type]
