@@ -28,9 +28,11 @@ if TYPE_CHECKING:
     from sparklog.datasource.data_source import partitioned
     from sparklog.datasource.session import configure, register
     from sparklog.datasource.watch import watch
-    from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable
+    from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable, Wakeup
     from sparklog.groups.consumer import Consumer, consumer
+    from sparklog.groups.consumer_records import ConsumerRecord
     from sparklog.groups.lag import Groups
+    from sparklog.groups.rebalances import RebalanceListener
     from sparklog.log.read.followed_table import FollowedTable
     from sparklog.log.read.topic_reader import TopicReader
     from sparklog.log.read.topic_scan import Scan
@@ -48,12 +50,12 @@ if TYPE_CHECKING:
     from sparklog.view import View, open_view
 
 __all__ = [
-    "BadRequest", "Conflict", "Consumer", "Corrupt", "Fenced", "FollowedTable", "Groups", "NotFound", "Producer",
-    "RecordFuture", "RecordMetadata", "Root", "Scan", "SparklogError", "Topic", "TopicReader", "TopicTable",
-    "Transaction", "TransactionalProducer", "Unavailable", "View", "WriteOptions", "WriterKey", "__version__", "backup",
-    "clone", "compact", "configure", "consumer", "datasets", "duckdb", "export_kafka", "import_kafka", "open",
-    "open_view", "partitioned", "polars", "producer", "register", "restore", "retain", "table", "transactional",
-    "verify", "watch",
+    "BadRequest", "Conflict", "Consumer", "ConsumerRecord", "Corrupt", "Fenced", "FollowedTable", "Groups", "NotFound",
+    "Producer", "RebalanceListener", "RecordFuture", "RecordMetadata", "Root", "Scan", "SparklogError", "Topic",
+    "TopicReader", "TopicTable", "Transaction", "TransactionalProducer", "Unavailable", "View", "Wakeup",
+    "WriteOptions", "WriterKey", "__version__", "backup", "clone", "compact", "configure", "consumer", "datasets",
+    "duckdb", "export_kafka", "import_kafka", "open", "open_view", "partitioned", "polars", "producer", "register",
+    "restore", "retain", "table", "transactional", "verify", "watch",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:
@@ -64,9 +66,11 @@ if not TYPE_CHECKING:
             "sparklog.datasource.session": "configure register",
             "sparklog.datasource.data_source": "partitioned",
             "sparklog.datasource.watch": "watch",
-            "sparklog.errors": "BadRequest Conflict Corrupt Fenced NotFound SparklogError Unavailable",
+            "sparklog.errors": "BadRequest Conflict Corrupt Fenced NotFound SparklogError Unavailable Wakeup",
             "sparklog.groups.consumer": "Consumer consumer",
+            "sparklog.groups.consumer_records": "ConsumerRecord",
             "sparklog.groups.lag": "Groups",
+            "sparklog.groups.rebalances": "RebalanceListener",
             "sparklog.view": "View open_view",
             "sparklog.log.read.followed_table": "FollowedTable",
             "sparklog.log.read.topic_reader": "TopicReader",

@@ -69,6 +69,12 @@ class Unavailable(SparklogError, OSError):
     code = "SPARKLOG_UNAVAILABLE"
 
 
+class Wakeup(SparklogError):
+    """Another thread has called `wakeup` of the consumer that waited: end its loop, and close it."""
+
+    code = "SPARKLOG_WAKEUP"
+
+
 def nearest(word: str, candidates: Iterable[str], limit: int = 3) -> list[str]:
     """Return the candidates most like `word`, best first, for "did you mean"."""
     import difflib

@@ -36,6 +36,19 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
     "sparklog/format/legacy/legacy_kernels.py": ("tests/format/test_legacy.py",),
     "sparklog/format/legacy/old_messages.py": ("tests/format/test_legacy.py", "tests/kafka/test_legacy.py"),
     "sparklog/groups/sticky_assignor.py": ("tests/groups/test_assignors.py",),
+    **dict.fromkeys(
+        (
+            *("sparklog/groups/consumer_options.py", "sparklog/groups/consumer_records.py"),
+            *("sparklog/groups/fetcher.py", "sparklog/groups/member_of_group.py", "sparklog/groups/offset_commits.py"),
+            *("sparklog/groups/partition_reader.py", "sparklog/groups/positions.py", "sparklog/groups/rebalances.py"),
+            *("sparklog/groups/shared_member.py", "sparklog/groups/starting_positions.py"),
+            "sparklog/groups/topics_read.py",
+        ),
+        (
+            *("tests/groups/test_consumer.py", "tests/groups/test_consumer_reading.py"),
+            "tests/groups/test_consumer_sharing.py",
+        ),
+    ),
     "sparklog/kafka/importing/plan.py": ("tests/kafka/test_importing.py",),
     "sparklog/kafka/importing/segment.py": ("tests/kafka/test_importing.py", "tests/kafka/test_import_undecodable.py"),
     "sparklog/kafka/importing/topic_configs.py": ("tests/kafka/test_importing.py",),

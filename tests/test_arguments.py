@@ -108,9 +108,12 @@ def calls() -> Calls:
         add(f"Topic.{name}", lambda p, name=name: getattr(p.topic, name), **given)  # type: ignore[misc]
     for name, given in {
         "poll": {}, "position": {"topic": "t", "partition": 0}, "seek": {"topic": "t", "partition": 0, "offset": 0},
-        "commit": {}, "close": {},
+        "commit": {}, "close": {}, "commit_async": {}, "subscribe": {"topics": "t"},
+        "beginning_offsets": {"partitions": {"t": [0]}}, "end_offsets": {"partitions": [("t", 0)]},
+        "offsets_for_times": {"times": {("t", 0): 1}}, "seek_to_timestamp": {"timestamp_ms": 1},
     }.items():  # fmt: skip
         add(f"Consumer.{name}", lambda p, name=name: getattr(p.consumer(), name), **given)  # type: ignore[misc]
+    add("Consumer.assign", lambda p: sparklog.consumer(p.root, "h").assign, partitions={"t": [0]})
     add("TopicTable.follow", lambda p: p.topic.table().follow)
     for name, given in {"get": {"key": "a"}, "__contains__": {"key": "a"}, "wait": {"timeout_s": 0}}.items():
         add(f"FollowedTable.{name}", lambda p, name=name: getattr(p.topic.table().follow(), name), **given)  # type: ignore[misc]
@@ -142,7 +145,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 def outcome(call: Callable[..., object], given: Mapping[str, Any]) -> Exception | None:
     try:
         made = call(**given)
-        if isinstance(made, (sparklog.Scan, sparklog.TopicTable, Iterator)):
+        if isinstance(made, (sparklog.Scan, sparklog.TopicTable, Iterator)) and not isinstance(made, sparklog.Consumer):
             list(made)
     except Exception as error:  # noqa: BLE001  (which kind comes out is the question)
         return error
@@ -184,7 +187,7 @@ def test_right_ones_are_taken(place: Place) -> None:
         (lambda p: sparklog.datasets(p.root, isolation="x"), "did you mean 'isolation_level'?"),
         (lambda p: p.topic.get(), "get: missing a required argument: 'key'"),
         (lambda p: sparklog.consumer(p.root, "g", topics="t.*"),
-         "a consumer reads topics by their names, found 't.*'; root.topics() lists them"),
+         "a consumer reads topics by their names, found 't.*'; pattern= takes an expression"),
         (lambda p: sparklog.consumer(p.root, "g", topics=()), "a consumer needs topics, found none"),
         (lambda p: sparklog.WriteOptions(batch_bytes="5"), "batch_bytes is a whole number of at least 0, found '5'"),
     ],

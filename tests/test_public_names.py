@@ -34,8 +34,10 @@ NAMES = {
         *("add", "discard"),
     },
     "Consumer": {
-        *("close", "commit", "committed", "group_metadata", "poll", "position", "positions"),
-        *("seek", "seek_to_beginning", "seek_to_committed", "seek_to_end"),
+        *("assign", "assignment", "pause", "paused", "resume", "subscribe", "subscription", "unsubscribe"),
+        *("beginning_offsets", "end_offsets", "offsets_for_times"),
+        *("close", "commit", "commit_async", "committed", "group_metadata", "poll", "position", "positions", "wakeup"),
+        *("seek", "seek_to_beginning", "seek_to_committed", "seek_to_end", "seek_to_timestamp"),
         *("auto_commit_interval_ms", "group", "isolation", "max_poll_records", "membership", "topics"),
     },
     "Producer": {

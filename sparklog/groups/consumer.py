@@ -1,116 +1,89 @@
 """A consumer in plain Python: reads topics and commits the offsets of its group.
 
-It is Kafka's consumer with one instance per group. The newest instance owns all partitions of its topics and fences an
-older one at its next commit or heartbeat. All work is done inside the calls; no thread runs in the background: a
-consumer that does not `poll` for longer than its session timeout counts as gone.
-
-Records come partition by partition in offset order. Compacted offsets and markers are passed over, under read_committed
-aborted records too. Nothing is read past the last stable offset.
+It is Kafka's consumer: `poll` does the work. Records come partition by partition in offset order. Compacted offsets and
+markers are passed over, under read_committed aborted records too. Nothing is read past the last stable offset.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypedDict
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
-import pyarrow as pa
-
-from sparklog.errors import BadRequest, Conflict, Fenced, NotFound, SparklogError, Unavailable
+from sparklog.errors import BadRequest, Conflict, Fenced, NotFound, SparklogError, Unavailable, Wakeup
 from sparklog.format.checkpoint_files import TopicPartition
-from sparklog.groups.group import SESSION_TIMEOUT_MS, Group, Membership, Offsets
+from sparklog.groups.consumer_options import KINDS, TOPICS, ConsumerKeywords, ConsumerOptions
+from sparklog.groups.group import Group, Membership, Offsets
 from sparklog.groups.group_state import CommittedOffset, GroupMetadata
-from sparklog.log.journal.arguments import NAME, NAMES, NUMBER, POSITIONS, SECONDS, ArgumentKind, checked, whole
-from sparklog.log.journal.names import is_topic_name
-from sparklog.log.read.read_plan import check_isolation, read_parts
-from sparklog.log.state.view import COLUMNS, Bounds, IsolationLevel, OffsetRange, check_columns
-from sparklog.log.topic.root import ROOT, Root, RootView, open_root
-from sparklog.storage.retries import SETTLE_MS, Backoff
+from sparklog.groups.member_of_group import Alone, ByHand, MemberOfGroup
+from sparklog.groups.offset_commits import CommitCallback, OffsetCommits
+from sparklog.groups.partition_reader import PartitionReader
+from sparklog.groups.positions import PLACES, Partitions, places_of
+from sparklog.groups.rebalances import RebalanceListener, Rebalances
+from sparklog.groups.shared_member import SharedMember
+from sparklog.groups.topics_read import TopicSubscription, subscription_to
+from sparklog.log.journal.arguments import NAME, POSITIONS, ArgumentKind, checked, instance
+from sparklog.log.topic.root import ROOT, Root, open_root
 from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _LOG = logging.getLogger("sparklog.groups")
-OffsetReset = Literal["earliest", "latest", "none"]
-EARLIEST, LATEST, NONE = "earliest", "latest", "none"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConsumerOptions:
-    """Options of a consumer: see `consumer`."""
-
-    auto_offset_reset: OffsetReset = "latest"
-    enable_auto_commit: bool = True
-    auto_commit_interval_ms: int = 5_000
-    isolation_level: IsolationLevel = "read_committed"
-    session_timeout_ms: int = SESSION_TIMEOUT_MS
-    max_poll_records: int | None = None
-    columns: Sequence[str] = COLUMNS
-    instance: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.auto_offset_reset not in (EARLIEST, LATEST, NONE):
-            raise BadRequest(f"auto_offset_reset is {EARLIEST}, {LATEST} or {NONE}, found {self.auto_offset_reset!r}")
-        check_isolation(self.isolation_level)
-        check_columns(self.columns)
-
-
-class ConsumerKeywords(TypedDict, total=False):
-    """The fields of `ConsumerOptions`, as keyword arguments."""
-
-    auto_offset_reset: OffsetReset
-    enable_auto_commit: bool
-    auto_commit_interval_ms: int
-    isolation_level: IsolationLevel
-    session_timeout_ms: int
-    max_poll_records: int | None
-    columns: Sequence[str]
-    instance: str | None
+PATTERN = ArgumentKind("a regular expression", lambda value: isinstance(value, (str, re.Pattern)))
+LISTENER = instance("a RebalanceListener", RebalanceListener).or_none()
 
 
 @checked(
     ConsumerOptions,
     root=ROOT,
-    group=NAME,
-    topics=ArgumentKind("a name or a list of names", lambda value: NAME.accepts(value) or NAMES.accepts(value)),
-    auto_commit_interval_ms=NUMBER,
-    session_timeout_ms=NUMBER,
-    max_poll_records=whole(1).or_none(),
-    instance=NAME.or_none(),
+    group=NAME.or_none(),
+    topics=TOPICS.or_none(),
+    pattern=PATTERN.or_none(),
+    listener=LISTENER,
+    **KINDS,
 )
 def consumer(
     root: Root | Store | str | os.PathLike[str],
-    group: str,
+    group: str | None = None,
     *,
-    topics: str | Sequence[str],
+    topics: str | Sequence[str] | None = None,
+    pattern: str | re.Pattern[str] | None = None,
+    listener: RebalanceListener | None = None,
     **options: Unpack[ConsumerKeywords],
 ) -> Consumer:
     """Join a consumer group, and read topics from its committed offsets on.
 
     Args:
         root: an open root, or its location.
-        group: the id of the group; it is made if there is none.
-        topics: one name, or several.
+        group: the id of the group; it is made if there is none. None: read alone, and commit nothing.
+        topics: one name, or several; without topics and pattern call `subscribe` or `assign`.
+        pattern: read the topics whose names this regular expression matches as a whole, also those that come later.
+        listener: is told which partitions come and go.
         auto_offset_reset: where a partition begins whose committed offset is missing or out of range; `none` raises
             `NotFound`.
         enable_auto_commit: commit what `poll` has returned at the next `poll`, and on `close`.
         auto_commit_interval_ms: how often, at most.
         isolation_level: `read_committed` leaves out what is aborted or open.
-        session_timeout_ms: a consumer that does not `poll` for longer counts as gone.
+        session_timeout_ms: a consumer that shows no life for longer counts as gone.
+        heartbeat_interval_ms: how often it looks at its group.
+        max_poll_interval_ms: a consumer that does not `poll` for longer leaves its group.
         max_poll_records: of one `poll` at most; None: as many as are read at once.
+        metadata_max_age_ms: how often topics are looked for that match the pattern.
+        consumer_timeout_ms: the end of an iteration, after nothing came for so long; None: it waits.
         columns: of the record batches.
-        instance: a name of this member; default: a new one. A new instance fences the one before.
+        client_id: a name of this program, for listings.
+        group_instance_id: a name that this member keeps over restarts; default: a new one.
+        partition_assignment_strategy: `cooperative-sticky`, `range`, `roundrobin` or `sticky`.
 
     Returns:
         A `Consumer`, to be closed or used as a context manager.
 
     Raises:
         NotFound: a topic does not exist.
+        BadRequest: an option does not exist, or cannot have this value.
         Unavailable: a transaction has offsets of the group pending for more than a minute.
 
     Example:
@@ -119,43 +92,30 @@ def consumer(
                 print(batch.num_rows)
     """
     opened = root if isinstance(root, Root) else open_root(root)
-    return Consumer(opened, group, [topics] if isinstance(topics, str) else list(topics), ConsumerOptions(**options))
+    reader = Consumer(opened, group, ConsumerOptions(**options))
+    if topics is not None or pattern is not None:
+        reader.subscribe(topics, pattern=pattern, listener=listener)
+    return reader
 
 
-class Consumer:
-    """A member of a consumer group that reads topics: see `consumer`. Not safe to share between threads."""
+class Consumer(PartitionReader):
+    """A reader of partitions, a member of a group if it has one: see `consumer`. Threads may not share it."""
 
-    def __init__(self, root: Root, group: str, topics: Sequence[str], options: ConsumerOptions) -> None:
-        _check_topics(topics)
-        self.isolation = options.isolation_level
-        self.topics = tuple(dict.fromkeys(topics))
-        self.auto_commit_interval_ms = options.auto_commit_interval_ms if options.enable_auto_commit else None
-        self._root = root
-        self._env = root.env
-        self._view = RootView(root)
-        self._reset = options.auto_offset_reset
-        self.max_poll_records = options.max_poll_records
-        self._columns = tuple(options.columns)
-        self._view.refresh(self.topics)
-        self._ids = {topic: self._view.topic_id(topic) for topic in self.topics}
-        self._bounds = {topic: self._view.bounds(topic) for topic in self.topics}
-        self.group = Group(root, group)
-        self.membership: Membership = self.group.join(options.instance, session_timeout_ms=options.session_timeout_ms)
-        self.membership.topic_ids.update(self._ids)
-        self._committed_at = self._env.now()
-        self._kept: dict[TopicPartition, int] = {}
-        self._positions: dict[TopicPartition, int] = {}
-        self._stream: Iterator[pa.RecordBatch] | None = None
-        self._waiting: deque[pa.RecordBatch] = deque()
-        self._closed = False
-        try:
-            self.seek_to_committed()
-        except SparklogError:
-            self.membership.leave()
-            raise
+    def __init__(self, root: Root, group: str | None, options: ConsumerOptions) -> None:
+        super().__init__(root, None if group is None else Group(root, group), options)
+        automatic = options.enable_auto_commit and group is not None
+        self.auto_commit_interval_ms = options.auto_commit_interval_ms if automatic else None
+        self._commits = OffsetCommits(self._env, self._positions, self.auto_commit_interval_ms)
+        self._rebalances = Rebalances(self._positions, self._fetcher, self._starts, self._commit_before_revoke)
+        self._member: MemberOfGroup | None = None
+        self._subscription: TopicSubscription | None = None
+        self._names: tuple[str, ...] = ()
+        self._matched = self._env.now()
+        self._woken = False
 
     def __repr__(self) -> str:
-        return f"Consumer({self.group.id!r}, {self._root.location!r}, {', '.join(self.topics)})"
+        group = "no group" if self._group is None else repr(self._group.id)
+        return f"Consumer({group}, {self._root.location!r}, {', '.join(self.topics) or 'no topics'})"
 
     def __enter__(self) -> Consumer:
         return self
@@ -164,165 +124,125 @@ class Consumer:
         # What was being worked on when it failed is not done.
         self.close(commit=kind is None)
 
-    # -- reading
+    @property
+    def group(self) -> Group:
+        """The group. `BadRequest` if it has none."""
+        if self._group is None:
+            raise BadRequest(f"{self!r} has no group: give one")
+        return self._group
 
-    @checked(timeout=SECONDS)
-    def poll(self, timeout: float = 0.0) -> list[pa.RecordBatch]:
-        """Read the next records.
+    @property
+    def membership(self) -> Membership:
+        """The right to commit for the group. `BadRequest` if it is no member."""
+        if not isinstance(self._member, SharedMember):
+            raise BadRequest(f"{self!r} is no member of a group: subscribe, or send offsets by the group's name")
+        return self._member.membership
+
+    # -- what is read
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics that are subscribed to, or of the partitions that were assigned by hand."""
+        return self._names
+
+    @checked(topics=TOPICS.or_none(), pattern=PATTERN.or_none(), listener=LISTENER)
+    def subscribe(
+        self,
+        topics: str | Sequence[str] | None = None,
+        *,
+        pattern: str | re.Pattern[str] | None = None,
+        listener: RebalanceListener | None = None,
+    ) -> None:
+        """Read these topics in place of those before, as a member of the group. Without a group: all partitions.
 
         Args:
-            timeout: seconds to wait for some, where there are none yet.
-
-        Returns:
-            Record batches, with the columns that were asked for; empty if nothing came.
+            topics: one name, or several.
+            pattern: a regular expression for whole names, in place of topics.
+            listener: is told which partitions come and go, in place of the one before.
 
         Raises:
-            BadRequest: the consumer is closed.
-            Fenced: a newer consumer of the group took over.
-            Conflict: a topic was deleted or created again.
-            NotFound: offsets that were not read are gone, under `auto_offset_reset="none"`.
+            NotFound: a topic does not exist.
+            BadRequest: partitions were assigned by hand: `unsubscribe` first.
         """
         self._check_open()
-        begun = self._env.now()
-        while True:
-            self._keep_up()
-            batches = self._take()
-            if batches:
-                return batches
-            self._view.follow(self.topics)
-            self._take_bounds()
-            ranges = [wanted for topic in self.topics for wanted in self._ranges(topic)]
-            if ranges:
-                self._stream = self._read(ranges)
-                continue
-            left_ms = timeout * 1000 - self._env.now().elapsed_ms(begun)
-            if left_ms <= 0:
-                return []
-            self._env.sleep(min(self._view.poll_interval_ms, left_ms) / 1000)
+        if isinstance(self._member, ByHand):
+            raise BadRequest(f"{self!r} has partitions assigned by hand: unsubscribe first")
+        subscription = subscription_to(topics, pattern)
+        names = subscription.matching(self._view)
+        self._topics.look(names)
+        self._rebalances.listener = RebalanceListener() if listener is None else listener
+        self._subscription, self._names, self._matched = subscription, names, self._env.now()
+        if self._member is not None:
+            self._member.subscribe(names)
+            return
+        self._member = self._join()
+        try:
+            self._rebalances.follow(self._member)
+        except SparklogError:
+            self._member.leave()
+            self._forget()
+            raise
 
-    def _take(self) -> list[pa.RecordBatch]:
-        """Hand out batches that have been read, or read one more; positions move after them."""
-        if not self._waiting and self._stream is not None:
-            try:
-                self._waiting.append(next(self._stream))
-            except StopIteration:
-                self._stream = None
-            except NotFound as error:
-                # Deleted before they were read: where to go on is for the reset policy to say.
-                _LOG.warning("%s", error)
-                self._stream = None
-        batches, room = [], self.max_poll_records
-        while self._waiting and (room is None or room > 0):
-            batch = self._waiting.popleft()
-            if room is not None and batch.num_rows > room:
-                self._waiting.appendleft(batch.slice(room))
-                batch = batch.slice(0, room)
-            self._move_after(batch)
-            batches.append(batch.select(self._columns))
-            room = None if room is None else room - batch.num_rows
-        return batches
+    def _join(self) -> MemberOfGroup:
+        if self._group is not None:
+            return SharedMember(self._topics, self._group, self._names, self._options)
+        member = Alone(self._topics)
+        member.subscribe(self._names)
+        return member
 
-    def _move_after(self, batch: pa.RecordBatch) -> None:
-        topic = batch.column("topic")[0].as_py()
-        partitions = batch.column("partition").to_numpy()
-        offsets = batch.column("offset").to_numpy()
-        # Offsets of a partition go up: its last row is the newest.
-        last, first = np.unique(partitions[::-1], return_index=True)
-        for partition, offset in zip(last.tolist(), offsets[::-1][first].tolist(), strict=True):
-            self._positions[topic, partition] = offset + 1
+    @checked(partitions=PLACES)
+    def assign(self, partitions: Partitions) -> None:
+        """Read these partitions in place of those before, and be no member of the group.
 
-    def _look(self) -> None:
-        """Look up the bounds of the topics now. `Conflict` if one was created again."""
-        self._view.refresh(self.topics)
-        self._take_bounds()
-
-    def _take_bounds(self) -> None:
-        for topic in self.topics:
-            if self._view.topic_id(topic) != self._ids[topic]:
-                raise Conflict(f"topic {topic} was deleted and created again while it was read: start again")
-            self._bounds[topic] = self._view.bounds(topic)
-
-    def _ranges(self, topic: str) -> list[OffsetRange]:
-        """Return the ranges to read of a topic; new partitions begin at their log start."""
-        unread = []
-        for partition, bounds in self._bounds[topic].items():
-            key = topic, partition
-            position = self._positions.setdefault(key, bounds.log_start)
-            if not bounds.log_start <= position <= bounds.log_end:
-                position = self._positions[key] = self._start(key, position, bounds)
-            if position < bounds.end(self.isolation):
-                unread.append(OffsetRange(topic, partition, position, bounds.end(self.isolation)))
-        fetch_bytes = self._root.store.limits.fetch_bytes
-        return [
-            OffsetRange(
-                topic, offsets.partition, offsets.start, max(*stored.at_bytes(fetch_bytes), *stored.at_records(1))
-            )
-            for offsets, stored in zip(unread, self._view.stored(unread), strict=True)
-        ]
-
-    def _read(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
-        columns = tuple(dict.fromkeys((*self._columns, "topic", "partition", "offset")))
-        for topic in self.topics:
-            of_topic = [offsets for offsets in ranges if offsets.topic == topic]
-            yield from read_parts(self._view.plan(of_topic, self.isolation), columns)
-            for offsets in of_topic:
-                # After the last record there may be markers, aborted ones, or gaps.
-                self._positions[topic, offsets.partition] = offsets.end
-
-    # -- positions
-
-    @checked(topic=NAME, partition=NUMBER)
-    def position(self, topic: str, partition: int) -> int:
-        """Return the position in a partition.
+        Its offsets are committed for the group as long as that has no members.
 
         Args:
-            topic: its name.
-            partition: its number.
-
-        Returns:
-            The next offset that `poll` reads.
+            partitions: topic to partitions, or pairs of topic and partition; none: as `unsubscribe`.
 
         Raises:
-            NotFound: the partition is not read here.
+            NotFound: there is no such partition.
+            BadRequest: topics are subscribed to: `unsubscribe` first.
         """
-        if (topic, partition) not in self._positions:
-            raise NotFound(f"{self!r} does not read partition {partition} of topic {topic}")
-        return self._positions[topic, partition]
-
-    def positions(self) -> dict[str, dict[int, int]]:
-        """Return all positions: what `commit` commits.
-
-        Returns:
-            Topic to partition to the next offset to read.
-        """
-        positions: dict[str, dict[int, int]] = {topic: {} for topic in self.topics}
-        for (topic, partition), offset in self._positions.items():
-            positions[topic][partition] = offset
-        return positions
-
-    @checked(topic=NAME, partition=NUMBER, offset=NUMBER)
-    def seek(self, topic: str, partition: int, offset: int) -> None:
-        """Go on from an offset. If it is out of range, `auto_offset_reset` counts at the next `poll`.
-
-        Args:
-            topic: its name.
-            partition: its number.
-            offset: the next one to read.
-
-        Raises:
-            NotFound: the partition is not read here.
-        """
-        self.position(topic, partition)
+        self._check_open()
+        if self._subscription is not None:
+            raise BadRequest(f"{self!r} is subscribed to topics: unsubscribe first")
+        places = places_of(partitions)
+        if not places:
+            self.unsubscribe()
+            return
+        names = tuple(dict.fromkeys(topic for topic, _ in places))
+        self._topics.look(names)
+        self._topics.bounds(places)
+        if self._member is not None:
+            self._commit_before_revoke()
         self._drop_read()
-        self._positions[topic, partition] = offset
+        self._positions.drop(self._positions.assigned - frozenset(places))
+        self._member, self._names = ByHand(self._topics, places, self._group), names
+        self._rebalances.follow(self._member)
 
-    def seek_to_beginning(self) -> None:
-        """Go on from the log start of every partition."""
-        self._seek({place: bounds.log_start for place, bounds in self._all_bounds().items()})
+    def unsubscribe(self) -> None:
+        """Read nothing more, and leave the group; positions are committed first, where that is automatic."""
+        self._check_open()
+        if self._member is not None:
+            self._leave(commit=True)
 
-    def seek_to_end(self) -> None:
-        """Go on from the end of every partition: the last stable offset, under read_committed."""
-        self._seek({place: bounds.end(self.isolation) for place, bounds in self._all_bounds().items()})
+    def subscription(self) -> frozenset[str]:
+        """Return the topics that are subscribed to.
+
+        Returns:
+            Their names; with a pattern those that match.
+        """
+        return frozenset(self._names if self._subscription is not None else ())
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        """Return the partitions that are read now.
+
+        Returns:
+            Pairs of topic and partition.
+        """
+        return self._positions.assigned
+
+    # -- committing
 
     def seek_to_committed(self) -> None:
         """Go on from the committed offsets: where a consumer begins, and where it goes after an aborted transaction.
@@ -331,68 +251,20 @@ class Consumer:
             NotFound: an offset is missing or out of range, under `auto_offset_reset="none"`.
             Unavailable: a transaction has offsets of the group pending for more than a minute.
         """
-        state = self.group.stable()
-        self._kept = {
-            (topic, partition): offset
-            for offsets in state.offsets
-            if self._ids.get(offsets.topic) == offsets.topic_id
-            for topic, partition, offset in offsets.positions()
-        }
-        bounds = self._bounds_with_committed()
-        self._seek({place: self._start(place, self._kept.get(place), limits) for place, limits in bounds.items()})
-
-    def _bounds_with_committed(self) -> dict[TopicPartition, Bounds]:
-        """Return the bounds once they reach the committed offsets.
-
-        The cache of a network file system hides new commits of a topic for a while, from this host alone. Offsets that
-        were committed on another host then seem to be beyond the end, and a reset would read everything again.
-        """
-        backoff = Backoff(self._env)
-        while True:
-            bounds = self._all_bounds()
-            beyond = [f"{t}-{p}" for (t, p), limits in bounds.items() if self._kept.get((t, p), 0) > limits.log_end]
-            if not beyond or backoff.is_over():
-                return bounds
-            if not backoff.tries:
-                _LOG.warning(
-                    "group '%s' has committed offsets beyond the end of %s that is seen here; looking again for %s s",
-                    *(self.group.id, ", ".join(beyond), SETTLE_MS // 1000),
-                )
-            self._keep_up(commit=False)
-            backoff.sleep()
-
-    def _all_bounds(self) -> dict[TopicPartition, Bounds]:
-        """Return the bounds of all partitions now: an offset committed just before must not be beyond the end."""
-        self._look()
-        return {(topic, p): bounds for topic in self.topics for p, bounds in self._bounds[topic].items()}
-
-    def _seek(self, positions: Mapping[TopicPartition, int]) -> None:
-        self._drop_read()
-        self._positions.update(positions)
-
-    def _drop_read(self) -> None:
-        self._stream = None
-        self._waiting.clear()
-
-    def _start(self, place: TopicPartition, offset: int | None, bounds: Bounds) -> int:
-        """Return `offset` if it is in range, else the position by the reset policy."""
-        if offset is not None and bounds.log_start <= offset <= bounds.log_end:
-            return offset
-        name = f"{place[0]}-{place[1]}"
-        problem = f"group '{self.group.id}' has no offset committed for {name}"
-        if offset is not None:
-            problem = f"offset {offset} of {name} is out of range: it has {bounds.log_start} to {bounds.log_end}"
-        if self._reset == NONE:
-            raise NotFound(f"{problem}; seek, reset the group, or choose auto_offset_reset earliest or latest")
-        start = bounds.log_start if self._reset == EARLIEST else bounds.end(self.isolation)
-        if offset is not None:
-            _LOG.warning("%s; going on at %s (auto_offset_reset=%s)", problem, start, self._reset)
-        return start
-
-    # -- committing
+        self._check_open()
+        if self._member is not None:
+            self._rebalances.begin(self._positions.assigned, self._member.keep_alive)
+            self._drop_read()
 
     def group_metadata(self) -> GroupMetadata:
-        """Return group, member and generation, for a transaction that sends offsets."""
+        """Return group, member and generation, for a transaction that sends offsets.
+
+        Returns:
+            What `send_offsets_to_transaction` takes.
+
+        Raises:
+            BadRequest: the consumer is no member of a group.
+        """
         return self.membership.metadata
 
     def committed(self) -> Mapping[TopicPartition, CommittedOffset]:
@@ -400,6 +272,9 @@ class Consumer:
 
         Returns:
             By topic and partition: offset, metadata, leader epoch, and when it was committed.
+
+        Raises:
+            BadRequest: the consumer has no group.
         """
         return self.group.committed()
 
@@ -413,33 +288,135 @@ class Consumer:
         Raises:
             Fenced: a newer consumer of the group took over.
             NotFound: a topic does not exist.
-            Conflict: a topic was deleted and created again.
-            BadRequest: a partition or an offset that cannot be, or the consumer is closed.
+            Conflict: a topic was created again; or the group has members, and partitions were assigned by hand.
+            BadRequest: a partition or an offset that cannot be, the consumer is closed, or has no group.
         """
-        self._check_open()
-        if offsets is None:
-            changed: dict[str, dict[int, int]] = {}
-            for (topic, partition), offset in self._positions.items():
-                if self._kept.get((topic, partition)) != offset:
-                    changed.setdefault(topic, {})[partition] = offset
-            offsets = changed
-        if any(offsets.values()):
-            self.membership.commit(offsets)
-            for topic, positions in offsets.items():
-                for partition, position in positions.items():
-                    self._kept[topic, partition] = position.offset if hasattr(position, "offset") else int(position)
+        self._commits.commit(self._committing(), offsets)
 
-    def _keep_up(self, *, commit: bool = True) -> None:
-        """Commit if that is due (and `commit`), and send a heartbeat if that is due."""
-        now = self._env.now()
+    @checked(offsets=POSITIONS.or_none())
+    def commit_async(self, offsets: Offsets | None = None, callback: CommitCallback | None = None) -> None:
+        """Commit positions at the next `poll`, `commit` or `close`, in the order of these calls.
+
+        Args:
+            offsets: topic to partition to the next offset to read; None: the positions as they are now.
+            callback: is called with the offsets, and None or the error, by the call that commits them.
+
+        Raises:
+            BadRequest: the consumer is closed, or has no group.
+        """
+        self._committing()
+        self._commits.put(offsets, callback)
+
+    def _committing(self) -> MemberOfGroup:
+        self._check_open()
+        if self._group is None or self._member is None:
+            raise BadRequest(f"{self!r} commits no offsets: give a group, and subscribe to topics or assign partitions")
+        return self._member
+
+    def _commit_before_revoke(self) -> None:
+        if self._member is not None:
+            self._commits.run_waiting(self._member)
+            if self.auto_commit_interval_ms is not None:
+                self._commits.commit(self._member)
+
+    # -- what is due
+
+    def wakeup(self) -> None:
+        """Make the `poll` that is under way, else the next one, raise `Wakeup`. Other threads may call it."""
+        self._woken = True
+
+    def _plan(self) -> bool:
         try:
-            interval_ms = self.auto_commit_interval_ms
-            if commit and interval_ms is not None and now.elapsed_ms(self._committed_at) >= interval_ms:
-                self.commit()
-                self._committed_at = now
-            self.membership.keep_alive()
+            return self._fetcher.plan() or self._rebalances.follow(self._reader())
+        except NotFound:
+            if not self._match_again():
+                raise
+            return True
+
+    def _keep_up(self) -> None:
+        """Do what is due: commits, a heartbeat, topics that match, partitions that come and go."""
+        if self._woken:
+            self._woken = False
+            raise Wakeup(f"{self!r} was woken up")
+        try:
+            member = self._reader()
+            member.keep_alive()
+            self._commits.run_due(member)
+            if self._env.now().elapsed_ms(self._matched) >= self._options.metadata_max_age_ms:
+                self._match_again()
+            if self._rebalances.follow(member):
+                self._match_again()
+        except NotFound:
+            if not self._match_again():
+                raise
+        except Fenced as error:
+            self._lose(error)
         except Unavailable as error:
-            _LOG.warning("group '%s' is behind, the next poll tries again: %s", self.group.id, error)
+            _LOG.warning("%r has not caught up, the next poll tries again: %s", self, error)
+        self._rebalances.tell()
+
+    def _lose(self, error: Fenced) -> None:
+        """Give up all partitions, as the group went on without this consumer. The next look joins again."""
+        member, self._member = self._member, None
+        if member is not None:
+            member.stop()
+        _LOG.warning("%r was taken out of its group, and joins again: %s", self, error)
+        self._rebalances.lose()
+        if isinstance(member, SharedMember) and member.is_replaced():
+            # Two processes of one static member would take turns for ever.
+            self._forget()
+            raise error
+
+    def _reader(self) -> MemberOfGroup:
+        if self._member is None and self._subscription is not None:
+            self._topics.look(self._names)
+            self._member = self._join()
+        if self._member is None:
+            raise BadRequest(f"{self!r} reads nothing: subscribe to topics, or assign partitions")
+        return self._member
+
+    def _match_again(self) -> bool:
+        """Look for topics that match the pattern, of which some may come and some go; True if there are others now."""
+        self._matched = self._env.now()
+        if self._subscription is None or self._subscription.pattern is None or self._member is None:
+            return False
+        names = self._subscription.matching(self._view)
+        if names == self._names:
+            return False
+        self._topics.look(names, new=True)
+        self._topics.forget(set(self._names) - set(names))
+        self._names = names
+        self._member.subscribe(names)
+        return True
+
+    def _leave(self, *, commit: bool) -> None:
+        """Give up all partitions and leave the group; `commit`: the positions first, where that is automatic."""
+        member = self._member
+        if member is None:
+            return
+        self._return_chunk()
+        try:
+            self._commits.run_waiting(member)
+            if commit and self.auto_commit_interval_ms is not None:
+                self._commits.commit(member)
+        except Fenced as error:
+            _LOG.warning("%r leaves its group: %s", self, error)
+            self._rebalances.lose()
+        except (Conflict, NotFound, Unavailable) as error:
+            _LOG.warning("%r leaves its group: %s", self, error)
+        try:
+            self._rebalances.end()
+            member.leave()
+        except (Conflict, NotFound, Unavailable) as error:
+            _LOG.warning("%r leaves its group: %s", self, error)
+        finally:
+            self._forget()
+        self._rebalances.tell()
+
+    def _forget(self) -> None:
+        self._member = self._subscription = None
+        self._topics.forget(self._names)
+        self._names = ()
 
     def close(self, *, commit: bool = True) -> None:
         """Leave the group. Closing twice does nothing.
@@ -447,27 +424,10 @@ class Consumer:
         Args:
             commit: commit the positions first, where that is automatic.
         """
-        if self._closed:
+        # A child process that was forked is no member.
+        if self._closed or self._process != os.getpid():
             return
         try:
-            try:
-                if commit and self.auto_commit_interval_ms is not None:
-                    self.commit()
-            finally:
-                self.membership.leave()
-        except (Conflict, Fenced, NotFound, Unavailable) as error:
-            _LOG.warning("closing a consumer of group '%s': %s", self.group.id, error)
-        self._drop_read()
-        self._closed = True
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise BadRequest(f"{self!r} is closed: make another one")
-
-
-def _check_topics(topics: Sequence[str]) -> None:
-    if not topics:
-        raise BadRequest("a consumer needs topics, found none")
-    for name in topics:
-        if not is_topic_name(name):
-            raise BadRequest(f"a consumer reads topics by their names, found {name!r}; root.topics() lists them")
+            self._leave(commit=commit)
+        finally:
+            self._closed = True

@@ -11,8 +11,10 @@ from sparklog.groups.group import Group
 from sparklog.groups.lag import Groups, lag
 from sparklog.groups.sharing import JoinRequest, SharedMembership, join_shared
 from sparklog.log.topic.root import Root
+from sparklog.testing.world import START_MS
 from sparklog.testing.wrapper_stores import CountingStore
 from sparklog.transactions.producer import transactional
+from tests.support.counted_root import Bucket
 from tests.support.topics_world import TopicsWorld
 
 SESSION_MS = 9_000
@@ -118,6 +120,21 @@ def test_a_quiet_member_costs_an_entry_each_third_of_its_session_and_a_look_one_
     assert store.counts["stat"] == 0
     # An entry costs two more: is the root still the one that was opened, and the entry before still there.
     assert store.counts["get"] == 9 + 2 * 3
+
+
+def test_what_a_member_costs_in_a_bucket() -> None:
+    """The counts of docs/reference/cost.md."""
+    world = TopicsWorld(partitions=4, store=Bucket(lambda: START_MS))
+    store = CountingStore(world.store)
+    one = join(world, "one", root=world.root(store))
+    for action, requests in (
+        (one.look, {"get": 1}),
+        (one.heartbeat, {"get": 3, "create": 1}),
+        (lambda: one.commit({"a": {0: 1}}), {"get": 4, "create": 1}),
+    ):
+        store.reset()
+        action()
+        assert dict(store.counts) == requests
 
 
 def test_members_of_one_process_show_that_they_are_alive_by_one_entry() -> None:

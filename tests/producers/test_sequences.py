@@ -213,6 +213,60 @@ def test_a_rule_that_keeps_repeats_is_found(monkeypatch: pytest.MonkeyPatch) -> 
 TopicSequences_ask = TopicSequences.ask
 
 
+NEVER = 1_000_000
+
+
+def outage(late: int) -> tuple[list[int], int]:
+    """Lose all creates until a commit has failed; the first lands `late` calls later, while the program goes on.
+
+    Returns the records that are there in the end, and the calls that were made from the first create to the failure.
+    """
+    world, lost = World(seed=late), list[int]()
+    root_with(1, world)
+    is_down, calls = False, 0
+
+    def decide(call: Call) -> Fault | None:
+        nonlocal calls
+        calls = call.number
+        if not is_down or call.verb != "create":
+            return None
+        lost.append(call.number)
+        return Fault(FaultKind.LATE, late) if len(lost) == 1 else Fault(FaultKind.ERROR_BEFORE)
+
+    with open_producer(world.root(FaultyStore(world.store, decide, world.sleep))) as producer:
+        producer.send("t", "1", sequence=1)
+        producer.flush()
+        is_down = True
+        producer.send("t", "2", sequence=2)
+        producer.flush()
+        is_down = False
+        failed_at = calls - lost[0]
+        while (last := producer.last_sequence("t")) < 4:
+            for number in range(last + 1, 5):
+                producer.send("t", str(number), sequence=number)
+            producer.flush()
+    return numbers(world.root()), failed_at
+
+
+def test_a_commit_that_failed_lands_at_any_moment_later() -> None:
+    seen, failed_at = outage(NEVER)
+    assert seen == [1, 2, 3, 4]
+    assert [seen for late in range(failed_at, failed_at + 30, 2) if (seen := outage(late)[0]) != [1, 2, 3, 4]] == []
+
+
+def test_a_rule_that_enters_no_new_run_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(self: TopicSequences) -> int:
+        if self._failure is None:
+            return TopicSequences_ask(self)
+        self._failure = None
+        self.last = self._log.head().registry["p"].batch
+        return self.last
+
+    monkeypatch.setattr(TopicSequences, "ask", ask)
+    _, failed_at = outage(NEVER)
+    assert any(seen.count(2) > 1 for late in range(failed_at, failed_at + 60) for seen in outage(late)[:1])
+
+
 def test_a_commit_that_lands_late_is_fenced() -> None:
     root = root_with(1)
     log = root.engine.log("t")

@@ -60,6 +60,7 @@ TRANSACTIONS_HIDDEN = Seeds(every_run=25, slow_run=600, chunk=25, slow_chunk=200
 MEMBERS = Seeds(every_run=60, slow_run=4_000, chunk=60, slow_chunk=500)
 MEMBERS_WITH_CACHES = Seeds(every_run=15, slow_run=600, chunk=15, slow_chunk=200)
 MEMBERS_IN_A_BUCKET = Seeds(every_run=15, slow_run=600, chunk=15, slow_chunk=200)
+CONSUMERS = Seeds(every_run=4, slow_run=400, chunk=4, slow_chunk=50)
 MAINTENANCE = Seeds(every_run=40, slow_run=2_000, chunk=40, slow_chunk=200)
 MAINTENANCE_INLINE = Seeds(every_run=20, slow_run=1_000, chunk=20, slow_chunk=100)
 INTERLEAVED = Seeds(every_run=11, slow_run=1_000, chunk=11, slow_chunk=100)

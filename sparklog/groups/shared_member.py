@@ -1,0 +1,178 @@
+"""A consumer's member of a group that shares its partitions: when it looks at the group, and that it stays alive.
+
+The consumer's thread and a heartbeat thread use it: each call of the membership has the lock. Without the thread, as
+in simulations, all of it happens inside the calls of the consumer.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Sequence
+
+from sparklog.errors import Fenced, SparklogError
+from sparklog.groups.consumer_options import COOPERATIVE_STICKY, ConsumerOptions
+from sparklog.groups.group import HEARTBEATS, Group, Offsets
+from sparklog.groups.group_members import Partitions
+from sparklog.groups.group_state import GroupMetadata, GroupState
+from sparklog.groups.sharing import JoinRequest, SharedMembership, join_shared
+from sparklog.groups.topics_read import TopicsRead
+from sparklog.log.journal.clocks import SYSTEM
+from sparklog.storage.fork_safety import ForkLock
+
+_LOG = logging.getLogger("sparklog.groups")
+Rebalance = tuple[object, ...]
+
+
+class SharedMember:
+    """See the module. Raises `Fenced` once the group has gone on without it."""
+
+    def __init__(self, topics: TopicsRead, group: Group, names: Sequence[str], options: ConsumerOptions) -> None:
+        request = JoinRequest(
+            topics=tuple(names),
+            assignors=tuple(options.partition_assignment_strategy),
+            session_timeout_ms=options.session_timeout_ms,
+            instance_id=options.group_instance_id,
+            client_id=options.client_id,
+        )
+        self.membership: SharedMembership = join_shared(group, request, topics.counts(names))
+        # As in Kafka: cooperative if all of its assignors are.
+        self.eager = any(name != COOPERATIVE_STICKY for name in request.assignors)
+        self._topics = topics
+        self._names = request.topics
+        self._instance_id = request.instance_id
+        self._env = group.root.env
+        self._look_every_ms = options.heartbeat_interval_ms
+        self._max_poll_interval_ms = options.max_poll_interval_ms
+        self._lock = ForkLock()
+        self._looked = self._polled = self._env.now()
+        self._look_now = False
+        self._taken: GroupState | None = None
+        """The state that the consumer has taken up."""
+        self._rebalance: Rebalance | None = None
+        """The rebalance for which an eager member has given up all."""
+        self._stop = threading.Event()
+        if self._env is SYSTEM:
+            every_ms = min(options.heartbeat_interval_ms, options.session_timeout_ms / (2 * HEARTBEATS))
+            _start_heartbeats(self, options.client_id, every_ms / 1000, self._stop)
+        self.subscribe(names)
+
+    @property
+    def metadata(self) -> GroupMetadata:
+        return self.membership.metadata
+
+    def subscribe(self, topics: Sequence[str]) -> None:
+        self._names = tuple(topics)
+        self.membership.topic_ids.update({topic: self._topics.ids[topic] for topic in topics})
+        if self._names != self.membership.member.topics:
+            with self._lock:
+                self.membership.subscribe(topics, self._topics.counts(topics))
+
+    def look(self) -> bool:
+        """See the newest entries, if that is due or something is under way; True if there are any since the last."""
+        now = self._env.now()
+        is_due = self._look_now or now.elapsed_ms(self._looked) >= self._look_every_ms
+        if self._taken is not None and (is_due or not self.membership.is_settled()):
+            with self._lock:
+                self._look_now = True
+                self.membership.look()
+                self._looked, self._look_now = now, False
+        counts = self._topics.counts(self._names)
+        if any(count > self.membership.state.partitions.get(topic, 0) for topic, count in counts.items()):
+            with self._lock:
+                self.membership.subscribe(self._names, counts)
+        before, self._taken = self._taken, self.membership.state
+        return before is not self._taken
+
+    def assigned(self) -> Partitions:
+        return self.membership.assigned()
+
+    def revoking(self) -> Partitions:
+        return self.membership.revoking()
+
+    def starts_over(self) -> bool:
+        return self.eager and self._rebalance != self._newest_rebalance()
+
+    def settled(self) -> bool:
+        return self.membership.is_settled()
+
+    def revoke(self) -> None:
+        self._rebalance = self._newest_rebalance()
+        if self.membership.revoking():
+            with self._lock:
+                self.membership.revoke()
+
+    def _newest_rebalance(self) -> Rebalance:
+        """Return what Kafka's members rebalance for: who they are, their topics, and the partitions of these."""
+        state = self.membership.state
+        members = tuple((member.instance_id or member.id, member.topics) for member in state.members)
+        return members, tuple(state.partitions.items())
+
+    def commit(self, offsets: Offsets) -> None:
+        try:
+            with self._lock:
+                self.membership.commit(offsets)
+        except Fenced:
+            self._look_now = True
+            raise
+
+    def keep_alive(self) -> None:
+        """Note that the program goes on, and send a heartbeat if one is due."""
+        self.beat()
+        self._polled = self._env.now()
+
+    def beat(self) -> None:
+        """Send a heartbeat if one is due; leave, if the program has not polled for too long."""
+        idle_ms = self._env.now().elapsed_ms(self._polled)
+        with self._lock:
+            if self._stop.is_set():
+                return
+            if idle_ms < self._max_poll_interval_ms:
+                self.membership.keep_alive()
+                return
+            self._look_now = True
+            self._stop.set()
+            self.membership.leave()
+        _LOG.warning(
+            "%s leaves group '%s': it has not polled for %s s (max_poll_interval_ms); its next poll joins again",
+            *(self.metadata.member_id, self.membership.group.id, idle_ms // 1000),
+        )
+
+    def is_replaced(self) -> bool:
+        """True if another process has joined as the same static member."""
+        members = self.membership.group.log.current().members
+        return self._instance_id in {item.instance_id for item in members if item.id != self.metadata.member_id} - {
+            None
+        }
+
+    def leave(self) -> None:
+        self.stop()
+        with self._lock:
+            self.membership.leave()
+
+    def stop(self) -> None:
+        """End the heartbeats."""
+        self._stop.set()
+
+
+def _start_heartbeats(member: SharedMember, name: str, every_s: float, stop: threading.Event) -> None:
+    threading.Thread(target=_beat, args=(weakref.ref(member), every_s, stop), name=name, daemon=True).start()
+    # A consumer that is forgotten ends its thread; its session times out.
+    weakref.finalize(member, stop.set)
+
+
+def _beat(reference: weakref.ref[SharedMember], every_s: float, stop: threading.Event) -> None:
+    while not stop.wait(every_s):
+        member = reference()
+        if member is None:
+            return
+        try:
+            member.beat()
+        except Fenced as error:
+            # The next poll joins again.
+            _LOG.info("no heartbeats any more: %s", error)
+            return
+        except SparklogError as error:
+            _LOG.warning("a heartbeat failed, the next one is tried in %s s: %s", every_s, error)
+        del member
