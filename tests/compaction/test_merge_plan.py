@@ -643,6 +643,7 @@ def test_a_merge_whose_input_was_sealed_is_dropped(memory: CountedRoot) -> None:
     assert plan(memory, topic) == []
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_what_is_left_of_a_file_partly_sealed_is_merged(memory: CountedRoot) -> None:
     topic = memory.topic(2)
     topic.append(random_rows(40))
