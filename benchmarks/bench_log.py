@@ -163,6 +163,27 @@ def bench_seeks(folder: Path, rows: int, seeks: int) -> None:
         )
 
 
+def bench_commits(folder: Path, appends: int, rounds: int) -> None:
+    """Append one record after the other, durably, as commits with records in them and as files, taking turns."""
+    root = open_root(LocalStore(str(folder / "commits")), create=True)
+    table = pa.table({"key": [b"user-00000000001"], "value": [b"v" * 100]})
+    forms = {"records in commits": 16384, "files": 0}
+    topics = {
+        form: root.create_topic(f"t{size}", configs={"inline.records.bytes": size}) for form, size in forms.items()
+    }
+    spent: dict[str, list[float]] = {form: [] for form in topics}
+    for turn in range(rounds + 1):
+        for form, topic in list(topics.items())[:: 1 if turn % 2 == 0 else -1]:
+            before = time.perf_counter()
+            for _ in range(appends):
+                topic.append(table)
+            if turn:
+                spent[form].append((time.perf_counter() - before) / appends)
+    for form, seconds in spent.items():
+        rates = [1 / second for second in seconds]
+        print(f"commit  one record each ({form}): {statistics.median(rates):.0f} a second, {max(rates):.0f} at most")
+
+
 def many_commits(folder: Path, commits: int, inline: bool) -> Path:
     """A topic of `commits` commits of one slice, as it lies on disk: its newest checkpoint and the commits since.
 
@@ -247,6 +268,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         bench_open(folder, arguments.commits // share, arguments.rounds)
+        bench_commits(folder, 200 // share, arguments.rounds)
         bench_seeks(folder, arguments.rows // share // 5, 100 // share)
         for value_bytes in (100, 1000):
             codecs: tuple[Codec, ...] = ("none", "lz4", "zstd")
