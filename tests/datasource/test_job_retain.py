@@ -198,6 +198,7 @@ def test_a_topic_that_fails_is_said_on_stderr_and_the_rest_is_done(
     assert sparklog.open(place).topic("other").log.head().log_start.tolist() == [15]
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_many_deletions_are_spread_over_tasks(
     spark: SparkSession, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

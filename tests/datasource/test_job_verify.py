@@ -88,6 +88,7 @@ def few_files_at_once() -> Iterator[None]:
         yield
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_tasks_of_spark_find_the_same(
     spark: SparkSession, place: Path, capsys: pytest.CaptureFixture[str], few_files_at_once: None
 ) -> None:
