@@ -285,7 +285,8 @@ class TopicLog(CommitLog):
                 _LOG.warning("topic %s is appended to now: %s %s", self.topic, how, transaction)
         files = self._placed(files, target.inline_bytes if inline else 0)
         written_for = (target.partitions, target.configs) if unless_changed else None
-        intent = AppendIntent(target.topic_id, tuple(files), self.env.wall_ms(), writer, txn, kafka_writers, written_for)
+        now_ms = self.env.wall_ms()
+        intent = AppendIntent(target.topic_id, tuple(files), now_ms, writer, txn, kafka_writers, written_for)
         outcome = self.commit(intent, looked=target.looked)
         if writer is not None and writer.run is not None:
             entry = outcome.head.registry.get(writer.id)

@@ -1,7 +1,7 @@
 """FindCoordinator 0 to 3, ListGroups 0 to 4, DescribeGroups 0 to 5, DeleteGroups 0 to 2.
 
-A group whose members are not this server's (consumers of sparklog's, a Spark query, another server) is described as its
-journal has it. Left out: coordinators of transactions, several in one question
+A group whose members are not this server's (consumers of sparklog's, a Spark query, another server) is described by its
+journal. Left out: coordinators of transactions, several in one question
 (FindCoordinator 4), types of groups.
 """
 
