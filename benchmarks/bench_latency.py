@@ -61,7 +61,7 @@ class Time:
 class Bucket:
     """A store in memory; each `root` is one more process, at the distance that `latencies` says."""
 
-    def __init__(self, latencies: Latencies, clock: Time, seed: int, inline: int = 0) -> None:
+    def __init__(self, latencies: Latencies, clock: Time, seed: int, inline: int) -> None:
         self.latencies = latencies
         self.clock = clock
         self.seed = seed
@@ -235,7 +235,7 @@ def main() -> None:
     parser.add_argument("--writers", type=int, default=16)
     parser.add_argument("--slow-motion", type=float, default=1)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--inline", type=int, default=0, help="inline.records.bytes of the topic")
+    parser.add_argument("--inline", type=int, default=16384, help="inline.records.bytes of the topic")
     chosen = parser.parse_args()
     stores = {chosen.store: STORES[chosen.store]} if chosen.store else STORES
     for name, latencies in stores.items():

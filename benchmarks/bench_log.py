@@ -26,11 +26,12 @@ import pyarrow.parquet as pq
 from sparklog.format.kernels.warm import warm_up
 from sparklog.format.record_batch import Codec
 from sparklog.log.journal.clocks import SYSTEM
+from sparklog.log.journal.documents import INLINE_RECORDS
 from sparklog.log.journal.names import append_path, checkpoint_key, commit_key
 from sparklog.log.state.checkpoint import Checkpoint, encode_checkpoint, write_slice_table
-from sparklog.log.state.commit import APPEND, CREATE, Commit, decode_commit, encode_commit
+from sparklog.log.state.commit import APPEND, CREATE, Commit, Inline, decode_commit, encode_commit
 from sparklog.log.state.slice_table import SliceTable, Snapshot
-from sparklog.log.state.slices import FileSlices
+from sparklog.log.state.slices import INLINE_PATH, FileSlices
 from sparklog.log.state.topic_state import EMPTY
 from sparklog.log.topic.root import open_root
 from sparklog.log.topic.topic import Topic
@@ -42,14 +43,21 @@ PARTITIONS = 16
 TAIL_COMMITS = 120
 START_MS = 1_700_000_000_000
 OPEN = """
-import sys, time
-from sparklog.log.topic.root import open_root
+import resource, sys, time
+from sparklog.log.topic.root import RootView, open_root
+from sparklog.log.state.view import OffsetRange
 import pyarrow, numpy, crc32c
-from sparklog.log import topic_scan
+from sparklog.log.read import topic_scan
 began, cpu = time.perf_counter(), time.process_time()
-snapshot = open_root(sys.argv[1]).topic("many").snapshot()
+snapshot = open_root(sys.argv[1]).topic("many").log.snapshot()
 rows = len(snapshot.slices)
-print(time.perf_counter() - began, time.process_time() - cpu, rows, snapshot.version)
+opened, cpu = time.perf_counter() - began, time.process_time() - cpu
+view = RootView(open_root(sys.argv[1]))
+ranges = [OffsetRange("many", number, 0, bounds.log_end) for number, bounds in view.bounds("many").items()]
+began = time.perf_counter()
+assert view.plan(ranges, "read_committed")
+planned = time.perf_counter() - began
+print(opened, cpu, planned, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, rows, snapshot.version)
 """
 
 
@@ -155,16 +163,39 @@ def bench_seeks(folder: Path, rows: int, seeks: int) -> None:
         )
 
 
-def many_commits(folder: Path, commits: int) -> Path:
+def bench_commits(folder: Path, appends: int, rounds: int) -> None:
+    """Append one record after the other, durably, as commits with records in them and as files, taking turns."""
+    root = open_root(LocalStore(str(folder / "commits")), create=True)
+    table = pa.table({"key": [b"user-00000000001"], "value": [b"v" * 100]})
+    forms = {"records in commits": 16384, "files": 0}
+    topics = {
+        form: root.create_topic(f"t{size}", configs={"inline.records.bytes": size}) for form, size in forms.items()
+    }
+    spent: dict[str, list[float]] = {form: [] for form in topics}
+    for turn in range(rounds + 1):
+        for form, topic in list(topics.items())[:: 1 if turn % 2 == 0 else -1]:
+            before = time.perf_counter()
+            for _ in range(appends):
+                topic.append(table)
+            if turn:
+                spent[form].append((time.perf_counter() - before) / appends)
+    for form, seconds in spent.items():
+        rates = [1 / second for second in seconds]
+        print(f"commit  one record each ({form}): {statistics.median(rates):.0f} a second, {max(rates):.0f} at most")
+
+
+def many_commits(folder: Path, commits: int, inline: bool) -> Path:
     """A topic of `commits` commits of one slice, as it lies on disk: its newest checkpoint and the commits since.
 
-    Commits below the checkpoint are not written: opening neither lists nor reads them.
+    `inline`: the slices are in the commits. Commits below the checkpoint are not written: opening neither lists nor
+    reads them.
     """
-    place = folder / "many"
+    place = folder / f"many-{inline}"
+    records = bytes(4096 + 84)
     root = open_root(LocalStore(str(place), durable=False), create=True)
     head, table = EMPTY, SliceTable()
     for version in range(commits + 1):
-        path = append_path(max(version - 1, 0), f"A{version:021d}")
+        path = INLINE_PATH if inline else append_path(max(version - 1, 0), f"A{version:021d}")
         file = FileSlices(
             path, 4096 + 84, 84, (version % PARTITIONS,), (4096,), (30,), (30,), (START_MS,), (START_MS + version,),
             (version,), (0,), (max(version - 1, 0) // PARTITIONS * 30,),
@@ -181,6 +212,9 @@ def many_commits(folder: Path, commits: int) -> Path:
             leader_epoch=0,
             op=APPEND if version else CREATE,
             files=(file,) if version else (),
+            inline=Inline.of(records) if version and inline else None,
+            read_features=(INLINE_RECORDS,) if inline else (),
+            write_features=(INLINE_RECORDS,) if inline else (),
             partitions=None if version else PARTITIONS,
         )
         data = encode_commit(commit)
@@ -198,19 +232,27 @@ def many_commits(folder: Path, commits: int) -> Path:
 
 def bench_open(folder: Path, commits: int, rounds: int) -> None:
     """Open a topic in a fresh process, imports apart, until the slice table is there."""
-    place = many_commits(folder, commits)
-    wall, cpu = [], []
+    for inline in (False, True):
+        _bench_open(many_commits(folder, commits, inline), commits, rounds, "records in commits" if inline else "files")
+
+
+def _bench_open(place: Path, commits: int, rounds: int, form: str) -> None:
+    wall, cpu, planning, memory = [], [], [], []
     for _ in range(rounds):
         answer = subprocess.run(
             [sys.executable, "-c", OPEN, str(place)], capture_output=True, text=True, check=True
         ).stdout.split()
-        if answer[2:] != [str(commits), str(commits)]:
-            raise SystemExit(f"expected {commits} slices, found {answer[2:]}: nothing was measured")
+        if answer[4:] != [str(commits), str(commits)]:
+            raise SystemExit(f"expected {commits} slices, found {answer[4:]}: nothing was measured")
         wall.append(float(answer[0]) * 1000)
         cpu.append(float(answer[1]) * 1000)
+        planning.append(float(answer[2]) * 1000)
+        memory.append(float(answer[3]) / 1024)
     print(
-        f"open  {commits} commits of one slice, {TAIL_COMMITS} since the checkpoint: {statistics.median(wall):.0f} ms "
-        f"median, {max(wall):.0f} ms at most, {statistics.median(cpu):.0f} ms CPU (fresh process, imports apart)"
+        f"open  {commits} commits of one slice ({form}), {TAIL_COMMITS} since the checkpoint: "
+        f"{statistics.median(wall):.0f} ms median, {max(wall):.0f} ms at most, {statistics.median(cpu):.0f} ms CPU "
+        f"(fresh process, imports apart); plan of a scan {statistics.median(planning):.0f} ms, memory at most "
+        f"{max(memory):.0f} MiB"
     )
 
 
@@ -226,6 +268,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         bench_open(folder, arguments.commits // share, arguments.rounds)
+        bench_commits(folder, 200 // share, arguments.rounds)
         bench_seeks(folder, arguments.rows // share // 5, 100 // share)
         for value_bytes in (100, 1000):
             codecs: tuple[Codec, ...] = ("none", "lz4", "zstd")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
+from sparklog.log.state.configs import TopicConfigs
 from tests.fixture_data import fixture_tree
 from tests.kafka_tools import KafkaTools, Missing, find_tools
 from tests.support import starting_java
@@ -88,6 +91,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if is_hypothesis_test(getattr(item, "obj", None)):
             item.add_marker("property")
     items.sort(key=lambda item: item.get_closest_marker("spark") is None)
+
+
+@pytest.fixture
+def records_in_files() -> Iterator[None]:
+    """Appends make files, also of few bytes, as with `inline.records.bytes=0`: for tests of what happens to files."""
+    with mock.patch.object(TopicConfigs, "inline_records_bytes", 0):
+        yield
 
 
 @pytest.fixture(scope="session")

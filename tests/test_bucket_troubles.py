@@ -56,6 +56,7 @@ def assert_hidden(*texts: object) -> None:
             assert secret not in str(text)
 
 
+@pytest.mark.usefixtures("records_in_files")
 @pytest.mark.parametrize(
     ("verbs", "door", "words"),
     [

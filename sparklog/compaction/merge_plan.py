@@ -19,6 +19,10 @@ next to each other in the table come together in the same run.
 Left alone are files with a slice that is open or at or above the last stable offset (the next run takes them), sealed
 segments, and appended files whose merging would neither save a slice nor drop an aborted one. Aborted slices are
 dropped, which leaves a gap in the offsets. No output is larger than `segment.bytes`.
+
+A commit that has records in it is kept for as long as one of its slices is there. So a run takes all such slices, also
+where no slice is saved, and does that work first: however many small commits a topic gets, a run leaves at most one
+that is kept for its records, besides those with a slice that is open or above the last stable offset.
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ from sparklog.format.slice_columns import PLANNED
 from sparklog.limits import Limits
 from sparklog.log.decisions.decision_log import own_whole_ends
 from sparklog.log.journal.clocks import SYSTEM, Env
+from sparklog.log.journal.names import is_commit
 from sparklog.log.read.planned_slices import PlannedSlices
 from sparklog.log.state.slice_table import ABORTED, OPEN, Slices, Snapshot
 from sparklog.log.state.slices import MERGE_TIER_MASK, MERGE_TIER_SHIFT
@@ -50,10 +55,10 @@ MAX_TIER = MERGE_TIER_MASK >> MERGE_TIER_SHIFT
 
 
 def plan_merges(store: Store, snapshot: Snapshot, settings: Settings, *, env: Env = SYSTEM) -> list[MergeWork]:
-    """The merges that are due, larger ones first; none if there is nothing to gain. `env`: names of files come from it.
+    """The merges that are due, those of records in commits first, then larger ones; none if there is nothing to gain.
 
-    Each work covers whole runs of some partitions. A file's slices may be spread over several works of the plan: it
-    is unnamed when the last of them is committed.
+    `env`: names of files come from it. Each work covers whole runs of some partitions. A file's slices may be spread
+    over several works of the plan: it is unnamed when the last of them is committed.
     """
     slices = snapshot.slices.all()
     configs = settings.configs_of(snapshot.head.configs)
@@ -68,7 +73,7 @@ def plan_merges(store: Store, snapshot: Snapshot, settings: Settings, *, env: En
         for low, high in _packed(slices, rows, starts, store.limits):
             sources = _sources(snapshot.topic, slices, files, rows, starts[low : high + 1])
             works.append(MergeWork(store, snapshot.topic, snapshot.head.topic_id, snapshot.version, tier, sources, env))
-    return sorted(works, key=lambda work: -work.nbytes)
+    return sorted(works, key=lambda work: (not work.of_commits, -work.nbytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,9 @@ class _MergeableFiles:
     generation: Int64s
     """The version that its writer had read: one run of maintenance writes one generation."""
     dead: Bools
-    """Some of its bytes are no slice's any more."""
+    """Some of its bytes are no slice's any more; False for commits, whose documents never were."""
+    commits: Bools
+    """Is a commit with records in it."""
 
 
 def _files(slices: Slices, head: Head, grown_bytes: int) -> _MergeableFiles:
@@ -106,13 +113,15 @@ def _files(slices: Slices, head: Head, grown_bytes: int) -> _MergeableFiles:
     generation, held = np.zeros(n, np.int64), np.zeros(n, np.int64)
     generation[of_row] = slices.read_version
     held[of_row] = slices.file_size - slices.footer_length
+    commits = np.array([is_commit(name) for name in path], np.bool_)
     return _MergeableFiles(
         path=tuple(path),
         of_row=of_row.astype(np.int64),
         free=(np.bincount(of_row, weights=stuck, minlength=n) == 0) & ~grown,
         tier=tier,
         generation=generation,
-        dead=nbytes < held,
+        dead=(nbytes < held) & ~commits,
+        commits=commits,
     )
 
 
@@ -153,8 +162,8 @@ def _run_starts(slices: Slices, rows: Int64s, segment_bytes: int) -> Int64s:
 
 
 def _worth(slices: Slices, rows: Int64s, starts: Int64s, files: _MergeableFiles, mask: Bools) -> bool:
-    """True if merging gains anything: fewer slices, aborted ones dropped, or bytes freed."""
-    saves = len(starts) - 1 < len(rows)
+    """True if merging gains anything: fewer slices or kept commits, aborted slices dropped, or bytes freed."""
+    saves = len(starts) - 1 < len(rows) or int(files.commits[mask].sum()) > 1
     return saves or bool((slices.status[rows] == ABORTED).any()) or bool(files.dead[mask].any())
 
 

@@ -30,7 +30,7 @@ from sparklog.format.record_batch import BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions, concatenate
 from sparklog.limits import Limits
 from sparklog.log.journal.clocks import SYSTEM, Env
-from sparklog.log.journal.names import append_path, filter_path
+from sparklog.log.journal.names import append_path, filter_path, is_commit
 from sparklog.log.journal.numbered_objects import READ_AHEAD
 from sparklog.log.read.aborted import aborted_of
 from sparklog.log.read.fetch import MissingFile, check_slice, read_range, read_windows
@@ -76,6 +76,11 @@ class MergeWork:
     @property
     def nbytes(self) -> int:
         return sum(source.nbytes for source in self.sources)
+
+    @property
+    def of_commits(self) -> bool:
+        """True if some of the inputs are records in commits."""
+        return any(is_commit(path) for path in self.sources[0].paths)
 
     def run(self, progress: Progress = silent) -> Done:
         """Write the merged files. `Corrupt` (an input is damaged) and `Conflict` (it is gone: plan again) name it."""

@@ -135,8 +135,15 @@ def _run_all(runs: Sequence[_TopicRun], runner: Runner, options: CompactOptions,
 
 
 def _ordered(works: Iterable[Work]) -> list[Work]:
-    """Sort by dirty ratio, then by size, largest first, so that no long work item is left for the end."""
-    return sorted(works, key=lambda work: (-getattr(work, "ratio", 0.0), -work.nbytes))
+    """Sort by dirty ratio, then by size, largest first, so that no long work item is left for the end.
+
+    Merges of records in commits come before other merges: a commit is kept for as long as one of its slices is there.
+    """
+
+    def key(work: Work) -> tuple[float, bool, int]:
+        return -getattr(work, "ratio", 0.0), not getattr(work, "of_commits", False), -work.nbytes
+
+    return sorted(works, key=key)
 
 
 class _TopicRun:

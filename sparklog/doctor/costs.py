@@ -16,7 +16,9 @@ from sparklog.errors import BadRequest
 from sparklog.limits import DEFAULTS
 from sparklog.log.journal.entry_log import KEEP_MS
 from sparklog.log.journal.numbered_objects import READ_AHEAD
+from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.topic.root import REMOTE_POLL_MS, poll_pause_ms
+from sparklog.log.write.inline_records import tail_bytes
 
 PUT_BYTES = 8 << 20
 """A data object up to this size is one PUT, a larger one a multipart upload in parts of it."""
@@ -65,6 +67,10 @@ CLOCK_S = 600
 def micro_batch(tasks: int) -> Requests:
     """Plan, an object of up to `PUT_BYTES` for each task, and the commit."""
     return Requests(puts=tasks + 1, gets=tasks + 6)
+
+
+INLINE_BATCH = micro_batch(0)
+"""The same where the records are in the commit: no task makes a request."""
 
 
 def upload(nbytes: float) -> Requests:
@@ -124,6 +130,13 @@ class Workload:
         return self.rate * 1e6 * self.interval / self.tasks
 
     @property
+    def is_inline(self) -> bool:
+        """True if the records of a commit are in it, by the default of `inline.records.bytes`."""
+        nbytes = ceil(self.rate * 1e6 * self.interval)
+        slices = self.tasks * self.partitions
+        return tail_bytes(slices, nbytes) <= TopicConfigs().inline_records_bytes
+
+    @property
     def gb(self) -> float:
         return self.rate * 1e6 * MONTH_DAYS * DAY_S / GB
 
@@ -151,7 +164,8 @@ def bill(work: Workload) -> list[Item]:
 
 
 def _append(work: Workload) -> Item:
-    batch = micro_batch(work.tasks) + (upload(work.file_bytes) + Requests(puts=-1)) * work.tasks
+    files = (upload(work.file_bytes) + Requests(puts=-1)) * work.tasks
+    batch = INLINE_BATCH if work.is_inline else micro_batch(work.tasks) + files
     checkpoints = CHECKPOINT * (work.batches / DEFAULTS.checkpoint_commits)
     return Item("append", batch * work.batches + checkpoints + CLOCK * (MONTH_DAYS * DAY_S / CLOCK_S), gb_in=work.gb)
 
@@ -175,7 +189,12 @@ def _poll(work: Workload) -> Item:
 
 
 def _read(work: Workload) -> Item:
-    """Each slice's bytes once; where several tasks read a file, each begins with a request of its own."""
+    """Each slice's bytes once; where several tasks read a file, each begins with a request of its own.
+
+    Readers that poll have records in commits with the commit.
+    """
+    if work.is_inline:
+        return Item("read", Requests(), gb_out=work.gb * work.readers)
     spans = ceil(work.file_bytes / DEFAULTS.span_bytes)
     tasks = ceil(work.file_bytes * work.tasks / (2 * DEFAULTS.span_bytes))
     of_file = min(spans + tasks - 1, work.partitions * spans)
@@ -186,14 +205,16 @@ def _read(work: Workload) -> Item:
 def _maintain(work: Workload) -> Item:
     """Each byte is merged once and sealed once, by a `compact` and a `retain` every hour."""
     hours, nbytes = 24 * MONTH_DAYS, work.gb * GB
-    merged = work.tasks * min(work.partitions, ceil(work.file_bytes / MERGE_BYTES)) * work.batches
+    files = 1 if work.is_inline else work.tasks
+    merged = files * min(work.partitions, ceil(work.file_bytes / MERGE_BYTES)) * work.batches
     segments = nbytes / SEGMENT_BYTES
     written = upload(SEGMENT_BYTES) * (2 * segments) + Requests(puts=3) * segments
     read = Requests(gets=merged + nbytes / DEFAULTS.span_bytes)
     commits = KEEP_MS / 1000 / work.interval
-    files = DAY_S / work.interval * work.tasks + 4 * segments * work.retention / MONTH_DAYS
+    appended = 0 if work.is_inline else DAY_S / work.interval * work.tasks
+    stored = appended + 4 * segments * work.retention / MONTH_DAYS
     # The vacuum lists commits and data files; compaction finds all it needs in the newest state.
-    vacuum = Requests(lists=4 + (commits + files) / LISTED)
+    vacuum = Requests(lists=4 + (commits + stored) / LISTED)
     runs = (OPENING + TAIL + Requests(puts=1)) * (2 * hours) + vacuum * hours
     return Item("maintain", read + written + runs, gb_in=2 * work.gb, gb_out=2 * work.gb)
 

@@ -45,6 +45,7 @@ import re
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -70,6 +71,8 @@ TAIL_BYTES = TAIL.size
 SLICE_DTYPE = np.dtype([*FOOTER_FIELDS, ("entries", ">u4")])
 INDEX_DTYPE = np.dtype([("position", ">i8"), ("offset", ">i8"), ("max_ts", ">i8")])
 ABORTED_DTYPE = np.dtype([("slice", ">u4"), ("producer", ">i8"), ("first", ">i8"), ("last", ">i8")])
+_FIELDS_OF = attrgetter(*WRITTEN)
+"""The fields of the slice table, of one slice."""
 SLICE_BYTES = SLICE_DTYPE.itemsize
 ABORTED_BYTES = ABORTED_DTYPE.itemsize
 INDEX_BYTES = INDEX_DTYPE.itemsize
@@ -166,13 +169,12 @@ def build_index(
 
 
 def encode_footer(slices: Sequence[WrittenSlice]) -> bytes:
-    table = np.zeros(len(slices), SLICE_DTYPE)
-    for name in WRITTEN:
-        table[name] = [getattr(entry, name) for entry in slices]
     indexes = [entry.index for entry in slices]
-    table["entries"] = [0 if index is None else len(index) for index in indexes]
+    entries = [0 if index is None else len(index) for index in indexes]
+    rows = [(*_FIELDS_OF(entry), count) for entry, count in zip(slices, entries, strict=True)]
+    table = np.array(rows, SLICE_DTYPE)
     aborted = _aborted_rows(slices)
-    parts = [HEAD.pack(MAGIC, ABORTED_VERSION if len(aborted) else FORMAT_VERSION, len(table), table["entries"].sum())]
+    parts = [HEAD.pack(MAGIC, ABORTED_VERSION if len(aborted) else FORMAT_VERSION, len(table), sum(entries))]
     if len(aborted):
         parts.append(ABORTED_COUNT.pack(len(aborted)))
     parts.append(table.tobytes())
@@ -190,6 +192,8 @@ def _rows(kind: np.dtype[np.void], *columns: Int64Array) -> npt.NDArray[np.void]
 
 
 def _aborted_rows(slices: Sequence[WrittenSlice]) -> npt.NDArray[np.void]:
+    if not any(len(entry.aborted) for entry in slices):
+        return np.zeros(0, ABORTED_DTYPE)
     transactions = transaction_index.concatenate([entry.aborted for entry in slices])
     number = np.repeat(np.arange(len(slices)), np.array([len(entry.aborted) for entry in slices], np.int64))
     names = ("producer_ids", "first_offsets", "last_offsets")

@@ -40,6 +40,8 @@ from sparklog.format.record_batch import (
 MAX_BATCH_BYTES = 2**31 - 1
 RECORDS_PER_CRC = 16
 """To join a CRC costs as much as to write so many records, interpreted."""
+ONE_PASS_BYTES = 64 << 10
+"""Bytes that take less time to hash again than two CRCs take to join, interpreted."""
 _ALL = np.empty(0, np.int64)
 """As `order`: all rows; as `lane_of`: all in one lane."""
 
@@ -296,11 +298,10 @@ class _RowEncoder:
 
 def _slice(batches: list[_FinishedBatch], lane: Int64Array) -> EncodedSlice:
     sizes = np.array([batch.size for batch in batches], np.int64)
-    crcs = np.array([(batch.head_crc, batch.crc) for batch in batches], np.int64).reshape(-1)
-    lengths = np.stack((np.full(len(sizes), CRC_START), sizes - CRC_START), axis=1).reshape(-1)
     times = np.array([batch.max_time for batch in batches], np.int64)
+    buffers = [part for batch in batches for part in batch.parts]
     return EncodedSlice(
-        buffers=[part for batch in batches for part in batch.parts],
+        buffers=buffers,
         positions=np.cumsum(sizes) - sizes,
         sizes=sizes,
         last_offsets=np.array([batch.last_offset for batch in batches], np.int64),
@@ -308,9 +309,21 @@ def _slice(batches: list[_FinishedBatch], lane: Int64Array) -> EncodedSlice:
         records=int(lane[kernels.LANE_ROWS]),
         min_ts=int(lane[kernels.LANE_MIN_TIME]),
         max_ts=int(times.max()),
-        crc=join_crcs.sized(RECORDS_PER_CRC * len(crcs))(crcs, lengths),
+        crc=_crc(batches, buffers, sizes),
         has_null_keys=int(lane[kernels.LANE_NULL_KEYS]) > 0,
     )
+
+
+def _crc(batches: list[_FinishedBatch], buffers: list[memoryview | bytes], sizes: Int64Array) -> int:
+    """CRC-32C of all bytes: of few by another pass over them, of many from the CRC-32Cs of the batches."""
+    if int(sizes.sum()) <= ONE_PASS_BYTES:
+        crc = 0
+        for part in buffers:
+            crc = crc32c.crc32c(part, crc)
+        return crc
+    crcs = np.array([(batch.head_crc, batch.crc) for batch in batches], np.int64).reshape(-1)
+    lengths = np.stack((np.full(len(sizes), CRC_START), sizes - CRC_START), axis=1).reshape(-1)
+    return int(join_crcs.sized(RECORDS_PER_CRC * len(crcs))(crcs, lengths))
 
 
 def _indices(array: npt.NDArray[Any], name: str) -> Int64Array:

@@ -90,9 +90,12 @@ class AbortedTransactions:
 _COLUMNS = AbortedTransactions.__slots__
 
 
+_EMPTY = np.empty(0, np.int64)
+_NONE = AbortedTransactions(_EMPTY, _EMPTY, _EMPTY, _EMPTY)
+
+
 def none() -> AbortedTransactions:
-    empty = np.empty(0, np.int64)
-    return AbortedTransactions(empty, empty, empty, empty)
+    return _NONE
 
 
 def concatenate(parts: list[AbortedTransactions]) -> AbortedTransactions:

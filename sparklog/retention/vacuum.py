@@ -10,6 +10,8 @@ The order makes it safe against concurrent writers and wrong clocks:
    start above the gap, and the next run deletes the rest. A commit with records in it is a data file as well: it stays
    as long as a version names it that keeps other data files.
 5. Delete temporary files of writers that died long ago.
+6. Write a checkpoint, and the floor for a number of its own, if commits have records that no version needs any more and
+   wait for it: a topic that gets few commits writes few checkpoints by itself, and a deleted one none.
 
 A wrong clock costs readers a second plan and writers a second upload, never a record. Two vacuums may run at once.
 
@@ -26,7 +28,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 from sparklog.errors import Corrupt, NotFound, SparklogError
-from sparklog.log.journal.names import APPEND_FOLDER, SEALED_FOLDER, commit_key
+from sparklog.log.journal.documents import INLINE_RECORDS
+from sparklog.log.journal.names import APPEND_FOLDER, SEALED_FOLDER, commit_key, commit_path
 from sparklog.log.state.commit import CREATE, MAINTAIN
 from sparklog.log.state.commit_intents import Draft, Nothing
 from sparklog.log.state.configs import LEAST_DELETE_DELAY_MS
@@ -212,8 +215,9 @@ def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> 
     run.needed = stay | needed_by_clones(topic, head, settings, run.careful_ms)
     files, foreign = _list_data_files(store, topic.name, floor)
     of_log = _choose_of_log(run, head)
+    waiting = _waiting_commits(run, head)
     # Commits of a topic that was deleted may have records, too: the features of the new one do not tell.
-    looks = bool(files) or any(of_log[-1:])
+    looks = bool(files) or any(of_log[-1:]) or bool(waiting)
     named = _read_named(run, head) if looks else _Named(set(), set(), 0)
     if looks:
         run.hold(head)
@@ -226,8 +230,9 @@ def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> 
         return [unnamed, *of_log[:-1], *commits]
 
     phases = judged(head, of_log)
+    has_waiting = _have_records(run, waiting, named.kept.union(*run.held.values()))
     ended, idle = tuple(ended_holds(head, run.careful_ms, run.needed)), tuple(idle_writers(head, run.careful_ms))
-    wanted = max(head.floor, floor) if phases[0] or phases[-1] else head.floor
+    wanted = max(head.floor, floor) if phases[0] or phases[-1] or has_waiting else head.floor
     if not dry_run:
         after = topic.log.commit(UpkeepIntent(run.careful_ms, wanted, run.needed), head).head
         if after.version != head.version:
@@ -242,11 +247,29 @@ def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> 
     failed: list[SparklogError] = []
     if not dry_run:
         gone, failed = _delete(run, phases, runner)
+        if has_waiting and after.version not in history.checkpoints:
+            topic.log.write_checkpoint()
     held = set[str]().union(*run.held.values()) - named.kept
     only_held = sum(file.path in held for file in files)
     removed = (*_summed(gone), *temporary.removed)
     failures = (*temporary.failures, *failed)
     return VacuumReport(topic.name, dry_run, head.floor, wanted, removed, only_held, foreign, ended, idle, (), failures)
+
+
+def _waiting_commits(run: _Vacuum, head: Head) -> list[int]:
+    """Return the old commits that only two newer checkpoints would let go, and that may have records."""
+    if head.exists and INLINE_RECORDS not in head.read_features:
+        return []
+    newest = [version for version, _ in zip(run.history.sound_below(head.version), range(2), strict=False)]
+    lowest = newest[1] if len(newest) == 2 else 0
+    commits = run.history.commits
+    waiting = (commits.version >= lowest) & (commits.version < run.floor) & (commits.modified_ms < run.kept_since_ms)
+    return [int(version) for version in commits.version[waiting]]
+
+
+def _have_records(run: _Vacuum, versions: Sequence[int], kept: set[str]) -> bool:
+    """True if one of the commits has records in it that no version in `kept` needs."""
+    return any(run.history.commit(version).inline for version in versions if commit_path(version) not in kept)
 
 
 def unreferenced(topic: Topic) -> tuple[int, int]:

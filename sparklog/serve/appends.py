@@ -233,7 +233,7 @@ def _file(log: TopicLog, target: AppendTarget, by_partition: dict[int, list[Prod
     slices = [_slice(partition, batches) for partition, batches in sorted(by_partition.items())]
     parts = [batch.data for _, batches in sorted(by_partition.items()) for batch in batches]
     small = all(one.index is None for one in slices)
-    if small and tail_bytes(len(slices), sum(map(len, parts))) <= target.configs.inline_records_bytes:
+    if small and tail_bytes(len(slices), sum(map(len, parts))) <= target.inline_bytes:
         return unwritten(slices, b"".join(parts))
     output = AppendOutput(target.store, target.topic, append_path(target.read_version, log.env.new_id()))
     try:

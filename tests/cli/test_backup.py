@@ -61,6 +61,7 @@ def test_back_up_list_restore(sparklog: Sparklog, filled: Path, lines_file: Line
     assert consumed(sparklog, live) == ["a", "b", "c"]
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_linked_and_pruned(sparklog: Sparklog, filled: Path, tmp_path: Path) -> None:
     place, new = tmp_path / "backups", tmp_path / "new"
     sparklog("backup", "--to", place, "--link")

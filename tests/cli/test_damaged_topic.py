@@ -82,6 +82,7 @@ def test_groups_and_transactions_are_shown_without_it(damaged: Path, sparklog: S
     assert COMMIT in said.err
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_lag_of_records_that_cannot_be_read_has_no_seconds(damaged: Path, sparklog: Sparklog) -> None:
     for name in "ac":
         (file,) = (damaged / name / "append").iterdir()

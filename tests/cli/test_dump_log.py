@@ -56,6 +56,7 @@ def test_a_folder_stands_for_its_files_in_order(sparklog: Sparklog, folder: Path
     assert any(line.startswith("topic: txn-a partition: 0 offset: ") for line in everything)
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_decoders(sparklog: Sparklog, orders: library.log.topic.Topic, folder: Path) -> None:
     file = next(Path(orders.store.location).rglob("*.slices"))
     lines = sparklog("dump-log", file, "--key-decoder", "bytes-hex", "--value-decoder-class", "bytes-base64").lines
@@ -89,6 +90,7 @@ def test_json_is_one_object_per_line(sparklog: Sparklog, folder: Path) -> None:
     assert isinstance(record["key"], str)
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_files_of_a_root(sparklog: Sparklog, root: Path, orders: library.log.topic.Topic) -> None:
     told = sparklog("dump-log", root / "orders", "--print-data-log").lines
     assert "Dumping " in told[0]

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 import sparklog as library
 from sparklog.compaction.run import CompactOptions, compact_topic
@@ -27,6 +28,7 @@ def partitions(text: str) -> dict[str, dict[str, object]]:
     return {each["partition"]: each for each in log_dir["partitions"]}
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_append_files_and_sealed_segments(sparklog: Sparklog, root: Path) -> None:
     log = library.open(root, create=True)
     topic = log.create_topic("t", partitions=2)

@@ -162,6 +162,7 @@ def test_a_bad_line_says_what_was_appended_before_it(sparklog: Sparklog, lines_f
     assert 0 < appended < 20_000
 
 
+@pytest.mark.usefixtures("records_in_files")
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
 def test_each_codec_is_written_and_read(sparklog: Sparklog, lines_file: LinesFile, root: Path, codec: str) -> None:
     sparklog("topics", "create", "t")

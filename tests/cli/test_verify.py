@@ -28,6 +28,7 @@ def only(folder: Path, pattern: str) -> Path:
     return found
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_of_a_sound_root_every_byte_is_accounted_for(sparklog: Sparklog, log: Path) -> None:
     (line,) = sparklog("verify").lines
     assert line.startswith("every byte accounted for: 2 topics, 4 commits, 3 files, 2 slices, 2 batches, 4 records, ")
@@ -38,6 +39,7 @@ def test_of_a_sound_root_every_byte_is_accounted_for(sparklog: Sparklog, log: Pa
     assert (found["sound"], found["problems"], found["counts"]["bytes"]) == (True, [], size)
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_damage_is_named_and_the_exit_code_says_so(sparklog: Sparklog, log: Path) -> None:
     file = only(log, "orders/append/*.slices")
     data = bytearray(file.read_bytes())
@@ -56,6 +58,7 @@ def test_damage_is_named_and_the_exit_code_says_so(sparklog: Sparklog, log: Path
     assert (found["position"], found["bit"], found["offset"]) == (70, 2, 0)
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_files_of_nobody_are_listed_and_no_damage(sparklog: Sparklog, log: Path) -> None:
     (log / "orders" / "append" / "00000000000000000001-lost.slices").write_bytes(b"12345")
     (log / "notes.txt").write_bytes(b"mine")
@@ -67,6 +70,7 @@ def test_files_of_nobody_are_listed_and_no_damage(sparklog: Sparklog, log: Path)
     assert verdict.startswith("every byte accounted for")
 
 
+@pytest.mark.usefixtures("records_in_files")
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -643,6 +643,7 @@ def test_a_merge_whose_input_was_sealed_is_dropped(memory: CountedRoot) -> None:
     assert plan(memory, topic) == []
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_what_is_left_of_a_file_partly_sealed_is_merged(memory: CountedRoot) -> None:
     topic = memory.topic(2)
     topic.append(random_rows(40))
@@ -662,6 +663,7 @@ def test_what_is_left_of_a_file_partly_sealed_is_merged(memory: CountedRoot) -> 
     assert len(topic.log.snapshot().slices.paths()) == 2
 
 
+@pytest.mark.usefixtures("records_in_files")
 @pytest.mark.parametrize("spot", [30, 2_000])
 @pytest.mark.parametrize("at_once", [1, 16])
 def test_a_damaged_slice_is_named_and_nothing_else_is(memory: CountedRoot, spot: int, at_once: int) -> None:
@@ -722,6 +724,7 @@ def test_batches_out_of_order_are_corrupt(memory: CountedRoot, request_bytes: in
     assert (caught.value.offset, caught.value.position) == (9, len(batch_of(3, [0], 2)))
 
 
+@pytest.mark.usefixtures("records_in_files")
 @pytest.mark.parametrize("at_once", [1, 16])
 def test_a_file_that_is_gone_means_plan_again(memory: CountedRoot, at_once: int) -> None:
     memory.inner.parallel_reads = at_once  # type: ignore[attr-defined]

@@ -403,6 +403,7 @@ def test_a_log_start_inside_a_slice(memory: CountedRoot) -> None:
     assert scanned(topic) == before
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_damage_is_found_and_nothing_is_named(memory: CountedRoot) -> None:
     topic = memory.topic(2, {"segment.bytes": 1500})
     for i in range(4):
@@ -426,6 +427,7 @@ def test_damage_is_found_and_nothing_is_named(memory: CountedRoot) -> None:
     assert all(sealed for p in range(2) for _, _, sealed in shape(topic, p))
 
 
+@pytest.mark.usefixtures("records_in_files")
 @pytest.mark.parametrize(
     ("at", "bit", "placed"),
     [
@@ -456,6 +458,7 @@ def test_damage_that_no_batch_checksum_covers_is_found_in_windows(
     assert sealed_files(memory) == {}
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_a_file_that_was_replaced_meanwhile_is_a_conflict(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     appended(topic, 2)

@@ -92,6 +92,7 @@ def test_spark_tasks_seal_merge_and_clean(
     assert records(orders) == latest(before)
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_a_corrupt_partition_is_one_line_and_the_others_are_done(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,6 +113,7 @@ def test_a_corrupt_partition_is_one_line_and_the_others_are_done(
     assert "orders-1   FAILED" in said.out
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_a_corrupt_segment_in_the_middle_leaves_its_partition_as_it_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -60,6 +60,7 @@ def chosen(place: Path, *more: str) -> retain.Maintenance:
     return retain.arguments(["--root", str(place), *more])
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_a_dry_run_then_a_run_then_the_files_a_day_later(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     now = START_MS + 24 * HOUR_MS
     before = tree(place)
@@ -197,6 +198,7 @@ def test_a_topic_that_fails_is_said_on_stderr_and_the_rest_is_done(
     assert sparklog.open(place).topic("other").log.head().log_start.tolist() == [15]
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_many_deletions_are_spread_over_tasks(
     spark: SparkSession, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -216,6 +218,7 @@ def test_many_deletions_are_spread_over_tasks(
     assert topic.scan().to_table().num_rows == 120
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_what_an_hour_leaves_behind_is_deleted_without_spark(place: Path) -> None:
     """The crontab says so: one commit a second are 3,600 append files an hour."""
 

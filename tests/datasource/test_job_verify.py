@@ -45,6 +45,7 @@ def damaged(place: Path) -> str:
     return str(file.relative_to(place))
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_a_sound_root_then_a_flipped_bit(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert verify.run(InProcess(), chosen(place)) == 0
     said = capsys.readouterr()
@@ -87,6 +88,7 @@ def few_files_at_once() -> Iterator[None]:
         yield
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_tasks_of_spark_find_the_same(
     spark: SparkSession, place: Path, capsys: pytest.CaptureFixture[str], few_files_at_once: None
 ) -> None:

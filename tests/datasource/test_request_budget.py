@@ -91,7 +91,8 @@ def test_a_micro_batch_that_writes_three_topics_as_a_transaction(
         processes.micro_batch(number)
     found = {name: requests(store) for name, store in processes.stores.items()}
     # A task finds the root's id once, and of each topic what was committed since it last looked, and nothing after it.
-    task = {"get _root.json": 1, "get commit": 6, "writer data": 3}
+    # Its records go into the prepares.
+    task = {"get _root.json": 1, "get commit": 6}
     # The commit: whether it is the root of the tasks, whether there is a newer run, the prepares, the decision. Each
     # create of a number looks whether the root is still the one that was opened, and the number before still there.
     commit = {"get _root.json": 1 + 4, "get _transactions": 1 + 1, "create _transactions": 1}
@@ -99,9 +100,11 @@ def test_a_micro_batch_that_writes_three_topics_as_a_transaction(
     assert found == {"plan": {"get _root.json": 1}, "task 0": task, "task 1": task, "commit": commit}
 
 
-def test_a_micro_batch_of_one_topic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("inline", [True, False])
+def test_a_micro_batch_of_one_topic(inline: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(tmp_path / "log")
-    sparklog.open(path, create=True).create_topic("t0", partitions=16)
+    configs = {} if inline else {"inline.records.bytes": 0}
+    sparklog.open(path, create=True).create_topic("t0", partitions=16, configs=configs)
     processes = Processes(path, monkeypatch)
     for number in range(3):
         for store in processes.stores.values():
@@ -110,10 +113,11 @@ def test_a_micro_batch_of_one_topic(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     made: Counter[str] = Counter()
     for store in processes.stores.values():
         made.update(store.counts)
-    # Planned: the root's id, the newest commit, nothing after it. A task: the root's id, and its file. To commit: the
-    # root's id twice, and the commit before.
-    assert made == {"get": 3 + 2 + 3, "writer": 2, "create": 1}
-    assert micro_batch(2) == Requests(puts=made["writer"] + made["create"], gets=made["get"])
+    # Planned: the root's id, the newest commit, nothing after it. A task that writes a file: the root's id, and its
+    # file. To commit: the root's id twice, and the commit before.
+    files = 0 if inline else 2
+    assert (made["get"], made["writer"], made["create"]) == (3 + files + 3, files, 1)
+    assert micro_batch(files) == Requests(puts=made["writer"] + made["create"], gets=made["get"])
 
 
 def test_a_micro_batch_that_reads_three_topics_as_a_group() -> None:

@@ -86,6 +86,7 @@ def test_a_newer_format(spark: SparkSession, tmp_path: Path) -> None:
     assert "has format 2, this sparklog reads format 1; upgrade sparklog" in message
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_a_damaged_commit_and_damaged_data(spark: SparkSession, tmp_path: Path) -> None:
     root = tmp_path / "log"
     feed(root, "t", range(30))

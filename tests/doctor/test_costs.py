@@ -36,6 +36,7 @@ def cells(requests: Requests) -> list[str]:
     [
         ("a micro-batch of 2 tasks, up to 8 MiB each, however many partitions", costs.micro_batch(2)),
         ("the same of 16 tasks", costs.micro_batch(16)),
+        ("either, where the records are in the commit (`inline.records.bytes`)", costs.INLINE_BATCH),
         ("a data object above 8 MiB, here 64 MiB: a multipart upload", costs.upload(64 << 20)),
         ("a look for new records that meets none, a topic", costs.IDLE_POLL),
         ("a look that meets one commit", costs.NEW_COMMIT),
@@ -124,6 +125,21 @@ def test_what_makes_it_dear() -> None:
         assert dollars(name, **changes) > 1.2 * dollars(name), (name, changes)
     # A trigger of ten seconds is a look every ten seconds, which meets a commit.
     assert dollars("poll", poll=10_000) < dollars("poll") / 10
+
+
+def test_small_commits_have_their_records_in_them() -> None:
+    """One PUT each, and nothing that a reader which polls asks for besides: whatever the number of tasks."""
+    small = Workload(rate=0.001, interval=1, readers=3)
+    assert small.is_inline
+    items = {item.name: item.requests for item in bill(small)}
+    assert items["read"] == Requests()
+    checkpoints, clock = small.batches / DEFAULTS.checkpoint_commits, costs.MONTH_DAYS * costs.DAY_S / costs.CLOCK_S
+    assert items["append"].puts == pytest.approx(small.batches + 2 * checkpoints + clock)
+    assert bill(replace(small, tasks=4))[0].requests == items["append"]
+    large = {item.name: item.requests for item in bill(replace(small, rate=0.1))}
+    assert not replace(small, rate=0.1).is_inline
+    assert large["append"].puts > 2.9 * items["append"].puts
+    assert large["maintain"].gets > 1.5 * items["maintain"].gets
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,10 @@ def topic_facts(topic: Any) -> dict[str, Any]:
 
 def records(topic: Any, isolation: str) -> list[list[Any]]:
     """Partition, offset, timestamp (ms) and its type, key, value, headers: in the order of partitions and offsets."""
-    table = topic.scan(isolation_level=isolation).to_table()
+    try:
+        table = topic.scan(isolation_level=isolation).to_table()
+    except TypeError:  # up to 0.3.0
+        table = topic.scan(isolation=isolation).to_table()
     timestamps = table["timestamp"].cast("int64").to_pylist()
     rows = [
         [

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from sparklog.log.journal.documents import document_of
 from sparklog.storage.memory import MemoryStore
 
 LIBRARIES = "libraries.json"
@@ -92,14 +93,21 @@ def differences(expected: dict[str, bytes], found: dict[str, bytes]) -> str:
 def text(name: str, data: bytes, exact: bool = False) -> list[str]:
     """Lines that show a file. Unless `exact`, without what depends on the library that compressed a table."""
     if name.endswith(".json"):
-        document = json.loads(data)
-        return json.dumps(document if exact else without_table_sizes(document), indent=1).splitlines()
+        first_line = document_of(data)
+        document = json.loads(first_line)
+        lines = json.dumps(document if exact else without_table_sizes(document), indent=1).splitlines()
+        records = data[len(first_line) :]
+        return [*lines, _digest(records)] if records else lines
     if name.endswith(".arrow"):
         table = pa.ipc.open_file(io.BytesIO(data)).read_all()
         return [str(table.schema), *map(str, table.to_pylist())]
     if name.endswith(DELETED):
         return data.decode().splitlines()
-    return [f"{len(data)} bytes, sha256 {hashlib.sha256(data).hexdigest()}"]
+    return [_digest(data)]
+
+
+def _digest(data: bytes) -> str:
+    return f"{len(data)} bytes, sha256 {hashlib.sha256(data).hexdigest()}"
 
 
 def without_table_sizes(document: object) -> object:

@@ -3,8 +3,9 @@
     python -m tests.golden.same_calls <tree>                                  # run the calls, write all that they wrote
     python -m tests.fixture_archive <tree> tests/golden/same_calls.tar.xz     # make it the expectation
 
-The archive was made by commit e6c06ea. It is made anew only where bytes on disk are meant to change, in a commit that
-says so. The calls go through what users and jobs call: a refactoring renames an import here, and nothing else.
+The archive was made when records in commits became the default. It is made anew only where bytes on disk are meant to
+change, in a commit that says so. The calls go through what users and jobs call: a refactoring renames an import here,
+and nothing else.
 """
 
 from __future__ import annotations

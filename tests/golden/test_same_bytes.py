@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from sparklog.log.journal.documents import document_of
 from tests.fixture_archive import unpacked
 from tests.golden.recording import LIBRARIES, differences, read_tree, without_table_sizes
 from tests.golden.same_calls import run_calls
@@ -27,8 +28,9 @@ def test_the_same_calls_write_the_same_bytes() -> None:
 
 
 def test_the_calls_make_every_kind_of_commit_and_entry() -> None:
-    documents = [json.loads(data) for name, data in read_tree(unpacked(ARCHIVE)).items() if name.endswith(".json")]
-    assert {document.get("op") for document in documents} >= OPERATIONS
+    objects = [data for name, data in read_tree(unpacked(ARCHIVE)).items() if name.endswith(".json")]
+    assert {json.loads(document_of(data)).get("op") for data in objects} >= OPERATIONS
+    assert {len(document_of(data)) < len(data) for data in objects} == {True, False}
 
 
 def test_a_difference_is_shown_as_a_diff() -> None:

@@ -136,6 +136,7 @@ def test_groups_come_in_order_and_transactions_count_when_they_are_decided(world
     assert lag(world.root(), ["z"])[0] == Lag("z", "a", 0, 6, 0, 6, 0, 0.0, None)
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_seconds_cost_two_requests_per_partition_that_lags(world: TopicsWorld) -> None:
     Groups(world.root()).group("g").alter({"a": {0: 1, 1: 2}})
     store = CountingStore(world.store)

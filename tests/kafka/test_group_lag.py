@@ -70,6 +70,7 @@ def test_what_is_asked_for(fixtures: Path) -> None:
     assert (nobody.id, nobody.state) == ("nobody", "Dead")
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_a_damaged_record_hides_no_group(tmp_path: Path) -> None:
     write_partition(tmp_path, "t-0", {0: batch(0, [b"fine"])})
     damaged = bytearray(batch(0, [b"damaged"]))

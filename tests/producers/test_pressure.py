@@ -137,6 +137,7 @@ def faulty(script: Script, world: World) -> Root:
     return world.root(FaultyStore(world.store, script, world.sleep))
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_a_write_that_fails_publishes_nothing_and_says_so() -> None:
     script, world = Script(), World()
     with sparklog.producer(faulty(script, world), linger_ms=LATER) as producer:

@@ -108,6 +108,7 @@ def test_two_that_begin_at_once_write_nothing_twice() -> None:
         assert seen == sorted(set(seen))
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_after_a_commit_that_failed_nothing_is_published_until_it_is_asked() -> None:
     world, script = World(), Script()
     root_with(1, world)
@@ -302,6 +303,7 @@ def test_a_commit_that_landed_without_an_answer_is_known_when_it_is_asked(monkey
     assert numbers(root) == [1, 2, 3]
 
 
+@pytest.mark.usefixtures("records_in_files")
 @pytest.mark.parametrize("kind", [FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER])
 def test_a_crash_at_each_request(kind: FaultKind) -> None:
     number = 0

@@ -42,6 +42,7 @@ def test_a_bulk_delete_is_a_request_for_1000_keys() -> None:
     assert single.counts == {"delete": 5}
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_the_vacuum_deletes_in_bulk_and_lists_each_folder_once(bucket: CountedRoot) -> None:
     topic = bucket.topic(2)
     for number in range(140):

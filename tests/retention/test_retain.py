@@ -191,6 +191,7 @@ def test_a_dry_run_moves_nothing_and_says_the_same() -> None:
     assert "0 -> 190" in text
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_the_files_go_a_day_after_their_records() -> None:
     world = RecordsWorld()
     topic = world.topic(retention_ms=5 * HOUR_MS, segment_ms=1)
@@ -262,6 +263,7 @@ class TestRoots:
         assert world.opened.topic("a").log.head().log_start.tolist() == [0]
         assert world.opened.topic("b").log.head().log_start.tolist() == [20]
 
+    @pytest.mark.usefixtures("records_in_files")
     def test_a_deleted_topic_by_name(self) -> None:
         world = RecordsWorld()
         topic = world.topic("gone")
@@ -316,6 +318,7 @@ class TestRoots:
         assert report.vacuum is not None
         assert topic.log.refresh().head.deleted
 
+    @pytest.mark.usefixtures("records_in_files")
     def test_a_store_that_refuses_to_delete(self) -> None:
         world = RecordsWorld()
         topic = world.topic(retention_ms=1, segment_ms=1)

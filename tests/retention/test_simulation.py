@@ -154,10 +154,11 @@ def finish(run: Run) -> None:
         expect(not report.failed, f"{report.failures}")
     state = run.topic.state
     named = {f"{TOPIC}/{piece.path}" for piece in state.slices}
-    found = {info.key for info in world.store.list(f"{TOPIC}/append/")}
+    found = {info.key for info in world.store.list(f"{TOPIC}/")}
     expect(named <= found, f"files are missing: {sorted(named - found)}")
     floor = topic.log.head().floor
-    left = {key for key in found - named if int(key.split("/")[2][:20]) < floor}
+    appended = {key for key in found if key.startswith(f"{TOPIC}/append/")}
+    left = {key for key in appended - named if int(key.split("/")[2][:20]) < floor}
     expect(not left, f"orphans are left below the floor {floor}: {sorted(left)}")
     snapshot = topic.log.snapshot()
     check_state(snapshot.head, snapshot.slices)

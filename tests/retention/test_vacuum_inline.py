@@ -17,8 +17,10 @@ from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.topic.cloning import clone_topic
 from sparklog.log.topic.root import RootView
 from sparklog.log.topic.topic import Topic
+from sparklog.log.write.append_writer import WriteOptions
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention import vacuum_plan
+from sparklog.retention.retain import retain_topic
 from sparklog.retention.vacuum import VacuumReport, vacuum
 from sparklog.storage import LocalStore
 from sparklog.storage.memory import MemoryStore
@@ -65,6 +67,33 @@ def vacuumed(world: World, name: str = "t") -> VacuumReport:
 
 def values(topic: Topic) -> list[bytes]:
     return topic.scan(columns=["value"]).to_table()["value"].to_pylist()
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_records_that_expired_leave_commits_of_a_quiet_topic_too(deleted: bool) -> None:
+    """It has too few commits for a checkpoint, of which two must be newer: the vacuum writes them, and no more."""
+    world = World()
+    topic = world.root().create_topic("t", configs={"retention.ms": 3 * DAY_MS, "segment.ms": DAY_MS})
+    for number in range(4):
+        topic.append(pa.table({"value": [b"secret %d" % number]}), options=WriteOptions(codec="none"))
+
+    def secrets() -> int:
+        return sum(world.store.get(info.key).count(b"secret") for info in world.store.list("t/"))
+
+    def versions(days: int) -> int:
+        for _ in range(days):
+            world.advance(DAY_MS)
+            assert not retain_topic(topic, Settings(world.now_ms)).failed
+        return world.root().engine.log("t").refresh().head.version
+
+    assert secrets() == 4
+    if deleted:
+        topic.delete()
+    with small_limits(checkpoint_commits=128):
+        before = versions(20)
+        assert secrets() == 0
+        assert versions(40) <= before + 1
+    assert verify_root(world.store).findings == ()
 
 
 def kept(world: World, name: str = "t") -> set[str]:

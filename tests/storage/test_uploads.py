@@ -208,6 +208,7 @@ def test_one_seed() -> None:
     print(dict(met))
 
 
+@pytest.mark.usefixtures("records_in_files")
 @pytest.mark.parametrize("kind", [KeepsExpectedErrorsOnly, KeepsExceptionsOnly])
 def test_a_broken_rule_is_found(kind: type[Upload]) -> None:
     with pytest.raises(AssertionError, match=r"missing: t/|acknowledged append is lost"):  # noqa: PT012

@@ -48,7 +48,7 @@ def describe(
     if source.root is None:
         raise BadRequest(f"{source.view.location} is a Kafka directory: brokers keep configs elsewhere; give a root")
     log = source.root
-    configs_of = source.each(topics.names, lambda name: (name, describe_configs(log.topic(name).log.head().configs)))
+    configs_of = source.each(topics.names, lambda name: (name, describe_configs(log.topic(name).log.head())))
     defaults = {name: config.default for name, config in CONFIGS.items()}
     rows = [
         {

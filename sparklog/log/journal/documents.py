@@ -373,6 +373,15 @@ def document_of(data: bytes) -> bytes:
     return data[:end] if 0 < end < len(data) else data
 
 
+def check_stored(data: bytes, key: str) -> None:
+    """Raise `Corrupt` unless an object of a log is as it was written: a document, and the records that it names."""
+    text = document_of(data)
+    inline = decode(text, key, "entry").document.get("inline")
+    expected = (inline.get("bytes"), inline.get("crc")) if isinstance(inline, dict) else (0, 0)
+    if (len(data) - len(text), crc32c.crc32c(data[len(text) :])) != expected:
+        raise Corrupt("the records in a commit do not match their CRC-32C; restore it", file=key)
+
+
 def peek_commit_id(data: bytes) -> str | None:
     """Read the commit id of bytes that may be a commit or an entry, without judging the rest. None if there is none.
 

@@ -30,6 +30,7 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 
 from sparklog.errors import BadRequest, NotFound
@@ -170,6 +171,11 @@ def commit_path_version(path: str) -> int | None:
     return int(match.group(1)) if match and int(match.group(1)) <= MAX_VERSION else None
 
 
+def is_commit(path: str) -> bool:
+    """True for the path of a data file that is a commit."""
+    return commit_path_version(path) is not None
+
+
 def copied_path(path: str, highest: int) -> str:
     """Return the path of an append file with all bytes of a commit, whose number is taken in the log it is copied to.
 
@@ -297,6 +303,12 @@ def read_root_id(store: Store) -> str:
     except NotFound:
         problem = f"{store.location} is no sparklog root: it has no {ROOT_KEY}"
         raise NotFound(f"{problem}; create one or check the path") from None
+    return _root_id_in(data)
+
+
+@lru_cache(maxsize=16)
+def _root_id_in(data: bytes) -> str:
+    # Each commit looks at the root, which is the same bytes.
     return ROOT_JSON.decode(data, ROOT_KEY).root_id
 
 

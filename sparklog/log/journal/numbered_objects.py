@@ -24,7 +24,7 @@ import crc32c
 
 from sparklog.errors import Corrupt, Fenced, NotFound, Unavailable
 from sparklog.log.journal.clocks import Env, Moment
-from sparklog.log.journal.documents import decode, peek_commit_id
+from sparklog.log.journal.documents import check_stored, peek_commit_id
 from sparklog.log.journal.names import ROOT_KEY, commit_key, read_root_id
 from sparklog.storage.parallel_reads import ask_each
 from sparklog.storage.retries import Backoff
@@ -342,7 +342,7 @@ class NumberedObjects:
             if gap or others >= SURE_TRIES:
                 try:
                     if data is not None:
-                        decode(data, self.key(earlier), "entry")
+                        check_stored(data, self.key(earlier))
                 except Corrupt:
                     # It is there; that it is damaged is for its readers to say.
                     return False

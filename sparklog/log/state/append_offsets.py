@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sparklog.errors import BadRequest
+from sparklog.errors import BadRequest, Conflict
 from sparklog.log.journal.documents import INT64_MAX
 from sparklog.log.state.commit import APPEND, TAKEOVER, Inline, Txn
 from sparklog.log.state.commit_intents import HAS_NULL_KEYS, Draft, Nothing, check_floor, check_topic
+from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import INLINE_PATH, FileSlices
 from sparklog.log.state.topic_state import Head
@@ -28,6 +29,7 @@ class AppendIntent:
     * `key`: makes it idempotent
     * `txn`: the transaction that holds its slices open
     * `kafka_writers`: producers of Kafka's whose batches are in the files
+    * `written_for`: partitions and configs that the topic must still have; None: whichever it has
     """
 
     topic_id: str
@@ -36,6 +38,7 @@ class AppendIntent:
     key: WriterKey | None = None
     txn: Txn | None = None
     kafka_writers: tuple[KafkaWriterKey, ...] = ()
+    written_for: tuple[int, TopicConfigs] | None = None
     needs_table: ClassVar[bool] = False
 
     @property
@@ -57,6 +60,8 @@ class AppendIntent:
                 if verdict.take_over:
                     return Draft(TAKEOVER, writer=writer)
                 return Nothing(verdict.note, entry.version, skipped=True)
+        if self.written_for not in (None, (head.partitions, head.configs)):
+            raise Conflict(f"topic '{topic}' takes rows otherwise by now: write them again")
         files = tuple(file for file in self.files if len(file))
         if not files:
             return Nothing("nothing to append", head.version)

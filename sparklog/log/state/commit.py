@@ -59,10 +59,11 @@ from sparklog.log.journal.names import (
     MAX_PARTITIONS,
     MAX_VERSION,
     commit_path,
-    commit_path_version,
+    is_commit,
     is_sealed,
     path_read_version,
 )
+from sparklog.log.state.configs import definition
 from sparklog.log.state.slices import INLINE_PATH, Content, FileSlices
 from sparklog.storage.store import MAX_DOCUMENT
 
@@ -416,16 +417,17 @@ COMMIT_JSON = StoredDocument(
 )
 
 
-def features_of(changes: Changes) -> dict[str, Any]:
+def features_of(changes: Changes, op: str) -> dict[str, Any]:
     """Return the features that a commit needs: records in it, files that are commits (of a clone), the config, writers.
 
-    With the config, so that software before 0.4, which takes the first commit with records for damage, meets the
-    feature in a commit that it can read.
+    With the config, and from birth where its default counts, so that software before 0.4, which takes the first commit
+    with records for damage, meets the feature in a commit that it can read.
     """
+    default = definition(INLINE_CONFIG).default if op == CREATE else "0"
     is_needed = (
         changes.inline is not None
-        or (changes.configs.get(INLINE_CONFIG) or "0") != "0"
-        or any(commit_path_version(file.path) is not None for file in changes.files)
+        or (changes.configs.get(INLINE_CONFIG) or default) != "0"
+        or any(is_commit(file.path) for file in changes.files)
     )
     features = (*((INLINE_RECORDS,) if is_needed else ()), *((KAFKA_WRITERS,) if changes.writers else ()))
     return {"read_features": features, "write_features": features}

@@ -64,6 +64,7 @@ from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.log.state.topic_state import Head
 
+_CHANGES = tuple(change.name for change in fields(Changes))
 HAS_NULL_KEYS = int(SliceFlag.HAS_NULL_KEYS)
 
 
@@ -88,8 +89,8 @@ class Draft(Changes):
             **times,
             leader_epoch=head.leader_epoch if self.leader_epoch is None else self.leader_epoch,
             op=self.op,
-            **features_of(self),
-            **{change.name: getattr(self, change.name) for change in fields(Changes)},
+            **features_of(self, self.op),
+            **{name: getattr(self, name) for name in _CHANGES},
         )
 
 

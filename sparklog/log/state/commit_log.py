@@ -78,6 +78,7 @@ class CommitLog(Journal[LogState, Commit, Draft]):
         super().__init__(root, topic, f"topic '{topic}'")
         self.topic = topic
         self._resolver = resolver
+        self._checked: tuple[Head, Commit | None, Head] = EMPTY, None, EMPTY
 
     def existing(self, refresh: bool = True) -> LogState:
         """Return the newest state or, without `refresh`, the newest one known. `NotFound` if there is no topic."""
@@ -161,12 +162,19 @@ class CommitLog(Journal[LogState, Commit, Draft]):
         return encode_commit(draft.commit(state.head, commit_id, self.env.wall_ms(), self._guard.store_ms()))
 
     def _check(self, state: LogState, entry: Commit) -> None:
-        check_commit(state.head, entry, state.head.apply(entry))
+        after = state.head.apply(entry)
+        check_commit(state.head, entry, after)
+        self._checked = state.head, entry, after
+
+    def _head_after(self, head: Head, commit: Commit) -> Head:
+        """Return the head after a commit: of one of our own, the head that was just checked."""
+        base, entry, after = self._checked
+        return after if base is head and entry is commit else head.apply(commit)
 
     def _applied(self, state: LogState, entries: Sequence[Commit]) -> LogState:
         head, table = state.head, state.table
         for commit in entries:
-            head = head.apply(commit)
+            head = self._head_after(head, commit)
             if table is not None:
                 table = table.apply(commit, head)
         tail = state.tail if table is not None else (*state.tail, *entries)

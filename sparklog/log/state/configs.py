@@ -155,9 +155,10 @@ _ALL = (
     _one_of("compression.type", "producer", ("uncompressed", "gzip", "snappy", "lz4", "zstd"), (WRITERS,),
             "Codec of appended batches. `producer` takes the writer's option `compression.type`, which is zstd unless "
             "given; any other value beats the writer's."),
-    _int("inline.records.bytes", 0, 0, "bytes", (WRITERS,),
+    _int("inline.records.bytes", 16 << 10, 0, "bytes", (WRITERS,),
          "Encoded records of a commit up to this size are written into the commit itself, which is then one object; 0: "
-         "never. Once it is set, software before 0.4 refuses the topic.",
+         "never. Software before 0.4 refuses a topic that was created with more than 0, or once more than 0 is set. "
+         "Topics of older releases have no records in commits until it is set.",
          "Not in Kafka, whose log has no commits.", high=1 << 20),
     ConfigDef("compression.gzip.level", "int", "-1", "1 to 9, or -1",
               "Level where the codec is gzip; -1 is zlib's default (6).", _gzip_level, used_by=(WRITERS,)),

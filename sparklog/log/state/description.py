@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sparklog.log.state.commit import KafkaOpen
-from sparklog.log.state.configs import CONFIGS, TopicConfigs
+from sparklog.log.state.commit import INLINE_CONFIG, KafkaOpen
+from sparklog.log.state.configs import CONFIGS
 from sparklog.log.state.slice_table import Snapshot
+from sparklog.log.state.topic_state import Head
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +51,16 @@ class TopicDescription:
     """Of the topic that it was imported from, empty if it was not, or if that had none."""
 
 
-def describe_configs(configs: TopicConfigs) -> tuple[ConfigDescription, ...]:
-    """Every config of a topic, set or default."""
+def describe_configs(head: Head) -> tuple[ConfigDescription, ...]:
+    """Every config of a topic, set or default, with the value that counts."""
+    configs = head.configs
     return tuple(
-        ConfigDescription(name, configs.text(name), configs.source(name), definition.doc)
+        ConfigDescription(
+            name,
+            str(head.inline_bytes) if name == INLINE_CONFIG else configs.text(name),
+            configs.source(name),
+            definition.doc,
+        )
         for name, definition in CONFIGS.items()
     )
 
@@ -74,7 +81,7 @@ def describe(snapshot: Snapshot) -> TopicDescription:
         time_ms=head.made_ms,
         leader_epoch=head.leader_epoch,
         partitions=tuple(partitions),
-        configs=describe_configs(head.configs),
+        configs=describe_configs(head),
         slices=len(rows),
         bytes=int(rows.size.sum()),
         open_transactions=tuple(dict.fromkeys((item.txn.id, item.txn.n) for item in head.open)),

@@ -135,10 +135,10 @@ class FileSlices:
     data: bytes = field(default=b"", compare=False, repr=False)
 
     @classmethod
-    def of(cls, path: str, slices: Sequence[WrittenSlice], footer_length: int) -> FileSlices:
-        """Return a file that holds just these slices and a footer of this length."""
+    def of(cls, path: str, slices: Sequence[WrittenSlice], footer_length: int, data: bytes = b"") -> FileSlices:
+        """Return a file that holds just these slices and a footer of this length; `data`: if it is not written."""
         columns: dict[str, Any] = {name: tuple(getattr(item, name) for item in slices) for name in WRITTEN}
-        return cls(path, sum(columns["nbytes"]) + footer_length, footer_length, **columns)
+        return cls(path, sum(columns["nbytes"]) + footer_length, footer_length, **columns, data=data)
 
     def __len__(self) -> int:
         return len(self.partition)

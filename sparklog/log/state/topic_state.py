@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from sparklog.errors import Corrupt
 from sparklog.log.journal.documents import (
     BOOLEAN,
+    INLINE_RECORDS,
     TEXT,
     UINT32_MAX,
     Document,
@@ -125,6 +127,11 @@ class Head:
         # Retention may pass an open slice: the last stable offset is never below the log start.
         return _frozen(np.maximum(stable, self.log_start))
 
+    @property
+    def inline_bytes(self) -> int:
+        """The largest tail of a commit; 0 in a topic of an older release on which `inline.records.bytes` is not set."""
+        return self.configs.inline_records_bytes if INLINE_RECORDS in self.write_features else 0
+
     def last_stable(self) -> Offsets:
         """Per partition, the offset below which every transaction is decided and recorded here."""
         return self._last_stable
@@ -137,23 +144,22 @@ class Head:
     def apply(self, commit: Commit) -> Head:
         """The head after the next commit. `Corrupt` if it does not follow this head (number, chain, topic id)."""
         self._follows(commit)
+        before = self
         if commit.op == CREATE:
-            created = Head(topic_id=commit.topic_id, deleted=False, holds=self.holds, floor=self.floor)
-            changed = _applied(created, commit)
+            before = Head(topic_id=commit.topic_id, deleted=False, holds=self.holds, floor=self.floor)
         elif commit.op == DELETE:
             # Numbering, holds and the upload floor outlive the topic: its files may still be held or waited for.
-            changed = Head(topic_id=self.topic_id, holds=self.holds, floor=self.floor)
-        else:
-            changed = _applied(self, commit)
+            before = Head(topic_id=self.topic_id, holds=self.holds, floor=self.floor)
         return replace(
-            changed,
+            before,
+            **({} if commit.op == DELETE else _changes(before, commit)),
             version=commit.version,
             crc=commit.crc,
             time_ms=commit.time_ms,
             clock_ms=commit.clock_ms,
             clock_since=commit.clock_since,
-            read_features=_union(changed.read_features, commit.read_features),
-            write_features=_union(changed.write_features, commit.write_features),
+            read_features=_union(before.read_features, commit.read_features),
+            write_features=_union(before.write_features, commit.write_features),
         )
 
     def _follows(self, commit: Commit) -> None:
@@ -244,8 +250,8 @@ HEAD_JSON = Document(
 EMPTY = Head()
 
 
-def _applied(head: Head, commit: Commit) -> Head:
-    """Return the head after a commit to an existing topic, or one just created; what all commits change is left out."""
+def _changes(head: Head, commit: Commit) -> dict[str, Any]:
+    """Return what a commit changes of an existing topic, or one just created; without what all commits change."""
     partitions = head.partitions if commit.partitions is None else commit.partitions
     start, end = _grown(head.log_start, partitions), _grown(head.log_end, partitions)
     named = [*commit.log_starts, *(edit.partition for edit in commit.edits)]
@@ -259,22 +265,21 @@ def _applied(head: Head, commit: Commit) -> Head:
         for partition, offset in (*((edit.partition, edit.end) for edit in commit.edits), *commit.log_starts.items()):
             end[partition] = max(end[partition], offset)
     prepares, siblings = _resolve(head, (*head.open, *appended), commit.resolved)
-    return replace(
-        head,
-        leader_epoch=commit.leader_epoch,
-        configs=_configs(head, commit),
-        log_start=_frozen(start),
-        log_end=_frozen(end),
-        cleaned_through=_cleaned_through(head, commit, partitions),
-        earlier_partitions=_earlier_partitions(head, commit, partitions),
-        open=_forget(prepares, start) if commit.log_starts else prepares,
-        kafka_open=_kafka_open(head, commit, start),
-        kafka_source=_kafka_source(head, commit),
-        registry=_registry(head, commit),
-        siblings=siblings,
-        holds=_holds(head, commit),
-        floor=head.floor if commit.floor is None else max(head.floor, commit.floor),
-    )
+    return {
+        "leader_epoch": commit.leader_epoch,
+        "configs": _configs(head, commit),
+        "log_start": _frozen(start),
+        "log_end": _frozen(end),
+        "cleaned_through": _cleaned_through(head, commit, partitions),
+        "earlier_partitions": _earlier_partitions(head, commit, partitions),
+        "open": _forget(prepares, start) if commit.log_starts else prepares,
+        "kafka_open": _kafka_open(head, commit, start),
+        "kafka_source": _kafka_source(head, commit),
+        "registry": _registry(head, commit),
+        "siblings": siblings,
+        "holds": _holds(head, commit),
+        "floor": head.floor if commit.floor is None else max(head.floor, commit.floor),
+    }
 
 
 def _append(commit: Commit, end: Offsets) -> tuple[Prepare, ...]:

@@ -131,6 +131,8 @@ class TopicLog(CommitLog):
         super().__init__(access, topic, engine.decisions.resolve)
         self.engine = engine
         self._epochs: dict[tuple[str, str], int] = {}
+        self._alone: tuple[int, Moment] | None = None
+        """The version that `append` made last without meeting another writer, and when the root was looked at."""
 
     def head(self, refresh: bool = True) -> Head:
         """Return the state without slices. `NotFound` if the topic was deleted."""
@@ -160,6 +162,43 @@ class TopicLog(CommitLog):
 
     def append_target(self, refresh: bool = True) -> AppendTarget:
         return self._target(self.look() if refresh else None)
+
+    def append(self, data: ArrowData, options: WriteOptions | None, writer: WriterKey | None) -> AppendOutcome:
+        """Write rows and publish them."""
+        outcome = self._append_at_once(data, options, writer)
+        if outcome is None:
+            files, target = self.write(data, options, writer)
+            outcome = self._noted(self.commit_append(files, target, writer=writer), target)
+        return outcome
+
+    def _append_at_once(
+        self, data: ArrowData, options: WriteOptions | None, writer: WriterKey | None
+    ) -> AppendOutcome | None:
+        """Append a few rows by the state that is known here, without a look at the newest one; None: look first.
+
+        For rows that go into the commit, on a store with round trips, where the last commit is this process's and the
+        root was looked at a moment ago. Where another process has written since, the create of the commit is lost, and
+        what it was to be is judged by the newest state; unless the topic takes rows otherwise by then.
+        """
+        if self._alone is None or not isinstance(data, pa.Table | pa.RecordBatch):
+            return None
+        recent, (version, looked) = self._recent_target(), self._alone
+        if recent is None or data.nbytes > recent.inline_bytes // 2:
+            return None
+        if version != recent.read_version or not self.env.now().is_soon_after(looked):
+            return None
+        target = replace(recent, looked=looked)
+        try:
+            files = write_files(data, target, self.env, options=options, writer=writer)
+            return self._noted(self.commit_append(files, target, writer=writer, unless_changed=True), target)
+        except (BadRequest, Conflict):
+            return None
+
+    def _noted(self, outcome: AppendOutcome, target: AppendTarget) -> AppendOutcome:
+        """Return the outcome of an append; note whether another process has written meanwhile."""
+        is_alone = target.looked is not None and outcome.version == target.read_version + 1
+        self._alone = (outcome.version, target.looked) if is_alone and target.looked is not None else None
+        return outcome
 
     def write(
         self, data: ArrowData, options: WriteOptions | None, writer: WriterKey | None
@@ -206,7 +245,8 @@ class TopicLog(CommitLog):
             many = state.checkpoint.table.unsealed
             _LOG.warning("topic %s holds %d unsealed slices: run sparklog compact, which merges them", self.topic, many)
         names = self.store, self.engine.root_id, self.topic, head.topic_id
-        return AppendTarget(*names, head.partitions, head.configs, head.version, head.leader_epoch, looked)
+        newest = head.version, head.leader_epoch, head.inline_bytes
+        return AppendTarget(*names, head.partitions, head.configs, *newest, looked)
 
     def commit_append(
         self,
@@ -217,11 +257,12 @@ class TopicLog(CommitLog):
         txn: Txn | None = None,
         kafka_writers: tuple[KafkaWriterKey, ...] = (),
         inline: bool = True,
+        unless_changed: bool = False,
     ) -> AppendOutcome:
         """Publish files that tasks wrote for `target`: all of them, at once, or none.
 
         Those that are not written go into the commit if they are small together and `inline` allows it, else into an
-        append file.
+        append file. `unless_changed`: `Conflict` if the topic has other configs or partitions than `target` by now.
 
         `Conflict`: the topic was created again, a file is below the upload floor, or the writer's checkpoint is older
         than the log, or one of `kafka_writers` has written meanwhile; `Fenced`: another run of the writer took over;
@@ -242,8 +283,10 @@ class TopicLog(CommitLog):
             for transaction in end_kafka_transactions(self):
                 how = "committed" if transaction.decided == COMMIT else "aborted"
                 _LOG.warning("topic %s is appended to now: %s %s", self.topic, how, transaction)
-        files = self._placed(files, target.configs.inline_records_bytes if inline else 0)
-        intent = AppendIntent(target.topic_id, tuple(files), self.env.wall_ms(), writer, txn, kafka_writers)
+        files = self._placed(files, target.inline_bytes if inline else 0)
+        written_for = (target.partitions, target.configs) if unless_changed else None
+        now_ms = self.env.wall_ms()
+        intent = AppendIntent(target.topic_id, tuple(files), now_ms, writer, txn, kafka_writers, written_for)
         outcome = self.commit(intent, looked=target.looked)
         if writer is not None and writer.run is not None:
             entry = outcome.head.registry.get(writer.id)

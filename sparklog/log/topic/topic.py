@@ -231,8 +231,7 @@ class Topic(TopicReader):
             outcome = topic.append(pa.table({"value": ["lamp", "desk"]}), options=WriteOptions(codec="lz4"))
             print(outcome.version)
         """
-        files, target = self.log.write(data, options, writer)
-        return self.log.commit_append(files, target, writer=writer)
+        return self.log.append(data, options, writer)
 
     @checked()
     def count(self, *, isolation_level: IsolationLevel = READ_COMMITTED) -> RecordCount:

@@ -83,6 +83,7 @@ def write_out(store: Store, topic: str, path: str, file: FileSlices) -> FileSlic
 class AppendTarget:
     """The topic as a task writes files for it: picklable, carried from the driver to the tasks.
 
+    `inline_bytes`: of records that go into the commit, at most.
     `looked`: when the root was seen to be the one that was opened, where that cost no time of its own.
     """
 
@@ -94,6 +95,7 @@ class AppendTarget:
     configs: TopicConfigs
     read_version: int
     leader_epoch: int
+    inline_bytes: int = 0
     looked: Moment | None = field(default=None, compare=False, repr=False)
 
     def __reduce__(self) -> tuple[type[AppendTarget], tuple[object, ...]]:
@@ -210,7 +212,7 @@ class AppendWriter:
         self._pending: list[pa.RecordBatch] = []
         self._pending_bytes = 0
         self._output: AppendOutput | None = None
-        self._most_inline = target.configs.inline_records_bytes
+        self._most_inline = target.inline_bytes
         self._held: list[tuple[WrittenSlice, bytes]] = []
         self._files: list[FileSlices] = []
         self._counts: dict[int, tuple[int, int]] = {}
@@ -240,9 +242,9 @@ class AppendWriter:
             self._held = []
         if self._files:
             # Of all files, with the last of them: where a file ends has nothing to do with the rows.
-            nothing = RowCounts(self._target.partitions, {})
-            self._files = [replace(file, counts=nothing) for file in self._files]
-            self._files[-1] = replace(self._files[-1], counts=replace(nothing, rows=self._counts))
+            nothing, rows = RowCounts(self._target.partitions, {}), RowCounts(self._target.partitions, self._counts)
+            *earlier, last = self._files
+            self._files = [*(replace(file, counts=nothing) for file in earlier), replace(last, counts=rows)]
         return self._files
 
     def discard(self) -> None:

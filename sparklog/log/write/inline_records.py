@@ -8,7 +8,6 @@ they become the commit's tail, or one append file where they are too much for it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from sparklog.format.append_file import HEAD_BYTES, SLICE_BYTES, TAIL_BYTES, WrittenSlice, encode_footer
 from sparklog.format.slice_columns import WRITTEN
@@ -22,7 +21,7 @@ def is_unwritten(file: FileSlices) -> bool:
 def unwritten(slices: Sequence[WrittenSlice], data: bytes) -> FileSlices:
     """Return a file that is not written; `data`: the bytes of its slices, back to back."""
     footer = encode_footer(slices)
-    return replace(FileSlices.of(INLINE_PATH, slices, len(footer)), data=data + footer)
+    return FileSlices.of(INLINE_PATH, slices, len(footer), data=data + footer)
 
 
 def tail_bytes(slices: int, nbytes: int) -> int:
@@ -32,6 +31,8 @@ def tail_bytes(slices: int, nbytes: int) -> int:
 
 def joined(files: Sequence[FileSlices]) -> FileSlices:
     """Return several files that are not written as one."""
+    if len(files) == 1:
+        return files[0]
     slices = [written for file in files for written in written_slices(file)]
     return unwritten(slices, b"".join(slice_bytes(file) for file in files))
 

@@ -21,7 +21,7 @@ from sparklog.format.checksums import SUFFIXES, index_crc
 from sparklog.format.key_filter import decode_filters
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.journal.create_object import create_or_read
-from sparklog.log.journal.names import LOG_FOLDER, commit_path_version, file_key, filter_path
+from sparklog.log.journal.names import LOG_FOLDER, file_key, filter_path, is_commit
 from sparklog.log.state.history import History
 from sparklog.log.state.slice_table import Slices, SliceTable, Snapshot
 from sparklog.log.state.slices import FileSlices, SliceFlag
@@ -319,7 +319,7 @@ def listed(store: Store, keys: Iterable[str]) -> dict[str, int]:
     for key in keys:
         owner, _, path = key.partition("/")
         folders |= {f"{owner}/{kind}/" for kind in ("append", "sealed")}
-        if commit_path_version(path) is not None:
+        if is_commit(path):
             folders.add(f"{owner}/{LOG_FOLDER}/0")
     return {info.key: info.size for folder in sorted(folders) for info in store.list(folder)}
 

@@ -30,8 +30,8 @@ from sparklog.log.journal.clocks import iso_time, newest_at
 from sparklog.log.journal.entry_log import E, EntryKind
 from sparklog.log.journal.names import (
     VERSION_DIGITS,
-    commit_path_version,
     copied_path,
+    is_commit,
     is_topic_name,
     local_path,
     path_read_version,
@@ -272,7 +272,7 @@ MAX_EPOCH = 2**31 - 1
 
 def own_path(path: str, version: int) -> str:
     """The path of a file in the folder of its new topic; a clone's source may count higher versions."""
-    if commit_path_version(path) is not None:
+    if is_commit(path):
         return copied_path(path, version)
     if not path.startswith("/"):
         return path

@@ -27,6 +27,7 @@ from sparklog.format.batch_scan import scan_headers
 from sparklog.format.checksums import SUFFIXES, flipped_bit, index_crc
 from sparklog.format.slice_columns import WRITTEN
 from sparklog.limits import Limits
+from sparklog.log.journal.names import is_commit
 from sparklog.log.state.commit import MAINTAIN
 from sparklog.log.state.slices import SliceFlag
 from sparklog.maintenance.work_items import Done, Progress, silent
@@ -226,7 +227,8 @@ def _check_append_file(checked: CheckedFile) -> None:
     counted = CheckCounts(files=1, nbytes=file.footer_length)
     for run in _runs(sorted(claims, key=lambda claim: claim.position), checked.store.limits.span_bytes):
         counted += _check_run(checked, run, entries)
-    checked.counts = counted
+    # All bytes of a commit were counted with its log.
+    checked.counts = replace(counted, nbytes=0) if is_commit(f"/{file.key}") else counted
 
 
 def _footer(checked: CheckedFile) -> Footer | None:

@@ -489,6 +489,7 @@ def test_topics_are_named_once(place: CountedRoot, tmp_path: Path) -> None:
         export_topics(place.root, tmp_path / "out", ["t", "u"], ExportOptions(topic_id="kphX_vFrTMuzYXwDXyxQYA"))
 
 
+@pytest.mark.usefixtures("records_in_files")
 @pytest.mark.parametrize("sealed", [False, True])
 def test_damage_leaves_nothing(place: CountedRoot, tmp_path: Path, sealed: bool) -> None:
     topic = place.topic(1, SMALL)
@@ -524,6 +525,7 @@ def test_a_directory_that_is_filled_meanwhile_stays_as_it_is(place: CountedRoot,
     assert nothing_new(tmp_path / "out", "theirs")
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_a_store_that_fails_leaves_nothing(tmp_path: Path) -> None:
     world = World()
     store = world.store

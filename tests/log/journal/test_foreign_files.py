@@ -45,6 +45,7 @@ def values(root: Root, topic: str) -> list[bytes]:
     return found
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_links_and_fifos_stop_nothing(root: Root, tmp_path: Path) -> None:
     folder = Path(root.location)
     for name, target in (("loop", "loop"), ("alias", "a"), ("self", ".")):

@@ -72,6 +72,7 @@ def test_the_rows_are_those_that_were_written(place: CountedRoot) -> None:
         assert part["offset"].to_pylist() == list(range(start, end))
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_each_byte_of_a_slice_is_read_once_in_large_ranges(bucket: CountedRoot) -> None:
     topic = filled(bucket)
     scan = topic.scan()
@@ -152,6 +153,7 @@ def test_a_store_without_round_trips_is_asked_for_what_is_taken(tmp_path: Path) 
     assert reads(place) == 6
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_files_replaced_meanwhile_are_read_where_they_lie_now(place: CountedRoot) -> None:
     topic = filled(place)
     expected = topic.scan(partitions=[0]).to_table()
@@ -163,6 +165,7 @@ def test_files_replaced_meanwhile_are_read_where_they_lie_now(place: CountedRoot
     assert pa.Table.from_batches(read)["value"].to_pylist() == expected["value"].to_pylist()
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_a_file_that_is_gone_for_good_is_named(place: CountedRoot) -> None:
     topic = filled(place)
     gone = place.append_files()[12]
@@ -172,6 +175,7 @@ def test_a_file_that_is_gone_for_good_is_named(place: CountedRoot) -> None:
     assert caught.value.file == gone
 
 
+@pytest.mark.usefixtures("records_in_files")
 @pytest.mark.parametrize("at", [0, 9, 17, 200])
 def test_damage_in_a_window_is_named(place: CountedRoot, at: int) -> None:
     topic = filled(place)

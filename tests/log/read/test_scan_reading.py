@@ -199,6 +199,7 @@ def test_compressible_records_behind_incompressible_ones_stay_bounded(memory: Co
     assert sum(sizes) > 60_000_000
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_partitions_that_lie_together_are_fetched_together(place: CountedRoot) -> None:
     topic = place.topic(8)
     for first in range(5):
@@ -295,6 +296,7 @@ def damaged(place: CountedRoot, at: int, flip: int = 1) -> str:
     return key
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_damage_in_a_slice_names_file_position_and_offset(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     topic.append(random_rows(100), options=small(batch_bytes=1000))
@@ -310,6 +312,7 @@ def test_damage_in_a_slice_names_file_position_and_offset(memory: CountedRoot) -
         assert (caught.value.file, caught.value.position, caught.value.offset) == (key, third, offset)
 
 
+@pytest.mark.usefixtures("records_in_files")
 @pytest.mark.parametrize("at", [0, 7, 9, 11, 16, 17, 30])
 def test_damage_anywhere_in_a_header_is_found(memory: CountedRoot, at: int) -> None:
     topic = memory.topic(1)
@@ -334,6 +337,7 @@ def test_damage_in_a_window_of_a_large_slice_is_found(memory: CountedRoot, large
         assert caught.value.file == key
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_a_file_cut_off_is_corrupt(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     topic.append(random_rows(100), options=small())
@@ -381,6 +385,7 @@ def test_a_rewrite_in_the_middle_of_reading_is_not_noticed(memory: CountedRoot, 
     assert pa.Table.from_batches([first, *reading]).equals(expected)
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_only_a_log_start_beyond_the_plan_is_data_loss(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     topic.append(random_rows(100), options=small())
@@ -396,6 +401,7 @@ def test_only_a_log_start_beyond_the_plan_is_data_loss(memory: CountedRoot) -> N
     del new
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_a_file_that_the_log_still_names_but_is_gone_is_corrupt(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     topic.append(random_rows(10), options=small())
@@ -407,6 +413,7 @@ def test_a_file_that_the_log_still_names_but_is_gone_is_corrupt(memory: CountedR
     assert caught.value.file == key
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_a_file_that_is_denied_once_is_asked_for_again(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     topic.append(random_rows(10), options=small())
@@ -419,6 +426,7 @@ def test_a_file_that_is_denied_once_is_asked_for_again(memory: CountedRoot) -> N
     assert gets(memory) == 2
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_a_topic_created_again_under_a_reader_is_an_error(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     topic.append(random_rows(10), options=small())
@@ -498,6 +506,7 @@ def test_any_writing_reads_back(
     assert some.to_table()["value"].to_pylist() == model[partition][start:end]
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_the_view_answers_from_its_snapshot(memory: CountedRoot) -> None:
     topic = memory.topic(2)
     topic.append(random_rows(100), options=small())

@@ -174,6 +174,7 @@ def test_a_rewritten_file_is_looked_for_again(memory: CountedRoot) -> None:
     assert any(answer is not None for answer in before.values())
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_a_lost_file_and_a_damaged_one_are_corrupt(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     topic.append(timed([1, 2, 3, 4]), options=small())
@@ -199,6 +200,7 @@ def test_wrong_questions(memory: CountedRoot) -> None:
         topic.record_at(0, 5)
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_a_record_by_its_offset(place: CountedRoot) -> None:
     topic = place.topic(1)
     topic.append(random_rows(100), options=small(batch_bytes=500))

@@ -11,7 +11,7 @@ import pytest
 from sparklog.log.journal import journal, numbered_objects
 from sparklog.log.journal.numbered_objects import NumberedObjects
 from sparklog.log.state import append_offsets, checkpoint, commit, commit_intents, commit_log, rewrites
-from sparklog.log.state.commit import Commit, RemovedSlices
+from sparklog.log.state.commit import CREATE, Commit, RemovedSlices
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.writer_runs import BatchVerdict, WriterEntry, WriterKey
 from tests.log.simulation.seeds import run_seed
@@ -158,7 +158,8 @@ def test_a_broken_rule_is_found(
 
 def features_are_forgotten(patch: Patch) -> None:
     """A commit with records in it does not say so: older software would take it for damage."""
-    patch.setattr(commit_intents, "features_of", lambda changes: {})
+    real = commit_intents.features_of
+    patch.setattr(commit_intents, "features_of", lambda changes, op: real(changes, op) if op == CREATE else {})
 
 
 def a_lost_race_keeps_the_path(patch: Patch) -> None:

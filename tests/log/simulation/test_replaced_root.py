@@ -20,7 +20,7 @@ import pytest
 from sparklog.errors import Fenced, SparklogError
 from sparklog.groups.lag import Groups
 from sparklog.log.decisions.decision import BY_OWNER
-from sparklog.log.journal.documents import peek_commit_id
+from sparklog.log.journal.documents import document_of, peek_commit_id
 from sparklog.log.journal.entry_log import StateEntry
 from sparklog.log.journal.names import commit_key, groups_prefix, read_root_id, transactions_prefix
 from sparklog.log.journal.numbered_objects import Answer, NumberedObjects
@@ -172,7 +172,9 @@ def logs(objects: Snapshot) -> tuple[dict[str, list[int]], list[str]]:
         if match:
             prefix, number = match[1], int(match[2])
             before = objects.get(commit_key(prefix, number - 1)) if number else None
-            if json.loads(data)["prevCrc"] != (crc32c.crc32c(before[0]) if before else None) or (number and not before):
+            if json.loads(document_of(data))["prevCrc"] != (crc32c.crc32c(before[0]) if before else None) or (
+                number and not before
+            ):
                 broken.append(key)
             numbers.setdefault(prefix, []).append(number)
     return numbers, broken

@@ -135,7 +135,7 @@ def upload(store: Store, actor: Actor, target: AppendTarget, records: int) -> li
     left = records
     while left:
         part = left if left == 1 or actor.random.random() < 0.7 else left // 2
-        if target.configs.inline_records_bytes and actor.random.random() < 0.6:
+        if target.inline_bytes and actor.random.random() < 0.6:
             small = slices(actor.random, target, part, "")
             files.append(unwritten(written_slices(small), actor.random.randbytes(sum(small.nbytes))))
             left -= part

@@ -49,6 +49,7 @@ def files_written(place: CountedRoot) -> int:
     return place.store.by_kind["writer", "append"]
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_both_at_once(place: CountedRoot) -> None:
     topic = place.topic(2)
     place.store.inner = Meeting(place.inner)
@@ -68,6 +69,7 @@ def test_iterables_are_taken_by_the_callers_thread(place: CountedRoot) -> None:
     assert threads == {threading.current_thread()}
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_rows_go_where_partitions_added_meanwhile_put_them(place: CountedRoot) -> None:
     topic, other = place.topic(1), place.reopened()
     topic.append(KEYS)
@@ -124,6 +126,7 @@ def test_another_root_in_the_same_place_is_not_written_to(place: CountedRoot) ->
     assert values(place.reopened()) == []
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_what_is_known_for_long_is_not_written_by(place: CountedRoot) -> None:
     topic, other = place.topic(1), place.reopened()
     topic.append(KEYS)
@@ -134,6 +137,7 @@ def test_what_is_known_for_long_is_not_written_by(place: CountedRoot) -> None:
     assert files_written(place) == 1
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_a_disk_is_asked_first(tmp_path: Path) -> None:
     place = CountedRoot("local", tmp_path / "root")
     topic, other = place.topic(1), place.reopened()
@@ -142,3 +146,45 @@ def test_a_disk_is_asked_first(tmp_path: Path) -> None:
     place.store.reset()
     topic.append(KEYS)
     assert files_written(place) == 1
+
+
+def test_who_writes_alone_looks_once_a_second(place: CountedRoot) -> None:
+    """Records that go into the commit are one PUT then, and the look at the commit before it."""
+    topic = place.topic(2)
+    topic.append(KEYS)
+    for _ in range(3):
+        place.store.reset()
+        assert topic.append(KEYS).records == 40
+        place.store.expect(create_commit=1, get_commit=1)
+    place.world.advance(1001)
+    place.store.reset()
+    topic.append(KEYS)
+    place.store.expect(create_commit=1, get_commit=2, get_root=1)
+
+
+@pytest.mark.parametrize(
+    "change", [{"partitions": 8}, {"configs": {"compression.type": "gzip"}}, {"configs": {"retention.ms": 1}}]
+)
+def test_rows_that_were_written_without_a_look_are_written_again(place: CountedRoot, change: dict[str, Any]) -> None:
+    topic, other = place.topic(1), place.reopened()
+    topic.append(KEYS)
+    other.alter(**change)
+    outcome = topic.append(KEYS)
+    assert (outcome.version, outcome.records) == (3, 40)
+    assert (len(outcome.base) > 1) == ("partitions" in change)
+    other.append(KEYS)
+    assert topic.append(KEYS).version == 5
+    assert len(values(topic)) == 160
+
+
+def test_who_met_another_writer_looks_first_again(place: CountedRoot) -> None:
+    topic, other = place.topic(2), place.reopened()
+    topic.append(KEYS)
+    other.append(KEYS)
+    assert topic.append(KEYS).version == 3
+    place.store.reset()
+    topic.append(KEYS)
+    place.store.expect(create_commit=1, get_commit=2, get_root=1)
+    place.store.reset()
+    topic.append(KEYS)
+    place.store.expect(create_commit=1, get_commit=1)

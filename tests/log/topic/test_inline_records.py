@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
 
+from sparklog.compaction import run
+from sparklog.compaction.merge_plan import plan_merges
 from sparklog.compaction.run import compact_topic
 from sparklog.errors import BadRequest, Corrupt
+from sparklog.limits import Limits
 from sparklog.log.journal import documents
 from sparklog.log.journal.documents import INLINE_RECORDS, document_of, peek_commit_id
-from sparklog.log.journal.names import append_path, commit_key, commit_path, copied_path, path_read_version
+from sparklog.log.journal.names import (
+    append_path,
+    commit_key,
+    commit_path,
+    copied_path,
+    is_commit,
+    path_read_version,
+)
 from sparklog.log.state import commit, commit_intents
 from sparklog.log.state.commit import decode_commit, tail_of
 from sparklog.log.state.recent_tails import RECENT, RecentTails
@@ -130,18 +141,37 @@ def test_software_without_the_feature_refuses_in_one_line(world: World, monkeypa
 
 
 def test_software_before_the_feature_meets_it_in_a_commit_that_it_can_read(world: World) -> None:
-    topic = world.root().create_topic("t", partitions=2)
-    topic.alter(configs={"inline.records.bytes": 0})
-    topic.alter(configs={"inline.records.bytes": BOUND})
+    """At birth, or with the config: as release 0.3 reads it, the whole object is one document."""
+
+    def features(name: str) -> list[object]:
+        objects = [world.store.get(info.key) for info in world.store.list(f"{name}/_log/0")]
+        return [None if tail_of(data) else json.loads(data)["readFeatures"] for data in objects]
+
+    topic = world.root().create_topic("new", partitions=2)
     topic.append(rows(2))
-    topic.alter(configs={"inline.records.bytes": None})
-    found = {}
-    for version in range(5):
-        # As release 0.3 reads it: the whole object is one document.
-        data = world.store.get(commit_key("t", version))
-        found[version] = None if tail_of(data) else json.loads(data)["readFeatures"]
-    assert found == {0: [], 1: [], 2: [INLINE_RECORDS], 3: None, 4: []}
-    assert topic.log.head().read_features == (INLINE_RECORDS,)
+    assert features("new") == [[INLINE_RECORDS], None]
+    old = world.root().create_topic("old", partitions=2, configs={"inline.records.bytes": 0})
+    old.alter(configs={"inline.records.bytes": None})
+    old.append(rows(2))
+    assert features("old") == [[], [], []]
+    old.alter(configs={"inline.records.bytes": BOUND})
+    old.append(rows(2))
+    old.alter(configs={"inline.records.bytes": None})
+    old.append(rows(2))
+    assert features("old")[3:] == [[INLINE_RECORDS], None, [], None]
+    assert old.log.head().read_features == old.log.head().write_features == (INLINE_RECORDS,)
+
+
+def test_a_topic_of_an_older_release_says_that_it_has_no_records_in_commits(world: World) -> None:
+    def shown(topic: Topic) -> str:
+        (config,) = [config for config in topic.describe().configs if config.name == "inline.records.bytes"]
+        assert config.source == "default"
+        return config.value
+
+    assert shown(world.root().create_topic("new")) == "16384"
+    old = world.root().create_topic("old", configs={"inline.records.bytes": 0})
+    old.alter(configs={"inline.records.bytes": None})
+    assert shown(old) == "0"
 
 
 def test_a_lost_race_moves_offsets_path_and_positions(world: World) -> None:
@@ -228,6 +258,35 @@ def test_merging_takes_them_out_of_commits(world: World) -> None:
     paths = topic.log.snapshot().slices.paths()
     assert not [path for path in paths if path.startswith("_log/")]
     assert len(values(topic)) == 40
+
+
+def test_a_run_leaves_one_commit_at_most_that_is_kept_for_its_records(world: World) -> None:
+    """Also where no slice is saved: each commit has the only slice of its partition."""
+    topic = inline_topic(world, partitions=8)
+
+    def commits_after_a_run() -> int:
+        compact_topic(topic, Settings(now_ms=world.now_ms), InProcess())
+        return sum(is_commit(path) for path in topic.log.snapshot().slices.paths())
+
+    for partition in range(8):
+        topic.append(pa.table({"value": [b"v"], "partition": pa.array([partition], pa.int32())}))
+        if partition == 0:
+            assert commits_after_a_run() == 1
+    assert commits_after_a_run() == 0
+    assert len(values(topic)) == 8
+
+
+def test_records_in_commits_are_merged_before_larger_files(world: World) -> None:
+    topic = inline_topic(world)
+    for number in range(4):
+        for partition, size in ((0, 3 * BOUND), (1, 10)):
+            value = random.Random(number).randbytes(size)
+            topic.append(pa.table({"value": [value], "partition": pa.array([partition], pa.int32())}))
+    world.store.limits = Limits(merge_slices=4)
+    works = plan_merges(world.store, topic.log.snapshot(), Settings(world.now_ms), env=world.env())
+    assert [(work.partitions, work.of_commits) for work in works] == [((1,), True), ((0,), False)]
+    assert works[0].nbytes < works[1].nbytes
+    assert run._ordered(reversed(works)) == works
 
 
 def test_files_that_are_not_written_are_joined_and_written_out(world: World) -> None:

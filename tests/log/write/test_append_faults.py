@@ -27,13 +27,18 @@ def through(place: CountedRoot, script: Script) -> Topic:
 
 
 POINTS = ("get:root", "writer:append", "write:append", "close:append", "create:commit")
+POINTS_WITHOUT_FILES = ("get:root", "create:commit")
 KINDS = (FaultKind.ERROR_BEFORE, FaultKind.ERROR_AFTER, FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("point", POINTS)
-def test_an_append_is_whole_or_not_at_all_and_can_be_repeated(memory: CountedRoot, point: str, kind: FaultKind) -> None:
-    topic = memory.topic(3)
+@pytest.mark.parametrize(
+    ("point", "inline"), [*((point, 0) for point in POINTS), *((point, 1 << 20) for point in POINTS_WITHOUT_FILES)]
+)
+def test_an_append_is_whole_or_not_at_all_and_can_be_repeated(
+    memory: CountedRoot, point: str, inline: int, kind: FaultKind
+) -> None:
+    topic = memory.topic(3, configs={"inline.records.bytes": inline})
     table = random_rows(200)
     key = WriterKey(id="query", batch=0, run="r", mode="stream")
     nth = 1 if point == "get:root" else 0
@@ -50,6 +55,7 @@ def test_an_append_is_whole_or_not_at_all_and_can_be_repeated(memory: CountedRoo
     assert sorted(read["value"].to_pylist()) == sorted(table["value"].to_pylist())
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_a_failed_upload_leaves_no_unfinished_file(memory: CountedRoot) -> None:
     memory.topic(1)
     script = Script({("write:append", 1): Fault(FaultKind.ERROR_BEFORE)})
@@ -58,6 +64,7 @@ def test_a_failed_upload_leaves_no_unfinished_file(memory: CountedRoot) -> None:
     assert memory.append_files() == []
 
 
+@pytest.mark.usefixtures("records_in_files")
 @pytest.mark.parametrize("kind", [FaultKind.ABSENT, FaultKind.SHORT])
 def test_a_read_that_fails_once_is_tried_again(memory: CountedRoot, kind: FaultKind) -> None:
     topic = memory.topic(2)
@@ -67,6 +74,7 @@ def test_a_read_that_fails_once_is_tried_again(memory: CountedRoot, kind: FaultK
     assert script.struck
 
 
+@pytest.mark.usefixtures("records_in_files")
 @pytest.mark.parametrize("bit", range(0, 40_000, 1777))
 def test_a_bit_that_flips_on_the_way_is_found(memory: CountedRoot, bit: int) -> None:
     topic = memory.topic(1)

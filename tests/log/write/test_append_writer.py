@@ -288,6 +288,7 @@ def test_flags_say_whether_keys_are_missing(memory: CountedRoot) -> None:
     assert file.flags == (int(SliceFlag.HAS_NULL_KEYS), 0)
 
 
+@pytest.mark.usefixtures("records_in_files")
 @pytest.mark.parametrize(
     ("compression", "option", "expected"),
     [
@@ -303,6 +304,7 @@ def test_a_concrete_codec_of_the_topic_wins(memory: CountedRoot, compression: st
     assert headers_of(memory, memory.append_files()[0]).tolist() == [CODECS.index(expected)]
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_the_default_codec_is_zstd(memory: CountedRoot) -> None:
     memory.topic(1).append(pa.table({"value": [b"a" * 1000]}))
     assert headers_of(memory, memory.append_files()[0]).tolist() == [CODECS.index("zstd")]
@@ -322,6 +324,7 @@ def test_options_are_checked(changes: dict[str, object], message: str) -> None:
         WriteOptions(**changes)  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("records_in_files")
 @pytest.mark.parametrize(("kind", "empty"), [("local", MemoryStore), ("bucket", Bucket)])
 def test_a_task_that_sees_another_root_writes_nothing(tmp_path: Path, kind: str, empty: type[MemoryStore]) -> None:
     driver = CountedRoot(kind, tmp_path / "driver")

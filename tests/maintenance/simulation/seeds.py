@@ -70,7 +70,7 @@ def draw(seed: int, profile: str | None, *, bucket: bool = False, inline: int = 
     profile = drawn if profile is None else profile
     run = Run(
         seed,
-        {**configs(source), **({"inline.records.bytes": str(inline)} if inline else {})},
+        {**configs(source), "inline.records.bytes": str(inline)},
         partitions=source.choice([1, 1, 2, 3]),
         slots=source.choice([None, None, 4, 8]),
         keys=source.choice([3, 8]),

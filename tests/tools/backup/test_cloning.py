@@ -222,6 +222,7 @@ class TestVacuums:
             i.key for i in world.store.list("a/")
         }
 
+    @pytest.mark.usefixtures("records_in_files")
     @pytest.mark.parametrize("end", ["rewritten", "deleted"])
     def test_the_hold_ends_with_the_last_version_that_names_the_files(self, end: str) -> None:
         world = BackupWorld()
@@ -264,6 +265,7 @@ class TestVacuums:
         world.retain()
         assert rows_of(world.root().topic("a")) == rows
 
+    @pytest.mark.usefixtures("records_in_files")
     def test_a_deleted_source_keeps_what_the_clone_names_and_loses_the_rest(self) -> None:
         world = BackupWorld()
         root = filled(world)
@@ -387,6 +389,7 @@ def test_the_intent_of_another_process_is_judged_anew() -> None:
 class TestMutations:
     """The tests above see what they are for: a protocol with one step left out fails them."""
 
+    @pytest.mark.usefixtures("records_in_files")
     def test_no_hold(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cloning, "_hold", lambda *_: [])
         with pytest.raises(Corrupt):
@@ -412,11 +415,13 @@ class TestMutations:
                 failed += 1
         assert failed
 
+    @pytest.mark.usefixtures("records_in_files")
     def test_holds_of_clones_that_end_with_their_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(vacuum, "needed_by_clones", lambda *_: frozenset())
         with pytest.raises(Corrupt):
             TestVacuums().test_the_source_may_be_rewritten_and_vacuumed()
 
+    @pytest.mark.usefixtures("records_in_files")
     def test_a_clone_asked_for_its_newest_version_only(self, monkeypatch: pytest.MonkeyPatch) -> None:
         still = vacuum_plan.still_names
 

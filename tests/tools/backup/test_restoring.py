@@ -106,6 +106,7 @@ class TestTheCut:
         back_up(world.root(root.store), other, at_once=1)
         assert contents(world.restore(other)) == contents(world.root(root.store))
 
+    @pytest.mark.usefixtures("records_in_files")
     def test_only_new_objects_are_copied(self) -> None:
         world = RestoringWorld()
         world.fill()
@@ -456,6 +457,7 @@ class TestRefusals:
         assert (found.backup, [item.topic for item in found.topics], found.files) == (1, ["a"], 5)
         assert world.place.snapshot() == before
 
+    @pytest.mark.usefixtures("records_in_files")
     @pytest.mark.parametrize("suffix", [".slices", ".log", ".timeindex"])
     def test_damage_is_neither_backed_up_nor_restored(self, suffix: str) -> None:
         world = RestoringWorld()

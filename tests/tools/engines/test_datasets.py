@@ -57,6 +57,7 @@ def test_head_reads_no_more_than_it_needs(place: Place) -> None:
     assert scanner.head(1).schema == pa.schema([RECORD_SCHEMA.field("offset")])
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_a_filter_saves_requests(place: Place) -> None:
     dataset = place.dataset
     place.store.reset()

@@ -225,6 +225,7 @@ def test_a_group_that_cannot_be_read_is_a_note(world: TopicsWorld) -> None:
     assert any("a consumer group cannot be read" in note.text for note in report.notes)
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_files_of_deleted_topics_are_shown_as_going(world: TopicsWorld) -> None:
     world.root().delete_topic("a")
     world.now_ms += 8 * DAY_MS

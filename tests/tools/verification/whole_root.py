@@ -132,7 +132,7 @@ class WholeRoot(World):
 
     def _old(self, root: Root) -> None:
         """A topic that the vacuum has been at, and a deleted one."""
-        topic = root.create_topic("old", configs={"file.delete.delay.ms": 3_600_000})
+        topic = root.create_topic("old", configs={"file.delete.delay.ms": 3_600_000, "inline.records.bytes": 0})
         for number in range(10):
             topic.append(rows(5 * number, 5, 1))
             self.now_ms += DAY_MS

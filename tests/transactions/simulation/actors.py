@@ -161,7 +161,7 @@ def visible(snapshot: Snapshot) -> list[str]:
 def upload(actor: Actor, root: Root, attempt: Attempt, target: AppendTarget) -> list[FileSlices]:
     """Write a file of made-up slices; a failed upload is tried again under a new name."""
     parts: tuple[int, ...]
-    if target.configs.inline_records_bytes and actor.random.random() < 0.6:
+    if target.inline_bytes and actor.random.random() < 0.6:
         parts, crc = actor.random.choice([(0,), (1,), (0, 1)]), actor.random.randint(100, 2**31)
         small = unwritten(written_slices(made_up("", parts, crc)), actor.random.randbytes(100 * len(parts)))
         attempt.files.setdefault(target.topic, []).append(label("", crc))
