@@ -117,7 +117,7 @@ class Appends:
 
     def _append(self, topic: str, items: Sequence[_Item]) -> None:
         """Check batches and commit those that can be; each gets its result."""
-        log = self._root.topic(topic).log
+        log = self._root.engine.log(topic)
         for _ in range(TRIES):
             target = log.append_target()
             head = log.head(refresh=False)

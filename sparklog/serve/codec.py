@@ -15,7 +15,7 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -204,7 +204,7 @@ def _value_reader(item: Field, version: int, flexible: bool) -> ReadValue:
         def read_array(data: bytes, position: int) -> tuple[Any, int]:
             count, position = _read_length(data, position, _INT, flexible)
             if count < 0:
-                return _checked_null(item), position
+                return _checked_null(item, version), position
             if count > len(data) - position:
                 raise Corrupt(f"field {item.name} announces {count} elements, {len(data) - position} bytes are left")
             values = []
@@ -231,7 +231,7 @@ def _element_reader(item: Field, version: int, flexible: bool) -> ReadValue:
     def read(data: bytes, position: int) -> tuple[Any, int]:
         length, position = _read_length(data, position, lengths, flexible)
         if length < 0:
-            return _checked_null(item), position
+            return _checked_null(item, version), position
         end = position + length
         if end > len(data):
             raise Corrupt(f"field {item.name} has {length} bytes, {len(data) - position} are left")
@@ -249,8 +249,8 @@ def _read_length(data: bytes, position: int, packing: struct.Struct, flexible: b
     return packing.unpack_from(data, position)[0], position + packing.size
 
 
-def _checked_null(item: Field) -> Any:
-    if not item.nullable:
+def _checked_null(item: Field, version: int) -> Any:
+    if not item.may_be_null(version):
         raise Corrupt(f"field {item.name} is null, and must not be")
     return None
 
@@ -312,7 +312,9 @@ def _numbers_writer(group: Sequence[Field]) -> WriteStep:
 
 
 def _field_writer(item: Field, version: int, flexible: bool) -> WriteStep:
-    name, value, initial = item.name, _value_writer(item, version, flexible), item.initial
+    name, value = item.name, _value_writer(item, version, flexible)
+    # A field without a value is null only in versions in which it may be.
+    initial = item.initial if item.may_be_null(version) else replace(item, nullable=False).initial
 
     def write(output: MessageBytes, values: Mapping[str, Any]) -> None:
         value(output, values[name] if name in values else initial())

@@ -76,6 +76,11 @@ class Field:
     nullable: bool = False
     tag: int | None = None
     default: Value = None
+    nullable_since: int = 0
+    """The first version in which a field that is nullable may be null."""
+
+    def may_be_null(self, version: int) -> bool:
+        return self.nullable and version >= self.nullable_since
 
     def present(self, version: int) -> bool:
         return version >= self.since and (self.until is None or version <= self.until)
@@ -159,6 +164,7 @@ def _field(definition: dict[str, Any], common: dict[str, dict[str, Any]]) -> Fie
         nullable="nullableVersions" in definition,
         tag=definition.get("tag"),
         default=_default(default, element),
+        nullable_since=_versions(definition.get("nullableVersions", "0+"))[0],
     )
 
 
