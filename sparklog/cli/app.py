@@ -27,6 +27,7 @@ from sparklog.cli.commands import (
     jobs,
     kafka_logs,
     produce,
+    serve,
     storage,
     table,
     topics,
@@ -148,5 +149,5 @@ def sparklog(
 
 for name, commands in (("topics", topics), ("configs", configs), ("transactions", transactions), ("groups", groups)):
     app.add_typer(commands.app, name=name)
-for module in (produce, consume, table, history, storage, health, kafka_logs, backup, jobs, dump_log):
+for module in (produce, consume, table, history, storage, health, kafka_logs, backup, jobs, dump_log, serve):
     app.registered_commands += module.app.registered_commands

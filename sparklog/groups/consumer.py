@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from sparklog.errors import BadRequest, Conflict, Fenced, NotFound, SparklogError, Unavailable, Wakeup
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.consumer_options import KINDS, TOPICS, ConsumerKeywords, ConsumerOptions
-from sparklog.groups.group import Group, Membership, Offsets
+from sparklog.groups.group import Group, Offsets
 from sparklog.groups.group_state import CommittedOffset, GroupMetadata
 from sparklog.groups.member_of_group import Alone, ByHand, MemberOfGroup
 from sparklog.groups.offset_commits import CommitCallback, OffsetCommits
@@ -23,6 +23,7 @@ from sparklog.groups.partition_reader import PartitionReader
 from sparklog.groups.positions import PLACES, Partitions, places_of
 from sparklog.groups.rebalances import RebalanceListener, Rebalances
 from sparklog.groups.shared_member import SharedMember
+from sparklog.groups.sharing import SharedMembership
 from sparklog.groups.topics_read import TopicSubscription, subscription_to
 from sparklog.log.journal.arguments import NAME, POSITIONS, ArgumentKind, checked, instance
 from sparklog.log.topic.root import ROOT, Root, open_root
@@ -95,6 +96,8 @@ def consumer(
     reader = Consumer(opened, group, ConsumerOptions(**options))
     if topics is not None or pattern is not None:
         reader.subscribe(topics, pattern=pattern, listener=listener)
+    elif listener is not None:
+        raise BadRequest("a listener is of topics or a pattern: give one, or give the listener to `subscribe`")
     return reader
 
 
@@ -106,7 +109,7 @@ class Consumer(PartitionReader):
         automatic = options.enable_auto_commit and group is not None
         self.auto_commit_interval_ms = options.auto_commit_interval_ms if automatic else None
         self._commits = OffsetCommits(self._env, self._positions, self.auto_commit_interval_ms)
-        self._rebalances = Rebalances(self._positions, self._fetcher, self._starts, self._commit_before_revoke)
+        self._rebalances = Rebalances(self._positions, self._fetcher, self._starts, self._commits)
         self._member: MemberOfGroup | None = None
         self._subscription: TopicSubscription | None = None
         self._names: tuple[str, ...] = ()
@@ -132,7 +135,7 @@ class Consumer(PartitionReader):
         return self._group
 
     @property
-    def membership(self) -> Membership:
+    def membership(self) -> SharedMembership:
         """The right to commit for the group. `BadRequest` if it is no member."""
         if not isinstance(self._member, SharedMember):
             raise BadRequest(f"{self!r} is no member of a group: subscribe, or send offsets by the group's name")
@@ -214,7 +217,7 @@ class Consumer(PartitionReader):
         self._topics.look(names)
         self._topics.bounds(places)
         if self._member is not None:
-            self._commit_before_revoke()
+            self._commits.run_before_revoke(self._member)
         self._drop_read()
         self._positions.drop(self._positions.assigned - frozenset(places))
         self._member, self._names = ByHand(self._topics, places, self._group), names
@@ -286,7 +289,7 @@ class Consumer(PartitionReader):
             offsets: topic to partition to the next offset to read; None: the positions.
 
         Raises:
-            Fenced: a newer consumer of the group took over.
+            Fenced: the group went on without this member, or a partition is another one's now: nothing was committed.
             NotFound: a topic does not exist.
             Conflict: a topic was created again; or the group has members, and partitions were assigned by hand.
             BadRequest: a partition or an offset that cannot be, the consumer is closed, or has no group.
@@ -313,12 +316,6 @@ class Consumer(PartitionReader):
             raise BadRequest(f"{self!r} commits no offsets: give a group, and subscribe to topics or assign partitions")
         return self._member
 
-    def _commit_before_revoke(self) -> None:
-        if self._member is not None:
-            self._commits.run_waiting(self._member)
-            if self.auto_commit_interval_ms is not None:
-                self._commits.commit(self._member)
-
     # -- what is due
 
     def wakeup(self) -> None:
@@ -327,11 +324,14 @@ class Consumer(PartitionReader):
 
     def _plan(self) -> bool:
         try:
-            return self._fetcher.plan() or self._rebalances.follow(self._reader())
+            return self._fetcher.plan() or (self._member is not None and self._rebalances.follow(self._member))
         except NotFound:
             if not self._match_again():
                 raise
             return True
+        except Fenced as error:
+            self._lose(error)
+            return False
 
     def _keep_up(self) -> None:
         """Do what is due: commits, a heartbeat, topics that match, partitions that come and go."""
@@ -339,24 +339,29 @@ class Consumer(PartitionReader):
             self._woken = False
             raise Wakeup(f"{self!r} was woken up")
         try:
-            member = self._reader()
-            member.keep_alive()
-            self._commits.run_due(member)
-            if self._env.now().elapsed_ms(self._matched) >= self._options.metadata_max_age_ms:
-                self._match_again()
-            if self._rebalances.follow(member):
-                self._match_again()
+            try:
+                self._do_due()
+            except Fenced as error:
+                self._lose(error)
+                self._do_due()
         except NotFound:
             if not self._match_again():
                 raise
-        except Fenced as error:
-            self._lose(error)
         except Unavailable as error:
             _LOG.warning("%r has not caught up, the next poll tries again: %s", self, error)
         self._rebalances.tell()
 
+    def _do_due(self) -> None:
+        member = self._reader()
+        member.keep_alive()
+        self._commits.run_due(member)
+        if self._env.now().elapsed_ms(self._matched) >= self._options.metadata_max_age_ms:
+            self._match_again()
+        if self._rebalances.follow(member):
+            self._match_again()
+
     def _lose(self, error: Fenced) -> None:
-        """Give up all partitions, as the group went on without this consumer. The next look joins again."""
+        """Give up all partitions, as the group went on without this consumer. What is due next joins again."""
         member, self._member = self._member, None
         if member is not None:
             member.stop()
@@ -396,9 +401,10 @@ class Consumer(PartitionReader):
             return
         self._return_chunk()
         try:
-            self._commits.run_waiting(member)
-            if commit and self.auto_commit_interval_ms is not None:
-                self._commits.commit(member)
+            if commit:
+                self._commits.run_before_revoke(member)
+            else:
+                self._commits.run_waiting(member)
         except Fenced as error:
             _LOG.warning("%r leaves its group: %s", self, error)
             self._rebalances.lose()
@@ -415,6 +421,7 @@ class Consumer(PartitionReader):
 
     def _forget(self) -> None:
         self._member = self._subscription = None
+        self._rebalances.listener = RebalanceListener()
         self._topics.forget(self._names)
         self._names = ()
 

@@ -57,6 +57,12 @@ class OffsetCommits:
             self._write(member, self._positions.uncommitted())
             self._written = now
 
+    def run_before_revoke(self, member: MemberOfGroup) -> None:
+        """Commit what waits, and the positions if that is automatic."""
+        self.run_waiting(member)
+        if self.interval_ms is not None:
+            self._write(member, self._positions.uncommitted())
+
     def run_waiting(self, member: MemberOfGroup) -> None:
         while self._waiting:
             waiting = list(self._waiting)

@@ -82,7 +82,7 @@ class PartitionReader(ABC):
         Raises:
             BadRequest: the consumer is closed, or reads nothing.
             Wakeup: another thread has called `wakeup`.
-            Fenced: a newer consumer of the group took over.
+            Fenced: another process has joined as the same static member.
             Conflict: a topic was deleted or created again.
             NotFound: offsets that were not read are gone, under `auto_offset_reset="none"`.
         """

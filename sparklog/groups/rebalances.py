@@ -15,6 +15,7 @@ from sparklog.errors import SparklogError
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.fetcher import PositionFetcher
 from sparklog.groups.member_of_group import MemberOfGroup
+from sparklog.groups.offset_commits import OffsetCommits
 from sparklog.groups.positions import Positions
 from sparklog.groups.starting_positions import StartingPositions
 
@@ -58,13 +59,13 @@ class Rebalances:
     """See the module: the part of a consumer that follows its member."""
 
     def __init__(
-        self, positions: Positions, fetcher: PositionFetcher, starts: StartingPositions, commit: Callable[[], None]
+        self, positions: Positions, fetcher: PositionFetcher, starts: StartingPositions, commits: OffsetCommits
     ) -> None:
         self.listener = RebalanceListener()
         self._positions = positions
         self._fetcher = fetcher
         self._starts = starts
-        self._commit = commit
+        self._commits = commits
         self._unfinished = False
         self._gave_all_up = False
         self._untold: frozenset[TopicPartition] | None = None
@@ -83,7 +84,7 @@ class Rebalances:
         starts_over = member.starts_over()
         going = before if starts_over else member.revoking() & before
         if going:
-            self._give_up(going)
+            self._give_up(member, going)
         self._gave_all_up = self._gave_all_up or starts_over
         if starts_over or member.revoking():
             member.revoke()
@@ -119,9 +120,9 @@ class Rebalances:
             self._positions.committed.pop(place, None)
         self._positions.committed.update(starts.committed)
 
-    def _give_up(self, going: frozenset[TopicPartition]) -> None:
+    def _give_up(self, member: MemberOfGroup, going: frozenset[TopicPartition]) -> None:
         try:
-            self._commit()
+            self._commits.run_before_revoke(member)
         except SparklogError as error:
             _LOG.warning("positions are not committed before partitions go, and will be read again: %s", error)
         _LOG.info("revoked %s", _names(going))

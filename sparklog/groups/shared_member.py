@@ -7,15 +7,14 @@ in simulations, all of it happens inside the calls of the consumer.
 from __future__ import annotations
 
 import logging
-import threading
-import weakref
 from collections.abc import Sequence
 
-from sparklog.errors import Fenced, SparklogError
+from sparklog.errors import Fenced
 from sparklog.groups.consumer_options import COOPERATIVE_STICKY, ConsumerOptions
 from sparklog.groups.group import HEARTBEATS, Group, Offsets
 from sparklog.groups.group_members import Partitions
 from sparklog.groups.group_state import GroupMetadata, GroupState
+from sparklog.groups.heartbeat_thread import HeartbeatThread
 from sparklog.groups.sharing import JoinRequest, SharedMembership, join_shared
 from sparklog.groups.topics_read import TopicsRead
 from sparklog.log.journal.clocks import SYSTEM
@@ -52,11 +51,13 @@ class SharedMember:
         """The state that the consumer has taken up."""
         self._rebalance: Rebalance | None = None
         """The rebalance for which an eager member has given up all."""
-        self._stop = threading.Event()
+        self._over = False
+        self._thread: HeartbeatThread | None = None
+        self.subscribe(names)
         if self._env is SYSTEM:
             every_ms = min(options.heartbeat_interval_ms, options.session_timeout_ms / (2 * HEARTBEATS))
-            _start_heartbeats(self, options.client_id, every_ms / 1000, self._stop)
-        self.subscribe(names)
+            self._thread = HeartbeatThread(self, options.client_id, every_ms / 1000)
+            self._thread.start()
 
     @property
     def metadata(self) -> GroupMetadata:
@@ -126,13 +127,13 @@ class SharedMember:
         """Send a heartbeat if one is due; leave, if the program has not polled for too long."""
         idle_ms = self._env.now().elapsed_ms(self._polled)
         with self._lock:
-            if self._stop.is_set():
+            if self._over:
                 return
             if idle_ms < self._max_poll_interval_ms:
                 self.membership.keep_alive()
                 return
             self._look_now = True
-            self._stop.set()
+            self.stop()
             self.membership.leave()
         _LOG.warning(
             "%s leaves group '%s': it has not polled for %s s (max_poll_interval_ms); its next poll joins again",
@@ -153,26 +154,6 @@ class SharedMember:
 
     def stop(self) -> None:
         """End the heartbeats."""
-        self._stop.set()
-
-
-def _start_heartbeats(member: SharedMember, name: str, every_s: float, stop: threading.Event) -> None:
-    threading.Thread(target=_beat, args=(weakref.ref(member), every_s, stop), name=name, daemon=True).start()
-    # A consumer that is forgotten ends its thread; its session times out.
-    weakref.finalize(member, stop.set)
-
-
-def _beat(reference: weakref.ref[SharedMember], every_s: float, stop: threading.Event) -> None:
-    while not stop.wait(every_s):
-        member = reference()
-        if member is None:
-            return
-        try:
-            member.beat()
-        except Fenced as error:
-            # The next poll joins again.
-            _LOG.info("no heartbeats any more: %s", error)
-            return
-        except SparklogError as error:
-            _LOG.warning("a heartbeat failed, the next one is tried in %s s: %s", every_s, error)
-        del member
+        self._over = True
+        if self._thread is not None:
+            self._thread.stop()

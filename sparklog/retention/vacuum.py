@@ -36,6 +36,7 @@ from sparklog.log.state.configs import LEAST_DELETE_DELAY_MS
 from sparklog.log.state.history import History
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.topic_state import Head
+from sparklog.log.state.writer_runs import KAFKA_WRITER
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.report import Failure
 from sparklog.maintenance.work_items import Done, InProcess, Progress, Runner, Settings, silent, store_clock_ms
@@ -75,6 +76,8 @@ class DeleteWork:
 
 IDLE_MS = 90 * 24 * 3_600_000
 """A writer without a commit for this long is forgotten."""
+IDLE_KAFKA_MS = 24 * 3_600_000
+"""The same for a producer of Kafka's: its default of `producer.id.expiration.ms`. Each start of one is another id."""
 TRIES = 4
 
 
@@ -99,8 +102,12 @@ class UpkeepIntent:
 
 
 def idle_writers(head: Head, now_ms: int) -> dict[str, int]:
-    """Return the writers idle for 90 days, with the versions of their registry entries."""
-    return {name: entry.version for name, entry in head.registry.items() if now_ms - entry.time_ms > IDLE_MS}
+    """Return the writers idle for 90 days, with the versions of their registry entries; of Kafka's producers a day."""
+    return {
+        name: entry.version
+        for name, entry in head.registry.items()
+        if now_ms - entry.time_ms > (IDLE_KAFKA_MS if name.startswith(KAFKA_WRITER) else IDLE_MS)
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from sparklog.log.topic.root import Root
     from sparklog.testing.faulty_store import Script
+    from sparklog.testing.kafka_server import KafkaServer
     from sparklog.testing.records import RecordStream
     from sparklog.testing.world import ManualClock, World
     from sparklog.testing.wrapper_stores import CountingStore
@@ -71,3 +74,12 @@ def sparklog_records() -> RecordStream:
     from sparklog.testing.records import RecordStream
 
     return RecordStream()
+
+
+@pytest.fixture
+def kafka_server() -> Iterator[KafkaServer]:
+    """A server of Kafka's protocol over an empty root in memory: clients take its `bootstrap` address."""
+    from sparklog.testing.kafka_server import running_kafka_server
+
+    with running_kafka_server() as server:
+        yield server

@@ -44,8 +44,8 @@ IN_TURN = (
     "conf",
 )
 """What one leaves behind the next may need, as in a day's work."""
-JOBS = ("compact", "retain", "stream", "mirror", "to-delta", "from-delta")
-"""Commands that hand their arguments on to a job: `tests/test_wheel.py` runs them."""
+JOBS = ("compact", "retain", "stream", "mirror", "to-delta", "from-delta", "serve")
+"""Commands that hand their arguments on to a job (`tests/test_wheel.py` runs them), or go on until they are ended."""
 MONDAY_MS = 1_769_421_600_000
 """A day before the time that examples look back to, 2026-01-26T10:00:00Z."""
 TEXT_ONLY = ("metrics", "produce", "conf")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pyarrow as pa
@@ -41,8 +42,11 @@ def test_list_names_the_groups_and_with_state_how_they_stand(sparklog: Sparklog,
     assert sparklog("groups", "list").lines == ["audit", "billing"]
     assert json.loads(sparklog("groups", "list", "--json").out) == ["audit", "billing"]
     heading, *rows = [line.split() for line in sparklog("groups", "list", "--state").lines]
-    assert heading == ["GROUP", "STATE", "GENERATION", "CONSUMER-ID", "SESSION-TIMEOUT-MS", "PENDING"]
-    assert rows == [["audit", "Stable", "1", "two", "45000", "0"], ["billing", "Empty", "1", "-", "45000", "0"]]
+    assert heading == ["GROUP", "STATE", "GENERATION", "CONSUMER-ID", "SESSION-TIMEOUT-MS", "PENDING", "#MEMBERS"]
+    assert rows == [
+        ["audit", "Stable", "1", "two", "45000", "0", "1"],
+        ["billing", "Empty", "1", "-", "45000", "0", "0"],
+    ]
 
 
 def test_describe_shows_offsets_and_lag(sparklog: Sparklog, member: Membership) -> None:
@@ -74,7 +78,7 @@ def test_offsets_that_a_transaction_holds_pending_are_no_offsets(
     transaction = transactional(root, "etl").begin()
     transaction.send_offsets("fresh", {"a": {0: 3}})
     transaction.prepare()
-    assert sparklog("groups", "list", "--state").lines[-1].split() == ["fresh", "Empty", "0", "-", "-", "1"]
+    assert sparklog("groups", "list", "--state").lines[-1].split() == ["fresh", "Empty", "0", "-", "-", "1", "0"]
     assert [line.split() for line in sparklog("groups", "describe", "fresh").lines] == [OFFSETS]
     transaction.commit()
     assert sparklog("groups", "describe", "fresh").lines[1].split()[:6] == ["fresh", "a", "0", "3", "3", "0"]
@@ -139,6 +143,48 @@ def test_a_reset_with_force_warns_and_stops_the_consumer(sparklog: Sparklog, roo
     with pytest.raises(Fenced):
         member.commit({"a": {1: 0}})
     assert sparklog(*force, "--execute").err == ""
+
+
+def test_members_are_shown_as_kafkas_tool_shows_them(sparklog: Sparklog, root: Path, member: Membership) -> None:
+    dynamic = library.consumer(root, "shop", topics="a", client_id="till")
+    dynamic.poll()
+    described = ("groups", "describe", "--group", "shop", "--members")
+    heading, row = [line.split() for line in sparklog(*described).lines]
+    assert heading == ["GROUP", "CONSUMER-ID", "HOST", "CLIENT-ID", "#PARTITIONS"]
+    assert row == ["shop", dynamic.group_metadata().member_id, socket.gethostname(), "till", "2"]
+    heading, row = [line.split(maxsplit=5) for line in sparklog(*described, "--verbose").lines]
+    # As Kafka 4.1 has them; the target differs while partitions move.
+    assert heading[5].split() == ["CURRENT-EPOCH", "CURRENT-ASSIGNMENT", "TARGET-EPOCH", "TARGET-ASSIGNMENT"]
+    assert row[5].split() == ["1", "a:0,1", "1", "a:0,1"]
+    (document,) = json.loads(sparklog(*described, "--json").out)
+    assert (document["clientId"], document["assignment"]) == ("till", {"a": [0, 1]})
+    states = json.loads(sparklog("groups", "describe", "shop", "--state", "--json").out)
+    assert states[0]["members"][0]["assignment"] == {"a": [0, 1]}
+    assert sparklog("groups", "describe", "shop", "--state").lines[1].split()[1::5] == ["Stable", "1"]
+    second = library.consumer(root, "shop", topics="a", client_id="desk")
+    desk, till = [line.split() for line in sparklog(*described, "--verbose").lines[1:]]
+    assert (desk[4:], till[4:6], till[7]) == (["0", "2", "-", "2", desk[8]], ["2", "1"], "2")
+    assert sorted((desk[8], till[8])) == ["a:0", "a:1"]
+    second.close()
+    forced = sparklog("groups", "reset", "--group", "shop", "-t", "a", "--to-latest", "--force", "--execute").err
+    assert forced.startswith("WARN Group 'shop' is active: its 1 members go on from these offsets, and what they")
+    with pytest.raises(Fenced):
+        dynamic.commit({"a": {0: 1}})
+    dynamic.poll()
+    assert dynamic.position("a", 0) == 3
+    dynamic.close()
+    static = library.consumer(root, "shop", topics="a", group_instance_id="till-1", client_id="till")
+    heading, row = [line.split() for line in sparklog(*described).lines]
+    assert (heading[2], row[2]) == ("GROUP-INSTANCE-ID", "till-1")
+    static.close()
+    empty = sparklog(*described)
+    assert (len(empty.lines), empty.err) == (1, "Consumer group 'shop' has no active members.\n")
+    # A query owns all: its name is all there is.
+    assert sparklog("groups", "describe", "audit", "--members").lines[1].split() == ["audit", "two", "-", "-", "-"]
+    sparklog("groups", "describe", "shop", "--verbose", code=2)
+    sparklog("groups", "delete", "shop", "--group", "other", code=2)
+    sparklog("groups", "delete", code=2)
+    assert sparklog("groups", "delete", "-g", "shop").out == "Deleted group shop.\n"
 
 
 def test_offsets_and_then_the_group_are_deleted(sparklog: Sparklog, root: Path, member: Membership) -> None:

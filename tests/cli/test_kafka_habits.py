@@ -81,7 +81,7 @@ def committed(root: Path, group: str) -> dict[tuple[str, int], int]:
         (r"consume orders -n 2 --print-key --key-separator '\t|' --null-literal '\0'", "k0\t\\|v0|\0\t\\|v1"),
         # A table without rows has its header.
         ("transactions list", "TRANSACTIONAL-ID  NEWEST  STATE  HOLDS-BACK"),
-        ("groups list --state", "GROUP  STATE  GENERATION  CONSUMER-ID  SESSION-TIMEOUT-MS  PENDING"),
+        ("groups list --state", "GROUP  STATE  GENERATION  CONSUMER-ID  SESSION-TIMEOUT-MS  PENDING  #MEMBERS"),
         ("groups list", ""),
     ],
 )  # fmt: skip

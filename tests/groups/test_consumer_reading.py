@@ -119,6 +119,9 @@ def test_a_subscription_is_replaced_and_ended(place: Place) -> None:
     assert Groups(place.root()).group("g").description().state == "Empty"
     consumer.assign({"c": [0]})
     assert everything(consumer) == []
+    assert len(noted.calls) == 4
+    with pytest.raises(BadRequest, match="a listener is of topics or a pattern"):
+        reader(place, listener=noted)
 
 
 def test_a_listener_seeks_and_what_it_raises_comes_out_of_poll(place: Place) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import multiprocessing
 import random
@@ -342,7 +341,6 @@ def test_a_consumer_that_is_forgotten_ends_its_thread(local: str) -> None:
     consumer = sparklog.consumer(local, "g", topics="a", client_id="beats", heartbeat_interval_ms=20)
     assert [thread for thread in threading.enumerate() if thread.name == "beats"]
     del consumer
-    gc.collect()
 
 
 def test_a_consumer_is_of_the_process_that_made_it(local: str) -> None:

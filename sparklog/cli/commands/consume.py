@@ -25,7 +25,7 @@ from sparklog.cli.options import (
 from sparklog.cli.printing import Columns, LimitOption, Printer, Printing
 from sparklog.cli.record_values import Format, Formats
 from sparklog.cli.terminal import Output, print_lines, warn
-from sparklog.errors import BadRequest, NotFound
+from sparklog.errors import BadRequest, Fenced, NotFound
 from sparklog.output import write
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class ReadExtent:
 
     group: Annotated[
         str | None,
-        Option("--group", "-g", metavar="NAME", help="Start at this group's offsets, commit what is printed."),
+        Option("--group", "-g", metavar="NAME", help="Share the topics with its members, commit what is printed."),
     ] = None
     from_beginning: Annotated[bool, Option("--from-beginning", help="Start at the log start.")] = False
     offset: Annotated[str | None, Option("--offset", "-o", metavar="N|-N|earliest|latest", help=OFFSET_HELP)] = None
@@ -192,16 +192,26 @@ def _member(source: OpenFolder, places: ReadExtent, **options: Any) -> Consumer:
     return consumer(source.root, str(places.group), **options)
 
 
+def _is_unsettled(member: Consumer) -> bool:
+    """True while partitions that the group gives to it are not given up by other members, or it is to join again."""
+    try:
+        return not member.membership.is_settled()
+    except (BadRequest, Fenced):
+        return True
+
+
 def _print_of_group(member: Consumer, printer: Printer, follow: bool, timeout_s: float | None) -> None:
     """Print what the group has not read, and commit what was printed, also at an interrupt."""
     batches = []
-    wait_s = 0.0 if not follow else GROUP_POLL_S if timeout_s is None else min(GROUP_POLL_S, timeout_s)
+    wait_s = GROUP_POLL_S if timeout_s is None else min(GROUP_POLL_S, timeout_s)
     last_seen = time.monotonic()
     try:
         while printer.left() != 0:
             member.max_poll_records = printer.left()
-            batches = member.poll(wait_s)
-            if not batches and (not follow or (timeout_s is not None and time.monotonic() - last_seen >= timeout_s)):
+            waits = follow or _is_unsettled(member)
+            batches = member.poll(wait_s if waits else 0.0)
+            is_over = not waits or (timeout_s is not None and time.monotonic() - last_seen >= timeout_s)
+            if not batches and is_over:
                 break
             if batches:
                 printer.print(iter(batches))
@@ -232,7 +242,7 @@ def consume(
 
     Without a place to start it begins at the log start, or with --follow at the end. The columns are those of
     kafka-console-consumer, one partition after the other. Their number is printed on stderr. With --group it begins
-    so only where the group has committed nothing; a consumer that the group has is fenced.
+    so only where the group has committed nothing, and prints the partitions that the group gives to it.
 
     With --key it reads the partitions where Kafka's default partitioner puts the keys, or --partition.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,10 +16,12 @@ from sparklog.cli.options import (
     RootOption,
     SourceOption,
     parse_time,
+    required,
     whole_number,
 )
 from sparklog.cli.terminal import Output, print_lines, print_table, printable, read_text
 from sparklog.errors import BadRequest, NotFound
+from sparklog.output import json_value
 from sparklog.parsing import INT64_MAX, is_digits
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from sparklog.errors import SparklogError
     from sparklog.format.checkpoint_files import TopicPartition
     from sparklog.groups.group import GroupDescription
+    from sparklog.groups.group_members import GroupMember, Partitions
     from sparklog.groups.lag import Groups, Lag
     from sparklog.groups.reset import NewOffset, Scenario
     from sparklog.kafka.importing.coordinators import KafkaGroups
@@ -35,14 +38,45 @@ if TYPE_CHECKING:
 app = Commands("List, describe, reset and delete consumer groups.")
 
 OFFSETS = ("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG", "SECONDS-BEHIND", "CONSUMER-ID")
-STATES = ("GROUP", "STATE", "GENERATION", "CONSUMER-ID", "SESSION-TIMEOUT-MS", "PENDING")
+STATES = ("GROUP", "STATE", "GENERATION", "CONSUMER-ID", "SESSION-TIMEOUT-MS", "PENDING", "#MEMBERS")
+MEMBERS = ("GROUP", "CONSUMER-ID", "HOST", "CLIENT-ID", "#PARTITIONS")
+STATIC = ("GROUP-INSTANCE-ID",)
+VERBOSE = ("CURRENT-EPOCH", "CURRENT-ASSIGNMENT", "TARGET-EPOCH", "TARGET-ASSIGNMENT")
 
-GroupArguments = Annotated[list[str] | None, Argument(metavar="[GROUP]...", help="Groups.")]
-GroupArgument = Annotated[str, Argument(metavar="GROUP", help="Name of the group.")]
 TopicOption = Annotated[
     list[str] | None,
     Option("--topic", "-t", metavar="TOPIC[:P,...]", help="A topic, or partitions of it; may be repeated."),
 ]
+
+
+@dataclass
+class OneGroup:
+    """The group of a command, as an argument or by --group."""
+
+    group: Annotated[str | None, Argument(metavar="GROUP", help="Group, or --group NAME.")] = None
+    group_option: Annotated[str | None, Option("--group", "-g", metavar="NAME", help="The same.")] = None
+
+    @property
+    def name(self) -> str:
+        return required(self.group, self.group_option, "GROUP --group")
+
+
+@dataclass
+class GroupNames:
+    """The groups of a command, as arguments or by --group."""
+
+    groups: Annotated[list[str] | None, Argument(metavar="[GROUP]...", help="Groups.")] = None
+    group_option: Annotated[
+        list[str] | None, Option("--group", "-g", metavar="NAME", help="The same; may be repeated.")
+    ] = None
+    all_groups: Annotated[bool, Option("--all-groups", help="Every group there is.")] = False
+
+    def names(self) -> list[str] | None:
+        """Return the names, None for all groups."""
+        names = list(dict.fromkeys([*(self.groups or ()), *(self.group_option or ())]))
+        if bool(names) == self.all_groups:
+            raise BadParameter("name groups, or give --all-groups")
+        return names or None
 
 
 @app.add("list", "sparklog groups list --root /data/log")
@@ -61,9 +95,11 @@ def list_(
 @app.add("describe", "sparklog groups describe billing --root /data/log")
 def describe(
     root: SourceOption,
-    names: GroupArguments = None,
-    all_groups: Annotated[bool, Option("--all-groups", help="Every group there is.")] = False,
+    *,
+    groups: GroupNames,
     state: Annotated[bool, Option("--state", help="The groups themselves in place of their offsets.")] = False,
+    members: Annotated[bool, Option("--members", help="Their members in place of their offsets.")] = False,
+    verbose: Annotated[bool, Option("--verbose", help="With --members: which partitions each has.")] = False,
 ) -> Output:
     """Show how far groups have read, and how far behind they are, in records and in seconds.
 
@@ -71,25 +107,31 @@ def describe(
     markers, and records that an open transaction hides, count as unread. Of a Kafka log directory the groups are shown
     whose coordinator's log is there, in the partitions that are there; members are not known.
     """
-    groups = _open_groups(root)
-    if bool(names) == all_groups:
-        raise BadParameter("name groups, or give --all-groups")
-    group_names = groups.names() if all_groups else list(dict.fromkeys(names or []))
-    described = groups.descriptions(group_names, groups.failures if all_groups else None)
+    if verbose and not members:
+        raise BadParameter("it goes with --members", param_hint="'--verbose'")
+    opened = _open_groups(root)
+    names = groups.names()
+    described = opened.descriptions(names or opened.names(), opened.failures if names is None else None)
     missing = [item.id for item in described if item.state == "Dead"]
     if missing:
-        raise NotFound(f"group '{missing[0]}' does not exist in {groups.location}; `sparklog groups list` has all")
+        raise NotFound(f"group '{missing[0]}' does not exist in {opened.location}; `sparklog groups list` has all")
     if state:
-        return _states(described, groups.failures)
-    rows = groups.lag([item.id for item in described])
+        return _states(described, opened.failures)
+    if members:
+        return _members(described, opened.failures, verbose)
+    rows = opened.lag([item.id for item in described])
 
     def show() -> None:
-        for item in described:
-            if item.state == "Empty":
-                print(f"Consumer group '{printable(item.id)}' has no active members.", file=sys.stderr)
+        _note_empty(described)
         print_table(OFFSETS, [_cells(row) for row in rows])
 
-    return Output(rows, show, groups.failures)
+    return Output(rows, show, opened.failures)
+
+
+def _note_empty(described: Sequence[GroupDescription]) -> None:
+    for item in described:
+        if item.state == "Empty":
+            print(f"Consumer group '{printable(item.id)}' has no active members.", file=sys.stderr)
 
 
 @dataclass
@@ -124,22 +166,22 @@ class ResetTo:
 
 @app.add("reset", "sparklog groups reset billing --topic orders --to-datetime 2026-03-01T08:00 --root /data/log")
 def reset(
-    group: GroupArgument,
     root: RootOption,
     *,
+    group: OneGroup,
     topic: TopicOption = None,
     all_topics: Annotated[bool, Option("--all-topics", help="All partitions the group has offsets of.")] = False,
     to: ResetTo,
     execute: Annotated[bool, Option("--execute", help="Do it.")] = False,
     dry_run: Annotated[bool, Option("--dry-run", help="Only show it (the default).")] = False,
-    force: Annotated[bool, Option("--force", help="Also an active group; its consumer is stopped.")] = False,
+    force: Annotated[bool, Option("--force", help="Also an active group; its consumers are fenced.")] = False,
     export: Annotated[bool, Option("--export", help="Print the new offsets as lines of a CSV file.")] = False,
 ) -> Output:
     """Set a group's offsets by hand, in a partition, a topic or all of its topics.
 
     Exactly one of the options --to-earliest ... --from-file says where to. Nothing is changed without --execute: first
-    look at what would be. Refused while the group is active: stop its consumer first, or give --force. A consumer that
-    was only asleep is fenced by the reset: it stops at its next commit.
+    look at what would be. Refused while the group has active members: stop them first, or give --force. A consumer that
+    was only asleep is fenced by the reset: its next commit is refused. Members that share go on from the new offsets.
 
     A file for --from-file has lines topic,partition,offset, as --export prints them: `reset g --to-current --export`
     keeps offsets for later. A restarted Spark query goes on from its checkpoint, whatever the group says; a new one
@@ -149,40 +191,46 @@ def reset(
 
     if execute and dry_run:
         raise BadParameter("give one of --execute and --dry-run")
-    scenario = to.scenario(group)
+    name = group.name
+    scenario = to.scenario(name)
     topics = _topics(topic, all_topics, to.from_file is not None)
-    opened = _groups_of_root(root).group(group)
+    opened = _groups_of_root(root).group(name)
     plan = plan_reset(opened, scenario, topics, now_ms=opened.root.env.wall_ms())
     active = opened.description() if force else None
     opened.alter(with_offsets(plan), dry_run=not execute, force=force)
-    if active is not None and active.state == "Stable":
-        stops = "stops" if execute else "would stop"
-        print(
-            f"WARN Group '{printable(group)}' is active: its consumer {printable(active.instance or '')} {stops} with "
-            "SPARKLOG_FENCED at its next commit.",
-            file=sys.stderr,
-        )
+    if active is not None and active.is_active:
+        print(f"WARN Group '{printable(name)}' is active: {_fenced(active, execute)}", file=sys.stderr)
     for item in plan:
         if item.warning:
             print(f"WARN {printable(item.warning)}", file=sys.stderr)
     if not execute and not dry_run:
         print("WARN Nothing was changed: this is a dry run without --execute.", file=sys.stderr)
-    document = {"group": group, "executed": execute, "offsets": plan}
-    return Output(document, lambda: _show_plan(group, plan, export))
+    document = {"group": name, "executed": execute, "offsets": plan}
+    return Output(document, lambda: _show_plan(name, plan, export))
+
+
+def _fenced(active: GroupDescription, execute: bool) -> str:
+    if active.members:
+        go_on = "go on" if execute else "would go on"
+        return f"its {len(active.members)} members {go_on} from these offsets, and what they commit before is refused."
+    stops = "stops" if execute else "would stop"
+    return f"its consumer {printable(active.instance or '')} {stops} with SPARKLOG_FENCED at its next commit."
 
 
 @app.add("delete", "sparklog groups delete billing --root /data/log")
-def delete(group: GroupArgument, root: RootOption, dry_run: DryRunOption = False) -> Output:
+def delete(root: RootOption, *, group: OneGroup, dry_run: DryRunOption = False) -> Output:
     """Delete a group with its offsets. Refused while it is active."""
-    _groups_of_root(root).group(group).delete(dry_run=dry_run)
-    text = f"{'Would delete' if dry_run else 'Deleted'} group {printable(group)}."
-    return Output.of_lines({"deleted": group, "dryRun": dry_run}, text)
+    name = group.name
+    _groups_of_root(root).group(name).delete(dry_run=dry_run)
+    text = f"{'Would delete' if dry_run else 'Deleted'} group {printable(name)}."
+    return Output.of_lines({"deleted": name, "dryRun": dry_run}, text)
 
 
 @app.add("delete-offsets", "sparklog groups delete-offsets billing --topic old:0 --root /data/log")
 def delete_offsets(
-    group: GroupArgument,
     root: RootOption,
+    *,
+    group: OneGroup,
     topic: TopicOption = None,
     dry_run: DryRunOption = False,
 ) -> Output:
@@ -190,7 +238,8 @@ def delete_offsets(
     topics = _topics(topic, False, False)
     if not topics:
         raise BadParameter("name at least one --topic")
-    opened = _groups_of_root(root).group(group)
+    group_name = group.name
+    opened = _groups_of_root(root).group(group_name)
     places = opened.committed()
     gone: dict[str, list[int]] = {}
     for name, partitions in sorted(topics.items()):
@@ -199,12 +248,12 @@ def delete_offsets(
         missing = sorted(set(dropped) - set(committed))
         if missing or not dropped:
             which = f"partitions {', '.join(map(str, missing))} of topic" if missing else "topic"
-            raise NotFound(f"group '{group}' has no offsets of {which} '{name}'")
+            raise NotFound(f"group '{group_name}' has no offsets of {which} '{name}'")
         gone[name] = sorted(dropped)
     opened.delete_offsets(gone, dry_run=dry_run)
     status = "Would be deleted" if dry_run else "Successful"
     rows = [(name, partition, status) for name, partitions in gone.items() for partition in partitions]
-    document = {"group": group, "deleted": gone, "dryRun": dry_run}
+    document = {"group": group_name, "deleted": gone, "dryRun": dry_run}
     return Output(document, lambda: print_table(("TOPIC", "PARTITION", "STATUS"), rows))
 
 
@@ -281,10 +330,65 @@ def _cells(row: Lag) -> tuple[object, ...]:
 
 def _states(described: Sequence[GroupDescription], failures: Sequence[SparklogError]) -> Output:
     rows = [
-        (item.id, item.state, item.generation, item.instance or None, item.session_timeout_ms, len(item.pending))
+        (
+            *(item.id, item.state, item.generation, item.instance or None, item.session_timeout_ms),
+            *(len(item.pending), len(item.members) or int(item.instance is not None)),
+        )
         for item in described
     ]
-    return Output(described, lambda: print_table(STATES, rows), failures)
+    document = [
+        {**json_value(replace(item, members=())), "members": [_member_document(member) for member in item.members]}
+        for item in described
+    ]
+    return Output(document, lambda: print_table(STATES, rows), failures)
+
+
+def _members(described: Sequence[GroupDescription], failures: Sequence[SparklogError], verbose: bool) -> Output:
+    """Return the members of groups, with Kafka's columns; the name of a static member where one of them is.
+
+    Of a member that owns all partitions, a Spark query, nothing but its name is known.
+    """
+    members = [(item, member) for item in described for member in item.members]
+    static = any(member.instance_id is not None for _, member in members)
+    headings = (*MEMBERS[:2], *STATIC[: int(static)], *MEMBERS[2:], *(VERBOSE if verbose else ()))
+    rows: list[list[object]] = []
+    for group, member in members:
+        instance = [member.instance_id or "-"] * static
+        row = [group.id, member.id, *instance, member.host, member.client_id, len(member.owned)]
+        if verbose:
+            target = (member.owned - member.revoked) | member.awaited
+            row += [member.generation, _assignment(member.owned), group.generation, _assignment(target)]
+        rows.append(row)
+    rows += [[item.id, item.instance, *"-" * (len(headings) - 2)] for item in described if item.instance is not None]
+
+    def show() -> None:
+        _note_empty(described)
+        print_table(headings, rows)
+
+    document = [{"group": group.id, **_member_document(member)} for group, member in members]
+    return Output(document, show, failures)
+
+
+def _member_document(member: GroupMember) -> dict[str, object]:
+    return {
+        "memberId": member.id,
+        "groupInstanceId": member.instance_id,
+        "host": member.host,
+        "clientId": member.client_id,
+        "epoch": member.generation,
+        "assignment": _by_topic(member.owned),
+    }
+
+
+def _by_topic(partitions: Partitions) -> dict[str, list[int]]:
+    topics: dict[str, list[int]] = {}
+    for topic, partition in sorted(partitions):
+        topics.setdefault(topic, []).append(partition)
+    return topics
+
+
+def _assignment(partitions: Partitions) -> str:
+    return ";".join(f"{name}:{','.join(map(str, numbers))}" for name, numbers in _by_topic(partitions).items()) or "-"
 
 
 def _show_plan(group: str, plan: Sequence[NewOffset], export: bool) -> None:

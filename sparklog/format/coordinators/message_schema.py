@@ -10,6 +10,8 @@ code generator reads, verbatim (JSON with lines of comments):
 | `shares`       | `__share_group_state` (KIP-932)  | key and value of both types                                    |
 | `transactions` | `__transaction_state`            | key and value of the only type                                 |
 | `control`      | control batches of KRaft's log   | values                                                         |
+| `protocol`     | (requests and responses)         | what `sparklog serve` speaks: headers and messages, which      |
+|                |                                  | `sparklog.serve.codec` reads and writes, as they are frequent  |
 
 The encoding of one version of a message:
 
@@ -156,8 +158,17 @@ def _field(definition: dict[str, Any], common: dict[str, dict[str, Any]]) -> Fie
         until=until,
         nullable="nullableVersions" in definition,
         tag=definition.get("tag"),
-        default=None if default in (None, "null") else str(default) if element == "string" else int(default),
+        default=_default(default, element),
     )
+
+
+def _default(text: Value, kind: str) -> Value:
+    """Return a default as a value of its type: a number may be written with base, a truth value as a word."""
+    if text in (None, "null") or kind == "string":
+        return None if text in (None, "null") else str(text)
+    if kind == "bool":
+        return str(text).lower() == "true"
+    return int(str(text), 0)
 
 
 def _versions(text: str) -> tuple[int, int | None]:

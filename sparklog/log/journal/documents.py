@@ -25,9 +25,11 @@ FORMAT = 1
 # Features a log may ask of its readers, or of its writers, that this release understands.
 INLINE_RECORDS = "inlineRecords"
 """Commits may have a tail, an append file's bytes; paths of data files may be those of commits."""
+KAFKA_WRITERS = "kafkaWriters"
+"""Commits may have several writers, producers of Kafka's: software that does not know them would write twice."""
 GROUP_MEMBERS = "groupMembers"
 """Entries of a group may have members that share its partitions."""
-KNOWN_READ_FEATURES: frozenset[str] = frozenset({INLINE_RECORDS, GROUP_MEMBERS})
+KNOWN_READ_FEATURES: frozenset[str] = frozenset({INLINE_RECORDS, KAFKA_WRITERS, GROUP_MEMBERS})
 KNOWN_WRITE_FEATURES: frozenset[str] = KNOWN_READ_FEATURES
 INT64_MAX = 2**63 - 1
 INT64_MIN = -(2**63)

@@ -18,7 +18,7 @@ from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import INLINE_PATH, FileSlices
 from sparklog.log.state.topic_state import Head
-from sparklog.log.state.writer_runs import WriterKey, decide
+from sparklog.log.state.writer_runs import KafkaWriterKey, WriterKey, decide
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,7 @@ class AppendIntent:
     * `now_ms`: when it was asked for; an epoch far ahead of that supersedes no run
     * `key`: makes it idempotent
     * `txn`: the transaction that holds its slices open
+    * `kafka_writers`: producers of Kafka's whose batches are in the files
     * `written_for`: partitions and configs that the topic must still have; None: whichever it has
     """
 
@@ -36,6 +37,7 @@ class AppendIntent:
     now_ms: int
     key: WriterKey | None = None
     txn: Txn | None = None
+    kafka_writers: tuple[KafkaWriterKey, ...] = ()
     written_for: tuple[int, TopicConfigs] | None = None
     needs_table: ClassVar[bool] = False
 
@@ -68,7 +70,9 @@ class AppendIntent:
             raise BadRequest(f"topic '{topic}' is compacted: every record needs a key, found records without one")
         inline = next((Inline.of(file.data) for file in files if file.path == INLINE_PATH), None)
         placed = assign_offsets(topic, files, head)
-        return Draft(APPEND, writer=writer, files=placed, inline=inline, txn=self.txn)
+        place = f"topic '{topic}'"
+        writers = tuple(writer.writer(head.registry.get(writer.id), place) for writer in self.kafka_writers)
+        return Draft(APPEND, writer=writer, writers=writers, files=placed, inline=inline, txn=self.txn)
 
 
 def assign_offsets(topic: str, files: Sequence[FileSlices], head: Head) -> tuple[FileSlices, ...]:

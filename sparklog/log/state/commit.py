@@ -35,6 +35,7 @@ from sparklog.log.journal.documents import (
     INLINE_RECORDS,
     INT32_MAX,
     INT64_MAX,
+    KAFKA_WRITERS,
     TEXT,
     TEXTS,
     UINT32_MAX,
@@ -214,6 +215,7 @@ class Changes:
     """Changes of a commit to a topic; a field without a value changes nothing."""
 
     writer: Writer | None = None
+    writers: tuple[Writer, ...] = ()
     files: tuple[FileSlices, ...] = ()
     inline: Inline | None = None
     remove: tuple[RemovedSlices, ...] = ()
@@ -392,6 +394,7 @@ COMMIT_JSON = StoredDocument(
     Member("timeMs", whole(0)),
     Member("leaderEpoch", whole(0, INT32_MAX)),
     Member("writer", object_of(WRITER_JSON), nullable=True),
+    Member("writers", objects_of(WRITER_JSON), optional=True),
     Member("op", one_of(*OPS)),
     Member("files", objects_of(FILE_JSON), optional=True),
     Member("inline", object_of(INLINE_JSON), optional=True),
@@ -415,7 +418,7 @@ COMMIT_JSON = StoredDocument(
 
 
 def features_of(changes: Changes, op: str) -> dict[str, Any]:
-    """Return the features that a commit needs: records in it, files that are commits (of a clone), or the config.
+    """Return the features that a commit needs: records in it, files that are commits (of a clone), the config, writers.
 
     With the config, and from birth where its default counts, so that software before 0.4, which takes the first commit
     with records for damage, meets the feature in a commit that it can read.
@@ -426,7 +429,7 @@ def features_of(changes: Changes, op: str) -> dict[str, Any]:
         or (changes.configs.get(INLINE_CONFIG) or default) != "0"
         or any(is_commit(file.path) for file in changes.files)
     )
-    features = (INLINE_RECORDS,) if is_needed else ()
+    features = (*((INLINE_RECORDS,) if is_needed else ()), *((KAFKA_WRITERS,) if changes.writers else ()))
     return {"read_features": features, "write_features": features}
 
 

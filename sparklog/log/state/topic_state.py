@@ -345,9 +345,10 @@ def _kafka_source(head: Head, commit: Commit) -> KafkaSource | None:
 
 def _registry(head: Head, commit: Commit) -> Mapping[str, WriterEntry]:
     registry = head.registry
-    if commit.writer is not None:
-        entry = advance(registry.get(commit.writer.id), commit.writer, commit.version, commit.made_ms)
-        registry = {**registry, commit.writer.id: entry}
+    writers = (*(() if commit.writer is None else (commit.writer,)), *commit.writers)
+    if writers:
+        newer = {item.id: advance(registry.get(item.id), item, commit.version, commit.made_ms) for item in writers}
+        registry = {**registry, **newer}
     if commit.expired:
         # The commit's own writer was entered just above: an entry that it renews is not idle.
         registry = {id_: entry for id_, entry in registry.items() if commit.expired.get(id_) != entry.version}

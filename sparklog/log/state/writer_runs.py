@@ -124,6 +124,34 @@ class BatchVerdict:
     note: str = ""
 
 
+KAFKA_WRITER = "kafka-producer-"
+"""Begins the ids of writers that are producers of Kafka's: an id for each producer and partition."""
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaWriterKey:
+    """A producer of Kafka's in one partition: the number of its last record, and that of its entry, which it follows.
+
+    `follows` None: the topic does not know it. One commit may have many of them, and is whole or not there: so what of
+    a producer landed is known exactly, whichever server asks.
+    """
+
+    id: str
+    batch: int
+    follows: int | None
+    count: int
+
+    def writer(self, entry: WriterEntry | None, place: str) -> Writer:
+        """Return the writer of a commit. `SequenceConflict` if its entry is not the one that was looked at."""
+        if (None if entry is None else entry.batch) != self.follows:
+            raise SequenceConflict(f"producer {self.id} of {place} has written meanwhile: look again")
+        return Writer(TXN, self.id, self.batch, None, self.count)
+
+
+class SequenceConflict(Conflict):
+    """A producer of Kafka's has written since it was looked at: maybe this very batch."""
+
+
 class RunHistory(Protocol):
     """The run that may write, runs before it, and the epoch: of a registry's entry, or of a transactional id."""
 

@@ -26,7 +26,7 @@ from sparklog.log.state.commit_log import CommitLog, CommitOutcome
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.slices import FileSlices, content_of
 from sparklog.log.state.topic_state import Head
-from sparklog.log.state.writer_runs import WriterKey
+from sparklog.log.state.writer_runs import KafkaWriterKey, WriterKey
 from sparklog.log.topic.expiring import CREATED_TOPIC, count_older, expires_before, warn_of_older, warn_of_seconds_in
 from sparklog.log.write.append_writer import (
     AppendOutcome,
@@ -255,6 +255,7 @@ class TopicLog(CommitLog):
         *,
         writer: WriterKey | None = None,
         txn: Txn | None = None,
+        kafka_writers: tuple[KafkaWriterKey, ...] = (),
         inline: bool = True,
         unless_changed: bool = False,
     ) -> AppendOutcome:
@@ -264,9 +265,9 @@ class TopicLog(CommitLog):
         append file. `unless_changed`: `Conflict` if the topic has other configs or partitions than `target` by now.
 
         `Conflict`: the topic was created again, a file is below the upload floor, or the writer's checkpoint is older
-        than the log; `Fenced`: another run of the writer took over; `BadRequest`: a null key on a compacted topic;
-        `NotFound`: the topic was deleted. Transactions of Kafka's that an import left open are ended first: see
-        `sparklog.log.write.kafka_markers`.
+        than the log, or one of `kafka_writers` has written meanwhile; `Fenced`: another run of the writer took over;
+        `BadRequest`: a null key on a compacted topic; `NotFound`: the topic was deleted. Transactions of Kafka's that
+        an import left open are ended first: see `sparklog.log.write.kafka_markers`.
         """
         if writer is not None:
             writer.check()
@@ -284,7 +285,8 @@ class TopicLog(CommitLog):
                 _LOG.warning("topic %s is appended to now: %s %s", self.topic, how, transaction)
         files = self._placed(files, target.inline_bytes if inline else 0)
         written_for = (target.partitions, target.configs) if unless_changed else None
-        intent = AppendIntent(target.topic_id, tuple(files), self.env.wall_ms(), writer, txn, written_for)
+        now_ms = self.env.wall_ms()
+        intent = AppendIntent(target.topic_id, tuple(files), now_ms, writer, txn, kafka_writers, written_for)
         outcome = self.commit(intent, looked=target.looked)
         if writer is not None and writer.run is not None:
             entry = outcome.head.registry.get(writer.id)

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from sparklog.compaction.run import CompactOptions, compact_root
 from sparklog.errors import BadRequest, SparklogError
-from sparklog.groups.group import DEAD
+from sparklog.groups.group import DEAD, GroupDescription
 from sparklog.groups.lag import Groups, Lag, lag
 from sparklog.kafka.importing.coordinators import UNKNOWN, KafkaGroups, has_groups
 from sparklog.kafka.in_place.directory import CONSUMER_OFFSETS, is_internal
@@ -207,9 +207,14 @@ def _groups(root: Root, now_ms: int, topics: tuple[str, ...], notes: list[Note])
             behind[row.group].append(_group_partition(row))
     for name, group in alive.items():
         if behind[name] or not topics:
-            yield GroupFacts(name, group.state, group.instance, tuple(behind[name]))
+            yield GroupFacts(name, group.state, _members(group), tuple(behind[name]))
     notes += [Note(ATTENTION, "", f"a consumer group cannot be read: {error} [{error.code}]") for error in damaged]
     notes += _hidden(hidden)
+
+
+def _members(group: GroupDescription) -> str | None:
+    """Return the name of the member that owns all, or those of members that share; None: the group has none."""
+    return group.instance or ", ".join(member.instance_id or member.id for member in group.members) or None
 
 
 def _hidden(failures: Sequence[SparklogError]) -> list[Note]:

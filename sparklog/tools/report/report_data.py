@@ -149,7 +149,7 @@ class GroupPartition:
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """One consumer group; `state` in Kafka's words, `member`: the instance that has joined while it is active."""
+    """One consumer group; `state` in Kafka's words, `member`: names of its members while it is active."""
 
     COMPUTED: ClassVar = ("lag", "seconds_behind")
 

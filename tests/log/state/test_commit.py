@@ -44,6 +44,7 @@ FULL = Commit(
     leader_epoch=3,
     op=MERGE,
     writer=Writer("stream", "query", 7, "run", 20),
+    writers=(Writer("txn", "kafka-producer-7-0", 4, None, 5),),
     files=(
         file_of([(0, 5), (2, 1)], read_version=41, name="abc", flags=1).based((10, 0)),
         output_of(1, 30, 40, records=4, read_version=40),
@@ -69,7 +70,8 @@ FULL = Commit(
 GOLDEN = (
     '{"format":1,"readFeatures":[],"writeFeatures":[],"version":42,"topicId":"Nl9fAu5BSKWrKStsRj0OrA",'
     '"commitId":"u-0NQmVMTWWyW3fcJFSHnA","prevCrc":2762448446,"timeMs":1700000000000,"leaderEpoch":3,'
-    '"writer":{"kind":"stream","id":"query","batch":7,"run":"run","count":20},"op":"merge",'
+    '"writer":{"kind":"stream","id":"query","batch":7,"run":"run","count":20},'
+    '"writers":[{"kind":"txn","id":"kafka-producer-7-0","batch":4,"run":null,"count":5}],"op":"merge",'
     '"files":[{"path":"append/00000000000000000041-abc.slices","size":240,"footerLength":40,"partition":[0,2],'
     '"base":[10,0],"bytes":[100,100],"offsets":[5,1],"records":[5,1],"minTs":[1000,1000],"maxTs":[1010,1010],'
     '"crc":[0,1],"flags":[1,1]},'

@@ -1,0 +1,1 @@
+"""The requests that are served, a module for each family of them."""

@@ -1,0 +1,150 @@
+"""FindCoordinator 0 to 3, ListGroups 0 to 4, DescribeGroups 0 to 5, DeleteGroups 0 to 2.
+
+A group whose members are not this server's (consumers of sparklog's, a Spark query, another server) is described by its
+journal. Left out: coordinators of transactions, several in one question
+(FindCoordinator 4), types of groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
+from sparklog.format.coordinators.message_schema import Fields, encode_versioned, message
+from sparklog.groups.group import DEAD
+from sparklog.groups.lag import Groups
+from sparklog.serve.apis.group_access import coordinator_of
+from sparklog.serve.codes import Code, code_of
+from sparklog.serve.coordinator import Coordinator
+from sparklog.serve.group_members import GroupError, GroupMembers
+from sparklog.serve.services import ServedRequest
+from sparklog.serve.users import GROUP
+
+CONSUMER = "consumer"
+OF_A_GROUP = 0
+
+
+async def find_coordinator(request: ServedRequest) -> Fields:
+    fields = request.fields
+    if fields["keyType"] != OF_A_GROUP:
+        text = "transactions are not served: use sparklog.transactional"
+        return {"errorCode": Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "errorMessage": text, "nodeId": -1}
+    try:
+        node = await coordinator_of(request, fields["key"]).owner(fields["key"])
+    except GroupError as error:
+        return {"errorCode": error.code, "errorMessage": "groups need a root that can be written", "nodeId": -1}
+    except SparklogError as error:
+        code = Code.INVALID_GROUP_ID if isinstance(error, BadRequest) else Code.COORDINATOR_NOT_AVAILABLE
+        return {"errorCode": code, "errorMessage": str(error), "nodeId": -1}
+    return {"nodeId": node.node_id, "host": node.host, "port": node.port}
+
+
+async def list_groups(request: ServedRequest) -> Fields:
+    coordinator = request.services.coordinator
+    if coordinator is None:
+        return {"groups": []}
+    try:
+        states = await coordinator.run(_states, coordinator)
+    except SparklogError as error:
+        return {"errorCode": code_of(error)}
+    for name in list(states):
+        members = coordinator.held(name)
+        states[name] = states[name] if members is None else members.state
+    wanted = {state.lower() for state in request.fields["statesFilter"]}
+    rows = [
+        {"groupId": name, "protocolType": CONSUMER, "groupState": state}
+        for name, state in states.items()
+        if (not wanted or state.lower() in wanted) and request.may(GROUP, name)
+    ]
+    return {"groups": rows}
+
+
+def _states(coordinator: Coordinator) -> dict[str, str]:
+    groups = Groups(coordinator.root)
+    # A group that cannot be read is left out: questions about it name the error.
+    descriptions = groups.descriptions(groups.names([]), [])
+    return {name: description.state for name, description in descriptions.items()}
+
+
+async def describe_groups(request: ServedRequest) -> Fields:
+    return {"groups": [await _described(request, name) for name in request.fields["groups"]]}
+
+
+async def _described(request: ServedRequest, name: str) -> Fields:
+    row: Fields = {"groupId": name, "groupState": "", "protocolType": "", "protocolData": "", "members": []}
+    try:
+        coordinator = coordinator_of(request, name)
+        members = coordinator.held(name)
+        if members is not None:
+            return row | _members(members)
+        await coordinator.check_owner(name)
+        description = await coordinator.run(coordinator.group(name).description)
+    except GroupError as error:
+        return row | {"errorCode": error.code}
+    except SparklogError as error:
+        return row | {"errorCode": code_of(error)}
+    row["groupState"] = description.state
+    if description.state != DEAD:
+        row["protocolType"] = CONSUMER
+    owned = {member.id: member.owned for member in description.members}
+    if description.instance is not None:
+        owned[description.instance] = ()
+    row["members"] = [
+        {"memberId": member, "clientId": member, "memberAssignment": _assignment(places)}
+        for member, places in owned.items()
+    ]
+    return row
+
+
+def _assignment(places: Iterable[tuple[str, int]]) -> bytes:
+    """Return partitions as members of Kafka's are told of them; nothing where they are not known."""
+    topics: dict[str, list[int]] = {}
+    for topic, partition in sorted(places):
+        topics.setdefault(topic, []).append(partition)
+    if not topics:
+        return b""
+    rows: list[Any] = [{"topic": topic, "partitions": numbers} for topic, numbers in topics.items()]
+    return encode_versioned(message("groups", "ConsumerProtocolAssignment"), 0, {"assignedPartitions": rows})
+
+
+def _members(members: GroupMembers) -> Fields:
+    rows = [
+        {
+            "memberId": member.id,
+            "groupInstanceId": member.details.instance,
+            "clientId": member.details.client,
+            "clientHost": f"/{member.details.host}",
+            "memberMetadata": member.metadata(members.protocol),
+            "memberAssignment": member.assignment,
+        }
+        for member in members.members.values()
+    ]
+    return {
+        "groupState": members.state,
+        "protocolType": members.kind,
+        "protocolData": members.protocol,
+        "members": rows,
+    }
+
+
+async def delete_groups(request: ServedRequest) -> Fields:
+    return {"results": [await _deleted(request, name) for name in request.fields["groupsNames"]]}
+
+
+async def _deleted(request: ServedRequest, name: str) -> Fields:
+    code = Code.NONE
+    try:
+        coordinator = coordinator_of(request, name)
+        if coordinator.held(name) is not None:
+            raise GroupError(Code.NON_EMPTY_GROUP)
+        await coordinator.run(coordinator.group(name).delete)
+    except GroupError as error:
+        code = error.code
+    except Conflict:
+        code = Code.NON_EMPTY_GROUP
+    except NotFound:
+        code = Code.GROUP_ID_NOT_FOUND
+    except SparklogError as error:
+        code = code_of(error)
+    return {"groupId": name, "errorCode": code}

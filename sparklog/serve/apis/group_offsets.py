@@ -1,0 +1,169 @@
+"""OffsetCommit 2 to 8, OffsetFetch 1 to 7, OffsetDelete 0: offsets of groups, in the groups' journals.
+
+`sparklog groups`, consumers of sparklog's and Spark queries with `kafka.group.id` see the same ones. A commit by no
+member (generation -1) sets offsets as an operator does, while the group has no members. Left out: several groups in one
+question (OffsetFetch 8), a retention of one commit's own, and leader epochs in answers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sparklog.errors import BadRequest, Conflict, Fenced, NotFound, SparklogError
+from sparklog.format.coordinators.message_schema import Fields
+from sparklog.groups.group import MAX_METADATA
+from sparklog.groups.group_state import OffsetAndMetadata
+from sparklog.serve.apis.group_access import coordinator_of
+from sparklog.serve.codes import Code, code_of
+from sparklog.serve.coordinator import Coordinator, Positions
+from sparklog.serve.group_members import COMPLETING, GroupError
+from sparklog.serve.services import ServedRequest
+from sparklog.serve.users import READ
+
+
+async def offset_commit(request: ServedRequest) -> Fields:
+    fields = request.fields
+    group, positions = fields["groupId"], Positions()
+    try:
+        coordinator = coordinator_of(request, group)
+        topics = await request.services.run(_checked, request, positions)
+        if positions:
+            await _commit(coordinator, fields, positions)
+    except GroupError as error:
+        return _all_partitions(fields, error.code)
+    except Fenced:
+        coordinator.give_up(group)
+        return _all_partitions(fields, Code.UNKNOWN_MEMBER_ID)
+    except SparklogError as error:
+        code = Code.INVALID_GROUP_ID if isinstance(error, BadRequest) else Code.COORDINATOR_NOT_AVAILABLE
+        return _all_partitions(fields, code)
+    return {"topics": topics}
+
+
+def _checked(request: ServedRequest, positions: Positions) -> list[Fields]:
+    """Return the answer to each partition; those that can be committed are put into `positions`."""
+    topics = []
+    for topic in request.fields["topics"]:
+        name = topic["name"]
+        bounds = request.services.log.bounds(name)
+        rows = []
+        for partition in topic["partitions"]:
+            number, metadata = partition["partitionIndex"], partition["committedMetadata"] or ""
+            code = Code.NONE
+            if not request.may(READ, name):
+                code = Code.TOPIC_AUTHORIZATION_FAILED
+            elif number not in bounds:
+                code = Code.UNKNOWN_TOPIC_OR_PARTITION
+            elif len(metadata.encode()) > MAX_METADATA:
+                code = Code.OFFSET_METADATA_TOO_LARGE
+            elif partition["committedOffset"] >= 0:
+                epoch = partition["committedLeaderEpoch"]
+                place = OffsetAndMetadata(partition["committedOffset"], metadata, None if epoch < 0 else epoch)
+                positions.setdefault(name, {})[number] = place
+            rows.append({"partitionIndex": number, "errorCode": code})
+        topics.append({"name": name, "partitions": rows})
+    return topics
+
+
+async def _commit(coordinator: Coordinator, fields: Fields, positions: Positions) -> None:
+    group, member, generation = fields["groupId"], fields["memberId"], fields["generationIdOrMemberEpoch"]
+    if generation < 0 and not member:
+        if coordinator.held(group) is not None:
+            raise GroupError(Code.UNKNOWN_MEMBER_ID)
+        await coordinator.run(_set_by_hand, coordinator, group, positions)
+        return
+    members = coordinator.members(group)
+    members.touch(members.checked(member, generation, fields["groupInstanceId"]))
+    if members.state == COMPLETING:
+        raise GroupError(Code.REBALANCE_IN_PROGRESS)
+    await coordinator.commit(group, positions)
+
+
+def _set_by_hand(coordinator: Coordinator, group: str, positions: Positions) -> None:
+    try:
+        coordinator.group(group).alter(positions)
+    except Conflict:
+        raise GroupError(Code.UNKNOWN_MEMBER_ID) from None
+
+
+def _all_partitions(fields: Fields, code: Code) -> Fields:
+    topics = [
+        {
+            "name": topic["name"],
+            "partitions": [
+                {"partitionIndex": partition["partitionIndex"], "errorCode": code} for partition in topic["partitions"]
+            ],
+        }
+        for topic in fields["topics"]
+    ]
+    return {"topics": topics}
+
+
+async def offset_fetch(request: ServedRequest) -> Fields:
+    fields = request.fields
+    try:
+        coordinator = coordinator_of(request, fields["groupId"])
+        return {"topics": await coordinator.run(_offsets, coordinator, fields)}
+    except GroupError as error:
+        code = error.code
+    except SparklogError as error:
+        code = Code.INVALID_GROUP_ID if isinstance(error, BadRequest) else Code.COORDINATOR_NOT_AVAILABLE
+    # Version 1 has no place for an error but the partitions.
+    rows = [(topic["name"], number) for topic in fields["topics"] or () for number in topic["partitionIndexes"]]
+    none = {"committedOffset": -1, "metadata": "", "errorCode": code}
+    return {"errorCode": code, "topics": _by_topic(dict.fromkeys(rows, none))}
+
+
+def _offsets(coordinator: Coordinator, fields: Fields) -> list[Fields]:
+    group = coordinator.group(fields["groupId"])
+    committed = group.committed()
+    waiting = set[tuple[str, int]]()
+    if fields["requireStable"]:
+        waiting = {(item[2], item[3]) for item in group.description().pending}
+    places = sorted(committed)
+    if fields["topics"] is not None:
+        places = [(topic["name"], number) for topic in fields["topics"] for number in topic["partitionIndexes"]]
+    rows: dict[tuple[str, int], Fields] = {}
+    for place in places:
+        item = committed.get(place)
+        row: dict[str, Any] = {"committedOffset": -1, "metadata": ""}
+        if item is not None:
+            row = {"committedOffset": item.offset, "metadata": item.metadata}
+        if place in waiting:
+            row = {"committedOffset": -1, "metadata": "", "errorCode": Code.UNSTABLE_OFFSET_COMMIT}
+        rows[place] = row
+    return _by_topic(rows)
+
+
+def _by_topic(rows: dict[tuple[str, int], Fields]) -> list[Fields]:
+    topics: dict[str, list[Fields]] = {}
+    for (topic, partition), row in rows.items():
+        topics.setdefault(topic, []).append({"partitionIndex": partition, **row})
+    return [{"name": topic, "partitions": partitions} for topic, partitions in topics.items()]
+
+
+async def offset_delete(request: ServedRequest) -> Fields:
+    fields = request.fields
+    gone = {
+        topic["name"]: [partition["partitionIndex"] for partition in topic["partitions"]] for topic in fields["topics"]
+    }
+    try:
+        coordinator = coordinator_of(request, fields["groupId"])
+        await coordinator.run(lambda: coordinator.group(fields["groupId"]).delete_offsets(gone))
+    except GroupError as error:
+        return {"errorCode": error.code}
+    except Conflict:
+        return _deleted(gone, Code.GROUP_SUBSCRIBED_TO_TOPIC)
+    except NotFound:
+        return {"errorCode": Code.GROUP_ID_NOT_FOUND}
+    except SparklogError as error:
+        return {"errorCode": code_of(error)}
+    return _deleted(gone, Code.NONE)
+
+
+def _deleted(gone: dict[str, list[int]], code: Code) -> Fields:
+    topics = [
+        {"name": name, "partitions": [{"partitionIndex": number, "errorCode": code} for number in numbers]}
+        for name, numbers in gone.items()
+    ]
+    return {"topics": topics}

@@ -1,0 +1,97 @@
+"""Metadata 0 to 9 and DescribeCluster 0 to 1: topics, partitions, servers.
+
+Every server leads every partition: the one that is asked says so of itself. Left out: topic ids (version 10), leader
+epochs (-1: a client need not check them) and operations that a client is allowed. A question creates a topic only where
+a server is in memory, for tests.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sparklog.errors import SparklogError
+from sparklog.format.coordinators.message_schema import Fields
+from sparklog.log.journal.names import is_topic_name
+from sparklog.serve.codes import Code, code_of
+from sparklog.serve.served_log import Ends, ServedLog
+from sparklog.serve.services import ServedRequest, Services
+from sparklog.serve.users import READ, WRITE
+
+INTERNAL = ("__consumer_offsets", "__transaction_state", "__share_group_state")
+
+
+async def metadata(request: ServedRequest) -> Fields:
+    asked = request.fields["topics"]
+    services = request.services
+    # In version 0 an empty list asks for all topics, later a null does.
+    every = asked is None or (request.version == 0 and not asked)
+    names = None if every else list(dict.fromkeys(topic["name"] for topic in asked))
+    denied = [] if names is None else [name for name in names if not _may_see(request, name)]
+    names = None if names is None else [name for name in names if name not in denied]
+    if services.auto_create and names and request.fields["allowAutoTopicCreation"]:
+        await services.run(_create_missing, services.log, names)
+    topics = await services.run(_topics, services.log, names, services.me.node_id)
+    topics = [topic for topic in topics if _may_see(request, topic["name"])]
+    topics += [{"errorCode": Code.TOPIC_AUTHORIZATION_FAILED, "name": name} for name in denied]
+    return {
+        "brokers": _brokers(services),
+        "clusterId": services.cluster_id,
+        "controllerId": services.me.node_id,
+        "topics": topics,
+    }
+
+
+def _may_see(request: ServedRequest, topic: str) -> bool:
+    return request.may(READ, topic) or request.may(WRITE, topic)
+
+
+async def describe_cluster(request: ServedRequest) -> Fields:
+    services = request.services
+    brokers = [{"brokerId": node["nodeId"], **node} for node in _brokers(services)]
+    return {"clusterId": services.cluster_id, "controllerId": services.me.node_id, "brokers": brokers}
+
+
+def _brokers(services: Services) -> list[Fields]:
+    return [{"nodeId": node.node_id, "host": node.host, "port": node.port} for node in services.nodes]
+
+
+def _create_missing(log: ServedLog, names: list[str]) -> None:
+    looked = log.look(names)
+    for name in names:
+        if name not in looked and log.root is not None and log.serves(name):
+            log.root.ensure_topic(name)
+
+
+def _topics(log: ServedLog, names: list[str] | None, node: int) -> list[Fields]:
+    if names is None:
+        names = log.topics()
+    try:
+        looked = log.look(names)
+    except SparklogError:
+        # One by one, so that what cannot be read fails alone.
+        return [_topic_alone(log, name, node) for name in names]
+    return [_topic(name, looked.get(name), node) for name in names]
+
+
+def _topic_alone(log: ServedLog, name: str, node: int) -> Fields:
+    try:
+        return _topic(name, log.look([name]).get(name), node)
+    except SparklogError as error:
+        return {"errorCode": code_of(error), "name": name}
+
+
+def _topic(name: str, bounds: Ends | None, node: int) -> Fields:
+    if bounds is None:
+        code = Code.UNKNOWN_TOPIC_OR_PARTITION if is_topic_name(name) else Code.INVALID_TOPIC
+        return {"errorCode": code, "name": name}
+    partitions: list[dict[str, Any]] = [
+        {
+            "partitionIndex": number,
+            "leaderId": node,
+            "leaderEpoch": -1,
+            "replicaNodes": [node],
+            "isrNodes": [node],
+        }
+        for number in sorted(bounds)
+    ]
+    return {"name": name, "isInternal": name in INTERNAL, "partitions": partitions}

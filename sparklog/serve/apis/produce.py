@@ -1,0 +1,65 @@
+"""Produce 3 to 9: batches are checked, and appended as they come.
+
+An answer to `acks` 1 or all means that the commit is durable; 0 is not answered. Without `--writable` it is refused, as
+are transactions. Left out: what a leader's change would bring (version 10 on), and errors of single records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from sparklog.format.coordinators.message_schema import Fields
+from sparklog.serve.appends import ProduceAnswer
+from sparklog.serve.codes import Code
+from sparklog.serve.services import ServedRequest
+from sparklog.serve.users import WRITE
+
+_LOG = logging.getLogger("sparklog.serve")
+ACKS = (0, 1, -1)
+TRANSACTIONAL_BIT = 0x10
+
+
+async def produce(request: ServedRequest) -> Fields | None:
+    fields, appends = request.fields, request.services.appends
+    code = Code.NONE
+    if appends is None:
+        code = Code.TOPIC_AUTHORIZATION_FAILED
+    elif fields["acks"] not in ACKS:
+        code = Code.INVALID_REQUIRED_ACKS
+    elif fields["transactionalId"] is not None or _is_transactional(fields):
+        _LOG.warning("refused a transaction of %s: only sparklog.transactional has them", request.client)
+        code = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    topics: list[tuple[str, list[tuple[int, ProduceAnswer | asyncio.Future[ProduceAnswer]]]]] = []
+    for topic in fields["topicData"]:
+        rows: list[tuple[int, ProduceAnswer | asyncio.Future[ProduceAnswer]]] = []
+        for partition in topic["partitionData"]:
+            number = partition["index"]
+            if code is not Code.NONE or appends is None:
+                rows.append((number, ProduceAnswer(code)))
+            elif not request.may(WRITE, topic["name"]):
+                rows.append((number, ProduceAnswer(Code.TOPIC_AUTHORIZATION_FAILED)))
+            elif not request.services.log.serves(topic["name"]):
+                rows.append((number, ProduceAnswer(Code.UNKNOWN_TOPIC_OR_PARTITION)))
+            else:
+                rows.append((number, appends.add(topic["name"], number, partition["records"], request.version)))
+        topics.append((topic["name"], rows))
+    responses = [{"name": name, "partitionResponses": [await _row(*row) for row in rows]} for name, rows in topics]
+    return {"responses": responses} if fields["acks"] else None
+
+
+def _is_transactional(fields: Fields) -> bool:
+    batches = [partition["records"] for topic in fields["topicData"] for partition in topic["partitionData"]]
+    return any(batch is not None and len(batch) > 22 and batch[22] & TRANSACTIONAL_BIT for batch in batches)
+
+
+async def _row(number: int, waiting: ProduceAnswer | asyncio.Future[ProduceAnswer]) -> Fields:
+    answer = waiting if isinstance(waiting, ProduceAnswer) else await waiting
+    return {
+        "index": number,
+        "errorCode": answer.code,
+        "baseOffset": answer.base,
+        "logAppendTimeMs": answer.time_ms,
+        "logStartOffset": answer.log_start,
+        "errorMessage": answer.message,
+    }

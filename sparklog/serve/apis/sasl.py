@@ -1,0 +1,36 @@
+"""SaslHandshake 0 to 1, SaslAuthenticate 0 to 2: PLAIN and SCRAM-SHA-256, where the server has a file of users.
+
+A handshake of version 0, whose exchange follows without requests, is answered and then not served. Left out: GSSAPI,
+OAUTHBEARER, SCRAM-SHA-512, sessions that end.
+"""
+
+from __future__ import annotations
+
+from sparklog.format.coordinators.message_schema import Fields
+from sparklog.serve.codes import Code
+from sparklog.serve.services import ServedRequest
+from sparklog.serve.users import MECHANISMS, Denied, SaslExchange
+
+
+async def sasl_handshake(request: ServedRequest) -> Fields:
+    mechanism, users = request.fields["mechanism"], request.services.users
+    if users is None or mechanism not in MECHANISMS:
+        code = Code.ILLEGAL_SASL_STATE if users is None else Code.UNSUPPORTED_SASL_MECHANISM
+        return {"errorCode": code, "mechanisms": [] if users is None else list(MECHANISMS)}
+    request.client.user = None
+    request.client.exchange = SaslExchange(mechanism, users, request.services.log.env.random)
+    return {"mechanisms": list(MECHANISMS)}
+
+
+async def sasl_authenticate(request: ServedRequest) -> Fields:
+    client, exchange = request.client, request.client.exchange
+    if exchange is None:
+        return {"errorCode": Code.ILLEGAL_SASL_STATE, "errorMessage": "a handshake comes first"}
+    try:
+        answer = await request.services.run(exchange.step, request.fields["authBytes"])
+    except Denied as error:
+        client.exchange = None
+        return {"errorCode": Code.SASL_AUTHENTICATION_FAILED, "errorMessage": f"authentication failed: {error}"}
+    if exchange.user is not None:
+        client.user, client.exchange = exchange.user, None
+    return {"authBytes": answer}

@@ -1,0 +1,174 @@
+"""CreateTopics 2 to 6, DeleteTopics 1 to 5, CreatePartitions 0 to 3, DeleteRecords 0 to 2, IncrementalAlterConfigs 0 to
+1: changes of topics, with `--writable`.
+
+A replication factor is taken as it comes, for there are no replicas; an assignment of replicas is refused. Left out:
+topic ids, and configs of anything but topics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
+from sparklog.format.coordinators.message_schema import Fields
+from sparklog.log.state.configs import CONFIGS, TopicConfigs
+from sparklog.log.topic.root import Root
+from sparklog.serve.apis.configs import TOPIC
+from sparklog.serve.codes import Code, code_of
+from sparklog.serve.services import ServedRequest
+from sparklog.serve.users import WRITE
+
+SET, DELETE, APPEND, SUBTRACT = range(4)
+Change = Callable[[Root], Fields | None]
+
+
+class _NotAllowed(Exception):  # noqa: N818
+    """A change that is refused, with its code."""
+
+    def __init__(self, code: Code, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+async def _change(
+    request: ServedRequest, name: str, change: Change, refused: Code = Code.TOPIC_AUTHORIZATION_FAILED
+) -> Fields:
+    """Make a change of a topic in a thread; return its fields, with a code and a message where it fails."""
+    root = request.services.log.root
+    try:
+        if root is None or request.services.appends is None:
+            raise _NotAllowed(refused, "the server is for reading: start it with --writable")
+        if not request.may(WRITE, name):
+            raise _NotAllowed(refused, f"the user may not write to '{name}'")
+        return await request.services.run(change, root) or {}
+    except _NotAllowed as error:
+        return {"errorCode": error.code, "errorMessage": str(error)}
+    except SparklogError as error:
+        return {"errorCode": code_of(error), "errorMessage": str(error)}
+
+
+async def create_topics(request: ServedRequest) -> Fields:
+    only_check = request.fields["validateOnly"]
+    rows = []
+    for topic in request.fields["topics"]:
+        row = await _change(request, topic["name"], partial(_create, topic, only_check))
+        rows.append({"name": topic["name"], "topicConfigErrorCode": Code.NONE, **row})
+    request.services.log.forget_listing()
+    return {"topics": rows}
+
+
+def _create(topic: Fields, only_check: bool, root: Root) -> Fields:
+    name, partitions = topic["name"], topic["numPartitions"]
+    if topic["assignments"]:
+        raise _NotAllowed(Code.INVALID_REPLICA_ASSIGNMENT, "there are no replicas to assign")
+    configs = {item["name"]: item["value"] for item in topic["configs"] if item["value"] is not None}
+    try:
+        TopicConfigs.of(configs)
+    except BadRequest as error:
+        raise _NotAllowed(Code.INVALID_CONFIG, str(error)) from None
+    partitions = 1 if partitions == -1 else partitions
+    try:
+        if partitions < 1:
+            raise _NotAllowed(Code.INVALID_PARTITIONS, f"expected partitions of 1 and more, found {partitions}")
+        if root.engine.exists(name):
+            raise _NotAllowed(Code.TOPIC_ALREADY_EXISTS, f"topic '{name}' exists")
+        if not only_check:
+            root.create_topic(name, partitions=partitions, configs=configs)
+    except Conflict as error:
+        raise _NotAllowed(Code.TOPIC_ALREADY_EXISTS, str(error)) from None
+    except BadRequest as error:
+        raise _NotAllowed(Code.INVALID_TOPIC, str(error)) from None
+    return {"numPartitions": partitions, "replicationFactor": 1, "configs": []}
+
+
+async def delete_topics(request: ServedRequest) -> Fields:
+    rows = []
+    for name in request.fields["topicNames"]:
+        row = await _change(request, name, partial(_delete_topic, name))
+        rows.append({"name": name, **row})
+    request.services.log.forget_listing()
+    return {"responses": rows}
+
+
+def _delete_topic(name: str, root: Root) -> None:
+    root.delete_topic(name)
+
+
+async def create_partitions(request: ServedRequest) -> Fields:
+    only_check = request.fields["validateOnly"]
+    rows = []
+    for topic in request.fields["topics"]:
+        row = await _change(request, topic["name"], partial(_add_partitions, topic, only_check))
+        rows.append({"name": topic["name"], **row})
+    return {"results": rows}
+
+
+def _add_partitions(topic: Fields, only_check: bool, root: Root) -> None:
+    if topic["assignments"]:
+        raise _NotAllowed(Code.INVALID_REPLICA_ASSIGNMENT, "there are no replicas to assign")
+    opened = root.topic(topic["name"])
+    try:
+        (opened.plan_alter if only_check else opened.alter)(partitions=topic["count"])
+    except BadRequest as error:
+        raise _NotAllowed(Code.INVALID_PARTITIONS, str(error)) from None
+
+
+async def delete_records(request: ServedRequest) -> Fields:
+    topics = []
+    for topic in request.fields["topics"]:
+        before = {partition["partitionIndex"]: partition["offset"] for partition in topic["partitions"]}
+        row = await _change(request, topic["name"], partial(_delete_records, topic["name"], before))
+        code, starts = row.get("errorCode", Code.NONE), row.get("starts", {})
+        rows = [
+            {"partitionIndex": number, "lowWatermark": starts.get(number, -1), "errorCode": code} for number in before
+        ]
+        topics.append({"name": topic["name"], "partitions": rows})
+    return {"topics": topics}
+
+
+def _delete_records(name: str, before: dict[int, int], root: Root) -> Fields:
+    topic = root.topic(name)
+    try:
+        return {"starts": dict(topic.delete_records(before))}
+    except BadRequest as error:
+        raise _NotAllowed(Code.POLICY_VIOLATION, str(error)) from None
+    except NotFound as error:
+        exists = all(number in topic.bounds() for number in before)
+        code = Code.OFFSET_OUT_OF_RANGE if exists else Code.UNKNOWN_TOPIC_OR_PARTITION
+        raise _NotAllowed(code, str(error)) from None
+
+
+async def incremental_alter_configs(request: ServedRequest) -> Fields:
+    only_check = request.fields["validateOnly"]
+    rows = []
+    for resource in request.fields["resources"]:
+        refused = Code.TOPIC_AUTHORIZATION_FAILED
+        if resource["resourceType"] != TOPIC:
+            refused = Code.CLUSTER_AUTHORIZATION_FAILED
+        row = await _change(request, resource["resourceName"], partial(_alter, resource, only_check), refused)
+        place = {name: resource[name] for name in ("resourceType", "resourceName")}
+        rows.append({"errorCode": Code.NONE, **place, **row})
+    return {"responses": rows}
+
+
+def _alter(resource: Fields, only_check: bool, root: Root) -> None:
+    if resource["resourceType"] != TOPIC:
+        raise _NotAllowed(Code.INVALID_REQUEST, "only topics have configs here")
+    topic = root.topic(resource["resourceName"])
+    configs = topic.log.head(refresh=False).configs
+    changes: dict[str, object | None] = {}
+    for item in resource["configs"]:
+        name, value, operation = item["name"], item["value"], item["configOperation"]
+        if operation in (APPEND, SUBTRACT):
+            if name not in CONFIGS or CONFIGS[name].kind != "list":
+                raise _NotAllowed(Code.INVALID_CONFIG, f"{name} is not a list")
+            before = [word for word in configs.text(name).split(",") if word]
+            words = value.split(",")
+            after = [word for word in before if word not in words] + (words if operation == APPEND else [])
+            value = ",".join(after)
+        changes[name] = None if operation == DELETE else value
+    try:
+        (topic.plan_alter if only_check else topic.alter)(configs=changes)
+    except BadRequest as error:
+        raise _NotAllowed(Code.INVALID_CONFIG, str(error)) from None

@@ -1,0 +1,267 @@
+"""Appends of produced batches: all that arrive for a topic within a linger are one commit, or the next ones.
+
+One commit of a topic is under way at a time, and what arrives meanwhile goes into the next. A batch of an idempotent
+producer is judged by the state that its commit is based on (`producer_sequences`); where that was not the newest, all
+are judged again. A failure of unknown outcome is answered so that the client tries again: then the commits tell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from crc32c import crc32c
+
+from sparklog.errors import SparklogError, Unavailable
+from sparklog.format.append_file import WrittenSlice, build_index
+from sparklog.log.journal.names import append_path
+from sparklog.log.state.slices import FileSlices
+from sparklog.log.state.writer_runs import KafkaWriterKey, SequenceConflict
+from sparklog.log.topic.engine import TopicLog
+from sparklog.log.write.append_writer import AppendOutput, AppendTarget
+from sparklog.log.write.inline_records import tail_bytes, unwritten
+from sparklog.serve.addresses import Runner
+from sparklog.serve.batch_checks import ProducedBatch, Rejected, checked_batch
+from sparklog.serve.codes import Code, code_of
+from sparklog.serve.producer_sequences import LANDED, NEXT, OLD_EPOCH, judge, last_number, writer_id
+from sparklog.serve.served_log import ServedLog
+
+LINGER_SECONDS, BUCKET_LINGER_SECONDS = 0.005, 0.05
+COMMIT_BYTES = 64 << 20
+"""Of one commit, about: what is over waits for the next."""
+REMEMBERED = 10_000
+TRIES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ProduceAnswer:
+    """The answer to one batch. `time_ms`: of the commit, under LogAppendTime; else -1."""
+
+    code: Code = Code.NONE
+    base: int = -1
+    time_ms: int = -1
+    log_start: int = -1
+    message: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Item:
+    """A batch as it arrived, and once it is checked."""
+
+    partition: int
+    records: memoryview | None
+    version: int
+    answer: asyncio.Future[ProduceAnswer]
+    batch: ProducedBatch | None = None
+    result: ProduceAnswer | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self.records or b"")
+
+
+@dataclass(slots=True)
+class _Topic:
+    waiting: list[_Item] = field(default_factory=list)
+    worker: asyncio.Task[None] | None = None
+
+
+class Appends:
+    """Takes batches for the topics of a root."""
+
+    def __init__(self, log: ServedLog, run: Runner, linger_seconds: float | None = None) -> None:
+        self._log = log
+        self._run = run
+        root = log.root
+        assert root is not None
+        self._root = root
+        local = root.store.parallel_reads == 1
+        default = LINGER_SECONDS if local else BUCKET_LINGER_SECONDS
+        self._linger = default if linger_seconds is None else linger_seconds
+        self._topics: dict[str, _Topic] = {}
+        self._bases: OrderedDict[tuple[str, int, int, int, int], int] = OrderedDict()
+
+    def add(
+        self, topic: str, partition: int, records: memoryview | None, version: int
+    ) -> asyncio.Future[ProduceAnswer]:
+        """Take a batch; the future is done once it is durable, or refused."""
+        loop = asyncio.get_running_loop()
+        item = _Item(partition, records, version, loop.create_future())
+        queue = self._topics.setdefault(topic, _Topic())
+        queue.waiting.append(item)
+        if queue.worker is None or queue.worker.done():
+            queue.worker = loop.create_task(self._work(topic, queue))
+        return item.answer
+
+    async def _work(self, topic: str, queue: _Topic) -> None:
+        await asyncio.sleep(self._linger)
+        while queue.waiting:
+            items, nbytes = list[_Item](), 0
+            while queue.waiting and (not items or nbytes + queue.waiting[0].size <= COMMIT_BYTES):
+                nbytes += queue.waiting[0].size
+                items.append(queue.waiting.pop(0))
+            try:
+                await self._run(self._append, topic, items)
+            except SparklogError as error:
+                for item in items:
+                    item.result = item.result or ProduceAnswer(code_of(error), message=str(error))
+            self._log.poke()
+            for item in items:
+                if not item.answer.done():
+                    item.answer.set_result(item.result or ProduceAnswer(Code.UNKNOWN_SERVER_ERROR))
+
+    # -- in a thread
+
+    def _append(self, topic: str, items: Sequence[_Item]) -> None:
+        """Check batches and commit those that can be; each gets its result."""
+        log = self._root.topic(topic).log
+        for _ in range(TRIES):
+            target = log.append_target()
+            head = log.head(refresh=False)
+            now_ms, numbers = self._root.env.wall_ms(), dict[str, int | None]()
+            taken: list[tuple[_Item, ProducedBatch]] = []
+            for item in items:
+                if item.result is None:
+                    self._check(item, target, now_ms)
+                if (
+                    item.result is None
+                    and item.batch is not None
+                    and self._is_next(topic, item, head.registry, numbers)
+                ):
+                    taken.append((item, item.batch))
+            if not taken:
+                return
+            keys = tuple(
+                KafkaWriterKey(
+                    id_, number, _batch_of(head.registry, id_), sum(_count(id_, batch) for _, batch in taken)
+                )
+                for id_, number in numbers.items()
+                if number is not None
+            )
+            try:
+                self._commit(topic, log, target, taken, keys)
+            except SequenceConflict:
+                continue
+            if all(item.result is not None for item in items):
+                return
+        raise Unavailable(f"producers of topic '{topic}' write by several servers at once: try again")
+
+    @staticmethod
+    def _check(item: _Item, target: AppendTarget, now_ms: int) -> None:
+        if not 0 <= item.partition < target.partitions:
+            item.result = ProduceAnswer(Code.UNKNOWN_TOPIC_OR_PARTITION)
+            return
+        try:
+            if item.batch is None:
+                item.batch = checked_batch(item.partition, item.records, target.configs, now_ms, item.version)
+        except Rejected as error:
+            item.result = ProduceAnswer(error.code, message=str(error))
+
+    def _is_next(self, topic: str, item: _Item, registry: object, numbers: dict[str, int | None]) -> bool:
+        """Judge a batch after those before it in the same commit; `numbers`: the last ones by writer."""
+        batch = item.batch
+        assert batch is not None
+        if not batch.is_idempotent:
+            return True
+        header, id_ = batch.header, writer_id(batch.header.producer_id, batch.partition)
+        last = numbers.get(id_)
+        if last is None:
+            last = last_number(registry, header.producer_id, batch.partition)  # type: ignore[arg-type]
+        verdict = judge(last, header)
+        if verdict.kind == LANDED and id_ in numbers:
+            # A retry of what is in this very commit: it is judged once that has landed, or has not.
+            return False
+        if verdict.kind == NEXT:
+            numbers[id_] = verdict.number
+            return True
+        if verdict.kind == LANDED:
+            base = self._bases.get(_place(topic, batch))
+            code = Code.DUPLICATE_SEQUENCE_NUMBER if base is None else Code.NONE
+            item.result = ProduceAnswer(code, -1 if base is None else base)
+        else:
+            old = verdict.kind == OLD_EPOCH
+            item.result = ProduceAnswer(Code.INVALID_PRODUCER_EPOCH if old else Code.OUT_OF_ORDER_SEQUENCE_NUMBER)
+        return False
+
+    def _commit(
+        self,
+        topic: str,
+        log: TopicLog,
+        target: AppendTarget,
+        taken: Sequence[tuple[_Item, ProducedBatch]],
+        keys: tuple[KafkaWriterKey, ...],
+    ) -> None:
+        by_partition: dict[int, list[ProducedBatch]] = {}
+        inside: list[int] = []
+        for _, batch in taken:
+            before = by_partition.setdefault(batch.partition, [])
+            inside.append(sum(other.header.count for other in before))
+            batch.data[:8] = inside[-1].to_bytes(8, "big")
+            before.append(batch)
+        file = _file(log, target, by_partition)
+        outcome = log.commit_append([file], target, kafka_writers=keys)
+        starts = log.head(refresh=False).log_start
+        for (item, batch), offset in zip(taken, inside, strict=True):
+            base = outcome.base[batch.partition] + offset
+            time_ms = outcome.time_ms if target.configs.log_append_time else -1
+            item.result = ProduceAnswer(Code.NONE, base, time_ms, int(starts[batch.partition]))
+            if batch.is_idempotent:
+                self._bases[_place(topic, batch)] = base
+        while len(self._bases) > REMEMBERED:
+            self._bases.popitem(last=False)
+
+
+def _place(topic: str, batch: ProducedBatch) -> tuple[str, int, int, int, int]:
+    header = batch.header
+    return topic, batch.partition, header.producer_id, header.producer_epoch, header.base_sequence
+
+
+def _batch_of(registry: object, id_: str) -> int | None:
+    entry = registry.get(id_)  # type: ignore[attr-defined]
+    return None if entry is None else int(entry.batch)
+
+
+def _count(id_: str, batch: ProducedBatch) -> int:
+    return batch.header.count if writer_id(batch.header.producer_id, batch.partition) == id_ else 0
+
+
+def _file(log: TopicLog, target: AppendTarget, by_partition: dict[int, list[ProducedBatch]]) -> FileSlices:
+    """Return the batches as a file of a slice for each partition: written, or not where it is to go into the commit."""
+    slices = [_slice(partition, batches) for partition, batches in sorted(by_partition.items())]
+    parts = [batch.data for _, batches in sorted(by_partition.items()) for batch in batches]
+    small = all(one.index is None for one in slices)
+    if small and tail_bytes(len(slices), sum(map(len, parts))) <= target.inline_bytes:
+        return unwritten(slices, b"".join(parts))
+    output = AppendOutput(target.store, target.topic, append_path(target.read_version, log.env.new_id()))
+    try:
+        output.write(*parts)
+        for one in slices:
+            output.end_slice(one)
+        return output.close()
+    except BaseException:
+        output.discard()
+        raise
+
+
+def _slice(partition: int, batches: Sequence[ProducedBatch]) -> WrittenSlice:
+    sizes = np.array([len(batch.data) for batch in batches], np.int64)
+    counts = np.array([batch.header.count for batch in batches], np.int64)
+    times = np.array([batch.max_ts for batch in batches], np.int64)
+    crc, flags = 0, 0
+    for batch in batches:
+        crc, flags = crc32c(batch.data, crc), flags | int(batch.flags)
+    nbytes, records = int(sizes.sum()), int(counts.sum())
+    return WrittenSlice(
+        partition=partition,
+        nbytes=nbytes,
+        offsets=records,
+        records=records,
+        min_ts=min(batch.min_ts for batch in batches),
+        max_ts=int(times.max()),
+        crc=crc,
+        flags=flags,
+        index=build_index(np.cumsum(sizes) - sizes, np.cumsum(counts) - counts, times, nbytes),
+    )

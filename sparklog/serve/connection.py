@@ -1,0 +1,176 @@
+"""One connection: frames in, requests to their handlers, responses out, in the order of the requests.
+
+A request is four bytes of length, a header and a message. A client that sends anything else is dropped with one line
+of log: its bytes have no end that could be found again. A request is answered before the next one is read, but for
+Produce, of which several may be under way: a producer sends the next batch before it hears of the last one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+from collections.abc import Awaitable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+from sparklog.errors import Corrupt, SparklogError
+from sparklog.format.coordinators.message_schema import Fields, message
+from sparklog.serve.apis.api_versions import versions
+from sparklog.serve.apis.table import API_VERSIONS, APIS, PRODUCE, SASL_AUTHENTICATE, SASL_HANDSHAKE, Api
+from sparklog.serve.codec import FOLDER, MessageBytes, is_flexible, read_message, skip_tagged_fields, write_message
+from sparklog.serve.codes import Code
+from sparklog.serve.handlers import HANDLERS
+from sparklog.serve.services import Client, ServedRequest, Services
+
+_LOG = logging.getLogger("sparklog.serve")
+_SIZE = struct.Struct(">i")
+_HEADER = struct.Struct(">hhi")
+LEAST_REQUEST = _HEADER.size
+PRODUCES_UNDER_WAY = 5
+BEFORE_LOGIN = (API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE)
+WRITE_BYTES = 256 << 10
+"""Handed to a connection at once: what it cannot send is copied, and waits in memory."""
+
+
+class Refused(Exception):  # noqa: N818
+    """A reason to drop a connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A request's header."""
+
+    api: Api
+    version: int
+    correlation: int
+
+
+class Connection:
+    """A client that is connected; `run` serves it until it leaves. `last` is when it was last heard of (loop time)."""
+
+    def __init__(self, services: Services, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._services = services
+        self._reader = reader
+        self._writer = writer
+        peer = writer.get_extra_info("peername")
+        self.client = Client("?" if not peer else f"{peer[0]}:{peer[1]}")
+        self.last = asyncio.get_running_loop().time()
+        self._produces: asyncio.Queue[tuple[_Call, asyncio.Task[Fields | None]]] = asyncio.Queue(PRODUCES_UNDER_WAY)
+
+    def close(self) -> None:
+        self._writer.transport.abort()
+
+    async def run(self) -> None:
+        answers = asyncio.create_task(self._answer_produces())
+        try:
+            while True:
+                size = _SIZE.unpack(await self._reader.readexactly(_SIZE.size))[0]
+                if not LEAST_REQUEST <= size <= self._services.limits.request_bytes:
+                    limit = self._services.limits.request_bytes
+                    raise Refused(f"expected a request of {LEAST_REQUEST} to {limit} bytes, found {size}")
+                await self._services.memory.take(size)
+                task = None
+                try:
+                    task = await self._serve(await self._reader.readexactly(size))
+                finally:
+                    if task is None:
+                        self._services.memory.give_back(size)
+                    else:
+                        task.add_done_callback(partial(self._give_back, size))
+        except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
+            pass
+        except (Refused, Corrupt) as error:
+            _LOG.warning("dropped %s: %s", self.client, error)
+        except Exception:  # noqa: BLE001 - one client's request must not end the server
+            _LOG.exception("dropped %s for an error of this server", self.client)
+        finally:
+            answers.cancel()
+            with suppress(asyncio.CancelledError):
+                await answers
+            self._writer.close()
+            with suppress(ConnectionError, TimeoutError, OSError):
+                await self._writer.wait_closed()
+
+    def _give_back(self, size: int, _: object) -> None:
+        self._services.memory.give_back(size)
+
+    async def _serve(self, data: bytes) -> asyncio.Task[Fields | None] | None:
+        """Answer a request; return what is under way if it is not answered yet."""
+        self.last = asyncio.get_running_loop().time()
+        key, version, correlation = _HEADER.unpack_from(data)
+        api = APIS.get(key)
+        if api is None or key not in HANDLERS:
+            raise Refused(f"expected an API that is served, found number {key}")
+        call = _Call(api, version, correlation)
+        if not api.lowest <= version <= api.highest:
+            if key != API_VERSIONS:
+                raise Refused(f"{api.name} is served in versions {api.lowest} to {api.highest}, found {version}")
+            # The client learns what is served, and asks again.
+            await self._answer(_Call(api, 0, correlation), versions(Code.UNSUPPORTED_VERSION))
+            return None
+        if self._services.users is not None and self.client.user is None and key not in BEFORE_LOGIN:
+            raise Refused(f"expected an authentication, found {api.name}")
+        request = self._read(call, data)
+        self._services.metrics.count(api.name)
+        if key == PRODUCE:
+            task = asyncio.create_task(self._handled(call, request))
+            await self._produces.put((call, task))
+            return task
+        await self._produces.join()
+        await self._answer(call, await self._handled(call, request))
+        return None
+
+    def _read(self, call: _Call, data: bytes) -> ServedRequest:
+        name = f"{call.api.name}Request"
+        flexible = is_flexible(message(FOLDER, name), call.version)
+        # The client's id has an old string's length in every version: a field with rules of its own.
+        header, position = read_message("RequestHeader", 1, data)
+        position = skip_tagged_fields(data, position) if flexible else position
+        self.client.name = (header["clientId"] or "")[:100]
+        fields, end = read_message(name, call.version, data, position)
+        if end != len(data):
+            raise Refused(f"{name} of version {call.version} ends after {end} bytes, found {len(data)}")
+        return ServedRequest(self._services, self.client, call.version, fields)
+
+    async def _handled(self, call: _Call, request: ServedRequest) -> Fields | None:
+        try:
+            return await HANDLERS[call.api.key](request)
+        except SparklogError as error:
+            raise Refused(f"{call.api.name} cannot be answered: {error}") from error
+
+    async def _answer_produces(self) -> None:
+        while True:
+            call, task = await self._produces.get()
+            try:
+                await self._answer(call, await task)
+            except (Refused, ConnectionError) as error:
+                _LOG.warning("dropped %s: %s", self.client, error)
+                self.close()
+            finally:
+                self._produces.task_done()
+
+    async def _answer(self, call: _Call, fields: Fields | None) -> None:
+        if fields is None:
+            return
+        output, name = MessageBytes(), f"{call.api.name}Response"
+        # The header of ApiVersions is never flexible: its reader does not know yet what it talks to.
+        flexible = call.api.key != API_VERSIONS and is_flexible(message(FOLDER, name), call.version)
+        write_message("ResponseHeader", int(flexible), {"correlationId": call.correlation}, output)
+        write_message(name, call.version, fields, output)
+        parts = output.finish()
+        size = sum(map(len, parts))
+        self._services.metrics.sent_bytes += size
+        self._writer.write(_SIZE.pack(size))
+        for part in parts:
+            await self._send(memoryview(part))
+        await self._drained()
+
+    async def _send(self, part: memoryview) -> None:
+        for start in range(0, len(part), WRITE_BYTES):
+            self._writer.write(part[start : start + WRITE_BYTES])
+            await self._drained()
+
+    def _drained(self) -> Awaitable[None]:
+        return self._writer.drain()

@@ -1,0 +1,157 @@
+"""The groups that this server coordinates: which ones are its own, their offsets, and their signs of life.
+
+A group belongs to the server whose address its journal names, while that one answers; else to the server that is asked.
+Servers that were told of each other (`--advertise`) so agree without a word between them. Servers that were not fence
+each other by generations, as any two members of a group do.
+
+Offsets of members that commit while an entry is written go into the next entry together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+
+from sparklog.errors import Fenced, SparklogError
+from sparklog.groups.group import STABLE, Group, Membership
+from sparklog.groups.group_state import OffsetAndMetadata
+from sparklog.log.topic.root import Root
+from sparklog.serve.addresses import Address, Runner
+from sparklog.serve.codes import Code
+from sparklog.serve.group_members import GroupError, GroupMembers
+
+_LOG = logging.getLogger("sparklog.serve")
+INSTANCE = "serve@"
+SESSION_MS = 45_000
+ALIVE_SECONDS = 5.0
+ANSWER_SECONDS = 1.0
+Positions = dict[str, dict[int, OffsetAndMetadata]]
+
+
+class Coordinator:
+    """See the module. `nodes`: the servers of the root, this one first."""
+
+    def __init__(self, root: Root, nodes: tuple[Address, ...], run: Runner) -> None:
+        self.root = root
+        self._nodes = nodes
+        self.run = run
+        self._groups: dict[str, GroupMembers] = {}
+        self._commits: dict[str, _Commits] = {}
+
+    def group(self, name: str) -> Group:
+        """Return the group's journal. `BadRequest` for a name that no group can have."""
+        return Group(self.root, name)
+
+    def members(self, name: str) -> GroupMembers:
+        """Return the members of a group, none if this server has not heard of it."""
+        if name not in self._groups:
+            self._groups[name] = GroupMembers(name, lambda: self._begin(name), self.root.env.new_id)
+        return self._groups[name]
+
+    def held(self, name: str) -> GroupMembers | None:
+        """Return the members of a group that has some here."""
+        members = self._groups.get(name)
+        return members if members is not None and members.members else None
+
+    async def _begin(self, name: str) -> Membership:
+        instance = f"{INSTANCE}{self._nodes[0]}"
+        membership: Membership = await self.run(lambda: self.group(name).join(instance, session_timeout_ms=SESSION_MS))
+        return membership
+
+    async def owner(self, name: str) -> Address:
+        """Return the server that coordinates a group."""
+        if self.held(name) is not None or len(self._nodes) == 1:
+            return self._nodes[0]
+        description = await self.run(self.group(name).description)
+        for node in self._nodes[1:]:
+            if description.state == STABLE and description.instance == f"{INSTANCE}{node}" and await _answers(node):
+                return node
+        return self._nodes[0]
+
+    async def check_owner(self, name: str) -> None:
+        """Raise `GroupError` if another server coordinates the group."""
+        if await self.owner(name) != self._nodes[0]:
+            raise GroupError(Code.NOT_COORDINATOR)
+
+    async def commit(self, name: str, offsets: Positions) -> None:
+        """Commit offsets of members of this server's. Raises as `Membership.commit`."""
+        members = self.members(name)
+        if members.membership is None:
+            raise Fenced(f"group '{name}' has no member here")
+        commits = self._commits.setdefault(name, _Commits())
+        await commits.add(members.membership, offsets, self.run)
+
+    def give_up(self, name: str) -> None:
+        """Forget the members of a group that was taken over: they join again, here or elsewhere."""
+        members = self._groups.pop(name, None)
+        if members is not None:
+            _LOG.warning("group %s was taken over by another member: its members here join again", name)
+            members.close(Code.UNKNOWN_MEMBER_ID)
+
+    async def keep_alive(self) -> None:
+        """Give signs of life of all groups with members, for ever; forget empty ones."""
+        while True:
+            await asyncio.sleep(ALIVE_SECONDS)
+            for name, members in list(self._groups.items()):
+                membership = members.membership
+                if not members.members and members.membership is None and not members.lock.locked():
+                    self._groups.pop(name, None)
+                    self._commits.pop(name, None)
+                elif membership is not None:
+                    try:
+                        await self.run(membership.keep_alive)
+                    except Fenced:
+                        if members.membership is membership:
+                            self.give_up(name)
+                    except SparklogError as error:
+                        _LOG.warning("group %s: no sign of life could be written: %s", name, error)
+
+    def close(self) -> None:
+        for members in self._groups.values():
+            members.close(Code.NOT_COORDINATOR)
+
+
+class _Commits:
+    """Commits of one group: one entry is being written, what comes meanwhile is the next."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Membership, Positions, asyncio.Future[None]]] = []
+        self._writer: asyncio.Task[None] | None = None
+
+    async def add(self, membership: Membership, offsets: Positions, run: Runner) -> None:
+        done = asyncio.get_running_loop().create_future()
+        self._waiting.append((membership, offsets, done))
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.create_task(self._write(run))
+        await done
+
+    async def _write(self, run: Runner) -> None:
+        while self._waiting:
+            membership = self._waiting[0][0]
+            batch = [item for item in self._waiting if item[0] is membership]
+            self._waiting = [item for item in self._waiting if item[0] is not membership]
+            offsets: Positions = {}
+            for _, positions, _ in batch:
+                for topic, rows in positions.items():
+                    offsets.setdefault(topic, {}).update(rows)
+            error: BaseException | None = None
+            try:
+                await run(lambda held=membership, taken=offsets: held.commit(taken))
+            except SparklogError as failure:
+                error = failure
+            for _, _, done in batch:
+                if not done.done():
+                    if error is None:
+                        done.set_result(None)
+                    else:
+                        done.set_exception(error)
+
+
+async def _answers(node: Address) -> bool:
+    """Return True if something listens at an address."""
+    with suppress(OSError, asyncio.TimeoutError):
+        _, writer = await asyncio.wait_for(asyncio.open_connection(node.host, node.port), ANSWER_SECONDS)
+        writer.close()
+        return True
+    return False

@@ -1,0 +1,409 @@
+"""The members of one consumer group, in memory: Kafka's classic protocol, in which clients compute the assignment.
+
+| state               | a member that joins                | all others                                             |
+|---------------------|------------------------------------|--------------------------------------------------------|
+| Empty               | begins a rebalance                 |                                                        |
+| PreparingRebalance  | waits until all have joined again  | a heartbeat says so; who does not join again is removed |
+| CompletingRebalance | waits for what the leader assigns  | the same in SyncGroup                                  |
+| Stable              | begins a rebalance, if it is new   | heartbeats, commits                                    |
+
+A rebalance ends in an entry of the group's journal, whose number of the generation is the clients': another server that
+takes the group over does it by the next one, and what members of this one commit from then on is refused. Nothing else
+of a member is written down.
+
+Members that share the group's partitions natively, by its journal, are another protocol: while they are there, clients
+that join are refused with INCONSISTENT_GROUP_PROTOCOL.
+
+Left out: a static member that comes back is joined by a rebalance, as any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+from sparklog.errors import Conflict, SparklogError
+from sparklog.groups.group import Membership
+from sparklog.serve.codes import Code
+
+EMPTY, PREPARING, COMPLETING, STABLE = "Empty", "PreparingRebalance", "CompletingRebalance", "Stable"
+FIRST_DELAY = 0.1
+"""Seconds that the first member of a group waits for others."""
+MAX_MEMBERS = 10_000
+_LOG = logging.getLogger("sparklog.serve")
+
+
+class GroupError(Exception):
+    """A request of a member that is answered with a code; `member`: the id that it is to come back with."""
+
+    def __init__(self, code: Code, member: str = "") -> None:
+        super().__init__(code.name)
+        self.code = code
+        self.member = member
+
+
+@dataclass(frozen=True, slots=True)
+class JoinDetails:
+    """Details that a member joins with. `protocols`: name and metadata of each assignor, the preferred one first."""
+
+    member: str
+    instance: str | None
+    client: str
+    host: str
+    session_ms: int
+    rebalance_ms: int
+    kind: str
+    protocols: tuple[tuple[str, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The answer to a member that has joined; `members` (id, instance, metadata) is for the leader alone."""
+
+    generation: int
+    protocol: str
+    leader: str
+    member: str
+    members: tuple[tuple[str, str | None, bytes], ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class MemberState:
+    """A member: what it joined with, what it was assigned, and the requests of it that wait."""
+
+    details: JoinDetails
+    assignment: bytes = b""
+    joining: asyncio.Future[Joined] | None = None
+    syncing: asyncio.Future[bytes] | None = None
+    expiry: asyncio.TimerHandle | None = None
+
+    @property
+    def id(self) -> str:
+        return self.details.member
+
+    def fail(self, code: Code) -> None:
+        """Answer what waits with an error."""
+        for waiting in (self.joining, self.syncing):
+            if waiting is not None and not waiting.done():
+                waiting.set_exception(GroupError(code))
+                # A client that has left does not ask for it.
+                waiting.exception()
+        self.joining = self.syncing = None
+
+    def metadata(self, protocol: str) -> bytes:
+        return dict(self.details.protocols).get(protocol, b"")
+
+
+@dataclass(slots=True)
+class GroupMembers:
+    """See the module. `begin` enters the next generation in the journal; `new_id` makes ids of members."""
+
+    id: str
+    begin: Callable[[], Awaitable[Membership]]
+    new_id: Callable[[], str]
+    state: str = EMPTY
+    membership: Membership | None = None
+    members: dict[str, MemberState] = field(default_factory=dict)
+    protocol: str = ""
+    leader: str = ""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _pending: dict[str, asyncio.TimerHandle] = field(default_factory=dict)
+    _deadline: asyncio.TimerHandle | None = None
+    _settling: bool = False
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    @property
+    def generation(self) -> int:
+        return self.membership.generation if self.membership is not None else -1
+
+    @property
+    def kind(self) -> str:
+        return next((member.details.kind for member in self.members.values()), "")
+
+    # -- requests of members
+
+    async def join(self, details: JoinDetails, *, id_first: bool) -> Joined:
+        """Join, and wait for the rebalance. `id_first`: a member without an id is given one, to come back with.
+
+        Raises `GroupError`.
+        """
+        async with self.lock:
+            member = self._entering(details, id_first)
+            if self.state in (STABLE, COMPLETING) and self._goes_on(member, details):
+                return self._joined(member)
+            member.details = details if details.member else member.details
+            member.fail(Code.UNKNOWN_MEMBER_ID)
+            waiting: asyncio.Future[Joined] = asyncio.get_running_loop().create_future()
+            member.joining = waiting
+            self._stop_timer(member)
+            if self.state != PREPARING:
+                self._prepare(first=self.state == EMPTY)
+            self._maybe_complete()
+        return await waiting
+
+    async def sync(self, member_id: str, generation: int, instance: str | None, given: dict[str, bytes]) -> bytes:
+        """Take the leader's assignments, or wait for them; return the member's own."""
+        member = self.checked(member_id, generation, instance)
+        if self.state == PREPARING:
+            raise GroupError(Code.REBALANCE_IN_PROGRESS)
+        self.touch(member)
+        if self.state == STABLE:
+            return member.assignment
+        if member_id != self.leader:
+            waiting: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+            member.syncing = waiting
+            return await waiting
+        self.state = STABLE
+        for other in self.members.values():
+            other.assignment = given.get(other.id, b"")
+            if other.syncing is not None and not other.syncing.done():
+                other.syncing.set_result(other.assignment)
+                other.syncing = None
+                self.touch(other)
+        return member.assignment
+
+    def heartbeat(self, member_id: str, generation: int, instance: str | None) -> Code:
+        try:
+            member = self.checked(member_id, generation, instance)
+        except GroupError as error:
+            return error.code
+        self.touch(member)
+        return Code.REBALANCE_IN_PROGRESS if self.state == PREPARING else Code.NONE
+
+    async def leave(self, member_id: str, instance: str | None) -> Code:
+        async with self.lock:
+            if instance is not None and not member_id:
+                member = next((one for one in self.members.values() if one.details.instance == instance), None)
+            else:
+                member = self.members.get(member_id)
+            if member is None:
+                timer = self._pending.pop(member_id, None)
+                if timer is None:
+                    return Code.UNKNOWN_MEMBER_ID
+                timer.cancel()
+                return Code.NONE
+            if instance is not None and member.details.instance != instance:
+                return Code.FENCED_INSTANCE_ID
+            self._remove(member)
+            return Code.NONE
+
+    def checked(self, member_id: str, generation: int, instance: str | None) -> MemberState:
+        """Return the member. `GroupError` if it is not one, or speaks of another generation."""
+        member = self.members.get(member_id)
+        if instance is not None:
+            holder = next((one for one in self.members.values() if one.details.instance == instance), None)
+            if holder is not None and holder is not member:
+                raise GroupError(Code.FENCED_INSTANCE_ID)
+        if member is None:
+            raise GroupError(Code.UNKNOWN_MEMBER_ID)
+        if generation != self.generation:
+            raise GroupError(Code.ILLEGAL_GENERATION)
+        return member
+
+    def touch(self, member: MemberState) -> None:
+        """Begin the member's session timeout again."""
+        self._stop_timer(member)
+        loop = asyncio.get_running_loop()
+        member.expiry = loop.call_later(member.details.session_ms / 1000, self._expire, member)
+
+    def close(self, code: Code) -> None:
+        """Give up all members: another one has the group."""
+        for member in self.members.values():
+            self._stop_timer(member)
+            member.fail(code)
+        self.members.clear()
+        self._forget_deadline()
+        self.state, self.membership = EMPTY, None
+
+    # -- joining
+
+    def _entering(self, details: JoinDetails, id_first: bool) -> MemberState:
+        """Return the member that joins, a new one where it is new."""
+        self._check_protocols(details)
+        holder = None
+        if details.instance is not None:
+            holder = next((one for one in self.members.values() if one.details.instance == details.instance), None)
+        if details.member:
+            timer = self._pending.pop(details.member, None)
+            if timer is not None:
+                timer.cancel()
+                return self._new(details)
+            if holder is not None and holder.id != details.member:
+                raise GroupError(Code.FENCED_INSTANCE_ID)
+            if details.member not in self.members:
+                raise GroupError(Code.UNKNOWN_MEMBER_ID)
+            return self.members[details.member]
+        if len(self.members) + len(self._pending) >= MAX_MEMBERS:
+            raise GroupError(Code.GROUP_MAX_SIZE_REACHED)
+        new_id = f"{details.instance or details.client or 'member'}-{self.new_id()}"
+        if details.instance is None and id_first:
+            loop = asyncio.get_running_loop()
+            self._pending[new_id] = loop.call_later(details.session_ms / 1000, self._pending.pop, new_id, None)
+            raise GroupError(Code.MEMBER_ID_REQUIRED, new_id)
+        if holder is not None:
+            # The instance came back as another process: the one before it is told so.
+            holder.fail(Code.FENCED_INSTANCE_ID)
+            self._stop_timer(holder)
+            del self.members[holder.id]
+        return self._new(replace(details, member=new_id))
+
+    def _new(self, details: JoinDetails) -> MemberState:
+        member = self.members[details.member] = MemberState(details)
+        return member
+
+    def _check_protocols(self, details: JoinDetails) -> None:
+        others = [member for member in self.members.values() if member.id != details.member]
+        names = {name for name, _ in details.protocols}
+        if not names or not details.kind:
+            raise GroupError(Code.INCONSISTENT_GROUP_PROTOCOL)
+        for member in others:
+            names &= {name for name, _ in member.details.protocols}
+            if not names or member.details.kind != details.kind:
+                raise GroupError(Code.INCONSISTENT_GROUP_PROTOCOL)
+
+    def _goes_on(self, member: MemberState, details: JoinDetails) -> bool:
+        """Return True if a member asks again for what it has: its answer may have been lost."""
+        same = details.member == member.id and member.details.protocols == details.protocols
+        return (
+            same
+            and member.joining is None
+            and member.expiry is not None
+            and (self.state == COMPLETING or member.id != self.leader)
+        )
+
+    def _joined(self, member: MemberState) -> Joined:
+        rows: Iterator[tuple[str, str | None, bytes]] = (
+            (one.id, one.details.instance, one.metadata(self.protocol)) for one in self.members.values()
+        )
+        members = tuple(rows) if member.id == self.leader else ()
+        return Joined(self.generation, self.protocol, self.leader, member.id, members)
+
+    # -- rebalances
+
+    def _prepare(self, *, first: bool = False) -> None:
+        self.state = PREPARING
+        for member in self.members.values():
+            if member.syncing is not None and not member.syncing.done():
+                member.syncing.set_exception(GroupError(Code.REBALANCE_IN_PROGRESS))
+            member.syncing = None
+        self._forget_deadline()
+        loop = asyncio.get_running_loop()
+        self._settling = first
+        seconds = (
+            FIRST_DELAY
+            if first
+            else max((member.details.rebalance_ms for member in self.members.values()), default=0) / 1000
+        )
+        self._deadline = loop.call_later(seconds, self._start, self._end_of_wait)
+
+    def _start(self, work: Callable[[], Awaitable[None]]) -> None:
+        async def run() -> None:
+            await work()
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _end_of_wait(self) -> None:
+        async with self.lock:
+            if self.state != PREPARING:
+                return
+            if self._settling:
+                self._settling = False
+                self._prepare()
+                self._maybe_complete()
+                return
+            for member in [member for member in self.members.values() if member.joining is None]:
+                self._stop_timer(member)
+                del self.members[member.id]
+            await self._complete()
+
+    def _maybe_complete(self) -> None:
+        if self.state == PREPARING and not self._settling and self._all_joined():
+            self._start(self._complete_locked)
+
+    def _all_joined(self) -> bool:
+        return all(member.joining is not None for member in self.members.values())
+
+    async def _complete_locked(self) -> None:
+        async with self.lock:
+            if self.state == PREPARING and self._all_joined():
+                await self._complete()
+
+    async def _complete(self) -> None:
+        """End the rebalance: the next generation is entered in the journal, and all are answered."""
+        self._forget_deadline()
+        if not self.members:
+            await self._leave_journal()
+            return
+        try:
+            self.membership = await self.begin()
+        except Conflict as conflict:
+            _LOG.warning("group %s: %s", self.id, conflict)
+            self.close(Code.INCONSISTENT_GROUP_PROTOCOL)
+            return
+        except SparklogError as error:
+            _LOG.warning("group %s: a rebalance could not be written, members try again: %s", self.id, error)
+            for member in self.members.values():
+                member.fail(Code.COORDINATOR_NOT_AVAILABLE)
+                self.touch(member)
+            self._prepare()
+            return
+        self.protocol = self._elected()
+        if self.leader not in self.members:
+            self.leader = next(iter(self.members))
+        self.state = COMPLETING
+        for member in self.members.values():
+            member.assignment = b""
+            if member.joining is not None and not member.joining.done():
+                member.joining.set_result(self._joined(member))
+            member.joining = None
+            self.touch(member)
+
+    async def _leave_journal(self) -> None:
+        self.state, self.leader = EMPTY, ""
+        membership, self.membership = self.membership, None
+        if membership is not None:
+            try:
+                await asyncio.get_running_loop().run_in_executor(None, membership.leave)
+            except SparklogError as error:
+                _LOG.warning("group %s: its end could not be written, it ends by its timeout: %s", self.id, error)
+
+    def _elected(self) -> str:
+        """Return the assignor that all have and most prefer."""
+        common = set.intersection(*({name for name, _ in one.details.protocols} for one in self.members.values()))
+        votes = Counter(
+            next(name for name, _ in member.details.protocols if name in common) for member in self.members.values()
+        )
+        return max(sorted(votes), key=lambda name: votes[name])
+
+    def _remove(self, member: MemberState) -> None:
+        self._stop_timer(member)
+        member.fail(Code.UNKNOWN_MEMBER_ID)
+        self.members.pop(member.id, None)
+        if not self.members:
+            self._forget_deadline()
+            self.state = PREPARING
+            self._start(self._complete_locked)
+        elif self.state in (STABLE, COMPLETING):
+            self._prepare()
+        else:
+            self._maybe_complete()
+
+    def _expire(self, member: MemberState) -> None:
+        if self.members.get(member.id) is member and member.joining is None:
+            _LOG.info("group %s: %s was silent for its session timeout", self.id, member.id)
+            self._remove(member)
+
+    def _stop_timer(self, member: MemberState) -> None:
+        if member.expiry is not None:
+            member.expiry.cancel()
+            member.expiry = None
+
+    def _forget_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None

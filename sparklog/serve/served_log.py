@@ -1,0 +1,188 @@
+"""The log that is served, a root's or a Kafka directory's, as threads and waiting fetches use it.
+
+A view is not safe between threads: looks at it and plans take turns, reads of files do not. A fetch at the end waits
+here. One task looks at all topics that are waited for, as often as the view says, and whenever this process commits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from sparklog.errors import NotFound, SparklogError
+from sparklog.log.journal.clocks import Moment
+from sparklog.log.journal.names import is_topic_name
+from sparklog.log.state.view import Bounds, LogView, OffsetRange, PartitionSize, ReadPart, TimestampOffset
+from sparklog.log.topic.root import Root
+
+LISTING_MS = 1_000
+"""A list of topics is believed so long where it costs round trips: tools ask for it again and again."""
+Ends = Mapping[int, Bounds]
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    seen: Mapping[str, Ends]
+    changed: asyncio.Future[None]
+
+
+class ServedLog:
+    """Topics to read. `root` is None for a Kafka directory; `topic`: the only one that is served, None: all."""
+
+    def __init__(self, view: LogView, root: Root | None, topic: str | None) -> None:
+        self.root = root
+        self.location = view.location
+        self._view = view
+        self._topic = topic
+        self._is_far = root is None or root.store.parallel_reads > 1
+        self._lock = threading.RLock()
+        self._bounds: dict[str, Ends] = {}
+        self._listed: tuple[Moment, list[str]] | None = None
+        self._waiters: set[_Waiter] = set()
+        self._watch: asyncio.Task[None] | None = None
+        self._pause: asyncio.Future[None] | None = None
+
+    @property
+    def env(self) -> Any:
+        return self._view.env
+
+    # -- looking, in threads
+
+    def topics(self) -> list[str]:
+        """Return the names of all topics that are served."""
+        if self._topic is not None:
+            return [self._topic]
+        with self._lock:
+            if not self._is_far or self._listed is None or self.env.now().elapsed_ms(self._listed[0]) > LISTING_MS:
+                # A topic that cannot be read is left out: its own requests name the error.
+                listed = self._view.topics() if self.root is None else self.root.topics([])
+                self._listed = self.env.now(), listed
+            return self._listed[1]
+
+    def serves(self, topic: str) -> bool:
+        """Return True if a topic of this name may be served."""
+        return is_topic_name(topic) and self._topic in (None, topic)
+
+    def forget_listing(self) -> None:
+        with self._lock:
+            self._listed = None
+
+    def look(self, topics: Collection[str]) -> dict[str, Ends]:
+        """Take a new look, and return the bounds of the topics that exist."""
+        names = [name for name in topics if self.serves(name)]
+        with self._lock:
+            try:
+                self._view.refresh(names)
+            except NotFound:
+                names = [name for name in names if self._exists(name)]
+            looked = {name: self._view.bounds(name) for name in names}
+            for name in topics:
+                self._bounds.pop(name, None)
+            self._bounds.update(looked)
+            return looked
+
+    def _exists(self, name: str) -> bool:
+        with suppress(NotFound):
+            self._view.refresh([name])
+            return True
+        return False
+
+    def bounds(self, topic: str) -> Ends:
+        """Return the bounds as they were seen last; empty if there was no such topic."""
+        with self._lock:
+            return self._bounds.get(topic) or self.look([topic]).get(topic, {})
+
+    def topic_id(self, topic: str) -> str:
+        with self._lock:
+            return self._view.topic_id(topic)
+
+    def plan(self, offsets: OffsetRange, isolation: str, nbytes: int) -> tuple[ReadPart | None, int]:
+        """Plan the first part of a range, of about so many stored bytes; and where the part ends.
+
+        None: the range is empty, or holds nothing that is visible.
+        """
+        with self._lock:
+            stop = min(max(self._view.stored([offsets])[0].at_bytes(nbytes)[0], offsets.start + 1), offsets.end)
+            parts = self._view.plan([OffsetRange(offsets.topic, offsets.partition, offsets.start, stop)], isolation)
+            return (parts[0] if parts else None), stop
+
+    def offset_for_timestamp(self, topic: str, partition: int, time_ms: int, isolation: str) -> TimestampOffset | None:
+        with self._lock:
+            return self._view.offsets_for_timestamps(topic, {partition: time_ms}, isolation)[partition]
+
+    def greatest_timestamp(self, topic: str, partition: int) -> int:
+        """Return the greatest time (ms) of a record, by metadata alone; -1: there is none with a time."""
+        with self._lock:
+            view: Any = self._view
+            if self.root is None:
+                segments = view.partition_states(topic)[partition].segments
+                return max((int(segment.max_timestamp) for segment in segments), default=-1)
+            slices = view.snapshot(topic).slices.select(partition)
+            return int(slices.max_ts.max()) if len(slices) else -1
+
+    def sizes(self, topic: str) -> list[PartitionSize]:
+        with self._lock:
+            return self._view.partition_sizes(topic)
+
+    # -- waiting, in the event loop
+
+    async def changed(self, seen: Mapping[str, Ends], seconds: float, run: Callable[..., Any]) -> None:
+        """Wait until one of these topics differs from what was seen of it, at most so many seconds.
+
+        `run` calls a function in a thread.
+        """
+        waiter = _Waiter(seen, asyncio.get_running_loop().create_future())
+        self._waiters.add(waiter)
+        if self._watch is None or self._watch.done():
+            self._watch = asyncio.create_task(self._watching(run))
+        try:
+            await _at_most(waiter.changed, seconds)
+        finally:
+            self._waiters.discard(waiter)
+
+    def poke(self) -> None:
+        """Look now: this process has committed."""
+        if self._pause is not None:
+            _end(self._pause)
+
+    def close(self) -> None:
+        """Stop looking: the server ends."""
+        if self._watch is not None:
+            self._watch.cancel()
+
+    async def _watching(self, run: Callable[..., Any]) -> None:
+        while self._waiters:
+            self._pause = asyncio.get_running_loop().create_future()
+            topics = {topic for waiter in self._waiters for topic in waiter.seen}
+            try:
+                looked = await run(self.look, topics)
+            except SparklogError:
+                # Fetches ask again when their time is over, and get the error then.
+                looked = None
+            for waiter in list(self._waiters) if looked is not None else ():
+                changed = any(looked.get(topic, {}) != ends for topic, ends in waiter.seen.items())
+                if changed:
+                    _end(waiter.changed)
+            await _at_most(self._pause, self._view.poll_interval_ms / 1000)
+
+
+def _end(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+async def _at_most(future: asyncio.Future[None], seconds: float) -> None:
+    """Wait for a future, at most so many seconds. Unlike `wait_for` it makes no task, and loses no cancellation."""
+    timer = asyncio.get_running_loop().call_later(seconds, _end, future)
+    try:
+        await future
+    finally:
+        timer.cancel()
+
+
+def partition_numbers(bounds: Ends) -> Sequence[int]:
+    return sorted(bounds)

@@ -1,0 +1,298 @@
+"""A server: where it listens, whom it lets in, and its life from the first connection to the last.
+
+It keeps nothing that another one could not read from the location. `serving` runs one in a thread, for tests and
+programs; `sparklog serve` runs one until it is interrupted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import signal
+import ssl
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from sparklog.errors import BadRequest, Unavailable
+from sparklog.log.journal.clocks import SYSTEM, Env
+from sparklog.opening import NOTHING, ROOT, TOPIC, Location, open_log, open_view, resolve
+from sparklog.serve.addresses import Address
+from sparklog.serve.appends import Appends
+from sparklog.serve.connection import Connection
+from sparklog.serve.coordinator import Coordinator
+from sparklog.serve.metrics import RequestMemory, ServerMetrics
+from sparklog.serve.served_log import ServedLog
+from sparklog.serve.services import ServeLimits, Services
+from sparklog.serve.stored_batches import StoredBatches
+from sparklog.serve.users import User
+
+T = TypeVar("T")
+_LOG = logging.getLogger("sparklog.serve")
+BACKLOG = 512
+SWEEP_SECONDS = 5.0
+SCRAPE_SECONDS = 10.0
+BUFFER_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """Options of a server.
+
+    * `listen`: the address to listen on; port 0 takes a free one
+    * `advertise`: what clients are told of: this server's own address first, then others of the same root; empty: the
+      address that it listens on
+    * `writable`: take what producers send, and changes of topics
+    * `linger_seconds`: what is produced to a topic meanwhile is one commit; None: 5 ms on a disk, 50 ms in a bucket
+    * `auto_create`: create topics that clients ask for
+    * `tls`: the certificate and key that connections are encrypted with
+    * `users`: who may connect, by name; None: all
+    * `metrics_port`: where Prometheus reads counters, on the same host
+    * `insecure`: allow an address that other machines reach, without TLS
+    """
+
+    listen: Address = field(default_factory=lambda: Address("127.0.0.1", 9092))
+    advertise: tuple[Address, ...] = ()
+    insecure: bool = False
+    writable: bool = False
+    linger_seconds: float | None = None
+    auto_create: bool = False
+    tls: ssl.SSLContext | None = None
+    metrics_port: int | None = None
+    users: Mapping[str, User] | None = None
+    limits: ServeLimits = field(default_factory=ServeLimits)
+
+    def check(self) -> None:
+        """Raise `BadRequest` for an address that is open to others without a word that it may be."""
+        if self.insecure or self.tls is not None or is_loopback(self.listen.host):
+            return
+        raise BadRequest(
+            f"the address {self.listen} is open to other machines, and what is sent there is not encrypted: listen on"
+            " 127.0.0.1, give --tls-cert and --tls-key, or say --insecure"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def open_served(location: Location, *, create: bool = False) -> ServedLog:
+    """Open a root, a topic's folder, a Kafka directory or a partition's folder to be served.
+
+    `create`: make a new root where there is nothing.
+    """
+    if location.kind in (ROOT, TOPIC) or (create and location.kind == NOTHING):
+        from sparklog.log.topic.root import RootView
+
+        root = open_log(location, create=create)
+        return ServedLog(RootView(root), root, location.topic)
+    return ServedLog(open_view(location, tailing=True), None, location.topic)
+
+
+def tls_context(cert: str, key: str) -> ssl.SSLContext:
+    """Return what encrypts connections, from PEM files. `BadRequest` if they cannot be read or do not fit."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(cert, key)
+    except (OSError, ssl.SSLError) as error:
+        raise BadRequest(f"the certificate {cert} and its key {key} cannot be used: {error}") from None
+    return context
+
+
+def in_memory(env: Env = SYSTEM) -> ServedLog:
+    """Return an empty root in this process's memory, to be served."""
+    from sparklog.log.topic.root import RootView, open_root
+    from sparklog.storage.memory import MemoryStore
+
+    root = open_root(MemoryStore(env.wall_ms), create=True, env=env)
+    return ServedLog(RootView(root), root, None)
+
+
+class Server:
+    """Serves a log. `start` returns once it listens, `stop` closes all connections."""
+
+    def __init__(self, log: ServedLog, options: ServeOptions) -> None:
+        options.check()
+        self._options = options
+        limits = options.limits
+        if options.writable and log.root is None:
+            raise BadRequest(f"{log.location} is Kafka's directory, which is only read: leave --writable out")
+        self._log = log
+        self._pool = ThreadPoolExecutor(limits.threads, "sparklog-serve")
+        self.metrics = ServerMetrics()
+        self._connections: set[Connection] = set()
+        self._server: asyncio.Server | None = None
+        self._metrics: asyncio.Server | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._coordinator: Coordinator | None = None
+
+    async def start(self) -> Address:
+        """Listen; return the address."""
+        options, limits = self._options, self._options.limits
+        try:
+            self._server = await asyncio.start_server(
+                self._connected,
+                options.listen.host,
+                options.listen.port,
+                backlog=BACKLOG,
+                limit=BUFFER_BYTES,
+                ssl=options.tls,
+            )
+            if options.metrics_port is not None:
+                self._metrics = await asyncio.start_server(self._scraped, options.listen.host, options.metrics_port)
+        except OSError as error:
+            raise Unavailable(f"cannot listen on {options.listen}: {error.strerror or error}") from None
+        address = Address(options.listen.host, self._server.sockets[0].getsockname()[1])
+        memory = RequestMemory(max(limits.waiting_request_bytes, limits.request_bytes))
+        nodes = options.advertise or (address,)
+        root = self._log.root
+        self._coordinator = None if root is None else Coordinator(root, nodes, self._run)
+        self._services = Services(
+            self._log,
+            StoredBatches(self._log),
+            nodes,
+            limits,
+            self._pool,
+            memory,
+            self.metrics,
+            self._coordinator,
+            Appends(self._log, self._run, options.linger_seconds) if options.writable else None,
+            options.auto_create,
+            options.users,
+        )
+        self._tasks = [asyncio.create_task(self._sweeping())]
+        if self._coordinator is not None:
+            self._tasks.append(asyncio.create_task(self._coordinator.keep_alive()))
+        return address
+
+    async def stop(self) -> None:
+        for listening in (self._server, self._metrics):
+            if listening is not None:
+                listening.close()
+        for task in self._tasks:
+            task.cancel()
+        self._log.close()
+        if self._coordinator is not None:
+            self._coordinator.close()
+        for connection in list(self._connections):
+            connection.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _run(self, function: Callable[..., T], *arguments: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._connections) >= self._options.limits.connections:
+            self.metrics.refused += 1
+            writer.transport.abort()
+            return
+        connection = Connection(self._services, reader, writer)
+        self._connections.add(connection)
+        self.metrics.accepted += 1
+        self.metrics.connections = len(self._connections)
+        try:
+            # Of a server that ends: the task is ours, and its end needs no word.
+            with suppress(asyncio.CancelledError):
+                await connection.run()
+        finally:
+            self._connections.discard(connection)
+            self.metrics.connections = len(self._connections)
+
+    async def _scraped(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer Prometheus: whatever it asks for, the counters."""
+        with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.TimeoutError):
+            await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), SCRAPE_SECONDS)
+            body = self.metrics.text().encode()
+            head = f"HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {len(body)}\r\n"
+            writer.write(head.encode() + b"Connection: close\r\n\r\n" + body)
+            await writer.drain()
+        writer.close()
+
+    async def _sweeping(self) -> None:
+        """Drop connections that were silent for too long, those that never sent a request among them."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            for connection in list(self._connections):
+                if loop.time() - connection.last > self._options.limits.idle_seconds:
+                    connection.close()
+
+
+def stopped_by_signal() -> asyncio.Future[None]:
+    """Return what is done once the process is asked to end: by SIGTERM, or by Ctrl-C."""
+    loop = asyncio.get_running_loop()
+    stopped = loop.create_future()
+
+    def stop() -> None:
+        if not stopped.done():
+            stopped.set_result(None)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    return stopped
+
+
+async def serve_until(
+    log: ServedLog,
+    options: ServeOptions,
+    stopped: Callable[[], Awaitable[object]],
+    ready: Callable[[Server, Address], object],
+) -> None:
+    """Serve until the future is done; `ready` is called with the address once the server listens."""
+    server = Server(log, options)
+    address = await server.start()
+    ready(server, address)
+    try:
+        await stopped()
+    finally:
+        await server.stop()
+
+
+@contextmanager
+def serving(location: str | ServedLog, options: ServeOptions) -> Iterator[Address]:
+    """Serve in a thread while the block runs; yields the address."""
+    log = location if isinstance(location, ServedLog) else open_served(resolve(location))
+    listening, leaving = threading.Event(), threading.Event()
+    result: list[Address | BaseException] = []
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+
+        def stopped() -> Awaitable[object]:
+            return loop.run_in_executor(None, leaving.wait)
+
+        def ready(server: Server, address: Address) -> None:
+            result.append(address)
+            listening.set()
+
+        try:
+            await serve_until(log, options, stopped, ready)
+        except BaseException as error:
+            result.append(error)
+            listening.set()
+            raise
+
+    thread = threading.Thread(target=lambda: _quietly(run), name="sparklog-serve", daemon=True)
+    thread.start()
+    listening.wait()
+    if isinstance(result[0], BaseException):
+        raise result[0]
+    try:
+        yield result[0]
+    finally:
+        leaving.set()
+        thread.join(10)
+
+
+def _quietly(run: Callable[[], Coroutine[object, object, None]]) -> None:
+    with suppress(BaseException):
+        asyncio.run(run())

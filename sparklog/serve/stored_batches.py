@@ -1,0 +1,213 @@
+"""Batches as they are stored, for fetches: patched outside of their checksum, never decoded.
+
+What a slice does not say in its bytes is set as maintenance sets it when it rewrites a slice: base offsets, the leader
+epoch, and under LogAppendTime the time of the commit, for which the checksum is changed by what the field changes. A
+batch that the fetch begins inside of is served whole, as in Kafka.
+
+Where the rest of a range has no batch that the reader may see (aborted, compacted away), an empty batch takes its
+offsets: clients go on after it, as they do after one that Kafka's cleaner emptied.
+
+A window is read at once and served in the sizes that a client asks for. What is left waits for its next fetch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from sparklog.format.batch_scan import scan_headers
+from sparklog.format.filter_batches import rewrite_headers
+from sparklog.format.record_batch import NO_TIMESTAMP, BatchHeader, BatchHeaders
+from sparklog.format.transaction_index import AbortedTransactions
+from sparklog.log.read.fetch import Cursor, Fetcher
+from sparklog.log.read.read_plan import NativeReadPart
+from sparklog.log.state.slice_table import Newer
+from sparklog.log.state.view import READ_COMMITTED, OffsetRange, ReadPart
+from sparklog.serve.served_log import ServedLog
+
+WINDOW_BYTES = 4 << 20
+"""About what is read at once of a partition."""
+WAITING_BYTES = 64 << 20
+"""Batches that were read and wait for the next fetch, of all clients."""
+MAX_DELTA = 2**31 - 2
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPlace:
+    """The place that a fetch reads on at: the next offset of a partition, for readers of one isolation level."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    isolation: str
+    offset: int
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """Batches back to back: `position[i]` to `position[i + 1]` is batch i, `following[i]` the offset after it.
+
+    `aborted`: of Kafka's transactions, None where a reader is not told.
+    """
+
+    data: memoryview
+    position: list[int]
+    following: list[int]
+    aborted: AbortedTransactions | None
+    first: int = 0
+
+    @property
+    def left(self) -> int:
+        return self.position[-1] - self.position[self.first]
+
+    def take(self, nbytes: int, *, at_least_one: bool) -> memoryview:
+        """Take whole batches of at most so many bytes; `first` moves on."""
+        start, count = self.position[self.first], len(self.following)
+        stop = self.first
+        while stop < count and (self.position[stop + 1] - start <= nbytes or (at_least_one and stop == self.first)):
+            stop += 1
+        self.first = stop
+        return self.data[start : self.position[stop]]
+
+
+@dataclass(slots=True)
+class FetchedRecords:
+    """The answer to a fetch of one partition: `buffers` one after another, up to offset `next`."""
+
+    buffers: list[memoryview] = field(default_factory=list)
+    nbytes: int = 0
+    next: int = 0
+    aborted: list[tuple[int, int]] | None = None
+    """Producer id and first offset of each of Kafka's aborted transactions in it."""
+
+
+class StoredBatches:
+    """Reads batches of a served log. Safe between threads."""
+
+    def __init__(self, log: ServedLog, waiting_bytes: int = WAITING_BYTES) -> None:
+        self._log = log
+        self._lock = threading.Lock()
+        self._waiting: OrderedDict[StoredPlace, _Chunk] = OrderedDict()
+        self._room = waiting_bytes
+
+    def read(self, place: StoredPlace, end: int, nbytes: int, *, at_least_one: bool) -> FetchedRecords:
+        """Return batches from a place on, below offset `end`, of at most so many bytes.
+
+        `at_least_one`: the first batch, however large. Raises as reads of records do: `NotFound` for offsets that are
+        gone, `Corrupt` for damage.
+        """
+        records = FetchedRecords(next=place.offset)
+        gone: list[AbortedTransactions] = []
+        while records.next < end:
+            here = StoredPlace(place.topic, place.topic_id, place.partition, place.isolation, records.next)
+            chunk = self._taken(here) or self._load(here, end, max(WINDOW_BYTES, min(nbytes, 2 * WINDOW_BYTES)))
+            data = chunk.take(nbytes - records.nbytes, at_least_one=at_least_one and not records.nbytes)
+            if len(data):
+                records.buffers.append(data)
+                records.nbytes += len(data)
+                records.next = chunk.following[chunk.first - 1]
+                gone += [chunk.aborted] if chunk.aborted is not None else []
+            if chunk.left:
+                self._keep(here, chunk, records.next)
+                break
+        if place.isolation == READ_COMMITTED:
+            records.aborted = _aborted_in(gone, place.offset, records.next)
+        return records
+
+    def _taken(self, place: StoredPlace) -> _Chunk | None:
+        with self._lock:
+            chunk = self._waiting.pop(place, None)
+            self._room += chunk.left if chunk else 0
+            return chunk
+
+    def _keep(self, place: StoredPlace, chunk: _Chunk, offset: int) -> None:
+        with self._lock:
+            self._waiting[StoredPlace(place.topic, place.topic_id, place.partition, place.isolation, offset)] = chunk
+            self._room -= chunk.left
+            while self._room < 0 and len(self._waiting) > 1:
+                self._room += self._waiting.popitem(last=False)[1].left
+
+    def _load(self, place: StoredPlace, end: int, nbytes: int) -> _Chunk:
+        """Read the next window: at least one batch."""
+        start = place.offset
+        while start < end:
+            wanted = OffsetRange(place.topic, place.partition, start, end)
+            part, stop = self._log.plan(wanted, place.isolation, nbytes)
+            if part is not None:
+                chunk = _joined([*_pieces(part, place.offset, end)], _aborted_of(part))
+                if chunk.following:
+                    return chunk
+            start = stop
+        return _empty_batch(place.offset, end)
+
+
+def _aborted_in(parts: list[AbortedTransactions], start: int, end: int) -> list[tuple[int, int]]:
+    """Return the transactions that begin below `end` and end at or above `start`, each once, by their first offset."""
+    transactions = set[tuple[int, int]]()
+    for part in parts:
+        near = part.overlapping(start, end)
+        transactions |= set(zip(near.producer_ids.tolist(), near.first_offsets.tolist(), strict=True))
+    return sorted(transactions, key=lambda item: item[1])
+
+
+def _aborted_of(part: ReadPart) -> AbortedTransactions | None:
+    return part.slices.hidden if isinstance(part, NativeReadPart) else getattr(part, "aborted", None)
+
+
+def _pieces(part: ReadPart, start: int, end: int) -> Iterator[tuple[memoryview, BatchHeaders]]:
+    """Yield the batches of a part that end above `start` and begin below `end`, patched."""
+    for data, headers in _native_pieces(part) if isinstance(part, NativeReadPart) else _kafka_pieces(part):
+        rows = np.flatnonzero((headers.next_offset > start) & (headers.base_offset < end))
+        if len(rows):
+            yield data, headers[rows[0] : rows[-1] + 1]
+
+
+def _native_pieces(part: NativeReadPart) -> Iterator[tuple[memoryview, BatchHeaders]]:
+    opened: dict[tuple[str, str], Newer] = {}
+    cursor = Cursor(part.store, part.range, part.slices, partial(part.replan, opened), part.range.start)
+    for piece in Fetcher([cursor]):
+        data, row = bytearray(piece.data), piece.slice
+        headers = scan_headers(data, contents=False, file=row.file, file_position=piece.position)
+        one = np.ones(len(headers), np.int64)
+        after = rewrite_headers(
+            data,
+            headers,
+            offset_shift=row.shift,
+            leader_epoch=one * row.leader_epoch,
+            append_time=one * row.append_time if row.append_time >= 0 else None,
+        )
+        yield memoryview(data), after
+
+
+def _kafka_pieces(part: Any) -> Iterator[tuple[memoryview, BatchHeaders]]:
+    from sparklog.kafka.in_place.read_part import WindowBudget
+
+    for window in part.windows(WindowBudget(WINDOW_BYTES, WINDOW_BYTES // 4)):
+        yield memoryview(window.data), window.headers
+
+
+def _joined(pieces: list[tuple[memoryview, BatchHeaders]], aborted: AbortedTransactions | None) -> _Chunk:
+    """Lay pieces side by side; one alone is not copied."""
+    position, following, parts, base = [0], list[int](), list[memoryview](), 0
+    for data, headers in pieces:
+        low = int(headers.position[0])
+        ends = headers.position + headers.size
+        position += (ends - low + base).tolist()
+        following += headers.next_offset.tolist()
+        parts.append(data[low : int(ends[-1])])
+        base = position[-1]
+    data = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+    return _Chunk(data, position, following, aborted)
+
+
+def _empty_batch(start: int, end: int) -> _Chunk:
+    delta = min(end - start - 1, MAX_DELTA)
+    header = BatchHeader(start, delta, 0, NO_TIMESTAMP, NO_TIMESTAMP)
+    data = header.pack()
+    return _Chunk(memoryview(data), [0, len(data)], [start + delta + 1], None)

@@ -1,0 +1,25 @@
+"""A server for a location, in a thread of the test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from sparklog.serve.addresses import Address
+from sparklog.serve.server import ServeOptions, serving
+
+FREE = Address("127.0.0.1", 0)
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Address]]:
+    """Start a server of a location; it ends with the test."""
+    with ExitStack() as stack:
+
+        def start(location: Any, **options: Any) -> Address:
+            return stack.enter_context(serving(str(location), ServeOptions(listen=FREE, **options)))
+
+        yield start

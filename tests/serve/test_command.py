@@ -1,0 +1,99 @@
+"""`sparklog serve` as a process: where it says that it listens, what it refuses, how it ends."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import sparklog
+from sparklog.errors import BadRequest
+from sparklog.serve.addresses import Address
+from sparklog.serve.server import tls_context
+from tests.serve.clients import read_with_kafka_python
+from tests.support.command_line import invoke
+
+
+def test_it_serves_until_it_is_told_to_end(tmp_path: Path) -> None:
+    sparklog.open(tmp_path, create=True).create_topic("t").append({"value": ["a"]})
+    command = [sys.executable, "-m", "sparklog", "serve", tmp_path, "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        timer = threading.Timer(60, process.kill)
+        timer.start()
+        assert process.stdout is not None
+        words = process.stdout.readline().split()
+        assert words[:3] == ["serving", str(tmp_path), "on"]
+        assert [record.value for record in read_with_kafka_python(words[3], "t", 0)] == [b"a"]
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate()
+        timer.cancel()
+    assert process.returncode == 0, errors
+    assert not errors
+
+
+def test_an_open_address_needs_a_word(tmp_path: Path) -> None:
+    sparklog.open(tmp_path, create=True)
+    result = invoke(["serve", tmp_path, "--listen", "0.0.0.0:0"])
+    assert result.exit_code == 1
+    assert "--insecure" in result.stderr
+
+
+def test_a_location_without_a_log_is_refused(tmp_path: Path) -> None:
+    result = invoke(["serve", tmp_path / "none"])
+    assert (result.exit_code, "There is no log at" in result.stderr) == (1, True)
+    assert invoke(["serve"], env={"SPARKLOG_ROOT": None}).exit_code == 2
+
+
+@pytest.mark.parametrize("text", ["", "host", ":9092", "host:", "host:x", "host:70000"])
+def test_an_address_is_a_host_and_a_port(text: str) -> None:
+    with pytest.raises(BadRequest, match="host:port"):
+        Address.of(text)
+    assert str(Address.of("[::1]:9")) == "[::1]:9"
+
+
+def test_connections_are_encrypted_and_counted(tmp_path: Path, serve: Callable[..., Address]) -> None:
+    import ssl
+    import urllib.request
+
+    cert, key = certificate(tmp_path)
+    root = tmp_path / "root"
+    sparklog.open(root, create=True).create_topic("t").append({"value": ["a"]})
+    port = free_port()
+    address = serve(root, tls=tls_context(str(cert), str(key)), metrics_port=port)
+    options = {"security_protocol": "SSL", "ssl_cafile": str(cert), "ssl_check_hostname": False}
+    assert [record.value for record in read_with_kafka_python(address, "t", 0, **options)] == [b"a"]
+    with (
+        pytest.raises(ssl.SSLError),
+        ssl.create_default_context().wrap_socket(
+            socket.create_connection((address.host, address.port)), server_hostname="127.0.0.1"
+        ),
+    ):
+        pass
+    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+    assert 'sparklog_serve_requests_total{api="Fetch"}' in text
+    with pytest.raises(BadRequest, match="cannot be used"):
+        tls_context(str(key), str(cert))
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """Make a certificate for 127.0.0.1 that signs itself, and its key."""
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("needs openssl")
+    return cert, key
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,236 @@
+"""Consumer groups: members of several clients, servers that take over, and consumers of sparklog's beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sparklog
+from sparklog.errors import Conflict, Fenced
+from sparklog.serve.addresses import Address
+
+SECONDS = 30
+PARTITIONS = 12
+
+
+def wait_for(what: Callable[[], object], seconds: float = SECONDS) -> None:
+    until = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < until, "waited for too long"
+        time.sleep(0.02)
+
+
+def topic_of(path: Path, partitions: int = PARTITIONS, records: int = 240) -> Any:
+    topic = sparklog.open(path, create=True).create_topic("t", partitions=partitions)
+    numbers = range(records)
+    topic.append({"value": [f"{n}" for n in numbers], "partition": [n % partitions for n in numbers]})
+    return topic
+
+
+class Member(threading.Thread):
+    """A member of kafka-python's in a thread; `assigned` are its partitions, `values` what it read."""
+
+    def __init__(self, address: object, group: str = "g", **options: Any) -> None:
+        super().__init__(daemon=True)
+        self.address, self.group, self.options = address, group, options
+        self.assigned: set[int] = set()
+        self.values: list[bytes] = []
+        self.leaving = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        from kafka import KafkaConsumer
+
+        consumer = KafkaConsumer(
+            "t",
+            bootstrap_servers=str(self.address).split(","),
+            group_id=self.group,
+            auto_offset_reset="earliest",
+            session_timeout_ms=3_000,
+            heartbeat_interval_ms=200,
+            auto_commit_interval_ms=100,
+            **self.options,
+        )
+        while not self.leaving.is_set():
+            for batch in consumer.poll(100).values():
+                self.values += [record.value for record in batch]
+            self.assigned = {place.partition for place in consumer.assignment()}
+        consumer.close()
+
+    def leave(self) -> None:
+        self.leaving.set()
+        self.join(SECONDS)
+
+
+class AioMember(Member):
+    """The same, of aiokafka's."""
+
+    def run(self) -> None:
+        asyncio.run(self._consume())
+
+    async def _consume(self) -> None:
+        from aiokafka import AIOKafkaConsumer
+        from aiokafka.coordinator.assignors.range import RangePartitionAssignor
+
+        consumer = AIOKafkaConsumer(
+            "t",
+            bootstrap_servers=str(self.address),
+            group_id=self.group,
+            auto_offset_reset="earliest",
+            session_timeout_ms=3_000,
+            heartbeat_interval_ms=200,
+            auto_commit_interval_ms=100,
+            partition_assignment_strategy=[RangePartitionAssignor],
+        )
+        await consumer.start()
+        while not self.leaving.is_set():
+            for batch in (await consumer.getmany(timeout_ms=100)).values():
+                self.values += [record.value for record in batch]
+            self.assigned = {place.partition for place in consumer.assignment()}
+        await consumer.stop()
+
+
+@contextmanager
+def members(*started: Member) -> Iterator[list[Member]]:
+    try:
+        yield list(started)
+    finally:
+        for member in started:
+            member.leaving.set()
+        for member in started:
+            member.join(SECONDS)
+
+
+def shares(*running: Member) -> bool:
+    """True if the members have all partitions, each one of them."""
+    numbers = sorted(number for member in running for number in member.assigned)
+    return numbers == list(range(PARTITIONS)) and all(member.assigned for member in running)
+
+
+def test_members_of_two_clients_share_partitions_and_offsets(serve: Callable[..., Address], tmp_path: Path) -> None:
+    topic_of(tmp_path)
+    address = serve(tmp_path)
+    group = sparklog.Groups(tmp_path).group("g")
+    with members(Member(address), AioMember(address), Member(address)) as running:
+        wait_for(lambda: shares(*running))
+        wait_for(lambda: sorted(v for m in running for v in set(m.values)) == sorted(b"%d" % n for n in range(240)))
+        wait_for(lambda: sum(item.offset for item in group.committed().values()) == 240)
+        assert group.description().state == "Stable"
+        assert group.description().instance == f"serve@{address}"
+        with pytest.raises(Conflict):
+            group.delete()
+        running[0].leave()
+        wait_for(lambda: shares(*running[1:]))
+    wait_for(lambda: group.description().state == "Empty")
+    with sparklog.consumer(tmp_path, "g", topics=["t"]) as consumer:
+        assert not list(consumer.poll(timeout=0.1)), "offsets go on where the clients were"
+
+
+def test_another_server_takes_a_group_over(tmp_path: Path) -> None:
+    from sparklog.serve.server import ServeOptions, serving
+
+    topic = topic_of(tmp_path)
+    first, second = Address("127.0.0.1", free_port()), Address("127.0.0.1", free_port())
+    both = (ServeOptions(listen=one, advertise=(one, other)) for one, other in ((first, second), (second, first)))
+    one, other = (serving(str(tmp_path), options) for options in both)
+    group = sparklog.Groups(tmp_path).group("g")
+    with other:
+        with one, members(Member(f"{first},{second}"), Member(f"{second},{first}")) as running:
+            wait_for(lambda: shares(*running))
+            holder = group.description().instance
+            wait_for(lambda: sum(item.offset for item in group.committed().values()) == 240)
+            assert group.description().instance == holder, "both servers name one coordinator"
+        generation = group.description().generation
+        with members(Member(f"{first},{second}")) as running:
+            wait_for(lambda: shares(*running))
+            assert group.description().instance == f"serve@{second}"
+            assert group.description().generation > generation
+            topic.append({"value": ["late"], "partition": [3]})
+            wait_for(lambda: running[0].values == [b"late"])
+
+
+def test_a_server_is_fenced_by_a_consumer_of_the_root(serve: Callable[..., Address], tmp_path: Path) -> None:
+    topic_of(tmp_path)
+    group = sparklog.Groups(tmp_path).group("g")
+    with members(Member(serve(tmp_path))) as running:
+        wait_for(lambda: shares(*running))
+        wait_for(lambda: sum(item.offset for item in group.committed().values()) == 240)
+        taken = group.join("native")
+        # The client joins again once its commit is refused, and so fences the other in turn.
+        wait_for(lambda: group.description().instance != "native")
+        with pytest.raises(Fenced):
+            taken.commit({"t": {0: 1}})
+        wait_for(lambda: shares(*running))
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_operators_see_and_change_groups(serve: Callable[..., Address], tmp_path: Path) -> None:
+    from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+    from kafka.structs import OffsetAndMetadata
+
+    topic_of(tmp_path, partitions=2)
+    address = str(serve(tmp_path))
+    place = TopicPartition("t", 1)
+    consumer = KafkaConsumer(bootstrap_servers=address, group_id="by-hand", enable_auto_commit=False)
+    consumer.assign([place])
+    consumer.commit({place: OffsetAndMetadata(7, "größe", -1)})
+    assert consumer.committed(place, metadata=True).metadata == "größe"
+    consumer.close()
+    group = sparklog.Groups(tmp_path).group("by-hand")
+    assert group.committed()["t", 1].offset == 7
+    assert group.committed()["t", 1].metadata == "größe"
+    admin = KafkaAdminClient(bootstrap_servers=address)
+    assert "by-hand" in str(admin.list_groups())
+    described = admin.describe_groups(["by-hand", "none"])
+    assert "Empty" in str(described)
+    assert "Dead" in str(described)
+    assert admin.list_group_offsets(["by-hand"]) is not None
+    admin.delete_groups(["by-hand"])
+    assert not sparklog.Groups(tmp_path).names()
+    admin.close()
+
+
+def test_a_kafka_directory_has_no_groups(serve: Callable[..., Address], fixtures: Path) -> None:
+    from kafka import KafkaConsumer
+    from kafka.errors import GroupAuthorizationFailedError
+
+    address = serve(fixtures / "transactions" / "data")
+    consumer = KafkaConsumer("txn-a", bootstrap_servers=str(address), group_id="g")
+    with pytest.raises(GroupAuthorizationFailedError):
+        consumer.poll(5_000)
+    consumer.close(autocommit=False)
+
+
+def test_clients_are_refused_while_consumers_of_the_root_share_a_group(
+    serve: Callable[..., Address], tmp_path: Path
+) -> None:
+    from kafka import KafkaAdminClient, KafkaConsumer
+    from kafka.errors import InconsistentGroupProtocolError
+
+    topic_of(tmp_path, partitions=2)
+    address = str(serve(tmp_path))
+    with sparklog.consumer(tmp_path, "g", topics=["t"]) as native:
+        wait_for(lambda: native.poll(timeout=0.1) is not None and len(native.assignment()) == 2)
+        admin = KafkaAdminClient(bootstrap_servers=address)
+        described = str(admin.describe_groups(["g"]))
+        admin.close()
+        assert "Stable" in described
+        assert "'t'" in described
+        consumer = KafkaConsumer("t", bootstrap_servers=address, group_id="g")
+        with pytest.raises(InconsistentGroupProtocolError):
+            consumer.poll(10_000)
+        consumer.close(autocommit=False)

@@ -1,0 +1,47 @@
+"""The pages about the server say what the code has."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from sparklog.serve.apis.table import APIS
+from sparklog.serve.codes import Code
+from sparklog.serve.handlers import HANDLERS
+from sparklog.testing.kafka_server import KafkaServer
+from tests.support.command_line import invoke
+
+DOCS = Path(__file__).parents[2] / "docs"
+GUIDE = (DOCS / "guides" / "serve.md").read_text()
+REFERENCE = (DOCS / "reference" / "serve.md").read_text()
+
+
+def test_the_table_has_the_versions_that_are_served() -> None:
+    rows = re.findall(r"^\| (\w+) \((\d+)\) \| (\d+)(?:-(\d+))? \|", REFERENCE, re.MULTILINE)
+    listed = {(name, int(key), int(low), int(high or low)) for name, key, low, high in rows}
+    assert listed == {(api.name, api.key, api.lowest, api.highest) for api in APIS.values()}
+
+
+def test_what_is_listed_is_answered() -> None:
+    assert HANDLERS.keys() == APIS.keys()
+
+
+def test_codes_of_the_page_exist() -> None:
+    codes = re.findall(r"`([A-Z]+_[A-Z_]+)`", REFERENCE)
+    assert codes
+    assert all(code in Code.__members__ for code in codes)
+
+
+def test_the_snippet_of_the_guide_is_a_test(kafka_server: KafkaServer) -> None:
+    names: dict[str, Any] = {}
+    (snippet,) = re.findall(r"^```python\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
+    exec(snippet, names)
+    names["test_an_order_is_sent"](kafka_server)
+    assert kafka_server.root.topics() == ["orders"]
+
+
+def test_commands_of_the_guide_have_the_options_that_they_use() -> None:
+    options = invoke(["serve", "--help"]).output
+    for option in set(re.findall(r"(--[a-z-]+)", "\n".join(re.findall(r"^sparklog serve.*$", GUIDE, re.MULTILINE)))):
+        assert option in options

@@ -1,0 +1,56 @@
+"""Kafka's producers in the registry of a topic: what a commit may hold of them, and how long they are remembered."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparklog.log.state.commit import COMMIT_JSON
+from sparklog.log.state.writer_runs import KAFKA_WRITER, KafkaWriterKey, SequenceConflict
+from sparklog.log.topic.topic import Topic
+from sparklog.retention.vacuum import IDLE_KAFKA_MS, idle_writers
+from sparklog.serve.producer_sequences import last_number, writer_id
+from sparklog.testing.world import World
+
+
+def append(topic: Topic, *keys: KafkaWriterKey) -> None:
+    files, target = topic.log.write({"value": ["a"]}, None, None)
+    topic.log.commit_append(files, target, kafka_writers=keys)
+
+
+def test_a_commit_lands_only_after_the_entry_that_was_looked_at() -> None:
+    world = World()
+    topic = world.root().create_topic("t")
+    one, two = writer_id(7, 0), writer_id(8, 3)
+    append(topic, KafkaWriterKey(one, 4, None, 5), KafkaWriterKey(two, 0, None, 1))
+    other = world.root().topic("t")
+    append(other, KafkaWriterKey(one, 9, 4, 5))
+    for follows in (None, 4, 10):
+        with pytest.raises(SequenceConflict):
+            append(topic, KafkaWriterKey(two, 1, 0, 1), KafkaWriterKey(one, 12, follows, 3))
+    assert topic.count().records == 2, "all of a commit, or nothing"
+    registry = topic.log.head().registry
+    assert (last_number(registry, 7, 0), last_number(registry, 8, 3), last_number(registry, 7, 1)) == (9, 0, None)
+    # Opened from a checkpoint, and from the commits alone.
+    assert world.root().topic("t").log.head().registry == registry
+
+
+def test_a_topic_says_that_software_must_know_its_writers() -> None:
+    topic = World().root().create_topic("t")
+    append(topic, KafkaWriterKey(writer_id(7, 0), 4, None, 5))
+    head = topic.log.head()
+    assert (head.read_features, head.write_features) == (("kafkaWriters",),) * 2
+    plain = topic.root.create_topic("plain")
+    plain.append({"value": ["a"]})
+    assert (plain.log.head().read_features, plain.log.head().write_features) == ((), ())
+    data = plain.store.get("plain/_log/00000000000000000001.json")
+    assert b"writers" not in data
+    assert COMMIT_JSON.fields(data, "commit")
+
+
+def test_a_producer_is_forgotten_after_a_day_and_other_writers_are_not() -> None:
+    world = World()
+    topic = world.root().create_topic("t")
+    append(topic, KafkaWriterKey(writer_id(7, 0), 4, None, 5))
+    head = topic.log.head()
+    assert idle_writers(head, world.now_ms + IDLE_KAFKA_MS) == {}
+    assert idle_writers(head, world.now_ms + IDLE_KAFKA_MS + 1) == {f"{KAFKA_WRITER}7-0": head.version}

@@ -1,0 +1,289 @@
+"""Producers: what they send is there once, whichever server they send it to; what is wrong is refused by its code."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sparklog
+from sparklog.format.record_batch import BatchHeader
+from sparklog.serve.addresses import Address
+from sparklog.serve.codes import Code
+from sparklog.serve.producer_sequences import (
+    LANDED,
+    NEXT,
+    OLD_EPOCH,
+    OUT_OF_ORDER,
+    judge,
+)
+from tests.serve.clients import read_with_kafka_python
+from tests.serve.wire import Wire, batch_of
+
+PRODUCER = (1 << 40) + 7
+
+
+@contextmanager
+def connected(*addresses: Address) -> Iterator[list[Wire]]:
+    wires = [Wire(address) for address in addresses]
+    try:
+        yield wires
+    finally:
+        for wire in wires:
+            wire.close()
+
+
+def topic_of(path: Path, name: str = "t", **options: Any) -> Any:
+    return sparklog.open(path, create=True).create_topic(name, **options)
+
+
+def values(topic: Any, partition: int = 0) -> list[bytes]:
+    return topic.scan(partitions=[partition]).to_table()["value"].to_pylist()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("codec", [None, "gzip", "snappy", "lz4", "zstd"])
+def test_what_a_producer_sends_is_there_as_it_was_sent(
+    serve: Callable[..., Address], tmp_path: Path, codec: str | None
+) -> None:
+    from kafka import KafkaProducer
+
+    topic = topic_of(tmp_path, partitions=3)
+    address = serve(tmp_path, writable=True)
+    producer = KafkaProducer(bootstrap_servers=str(address), compression_type=codec, linger_ms=2)
+    sent = [
+        producer.send("t", key=b"k%d" % n, value=b"v%d" % n, headers=[("h", b"%d" % n)], timestamp_ms=BASE_MS + n)
+        for n in range(300)
+    ]
+    producer.flush()
+    producer.close()
+    read = {
+        (partition, record.offset): record
+        for partition in range(3)
+        for record in read_with_kafka_python(address, "t", partition)
+    }
+    assert len(read) == 300
+    for n, future in enumerate(sent):
+        answer = future.get(10)
+        record = read[answer.partition, answer.offset]
+        assert (record.key, record.value, record.timestamp) == (b"k%d" % n, b"v%d" % n, BASE_MS + n)
+        assert record.headers == (("h", b"%d" % n),)
+    head = topic.log.head()
+    assert head.write_features == ("kafkaWriters",)
+    sparklog.compact(tmp_path, roll=True)
+    assert sparklog.verify(tmp_path).sound
+    again = [record for partition in range(3) for record in read_with_kafka_python(address, "t", partition)]
+    assert again == [read[place] for place in sorted(read)]
+    assert topic.log.head().registry == head.registry
+
+
+BASE_MS = int(time.time() * 1000)
+
+
+def test_producers_within_a_linger_are_one_commit(serve: Callable[..., Address], tmp_path: Path) -> None:
+    topic = topic_of(tmp_path, partitions=2)
+    address = serve(tmp_path, writable=True, linger_seconds=0.5)
+    with connected(*[address] * 6) as wires:
+        threads = [
+            threading.Thread(
+                target=wire.produce,
+                args=("t", {n % 2: batch_of([b"%d" % n], producer=(PRODUCER + n, 0, 0) if n < 4 else None)}),
+            )
+            for n, wire in enumerate(wires)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert topic.log.head().version == 1, "a commit after the one that created the topic"
+    assert sorted(values(topic, 0) + values(topic, 1)) == [b"%d" % n for n in range(6)]
+
+
+def test_a_retry_is_written_once_at_any_server(serve: Callable[..., Address], tmp_path: Path) -> None:
+    topic = topic_of(tmp_path)
+    first, second = serve(tmp_path, writable=True), serve(tmp_path, writable=True)
+    batches = [batch_of([b"%d" % n, b"%d" % (n + 1)], producer=(PRODUCER, 0, n)) for n in range(0, 12, 2)]
+    with connected(first, second) as (one, other):
+        assert one.produce("t", {0: batches[0]})[0]["baseOffset"] == 0
+        # The same server knows where the batch is, another one that it landed.
+        again = one.produce("t", {0: batches[0]})[0]
+        assert (again["errorCode"], again["baseOffset"]) == (Code.NONE, 0)
+        assert other.produce("t", {0: batches[0]})[0]["errorCode"] == Code.DUPLICATE_SEQUENCE_NUMBER
+        assert other.produce("t", {0: batches[1]})[0]["errorCode"] == Code.NONE
+        # What follows a batch that is missing waits for it.
+        assert one.produce("t", {0: batches[3]})[0]["errorCode"] == Code.OUT_OF_ORDER_SEQUENCE_NUMBER
+        assert one.produce("t", {0: batches[2]})[0]["errorCode"] == Code.NONE
+        assert one.produce("t", {0: batches[3]})[0]["baseOffset"] == 6
+        bumped = batch_of([b"x"], producer=(PRODUCER, 1, 0))
+        assert other.produce("t", {0: bumped})[0]["errorCode"] == Code.NONE
+        assert one.produce("t", {0: batches[4]})[0]["errorCode"] == Code.INVALID_PRODUCER_EPOCH
+    assert values(topic) == [*(b"%d" % n for n in range(8)), b"x"]
+
+
+def test_one_batch_sent_to_two_servers_at_once_lands_once(serve: Callable[..., Address], tmp_path: Path) -> None:
+    topic = topic_of(tmp_path)
+    addresses = [serve(tmp_path, writable=True, linger_seconds=0) for _ in range(2)]
+    with connected(*addresses) as wires:
+        for n in range(20):
+            batch, answers = batch_of([b"%d" % n], producer=(PRODUCER, 0, n)), list[int]()
+            threads = [
+                threading.Thread(
+                    target=lambda wire=wire, batch=batch, answers=answers: answers.append(
+                        wire.produce("t", {0: batch})[0]["errorCode"]
+                    )
+                )
+                for wire in wires
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert sorted(answers) == [Code.NONE, Code.DUPLICATE_SEQUENCE_NUMBER]
+    assert values(topic) == [b"%d" % n for n in range(20)]
+
+
+def header(first: int, count: int = 1, epoch: int = 0) -> BatchHeader:
+    return BatchHeader(0, count - 1, count, 0, 0, producer_id=1, producer_epoch=epoch, base_sequence=first)
+
+
+def test_sequences_are_judged_as_kafka_does() -> None:
+    last = judge(None, header(5, 3)).number
+    assert judge(last, header(8)).kind == NEXT
+    assert judge(last, header(9)).kind == OUT_OF_ORDER
+    assert judge(last, header(5, 3)).kind == LANDED
+    assert judge(last, header(7)).kind == LANDED
+    assert judge(last, header(7, 2)).kind == OUT_OF_ORDER
+    assert judge(last, header(0, epoch=1)).kind == NEXT
+    assert judge(last, header(8, epoch=1)).kind == OUT_OF_ORDER
+    bumped = judge(last, header(0, epoch=1)).number
+    assert judge(bumped, header(8)).kind == OLD_EPOCH
+    assert bumped > last
+    # After 2^31 - 1 comes 0; the number goes on.
+    end = judge(None, header(2**31 - 2, 2)).number
+    wrapped = judge(end, header(0, 4))
+    assert (wrapped.kind, wrapped.number) == (NEXT, end + 4)
+    assert judge(wrapped.number, header(2**31 - 2, 2)).kind == LANDED
+    assert judge(wrapped.number, header(4)).kind == NEXT
+
+
+def broken(**changes: Any) -> bytes:
+    """A batch whose header is changed, with a right checksum."""
+    data = bytearray(batch_of([b"a", b"b"]))
+    from dataclasses import replace
+
+    from sparklog.format.batch_scan import scan_headers
+
+    replace(scan_headers(bytes(data)).row(0), **changes).pack_into(memoryview(data))
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("batch", "code", "version"),
+    [
+        (b"", Code.INVALID_RECORD, 7),
+        (None, Code.INVALID_RECORD, 7),
+        (batch_of([b"a"])[:-1], Code.INVALID_RECORD, 7),
+        (batch_of([b"a"]) * 2, Code.INVALID_RECORD, 7),
+        (batch_of([b"a"])[:-1] + b"\1", Code.CORRUPT_MESSAGE, 7),
+        (batch_of([b"a" * 3000]), Code.MESSAGE_TOO_LARGE, 7),
+        (batch_of([b"a"], key=None), Code.INVALID_RECORD, 7),
+        (batch_of([b"a" * 900], codec=4), Code.UNSUPPORTED_COMPRESSION_TYPE, 6),
+        (batch_of([b"a"], time_ms=1), Code.INVALID_TIMESTAMP, 7),
+        (batch_of([b"a"], producer=(1 << 40, 0, 0), transactional=True), Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, 7),
+        (broken(count=3, last_offset_delta=2), Code.INVALID_RECORD, 7),
+        (broken(last_offset_delta=5), Code.INVALID_RECORD, 7),
+        (broken(attributes=0x20), Code.INVALID_RECORD, 7),
+        (broken(attributes=0x08), Code.INVALID_TIMESTAMP, 7),
+        (broken(attributes=5), Code.INVALID_RECORD, 7),
+        (broken(max_timestamp=BASE_MS + 10**6), Code.INVALID_TIMESTAMP, 7),
+    ],
+)
+def test_what_is_wrong_is_refused_and_nothing_is_written(
+    serve: Callable[..., Address], tmp_path: Path, batch: bytes | None, code: Code, version: int
+) -> None:
+    configs = {
+        "cleanup.policy": "compact",
+        "max.message.bytes": 2_000,
+        "message.timestamp.before.max.ms": 3_600_000,
+    }
+    topic = topic_of(tmp_path, configs=configs)
+    with connected(serve(tmp_path, writable=True)) as (wire,):
+        assert wire.produce("t", {0: batch}, version=version)[0]["errorCode"] == code
+        good = wire.produce("t", {0: batch_of([b"good"]), 7: batch_of([b"none"])})
+        assert [answer["errorCode"] for answer in good] == [Code.NONE, Code.UNKNOWN_TOPIC_OR_PARTITION]
+        assert wire.produce("none", {0: batch_of([b"a"])})[0]["errorCode"] == Code.UNKNOWN_TOPIC_OR_PARTITION
+        assert wire.produce("t", {0: batch_of([b"a"])}, acks=5)[0]["errorCode"] == Code.INVALID_REQUIRED_ACKS
+    assert values(topic) == [b"good"]
+
+
+def test_under_log_append_time_the_commit_gives_the_time(serve: Callable[..., Address], tmp_path: Path) -> None:
+    topic = topic_of(tmp_path, configs={"message.timestamp.type": "LogAppendTime"})
+    address = serve(tmp_path, writable=True)
+    with connected(address) as (wire,):
+        answer = wire.produce("t", {0: batch_of([b"a", b"b"], time_ms=5)})[0]
+        wire.send("Produce", 7, {"acks": 0, "topicData": []})
+        assert wire.produce("t", {0: batch_of([b"c"])})[0]["baseOffset"] == 2, "acks=0 is not answered"
+    records = read_with_kafka_python(address, "t", 0)
+    assert [record.timestamp for record in records[:2]] == [answer["logAppendTimeMs"]] * 2
+    assert {record.timestamp_type for record in records} == {1}
+    assert [record.value for record in records] == values(topic)
+
+
+def test_a_server_for_reading_refuses_each_change(serve: Callable[..., Address], tmp_path: Path) -> None:
+    topic_of(tmp_path)
+    with connected(serve(tmp_path)) as (wire,):
+        assert wire.produce("t", {0: batch_of([b"a"])})[0]["errorCode"] == Code.TOPIC_AUTHORIZATION_FAILED
+        assert wire.ask("InitProducerId", 1, {})["errorCode"] == Code.CLUSTER_AUTHORIZATION_FAILED
+        created = wire.ask("CreateTopics", 5, {"topics": [{"name": "x", "numPartitions": 1}]})
+        assert created["topics"][0]["errorCode"] == Code.TOPIC_AUTHORIZATION_FAILED
+        deleted = wire.ask("DeleteTopics", 4, {"topicNames": ["t"]})
+        assert deleted["responses"][0]["errorCode"] == Code.TOPIC_AUTHORIZATION_FAILED
+    assert sparklog.open(tmp_path).topics() == ["t"]
+
+
+def test_operators_change_topics(serve: Callable[..., Address], tmp_path: Path) -> None:
+    topic = topic_of(tmp_path, configs={"retention.ms": 5_000})
+    topic.append({"value": ["a", "b"]})
+    with connected(serve(tmp_path, writable=True)) as (wire,):
+        wanted = {"name": "new", "numPartitions": 3, "replicationFactor": 3}
+        configs = [{"name": "retention.ms", "value": "1000"}]
+        asked = [{**wanted, "configs": configs}, {**wanted, "name": "t"}, {**wanted, "name": "a/b"}]
+        asked += [
+            {**wanted, "name": "z", "numPartitions": 0},
+            {**wanted, "name": "z", "configs": [{"name": "retention.ms", "value": "soon"}]},
+        ]
+        codes = [row["errorCode"] for row in wire.ask("CreateTopics", 5, {"topics": asked})["topics"]]
+        assert codes == [
+            Code.NONE, Code.TOPIC_ALREADY_EXISTS, Code.INVALID_TOPIC, Code.INVALID_PARTITIONS, Code.INVALID_CONFIG
+        ]  # fmt: skip
+        root = sparklog.open(tmp_path)
+        assert root.topics() == ["new", "t"]
+        grown = wire.ask("CreatePartitions", 0, {"topics": [{"name": "new", "count": 5}, {"name": "t", "count": 1}]})
+        assert [row["errorCode"] for row in grown["results"]] == [Code.NONE, Code.INVALID_PARTITIONS]
+        change = [{"name": "cleanup.policy", "configOperation": 2, "value": "compact"}]
+        change += [{"name": "retention.ms", "configOperation": 1}]
+        resources = [{"resourceType": 2, "resourceName": "new", "configs": change}]
+        altered = wire.ask("IncrementalAlterConfigs", 0, {"resources": resources})
+        assert altered["responses"][0]["errorCode"] == Code.NONE
+        described = wire.ask(
+            "DescribeConfigs",
+            1,
+            {"resources": [{"resourceType": 2, "resourceName": "new", "configurationKeys": None}]},
+        )
+        rows = {row["name"]: (row["value"], row["configSource"]) for row in described["results"][0]["configs"]}
+        assert rows["cleanup.policy"] == ("delete,compact", 1)
+        assert rows["retention.ms"] == ("604800000", 5)
+        places = [{"partitionIndex": 0, "offset": 1}]
+        cut = wire.ask("DeleteRecords", 1, {"topics": [{"name": "t", "partitions": places}]})
+        assert cut["topics"][0]["partitions"][0]["lowWatermark"] == 1
+        places = [{"partitionIndex": 0, "offset": 9}]
+        cut = wire.ask("DeleteRecords", 1, {"topics": [{"name": "t", "partitions": places}]})
+        assert cut["topics"][0]["partitions"][0]["errorCode"] == Code.OFFSET_OUT_OF_RANGE
+        assert values(topic) == [b"b"]
+        gone = wire.ask("DeleteTopics", 4, {"topicNames": ["new", "none"]})
+        assert [row["errorCode"] for row in gone["responses"]] == [Code.NONE, Code.UNKNOWN_TOPIC_OR_PARTITION]
+    assert root.topics() == ["t"]

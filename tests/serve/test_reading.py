@@ -1,0 +1,182 @@
+"""What clients read is what Kafka's own consumer read of the same log, record by record; and nothing is decoded."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sparklog
+from sparklog.format import compression, decode, payloads
+from tests.fixture_data import expected_offsets, expected_records, split_partition
+from tests.serve.clients import ReadRecord, read_with_aiokafka, read_with_kafka_python
+
+ISOLATIONS = ("read_uncommitted", "read_committed")
+PARTITIONS = (
+    *(("codecs", f"codec-{codec}-{number}") for codec, number in (("gzip", 0), ("snappy", 1), ("lz4", 2), ("zstd", 3))),
+    ("transactions", "txn-a-0"),
+    ("transactions", "txn-b-1"),
+    ("timestamps", None),
+    ("compaction", None),
+    ("legacy", None),
+)
+
+
+def places(fixtures: Path) -> list[tuple[Path, str]]:
+    chosen = []
+    for name, partition in PARTITIONS:
+        for fixture in sorted(path.parent for path in (fixtures / name).rglob("data")):
+            folders = [path.name for path in sorted((fixture / "data").iterdir()) if path.is_dir()]
+            chosen += [(fixture, folder) for folder in folders if partition in (None, folder)][:3]
+    return chosen
+
+
+def expected(fixture: Path, partition: str, isolation: str) -> list[ReadRecord]:
+    return [
+        ReadRecord(r.offset, r.timestamp, r.timestamp_type, r.key, r.value, r.headers)
+        for r in expected_records(fixture, partition, isolation)
+    ]
+
+
+@pytest.mark.parametrize("imported", [False, True], ids=["in-place", "imported"])
+def test_what_kafka_wrote_is_read_as_kafka_read_it(
+    fixtures: Path, serve: Callable[..., Any], tmp_path: Path, imported: bool
+) -> None:
+    counted = 0
+    for fixture, partition in places(fixtures):
+        location = fixture / "data"
+        topic, number = split_partition(partition)
+        if topic.startswith("__"):
+            continue
+        if imported:
+            root = tmp_path / f"{fixture.name}-{partition}"
+            sparklog.import_kafka(root, location, topics=[topic], groups=False, open_transactions="keep")
+            location = root
+        address = serve(location)
+        for isolation in ISOLATIONS:
+            records = expected(fixture, partition, isolation)
+            assert read_with_kafka_python(address, topic, number, isolation) == records, (partition, isolation)
+            counted += len(records)
+    assert counted > 1000
+
+
+def rows_of(topic: Any, partition: int, isolation: str) -> list[ReadRecord]:
+    table = topic.scan(partitions=[partition], isolation_level=isolation).to_table()
+    return [
+        ReadRecord(
+            row["offset"],
+            round(row["timestamp"].timestamp() * 1000),
+            row["timestampType"],
+            row["key"],
+            row["value"],
+            tuple((header["key"], header["value"]) for header in row["headers"] or ()),
+        )
+        for row in table.to_pylist()
+    ]
+
+
+def filled_root(path: Path) -> Any:
+    """A root with all that sparklog itself writes: codecs, LogAppendTime, compaction, transactions, nothing."""
+    root = sparklog.open(path, create=True)
+    for codec in ("none", "gzip", "snappy", "lz4", "zstd"):
+        topic = root.create_topic(codec)
+        for number in range(3):
+            rows = [{"key": f"k{row}", "value": f"{number}-{row}" * 9, "headers": [("h", b"x")]} for row in range(50)]
+            topic.append(rows, options=sparklog.WriteOptions(codec=codec, batch_bytes=2_000))
+    stamped = root.create_topic("stamped", configs={"message.timestamp.type": "LogAppendTime"})
+    stamped.append({"key": ["a", "b"], "value": ["1", "2"]})
+    stamped.append({"key": ["a"], "value": [None]})
+    table = root.create_topic("table", configs={"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0})
+    for number in range(4):
+        table.append({"key": ["a", "b", f"c{number}"], "value": [f"{number}"] * 3})
+    sparklog.compact(root, topics=["table"], roll=True)
+    table.append({"key": ["a"], "value": ["last"]})
+    inline = root.create_topic("inline", configs={"inline.records.bytes": 65536})
+    inline.append({"value": ["a", "b"]})
+    inline.append({"value": ["c"]})
+    decided = root.create_topic("decided", partitions=2)
+    decided.append({"value": ["before"], "partition": [0]})
+    for name, end in (("first", "commit"), ("second", "abort"), ("third", None)):
+        transaction = sparklog.transactional(root, name).begin()
+        # The third stays open in partition 0, where the second is the last that is decided.
+        transaction.append("decided", {"value": [name, name], "partition": [0, 0 if end is None else 1]})
+        transaction.prepare()
+        if end is not None:
+            getattr(transaction, end)()
+    root.create_topic("empty")
+    return root
+
+
+def test_what_sparklog_wrote_is_read_as_it_reads_it(serve: Callable[..., Any], tmp_path: Path) -> None:
+    root = filled_root(tmp_path)
+    address = serve(tmp_path)
+    for name in root.topics():
+        topic = root.topic(name)
+        for isolation in ISOLATIONS:
+            for partition in topic.bounds():
+                records = rows_of(topic, partition, isolation)
+                assert read_with_kafka_python(address, name, partition, isolation) == records, (name, isolation)
+    assert read_with_aiokafka(address, "decided", 0, "read_committed") == rows_of(
+        root.topic("decided"), 0, "read_committed"
+    )
+    assert [record.offset for record in rows_of(root.topic("decided"), 0, "read_uncommitted")] == [0, 1, 2, 3, 4]
+    assert [record.offset for record in rows_of(root.topic("decided"), 0, "read_committed")] == [0, 1]
+    assert root.topic("decided").bounds()[0].last_stable == 3
+    assert root.topic("decided").bounds()[1].last_stable == 2
+
+
+def test_offsets_by_time_are_those_of_the_topic(serve: Callable[..., Any], tmp_path: Path, fixtures: Path) -> None:
+    from kafka import KafkaConsumer, TopicPartition
+
+    topic = sparklog.open(tmp_path, create=True).create_topic("t")
+    for start in (1_000, 5_000, 3_000):
+        topic.append({"value": ["a", "b", "c"], "timestamp": [start, start + 10, start + 5]})
+    place = TopicPartition("t", 0)
+    consumer = KafkaConsumer(bootstrap_servers=str(serve(tmp_path)))
+    for time_ms in (0, 1_000, 1_001, 1_006, 3_000, 5_006, 5_011, 9_000):
+        answer = consumer.offsets_for_times({place: time_ms})[place]
+        record = topic.offset_for_timestamp(time_ms).get(0)
+        assert (answer and (answer.offset, answer.timestamp)) == (record and (record.offset, record.timestamp))
+    consumer.close()
+    kafkas = expected_offsets(fixtures / "transactions")["txn-a-0"]
+    place = TopicPartition("txn-a", 0)
+    consumer = KafkaConsumer(bootstrap_servers=str(serve(fixtures / "transactions" / "data")))
+    for answer in kafkas["offsetsForTimes"]:
+        ours = consumer.offsets_for_times({place: answer["target"]})[place]
+        assert (ours.offset, ours.timestamp) == tuple(
+            answer["read_uncommitted"][name] for name in ("offset", "timestamp")
+        )
+    consumer.close()
+
+
+def test_no_batch_is_decoded(serve: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = filled_root(tmp_path).topic("zstd")
+    records = rows_of(topic, 0, "read_committed")
+    calls: list[str] = []
+    for module, name in ((decode, "decode"), (payloads, "payloads"), (compression, "decompress")):
+        monkeypatch.setattr(module, name, lambda *_, name=name, **__: calls.append(name))
+    for name, module in list(sys.modules.items()):
+        if name.startswith("sparklog.") and "payloads" in vars(module) and module is not payloads:
+            monkeypatch.setattr(module, "payloads", lambda *_, **__: calls.append("payloads"), raising=False)
+    assert read_with_kafka_python(serve(tmp_path), "zstd", 0) == records
+    assert not calls
+
+
+def test_a_fetch_at_the_end_is_answered_when_a_commit_is_seen(serve: Callable[..., Any], tmp_path: Path) -> None:
+    from kafka import KafkaConsumer, TopicPartition
+
+    topic = sparklog.open(tmp_path, create=True).create_topic("t")
+    consumer = KafkaConsumer(bootstrap_servers=str(serve(tmp_path)), fetch_max_wait_ms=20_000)
+    consumer.assign([TopicPartition("t", 0)])
+    consumer.seek(TopicPartition("t", 0), 0)
+    assert not consumer.poll(300)
+    begun = time.monotonic()
+    topic.append({"value": ["late"]})
+    (batch,) = consumer.poll(15_000).values()
+    assert [record.value for record in batch] == [b"late"]
+    assert time.monotonic() - begun < 10
+    consumer.close()

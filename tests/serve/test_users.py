@@ -1,0 +1,177 @@
+"""Users: passwords that are right and wrong, by clients of others, and what each user may do."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sparklog
+from sparklog.errors import BadRequest
+from sparklog.serve.addresses import Address
+from sparklog.serve.codes import Code
+from sparklog.serve.users import SCRAM, Denied, SaslExchange, User, Verifier, hashed, read_users
+from tests.serve.clients import read_with_kafka_python
+from tests.serve.wire import Wire, batch_of
+
+# RFC 7677, section 3: user "user", password "pencil".
+RFC_SALT = "W22ZaJ0SNY7soEsUEjb6gQ=="
+RFC_FIRST = "n,,n=user,r=rOprNGfwEbeRWgbNEkqO"
+PASSWORDS = {"anna": "pencil", "carl": "größe,=x"}
+
+
+@pytest.fixture
+def users(tmp_path: Path) -> Path:
+    lines = {
+        "anna": "read:orders write:orders group:shop",
+        "carl": "read: group:",
+    }
+    text = "# who may what\n\n" + "\n".join(
+        f"{name} {hashed(PASSWORDS[name], random.Random(1))} {allowed}" for name, allowed in lines.items()
+    )
+    file = tmp_path / "users"
+    file.write_text(text)
+    return file
+
+
+@pytest.fixture
+def address(users: Path, tmp_path: Path, serve: Callable[..., Address]) -> Address:
+    root = sparklog.open(tmp_path / "root", create=True)
+    for name in ("orders", "payments"):
+        root.create_topic(name).append({"value": [name]})
+    return serve(root.location, writable=True, users=read_users(str(users)))
+
+
+def options(name: str, mechanism: str, password: str | None = None) -> dict[str, Any]:
+    return {
+        "security_protocol": "SASL_PLAINTEXT",
+        "sasl_mechanism": mechanism,
+        "sasl_plain_username": name,
+        "sasl_plain_password": password or PASSWORDS[name],
+    }
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", SCRAM])
+def test_a_right_password_lets_in_and_a_wrong_one_does_not(address: Address, mechanism: str) -> None:
+    from aiokafka import AIOKafkaProducer
+    from aiokafka.errors import KafkaError
+
+    for name in PASSWORDS:
+        records = read_with_kafka_python(address, "orders", 0, **options(name, mechanism))
+        assert [record.value for record in records] == [b"orders"]
+
+    async def connect(password: str) -> None:
+        producer = AIOKafkaProducer(bootstrap_servers=str(address), **options("anna", mechanism, password))
+        try:
+            await producer.start()
+        finally:
+            await producer.stop()
+
+    asyncio.run(connect("pencil"))
+    for wrong in ("Pencil", "x"):
+        with pytest.raises(KafkaError):
+            asyncio.run(connect(wrong))
+
+
+def test_the_example_of_the_rfc() -> None:
+    import base64
+
+    verifier = Verifier.of("pencil", base64.b64decode(RFC_SALT))
+
+    exchange = SaslExchange(SCRAM, {"user": User("user", verifier, {})}, random.Random(1))
+    answer = exchange.step(RFC_FIRST.encode()).decode()
+    assert answer.startswith("r=rOprNGfwEbeRWgbNEkqO")
+    assert answer.endswith(f",s={RFC_SALT},i=4096")
+    # The RFC's proof is of the RFC's nonce: its keys are right if they give it.
+    nonce = "rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0"
+    exchange._nonce = nonce
+    exchange._messages[1] = f"r={nonce},s={RFC_SALT},i=4096"
+    final = exchange.step(f"c=biws,r={nonce},p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ=".encode())
+    assert final == b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4="
+    assert exchange.user is not None
+
+
+def answered(exchange: SaslExchange, *messages: bytes) -> None:
+    for message in messages:
+        exchange.step(message)
+
+
+@pytest.mark.parametrize(
+    "message",
+    ["", "x", "p=tls,,n=user,r=a", "n,,r=a", "n,,n=user", "n,,m=x,n=user,r=a", "n,,n=nobody,r=a", "\0\0", "a\0b"],
+)
+def test_broken_messages_are_denied(message: str) -> None:
+    for mechanism in ("PLAIN", SCRAM):
+        exchange = SaslExchange(mechanism, {"user": User("user", Verifier.of("pencil", b"salt"), {})}, random.Random(1))
+        with pytest.raises(Denied):
+            answered(exchange, message.encode(), b"c=biws,r=x,p=AAAA")
+        assert exchange.user is None
+
+
+def test_nothing_is_answered_before_an_authentication(address: Address) -> None:
+    wire = Wire(address)
+    assert wire.ask("ApiVersions", 3, {})["errorCode"] == 0
+    assert wire.ask("SaslAuthenticate", 1, {"authBytes": b"x"})["errorCode"] == Code.ILLEGAL_SASL_STATE
+    assert wire.ask("SaslHandshake", 1, {"mechanism": "GSSAPI"})["errorCode"] == Code.UNSUPPORTED_SASL_MECHANISM
+    assert wire.ask("SaslHandshake", 1, {"mechanism": "PLAIN"})["errorCode"] == 0
+    wrong = wire.ask("SaslAuthenticate", 1, {"authBytes": b"\0anna\0wrong"})
+    assert wrong["errorCode"] == Code.SASL_AUTHENTICATION_FAILED
+    wire.send("Metadata", 1, {"topics": None})
+    with pytest.raises((AssertionError, ConnectionError)):
+        wire.receive("Metadata", 1)
+    wire.close()
+
+
+def test_each_user_does_what_is_allowed_and_no_more(address: Address) -> None:
+    wire = Wire(address)
+    wire.ask("SaslHandshake", 1, {"mechanism": "PLAIN"})
+    assert wire.ask("SaslAuthenticate", 1, {"authBytes": b"\0anna\0pencil"})["errorCode"] == 0
+    assert [topic["name"] for topic in wire.ask("Metadata", 1, {"topics": None})["topics"]] == ["orders"]
+    named = wire.ask("Metadata", 1, {"topics": [{"name": "payments"}]})["topics"]
+    assert named[0]["errorCode"] == Code.TOPIC_AUTHORIZATION_FAILED
+    denied = Code.TOPIC_AUTHORIZATION_FAILED
+    place = {"partition": 0, "fetchOffset": 0, "partitionMaxBytes": 1000}
+    for topic, code in (("orders", 0), ("payments", denied), ("none", denied)):
+        asked = {"maxBytes": 1000, "topics": [{"topic": topic, "partitions": [place]}]}
+        answer = wire.ask("Fetch", 4, asked)["responses"][0]["partitions"][0]
+        assert answer["errorCode"] == code
+        assert bool(answer["records"]) == (code == 0)
+        times = {"topics": [{"name": topic, "partitions": [{"partitionIndex": 0, "timestamp": -1}]}]}
+        assert wire.ask("ListOffsets", 1, times)["topics"][0]["partitions"][0]["errorCode"] == code
+        assert wire.produce(topic, {0: batch_of([b"x"])})[0]["errorCode"] == code
+        resources = {"resources": [{"resourceType": 2, "resourceName": topic, "configurationKeys": None}]}
+        assert wire.ask("DescribeConfigs", 1, resources)["results"][0]["errorCode"] == code
+    assert wire.ask("DeleteTopics", 4, {"topicNames": ["payments"]})["responses"][0]["errorCode"] == denied
+    assert wire.ask("CreateTopics", 5, {"topics": [{"name": "new"}]})["topics"][0]["errorCode"] == denied
+    assert wire.ask("FindCoordinator", 2, {"key": "shop-1"})["errorCode"] == 0
+    assert wire.ask("FindCoordinator", 2, {"key": "audit"})["errorCode"] == Code.GROUP_AUTHORIZATION_FAILED
+    described = wire.ask("DescribeGroups", 0, {"groups": ["audit"]})["groups"][0]
+    assert described["errorCode"] == Code.GROUP_AUTHORIZATION_FAILED
+    wire.close()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "anna",
+        "anna secret read:",
+        "anna SCRAM-SHA-256$1:c2FsdA==$AAAA:AAAA read:",
+        "anna SCRAM-SHA-256$4096:c2FsdA==$AAAA:AAAA read:",
+    ],
+)
+def test_a_line_that_is_wrong_is_named(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "users"
+    file.write_text(f"# users\n{line}\n")
+    with pytest.raises(BadRequest, match="line 2 of"):
+        read_users(str(file))
+    good = f"anna {hashed('x', random.Random(1))}"
+    for extra in (" execute:orders", " read", f"\n{good}"):
+        file.write_text(f"{good}{extra}\n")
+        with pytest.raises(BadRequest, match=r"line [12] of"):
+            read_users(str(file))
+    with pytest.raises(BadRequest, match="cannot be read"):
+        read_users(str(tmp_path / "none"))
