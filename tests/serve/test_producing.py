@@ -201,6 +201,11 @@ def broken(**changes: Any) -> bytes:
         (broken(attributes=5), Code.INVALID_RECORD, 7),
         (broken(max_timestamp=BASE_MS + 10**6), Code.INVALID_TIMESTAMP, 7),
     ],
+    # The batches have times in them: every process is to name the cases alike.
+    ids=[
+        *("empty", "none", "cut", "two", "checksum", "too-large", "no-key", "zstd-for-6", "old", "transactional"),
+        *("count", "last-offset", "control", "log-append-time", "codec", "ahead"),
+    ],
 )
 def test_what_is_wrong_is_refused_and_nothing_is_written(
     serve: Callable[..., Address], tmp_path: Path, batch: bytes | None, code: Code, version: int
