@@ -161,7 +161,7 @@ def test_wrong_usage_is_one_line(sparklog: Sparklog, place: Path, line: str, say
     ("line", "says"),
     [
         ("consume ordets", "topic 'ordets' does not exist in {root}; did you mean 'orders'? ["),
-        ("produce zzz", "topic 'zzz' does not exist in {root}; create it: sparklog topics create zzz --root {root} ["),
+        ("produce ordets", "topic 'ordets' does not exist in {root}; did you mean 'orders'? ["),
         ("topics create a -c compression.type=none", "found 'none'; a topic without compression is uncompressed ["),
         ("consume --include nothing", "no topic of {root} matches 'nothing': see `sparklog topics list` ["),
         ("consume orders --format '%x'", "--format takes %t %p %o %T %h %k %K %s %S and %%, found '%x' ["),
@@ -172,6 +172,21 @@ def test_an_error_is_one_line(sparklog: Sparklog, place: Path, line: str, says: 
     outcome = sparklog(*shlex.split(line), code=1)
     assert says.format(root=place) in outcome.err
     assert (outcome.err.count("\n"), outcome.out) == (1, "")
+
+
+def test_a_topic_that_is_missing_is_created_unless_the_name_may_be_misspelt(
+    sparklog: Sparklog, place: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "lines"
+    file.write_text("a\n")
+    outcome = sparklog("produce", "zzz", "--file", file)
+    assert outcome.err.splitlines() == [
+        "Topic zzz did not exist: created with 1 partition (--num-partitions)",
+        "Appended 1 records to zzz",
+    ]
+    assert sparklog("produce", "zzz", "--file", file).err == "Appended 1 records to zzz\n"
+    sparklog("produce", "ordets", "--file", file, "--num-partitions", "2")
+    assert sparklog("consume", "ordets").out == "a\n"
 
 
 @pytest.mark.parametrize(

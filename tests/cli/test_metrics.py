@@ -66,6 +66,7 @@ def test_figures_are_those_of_the_root(sparklog: Sparklog, filled: Path) -> None
     assert (value("group_current_offset", **group), value("group_lag", **group)) == (2, 3)
     assert 0 <= value("group_lag_seconds", **group) < 3600
     assert value("group_active", group=HOSTILE) == 1
+    assert value("group_members", group=HOSTILE) == 1
     assert value("metrics_timestamp_seconds") >= value("topic_commit_timestamp_seconds", topic="a")
     # Nothing is committed in partition 1: no lag there, not a lag of 0.
     assert ("sparklog_group_lag", (("group", HOSTILE), ("topic", "a"), ("partition", "1"))) not in found

@@ -17,11 +17,15 @@ from typer import BadParameter, Option
 from sparklog.cli.locations import open_root
 from sparklog.cli.options import Commands, OneTopic, RootOption, unescaped, whole_number
 from sparklog.cli.record_values import Formats
+from sparklog.cli.terminal import printable
 from sparklog.log.journal.names import MAX_PARTITIONS
 from sparklog.parsing import INT32_MAX
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from sparklog.log.topic.root import Root
+    from sparklog.log.topic.topic import Topic
 
 app = Commands()
 
@@ -84,7 +88,10 @@ def produce(
     num_partitions: Annotated[
         int | None,
         whole_number(
-            "--num-partitions", low=1, high=MAX_PARTITIONS, text="Create the topic with so many, if there is none."
+            "--num-partitions",
+            low=1,
+            high=MAX_PARTITIONS,
+            text="Create the topic with so many, if there is none. Default: 1.",
         ),
     ] = None,
     compression: Annotated[Codec | None, Option(help="Codec, where the topic leaves it to us. Default: zstd.")] = None,
@@ -101,7 +108,7 @@ def produce(
     options = WriteOptions(codec=compression) if compression else WriteOptions()
     name = topic.name
     opened = open_root(root)
-    target = opened.topic(name) if num_partitions is None else opened.ensure_topic(name, partitions=num_partitions)
+    target = _topic(opened, name, num_partitions)
     with ExitStack() as stack:
         fd = sys.stdin.fileno() if file is None else stack.enter_context(file.open("rb")).fileno()
         line, appended = 1, 0
@@ -120,6 +127,20 @@ def produce(
                 error.args = (f"{error} ({appended} records before it were appended)",)
             raise
     print(f"Appended {appended} records to {name}", file=sys.stderr)
+
+
+def _topic(root: Root, name: str, num_partitions: int | None) -> Topic:
+    """Open a topic; create one that is missing, as Spark's writes do, unless the name may be a misspelt one."""
+    from sparklog.errors import NotFound, nearest
+
+    if num_partitions is None:
+        try:
+            return root.topic(name)
+        except NotFound:
+            if nearest(name, root.topics()):
+                raise
+        print(f"Topic {printable(name)} did not exist: created with 1 partition (--num-partitions)", file=sys.stderr)
+    return root.ensure_topic(name, partitions=num_partitions or 1)
 
 
 def _with_partition(batch: pa.RecordBatch, partition: int | None) -> pa.RecordBatch:

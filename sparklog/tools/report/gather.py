@@ -207,7 +207,8 @@ def _groups(root: Root, now_ms: int, topics: tuple[str, ...], notes: list[Note])
             behind[row.group].append(_group_partition(row))
     for name, group in alive.items():
         if behind[name] or not topics:
-            yield GroupFacts(name, group.state, _members(group), tuple(behind[name]))
+            members = len(group.members) or int(group.instance is not None)
+            yield GroupFacts(name, group.state, _members(group), tuple(behind[name]), members)
     notes += [Note(ATTENTION, "", f"a consumer group cannot be read: {error} [{error.code}]") for error in damaged]
     notes += _hidden(hidden)
 

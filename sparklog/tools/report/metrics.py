@@ -88,6 +88,8 @@ def _of_groups(report: RootReport) -> Iterator[Metric]:
     groups = report.groups or ()
     active = [({"group": group.group}, int(group.member is not None)) for group in groups]
     yield Metric("sparklog_group_active", "1 while the group has a member.", active)
+    members = [({"group": group.group}, group.members) for group in groups]
+    yield Metric("sparklog_group_members", "Members that share the group's partitions, or 1 that owns them.", members)
     rows = [
         ({"group": group.group, "topic": part.topic, "partition": part.partition}, part)
         for group in groups

@@ -149,7 +149,7 @@ class GroupPartition:
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """One consumer group; `state` in Kafka's words, `member`: names of its members while it is active."""
+    """One consumer group; `state` in Kafka's words, `member`: names of its `members` while it is active."""
 
     COMPUTED: ClassVar = ("lag", "seconds_behind")
 
@@ -157,6 +157,7 @@ class GroupFacts:
     state: str
     member: str | None
     partitions: tuple[GroupPartition, ...]
+    members: int = 0
 
     @property
     def lag(self) -> int:
