@@ -94,6 +94,8 @@ def nothing_seen_again(patch: Patch) -> None:
     patch.setattr(NumberedObjects, "create", create)
 
 
+# A file is uploaded between the look and the commit: time for the root to be replaced.
+@pytest.mark.usefixtures("records_in_files")
 @pytest.mark.parametrize(
     ("mutate", "seeds"),
     [

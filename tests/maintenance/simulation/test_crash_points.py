@@ -36,6 +36,7 @@ CONFIGS = {
     "delete.retention.ms": "0",
     "min.cleanable.dirty.ratio": "0.0",
     "index.interval.bytes": "100",
+    "inline.records.bytes": "0",
 }
 Step = Callable[[Run, Root], Sequence[object]]
 """Does its work with this process' root; what it could not do."""
