@@ -7,7 +7,6 @@ here. One task looks at all topics that are waited for, as often as the view say
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from sparklog.log.journal.clocks import Moment
 from sparklog.log.journal.names import is_topic_name
 from sparklog.log.state.view import Bounds, LogView, OffsetRange, PartitionSize, ReadPart, TimestampOffset
 from sparklog.log.topic.root import Root
+from sparklog.storage.fork_safety import ForkLock
 
 LISTING_MS = 1_000
 """A list of topics is believed so long where it costs round trips: tools ask for it again and again."""
@@ -39,7 +39,7 @@ class ServedLog:
         self._view = view
         self._topic = topic
         self._is_far = root is None or root.store.parallel_reads > 1
-        self._lock = threading.RLock()
+        self._lock = ForkLock()
         self._bounds: dict[str, Ends] = {}
         self._listed: tuple[Moment, list[str]] | None = None
         self._waiters: set[_Waiter] = set()
@@ -94,7 +94,8 @@ class ServedLog:
     def bounds(self, topic: str) -> Ends:
         """Return the bounds as they were seen last; empty if there was no such topic."""
         with self._lock:
-            return self._bounds.get(topic) or self.look([topic]).get(topic, {})
+            seen = self._bounds.get(topic)
+        return seen or self.look([topic]).get(topic, {})
 
     def topic_id(self, topic: str) -> str:
         with self._lock:

@@ -12,7 +12,6 @@ A window is read at once and served in the sizes that a client asks for. What is
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from sparklog.log.read.read_plan import NativeReadPart
 from sparklog.log.state.slice_table import Newer
 from sparklog.log.state.view import READ_COMMITTED, OffsetRange, ReadPart
 from sparklog.serve.served_log import ServedLog
+from sparklog.storage.fork_safety import ForkLock
 
 WINDOW_BYTES = 4 << 20
 """About what is read at once of a partition."""
@@ -92,7 +92,7 @@ class StoredBatches:
 
     def __init__(self, log: ServedLog, waiting_bytes: int = WAITING_BYTES) -> None:
         self._log = log
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._waiting: OrderedDict[StoredPlace, _Chunk] = OrderedDict()
         self._room = waiting_bytes
 

@@ -185,6 +185,7 @@ def run(seed: int, kind: type[Upload] = Upload) -> Counter[str]:
 
 
 @pytest.mark.sweep
+@pytest.mark.usefixtures("records_in_files")
 @pytest.mark.parametrize("seeds", FAILING_THREADS.few())
 def test_seeds(seeds: range) -> None:
     met: Counter[str] = Counter()
@@ -196,6 +197,7 @@ def test_seeds(seeds: range) -> None:
     assert points >= {"begin", "part", "complete", "after complete", "get", "after get"}, points
 
 
+@pytest.mark.usefixtures("records_in_files")
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", FAILING_THREADS.many())
 def test_many_seeds(seeds: range) -> None:
