@@ -290,6 +290,7 @@ def test_a_backup_of_an_hour_ago_is_still_there_while_times_between_are_asked_fo
 class TestMutations:
     """The sweeps see what they are for. Each begins a few requests before the one that shows it."""
 
+    @pytest.mark.usefixtures("records_in_files")
     def test_no_holds(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(backing_up.Holds, "take", lambda self, heads: None)
         with small_limits(backup_tries=1), pytest.raises((AssertionError, SparklogError)):
