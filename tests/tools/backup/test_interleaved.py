@@ -287,10 +287,10 @@ def test_a_backup_of_an_hour_ago_is_still_there_while_times_between_are_asked_fo
         story.check(root, moved)
 
 
+@pytest.mark.usefixtures("records_in_files")
 class TestMutations:
     """The sweeps see what they are for. Each begins a few requests before the one that shows it."""
 
-    @pytest.mark.usefixtures("records_in_files")
     def test_no_holds(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(backing_up.Holds, "take", lambda self, heads: None)
         with small_limits(backup_tries=1), pytest.raises((AssertionError, SparklogError)):
@@ -351,6 +351,7 @@ class TestMutations:
             killed(1, 155)
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_a_hold_below_the_floor_is_refused_and_the_cut_taken_anew() -> None:
     story = Story()
     story.back_up()
