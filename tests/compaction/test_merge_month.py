@@ -285,6 +285,7 @@ def steady(*rates: float) -> Rates:
     return lambda now: list(rates)
 
 
+@pytest.mark.slow
 def test_a_month_at_rates_from_a_byte_to_a_megabyte_a_second() -> None:
     found = simulated(steady(1, 30, KIB, 10 * KIB, 100 * KIB, MIB), commits=2)
     assert max(found.most()) <= MANY, found.most()
@@ -344,6 +345,7 @@ WEEK_MS = 7 * DAY * 1000
 QUARTER_MS = 900_000
 
 
+@pytest.mark.slow
 def test_slow_partitions_are_sealed_once_a_week() -> None:
     """However far its slices have been merged: a segment spans `segment.ms`, not that and what was merged first."""
     rates = [0.2, 30.0, KIB]

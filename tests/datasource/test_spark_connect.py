@@ -72,6 +72,7 @@ spark.stop()
     importlib.util.find_spec("grpc") is None or importlib.util.find_spec("pandas") is None,
     reason="Spark Connect needs grpcio and pandas: pip install 'sparklog[connect]'",
 )
+@pytest.mark.slow
 def test_batch_and_stream_over_connect(spark_folder: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path / "log"), str(tmp_path / "c")],

@@ -251,6 +251,7 @@ def test_three_topics_agree_after_twenty_kills(sessions: tuple[SparkSession, Pat
     run_with_kills(sessions, on_disk(tmp_path), range(20), seed=4, topics="t0,t1,t2")
 
 
+@pytest.mark.slow
 def test_driver_killed_before_spark_has_committed_to_a_bucket(
     sessions: tuple[SparkSession, Path], tmp_path: Path, bucket: str
 ) -> None:
