@@ -29,9 +29,15 @@ def restore(root: str) -> dict[str, int]:
 def keep_balances(root: str, die_after: int | None = None) -> str:
     """Add up all payments that are there: balances and read offsets change together; `die_after` that many polls."""
     sparklog.open(root).ensure_topic("balances", configs={"cleanup.policy": "compact"})
-    # A static member: the next run takes over its partitions at once, and the run before is fenced.
-    static = {"group_instance_id": "balances", "auto_offset_reset": "earliest", "enable_auto_commit": False}
-    consumer = sparklog.consumer(root, "balances", topics="payments", max_poll_records=2, **static)
+    consumer = sparklog.consumer(
+        root,
+        "balances",
+        topics="payments",
+        group_instance_id="balances",  # the next run takes over its partitions at once, and this one is fenced
+        auto_offset_reset="earliest",
+        enable_auto_commit=False,
+        max_poll_records=2,
+    )
     producer = sparklog.transactional(root, "balances")
     state = restore(root)  # after joining the group: from then on an older run cannot commit
     lines = [f"begins with {state} at offset {consumer.position('payments', 0)}"]
