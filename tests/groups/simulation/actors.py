@@ -8,6 +8,7 @@ processed twice under commits that count: each offset must begin where the one b
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, Unavailable
@@ -192,7 +193,8 @@ def member(run: MembersRun, decide: Decide, plan: Plan) -> Callable[[Actor], Non
                 actor.sleep(actor.random.random() * plan.pace_s)
             if process_ is not None and actor.random.random() < 0.5:
                 run.count("left")
-                process_.membership.leave()
+                with suppress(Unavailable):
+                    process_.membership.leave()
 
         process(run, actor, life)
 
@@ -250,7 +252,7 @@ def grower(run: MembersRun, decide: Decide) -> Callable[[Actor], None]:
                 actor.sleep(actor.random.random() * 20)
                 try:
                     run.root(actor, decide).topic("a").alter(partitions=count)
-                except (Conflict, Unavailable, Corrupt, BadRequest) as error:
+                except (Conflict, NotFound, Unavailable, Corrupt, BadRequest) as error:
                     actor.note(f"{error.code} {error}")
 
         process(run, actor, life)
