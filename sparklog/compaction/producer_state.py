@@ -156,7 +156,7 @@ class _State:
     producers: dict[int, ReplayedProducer] = field(default_factory=dict)
     aborts: list[AbortMarker] = field(default_factory=list)
     _open: dict[int, int] = field(default_factory=dict)
-    """ReplayedProducer id -> first offset of its open transaction, in the order they began."""
+    """Producer id -> first offset of its open transaction, in the order they began."""
 
     def add(self, window: Window, shift: int) -> None:
         headers = window.headers

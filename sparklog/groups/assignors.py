@@ -15,7 +15,8 @@ from sparklog.errors import BadRequest
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.sticky_assignor import java_key, sticky_assignment
 
-ASSIGNORS = ("range", "roundrobin", "sticky", "cooperative-sticky")
+COOPERATIVE_STICKY = "cooperative-sticky"
+ASSIGNORS = ("range", "roundrobin", "sticky", COOPERATIVE_STICKY)
 
 
 @dataclass(frozen=True, slots=True)

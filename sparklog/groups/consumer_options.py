@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypedDict
 
 from sparklog.errors import BadRequest
+from sparklog.groups.assignors import ASSIGNORS, COOPERATIVE_STICKY
 from sparklog.groups.group import MAX_SESSION_TIMEOUT_MS, SESSION_TIMEOUT_MS
 from sparklog.log.journal.arguments import NAME, NAMES, NUMBER, ArgumentKind, instance, whole
 from sparklog.log.read.read_plan import check_isolation
@@ -14,8 +15,6 @@ from sparklog.log.state.view import COLUMNS, IsolationLevel, check_columns
 
 OffsetReset = Literal["earliest", "latest", "none"]
 EARLIEST, LATEST, NONE = "earliest", "latest", "none"
-COOPERATIVE_STICKY = "cooperative-sticky"
-ASSIGNORS = (COOPERATIVE_STICKY, "range", "roundrobin", "sticky")
 
 
 @dataclass(frozen=True, kw_only=True)

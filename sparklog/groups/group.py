@@ -447,6 +447,11 @@ class Membership:
     def generation(self) -> int:
         return self.metadata.generation
 
+    @property
+    def heartbeat_ms(self) -> int:
+        """The time without an entry of its own after which a heartbeat is due."""
+        return self.session_timeout_ms // HEARTBEATS
+
     def commit(self, offsets: Offsets, *, refresh: bool = True) -> None:
         """Commit offsets (next to read) by topic and partition. `Fenced` if a newer member took over."""
         checked = self.group.checked(offsets, self.topic_ids, refresh=refresh)
@@ -457,8 +462,7 @@ class Membership:
 
     def keep_alive(self) -> None:
         """Send a heartbeat if one is due."""
-        elapsed_ms = self.group.root.env.now().elapsed_ms(self.written)
-        if elapsed_ms >= self.session_timeout_ms // HEARTBEATS:
+        if self.group.root.env.now().elapsed_ms(self.written) >= self.heartbeat_ms:
             self.heartbeat()
 
     def _write(self, step: Step[GroupState]) -> GroupState:

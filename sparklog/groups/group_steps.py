@@ -125,7 +125,7 @@ def subscribe(
         for item in state.members
     )
     counts = partitions_read(members, {**state.partitions, **partitions})
-    if counts == state.partitions and state.member(member.member_id).topics == tuple(topics):  # type: ignore[union-attr]
+    if counts == state.partitions and [item.topics for item in members] == [item.topics for item in state.members]:
         return None
     return _rebalanced(state, "subscribe", members, partitions)
 
@@ -285,6 +285,8 @@ def check_member(state: GroupState, member: GroupMetadata, offsets: Sequence[Top
             f"generation {member.generation} ({member.member_id}) of group '{state.id}' was superseded: "
             f"{_newer(state, member)}; stop this consumer, or join again"
         )
+    if not offsets:
+        return
     others = {partition: item.id for item in state.members if item.id != member.member_id for partition in item.owned}
     taken = [place for item in offsets for partition in item.partition if (place := (item.topic, partition)) in others]
     if taken:

@@ -10,7 +10,8 @@ import logging
 from collections.abc import Sequence
 
 from sparklog.errors import Fenced
-from sparklog.groups.consumer_options import COOPERATIVE_STICKY, ConsumerOptions
+from sparklog.groups.assignors import COOPERATIVE_STICKY
+from sparklog.groups.consumer_options import ConsumerOptions
 from sparklog.groups.group import HEARTBEATS, Group, Offsets
 from sparklog.groups.group_members import Partitions
 from sparklog.groups.group_state import GroupMetadata, GroupState
@@ -143,9 +144,8 @@ class SharedMember:
     def is_replaced(self) -> bool:
         """True if another process has joined as the same static member."""
         members = self.membership.group.log.current().members
-        return self._instance_id in {item.instance_id for item in members if item.id != self.metadata.member_id} - {
-            None
-        }
+        others = {item.instance_id for item in members if item.id != self.metadata.member_id}
+        return self._instance_id is not None and self._instance_id in others
 
     def leave(self) -> None:
         self.stop()

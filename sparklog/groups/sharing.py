@@ -20,15 +20,13 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from sparklog.errors import BadRequest
 from sparklog.groups import group_steps as steps
-from sparklog.groups.assignors import ASSIGNORS
-from sparklog.groups.group import HEARTBEATS, SESSION_TIMEOUT_MS, Group, Membership, check_session_timeout
+from sparklog.groups.assignors import ASSIGNORS, COOPERATIVE_STICKY
+from sparklog.groups.group import SESSION_TIMEOUT_MS, Group, Membership, check_session_timeout
 from sparklog.groups.group_members import GroupMember, Partitions
 from sparklog.groups.group_state import GroupMetadata, GroupState
 from sparklog.log.journal.clocks import Moment
 from sparklog.log.journal.entry_log import EntryLog
 from sparklog.log.journal.names import check_id
-
-COOPERATIVE_STICKY = "cooperative-sticky"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,12 +186,8 @@ class SharedMembership(Membership):
         self.alive = now
         newest = self.group.log.known()
         expired = self.leases.expired(self.state if newest is None else newest)
-        if set(expired) - {self.metadata.member_id} or now.elapsed_ms(self.written) >= self._interval_ms:
+        if set(expired) - {self.metadata.member_id} or now.elapsed_ms(self.written) >= self.heartbeat_ms:
             self._renew(expired)
-
-    @property
-    def _interval_ms(self) -> int:
-        return self.session_timeout_ms // HEARTBEATS
 
     def _renew(self, expired: steps.Expired) -> None:
         now = self.group.root.env.now()
@@ -202,7 +196,7 @@ class SharedMembership(Membership):
         alive = {
             item.metadata.member_id: item
             for item in memberships
-            if item is not None and (item is self or now.elapsed_ms(item.alive) < item._interval_ms)
+            if item is not None and (item is self or now.elapsed_ms(item.alive) < item.heartbeat_ms)
         }
 
         def step(base: GroupState) -> GroupState | None:

@@ -20,7 +20,7 @@ from functools import cache
 from typing import Any, TypeAlias
 
 from sparklog.errors import Corrupt
-from sparklog.format.coordinators.message_schema import Field, Fields, Struct, message
+from sparklog.format.coordinators.message_schema import Field, Fields, Struct, message, uvarint
 
 FOLDER = "protocol"
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
@@ -262,17 +262,6 @@ def _uuid_text(data: bytes) -> str:
 
 
 # -- writing
-
-
-def uvarint(value: int) -> bytes:
-    if value < 0x80:
-        return bytes((value,))
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 def _struct_writer(schema: Struct, version: int, flexible: bool) -> WriteValue:

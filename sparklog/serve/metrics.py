@@ -22,23 +22,19 @@ class ServerMetrics:
 
     def text(self) -> str:
         """Return the counters as Prometheus reads them."""
-        rows = [
-            ("sparklog_serve_connections", "gauge", "Connections that are open.", [("", self.connections)]),
-            ("sparklog_serve_accepted_total", "counter", "Connections that were accepted.", [("", self.accepted)]),
-            ("sparklog_serve_refused_total", "counter", "Connections over the limit.", [("", self.refused)]),
-            ("sparklog_serve_sent_bytes_total", "counter", "Bytes of responses.", [("", self.sent_bytes)]),
-            (
-                "sparklog_serve_requests_total",
-                "counter",
-                "Requests by API.",
-                [(f'{{api="{api}"}}', count) for api, count in sorted(self.requests.items())],
-            ),
+        from sparklog.tools.report.metrics import Metric, text_of
+
+        requests: list[tuple[dict[str, object], int]] = [
+            ({"api": api}, count) for api, count in sorted(self.requests.items())
         ]
-        lines = []
-        for name, kind, text, values in rows:
-            lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
-            lines += [f"{name}{labels} {value}" for labels, value in values]
-        return "\n".join(lines) + "\n"
+        rows: tuple[tuple[str, str, list[tuple[dict[str, object], int]], str], ...] = (
+            ("connections", "Connections that are open.", [({}, self.connections)], "gauge"),
+            ("accepted_total", "Connections that were accepted.", [({}, self.accepted)], "counter"),
+            ("refused_total", "Connections over the limit.", [({}, self.refused)], "counter"),
+            ("sent_bytes_total", "Bytes of responses.", [({}, self.sent_bytes)], "counter"),
+            ("requests_total", "Requests by API.", requests, "counter"),
+        )
+        return text_of(Metric(f"sparklog_serve_{name}", text, values, kind) for name, text, values, kind in rows)
 
 
 class RequestMemory:

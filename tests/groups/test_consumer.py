@@ -278,7 +278,10 @@ def test_wrong_settings(place: Place) -> None:
         ({"columns": ("value", "odd")}, "expected distinct columns"),
         ({"session_timeout_ms": 0}, "session_timeout_ms is a whole number from 1 to"),
         ({"session_timeout_ms": 2_000}, "heartbeat_interval_ms is lower than session_timeout_ms, found 3000 and 2000"),
-        ({"partition_assignment_strategy": ("odd",)}, "partition_assignment_strategy is a list of cooperative-sticky"),
+        (
+            {"partition_assignment_strategy": ("odd",)},
+            "partition_assignment_strategy is a list of range, roundrobin, sticky, coop",
+        ),
         ({"topics": None, "pattern": "("}, r"pattern is a regular expression, found '\('"),
         ({"pattern": "b"}, "subscribes to topics or to a pattern"),
         ({"group_instance_id": 7}, "group_instance_id is a name or None"),

@@ -223,3 +223,14 @@ def test_an_older_sparklog_refuses_in_one_line(monkeypatch: pytest.MonkeyPatch) 
 def test_generations_of_members_start_over_after_the_highest() -> None:
     state = shared("two", state=replace(shared("one"), generation=2**31 - 1))
     assert (state.generation, metadata(state, "two").generation) == (1, 1)
+
+
+def test_an_entry_has_300_bytes_a_member_of_ten_partitions_at_most() -> None:
+    """The figure of docs/reference/cost.md."""
+    items = [replace(member(f"consumer-{n:04}-{n:022}"), host="a-name-of-a-host") for n in range(100)]
+    state = GroupState("g")
+    for item in items:
+        state = after(steps.share(state, item, {"a": 1_000}, {}))
+    while unsettled := [item for item in state.members if item.revoked]:
+        state = after(steps.revoke(state, metadata(state, unsettled[0].id), unsettled[0].revoked))
+    assert len(GROUP_JSON.encode(state)) < 300 * 100

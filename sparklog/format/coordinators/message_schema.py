@@ -367,9 +367,9 @@ def _write_struct(out: bytearray, message: Struct, version: int, flexible: bool,
             _write_field(content, field, version, flexible, value)
             tagged.append((field.tag, bytes(content)))
     if flexible:
-        out += _uvarint(len(tagged))
+        out += uvarint(len(tagged))
         for tag, part in sorted(tagged):
-            out += _uvarint(tag) + _uvarint(len(part)) + part
+            out += uvarint(tag) + uvarint(len(part)) + part
 
 
 def _write_field(out: bytearray, field: Field, version: int, flexible: bool, value: Value) -> None:
@@ -428,10 +428,13 @@ def _uuid_bytes(text: str) -> bytes:
 
 
 def _length(count: int, kind: str, flexible: bool) -> bytes:
-    return _uvarint(count + 1) if flexible else _INTEGERS[kind].pack(count)
+    return uvarint(count + 1) if flexible else _INTEGERS[kind].pack(count)
 
 
-def _uvarint(value: int) -> bytes:
+def uvarint(value: int) -> bytes:
+    """Return an unsigned number of variable length."""
+    if value < 0x80:
+        return bytes((value,))
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

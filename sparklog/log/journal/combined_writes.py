@@ -7,8 +7,9 @@ one before it made, and each thread gets what its own step raised.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from sparklog.errors import SparklogError, Unavailable
@@ -23,6 +24,7 @@ class _WaitingStep(Generic[E]):
     """The step of a thread, and what came of it: the state after the entry, or an error."""
 
     step: Step[E]
+    process: int = field(default_factory=os.getpid)
     state: E | None = None
     error: BaseException | None = None
 
@@ -34,7 +36,7 @@ class _WaitingStep(Generic[E]):
 class CombinedWrites(Generic[E]):
     """Writes entries of a log, each with the steps of all threads that wait. Steps must be pure: see `EntryLog.write`.
 
-    A process that forks while a thread writes leaves its child free locks and no request.
+    A child that was forked while threads waited does not write their steps: the parent does.
     """
 
     def __init__(self, log: EntryLog[E]) -> None:
@@ -49,12 +51,13 @@ class CombinedWrites(Generic[E]):
             Unavailable: the outcome is unknown, of all steps of the entry.
         """
         request = _WaitingStep(step)
-        # An append to a list, and taking all of them below, are one step each to other threads.
         self._waiting.append(request)
         with self._writing:
             if not request.is_done:
-                requests, self._waiting = self._waiting, []
-                self._write_all([*requests, *([] if request in requests else [request])])
+                waiting, self._waiting = self._waiting, []
+                # A step may have come to the list just after it was taken: its thread writes it when it has the lock.
+                requests = [item for item in waiting if item.process == request.process]
+                self._write_all(requests if request in requests else [*requests, request])
         if request.error is not None:
             raise request.error
         assert request.state is not None

@@ -4,8 +4,8 @@
     # TYPE sparklog_group_lag gauge
     sparklog_group_lag{group="billing",topic="orders",partition="0"} 12
 
-A file of these lines is what the node exporter's textfile collector takes in. All are gauges: offsets go back when a
-topic is created again. An unknown figure (the record counts of a Kafka directory) has no line.
+A file of these lines is what the node exporter's textfile collector takes in. Those of a report are gauges: offsets go
+back when a topic is created again. An unknown figure (the record counts of a Kafka directory) has no line.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class Metric:
     name: str
     help: str
     values: Iterable[tuple[Labels, float | None]]
+    kind: str = "gauge"
 
 
 def exposition(report: RootReport) -> str:
@@ -36,7 +37,7 @@ def exposition(report: RootReport) -> str:
 
 
 def text_of(metrics: Iterable[Metric]) -> str:
-    """Return the lines of any metrics, all of them gauges."""
+    """Return the lines of any metrics."""
     return "".join(line + "\n" for metric in metrics for line in _lines(metric))
 
 
@@ -111,7 +112,7 @@ def _lines(metric: Metric) -> Iterator[str]:
     values = [(labels, value) for labels, value in metric.values if value is not None]
     if values:
         yield f"# HELP {metric.name} {metric.help}"
-        yield f"# TYPE {metric.name} gauge"
+        yield f"# TYPE {metric.name} {metric.kind}"
     for labels, value in values:
         inside = ",".join(f'{name}="{_escaped(str(text))}"' for name, text in labels.items())
         yield f"{metric.name}{{{inside}}} {value!r}" if inside else f"{metric.name} {value!r}"

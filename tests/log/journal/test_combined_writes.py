@@ -11,7 +11,8 @@ import pytest
 from sparklog.errors import Fenced, Unavailable
 from sparklog.groups.group import Group
 from sparklog.groups.group_state import GroupState
-from sparklog.log.journal.combined_writes import CombinedWrites
+from sparklog.log.journal.combined_writes import CombinedWrites, _WaitingStep
+from sparklog.log.journal.entry_log import EntryLog
 from sparklog.storage.memory import MemoryStore
 from sparklog.testing.world import World
 from sparklog.testing.wrapper_stores import CountingStore
@@ -50,7 +51,7 @@ def at_once(world: World, store: Gate, *steps: Callable[[GroupState], GroupState
     def run(number: int) -> None:
         try:
             outcomes[number] = writes.write(steps[number]).generation
-        except Exception as error:  # noqa: BLE001
+        except BaseException as error:  # noqa: BLE001
             outcomes[number] = error
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(len(steps))]
@@ -95,35 +96,37 @@ def test_nothing_to_write_beside_an_error_is_no_error() -> None:
     assert entries(store) == 1
 
 
-def test_an_outcome_that_is_unknown_is_so_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [Unavailable("outcome unknown"), KeyboardInterrupt()])
+def test_an_outcome_that_is_unknown_is_so_for_all_of_an_entry(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the thread that wrote was interrupted: the others must not take their steps for written."""
     world = World()
     store = Gate(world.store)  # type: ignore[arg-type]
-    group = Group(world.root(store), "g")
-    writes = group.root.engine.combined(group.log)
+    real = EntryLog.write
 
-    def fail(step: object) -> GroupState:
-        raise Unavailable("outcome unknown")
+    def write(log: EntryLog[GroupState], step: Callable[[GroupState], GroupState | None]) -> GroupState:
+        state = real(log, step)
+        if state.generation > 1:
+            raise error
+        return state
 
-    monkeypatch.setattr(group.log, "write", fail)
-    with pytest.raises(Unavailable):
-        writes.write(plus(1))
-    monkeypatch.undo()
-    store.open.set()
-    assert writes.write(plus(2)).generation == 2
+    monkeypatch.setattr(EntryLog, "write", write)
+    first, *others = at_once(world, store, plus(1), plus(10), plus(100))
+    assert first == 1
+    # The thread that wrote raises what happened, the other one that the outcome is unknown.
+    assert {type(other) for other in others} == {type(error), Unavailable}
+    assert entries(store) == 2
 
 
-def test_a_thread_that_is_interrupted_tells_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_child_does_not_write_what_waits_in_its_parent() -> None:
     world = World()
     store = Gate(world.store)  # type: ignore[arg-type]
     store.open.set()
     group = Group(world.root(store), "g")
     writes = group.root.engine.combined(group.log)
-
-    def interrupt(step: object) -> GroupState:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(group.log, "write", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        writes.write(plus(1))
-    monkeypatch.undo()
-    assert writes.write(plus(2)).generation == 2
+    waiting = _WaitingStep(plus(10))
+    waiting.process += 1
+    writes._waiting.append(waiting)
+    assert writes.write(plus(1)).generation == 1
+    assert not waiting.is_done
