@@ -41,7 +41,7 @@ SETTINGS = {
     "spark.sql.session.timeZone": "America/New_York",
     "spark.sql.streaming.stopTimeout": "60s",
     "spark.sql.streaming.metricsEnabled": "false",
-    "spark.driver.extraJavaOptions": f"{CHEAP_JVM} -Dlog4j2.level=error",
+    "spark.driver.extraJavaOptions": f"{CHEAP_JVM} -Dlog4j2.level=error -Dderby.stream.error.file=/dev/null",
 }
 
 
