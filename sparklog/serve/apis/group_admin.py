@@ -31,7 +31,7 @@ async def find_coordinator(request: ServedRequest) -> Fields:
         text = "transactions are not served: use sparklog.transactional"
         return {"errorCode": Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "errorMessage": text, "nodeId": -1}
     try:
-        node = await coordinator_of(request, fields["key"]).owner(fields["key"])
+        node = await coordinator_of(request, fields["key"], reading=True).owner(fields["key"])
     except GroupError as error:
         return {"errorCode": error.code, "errorMessage": "groups need a root that can be written", "nodeId": -1}
     except SparklogError as error:
@@ -74,7 +74,7 @@ async def describe_groups(request: ServedRequest) -> Fields:
 async def _described(request: ServedRequest, name: str) -> Fields:
     row: Fields = {"groupId": name, "groupState": "", "protocolType": "", "protocolData": "", "members": []}
     try:
-        coordinator = coordinator_of(request, name)
+        coordinator = coordinator_of(request, name, reading=True)
         members = coordinator.held(name)
         if members is not None:
             return row | _members(members)

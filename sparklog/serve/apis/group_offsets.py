@@ -102,7 +102,7 @@ def _all_partitions(fields: Fields, code: Code) -> Fields:
 async def offset_fetch(request: ServedRequest) -> Fields:
     fields = request.fields
     try:
-        coordinator = coordinator_of(request, fields["groupId"])
+        coordinator = coordinator_of(request, fields["groupId"], reading=True)
         return {"topics": await coordinator.run(_offsets, coordinator, fields)}
     except GroupError as error:
         code = error.code
