@@ -1,7 +1,6 @@
 """JoinGroup 0 to 6, SyncGroup 0 to 4, Heartbeat 0 to 4, LeaveGroup 0 to 4: members of a group.
 
-Clients compute the assignment (the classic protocol). Left out: KIP-848's protocol, in which a broker computes it, and
-a static member's return without a rebalance.
+Clients compute the assignment (the classic protocol). Left out: KIP-848's protocol, in which a broker computes it.
 """
 
 from __future__ import annotations
