@@ -108,7 +108,7 @@ def members(*started: Member) -> Iterator[list[Member]]:
             member.join(SECONDS)
 
 
-def shares(*running: Member) -> bool:
+def shares(*running: Any) -> bool:
     """True if the members have all partitions, each one of them."""
     numbers = sorted(number for member in running for number in member.assigned)
     return numbers == list(range(PARTITIONS)) and all(member.assigned for member in running)
