@@ -79,8 +79,8 @@ class Coordinator:
         members = self.members(name)
         if members.membership is None:
             raise Fenced(f"group '{name}' has no member here")
-        commits = self._commits.setdefault(name, _Commits())
-        await commits.add(members.membership, offsets, self.run)
+        commits = self._commits.setdefault(name, _Commits(self.run))
+        await commits.add(members.membership, offsets)
 
     def give_up(self, name: str) -> None:
         """Forget the members of a group that was taken over: they join again, here or elsewhere."""
@@ -115,37 +115,26 @@ class Coordinator:
 class _Commits:
     """Commits of one group: one entry is being written, what comes meanwhile is the next."""
 
-    def __init__(self) -> None:
-        self._waiting: list[tuple[Membership, Positions, asyncio.Future[None]]] = []
-        self._writer: asyncio.Task[None] | None = None
+    def __init__(self, run: Runner) -> None:
+        self._run = run
+        self._writing = asyncio.Lock()
+        self._next: tuple[Membership, Positions, asyncio.Task[None]] | None = None
 
-    async def add(self, membership: Membership, offsets: Positions, run: Runner) -> None:
-        done = asyncio.get_running_loop().create_future()
-        self._waiting.append((membership, offsets, done))
-        if self._writer is None or self._writer.done():
-            self._writer = asyncio.create_task(self._write(run))
-        await done
+    async def add(self, membership: Membership, offsets: Positions) -> None:
+        if self._next is None or self._next[0] is not membership:
+            taken: Positions = {}
+            self._next = membership, taken, asyncio.create_task(self._write(membership, taken))
+        _, taken, written = self._next
+        for topic, rows in offsets.items():
+            taken.setdefault(topic, {}).update(rows)
+        # A client that goes away must not take the commits of others with it.
+        await asyncio.shield(written)
 
-    async def _write(self, run: Runner) -> None:
-        while self._waiting:
-            membership = self._waiting[0][0]
-            batch = [item for item in self._waiting if item[0] is membership]
-            self._waiting = [item for item in self._waiting if item[0] is not membership]
-            offsets: Positions = {}
-            for _, positions, _ in batch:
-                for topic, rows in positions.items():
-                    offsets.setdefault(topic, {}).update(rows)
-            error: BaseException | None = None
-            try:
-                await run(lambda held=membership, taken=offsets: held.commit(taken))
-            except SparklogError as failure:
-                error = failure
-            for _, _, done in batch:
-                if not done.done():
-                    if error is None:
-                        done.set_result(None)
-                    else:
-                        done.set_exception(error)
+    async def _write(self, membership: Membership, taken: Positions) -> None:
+        async with self._writing:
+            if self._next is not None and self._next[1] is taken:
+                self._next = None
+            await self._run(membership.commit, taken)
 
 
 async def _answers(node: Address) -> bool:

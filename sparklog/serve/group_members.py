@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 
 from sparklog.errors import Conflict, Corrupt, SparklogError
@@ -173,11 +173,8 @@ class GroupMembers:
         return member.assignment
 
     def heartbeat(self, member_id: str, generation: int, instance: str | None) -> Code:
-        try:
-            member = self.checked(member_id, generation, instance)
-        except GroupError as error:
-            return error.code
-        self.touch(member)
+        """Take a sign of life; return whether a rebalance waits for the member. Raises `GroupError`."""
+        self.touch(self.checked(member_id, generation, instance))
         return Code.REBALANCE_IN_PROGRESS if self.state == PREPARING else Code.NONE
 
     async def leave(self, member_id: str, instance: str | None) -> Code:
@@ -291,11 +288,9 @@ class GroupMembers:
         )
 
     def _joined(self, member: MemberState) -> Joined:
-        rows: Iterator[tuple[str, str | None, bytes]] = (
-            (one.id, one.details.instance, one.metadata(self.protocol)) for one in self.members.values()
-        )
-        members = tuple(rows) if member.id == self.leader else ()
-        return Joined(self.generation, self.protocol, self.leader, member.id, members)
+        listed = self.members.values() if member.id == self.leader else ()
+        rows = tuple((one.id, one.details.instance, one.metadata(self.protocol)) for one in listed)
+        return Joined(self.generation, self.protocol, self.leader, member.id, rows)
 
     # -- rebalances
 
@@ -315,11 +310,8 @@ class GroupMembers:
         )
         self._deadline = loop.call_later(seconds, self._start, self._end_of_wait)
 
-    def _start(self, work: Callable[[], Awaitable[None]]) -> None:
-        async def run() -> None:
-            await work()
-
-        task = asyncio.get_running_loop().create_task(run())
+    def _start(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
+        task = asyncio.get_running_loop().create_task(work())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
