@@ -75,14 +75,21 @@ class Coordinator:
             raise GroupError(Code.NOT_COORDINATOR)
 
     async def commit(self, name: str, offsets: Positions) -> None:
-        """Commit offsets of members of this server's. Raises as `Membership.commit`."""
+        """Commit offsets of members of this server's. `GroupError` if these are not the newest generation's."""
         members = self.members(name)
-        if members.membership is None:
-            raise Fenced(f"group '{name}' has no member here")
-        commits = self._commits.setdefault(name, _Commits(self.run))
-        await commits.add(members.membership, offsets)
+        membership = members.membership
+        if membership is None:
+            raise GroupError(Code.UNKNOWN_MEMBER_ID)
+        try:
+            await self._commits.setdefault(name, _Commits(self.run)).add(membership, offsets)
+        except Fenced:
+            if members.membership is not membership:
+                # By the next generation of this server's own, which was entered meanwhile.
+                raise GroupError(Code.ILLEGAL_GENERATION) from None
+            self._give_up(name)
+            raise GroupError(Code.UNKNOWN_MEMBER_ID) from None
 
-    def give_up(self, name: str) -> None:
+    def _give_up(self, name: str) -> None:
         """Forget the members of a group that was taken over: they join again, here or elsewhere."""
         members = self._groups.pop(name, None)
         if members is not None:
@@ -103,7 +110,7 @@ class Coordinator:
                         await self.run(membership.keep_alive)
                     except Fenced:
                         if members.membership is membership:
-                            self.give_up(name)
+                            self._give_up(name)
                     except SparklogError as error:
                         _LOG.warning("group %s: no sign of life could be written: %s", name, error)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparklog.errors import Conflict, Fenced, NotFound
+from sparklog.errors import Conflict, NotFound
 from sparklog.format.coordinators.message_schema import Fields
 from sparklog.groups.group import MAX_METADATA
 from sparklog.groups.group_state import OffsetAndMetadata
@@ -29,9 +29,6 @@ async def offset_commit(request: ServedRequest) -> Fields:
         topics = await request.services.run(_checked, request, positions)
         if positions:
             await _commit(coordinator, fields, positions)
-    except Fenced:
-        coordinator.give_up(group)
-        return _all_partitions(fields, Code.UNKNOWN_MEMBER_ID)
     except FAILURES as error:
         return _all_partitions(fields, group_code(error))
     return {"topics": topics}
