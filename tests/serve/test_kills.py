@@ -8,11 +8,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from tests.serve.test_groups import PARTITIONS, free_port, shares, wait_for
 
 KILLS = int(os.environ.get("SPARKLOG_SERVE_KILLS", "20"))
 UP_SECONDS = 2.0
+PAUSE_SECONDS = 8.0
+"""Longer than clients wait for an answer, and than members may be silent."""
 SPARE_SECONDS = 5
 HAS_LIBRDKAFKA = importlib.util.find_spec("confluent_kafka") is not None
 THIRD = "librdkafka" if HAS_LIBRDKAFKA else "kafka-python"
@@ -54,10 +57,22 @@ class Servers:
         return process
 
     def kill(self) -> None:
+        """Kill the server whose turn it is, or both, and start again what was killed."""
         turn = self.kills % len(self.processes)
-        self.processes[turn].kill()
-        self.processes[turn].wait()
-        self.processes[turn] = self._start(turn)
+        numbers = {turn, random.randrange(len(self.processes))}
+        for number in numbers:
+            self.processes[number].kill()
+            self.processes[number].wait()
+        for number in numbers:
+            self.processes[number] = self._start(number)
+        self.kills += 1
+
+    def pause(self) -> None:
+        """Stop the server whose turn it is until clients go on with the other, then let it go on, late as it is."""
+        turn = self.kills % len(self.processes)
+        self.processes[turn].send_signal(signal.SIGSTOP)
+        time.sleep(PAUSE_SECONDS)
+        self.processes[turn].send_signal(signal.SIGCONT)
         self.kills += 1
 
     def stop(self) -> None:
@@ -153,16 +168,17 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.sweep
-def test_each_record_is_there_once_after_kills_of_servers(place: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [Servers.kill, Servers.pause])
+def test_each_record_is_there_once(place: str, tmp_path: Path, how: Callable[[Servers], None]) -> None:
     topic = sparklog.open(place, create=True).create_topic("t", partitions=PARTITIONS)
     with (
         serving(place) as servers,
         member_processes(tmp_path, servers.addresses, "kafka-python", "aiokafka") as readers,
     ):
         sender = Sender(servers.addresses, PARTITIONS)
-        for _ in range(KILLS):
+        for _ in range(KILLS if how is Servers.kill else KILLS // 4):
             time.sleep(random.uniform(0, 2 * UP_SECONDS))
-            servers.kill()
+            how(servers)
         sender.finish()
         check_group(place, *readers, records=check_once(topic, sender))
 
