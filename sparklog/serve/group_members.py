@@ -360,6 +360,10 @@ class GroupMembers:
                 self.touch(member)
             self._prepare()
             return
+        if not self.members:
+            # Given up meanwhile.
+            await self._leave_journal()
+            return
         self.protocol = self._elected()
         if self.leader not in self.members:
             self.leader = next(iter(self.members))
@@ -402,7 +406,8 @@ class GroupMembers:
             self._maybe_complete()
 
     def _expire(self, member: MemberState) -> None:
-        if self.members.get(member.id) is member and member.joining is None:
+        # A member that waits for an answer cannot say more.
+        if self.members.get(member.id) is member and member.joining is None and member.syncing is None:
             _LOG.info("group %s: %s was silent for its session timeout", self.id, member.id)
             self._remove(member)
 

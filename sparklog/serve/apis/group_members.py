@@ -29,9 +29,8 @@ async def join_group(request: ServedRequest) -> Fields:
     try:
         if not 1 <= details.session_ms <= MAX_SESSION_TIMEOUT_MS:
             raise GroupError(Code.INVALID_SESSION_TIMEOUT)
-        members = members_of(request)
-        await coordinator_of(request, members.id).check_owner(members.id)
-        joined = await members.join(details, id_first=request.version >= 4)
+        await coordinator_of(request, fields["groupId"]).check_owner(fields["groupId"])
+        joined = await members_of(request).join(details, id_first=request.version >= 4)
     except FAILURES as error:
         member = error.member if isinstance(error, GroupError) else ""
         return {"errorCode": group_code(error), "generationId": -1, "memberId": member or details.member}
