@@ -1,6 +1,8 @@
 """A member of a group as a process of its own, which a test can kill: what it is assigned, reads and commits, in lines.
 
-    python -m tests.serve.member_process kafka-python 127.0.0.1:9092 g [INSTANCE]
+    python -m tests.serve.member_process kafka-python 127.0.0.1:9092 g 3 [INSTANCE]
+
+3 is the session timeout in seconds.
 
 A line is JSON: `{"assigned": [0, 1]}`, `{"read": [[partition, offset, value], ...]}`, `{"committed": ...}` or
 `{"refused": "..."}`. A record is printed before its commit is sent.
@@ -19,7 +21,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-SESSION_SECONDS = 3
 REPOSITORY = Path(__file__).parents[2]
 Row = tuple[int, int, str]
 
@@ -32,14 +33,14 @@ class AnyConsumer(Protocol):
     def commit(self) -> None: ...
 
 
-def _settings(addresses: str, group: str, instance: str | None) -> dict[str, Any]:
+def _settings(addresses: str, group: str, session: str, instance: str | None) -> dict[str, Any]:
     return {
         "bootstrap_servers": addresses.split(","),
         "group_id": group,
         "group_instance_id": instance,
         "auto_offset_reset": "earliest",
         "enable_auto_commit": False,
-        "session_timeout_ms": SESSION_SECONDS * 1000,
+        "session_timeout_ms": int(session) * 1000,
         "heartbeat_interval_ms": 200,
         "request_timeout_ms": 5_000,
         "metadata_max_age_ms": 1_000,
@@ -89,7 +90,7 @@ class Aiokafka:
 
 
 class Librdkafka:
-    def __init__(self, addresses: str, group: str, instance: str | None) -> None:
+    def __init__(self, addresses: str, group: str, session: str, instance: str | None) -> None:
         from confluent_kafka import Consumer
 
         settings = {
@@ -97,7 +98,7 @@ class Librdkafka:
             "group.id": group,
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
-            "session.timeout.ms": SESSION_SECONDS * 1000,
+            "session.timeout.ms": int(session) * 1000,
             "heartbeat.interval.ms": 200,
             "reconnect.backoff.max.ms": 200,
         }
@@ -118,8 +119,8 @@ class Librdkafka:
 CLIENTS = {"kafka-python": KafkaPython, "aiokafka": Aiokafka, "librdkafka": Librdkafka}
 
 
-def main(client: str, addresses: str, group: str, instance: str | None = None) -> None:
-    consumer: AnyConsumer = CLIENTS[client](addresses, group, instance)
+def main(client: str, addresses: str, group: str, session: str, instance: str | None = None) -> None:
+    consumer: AnyConsumer = CLIENTS[client](addresses, group, session, instance)
     assigned: list[int] = []
     while True:
         rows = consumer.poll()
@@ -133,21 +134,29 @@ def main(client: str, addresses: str, group: str, instance: str | None = None) -
                 print(json.dumps({"refused": f"{type(error).__name__}: {error}"}), flush=True)
 
 
+def console_consumer(addresses: str, session: int, instance: str) -> list[str]:
+    """Return the command of Kafka's own; its lines are not JSON."""
+    from tests.kafka_tools import find_java, kafka_jars
+
+    settings = {"session.timeout.ms": session * 1000, "auto.commit.interval.ms": 200, "auto.offset.reset": "earliest"}
+    settings |= {"group.instance.id": instance} if instance else {}
+    java = [find_java(), "-Xmx256m", "-cp", f"{kafka_jars()}{os.sep}*"]
+    tool = "org.apache.kafka.tools.consumer.ConsoleConsumer"
+    command = [*java, tool, "--bootstrap-server", addresses, "--topic", "t", "--group", "g"]
+    return command + [text for name, value in settings.items() for text in ("--consumer-property", f"{name}={value}")]
+
+
 class MemberProcess:
     """A running member, and what it has printed."""
 
-    def __init__(self, client: str, addresses: str, output: Path, *, group: str = "g", instance: str = "") -> None:
+    def __init__(self, client: str, addresses: str, output: Path, *, session: int = 3, instance: str = "") -> None:
         self.output = output
-        command = [sys.executable, "-m", "tests.serve.member_process", client, addresses, group]
+        command = [sys.executable, "-m", "tests.serve.member_process", client, addresses, "g", str(session)]
         command += [instance] if instance else []
+        if client == "java":
+            command = console_consumer(addresses, session, instance)
         with output.open("ab") as file, output.with_suffix(".err").open("ab") as errors:
-            self._process = subprocess.Popen(
-                [*command, instance] if instance else command,
-                stdout=file,
-                stderr=errors,
-                cwd=REPOSITORY,
-                env=os.environ,
-            )
+            self._process = subprocess.Popen(command, stdout=file, stderr=errors, cwd=REPOSITORY)
 
     def kill(self) -> None:
         self._process.kill()

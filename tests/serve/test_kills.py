@@ -24,14 +24,14 @@ import sparklog
 from sparklog.groups.group_state import GROUPS
 from sparklog.log.journal.chain import EntryChain
 from sparklog.storage.locations import join
-from tests.serve.member_process import SESSION_SECONDS, MemberProcess, member_processes
+from tests.serve.member_process import MemberProcess, member_processes
 from tests.serve.test_groups import PARTITIONS, free_port, shares, wait_for
 
 KILLS = int(os.environ.get("SPARKLOG_SERVE_KILLS", "20"))
 UP_SECONDS = 2.0
 PAUSE_SECONDS = 8.0
 """Longer than clients wait for an answer, and than members may be silent."""
-SPARE_SECONDS = 5
+SESSION_SECONDS, SPARE_SECONDS = 3, 5
 HAS_LIBRDKAFKA = importlib.util.find_spec("confluent_kafka") is not None
 THIRD = "librdkafka" if HAS_LIBRDKAFKA else "kafka-python"
 

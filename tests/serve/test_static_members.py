@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,13 +11,19 @@ from typing import Any
 
 import pytest
 
+import sparklog
 from sparklog.format.coordinators.message_schema import encode_versioned, message
 from sparklog.serve.addresses import Address
 from sparklog.serve.codes import Code
-from tests.serve.test_groups import topic_of
+from tests.serve.member_process import MemberProcess
+from tests.serve.test_groups import PARTITIONS, topic_of, wait_for
 from tests.serve.wire import Wire
 
 GROUP = "g"
+SETTLED_SECONDS = 2
+HAS_LIBRDKAFKA = importlib.util.find_spec("confluent_kafka") is not None
+LIBRDKAFKA = pytest.param("librdkafka", marks=pytest.mark.skipif(not HAS_LIBRDKAFKA, reason="needs confluent-kafka"))
+JAVA = pytest.param("java", marks=pytest.mark.java)
 
 
 def subscription(*topics: str, owned: int = 0) -> bytes:
@@ -138,3 +145,49 @@ def test_other_topics_begin_a_rebalance(two: Two) -> None:
         coming = pool.submit(b.join, "t", "u")
         rejoin(a)
         assert coming.result()["generationId"] > generation
+
+
+def described(wire: Wire) -> dict[str, tuple[str, bytes]]:
+    """Return the id and the assignment of each instance; nothing while a rebalance is under way."""
+    group = wire.ask("DescribeGroups", 5, {"groups": [GROUP]})["groups"][0]
+    if group["groupState"] != "Stable":
+        return {}
+    return {row["groupInstanceId"]: (row["memberId"], row["memberAssignment"]) for row in group["members"]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("client", ["kafka-python", "aiokafka", LIBRDKAFKA, JAVA])
+@pytest.mark.parametrize("leads", [False, True], ids=["a follower", "the leader"])
+def test_a_client_that_is_killed_comes_back(
+    serve: Callable[..., Address], tmp_path: Path, client: str, leads: bool
+) -> None:
+    topic = topic_of(tmp_path / "log")
+    address = serve(tmp_path / "log")
+    group = sparklog.Groups(tmp_path / "log").group(GROUP)
+    wire = Wire(address)
+
+    def start(name: str, instance: str) -> MemberProcess:
+        return MemberProcess(name, str(address), tmp_path / f"{instance}.jsonl", session=60, instance=instance)
+
+    names = {"gone": client, "other": "kafka-python"}
+    running = {}
+    try:
+        for instance in ("gone", "other") if leads else ("other", "gone"):
+            running[instance] = start(names[instance], instance)
+            wait_for(lambda: len(described(wire)) == len(running))
+            # A leader of kafka-python's joins twice: it does not know its topic's partitions at first.
+            time.sleep(SETTLED_SECONDS)
+        before, generation = described(wire), group.description().generation
+        running["gone"].kill()
+        running["gone"] = start(client, "gone")
+        wait_for(lambda: described(wire).get("gone", before["gone"])[0] != before["gone"][0])
+        topic.append({"value": ["late"] * PARTITIONS, "partition": list(range(PARTITIONS))})
+        wait_for(lambda: sum(item.offset for item in group.committed().values()) == 240 + PARTITIONS)
+        after = described(wire)
+        assert after["other"] == before["other"]
+        assert after["gone"][1] == before["gone"][1]
+        assert group.description().generation == generation
+    finally:
+        for member in running.values():
+            member.kill()
+        wire.close()
