@@ -136,11 +136,12 @@ def main(client: str, addresses: str, group: str, session: str, instance: str | 
 
 def console_consumer(addresses: str, session: int, instance: str) -> list[str]:
     """Return the command of Kafka's own; its lines are not JSON."""
+    from tests.kafka_broker import console_jars
     from tests.kafka_tools import find_java, kafka_jars
 
     settings = {"session.timeout.ms": session * 1000, "auto.commit.interval.ms": 200, "auto.offset.reset": "earliest"}
     settings |= {"group.instance.id": instance} if instance else {}
-    java = [find_java(), "-Xmx256m", "-cp", f"{kafka_jars()}{os.sep}*"]
+    java = [find_java(), "-Xmx256m", "-cp", f"{kafka_jars()}{os.sep}*{os.pathsep}{console_jars()}"]
     tool = "org.apache.kafka.tools.consumer.ConsoleConsumer"
     command = [*java, tool, "--bootstrap-server", addresses, "--topic", "t", "--group", "g"]
     return command + [text for name, value in settings.items() for text in ("--consumer-property", f"{name}={value}")]
