@@ -4,8 +4,8 @@
 
 3 is the session timeout in seconds.
 
-A line is JSON: `{"assigned": [0, 1]}`, `{"read": [[partition, offset, value], ...]}`, `{"committed": ...}` or
-`{"refused": "..."}`. A record is printed before its commit is sent.
+A line is JSON: `{"assigned": [0, 1]}`, `{"read": [[partition, offset, value], ...]}`, `{"failed": ...}` of a poll or
+`{"refused": ...}` of a commit. A record is printed before its commit is sent.
 """
 
 from __future__ import annotations
@@ -123,7 +123,11 @@ def main(client: str, addresses: str, group: str, session: str, instance: str | 
     consumer: AnyConsumer = CLIENTS[client](addresses, group, session, instance)
     assigned: list[int] = []
     while True:
-        rows = consumer.poll()
+        try:
+            rows = consumer.poll()
+        except Exception as error:  # noqa: BLE001 - as below: kafka-python gives up a look for a server that has ended
+            print(json.dumps({"failed": f"{type(error).__name__}: {error}"}), flush=True)
+            continue
         if assigned != (assigned := consumer.assigned()):
             print(json.dumps({"assigned": assigned}), flush=True)
         if rows:
