@@ -1,8 +1,8 @@
 """The groups that this server coordinates: which ones are its own, their offsets, and their signs of life.
 
-A group belongs to the server whose address its journal names, while that one answers; else to the server that is asked.
-Servers that were told of each other (`--advertise`) so agree without a word between them. Servers that were not fence
-each other by generations, as any two members of a group do.
+A group belongs to the server that its journal names, while that one answers; else to the first one that answers, in an
+order that follows from the group's name. Servers that were told of each other (`--advertise`) so agree without a word
+between them. Servers that were not fence each other by generations, as any two members of a group do.
 
 Offsets of members that commit while an entry is written go into the next entry together.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import zlib
 from contextlib import suppress
 
 from sparklog.errors import Fenced, SparklogError
@@ -64,8 +65,13 @@ class Coordinator:
         if self.held(name) is not None or len(self._nodes) == 1:
             return self._nodes[0]
         description = await self.run(self.group(name).description)
-        for node in self._nodes[1:]:
-            if description.state == STABLE and description.instance == f"{INSTANCE}{node}" and await _answers(node):
+        holder = description.instance if description.state == STABLE else None
+
+        def rank(node: Address) -> tuple[bool, int]:
+            return f"{INSTANCE}{node}" != holder, zlib.crc32(f"{name} {node}".encode())
+
+        for node in sorted(self._nodes, key=rank):
+            if node == self._nodes[0] or await _answers(node):
                 return node
         return self._nodes[0]
 

@@ -100,3 +100,36 @@ def test_a_commit_that_comes_late_is_refused(taken: bool) -> None:
         assert (asked.held(GROUP) is None) == taken, "members of a group that goes on here stay"
 
     asyncio.run(run())
+
+
+def test_servers_agree_on_who_has_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = open_root(MemoryStore(SYSTEM.wall_ms), create=True)
+    nodes = [Address("one", 1), Address("two", 2), Address("three", 3)]
+    alive = set(nodes)
+
+    async def answers(node: Address) -> bool:
+        return node in alive
+
+    async def call(function: Callable[..., Any], *arguments: object) -> Any:
+        return function(*arguments)
+
+    async def owner(name: str) -> Address:
+        servers = [Coordinator(root, (node, *nodes), call) for node in alive]
+        owners = {await server.owner(name) for server in servers}
+        assert len(owners) == 1, "one group, and several servers that would have it"
+        return owners.pop()
+
+    async def run() -> None:
+        names = [f"group-{number}" for number in range(40)]
+        before = {name: await owner(name) for name in names}
+        assert set(before.values()) == alive
+        # The journal comes first: the group goes on where it is, as long as that server answers.
+        other = next(node for node in nodes if node != before[names[0]])
+        root_group = Coordinator(root, (other,), call).group(names[0])
+        root_group.join(f"serve@{other}", session_timeout_ms=45_000)
+        assert await owner(names[0]) == other
+        alive.remove(other)
+        assert {await owner(name) for name in names} == alive
+
+    monkeypatch.setattr("sparklog.serve.coordinator._answers", answers)
+    asyncio.run(run())
