@@ -64,20 +64,16 @@ async def _commit(coordinator: Coordinator, fields: Fields, positions: Positions
     if generation < 0 and not member:
         if coordinator.held(group) is not None:
             raise GroupError(Code.UNKNOWN_MEMBER_ID)
-        await coordinator.run(_set_by_hand, coordinator, group, positions)
+        try:
+            await coordinator.run(coordinator.group(group).alter, positions)
+        except Conflict:
+            raise GroupError(Code.UNKNOWN_MEMBER_ID) from None
         return
     members = coordinator.members(group)
     members.touch(members.checked(member, generation, fields["groupInstanceId"]))
     if members.state == COMPLETING:
         raise GroupError(Code.REBALANCE_IN_PROGRESS)
     await coordinator.commit(group, positions)
-
-
-def _set_by_hand(coordinator: Coordinator, group: str, positions: Positions) -> None:
-    try:
-        coordinator.group(group).alter(positions)
-    except Conflict:
-        raise GroupError(Code.UNKNOWN_MEMBER_ID) from None
 
 
 def _all_partitions(fields: Fields, code: Code) -> Fields:
