@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-import typer
+from click import Context
 
 from sparklog.cli.app import app
 from sparklog.groups.lag import Groups
@@ -21,7 +21,7 @@ from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.locations import join
 from sparklog.transactions.producer import transactional
-from tests.support.command_line import commands_of_the_tree, invoke
+from tests.support.command_line import invoke
 
 IN_TURN = (
     *("topics create", "topics list", "topics describe"),
@@ -37,9 +37,9 @@ IN_TURN = (
         "history",
         "doctor",
     ),
-    *("transactions list", "transactions describe", "transactions abort"),
-    *("groups list", "groups describe", "groups reset", "report", "metrics", "verify"),
-    *("export", "dump-log", "import", "backup", "restore", "clone"),
+    *("transactions list", "transactions describe", "transactions history", "transactions abort"),
+    *("groups list", "groups describe", "groups history", "groups reset", "report", "metrics", "verify"),
+    *("export", "dump-log", "import", "backup", "restore", "clone", "perf produce", "perf consume"),
     *("groups delete-offsets", "groups delete", "configs alter", "delete-records", "topics alter", "topics delete"),
     "conf",
 )
@@ -48,13 +48,13 @@ JOBS = ("compact", "retain", "stream", "mirror", "to-delta", "from-delta", "serv
 """Commands that hand their arguments on to a job (`tests/test_wheel.py` runs them), or go on until they are ended."""
 MONDAY_MS = 1_769_421_600_000
 """A day before the time that examples look back to, 2026-01-26T10:00:00Z."""
-TEXT_ONLY = ("metrics", "produce", "conf")
+TEXT_ONLY = ("metrics", "produce", "conf", "perf produce", "perf consume")
 """What these print is a format of its own, or nothing; --json of `produce` is about what it reads."""
 
 
 def commands() -> Iterator[str]:
     """Words of all that can be run."""
-    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+    for name, command in app.commands.items():
         below = getattr(command, "commands", None)
         yield from [name] if below is None else (f"{name} {each}" for each in below)
 
@@ -114,14 +114,16 @@ def test_no_command_is_left_out() -> None:
 
 @pytest.mark.parametrize("command", IN_TURN)
 def test_an_option_without_its_value_is_one_line(command: str) -> None:
-    tree = commands_of_the_tree()
+    tree: Any = app
     for word in command.split():
         tree = tree.commands[word]
-    names = [name for option in tree.params if is_option_with_a_value(option) for name in option.opts]
+    names = [
+        name for option in tree.get_params(Context(tree)) if is_option_with_a_value(option) for name in option.opts
+    ]
     assert names or command in ("conf", "configs docs")
     for name in names:
         result = invoke([*command.split(), name])
-        line = f"sparklog: Option '{name}' requires an argument. (see 'root {command} --help')\n"
+        line = f"sparklog: Option '{name}' requires an argument. (see 'sparklog {command} --help')\n"
         assert (result.exit_code, result.stdout, result.stderr) == (2, "", line)
 
 

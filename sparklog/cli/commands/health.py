@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from typer import BadParameter, Option
+from click import BadParameter
 
 from sparklog.cli.locations import open_source, report_settings
 from sparklog.cli.options import (
-    Commands,
     PropertiesOption,
     QuickOption,
     QuietOption,
@@ -18,6 +17,7 @@ from sparklog.cli.options import (
     comma_separated,
     root_option,
 )
+from sparklog.cli.parameters import Commands, Option
 from sparklog.cli.terminal import EXIT_ERROR, EXIT_OK, Output, print_json, printable
 from sparklog.errors import BadRequest, NotFound
 from sparklog.output import STANDARD_OUTPUT, StatusLine, write_output
