@@ -21,7 +21,8 @@ from sparklog.log.journal.names import append_path
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.writer_runs import KafkaWriterKey, SequenceConflict
 from sparklog.log.topic.engine import TopicLog
-from sparklog.log.write.append_writer import AppendOutput, AppendTarget
+from sparklog.log.write.append_target import AppendTarget
+from sparklog.log.write.append_writer import AppendOutput
 from sparklog.log.write.inline_records import tail_bytes, unwritten
 from sparklog.serve.addresses import Runner
 from sparklog.serve.batch_checks import ProducedBatch, Rejected, checked_batch

@@ -284,11 +284,16 @@ class _InRoot:
 
 
 def _open_groups(root: str) -> _InRoot | KafkaGroups:
+    from sparklog.groups.lag import Groups
+
+    source = open_source(root)
+    if source.root is not None:
+        return _InRoot(Groups(source.root))
     from sparklog.kafka.importing.coordinators import KafkaGroups
     from sparklog.kafka.in_place.view import KafkaView
 
-    view = open_source(root).view
-    return KafkaGroups(view) if isinstance(view, KafkaView) else _InRoot(_groups_of_root(root))
+    assert isinstance(source.view, KafkaView)
+    return KafkaGroups(source.view)
 
 
 def _topics(texts: Sequence[str] | None, all_topics: bool, from_file: bool) -> dict[str, set[int] | None] | None:

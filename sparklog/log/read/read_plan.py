@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
 from sparklog.errors import BadRequest, Conflict, NotFound
 from sparklog.format.record_batch import HEADER_BYTES
@@ -37,6 +37,9 @@ from sparklog.log.state.view import (
     Stored,
 )
 from sparklog.storage.store import Store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 BATCH_BYTES = 4 << 20
 
