@@ -1,4 +1,4 @@
-"""Writing append files: the file, and the writer of rows.
+"""Writing rows as append files.
 
 `AppendWriter` buffers up to `buffer_bytes` of Arrow data, then writes it grouped by partition, one slice per partition,
 and goes on in the same file. So the memory of a task is bounded, and it costs one object per GiB. What is small is not
@@ -20,60 +20,19 @@ import numpy as np
 import pyarrow as pa
 
 from sparklog.errors import BadRequest, NotFound, SparklogError
-from sparklog.format.append_file import INDEX_MIN_BYTES, SliceIndex, WrittenSlice, build_index, encode_footer
+from sparklog.format.append_file import INDEX_MIN_BYTES, SliceIndex, WrittenSlice, build_index
 from sparklog.format.encode import EncodedSlice, EncodeOptions, encode, encode_partitions
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.journal.names import append_path, read_root_id
 from sparklog.log.read.topic_scan import Scan
 from sparklog.log.state.slices import FileSlices, RowCounts, SliceFlag
 from sparklog.log.state.writer_runs import WriterKey
+from sparklog.log.write.append_output import AppendOutput
 from sparklog.log.write.append_target import AppendTarget, WriteOptions
-from sparklog.log.write.inline_records import slice_bytes, tail_bytes, unwritten, written_slices
+from sparklog.log.write.inline_records import tail_bytes, unwritten
 from sparklog.log.write.python_rows import batch_of_columns, batches_of_rows
 from sparklog.log.write.rows import ROW_COLUMNS, Partitioner, Rows, add_rows, check_columns, rows_of, sticky_seed
 from sparklog.storage.parallel_reads import ask_each
-from sparklog.storage.store import ObjectWriter, Store
-
-
-class AppendOutput:
-    """The file `path` below the folder of `topic`. It exists once `close` has returned; `discard` leaves nothing."""
-
-    def __init__(self, store: Store, topic: str, path: str) -> None:
-        self.path = path
-        self.position = 0
-        self._slices: list[WrittenSlice] = []
-        self._writer: ObjectWriter = store.writer(f"{topic}/{path}")
-
-    def write(self, *data: bytes | bytearray | memoryview) -> None:
-        """Append some bytes of a slice, all or as many as are held at a time; `end_slice` describes the slice then."""
-        for piece in data:
-            self._writer.write(piece)
-
-    def end_slice(self, written: WrittenSlice) -> None:
-        self.position += written.nbytes
-        self._slices.append(written)
-
-    def close(self) -> FileSlices:
-        footer = encode_footer(self._slices)
-        self._writer.write(footer)
-        self._writer.close()
-        return FileSlices.of(self.path, self._slices, len(footer))
-
-    def discard(self) -> None:
-        self._writer.discard()
-
-
-def write_out(store: Store, topic: str, path: str, file: FileSlices) -> FileSlices:
-    """Write a file that is not written, as an append file."""
-    output = AppendOutput(store, topic, path)
-    try:
-        output.write(slice_bytes(file))
-        for written in written_slices(file):
-            output.end_slice(written)
-        return output.close()
-    except BaseException:
-        output.discard()
-        raise
 
 
 class AppendWriter:
