@@ -77,6 +77,8 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
         "tests/tools/inspection/test_root.py",
         "tests/tools/inspection/test_kafka_files.py",
     ),
+    "sparklog/tools/perf/consuming.py": ("tests/cli/test_perf.py",),
+    "sparklog/tools/perf/producing.py": ("tests/cli/test_perf.py",),
     "sparklog/tools/report/hours.py": ("tests/tools/report/test_gather.py",),
     "sparklog/tools/report/metrics.py": ("tests/cli/test_metrics.py",),
     "sparklog/tools/verification/filter_files.py": ("tests/tools/verification/test_cross_checks.py",),

@@ -46,6 +46,7 @@ HOMES = {
     "configs": "configs",
     "transactions": "transactions",
     "groups": "groups",
+    "perf": "perf",
 }
 """Modules of `sparklog.cli.commands`, and the commands in them, as help lists them."""
 HOME = {name: module for module, names in HOMES.items() for name in names.split()}

@@ -39,7 +39,7 @@ IN_TURN = (
     ),
     *("transactions list", "transactions describe", "transactions abort"),
     *("groups list", "groups describe", "groups reset", "report", "metrics", "verify"),
-    *("export", "dump-log", "import", "backup", "restore", "clone"),
+    *("export", "dump-log", "import", "backup", "restore", "clone", "perf produce", "perf consume"),
     *("groups delete-offsets", "groups delete", "configs alter", "delete-records", "topics alter", "topics delete"),
     "conf",
 )
@@ -48,7 +48,7 @@ JOBS = ("compact", "retain", "stream", "mirror", "to-delta", "from-delta", "serv
 """Commands that hand their arguments on to a job (`tests/test_wheel.py` runs them), or go on until they are ended."""
 MONDAY_MS = 1_769_421_600_000
 """A day before the time that examples look back to, 2026-01-26T10:00:00Z."""
-TEXT_ONLY = ("metrics", "produce", "conf")
+TEXT_ONLY = ("metrics", "produce", "conf", "perf produce", "perf consume")
 """What these print is a format of its own, or nothing; --json of `produce` is about what it reads."""
 
 
