@@ -114,10 +114,11 @@ ALLOWED: Sequence[tuple[tuple[str, ...], Sequence[str]]] = [
         (
             *("consume orders --max-messages 1 ROOT", "consume orders --json ROOT", f"consume orders {COLUMNS} ROOT"),
             *("get orders --key a ROOT", "table orders ROOT", "offsets orders --time 5 ROOT", "verify ROOT", *INPUTS),
-            *("import EXPORT --root OTHER", "perf produce --topic orders --num-records 5 --record-size 9 ROOT"),
-            "perf consume --topic orders --messages 5 ROOT",
+            *("import EXPORT --root OTHER", "perf consume --topic orders --messages 1 ROOT"),
         ),
     ),
+    # Futures of records can be awaited.
+    ((*RECORDS, "asyncio"), ("perf produce --topic orders --num-records 5 --record-size 9 ROOT",)),
 ]
 
 
