@@ -18,7 +18,7 @@ import sparklog
 from scripts.run_notebook import NOTEBOOK, executed
 from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.topic.root import RootView
-from sparklog.log.write.append_writer import WriteOptions
+from sparklog.log.write.append_target import WriteOptions
 from sparklog.tools.inspection.inspect import Inspected, inspect_file, inspect_topic
 from sparklog.tools.inspection.notebook import EXAMPLE, overview, parts, plots
 from tests.fixture_data import copied
