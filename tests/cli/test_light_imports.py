@@ -94,6 +94,7 @@ ALLOWED: Sequence[tuple[tuple[str, ...], Sequence[str]]] = [
             *("groups reset g --to-earliest --topic orders --execute ROOT", "groups delete g ROOT", "log-dirs ROOT"),
             *("configs docs retention.ms", "configs describe orders ROOT", "history orders ROOT"),
             *("transactions list ROOT", "transactions describe job ROOT", "transactions abort job ROOT"),
+            *("groups history h ROOT", "transactions history job ROOT"),
             *("topics create new ROOT", "topics alter new -p 3 ROOT", "clone new newer ROOT", "topics delete new ROOT"),
             *("configs alter newer --add-config retention.ms=1000 ROOT", "retain ROOT"),
             "delete-records --topic orders --partition 0 --offset 0 ROOT",
@@ -132,6 +133,7 @@ def root(tmp_path: Path) -> Path:
     transaction.append("orders", pa.table({"value": [b"2"]}))
     transaction._prepare_topics()
     # It has read everything: else its lag has an age, for which a record is read.
+    Groups(log).group("h").join("one").leave()
     Groups(log).group("g").alter({"orders": dict(enumerate(log.topic("orders").log.head().log_end.tolist()))})
     return tmp_path / "root"
 
