@@ -91,7 +91,8 @@ ALLOWED: Sequence[tuple[tuple[str, ...], Sequence[str]]] = [
         (
             *("topics list ROOT", "topics list --json ROOT", "topics describe orders ROOT", "offsets orders ROOT"),
             *("groups list ROOT", "groups describe --all-groups ROOT", "groups delete-offsets g --topic orders ROOT"),
-            *("groups reset g --to-earliest --topic orders --execute ROOT", "groups delete g ROOT", "log-dirs ROOT"),
+            *("groups reset g --to-earliest --topic orders --execute ROOT", "groups history g ROOT", "log-dirs ROOT"),
+            *("groups delete g ROOT", "transactions history job ROOT"),
             *("configs docs retention.ms", "configs describe orders ROOT", "history orders ROOT"),
             *("transactions list ROOT", "transactions describe job ROOT", "transactions abort job ROOT"),
             *("topics create new ROOT", "topics alter new -p 3 ROOT", "clone new newer ROOT", "topics delete new ROOT"),

@@ -14,9 +14,9 @@ from sparklog.cli.options import DryRunOption, RootOption, SourceOption, parse_t
 from sparklog.cli.parameters import Argument, Commands, Option
 from sparklog.cli.terminal import Output, print_lines, print_table, printable, read_text
 from sparklog.errors import BadRequest, NotFound
-from sparklog.log.journal.clocks import iso_time
 from sparklog.output import json_value
 from sparklog.parsing import INT64_MAX, is_digits
+from sparklog.times import iso_time
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
