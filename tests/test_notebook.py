@@ -53,6 +53,7 @@ def shown(cell: nbformat.NotebookNode) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_it_runs_and_shows_what_it_is_stored_with() -> None:
     stored = code_cells(nbformat.read(NOTEBOOK, as_version=4))
     found = code_cells(executed(NOTEBOOK))

@@ -76,7 +76,7 @@ class SparklogGroup(Commands):
         return list(HOME)
 
     def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
-        """Import the module of a command; all modules for any other name, as click looks for a near one in them."""
+        """Import the module of a command; for an unknown name all, among which click looks for a near one."""
         for module in (HOME[cmd_name],) if cmd_name in HOME else HOMES:
             commands: Commands = import_module(f"sparklog.cli.commands.{module}").app
             self.commands.update({module: commands} if commands.name else commands.commands)

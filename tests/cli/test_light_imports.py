@@ -91,10 +91,10 @@ ALLOWED: Sequence[tuple[tuple[str, ...], Sequence[str]]] = [
         (
             *("topics list ROOT", "topics list --json ROOT", "topics describe orders ROOT", "offsets orders ROOT"),
             *("groups list ROOT", "groups describe --all-groups ROOT", "groups delete-offsets g --topic orders ROOT"),
-            *("groups reset g --to-earliest --topic orders --execute ROOT", "groups history g ROOT", "log-dirs ROOT"),
-            *("groups delete g ROOT", "transactions history job ROOT"),
+            *("groups reset g --to-earliest --topic orders --execute ROOT", "groups delete g ROOT", "log-dirs ROOT"),
             *("configs docs retention.ms", "configs describe orders ROOT", "history orders ROOT"),
             *("transactions list ROOT", "transactions describe job ROOT", "transactions abort job ROOT"),
+            *("groups history h ROOT", "transactions history job ROOT"),
             *("topics create new ROOT", "topics alter new -p 3 ROOT", "clone new newer ROOT", "topics delete new ROOT"),
             *("configs alter newer --add-config retention.ms=1000 ROOT", "retain ROOT"),
             "delete-records --topic orders --partition 0 --offset 0 ROOT",
@@ -133,6 +133,7 @@ def root(tmp_path: Path) -> Path:
     transaction.append("orders", pa.table({"value": [b"2"]}))
     transaction._prepare_topics()
     # It has read everything: else its lag has an age, for which a record is read.
+    Groups(log).group("h").join("one").leave()
     Groups(log).group("g").alter({"orders": dict(enumerate(log.topic("orders").log.head().log_end.tolist()))})
     return tmp_path / "root"
 
