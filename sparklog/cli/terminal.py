@@ -121,7 +121,7 @@ def _cell(cell: object) -> object:
 
 @dataclass(frozen=True)
 class Output:
-    """The output of a command: a document for JSON and CSV, else a text to print; `after` either: warnings, failures."""
+    """The output of a command: a document for JSON and CSV, else a text to print; `after` both: warnings."""
 
     document: object
     text: Callable[[], object]

@@ -72,9 +72,10 @@ def _parsed(path: str, text: str) -> dict[str, Any]:
     else:
         import tomli as tomllib
     try:
-        return tomllib.loads(text)
+        values: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path} is not TOML: {error}") from None
+    return values
 
 
 def _checked(path: str, values: Mapping[str, Any]) -> UserSettings:
