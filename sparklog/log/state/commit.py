@@ -446,14 +446,21 @@ def encode_commit(commit: Commit) -> bytes:
     return data
 
 
-def decode_commit(data: bytes, key: str, version: int) -> Commit:
-    """Return the commit in `data`. `BadRequest` if it needs a newer sparklog; `Corrupt` if damaged or another."""
+def decode_commit(data: bytes, key: str, version: int, *, whole: bool = True) -> Commit:
+    """Return the commit in `data`. `BadRequest` if it needs a newer sparklog; `Corrupt` if damaged or another.
+
+    `whole` False: its records may be damaged, as those of an append file may be. They are checked when they are read.
+    """
     document = document_of(data)
     item = COMMIT_JSON.fields(document, key)
     if (stored := item.integer("version", 0)) != version:
         raise Corrupt(f"commit {version} should be here, found version {stored}; restore it", file=key)
     commit = COMMIT_JSON.from_json(item, crc=crc32c.crc32c(data), nbytes=len(document))
-    _check_tail(item, commit, memoryview(data)[len(document) :])
+    _check_inline(item, commit)
+    if whole:
+        _check_tail(commit, memoryview(data)[len(document) :], key)
+    elif commit.inline is not None:
+        commit = replace(commit, crc=_crc_as_written(document, commit.inline))
     return commit if commit.inline is None else replace(commit, files=_placed(commit, len(document)))
 
 
@@ -462,19 +469,31 @@ def tail_of(data: bytes) -> bytes:
     return data[len(document_of(data)) :]
 
 
-def _check_tail(item: Fields, commit: Commit, tail: memoryview) -> None:
-    """Raise `Corrupt` unless the bytes after the document are those that it names, and one file's."""
+def _check_tail(commit: Commit, tail: memoryview, key: str) -> None:
+    """Raise `Corrupt` unless the bytes after the document are those that it names."""
+    nbytes, crc = (0, 0) if commit.inline is None else (commit.inline.nbytes, commit.inline.crc)
+    if len(tail) != nbytes:
+        where = f"expected {nbytes} bytes of records after the document"
+        raise Corrupt(f"commit: {where}, found {len(tail)}; restore it", file=key)
+    if crc32c.crc32c(tail) != crc:
+        raise Corrupt("commit: the records in it do not match their CRC-32C; restore it", file=key)
+
+
+def _crc_as_written(document: bytes, inline: Inline) -> int:
+    """Return the CRC-32C of a commit with records from that of its parts: CRCs are linear."""
+    zeros = bytes(inline.nbytes)
+    crc: int = crc32c.crc32c(zeros, crc32c.crc32c(document)) ^ crc32c.crc32c(zeros) ^ inline.crc
+    return crc
+
+
+def _check_inline(item: Fields, commit: Commit) -> None:
+    """Raise `Corrupt` unless the document names its records as one file's."""
     inline = commit.inline
     here = [file for file in commit.files if file.path == INLINE_PATH]
     if len(here) != (inline is not None):
         raise item.bad("inline", f"there with one file without a path (there are {len(here)})")
-    if len(tail) != (inline.nbytes if inline else 0):
-        where = f"expected {inline.nbytes if inline else 0} bytes of records after the document"
-        raise Corrupt(f"commit: {where}, found {len(tail)}; restore it", file=item.key)
     if inline is None:
         return
-    if crc32c.crc32c(tail) != inline.crc:
-        raise Corrupt("commit: the records in it do not match their CRC-32C; restore it", file=item.key)
     file = here[0]
     if file.position or not file.size == inline.nbytes == sum(file.nbytes) + file.footer_length:
         raise item.bad("inline", f"as many bytes as its file of {file.size}, which its slices and its footer fill")
