@@ -43,7 +43,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"maintenance"}),
     frozenset({"compaction", "retention"}),
     frozenset({"kafka.exporting", "tools.inspection", "tools.verification", "tools.backup", "tools.engines"}),
-    frozenset({"tools.report"}),
+    frozenset({"tools.report", "tools.repair"}),
     frozenset({"datasource"}),
     frozenset({"doctor", "serve"}),
     frozenset({"cli"}),

@@ -138,6 +138,7 @@ QuickOption = Annotated[
     bool, Option("--quick", help="Read only the logs; of files check whether they exist and how long they are.")
 ]
 DryRunOption = Annotated[bool, Option("--dry-run", help="Change nothing: check, and print what would be done.")]
+ExecuteOption = Annotated[bool, Option("--execute", help="Do it.")]
 QuietOption = Annotated[bool, Option("--quiet", "-q", help="No progress on stderr.")]
 JsonOption = Annotated[bool, Option("--json", help="Print JSON, for scripts.")]
 

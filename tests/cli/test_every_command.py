@@ -38,7 +38,7 @@ IN_TURN = (
         "doctor",
     ),
     *("transactions list", "transactions describe", "transactions abort"),
-    *("groups list", "groups describe", "groups reset", "report", "metrics", "verify"),
+    *("groups list", "groups describe", "groups reset", "report", "metrics", "verify", "repair"),
     *("export", "dump-log", "import", "backup", "restore", "clone"),
     *("groups delete-offsets", "groups delete", "configs alter", "delete-records", "topics alter", "topics delete"),
     "conf",

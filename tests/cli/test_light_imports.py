@@ -57,6 +57,7 @@ COMMANDS: dict[str, tuple[str, set[str]]] = {
     "delete-records --topic orders --partition 0 --offset 0": ("", set()),
     "metrics": ("", set()),
     "verify": ("", set()),
+    "repair": ("", set()),
 }
 
 

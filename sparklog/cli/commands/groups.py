@@ -13,6 +13,7 @@ from sparklog.cli.locations import open_root, open_source
 from sparklog.cli.options import (
     Commands,
     DryRunOption,
+    ExecuteOption,
     RootOption,
     SourceOption,
     parse_time,
@@ -172,7 +173,7 @@ def reset(
     topic: TopicOption = None,
     all_topics: Annotated[bool, Option("--all-topics", help="All partitions the group has offsets of.")] = False,
     to: ResetTo,
-    execute: Annotated[bool, Option("--execute", help="Do it.")] = False,
+    execute: ExecuteOption = False,
     dry_run: Annotated[bool, Option("--dry-run", help="Only show it (the default).")] = False,
     force: Annotated[bool, Option("--force", help="Also an active group; its consumers are fenced.")] = False,
     export: Annotated[bool, Option("--export", help="Print the new offsets as lines of a CSV file.")] = False,

@@ -457,9 +457,9 @@ def decode_commit(data: bytes, key: str, version: int, *, whole: bool = True) ->
         raise Corrupt(f"commit {version} should be here, found version {stored}; restore it", file=key)
     commit = COMMIT_JSON.from_json(item, crc=crc32c.crc32c(data), nbytes=len(document))
     _check_inline(item, commit)
-    if whole:
+    if whole or commit.inline is None:
         _check_tail(commit, memoryview(data)[len(document) :], key)
-    elif commit.inline is not None:
+    else:
         commit = replace(commit, crc=_crc_as_written(document, commit.inline))
     return commit if commit.inline is None else replace(commit, files=_placed(commit, len(document)))
 

@@ -88,6 +88,10 @@ class History:
                 self._sound[version] = None
         return self._sound[version]
 
+    def distrust(self, version: int) -> None:
+        """Do without a checkpoint from now on."""
+        self._sound[version] = None
+
     def table_of(self, version: int) -> str | None:
         """Return the key of the slice table that a sound checkpoint names."""
         return None if self.sound(version) is None else self._table_keys[version]

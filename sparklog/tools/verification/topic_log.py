@@ -110,6 +110,8 @@ class TopicPrepare(NamedTuple):
 class CheckedTopic(CheckedLog):
     """The log of a topic. `first`: the oldest version that was replayed; `files`: those that must exist."""
 
+    newest_checkpoint: int = -1
+
     head: Head | None = None  # None: no state could be rebuilt
     files: list[NamedFile] = field(default_factory=list)
     first: int = 0
@@ -150,6 +152,7 @@ class _Replay:
 
     def run(self) -> CheckedTopic:
         self.log.find_obstacles()
+        self.log.newest_checkpoint = max(self.history.checkpoints, default=-1)
         versions = self.history.commits.version
         if not len(versions):
             if self.history.checkpoints or self.history.tables:
