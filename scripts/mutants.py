@@ -248,7 +248,7 @@ def main() -> int:
 
 def import_libraries() -> None:
     """Import what nearly all tests import, once: a child that forks has it. Nothing of sparklog, which is changed."""
-    for library in ("pytest", "hypothesis", "numpy", "pyarrow", "pyarrow.compute", "pyarrow.dataset", "numba", "typer"):
+    for library in ("pytest", "hypothesis", "numpy", "pyarrow", "pyarrow.compute", "pyarrow.dataset", "numba", "click"):
         importlib.import_module(library)
 
 

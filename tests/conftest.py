@@ -25,9 +25,9 @@ pytest_plugins = ["sparklog.testing.plugin"]
 
 OF_TERMINALS = (
     *("COLUMNS", "LINES", "TERMINAL_WIDTH", "TERM", "TTY_COMPATIBLE", "TTY_INTERACTIVE"),
-    *("FORCE_COLOR", "NO_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "_TYPER_FORCE_DISABLE_TERMINAL"),
+    *("FORCE_COLOR", "NO_COLOR", "PY_COLORS", "GITHUB_ACTIONS"),
 )
-"""What rich and typer read, some of it when they are imported: help is wrapped and coloured by it."""
+"""What click and other libraries read, some of it when they are imported: help is wrapped and coloured by it."""
 OF_SPARKLOG = ("SPARKLOG_ROOT",)
 
 

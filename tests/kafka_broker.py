@@ -34,6 +34,7 @@ _IVY = f"""<ivy-module version="2.0">
   <configurations><conf name="default"/></configurations>
   <dependencies>
     <dependency org="org.apache.kafka" name="kafka-tools" rev="{KAFKA_VERSION}" conf="default->master(*)"/>
+    <dependency org="net.sourceforge.argparse4j" name="argparse4j" rev="0.7.0" conf="default->master(*)"/>
   </dependencies>
 </ivy-module>
 """
@@ -78,6 +79,11 @@ class Broker:
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
 
     def __enter__(self) -> Broker:
         self.start()
@@ -205,8 +211,12 @@ class Broker:
 
     def tool(self, name: str, *arguments: str) -> str:
         """What the class behind one of Kafka's command lines prints about this broker; it must end with 0."""
-        tools = fetched_jars(f"kafka-tools-{KAFKA_VERSION}", _IVY, f"kafka-tools-{KAFKA_VERSION}.jar")
-        return self._run(name, "--bootstrap-server", self.address, *arguments, classes=f"{tools}{os.sep}*")
+        return self.run_tool(name, "--bootstrap-server", self.address, *arguments)
+
+    def run_tool(self, name: str, *arguments: str) -> str:
+        """What it prints about the server that the arguments name."""
+        tools = fetched_jars(f"kafka-console-{KAFKA_VERSION}", _IVY, f"kafka-tools-{KAFKA_VERSION}.jar")
+        return self._run(name, *arguments, classes=f"{tools}{os.sep}*")
 
     def _command(self, name: str, *arguments: str, classes: str = "") -> list[str]:
         options = ("-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")

@@ -8,7 +8,6 @@ from operator import attrgetter
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
 
 import sparklog
 from sparklog.cli.app import app
@@ -37,7 +36,7 @@ def test_each_row_has_one_of_four_answers() -> None:
 
 
 def test_commands_and_calls_exist() -> None:
-    commands = get_command(app).commands  # type: ignore[attr-defined]
+    commands = app.commands
     for command in re.findall(r"`sparklog ([\w-]+)(?: (\w[\w-]*))?", PAGE):
         assert command[0] in commands
         if hasattr(commands[command[0]], "commands"):

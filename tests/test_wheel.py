@@ -199,7 +199,7 @@ def test_maintenance(installed: Path, tmp_path: Path) -> None:
     assert "Spark cannot be started" in compacted(installed, tmp_path, JAVA_HOME="/none")
     wrong = run(installed, tmp_path, "sparklog", "compact", "--rooot", "x")
     assert wrong.returncode == 2
-    # Releases of typer differ in the marks around the option.
+    # Releases of click differ in the marks around the option.
     assert re.match("sparklog: No such option:? '?--rooot", wrong.stderr.splitlines()[-1])
 
 

@@ -13,8 +13,8 @@ import os
 import sys
 from typing import Any, NoReturn
 
-from typer import Abort, Exit, Option, Typer
-from typer.core import TyperGroup
+from click import Abort, UsageError, version_option
+from click.exceptions import Exit
 
 from sparklog.cli.commands import (
     backup,
@@ -33,12 +33,11 @@ from sparklog.cli.commands import (
     topics,
     transactions,
 )
-from sparklog.cli.options import SHORT_HELP
+from sparklog.cli.parameters import Commands
 from sparklog.cli.terminal import (
     EXIT_ERROR,
     EXIT_INTERRUPTED,
     EXIT_OK,
-    UsageError,
     WarningLines,
     leave_for_usage,
     warn,
@@ -64,7 +63,7 @@ AFTER_INTERRUPT = {
 COMMITTED = "what was committed stays"
 
 
-class SparklogGroup(TyperGroup):
+class SparklogGroup(Commands):
     """The top group: runs a command and turns what it raises into one line and an exit code."""
 
     after_interrupt = COMMITTED
@@ -120,35 +119,17 @@ class SparklogGroup(TyperGroup):
         return result
 
 
-def _version(show: bool) -> None:
-    if show:
-        print("sparklog", __version__)
-        raise Exit
-
-
-app = Typer(
-    cls=SparklogGroup,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    # Boxes would cut the names of options to fit 80 columns.
-    rich_markup_mode=None,
-    context_settings=SHORT_HELP,
-    epilog="Exit codes: 0 done, 1 a sparklog error (one line on stderr), 2 wrong usage, 130 interrupted; get also 3.",
-)
-
-
-@app.callback()
-def sparklog(
-    version: bool = Option(False, "--version", callback=_version, is_eager=True, help="Show the version and exit."),
-) -> None:
+app = SparklogGroup(
+    "sparklog",
     """Topics in Kafka's format as plain files, without brokers. No command here starts Spark, but for
     the jobs (compact, retain, stream, mirror) and doctor --spark.
 
     Where a command takes --root, SPARKLOG_ROOT in the environment does as well.
-    """
-
-
-for name, commands in (("topics", topics), ("configs", configs), ("transactions", transactions), ("groups", groups)):
-    app.add_typer(commands.app, name=name)
+    """,
+    epilog="Exit codes: 0 done, 1 a sparklog error (one line on stderr), 2 wrong usage, 130 interrupted; get also 3.",
+)
+version_option(__version__, prog_name="sparklog", message="%(prog)s %(version)s")(app)
 for module in (produce, consume, table, history, storage, health, kafka_logs, backup, jobs, dump_log, serve):
-    app.registered_commands += module.app.registered_commands
+    app.commands |= module.app.commands
+for module in (topics, configs, transactions, groups):
+    app.add_command(module.app)

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from typer import BadParameter
+from click import BadParameter
 
 from sparklog.errors import SparklogError
 

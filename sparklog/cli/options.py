@@ -1,77 +1,21 @@
-"""Options that several commands and jobs share: one name, one meaning, one help text; and what their texts mean.
-
-Options that travel together are a data class: `Commands` and the jobs declare its fields one by one.
-"""
+"""Options that several commands and jobs share: one name, one meaning, one help text; and what their texts mean."""
 
 # Without `annotations` of the future: a data class may have fields of a class of another module.
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, is_dataclass
-from functools import update_wrapper
-from inspect import Parameter, Signature, signature
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from typer import Argument, BadParameter, Option, Typer
+from click import BadParameter
 
 from sparklog import parsing
-from sparklog.cli.terminal import Command, Output
+from sparklog.cli.parameters import Argument, Option
 from sparklog.log.journal.clocks import parse_iso_time, warn_of_seconds
 from sparklog.log.journal.names import check_topic_name
 from sparklog.parsing import INT64_MAX, is_digits
 
-SHORT_HELP = {"help_option_names": ["-h", "--help"]}
 Isolation = Literal["read_committed", "read_uncommitted"]
 CorruptRecords = Literal["fail", "skip", "truncate"]
-
-
-def one_by_one(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a command with an option for each field of a parameter that is a data class, as typer needs it.
-
-    Where it returns an `Output` it gets `--json`, and the output is shown.
-    """
-
-    def options(function: Any) -> Iterator[Parameter]:
-        for parameter in signature(function, eval_str=True).parameters.values():
-            if is_dataclass(parameter.annotation):
-                yield from options(parameter.annotation)
-            else:
-                yield parameter.replace(kind=Parameter.KEYWORD_ONLY)
-
-    def call(function: Any, values: dict[str, Any]) -> Any:
-        parameters = signature(function, eval_str=True).parameters.values()
-        kinds = {parameter.name: parameter.annotation for parameter in parameters}
-        return function(
-            **{name: call(kind, values) if is_dataclass(kind) else values[name] for name, kind in kinds.items()}
-        )
-
-    def command(**values: Any) -> Any:
-        result = call(run, values)
-        return result.show(values["as_json"]) if isinstance(result, Output) else result
-
-    update_wrapper(command, run)
-    parameters = list(options(run))
-    if signature(run, eval_str=True).return_annotation is Output:
-        parameters.append(Parameter("as_json", Parameter.KEYWORD_ONLY, default=False, annotation=JsonOption))
-    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {}
-    return command
-
-
-class Commands(Typer):
-    """The commands of a module: a group of `sparklog` where they have a help text in common."""
-
-    def __init__(self, text: str | None = None) -> None:
-        super().__init__(no_args_is_help=True, rich_markup_mode=None, help=text)
-
-    def add(self, name: str, *examples: str) -> Callable[[Callable[..., Output | None]], Callable[..., Output | None]]:
-        """Make a command of a function; its help ends with the examples, each on one line on any terminal."""
-        epilog = "\n".join(("\b\nExample:", *(f"  {line}" for line in examples)))
-
-        def register(run: Callable[..., Output | None]) -> Callable[..., Output | None]:
-            self.command(name, cls=Command, epilog=epilog)(one_by_one(run))
-            return run
-
-        return register
 
 
 def root_option(text: str) -> Any:
@@ -140,7 +84,6 @@ QuickOption = Annotated[
 DryRunOption = Annotated[bool, Option("--dry-run", help="Change nothing: check, and print what would be done.")]
 ExecuteOption = Annotated[bool, Option("--execute", help="Do it.")]
 QuietOption = Annotated[bool, Option("--quiet", "-q", help="No progress on stderr.")]
-JsonOption = Annotated[bool, Option("--json", help="Print JSON, for scripts.")]
 
 
 def comma_separated(texts: Sequence[str] | None) -> tuple[str, ...]:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import BadParameter, Option
+from click import BadParameter
 
 from sparklog.cli.options import unescaped, whole_number
+from sparklog.cli.parameters import Option
 from sparklog.cli.record_values import RecordValues
 from sparklog.output import write
 

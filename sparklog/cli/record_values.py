@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from typer import BadParameter, Option
+from click import BadParameter
 
+from sparklog.cli.parameters import Option
 from sparklog.errors import BadRequest
 from sparklog.parsing import INT32_MAX, is_digits
 

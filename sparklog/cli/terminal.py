@@ -15,16 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from typer import BadParameter, Exit
-from typer.core import TyperCommand
+from click.exceptions import Exit
 
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.output import json_value, table
 
 EXIT_OK, EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
-
-# typer may bring its own copy of click: this way the class is public in every version.
-UsageError: Any = BadParameter.__mro__[1]
 
 
 def printable(text: object) -> str:
@@ -37,17 +33,6 @@ def printable(text: object) -> str:
 
 def warn(message: object) -> None:
     print("sparklog:", printable(" ".join(str(message).split())), file=sys.stderr)
-
-
-class Command(TyperCommand):
-    """A command that all its usage errors know; typer leaves it out of the one for an option without its value."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, args)
-        except UsageError as error:
-            error.ctx = error.ctx or ctx
-            raise
 
 
 BROKER_OPTIONS = {"--bootstrap-server", "--bootstrap-servers", "--bootstrap-controller", "--broker-list"}

@@ -1,6 +1,7 @@
-"""Appends of produced batches: all that arrive for a topic within a linger are one commit, or the next ones.
+"""Appends of produced batches: a topic has at most one commit in each linger, with all that arrived since the last one.
 
-One commit of a topic is under way at a time, and what arrives meanwhile goes into the next. A batch of an idempotent
+One commit of a topic is under way at a time, and what arrives meanwhile goes into the next; after a quiet time the
+first batch does not wait. A batch of an idempotent
 producer is judged by the state that its commit is based on (`producer_sequences`); where that was not the newest, all
 are judged again. A failure of unknown outcome is answered so that the client tries again: then the commits tell.
 """
@@ -8,6 +9,7 @@ are judged again. A failure of unknown outcome is answered so that the client tr
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,7 +26,7 @@ from sparklog.log.topic.engine import TopicLog
 from sparklog.log.write.append_writer import AppendOutput, AppendTarget
 from sparklog.log.write.inline_records import tail_bytes, unwritten
 from sparklog.serve.addresses import Runner
-from sparklog.serve.batch_checks import ProducedBatch, Rejected, checked_batch
+from sparklog.serve.batch_checks import ProducedBatch, Rejected, SentBatch, check_batches
 from sparklog.serve.codes import Code, code_of
 from sparklog.serve.producer_sequences import LANDED, NEXT, OLD_EPOCH, judge, last_number, writer_id
 from sparklog.serve.served_log import ServedLog
@@ -51,22 +53,23 @@ class ProduceAnswer:
 class _Item:
     """A batch as it arrived, and once it is checked."""
 
-    partition: int
-    records: memoryview | None
-    version: int
+    sent: SentBatch
     answer: asyncio.Future[ProduceAnswer]
     batch: ProducedBatch | None = None
     result: ProduceAnswer | None = None
 
     @property
     def size(self) -> int:
-        return len(self.records or b"")
+        return len(self.sent.records or b"")
 
 
 @dataclass(slots=True)
 class _Topic:
+    """Batches that wait, what commits them, and when its last commit began (loop time)."""
+
     waiting: list[_Item] = field(default_factory=list)
     worker: asyncio.Task[None] | None = None
+    begun: float = -math.inf
 
 
 class Appends:
@@ -89,7 +92,7 @@ class Appends:
     ) -> asyncio.Future[ProduceAnswer]:
         """Take a batch; the future is done once it is durable, or refused."""
         loop = asyncio.get_running_loop()
-        item = _Item(partition, records, version, loop.create_future())
+        item = _Item(SentBatch(partition, records, version), loop.create_future())
         queue = self._topics.setdefault(topic, _Topic())
         queue.waiting.append(item)
         if queue.worker is None or queue.worker.done():
@@ -97,8 +100,10 @@ class Appends:
         return item.answer
 
     async def _work(self, topic: str, queue: _Topic) -> None:
-        await asyncio.sleep(self._linger)
+        loop = asyncio.get_running_loop()
         while queue.waiting:
+            await asyncio.sleep(max(0.0, queue.begun + self._linger - loop.time()))
+            queue.begun = loop.time()
             items, nbytes = list[_Item](), 0
             while queue.waiting and (not items or nbytes + queue.waiting[0].size <= COMMIT_BYTES):
                 nbytes += queue.waiting[0].size
@@ -121,17 +126,13 @@ class Appends:
         for _ in range(TRIES):
             target = log.append_target()
             head = log.head(refresh=False)
-            now_ms, numbers = self._root.env.wall_ms(), dict[str, int | None]()
-            taken: list[tuple[_Item, ProducedBatch]] = []
-            for item in items:
-                if item.result is None:
-                    self._check(item, target, now_ms)
-                if (
-                    item.result is None
-                    and item.batch is not None
-                    and self._is_next(topic, item, head.registry, numbers)
-                ):
-                    taken.append((item, item.batch))
+            numbers = dict[str, int | None]()
+            self._check([item for item in items if item.result is None and item.batch is None], target)
+            taken = [
+                (item, item.batch)
+                for item in items
+                if item.result is None and item.batch is not None and self._is_next(topic, item, head.registry, numbers)
+            ]
             if not taken:
                 return
             keys = tuple(
@@ -149,16 +150,17 @@ class Appends:
                 return
         raise Unavailable(f"producers of topic '{topic}' write by several servers at once: try again")
 
-    @staticmethod
-    def _check(item: _Item, target: AppendTarget, now_ms: int) -> None:
-        if not 0 <= item.partition < target.partitions:
-            item.result = ProduceAnswer(Code.UNKNOWN_TOPIC_OR_PARTITION)
-            return
-        try:
-            if item.batch is None:
-                item.batch = checked_batch(item.partition, item.records, target.configs, now_ms, item.version)
-        except Rejected as error:
-            item.result = ProduceAnswer(error.code, message=str(error))
+    def _check(self, items: Sequence[_Item], target: AppendTarget) -> None:
+        for item in items:
+            if not 0 <= item.sent.partition < target.partitions:
+                item.result = ProduceAnswer(Code.UNKNOWN_TOPIC_OR_PARTITION)
+        rest = [item for item in items if item.result is None]
+        checked = check_batches([item.sent for item in rest], target.configs, self._root.env.wall_ms())
+        for item, batch in zip(rest, checked, strict=True):
+            if isinstance(batch, Rejected):
+                item.result = ProduceAnswer(batch.code, message=str(batch))
+            else:
+                item.batch = batch
 
     def _is_next(self, topic: str, item: _Item, registry: object, numbers: dict[str, int | None]) -> bool:
         """Judge a batch after those before it in the same commit; `numbers`: the last ones by writer."""

@@ -1,5 +1,6 @@
-"""The checks of a produced batch, as Kafka's `LogValidator` makes them, and what a slice says of it.
+"""The checks of produced batches, as Kafka's `LogValidator` makes them, and what a slice says of each.
 
+All batches of a commit are checked together, as one run of batches: a call costs as much for one batch as for many.
 Records are read to see that they fit, for their least time and for keys that are missing; they stay as they came. Under
 LogAppendTime the batch is given its bit and another checksum; the time itself comes with the commit. The codec stays
 the producer's: a topic's `compression.type` changes nothing here.
@@ -7,20 +8,28 @@ the producer's: a topic's `compression.type` changes nothing here.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from crc32c import crc32c
 
-from sparklog.errors import Corrupt
+from sparklog.errors import BadRequest, Corrupt
 from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.payloads import payloads, record_fields
 from sparklog.format.record_batch import (
     CODECS,
     CRC_START,
+    HEADER_BYTES,
     LOG_APPEND_TIME_BIT,
+    LOG_OVERHEAD,
+    MAGIC,
+    MAGIC_POSITION,
     NO_PRODUCER_ID,
     BatchHeader,
+    BatchHeaders,
+    BoolArray,
+    Int64Array,
 )
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slices import SliceFlag
@@ -28,7 +37,9 @@ from sparklog.serve.codes import Code
 
 ZSTD, ZSTD_SINCE = CODECS.index("zstd"), 7
 """Older versions of Produce are of clients that cannot read what they send."""
-_ATTRIBUTES, _CRC = slice(21, 23), slice(17, 21)
+GROUP_BYTES = 1 << 20
+"""Stored bytes of batches that are decompressed at once."""
+_ATTRIBUTES, _CRC = 22, slice(17, 21)
 
 
 class Rejected(Exception):  # noqa: N818
@@ -39,12 +50,21 @@ class Rejected(Exception):  # noqa: N818
         self.code = code
 
 
+@dataclass(frozen=True, slots=True)
+class SentBatch:
+    """What a producer sent for a partition, in this version of Produce: one batch, if it is right."""
+
+    partition: int
+    records: memoryview | None
+    version: int
+
+
 @dataclass(slots=True, eq=False)
 class ProducedBatch:
     """A batch of a producer, checked: its bytes, and what a slice says of it. `min_ts`, `max_ts`: ms."""
 
     partition: int
-    data: bytearray
+    data: memoryview
     header: BatchHeader
     min_ts: int
     max_ts: int
@@ -55,59 +75,144 @@ class ProducedBatch:
         return self.header.producer_id != NO_PRODUCER_ID
 
 
-def checked_batch(
-    partition: int, records: memoryview | None, configs: TopicConfigs, now_ms: int, version: int
-) -> ProducedBatch:
-    """Return the one batch that a producer sent for a partition. Raises `Rejected`."""
-    data = bytearray(records or b"")
+@dataclass(frozen=True, slots=True, eq=False)
+class _Records:
+    """What is read of the records of batches, one row for each batch. `min_ts`, `max_ts`: int64, ms."""
+
+    min_ts: Int64Array
+    max_ts: Int64Array
+    has_gaps: BoolArray
+    has_null_keys: BoolArray
+
+
+def check_batches(sent: Sequence[SentBatch], configs: TopicConfigs, now_ms: int) -> list[ProducedBatch | Rejected]:
+    """Return each batch as it is written, or why it is not taken."""
+    results: list[ProducedBatch | Rejected | None] = [_frame_problem(batch.records) for batch in sent]
+    rows = [row for row, result in enumerate(results) if result is None]
+    data = bytearray().join(sent[row].records or b"" for row in rows)
+    headers = scan_headers(data)
+    versions = np.array([sent[row].version for row in rows], np.int64)
+    rejected = _header_problems(data, headers, versions, configs)
+    for row, problem in rejected.items():
+        results[rows[row]] = problem
+    sound = np.array([row for row in range(len(rows)) if row not in rejected], np.int64)
+    for group in _groups(headers, sound):
+        for row, result in zip(group.tolist(), _checked(data, headers[group], configs, now_ms), strict=True):
+            results[rows[row]] = result
+            if isinstance(result, ProducedBatch):
+                result.partition = sent[rows[row]].partition
+    return [result for result in results if result is not None]
+
+
+def _frame_problem(records: memoryview | None) -> Rejected | None:
+    """Return what is wrong if these bytes are not one whole batch of magic 2."""
+    data = memoryview(records or b"")
+    if len(data) > MAGIC_POSITION and data[MAGIC_POSITION] < MAGIC:
+        return Rejected(Code.UNSUPPORTED_FOR_MESSAGE_FORMAT, "messages of formats v0 and v1 are not taken")
+    whole = len(data) >= HEADER_BYTES and data[MAGIC_POSITION] == MAGIC
+    if whole and int.from_bytes(data[8:12], "big", signed=True) == len(data) - LOG_OVERHEAD:
+        return None
     headers = scan_headers(data, whole=False)
-    if headers.stop != "end" or len(headers) != 1:
-        raise Rejected(Code.INVALID_RECORD, f"expected one record batch, found {len(headers)}: {headers.reason}")
-    if headers.magic is not None:
-        raise Rejected(Code.UNSUPPORTED_FOR_MESSAGE_FORMAT, "messages of formats v0 and v1 are not taken")
-    header = headers.row(0)
-    if len(crc_failures(data, headers)):
-        raise Rejected(Code.CORRUPT_MESSAGE, "the batch's CRC-32C does not match its bytes")
-    if len(data) > configs.max_message_bytes:
-        raise Rejected(Code.MESSAGE_TOO_LARGE, f"{len(data)} bytes, max.message.bytes is {configs.max_message_bytes}")
-    if headers.is_control[0] or headers.has_delete_horizon[0]:
-        raise Rejected(Code.INVALID_RECORD, "control batches are a coordinator's")
-    if header.count < 1 or header.count != header.last_offset_delta + 1:
-        raise Rejected(Code.INVALID_RECORD, f"{header.count} records have {header.last_offset_delta + 1} offsets")
-    if (header.attributes & 7) == ZSTD and version < ZSTD_SINCE:
-        raise Rejected(Code.UNSUPPORTED_COMPRESSION_TYPE, f"zstd in Produce {version}")
-    if headers.is_log_append_time[0]:
-        raise Rejected(Code.INVALID_TIMESTAMP, "a producer gives no LogAppendTime")
-    return _described(partition, data, header, configs, now_ms)
+    return Rejected(Code.INVALID_RECORD, f"expected one record batch, found {len(headers)}: {headers.reason}")
+
+
+def _header_problems(
+    data: bytearray, headers: BatchHeaders, versions: Int64Array, configs: TopicConfigs
+) -> dict[int, Rejected]:
+    """Return the first rule that a batch breaks, by row."""
+    count, offsets, most = headers.count, headers.last_offset_delta + 1, configs.max_message_bytes
+    wrong_crc = np.zeros(len(headers), np.bool_)
+    wrong_crc[crc_failures(data, headers)] = True
+    rules: tuple[tuple[BoolArray, Code, Callable[[int], str]], ...] = (
+        (wrong_crc, Code.CORRUPT_MESSAGE, lambda _: "the batch's CRC-32C does not match its bytes"),
+        (
+            headers.size > most,
+            Code.MESSAGE_TOO_LARGE,
+            lambda row: f"{headers.size[row]} bytes, max.message.bytes is {most}",
+        ),
+        (
+            headers.is_control | headers.has_delete_horizon,
+            Code.INVALID_RECORD,
+            lambda _: "control batches are a coordinator's",
+        ),
+        (
+            (count < 1) | (count != offsets),
+            Code.INVALID_RECORD,
+            lambda row: f"{count[row]} records have {offsets[row]} offsets",
+        ),
+        (
+            (headers.codec == ZSTD) & (versions < ZSTD_SINCE),
+            Code.UNSUPPORTED_COMPRESSION_TYPE,
+            lambda row: f"zstd in Produce {versions[row]}",
+        ),
+        (headers.is_log_append_time, Code.INVALID_TIMESTAMP, lambda _: "a producer gives no LogAppendTime"),
+    )
+    problems: dict[int, Rejected] = {}
+    for broken, code, message in rules:
+        for row in np.flatnonzero(broken).tolist():
+            problems.setdefault(row, Rejected(code, message(row)))
+    return problems
+
+
+def _groups(headers: BatchHeaders, rows: Int64Array) -> Iterator[Int64Array]:
+    """Divide rows into groups of about `GROUP_BYTES`."""
+    group = (np.cumsum(headers.size[rows]) - headers.size[rows]) // GROUP_BYTES
+    yield from (part for part in np.split(rows, np.flatnonzero(np.diff(group)) + 1) if len(part))
+
+
+def _checked(
+    data: bytearray, headers: BatchHeaders, configs: TopicConfigs, now_ms: int
+) -> list[ProducedBatch | Rejected]:
+    """Check the records of batches. Where one of several cannot be read, each is read by itself."""
+    try:
+        records = _read(data, headers)
+    except (Corrupt, BadRequest) as error:
+        if len(headers) == 1:
+            return [Rejected(Code.INVALID_RECORD, error.message)]
+        return [_checked(data, headers[row : row + 1], configs, now_ms)[0] for row in range(len(headers))]
+    results: list[ProducedBatch | Rejected] = []
+    for row in range(len(headers)):
+        try:
+            results.append(_described(data, headers, records, row, configs, now_ms))
+        except Rejected as error:
+            results.append(error)
+    return results
+
+
+def _read(data: bytearray, headers: BatchHeaders) -> _Records:
+    fields = record_fields(payloads(data, headers, check_crc=False), headers)
+    starts = np.cumsum(fields.batch_rows) - fields.batch_rows
+    inside = np.arange(len(fields), dtype=np.int64) - np.repeat(starts, fields.batch_rows)
+    gaps = fields.offset - np.repeat(headers.base_offset, fields.batch_rows) != inside
+    return _Records(
+        np.minimum.reduceat(fields.timestamp, starts),
+        np.maximum.reduceat(fields.timestamp, starts),
+        np.logical_or.reduceat(gaps, starts),
+        np.logical_or.reduceat(~fields.has_key, starts),
+    )
 
 
 def _described(
-    partition: int, data: bytearray, header: BatchHeader, configs: TopicConfigs, now_ms: int
+    data: bytearray, headers: BatchHeaders, records: _Records, row: int, configs: TopicConfigs, now_ms: int
 ) -> ProducedBatch:
-    headers = scan_headers(data)
-    try:
-        fields = record_fields(payloads(data, headers, check_crc=False), headers)
-    except Corrupt as error:
-        raise Rejected(Code.INVALID_RECORD, error.message) from None
-    if len(fields) != header.count or not np.array_equal(
-        fields.offset - header.base_offset, np.arange(header.count, dtype=np.int64)
-    ):
+    """Return a batch by what was read of its records. Raises `Rejected`."""
+    header, start = headers.row(row), int(headers.position[row])
+    batch = memoryview(data)[start : start + int(headers.size[row])]
+    if records.has_gaps[row]:
         raise Rejected(Code.INVALID_RECORD, "offsets in a batch count from 0")
     flags = SliceFlag.NONE if header.producer_id == NO_PRODUCER_ID else SliceFlag.KAFKA_PRODUCERS
-    if not fields.has_key.all():
+    if records.has_null_keys[row]:
         if configs.is_compacted:
             raise Rejected(Code.INVALID_RECORD, "the topic is compacted: every record needs a key")
         flags |= SliceFlag.HAS_NULL_KEYS
     if configs.log_append_time:
-        stamped = data[_ATTRIBUTES]
-        stamped[1] |= LOG_APPEND_TIME_BIT
-        data[_ATTRIBUTES] = stamped
-        data[_CRC] = crc32c(memoryview(data)[CRC_START:]).to_bytes(4, "big")
-        return ProducedBatch(partition, data, header, -1, -1, flags | SliceFlag.LOG_APPEND_TIME)
-    low, high = int(fields.timestamp.min()), int(fields.timestamp.max())
+        batch[_ATTRIBUTES] |= LOG_APPEND_TIME_BIT
+        batch[_CRC] = crc32c(batch[CRC_START:]).to_bytes(4, "big")
+        return ProducedBatch(-1, batch, header, -1, -1, flags | SliceFlag.LOG_APPEND_TIME)
+    low, high = int(records.min_ts[row]), int(records.max_ts[row])
     before, after = now_ms - configs.timestamp_before_max_ms, now_ms + configs.timestamp_after_max_ms
     if low < max(before, 0) or high > after:
         raise Rejected(Code.INVALID_TIMESTAMP, f"times are {low} to {high}, the topic takes {before} to {after}")
     if high != header.max_timestamp:
         raise Rejected(Code.INVALID_TIMESTAMP, f"the greatest time is {high}, the batch says {header.max_timestamp}")
-    return ProducedBatch(partition, data, header, low, high, flags)
+    return ProducedBatch(-1, batch, header, low, high, flags)

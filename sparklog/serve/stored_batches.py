@@ -13,18 +13,19 @@ A window is read at once and served in the sizes that a client asks for. What is
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from sparklog.errors import Corrupt
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.filter_batches import rewrite_headers
 from sparklog.format.record_batch import NO_TIMESTAMP, BatchHeader, BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions
-from sparklog.log.read.fetch import Cursor, Fetcher
+from sparklog.log.read.fetch import Cursor, FetchedBatches, Fetcher
 from sparklog.log.read.read_plan import NativeReadPart
 from sparklog.log.state.slice_table import Newer
 from sparklog.log.state.view import READ_COMMITTED, OffsetRange, ReadPart
@@ -140,7 +141,7 @@ class StoredBatches:
             wanted = OffsetRange(place.topic, place.partition, start, end)
             part, stop = self._log.plan(wanted, place.isolation, nbytes)
             if part is not None:
-                chunk = _joined([*_pieces(part, place.offset, end)], _aborted_of(part))
+                chunk = _chunk_of(part, place.offset, end)
                 if chunk.following:
                     return chunk
             start = stop
@@ -156,50 +157,63 @@ def _aborted_in(parts: list[AbortedTransactions], start: int, end: int) -> list[
     return sorted(transactions, key=lambda item: item[1])
 
 
-def _aborted_of(part: ReadPart) -> AbortedTransactions | None:
-    return part.slices.hidden if isinstance(part, NativeReadPart) else getattr(part, "aborted", None)
+def _chunk_of(part: ReadPart, start: int, end: int) -> _Chunk:
+    """Read the batches of a part that end above `start` and begin below `end`, patched."""
+    if isinstance(part, NativeReadPart):
+        return _joined([_patched(list(Fetcher([_cursor(part)])))], start, end, part.slices.hidden)
+    return _joined(_kafka_windows(part), start, end, getattr(part, "aborted", None))
 
 
-def _pieces(part: ReadPart, start: int, end: int) -> Iterator[tuple[memoryview, BatchHeaders]]:
-    """Yield the batches of a part that end above `start` and begin below `end`, patched."""
-    for data, headers in _native_pieces(part) if isinstance(part, NativeReadPart) else _kafka_pieces(part):
-        rows = np.flatnonzero((headers.next_offset > start) & (headers.base_offset < end))
-        if len(rows):
-            yield data, headers[rows[0] : rows[-1] + 1]
-
-
-def _native_pieces(part: NativeReadPart) -> Iterator[tuple[memoryview, BatchHeaders]]:
+def _cursor(part: NativeReadPart) -> Cursor:
     opened: dict[tuple[str, str], Newer] = {}
-    cursor = Cursor(part.store, part.range, part.slices, partial(part.replan, opened), part.range.start)
-    for piece in Fetcher([cursor]):
-        data, row = bytearray(piece.data), piece.slice
-        headers = scan_headers(data, contents=False, file=row.file, file_position=piece.position)
-        one = np.ones(len(headers), np.int64)
-        after = rewrite_headers(
-            data,
-            headers,
-            offset_shift=row.shift,
-            leader_epoch=one * row.leader_epoch,
-            append_time=one * row.append_time if row.append_time >= 0 else None,
-        )
-        yield memoryview(data), after
+    return Cursor(part.store, part.range, part.slices, partial(part.replan, opened), part.range.start)
 
 
-def _kafka_pieces(part: Any) -> Iterator[tuple[memoryview, BatchHeaders]]:
+def _patched(pieces: Sequence[FetchedBatches]) -> tuple[memoryview, BatchHeaders]:
+    """Lay pieces side by side and set what their slices say. One call for all: pieces may be small and many."""
+    data = bytearray().join(piece.data for piece in pieces)
+    try:
+        headers = scan_headers(data, contents=False)
+    except Corrupt:
+        for piece in pieces:
+            # This one names the place.
+            scan_headers(piece.data, contents=False, file=piece.slice.file, file_position=piece.position)
+        raise
+    ends = np.cumsum([len(piece.data) for piece in pieces])
+    of_piece = np.searchsorted(ends, headers.position, side="right")
+    rows = [(piece.slice.shift, piece.slice.leader_epoch, piece.slice.append_time) for piece in pieces]
+    shift, epoch, append_time = np.array(rows, np.int64).reshape(-1, 3)[of_piece].T.copy()
+    after = rewrite_headers(
+        data,
+        headers,
+        offset_shift=shift,
+        leader_epoch=epoch,
+        append_time=append_time if (append_time >= 0).any() else None,
+    )
+    return memoryview(data), after
+
+
+def _kafka_windows(part: Any) -> Iterator[tuple[memoryview, BatchHeaders]]:
     from sparklog.kafka.in_place.read_part import WindowBudget
 
     for window in part.windows(WindowBudget(WINDOW_BYTES, WINDOW_BYTES // 4)):
         yield memoryview(window.data), window.headers
 
 
-def _joined(pieces: list[tuple[memoryview, BatchHeaders]], aborted: AbortedTransactions | None) -> _Chunk:
-    """Lay pieces side by side; one alone is not copied."""
+def _joined(
+    windows: Iterable[tuple[memoryview, BatchHeaders]], start: int, end: int, aborted: AbortedTransactions | None
+) -> _Chunk:
+    """Lay windows side by side, without the batches beyond the range; one alone is not copied."""
     position, following, parts, base = [0], list[int](), list[memoryview](), 0
-    for data, headers in pieces:
-        low = int(headers.position[0])
-        ends = headers.position + headers.size
+    for data, headers in windows:
+        rows = np.flatnonzero((headers.next_offset > start) & (headers.base_offset < end))
+        if not len(rows):
+            continue
+        inside = headers[rows[0] : rows[-1] + 1]
+        low = int(inside.position[0])
+        ends = inside.position + inside.size
         position += (ends - low + base).tolist()
-        following += headers.next_offset.tolist()
+        following += inside.next_offset.tolist()
         parts.append(data[low : int(ends[-1])])
         base = position[-1]
     data = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-import typer
+from click import Context
 
 from sparklog.cli.app import app
 from sparklog.groups.lag import Groups
@@ -21,7 +21,7 @@ from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.locations import join
 from sparklog.transactions.producer import transactional
-from tests.support.command_line import commands_of_the_tree, invoke
+from tests.support.command_line import invoke
 
 IN_TURN = (
     *("topics create", "topics list", "topics describe"),
@@ -54,7 +54,7 @@ TEXT_ONLY = ("metrics", "produce", "conf")
 
 def commands() -> Iterator[str]:
     """Words of all that can be run."""
-    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+    for name, command in app.commands.items():
         below = getattr(command, "commands", None)
         yield from [name] if below is None else (f"{name} {each}" for each in below)
 
@@ -114,14 +114,16 @@ def test_no_command_is_left_out() -> None:
 
 @pytest.mark.parametrize("command", IN_TURN)
 def test_an_option_without_its_value_is_one_line(command: str) -> None:
-    tree = commands_of_the_tree()
+    tree: Any = app
     for word in command.split():
         tree = tree.commands[word]
-    names = [name for option in tree.params if is_option_with_a_value(option) for name in option.opts]
+    names = [
+        name for option in tree.get_params(Context(tree)) if is_option_with_a_value(option) for name in option.opts
+    ]
     assert names or command in ("conf", "configs docs")
     for name in names:
         result = invoke([*command.split(), name])
-        line = f"sparklog: Option '{name}' requires an argument. (see 'root {command} --help')\n"
+        line = f"sparklog: Option '{name}' requires an argument. (see 'sparklog {command} --help')\n"
         assert (result.exit_code, result.stdout, result.stderr) == (2, "", line)
 
 

@@ -14,9 +14,10 @@ import pyarrow as pa
 import pytest
 
 import sparklog as library
+from sparklog.cli.app import app
 from tests.cli.conftest import REPOSITORY, Sparklog
 from tests.cli.test_every_command import IN_TURN, JOBS, examples
-from tests.support.command_line import commands_of_the_tree, invoke
+from tests.support.command_line import invoke
 
 NOTHING, COMMITTED = "nothing was changed", "what was committed stays"
 STAYS = {
@@ -40,7 +41,7 @@ def test_every_command_ends_with_one_line_and_130(
 ) -> None:
     line = command if command in JOBS else examples(command)[0].rpartition("sparklog ")[2]
     monkeypatch.chdir(tmp_path)
-    found: Any = commands_of_the_tree()
+    found: Any = app
     for word in command.split():
         found = found.commands[word]
     monkeypatch.setattr(found, "callback", interrupt)

@@ -8,8 +8,8 @@ import threading
 import time
 from pathlib import Path
 
+import click
 import pytest
-import typer
 
 from sparklog.cli.commands.produce import line_runs
 from sparklog.cli.options import parse_time
@@ -119,5 +119,5 @@ def test_a_time_is_milliseconds_or_iso_8601(text: str, millis: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "yesterday", "-5", "1960-01-01", "1.5", str(2**63)])
 def test_other_texts_are_no_times(text: str) -> None:
-    with pytest.raises(typer.BadParameter, match="expected"):
+    with pytest.raises(click.BadParameter, match="expected"):
         parse_time(text)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, BadParameter, Option
+from click import BadParameter
 
 from sparklog.cli.locations import open_folder, open_root, root_to_copy
 from sparklog.cli.options import (
     AsOfOption,
-    Commands,
     DryRunOption,
     LinkOption,
     QuietOption,
@@ -23,6 +22,7 @@ from sparklog.cli.options import (
     root_option,
     whole_number,
 )
+from sparklog.cli.parameters import Argument, Commands, Option
 from sparklog.cli.terminal import Output, print_table, printable
 from sparklog.log.journal.clocks import iso_time
 from sparklog.output import StatusLine, json_value

@@ -7,13 +7,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, BadParameter, Option
+from click import BadParameter
 
 from sparklog.cli.locations import open_root, open_source
 from sparklog.cli.options import (
-    Commands,
     DryRunOption,
-    JsonOption,
     OneTopic,
     RootOption,
     SourceOption,
@@ -21,13 +19,14 @@ from sparklog.cli.options import (
     comma_separated,
     name_and_value,
 )
+from sparklog.cli.parameters import Argument, Commands, JsonOption, Option
 from sparklog.cli.terminal import Output, print_json, read_text
 from sparklog.errors import BadRequest
 
 if TYPE_CHECKING:
     from sparklog.maintenance.properties import ConfigDoc
 
-app = Commands("Show and change configs of topics, and say what each one means.")
+app = Commands("configs", "Show and change configs of topics, and say what each one means.")
 
 # Kafka's rule: commas divide, but not inside of brackets.
 _COMMA = re.compile(r",(?=[^\]]*(?:\[|$))")

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, BadParameter, Exit, Option
+from click import BadParameter
+from click.exceptions import Exit
 
 from sparklog.cli.locations import OpenFolder, open_source
 from sparklog.cli.options import (
-    Commands,
     CorruptOption,
     Isolation,
     IsolationOption,
@@ -22,6 +22,7 @@ from sparklog.cli.options import (
     parse_time,
     whole_number,
 )
+from sparklog.cli.parameters import Argument, Commands, Option
 from sparklog.cli.printing import Columns, LimitOption, Printer, Printing
 from sparklog.cli.record_values import Format, Formats
 from sparklog.cli.terminal import Output, print_lines, warn

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, BadParameter, Option
+from click import BadParameter
 
-from sparklog.cli.options import Commands, JsonOption, whole_number
+from sparklog.cli.options import whole_number
+from sparklog.cli.parameters import Argument, Commands, JsonOption, Option
 from sparklog.cli.terminal import printable
 from sparklog.errors import BadRequest
 from sparklog.output import write

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, BadParameter, Option
+from click import BadParameter
 
 from sparklog.cli.locations import open_root, open_source
 from sparklog.cli.options import (
-    Commands,
     DryRunOption,
     ExecuteOption,
     RootOption,
@@ -20,6 +19,7 @@ from sparklog.cli.options import (
     required,
     whole_number,
 )
+from sparklog.cli.parameters import Argument, Commands, Option
 from sparklog.cli.terminal import Output, print_lines, print_table, printable, read_text
 from sparklog.errors import BadRequest, NotFound
 from sparklog.output import json_value
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from sparklog.groups.reset import NewOffset, Scenario
     from sparklog.kafka.importing.coordinators import KafkaGroups
 
-app = Commands("List, describe, reset and delete consumer groups.")
+app = Commands("groups", "List, describe, reset and delete consumer groups.")
 
 OFFSETS = ("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG", "SECONDS-BEHIND", "CONSUMER-ID")
 STATES = ("GROUP", "STATE", "GENERATION", "CONSUMER-ID", "SESSION-TIMEOUT-MS", "PENDING", "#MEMBERS")

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from typer import Argument, BadParameter, Option
+from click import BadParameter
 
 from sparklog.cli.locations import open_source, report_settings
 from sparklog.cli.options import (
-    Commands,
     DryRunOption,
     ExecuteOption,
     PropertiesOption,
@@ -22,6 +21,7 @@ from sparklog.cli.options import (
     root_option,
     whole_number,
 )
+from sparklog.cli.parameters import Argument, Commands, Option
 from sparklog.cli.terminal import EXIT_ERROR, EXIT_OK, Output, print_json, printable
 from sparklog.errors import BadRequest, NotFound
 from sparklog.output import STANDARD_OUTPUT, StatusLine, write_output

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument
-
 from sparklog.cli.locations import open_root
-from sparklog.cli.options import Commands, RootOption, whole_number
+from sparklog.cli.options import RootOption, whole_number
+from sparklog.cli.parameters import Argument, Commands
 from sparklog.cli.terminal import Output, print_table
 from sparklog.log.journal.clocks import iso_time
 from sparklog.log.journal.names import check_topic_name

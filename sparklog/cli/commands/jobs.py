@@ -9,11 +9,12 @@ import os
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Annotated
 
-from typer import Argument, Context, Exit
+from click import Context, pass_context
+from click.exceptions import Exit
 
-from sparklog.cli.options import Commands
-from sparklog.cli.terminal import Command
+from sparklog.cli.parameters import Argument, Commands
 from sparklog.errors import BadRequest, NotFound
 from sparklog.tools.inspection.notebook import NOTEBOOK
 
@@ -32,6 +33,7 @@ PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_optio
 PACKAGE = Path(__file__).parents[2]
 
 
+@pass_context
 def _job(context: Context) -> None:
     name = str(context.info_name)
     # Spark's workers must be of this environment, not the first python3 on the PATH.
@@ -46,11 +48,13 @@ def _job(context: Context) -> None:
 
 
 for job_name, text in HELP.items():
-    app.command(job_name, cls=Command, help=text, context_settings=PASS_ON)(_job)
+    app.command(job_name, help=text, context_settings=PASS_ON)(_job)
 
 
 @app.add("conf", "sparklog conf crontab")
-def conf(name: str | None = Argument(None, help="Which file: without it their names are listed.")) -> None:
+def conf(
+    name: Annotated[str | None, Argument(help="Which file: without it their names are listed.")] = None,
+) -> None:
     """Print a file to start from: schedules for cron, Kubernetes and Airflow, a job for spark-submit, settings."""
     folder = PACKAGE / "conf"
     if not folder.is_dir():

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from typer import Argument, BadParameter, Option
+from click import BadParameter
 
 from sparklog.cli.locations import open_root
 from sparklog.cli.options import (
     AsOfOption,
-    Commands,
     ConfigOption,
     CorruptOption,
     DryRunOption,
@@ -22,6 +21,7 @@ from sparklog.cli.options import (
     parse_configs,
     parse_time,
 )
+from sparklog.cli.parameters import Argument, Commands, Option
 from sparklog.cli.terminal import Output, print_table, printable, warn
 from sparklog.output import StatusLine, json_value
 from sparklog.parsing import is_digits

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from typer import BadParameter, Option
+from click import BadParameter
 
 from sparklog.cli.locations import open_root
-from sparklog.cli.options import Commands, OneTopic, RootOption, unescaped, whole_number
+from sparklog.cli.options import OneTopic, RootOption, unescaped, whole_number
+from sparklog.cli.parameters import Commands, Option
 from sparklog.cli.record_values import Formats
 from sparklog.cli.terminal import printable
 from sparklog.log.journal.names import MAX_PARTITIONS

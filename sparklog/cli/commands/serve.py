@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, BadParameter, Option
+from click import BadParameter
 
-from sparklog.cli.options import Commands, comma_separated, whole_number
+from sparklog.cli.options import comma_separated, whole_number
+from sparklog.cli.parameters import Argument, Commands, Option
 
 if TYPE_CHECKING:
     from sparklog.serve.addresses import Address
@@ -76,7 +77,7 @@ def serve(
         Argument(
             metavar="LOCATION",
             envvar="SPARKLOG_ROOT",
-            help="A root, one topic's folder, a Kafka log directory or one Kafka partition folder.",
+            help="A root, one topic's folder, a Kafka log directory or one Kafka partition folder; or SPARKLOG_ROOT.",
         ),
     ] = None,
     *,

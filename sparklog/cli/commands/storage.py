@@ -6,19 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, BadParameter, Option
+from click import BadParameter
 
 from sparklog.cli.locations import open_root, open_source
-from sparklog.cli.options import (
-    Commands,
-    DryRunOption,
-    RootOption,
-    SourceOption,
-    TopicOption,
-    Topics,
-    one_of,
-    whole_number,
-)
+from sparklog.cli.options import DryRunOption, RootOption, SourceOption, TopicOption, Topics, one_of, whole_number
+from sparklog.cli.parameters import Argument, Commands, Option
 from sparklog.cli.terminal import Output, print_table, read_text
 from sparklog.units import count
 

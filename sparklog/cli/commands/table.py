@@ -6,10 +6,11 @@ import json
 from dataclasses import dataclass
 from typing import Annotated
 
-from typer import BadParameter, Option
+from click import BadParameter
 
 from sparklog.cli.locations import open_source
-from sparklog.cli.options import Commands, CorruptOption, SourceOption, TopicOfFolder, parse_time
+from sparklog.cli.options import CorruptOption, SourceOption, TopicOfFolder, parse_time
+from sparklog.cli.parameters import Commands, Option
 from sparklog.cli.printing import LimitOption, Printer, Printing
 from sparklog.cli.record_values import Formats
 from sparklog.cli.terminal import warn

@@ -5,19 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Option
-
 from sparklog.cli.locations import open_root, open_source
-from sparklog.cli.options import (
-    Commands,
-    ConfigOption,
-    OneTopic,
-    RootOption,
-    SourceOption,
-    Topics,
-    parse_configs,
-    whole_number,
-)
+from sparklog.cli.options import ConfigOption, OneTopic, RootOption, SourceOption, Topics, parse_configs, whole_number
+from sparklog.cli.parameters import Commands, Option
 from sparklog.cli.terminal import Output, print_lines, print_table, printable, warn
 from sparklog.errors import NotFound
 
@@ -25,7 +15,7 @@ if TYPE_CHECKING:
     from sparklog.log.state.view import LogView
     from sparklog.log.topic.root import Root
 
-app = Commands("Create, list, describe, alter and delete topics.")
+app = Commands("topics", "Create, list, describe, alter and delete topics.")
 
 ReplicationOption = Annotated[
     int | None,

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option
-
 from sparklog.cli.locations import open_root
-from sparklog.cli.options import Commands, RootOption, whole_number
+from sparklog.cli.options import RootOption, whole_number
+from sparklog.cli.parameters import Argument, Commands, Option
 from sparklog.cli.terminal import Output, print_table, printable
 from sparklog.log.journal.clocks import iso_time
 from sparklog.output import json_value
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from sparklog.errors import SparklogError
     from sparklog.transactions.listing import KafkaTransaction, TransactionDescription
 
-app = Commands("List, describe and abort transactions.")
+app = Commands("transactions", "List, describe and abort transactions.")
 
 OUTCOMES = {None: "pending", True: "committed", False: "aborted"}
 OFFSET = ("topic", "partition", "offset")

@@ -5,7 +5,7 @@ file with an error included, and nothing was begun; 130: interrupted, what was c
 the report to stdout; spark-submit joins the two, and with --json the document is the last line.
 """
 
-# Without `annotations` of the future: typer could not read the options of a class in the module of its subclass.
+# Without `annotations` of the future: `parse` could not read the options of a class in the module of its subclass.
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -13,22 +13,12 @@ from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Annotated, Any, ParamSpec, TypeVar
 
-import typer
-from typer import BadParameter, Option, Typer
+from click import BadParameter, UsageError
 
 import sparklog
-from sparklog.cli.options import (
-    SHORT_HELP,
-    DryRunOption,
-    JsonOption,
-    PropertiesOption,
-    RootOption,
-    TopicsOption,
-    one_by_one,
-    topic_names,
-    whole_number,
-)
-from sparklog.cli.terminal import Command, UsageError, leave_for_usage
+from sparklog.cli.options import DryRunOption, PropertiesOption, RootOption, TopicsOption, topic_names, whole_number
+from sparklog.cli.parameters import FunctionCommand, JsonOption, Option
+from sparklog.cli.terminal import leave_for_usage
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.log.journal.clocks import warn_of_seconds
 from sparklog.log.topic.root import Root
@@ -49,9 +39,7 @@ def parse(name: str, options: Callable[..., T], about: str | None, words: Sequen
 
     `options` declares them as the commands of `sparklog.cli` do; `about`: the job's docstring, for `--help`.
     """
-    app = Typer(add_completion=False, rich_markup_mode=None, context_settings=SHORT_HELP)
-    app.command(name, cls=Command, help=(about or "").partition("\n\n")[0])(one_by_one(options))
-    command = typer.main.get_command(app)
+    command = FunctionCommand(name, options, help=(about or "").partition("\n\n")[0])
     try:
         made: T | int = command.main(list(words), prog_name=f"sparklog {name}", standalone_mode=False)
     except UsageError as error:

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
-from typer import Option
-
 from sparklog.cli.jobs.common import Maintenance, job, parse, run_maintenance
+from sparklog.cli.parameters import Option
 from sparklog.compaction.run import CompactOptions, compact_root
 from sparklog.errors import SparklogError
 from sparklog.log.topic.root import Root

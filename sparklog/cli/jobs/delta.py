@@ -22,10 +22,10 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.types import StructType
-from typer import Option
 
 from sparklog.cli.jobs.stream import streaming_session
 from sparklog.cli.options import comma_separated
+from sparklog.cli.parameters import Option
 from sparklog.datasource.writer import QUERY_ID
 from sparklog.errors import BadRequest, NotFound, did_you_mean
 

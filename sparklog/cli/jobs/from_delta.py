@@ -24,7 +24,6 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.types import BinaryType, StructType
-from typer import Option
 
 import sparklog
 from sparklog.cli.jobs import delta
@@ -32,6 +31,7 @@ from sparklog.cli.jobs.common import parse
 from sparklog.cli.jobs.delta import CheckpointOption, FollowOption, IntervalOption, TableOption
 from sparklog.cli.jobs.stream import check_target, follow_to_end, streaming_job
 from sparklog.cli.options import RootOption, whole_number
+from sparklog.cli.parameters import Option
 from sparklog.errors import BadRequest, NotFound
 from sparklog.parsing import is_digits
 

@@ -26,12 +26,12 @@ from py4j.java_gateway import JavaPackage
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
-from typer import Option
 
 import sparklog
 from sparklog.cli.jobs.common import parse
 from sparklog.cli.jobs.stream import follow_to_end, known_timestamp, print_end, streaming_job, streaming_session
 from sparklog.cli.options import IsolationOption, comma_separated, whole_number
+from sparklog.cli.parameters import Option
 from sparklog.cli.terminal import read_text
 from sparklog.datasource.spark_versions import READ_LIMITS
 from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable, did_you_mean

@@ -14,17 +14,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, ParamSpec
 
+from click import BadParameter
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, SparkSession
 from pyspark.sql.functions import col, lit, timestamp_millis, when
 from pyspark.sql.streaming import StreamingQuery
-from typer import BadParameter, Option
 
 import sparklog
 from sparklog.cli.jobs.common import DONE, job, parse
 from sparklog.cli.jobs.ivy import without_ivy
 from sparklog.cli.options import RootOption, whole_number
+from sparklog.cli.parameters import Option
 from sparklog.datasource.options import parse_options
 from sparklog.datasource.spark_versions import READ_LIMITS
 from sparklog.datasource.subscription import Subscriber

@@ -24,7 +24,6 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.types import StructField, StructType
-from typer import Option
 
 import sparklog
 from sparklog.cli.jobs import delta
@@ -33,6 +32,7 @@ from sparklog.cli.jobs.delta import CheckpointOption, FollowOption, IntervalOpti
 from sparklog.cli.jobs.delta_rows import METADATA, Payload, framed_schema, rows
 from sparklog.cli.jobs.stream import check_source, follow_to_end, streaming_job
 from sparklog.cli.options import SourceOption, whole_number
+from sparklog.cli.parameters import Option
 from sparklog.cli.terminal import read_text
 from sparklog.errors import BadRequest
 from sparklog.output import log

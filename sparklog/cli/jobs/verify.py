@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from sparklog.cli.jobs.common import DONE, FAILED, job, parse
-from sparklog.cli.options import JsonOption, QuickOption, RootOption, TopicsOption, topic_names
+from sparklog.cli.options import QuickOption, RootOption, TopicsOption, topic_names
+from sparklog.cli.parameters import JsonOption
 from sparklog.maintenance.report import say_failures
 from sparklog.maintenance.spark_runner import SparkIfNeeded
 from sparklog.maintenance.work_items import Runner

@@ -1,0 +1,174 @@
+"""Commands as functions: what their parameters declare becomes the arguments and options of a click command.
+
+    @app.add("list", "sparklog topics list --root /data/log")
+    def list_(root: Annotated[str, Option("--root", help="Folder of the topics.")]) -> Output: ...
+
+The type says what a value is: `bool` a flag, `Literal` a choice, `list[str]` what may be repeated. A parameter without
+a default must be given. A parameter that is a data class stands for its fields: options that travel together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import is_dataclass
+from functools import cached_property
+from inspect import Parameter, Signature, cleandoc, signature
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import click
+
+from sparklog.cli.terminal import Output
+
+SHORT_HELP = {"help_option_names": ["-h", "--help"]}
+
+
+class Option:
+    """An option that a parameter is; without names `--its-name`, or `--its-name/--no-its-name` of a flag.
+
+    `show_default`: the text for a default that says nothing itself. `settings`: of `click.Option`, or of `click.Path`
+    where the type is a path.
+    """
+
+    def __init__(self, *names: str, parser: Any = None, show_default: bool | str = True, **settings: Any) -> None:
+        self.names = names
+        self.parser = parser
+        self.show_default = show_default
+        self.settings = settings
+
+    def parameter(self, name: str, kind: Any, default: Any) -> click.Parameter:
+        """Return click's parameter; `kind`: the annotation without this; `default`: `Parameter.empty` if there is none.
+
+        A list is one also where it is empty, unless None is the default.
+        """
+        settings = dict(self.settings)
+        item = _item(kind)
+        if item is Path:
+            files = {word: settings.pop(word) for word in ("exists", "dir_okay") if word in settings}
+            item = click.Path(path_type=Path, **files)
+        elif get_origin(item) is Literal:
+            item = click.Choice(get_args(item))
+        settings["type"] = self.parser or item
+        is_required = default is Parameter.empty
+        if get_origin(_one(kind)) is list:
+            settings["callback"] = lambda context, parameter, value: list(value) or (None if default is None else [])
+        elif not is_required:
+            settings["default"] = default
+        return self._made(name, kind, settings | {"required": is_required})
+
+    def _made(self, name: str, kind: Any, settings: dict[str, Any]) -> click.Parameter:
+        names = self.names
+        if not names:
+            word = name.replace("_", "-")
+            names = (f"--{word}/--no-{word}",) if kind is bool else (f"--{word}",)
+        settings |= {"is_flag": True} if kind is bool else {"multiple": get_origin(_one(kind)) is list}
+        return click.Option([name, *names], show_default=self.show_default, show_envvar=True, **settings)
+
+
+class Argument(Option):
+    """An argument that a parameter is: a word in its place. `settings`: of `click.Argument`."""
+
+    def _made(self, name: str, kind: Any, settings: dict[str, Any]) -> click.Parameter:
+        nargs = -1 if get_origin(_one(kind)) is list else 1
+        return click.Argument([name], nargs=nargs, **settings)
+
+
+def _one(kind: Any) -> Any:
+    """Return `T` of `T | None`."""
+    members = [member for member in get_args(kind) if member is not type(None)]
+    return members[0] if type(None) in get_args(kind) else kind
+
+
+def _item(kind: Any) -> Any:
+    """Return `T` of `list[T]`, `list[T] | None` and `T | None`."""
+    one = _one(kind)
+    return get_args(one)[0] if get_origin(one) is list else one
+
+
+JsonOption = Annotated[bool, Option("--json", help="Print JSON, for scripts.")]
+
+
+class FunctionCommand(click.Command):
+    """The command that a function is. Its parameters are looked at when one of them is asked for.
+
+    Where the function returns an `Output` it gets `--json`, and the output is shown.
+    """
+
+    def __init__(self, name: str, run: Callable[..., Any], **settings: Any) -> None:
+        super().__init__(name, callback=self._call, context_settings=SHORT_HELP, **settings)
+        self._run = run
+
+    @cached_property
+    def _declared(self) -> Signature:
+        return _signature(self._run)
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        if not self.params:
+            self.params = list(_parameters(self._declared))
+            if self._declared.return_annotation is Output:
+                self.params.append(_parameter("as_json", JsonOption, False))
+        return super().get_params(ctx)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            # click leaves it out of the error for an option without its value.
+            error.ctx = error.ctx or ctx
+            raise
+
+    def _call(self, **values: Any) -> Any:
+        result = _called(self._run, self._declared, values)
+        return result.show(values["as_json"]) if isinstance(result, Output) else result
+
+
+def _signature(function: Any) -> Signature:
+    """Return the parameters of a function or a data class, with their types."""
+    return signature(function, eval_str=True)
+
+
+def _parameters(declared: Signature) -> Iterator[click.Parameter]:
+    """Return click's parameters, with those of data classes one by one."""
+    for parameter in declared.parameters.values():
+        if is_dataclass(parameter.annotation):
+            yield from _parameters(_signature(parameter.annotation))
+        else:
+            yield _parameter(parameter.name, parameter.annotation, parameter.default)
+
+
+def _parameter(name: str, annotation: Any, default: Any) -> click.Parameter:
+    kind, option = get_args(annotation)
+    made: click.Parameter = option.parameter(name, kind, default)
+    return made
+
+
+def _called(run: Any, declared: Signature, values: Mapping[str, Any]) -> Any:
+    """Call a function with the values of its parameters; data classes are made of theirs."""
+    kinds = {parameter.name: parameter.annotation for parameter in declared.parameters.values()}
+    return run(
+        **{
+            name: _called(kind, _signature(kind), values) if is_dataclass(kind) else values[name]
+            for name, kind in kinds.items()
+        }
+    )
+
+
+class Commands(click.Group):
+    """The commands of a module: a group of `sparklog` where they have a help text in common."""
+
+    def __init__(self, name: str | None = None, text: str | None = None, epilog: str | None = None) -> None:
+        super().__init__(name, help=text, epilog=epilog, context_settings=SHORT_HELP)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return their names as they were added: what is needed first comes first."""
+        return list(self.commands)
+
+    def add(self, name: str, *examples: str) -> Callable[[Callable[..., Output | None]], Callable[..., Output | None]]:
+        """Make a command of a function; its help ends with the examples, each on one line on any terminal."""
+        epilog = "\n".join(("\b\nExample:", *(f"  {line}" for line in examples)))
+
+        def register(run: Callable[..., Output | None]) -> Callable[..., Output | None]:
+            self.add_command(FunctionCommand(name, run, help=cleandoc(run.__doc__ or ""), epilog=epilog))
+            return run
+
+        return register
