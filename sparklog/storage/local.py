@@ -156,13 +156,13 @@ class LocalStore(FolderStore):
         self._settle(path, key)
 
     def _take_over(self, fd: int, path: str, key: str) -> None:
-        """Give a new file the mode and, where this user may, the owner of the one that it replaces."""
+        """Give a new file the mode and, where this user may, the owner of the one in its place, else the folder's."""
         status = self._lstat(path, key)
+        owner = os.stat(os.path.dirname(path)) if status is None else status
+        with suppress(PermissionError):
+            os.fchown(fd, owner.st_uid, owner.st_gid)
         if status is not None:
-            with suppress(PermissionError):
-                os.fchown(fd, status.st_uid, status.st_gid)
-            with suppress(PermissionError):
-                os.fchmod(fd, stat_module.S_IMODE(status.st_mode))
+            os.fchmod(fd, stat_module.S_IMODE(status.st_mode))
 
     def writer(self, key: str) -> ObjectWriter:
         path = self._file(key)

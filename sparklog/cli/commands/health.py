@@ -79,7 +79,7 @@ def verify(
 @app.add("repair", "sparklog repair /data/log", "sparklog repair /data/log --execute")
 def repair(
     *,
-    location: Annotated[str | None, Argument(metavar="LOCATION", help="The same as --root, which it beats.")] = None,
+    location: Annotated[str | None, Argument(metavar="[LOCATION]", help="The same as --root, which it beats.")] = None,
     root: Annotated[
         str | None, root_option("A root, one topic's folder, or a Kafka log directory or partition.")
     ] = None,

@@ -30,6 +30,7 @@ from typing import Any
 import crc32c
 
 from sparklog.errors import BadRequest, Corrupt
+from sparklog.format.checksums import joined_crc
 from sparklog.format.slice_columns import COMMIT_LISTS
 from sparklog.log.journal.documents import (
     INLINE_RECORDS,
@@ -447,10 +448,7 @@ def encode_commit(commit: Commit) -> bytes:
 
 
 def decode_commit(data: bytes, key: str, version: int, *, whole: bool = True) -> Commit:
-    """Return the commit in `data`. `BadRequest` if it needs a newer sparklog; `Corrupt` if damaged or another.
-
-    `whole` False: its records may be damaged, as those of an append file may be. They are checked when they are read.
-    """
+    """Return the commit in `data`; `whole`: its records are checked. `BadRequest`: too new; `Corrupt`: damaged."""
     document = document_of(data)
     item = COMMIT_JSON.fields(document, key)
     if (stored := item.integer("version", 0)) != version:
@@ -459,9 +457,9 @@ def decode_commit(data: bytes, key: str, version: int, *, whole: bool = True) ->
     _check_inline(item, commit)
     if whole or commit.inline is None:
         _check_tail(commit, memoryview(data)[len(document) :], key)
-    else:
-        commit = replace(commit, crc=_crc_as_written(document, commit.inline))
-    return commit if commit.inline is None else replace(commit, files=_placed(commit, len(document)))
+    if (inline := commit.inline) is None:
+        return commit
+    return replace(commit, crc=joined_crc(document, inline.nbytes, inline.crc), files=_placed(commit, len(document)))
 
 
 def tail_of(data: bytes) -> bytes:
@@ -479,23 +477,15 @@ def _check_tail(commit: Commit, tail: memoryview, key: str) -> None:
         raise Corrupt("commit: the records in it do not match their CRC-32C; restore it", file=key)
 
 
-def _crc_as_written(document: bytes, inline: Inline) -> int:
-    """Return the CRC-32C of a commit with records from that of its parts: CRCs are linear."""
-    zeros = bytes(inline.nbytes)
-    crc: int = crc32c.crc32c(zeros, crc32c.crc32c(document)) ^ crc32c.crc32c(zeros) ^ inline.crc
-    return crc
-
-
 def _check_inline(item: Fields, commit: Commit) -> None:
     """Raise `Corrupt` unless the document names its records as one file's."""
-    inline = commit.inline
+    nbytes = None if commit.inline is None else commit.inline.nbytes
     here = [file for file in commit.files if file.path == INLINE_PATH]
-    if len(here) != (inline is not None):
+    if len(here) != (nbytes is not None):
         raise item.bad("inline", f"there with one file without a path (there are {len(here)})")
-    if inline is None:
-        return
-    file = here[0]
-    if file.position or not file.size == inline.nbytes == sum(file.nbytes) + file.footer_length:
+    for file in here:
+        if not file.position and file.size == nbytes == sum(file.nbytes) + file.footer_length:
+            continue
         raise item.bad("inline", f"as many bytes as its file of {file.size}, which its slices and its footer fill")
 
 

@@ -21,7 +21,7 @@ Patch: TypeAlias = tuple[int, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Cure:
-    """What makes an object what it should be; `how` is in words, for people.
+    """Changes that make an object what it should be; `how` is in words, for people.
 
     * `creates`: keys and bytes of objects that are made first
     * `size`, `patches`: the object's new length and its bytes that change; `size` None: it stays as it is

@@ -30,12 +30,11 @@ from sparklog.format.control import ABORT
 from sparklog.format.segment_indexes import OffsetIndex
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.kafka.in_place.directory import SegmentName, kafka_layout, settled_segments
-from sparklog.kafka.in_place.files import DELETED, AnyPath, FilePath, LocalPath, file_path, relative
+from sparklog.kafka.in_place.files import DELETED, AnyPath, FilePath, LocalPath, file_path, held_lock, relative
 from sparklog.kafka.in_place.segment_file import SegmentFile, companion
 from sparklog.kafka.in_place.segment_recovery import Damage, sound_windows
 from sparklog.kafka.in_place.transaction_state import TransactionEvents, TransactionState
 from sparklog.log.journal.clocks import SYSTEM, Env
-from sparklog.storage.durable_files import NEW_FILE, full_fsync, sync_folder
 from sparklog.tools.repair.file_cures import build_indexes
 from sparklog.tools.repair.report import Repaired, RepairReport, left_after
 from sparklog.tools.repair.run import Say
@@ -75,7 +74,7 @@ def repair_log_dir(
             for place, how, data in _cures(partition, mine, interval, env):
                 repaired.append(Repaired(relative(place, folder), how))
                 if execute:
-                    _put(place, data, partition)
+                    _put(place, data)
         left = left_after(report, [item.file for item in repaired])
         if execute and repaired:
             folder.renew()
@@ -89,27 +88,15 @@ def _without_broker(folder: FilePath, execute: bool) -> Iterator[None]:
     if not execute or not isinstance(folder, LocalPath):
         yield
         return
-    import fcntl
-
     place = folder if kafka_layout(folder) == "log-dir" else folder.parent
-    try:
-        lock = os.open(place.child(".lock").path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        # A copy of a directory; a broker makes the file when it starts.
+    with held_lock(place.child(".lock")) as is_free:
+        if not is_free:
+            raise Conflict(f"a broker is at work in {place}: stop it, or wait until it has stopped")
         yield
-        return
-    try:
-        try:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise Conflict(f"a broker is at work in {place}: stop it, or wait until it has stopped") from None
-        yield
-    finally:
-        os.close(lock)
 
 
 @dataclass(slots=True)
-class _Segment:
+class _LogSegment:
     """A segment's batches, and its aborted transactions: None if damage may hide some of them."""
 
     name: SegmentName
@@ -143,9 +130,9 @@ def _cures(
             yield place, "built again from the log", segment.aborted.to_bytes()
 
 
-def _read(folder: FilePath, env: Env) -> list[_Segment]:
+def _read(folder: FilePath, env: Env) -> list[_LogSegment]:
     """Read all segments, and follow Kafka's transactions through them."""
-    segments = [_Segment(name) for name in settled_segments(folder, env=env)]
+    segments = [_LogSegment(name) for name in settled_segments(folder, env=env)]
     state: TransactionState | None = TransactionState()
     for segment, after in zip(segments, [*segments[1:], None], strict=True):
         _walk(segment, None if after is None else after.name.base)
@@ -155,7 +142,7 @@ def _read(folder: FilePath, env: Env) -> list[_Segment]:
     return segments
 
 
-def _walk(segment: _Segment, limit: int | None) -> None:
+def _walk(segment: _LogSegment, limit: int | None) -> None:
     def decide(damage: Damage) -> bool:
         # What a broker had not written to the end is no damage to what is before it.
         segment.damaged = not (limit is None and (damage.unwritten or damage.stop == "zeros"))
@@ -182,7 +169,7 @@ def _aborted(events: TransactionEvents, state: TransactionState) -> AbortedTrans
     return AbortedTransactions(*np.array(rows, np.int64).reshape(-1, 4).T)
 
 
-def _interval(segments: Sequence[_Segment]) -> int:
+def _interval(segments: Sequence[_LogSegment]) -> int:
     """Return the `index.interval.bytes` by which the sound indexes of a partition were made."""
     low, high = 0, 2**31
     for segment in segments:
@@ -203,7 +190,7 @@ def _interval(segments: Sequence[_Segment]) -> int:
     return next((least for step in ROUND if (least := -(-low // step) * step) <= high), low)
 
 
-def _sound_index(segment: _Segment) -> OffsetIndex | None:
+def _sound_index(segment: _LogSegment) -> OffsetIndex | None:
     path = companion(segment.name.path, "index")
     data = path.data()
     if data is None or check_index("index", data, segment.name.base, segment.batches, file=path.name, active=True):
@@ -213,27 +200,10 @@ def _sound_index(segment: _Segment) -> OffsetIndex | None:
     return None
 
 
-def _put(place: FilePath, data: bytes | None, folder: FilePath) -> None:
-    """Write a file beside its place and rename it; its owner is the folder's, as of all that a broker wrote."""
-    if not isinstance(place, LocalPath):
-        store, key = place.as_object()
-        store.overwrite(key, [data or b""])
-        return
+def _put(place: FilePath, data: bytes | None) -> None:
+    """Write a file beside its place and rename it; None: give it the suffix `.deleted`."""
     if data is None:
-        os.replace(place.path, place.path + DELETED)
+        os.replace(str(place), str(place) + DELETED)
     else:
-        beside = f"{place.path}.{os.urandom(8).hex()}.unfinished"
-        owner = folder.stat()
-        fd = os.open(beside, NEW_FILE, 0o644)
-        try:
-            with open(fd, "wb") as file:
-                with suppress(PermissionError):
-                    os.fchown(fd, owner.st_uid, owner.st_gid)  # type: ignore[union-attr]
-                file.write(data)
-                file.flush()
-                full_fsync(fd)
-            os.replace(beside, place.path)
-        except BaseException:
-            os.unlink(beside)
-            raise
-    sync_folder(os.path.dirname(place.path))
+        store, key = place.as_object()
+        store.overwrite(key, [data])

@@ -52,7 +52,7 @@ def repair_root(
     for _ in range(ROUNDS):
         report = verify_root(store, topics=topics, runner=runner, say=say, env=env)
         before = len(report.findings) if before < 0 else before
-        cures = [cure for cure in _Plan(store, report, env).cures(whole=not topics) if not _was_tried(cure, done)]
+        cures = [cure for cure in _Treatment(store, report, env).cures(whole=not topics) if not _was_tried(cure, done)]
         done |= {cure.key: cure for cure in cures}
         if not execute or not cures:
             break
@@ -73,7 +73,7 @@ def _was_tried(cure: Cure, done: Mapping[str, Cure]) -> bool:
 
 
 @dataclass
-class _Plan:
+class _Treatment:
     """The cures of one report."""
 
     store: Store

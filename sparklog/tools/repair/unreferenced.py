@@ -1,4 +1,4 @@
-"""What no version names, of a root whose logs are whole: it is set aside where the vacuum would be right to delete it.
+"""Unreferenced files of a root whose logs are whole: set aside where the vacuum would be right to delete them.
 
 | object                  | is set aside if                                                                           |
 |-------------------------|-------------------------------------------------------------------------------------------|

@@ -64,7 +64,7 @@ def die(world: World, number: int, kind: FaultKind) -> None:
     world.store.restore(before)
 
 
-def die_everywhere(world: World, calls: list[Call], kind: FaultKind) -> None:
+def assert_no_worse(world: World, calls: list[Call], kind: FaultKind) -> None:
     for call in calls:
         if changes(call.label) or call.label.startswith("write"):
             die(world, call.number, kind)
@@ -90,7 +90,7 @@ def test_a_repair_changes_things_in_few_steps(world: World, calls: list[Call]) -
 @pytest.mark.sweep
 @pytest.mark.parametrize("kind", [FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER])
 def test_it_dies_at_every_step(world: World, calls: list[Call], kind: FaultKind) -> None:
-    die_everywhere(world, calls, kind)
+    assert_no_worse(world, calls, kind)
 
 
 @pytest.mark.sweep
@@ -122,5 +122,5 @@ def test_a_head_before_its_table_is_found(world: World, calls: list[Call], monke
     monkeypatch.setattr(Healer, "apply", apply)
     before = world.store.snapshot()
     with pytest.raises(AssertionError):
-        die_everywhere(world, calls, FaultKind.CRASH_AFTER)
+        assert_no_worse(world, calls, FaultKind.CRASH_AFTER)
     world.store.restore(before)
