@@ -2,7 +2,7 @@
 
 # Without `annotations` of the future: a data class may have fields of a class of another module.
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -10,6 +10,7 @@ from click import BadParameter
 
 from sparklog import parsing
 from sparklog.cli.parameters import Argument, Option
+from sparklog.errors import NotFound
 from sparklog.log.journal.clocks import parse_iso_time, warn_of_seconds
 from sparklog.log.journal.names import check_topic_name
 from sparklog.parsing import INT64_MAX, is_digits
@@ -118,6 +119,39 @@ class OneTopic:
     @property
     def name(self) -> str:
         return required(self.topic, self.topic_option)
+
+
+@dataclass
+class TopicOrPattern(OneTopic):
+    """The topic that a command changes at once, or all that a pattern matches: of these nothing without --execute."""
+
+    pattern: Annotated[
+        str | None, Option(metavar="REGEX", help="Instead of TOPIC: all whose whole names match; see --execute.")
+    ] = None
+    execute: Annotated[bool, Option("--execute", help="With --pattern: do it. Without, it is shown alone.")] = False
+    dry_run: DryRunOption = False
+
+    @property
+    def executes(self) -> bool:
+        """True if something is to be changed."""
+        if self.execute and (self.dry_run or self.pattern is None):
+            raise BadParameter("it is for --pattern, and one of it and --dry-run is enough", param_hint="'--execute'")
+        return self.execute if self.pattern is not None else not self.dry_run
+
+    def matching(self, topics: Callable[[], Sequence[str]], location: str) -> list[str]:
+        """Return the topics that are meant, of those there are. `NotFound` if a pattern matches none."""
+        if self.pattern is None:
+            return [self.name]
+        if one_of(self.topic, self.topic_option) is not None:
+            raise BadParameter("expected TOPIC or a pattern, found both: leave one out", param_hint="'--pattern'")
+        try:
+            pattern = re.compile(self.pattern)
+        except re.error as error:
+            raise BadParameter(f"not a regular expression: {error}", param_hint="'--pattern'") from None
+        names = [name for name in topics() if pattern.fullmatch(name)]
+        if not names:
+            raise NotFound(f"no topic in {location} has a name that {self.pattern!r} matches as a whole; list them")
+        return names
 
 
 @dataclass
