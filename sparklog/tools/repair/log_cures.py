@@ -131,7 +131,7 @@ def _read(store: Store, key: str) -> bytes | None:
 
 
 def cure_entry(store: Store, key: str) -> Cure | None:
-    """Return the cure of an entry or a copy in a log of entries."""
+    """Return the cure of an entry or a copy in a log of entries: by the other one, by itself, or by later entries."""
     prefix, _, _ = key.partition(f"/{LOG_FOLDER}/")
     number = checkpoint_version(key)
     if number is None:
@@ -141,7 +141,7 @@ def cure_entry(store: Store, key: str) -> Cure | None:
     data = _read(store, other)
     if data is not None and is_sound(other, data):
         return Cure.whole(key, "written again from the entry" if is_copy else "written again from its copy", data)
-    return None if is_copy else _pass_entry(store, prefix, number)
+    return cure_document(store, key) or (None if is_copy else _pass_entry(store, prefix, number))
 
 
 def _pass_entry(store: Store, prefix: str, number: int) -> Cure | None:

@@ -106,7 +106,7 @@ class _Treatment:
         if not of_log(key):
             return None
         if key.partition("/")[0] in KINDS:
-            return cure_entry(self.store, key) or cure_document(self.store, key)
+            return cure_entry(self.store, key)
         if f"/{CHECKPOINT_FOLDER}/" in key:
             return cure_document(self.store, key) or cure_checkpoint(self.store, key, self.env)
         return cure_document(self.store, key)
