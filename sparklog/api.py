@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 
     from sparklog.kafka.exporting import ExportedTopic
     from sparklog.kafka.importing.run import ImportOptions, ImportReport
+    from sparklog.log.topic.backup_manifest import Manifest
     from sparklog.maintenance.report import TopicReport
     from sparklog.maintenance.work_items import Runner, Settings
     from sparklog.retention.retain import RetainReport
-    from sparklog.tools.backup.manifest import Manifest
     from sparklog.tools.backup.restoring import Restored
     from sparklog.tools.verification.findings import Report
 

@@ -1,8 +1,8 @@
 """Tell a root, a topic's folder, a Kafka log directory and a Kafka partition's folder apart, and open them.
 
-In this order: `_root.json` makes a root; a folder below a root is a topic; 20-digit `.log` files make one Kafka
-partition; folders `<name>-<n>` that hold such files make a Kafka log directory; anything else is nothing yet, which a
-read refuses and a write turns into a new root.
+In this order: `_root.json` makes a root, and `_backup.json` one that is only read; a folder below a root is a topic;
+20-digit `.log` files make one Kafka partition; folders `<name>-<n>` that hold such files make a Kafka log directory;
+anything else is nothing yet, which a read refuses and a write turns into a new root.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ def resolve(path: str | None) -> Location:
     location = absolute(path)
     if os.path.exists(location) and not os.path.isdir(location):
         raise BadRequest(f"The path {location} is a file: give the root, topic folder or Kafka log directory")
-    if os.path.isfile(os.path.join(location, ROOT_KEY)):
+    if _is_local_root(location):
         return Location(ROOT, location, location)
     parent, name = os.path.split(location)
-    if os.path.isfile(os.path.join(parent, ROOT_KEY)) and is_topic_name(name):
+    if _is_local_root(parent) and is_topic_name(name):
         return Location(TOPIC, location, parent, name)
     if os.path.isdir(location):
         from sparklog.kafka.in_place.directory import kafka_layout
@@ -79,6 +79,10 @@ def resolve(path: str | None) -> Location:
         if layout is not None and not _SEALED_RUN.fullmatch(name):
             return Location(KAFKA_PARTITION if layout == "partition" else KAFKA_DIRECTORY, location, location)
     return Location(NOTHING, location, location)
+
+
+def _is_local_root(folder: str) -> bool:
+    return any(os.path.isfile(os.path.join(folder, key)) for key in (ROOT_KEY, PLACE_KEY))
 
 
 def _resolve_url(url: str) -> Location:
@@ -97,6 +101,10 @@ def _resolve_url(url: str) -> Location:
     layout = bucket_layout(folder)
     if layout is not None and not _SEALED_RUN.fullmatch(name):
         return Location(KAFKA_PARTITION if layout == "partition" else KAFKA_DIRECTORY, url, url)
+    if _holds(folder, PLACE_KEY):
+        return Location(ROOT, url, url)
+    if is_topic_name(name) and _holds(folder.parent, PLACE_KEY):
+        return Location(TOPIC, url, above, name)
     return Location(NOTHING, url, url)
 
 

@@ -57,6 +57,11 @@ class Consumed:
     headers: tuple[tuple[str, bytes | None], ...]
 
 
+def console_jars() -> str:
+    """The classes of Kafka's command lines, which need those of `kafka_jars` too."""
+    return f"{fetched_jars(f'kafka-console-{KAFKA_VERSION}', _IVY, f'kafka-tools-{KAFKA_VERSION}.jar')}{os.sep}*"
+
+
 class Broker:
     """A broker over `folder`; `data` is its log dir. Use as a context: it is stopped in the end."""
 
@@ -215,8 +220,7 @@ class Broker:
 
     def run_tool(self, name: str, *arguments: str) -> str:
         """What it prints about the server that the arguments name."""
-        tools = fetched_jars(f"kafka-console-{KAFKA_VERSION}", _IVY, f"kafka-tools-{KAFKA_VERSION}.jar")
-        return self._run(name, *arguments, classes=f"{tools}{os.sep}*")
+        return self._run(name, *arguments, classes=console_jars())
 
     def _command(self, name: str, *arguments: str, classes: str = "") -> list[str]:
         options = ("-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")

@@ -42,7 +42,9 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"view", "kafka.importing"}),
     frozenset({"maintenance"}),
     frozenset({"compaction", "retention"}),
-    frozenset({"kafka.exporting", "tools.inspection", "tools.verification", "tools.backup", "tools.engines"}),
+    frozenset(
+        {"kafka.exporting", "tools.inspection", "tools.verification", "tools.backup", "tools.engines", "tools.perf"}
+    ),
     frozenset({"tools.report", "tools.repair"}),
     frozenset({"datasource"}),
     frozenset({"doctor", "serve"}),

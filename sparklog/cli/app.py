@@ -26,6 +26,7 @@ from sparklog.cli.commands import (
     history,
     jobs,
     kafka_logs,
+    perf,
     produce,
     serve,
     storage,
@@ -50,6 +51,7 @@ READING = (
     *("configs docs", "conf", "consume", "doctor", "dump-log", "get", "groups list", "groups describe", "history"),
     *("log-dirs", "metrics", "offsets", "report", "table", "topics list", "topics describe", "verify"),
     *("configs describe", "transactions list", "transactions describe"),
+    *("groups history", "transactions history"),
 )
 AFTER_INTERRUPT = {
     **dict.fromkeys(READING, "nothing was changed"),
@@ -131,5 +133,5 @@ app = SparklogGroup(
 version_option(__version__, prog_name="sparklog", message="%(prog)s %(version)s")(app)
 for module in (produce, consume, table, history, storage, health, kafka_logs, backup, jobs, dump_log, serve):
     app.commands |= module.app.commands
-for module in (topics, configs, transactions, groups):
+for module in (topics, configs, transactions, groups, perf):
     app.add_command(module.app)

@@ -52,7 +52,7 @@ class Rejected(Exception):  # noqa: N818
 
 @dataclass(frozen=True, slots=True)
 class SentBatch:
-    """What a producer sent for a partition, in this version of Produce: one batch, if it is right."""
+    """Bytes that a producer sent for a partition, in this version of Produce: one batch, if they are right."""
 
     partition: int
     records: memoryview | None
@@ -77,7 +77,7 @@ class ProducedBatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Records:
-    """What is read of the records of batches, one row for each batch. `min_ts`, `max_ts`: int64, ms."""
+    """Facts of the records of batches, a row for each batch. `min_ts`, `max_ts`: int64, ms."""
 
     min_ts: Int64Array
     max_ts: Int64Array
@@ -168,7 +168,8 @@ def _checked(
         records = _read(data, headers)
     except (Corrupt, BadRequest) as error:
         if len(headers) == 1:
-            return [Rejected(Code.INVALID_RECORD, error.message)]
+            reason = error.message if isinstance(error, Corrupt) else str(error)
+            return [Rejected(Code.INVALID_RECORD, reason)]
         return [_checked(data, headers[row : row + 1], configs, now_ms)[0] for row in range(len(headers))]
     results: list[ProducedBatch | Rejected] = []
     for row in range(len(headers)):

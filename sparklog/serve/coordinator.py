@@ -1,8 +1,8 @@
 """The groups that this server coordinates: which ones are its own, their offsets, and their signs of life.
 
-A group belongs to the server whose address its journal names, while that one answers; else to the server that is asked.
-Servers that were told of each other (`--advertise`) so agree without a word between them. Servers that were not fence
-each other by generations, as any two members of a group do.
+A group belongs to the server that its journal names, while that one answers; else to the first one that answers, in an
+order that follows from the group's name. Servers that were told of each other (`--advertise`) so agree without a word
+between them. Servers that were not fence each other by generations, as any two members of a group do.
 
 Offsets of members that commit while an entry is written go into the next entry together.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import zlib
 from contextlib import suppress
 
 from sparklog.errors import Fenced, SparklogError
@@ -64,8 +65,13 @@ class Coordinator:
         if self.held(name) is not None or len(self._nodes) == 1:
             return self._nodes[0]
         description = await self.run(self.group(name).description)
-        for node in self._nodes[1:]:
-            if description.state == STABLE and description.instance == f"{INSTANCE}{node}" and await _answers(node):
+        holder = description.instance if description.state == STABLE else None
+
+        def rank(node: Address) -> tuple[bool, int]:
+            return f"{INSTANCE}{node}" != holder, zlib.crc32(f"{name} {node}".encode())
+
+        for node in sorted(self._nodes, key=rank):
+            if node == self._nodes[0] or await _answers(node):
                 return node
         return self._nodes[0]
 
@@ -75,14 +81,21 @@ class Coordinator:
             raise GroupError(Code.NOT_COORDINATOR)
 
     async def commit(self, name: str, offsets: Positions) -> None:
-        """Commit offsets of members of this server's. Raises as `Membership.commit`."""
+        """Commit offsets of members of this server's. `GroupError` if these are not the newest generation's."""
         members = self.members(name)
-        if members.membership is None:
-            raise Fenced(f"group '{name}' has no member here")
-        commits = self._commits.setdefault(name, _Commits())
-        await commits.add(members.membership, offsets, self.run)
+        membership = members.membership
+        if membership is None:
+            raise GroupError(Code.UNKNOWN_MEMBER_ID)
+        try:
+            await self._commits.setdefault(name, _Commits(self.run)).add(membership, offsets)
+        except Fenced:
+            if members.membership is not membership:
+                # By the next generation of this server's own, which was entered meanwhile.
+                raise GroupError(Code.ILLEGAL_GENERATION) from None
+            self._give_up(name)
+            raise GroupError(Code.UNKNOWN_MEMBER_ID) from None
 
-    def give_up(self, name: str) -> None:
+    def _give_up(self, name: str) -> None:
         """Forget the members of a group that was taken over: they join again, here or elsewhere."""
         members = self._groups.pop(name, None)
         if members is not None:
@@ -103,7 +116,7 @@ class Coordinator:
                         await self.run(membership.keep_alive)
                     except Fenced:
                         if members.membership is membership:
-                            self.give_up(name)
+                            self._give_up(name)
                     except SparklogError as error:
                         _LOG.warning("group %s: no sign of life could be written: %s", name, error)
 
@@ -115,37 +128,26 @@ class Coordinator:
 class _Commits:
     """Commits of one group: one entry is being written, what comes meanwhile is the next."""
 
-    def __init__(self) -> None:
-        self._waiting: list[tuple[Membership, Positions, asyncio.Future[None]]] = []
-        self._writer: asyncio.Task[None] | None = None
+    def __init__(self, run: Runner) -> None:
+        self._run = run
+        self._writing = asyncio.Lock()
+        self._next: tuple[Membership, Positions, asyncio.Task[None]] | None = None
 
-    async def add(self, membership: Membership, offsets: Positions, run: Runner) -> None:
-        done = asyncio.get_running_loop().create_future()
-        self._waiting.append((membership, offsets, done))
-        if self._writer is None or self._writer.done():
-            self._writer = asyncio.create_task(self._write(run))
-        await done
+    async def add(self, membership: Membership, offsets: Positions) -> None:
+        if self._next is None or self._next[0] is not membership:
+            taken: Positions = {}
+            self._next = membership, taken, asyncio.create_task(self._write(membership, taken))
+        _, taken, written = self._next
+        for topic, rows in offsets.items():
+            taken.setdefault(topic, {}).update(rows)
+        # A client that goes away must not take the commits of others with it.
+        await asyncio.shield(written)
 
-    async def _write(self, run: Runner) -> None:
-        while self._waiting:
-            membership = self._waiting[0][0]
-            batch = [item for item in self._waiting if item[0] is membership]
-            self._waiting = [item for item in self._waiting if item[0] is not membership]
-            offsets: Positions = {}
-            for _, positions, _ in batch:
-                for topic, rows in positions.items():
-                    offsets.setdefault(topic, {}).update(rows)
-            error: BaseException | None = None
-            try:
-                await run(lambda held=membership, taken=offsets: held.commit(taken))
-            except SparklogError as failure:
-                error = failure
-            for _, _, done in batch:
-                if not done.done():
-                    if error is None:
-                        done.set_result(None)
-                    else:
-                        done.set_exception(error)
+    async def _write(self, membership: Membership, taken: Positions) -> None:
+        async with self._writing:
+            if self._next is not None and self._next[1] is taken:
+                self._next = None
+            await self._run(membership.commit, taken)
 
 
 async def _answers(node: Address) -> bool:

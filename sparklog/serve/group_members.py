@@ -14,7 +14,9 @@ of a member is written down.
 Members that share the group's partitions natively, by its journal, are another protocol: while they are there, clients
 that join are refused with INCONSISTENT_GROUP_PROTOCOL.
 
-Left out: a static member that comes back is joined by a rebalance, as any other.
+A static member (KIP-345) that comes back within its session has the assignment that it had, under a new id and in the
+same generation; requests under its former id are fenced. Before JoinGroup 9 the answer names the former id of the
+leader: one that comes back so assigns nothing. As in Kafka, but that a change of the subscription begins a rebalance.
 """
 
 from __future__ import annotations
@@ -22,10 +24,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 
-from sparklog.errors import Conflict, SparklogError
+from sparklog.errors import Conflict, Corrupt, SparklogError
+from sparklog.format.coordinators.message_schema import decode_prefix, message, split_version
 from sparklog.groups.group import Membership
 from sparklog.serve.codes import Code
 
@@ -131,9 +134,13 @@ class GroupMembers:
         Raises `GroupError`.
         """
         async with self.lock:
+            before, leader = self._holder(details.instance), self.leader
             member = self._entering(details, id_first)
             if self.state in (STABLE, COMPLETING) and self._goes_on(member, details):
                 return self._joined(member)
+            if before is not None and self._comes_back(member, before):
+                self.touch(member)
+                return Joined(self.generation, self.protocol, leader, member.id)
             member.details = details if details.member else member.details
             member.fail(Code.UNKNOWN_MEMBER_ID)
             waiting: asyncio.Future[Joined] = asyncio.get_running_loop().create_future()
@@ -166,41 +173,36 @@ class GroupMembers:
         return member.assignment
 
     def heartbeat(self, member_id: str, generation: int, instance: str | None) -> Code:
-        try:
-            member = self.checked(member_id, generation, instance)
-        except GroupError as error:
-            return error.code
-        self.touch(member)
+        """Take a sign of life; return whether a rebalance waits for the member. Raises `GroupError`."""
+        self.touch(self.checked(member_id, generation, instance))
         return Code.REBALANCE_IN_PROGRESS if self.state == PREPARING else Code.NONE
 
     async def leave(self, member_id: str, instance: str | None) -> Code:
         async with self.lock:
-            if instance is not None and not member_id:
-                member = next((one for one in self.members.values() if one.details.instance == instance), None)
-            else:
-                member = self.members.get(member_id)
-            if member is None:
-                timer = self._pending.pop(member_id, None)
-                if timer is None:
-                    return Code.UNKNOWN_MEMBER_ID
+            timer = self._pending.pop(member_id, None)
+            if timer is not None:
                 timer.cancel()
                 return Code.NONE
-            if instance is not None and member.details.instance != instance:
-                return Code.FENCED_INSTANCE_ID
-            self._remove(member)
+            holder = self._holder(instance)
+            try:
+                self._remove(self._member(holder.id if holder is not None and not member_id else member_id, instance))
+            except GroupError as error:
+                return error.code
             return Code.NONE
 
     def checked(self, member_id: str, generation: int, instance: str | None) -> MemberState:
         """Return the member. `GroupError` if it is not one, or speaks of another generation."""
-        member = self.members.get(member_id)
-        if instance is not None:
-            holder = next((one for one in self.members.values() if one.details.instance == instance), None)
-            if holder is not None and holder is not member:
-                raise GroupError(Code.FENCED_INSTANCE_ID)
-        if member is None:
-            raise GroupError(Code.UNKNOWN_MEMBER_ID)
+        member = self._member(member_id, instance)
         if generation != self.generation:
             raise GroupError(Code.ILLEGAL_GENERATION)
+        return member
+
+    def _member(self, member_id: str, instance: str | None) -> MemberState:
+        member, holder = self.members.get(member_id), self._holder(instance)
+        if holder is not None and holder is not member:
+            raise GroupError(Code.FENCED_INSTANCE_ID)
+        if member is None:
+            raise GroupError(Code.UNKNOWN_MEMBER_ID)
         return member
 
     def touch(self, member: MemberState) -> None:
@@ -223,36 +225,47 @@ class GroupMembers:
     def _entering(self, details: JoinDetails, id_first: bool) -> MemberState:
         """Return the member that joins, a new one where it is new."""
         self._check_protocols(details)
-        holder = None
-        if details.instance is not None:
-            holder = next((one for one in self.members.values() if one.details.instance == details.instance), None)
+        holder = self._holder(details.instance)
         if details.member:
             timer = self._pending.pop(details.member, None)
             if timer is not None:
                 timer.cancel()
                 return self._new(details)
-            if holder is not None and holder.id != details.member:
-                raise GroupError(Code.FENCED_INSTANCE_ID)
-            if details.member not in self.members:
-                raise GroupError(Code.UNKNOWN_MEMBER_ID)
-            return self.members[details.member]
-        if len(self.members) + len(self._pending) >= MAX_MEMBERS:
+            return self._member(details.member, details.instance)
+        if holder is None and len(self.members) + len(self._pending) >= MAX_MEMBERS:
             raise GroupError(Code.GROUP_MAX_SIZE_REACHED)
         new_id = f"{details.instance or details.client or 'member'}-{self.new_id()}"
         if details.instance is None and id_first:
             loop = asyncio.get_running_loop()
             self._pending[new_id] = loop.call_later(details.session_ms / 1000, self._pending.pop, new_id, None)
             raise GroupError(Code.MEMBER_ID_REQUIRED, new_id)
+        member = self._new(replace(details, member=new_id))
         if holder is not None:
             # The instance came back as another process: the one before it is told so.
             holder.fail(Code.FENCED_INSTANCE_ID)
             self._stop_timer(holder)
             del self.members[holder.id]
-        return self._new(replace(details, member=new_id))
+            member.assignment = holder.assignment
+            self.leader = member.id if self.leader == holder.id else self.leader
+        return member
 
     def _new(self, details: JoinDetails) -> MemberState:
         member = self.members[details.member] = MemberState(details)
         return member
+
+    def _holder(self, instance: str | None) -> MemberState | None:
+        """Return the member of this instance."""
+        members = self.members.values() if instance is not None else ()
+        return next((member for member in members if member.details.instance == instance), None)
+
+    def _comes_back(self, member: MemberState, before: MemberState) -> bool:
+        """Return True if a static member needs no rebalance: it is joined as it was, under a new id."""
+        return (
+            self.state == STABLE
+            and member is not before
+            and self._elected() == self.protocol
+            and _topics(member.metadata(self.protocol)) == _topics(before.metadata(self.protocol))
+        )
 
     def _check_protocols(self, details: JoinDetails) -> None:
         others = [member for member in self.members.values() if member.id != details.member]
@@ -275,11 +288,9 @@ class GroupMembers:
         )
 
     def _joined(self, member: MemberState) -> Joined:
-        rows: Iterator[tuple[str, str | None, bytes]] = (
-            (one.id, one.details.instance, one.metadata(self.protocol)) for one in self.members.values()
-        )
-        members = tuple(rows) if member.id == self.leader else ()
-        return Joined(self.generation, self.protocol, self.leader, member.id, members)
+        listed = self.members.values() if member.id == self.leader else ()
+        rows = tuple((one.id, one.details.instance, one.metadata(self.protocol)) for one in listed)
+        return Joined(self.generation, self.protocol, self.leader, member.id, rows)
 
     # -- rebalances
 
@@ -299,11 +310,8 @@ class GroupMembers:
         )
         self._deadline = loop.call_later(seconds, self._start, self._end_of_wait)
 
-    def _start(self, work: Callable[[], Awaitable[None]]) -> None:
-        async def run() -> None:
-            await work()
-
-        task = asyncio.get_running_loop().create_task(run())
+    def _start(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
+        task = asyncio.get_running_loop().create_task(work())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -352,6 +360,10 @@ class GroupMembers:
                 self.touch(member)
             self._prepare()
             return
+        if not self.members:
+            # Given up meanwhile.
+            await self._leave_journal()
+            return
         self.protocol = self._elected()
         if self.leader not in self.members:
             self.leader = next(iter(self.members))
@@ -394,7 +406,8 @@ class GroupMembers:
             self._maybe_complete()
 
     def _expire(self, member: MemberState) -> None:
-        if self.members.get(member.id) is member and member.joining is None:
+        # A member that waits for an answer cannot say more.
+        if self.members.get(member.id) is member and member.joining is None and member.syncing is None:
             _LOG.info("group %s: %s was silent for its session timeout", self.id, member.id)
             self._remove(member)
 
@@ -407,3 +420,12 @@ class GroupMembers:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+
+def _topics(metadata: bytes) -> object:
+    """Return the topics that a consumer has subscribed to; of another kind of member, or if unreadable, all it sent."""
+    try:
+        version, body = split_version(metadata, "subscription")
+        return sorted(decode_prefix(message("groups", "ConsumerProtocolSubscription"), version, body)[0]["topics"])
+    except Corrupt:
+        return metadata

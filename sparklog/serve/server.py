@@ -30,6 +30,7 @@ from sparklog.serve.served_log import ServedLog
 from sparklog.serve.services import ServeLimits, Services
 from sparklog.serve.stored_batches import StoredBatches
 from sparklog.serve.users import User
+from sparklog.storage import open_store
 
 T = TypeVar("T")
 _LOG = logging.getLogger("sparklog.serve")
@@ -85,15 +86,19 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def open_served(location: Location, *, create: bool = False) -> ServedLog:
-    """Open a root, a topic's folder, a Kafka directory or a partition's folder to be served.
+def open_served(location: Location, *, create: bool = False, backup: int | None = None) -> ServedLog:
+    """Open a root, a topic's folder, a backup, a Kafka directory or a partition's folder to be served.
 
-    `create`: make a new root where there is nothing.
+    `create`: make a new root where there is nothing. `backup`: the number of one, in a place of backups.
     """
     if location.kind in (ROOT, TOPIC) or (create and location.kind == NOTHING):
-        from sparklog.log.topic.root import RootView
+        from sparklog.log.topic.backup_store import one_backup
+        from sparklog.log.topic.root import RootView, open_root
 
-        root = open_log(location, create=create)
+        if backup is None:
+            root = open_log(location, create=create)
+        else:
+            root = open_root(one_backup(open_store(location.root), backup))
         return ServedLog(RootView(root), root, location.topic)
     return ServedLog(open_view(location, tailing=True), None, location.topic)
 
@@ -124,8 +129,10 @@ class Server:
         options.check()
         self._options = options
         limits = options.limits
-        if options.writable and log.root is None:
-            raise BadRequest(f"{log.location} is Kafka's directory, which is only read: leave --writable out")
+        if options.writable and (log.root is None or not log.root.store.writable):
+            raise BadRequest(
+                f"{log.location} is only read, as backups and Kafka's directories are: leave --writable out"
+            )
         self._log = log
         self._pool = ThreadPoolExecutor(limits.threads, "sparklog-serve")
         self.metrics = ServerMetrics()

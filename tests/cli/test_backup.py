@@ -149,7 +149,7 @@ def test_a_group_beyond_the_version_is_set_to_the_end(
         ),
         (("backup", "--to", "{root}/orders/place"), 1, "lies inside the root {root}, where nothing else can be made"),
         (("restore", "{root}", "--to", "{place}/new"), 1, "lies inside {place}, where backups are"),
-        (("topics", "create", "t", "--root", "{place}/new"), 1, "lies inside {place}, where backups are"),
+        (("topics", "create", "t", "--root", "{place}/new"), 1, "{place} is a place of backups, which is only read"),
         (("backup", "--to", "{new}", "-t", "ordres"), 1, "did you mean 'orders'"),
         (("backup", "--to", "{new}", "--list"), 1, "no backups are in"),
         (("backup", "--to", "{new}", "--prune"), 1, "no backups are in"),

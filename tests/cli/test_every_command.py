@@ -37,9 +37,10 @@ IN_TURN = (
         "history",
         "doctor",
     ),
-    *("transactions list", "transactions describe", "transactions abort"),
-    *("groups list", "groups describe", "groups reset", "report", "metrics", "verify", "repair"),
-    *("export", "dump-log", "import", "backup", "restore", "clone"),
+    *("transactions list", "transactions describe", "transactions history", "transactions abort"),
+    *("groups list", "groups describe", "groups history", "groups reset", "report", "metrics", "verify"),
+    "repair",
+    *("export", "dump-log", "import", "backup", "restore", "clone", "perf produce", "perf consume"),
     *("groups delete-offsets", "groups delete", "configs alter", "delete-records", "topics alter", "topics delete"),
     "conf",
 )
@@ -48,7 +49,7 @@ JOBS = ("compact", "retain", "stream", "mirror", "to-delta", "from-delta", "serv
 """Commands that hand their arguments on to a job (`tests/test_wheel.py` runs them), or go on until they are ended."""
 MONDAY_MS = 1_769_421_600_000
 """A day before the time that examples look back to, 2026-01-26T10:00:00Z."""
-TEXT_ONLY = ("metrics", "produce", "conf")
+TEXT_ONLY = ("metrics", "produce", "conf", "perf produce", "perf consume")
 """What these print is a format of its own, or nothing; --json of `produce` is about what it reads."""
 
 

@@ -183,3 +183,14 @@ def test_of_a_kafka_directory_in_kafkas_words(sparklog: Sparklog, fixtures: Path
     document = json.loads(sparklog("transactions", "describe", "tx-open", "--json", "--root", place).out)
     assert document["producers"][1]["currentTransactionStartOffset"] == 62
     sparklog("transactions", "abort", "tx-open", "--root", place, code=1)
+
+
+def test_history_shows_decisions_and_what_they_wrote_to(sparklog: Sparklog, held: Transaction) -> None:
+    heading, *lines = [line.split() for line in sparklog("transactions", "history", "done").lines]
+    assert heading == ["ENTRY", "TIME", "OPERATION", "N", "REASON", "WRITES-TO"]
+    commit = next(line for line in lines if line[2] == "commit")
+    assert (commit[3], commit[4], commit[5]) == ("0", "-", "a,g")
+    sparklog("transactions", "abort", "etl/orders")
+    newest = json.loads(sparklog("transactions", "history", "etl/orders", "--limit", 1, "--json").out)[0]
+    assert (newest["operation"], newest["reason"], newest["n"]) == ("abort", "operator", 0)
+    assert "does not exist" in sparklog("transactions", "history", "none", code=1).err

@@ -43,6 +43,8 @@ def test_kinds_of_urls_and_their_requests(bucket: str, tmp_path: Path, monkeypat
     write_partition(tmp_path / "kafka", "t-0", {0: FIRST})
     write_partition(tmp_path / "root" / "orders" / "sealed" / "0", "00000000000000000007-Abc", {0: FIRST})
     (tmp_path / "root" / "_root.json").write_text("{}")
+    (tmp_path / "backup").mkdir()
+    (tmp_path / "backup" / "_backup.json").write_text("{}")
     copied_to(bucket, tmp_path)
     stores: list[CountingStore] = []
 
@@ -51,16 +53,23 @@ def test_kinds_of_urls_and_their_requests(bucket: str, tmp_path: Path, monkeypat
         return stores[-1]
 
     monkeypatch.setattr(files, "open_store", opened)
-    root = join(bucket, "root")
+    listed = {"list": 1, "list_folders": 1}
+    root, backup = join(bucket, "root"), join(bucket, "backup")
     for name, expected, requests in (
         ("root", Location(ROOT, root, root), {"get": 1}),
         ("root/orders", Location(TOPIC, join(root, "orders"), root, "orders"), {"get": 2}),
         ("root/new", Location(TOPIC, join(root, "new"), root, "new"), {"get": 2}),
         ("kafka", KAFKA_DIRECTORY, {"get": 2, "list": 1}),
         ("kafka/t-0", KAFKA_PARTITION, {"get": 2, "list": 1}),
-        ("root/orders/sealed/0/00000000000000000007-Abc", NOTHING, {"get": 2, "list": 1}),
-        ("", NOTHING, {"get": 1, "list": 1, "list_folders": 1}),
-        ("nothing", NOTHING, {"get": 2, "list": 1, "list_folders": 1}),
+        ("root/orders/sealed/0/00000000000000000007-Abc", NOTHING, {"get": 4, "list": 1}),
+        ("backup", Location(ROOT, backup, backup), {"get": 3} | listed),
+        (
+            "backup/orders",
+            Location(TOPIC, join(backup, "orders"), backup, "orders"),
+            {"get": 4, "list": 1, "list_folders": 1},
+        ),
+        ("", NOTHING, {"get": 2} | listed),
+        ("nothing", NOTHING, {"get": 4} | listed),
     ):
         url = join(bucket, name) if name else bucket
         stores.clear()

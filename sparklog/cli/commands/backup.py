@@ -29,7 +29,7 @@ from sparklog.output import StatusLine, json_value
 from sparklog.units import size_text
 
 if TYPE_CHECKING:
-    from sparklog.tools.backup.manifest import Manifest
+    from sparklog.log.topic.backup_manifest import Manifest
     from sparklog.tools.backup.repository import Pruned
     from sparklog.tools.backup.restore_point import Wanted
     from sparklog.tools.backup.restoring import Restored
@@ -74,7 +74,7 @@ def backup(
     """
     from sparklog.opening import refuse_inside
     from sparklog.tools.backup.backing_up import back_up, plan_backup
-    from sparklog.tools.backup.manifest import shown_left_out
+    from sparklog.tools.backup.damaged_logs import shown_left_out
     from sparklog.tools.backup.repository import Repository, prune
 
     refuse_inside(to)
@@ -166,7 +166,7 @@ def restore(
     Killed at any time, run it again with the same words.
     """
     from sparklog.opening import refuse_inside
-    from sparklog.tools.backup.manifest import shown_left_out
+    from sparklog.tools.backup.damaged_logs import shown_left_out
     from sparklog.tools.backup.restoring import plan_restore
     from sparklog.tools.backup.restoring import restore as make
 

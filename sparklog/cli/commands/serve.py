@@ -77,11 +77,14 @@ def serve(
         Argument(
             metavar="LOCATION",
             envvar="SPARKLOG_ROOT",
-            help="A root, one topic's folder, a Kafka log directory or one Kafka partition folder; or SPARKLOG_ROOT.",
+            help="A root, a topic's folder, a place of backups, a Kafka log directory or partition; or SPARKLOG_ROOT.",
         ),
     ] = None,
     *,
     writable: Annotated[bool, Option("--writable", help="Take what producers send, and changes of topics.")] = False,
+    backup: Annotated[
+        int | None, whole_number("--backup", low=1, text="Serve this backup (backup --list).", default="newest")
+    ] = None,
     memory: Annotated[
         bool, Option("--memory", help="Serve an empty root in memory, for tests; topics are made when asked for.")
     ] = False,
@@ -100,7 +103,7 @@ def serve(
     if location is None and not memory:
         raise BadParameter("expected the LOCATION of a root or a Kafka directory, or SPARKLOG_ROOT")
     options = listening.options(writable=writable or memory, auto_create=memory)
-    log = in_memory() if memory else open_served(resolve(location), create=writable)
+    log = in_memory() if memory else open_served(resolve(location), create=writable, backup=backup)
 
     def ready(server: Server, address: Address) -> None:
         print(f"serving {log.location} on {address}", flush=True)

@@ -29,6 +29,7 @@ from sparklog.log.state.view import (
     Stored,
     TimestampOffset,
 )
+from sparklog.log.topic.backup_store import newest_backup
 from sparklog.log.topic.engine import RootEngine
 from sparklog.log.topic.expiring import CREATED_ROOT
 from sparklog.log.topic.topic import Topic
@@ -178,7 +179,7 @@ ROOT = ArgumentKind(
 def open_root(
     location: str | os.PathLike[str] | Store, *, create: bool = False, env: Env = SYSTEM, limits: Limits | None = None
 ) -> Root:
-    """Open a root.
+    """Open a root, or the newest backup in a place of backups as one that is only read.
 
     Args:
         location: a path, a bucket's URL such as `s3://bucket/log`, or a store.
@@ -209,10 +210,13 @@ def open_root(
     try:
         root_id = read_root_id(store)
     except NotFound:
-        if not create:
+        if create:
+            root_id = create_root_id(store, env)
+            CREATED_ROOT.info("created root %s", store.location)
+        elif (backup := newest_backup(store)) is not None:
+            store, root_id = backup, read_root_id(backup)
+        else:
             raise
-        root_id = create_root_id(store, env)
-        CREATED_ROOT.info("created root %s", store.location)
     return Root(store, root_id, env)
 
 

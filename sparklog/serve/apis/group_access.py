@@ -1,20 +1,55 @@
-"""The coordinator of a request about a group, and the reasons why it has none."""
+"""The coordinator of a request about a group, the reasons why it has none, and the codes of what fails."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from functools import wraps
+
+from sparklog.errors import BadRequest, SparklogError
+from sparklog.format.coordinators.message_schema import Fields
 from sparklog.serve.codes import Code
 from sparklog.serve.coordinator import Coordinator
-from sparklog.serve.group_members import GroupError
+from sparklog.serve.group_members import GroupError, GroupMembers
 from sparklog.serve.services import ServedRequest
 from sparklog.serve.users import GROUP
 
+FAILURES = (GroupError, SparklogError)
 
-def coordinator_of(request: ServedRequest, group: str) -> Coordinator:
-    """Return the coordinator. `GroupError` for a group without a name, and where groups have no journal."""
+
+def coordinator_of(request: ServedRequest, group: str, *, reading: bool = False) -> Coordinator:
+    """Return the coordinator. `GroupError` for a group without a name, and where groups have no journal.
+
+    The same where they have one that cannot be written, except for `reading`.
+    """
     if not group:
         raise GroupError(Code.INVALID_GROUP_ID)
-    if not request.may(GROUP, group):
+    coordinator = request.services.coordinator
+    if coordinator is None or not (reading or coordinator.root.store.writable) or not request.may(GROUP, group):
         raise GroupError(Code.GROUP_AUTHORIZATION_FAILED)
-    if request.services.coordinator is None:
-        raise GroupError(Code.GROUP_AUTHORIZATION_FAILED)
-    return request.services.coordinator
+    return coordinator
+
+
+def members_of(request: ServedRequest) -> GroupMembers:
+    """Return the members of the group that a request names. Raises as `coordinator_of`."""
+    group = request.fields["groupId"]
+    return coordinator_of(request, group).members(group)
+
+
+def group_code(error: Exception) -> Code:
+    """Return the code for one of `FAILURES`: what the store could not do is tried again."""
+    if isinstance(error, GroupError):
+        return error.code
+    return Code.INVALID_GROUP_ID if isinstance(error, BadRequest) else Code.COORDINATOR_NOT_AVAILABLE
+
+
+def with_code(handler: Callable[[ServedRequest], Awaitable[Fields]]) -> Callable[[ServedRequest], Awaitable[Fields]]:
+    """Answer a request that fails with the code alone."""
+
+    @wraps(handler)
+    async def answer(request: ServedRequest) -> Fields:
+        try:
+            return await handler(request)
+        except FAILURES as error:
+            return {"errorCode": group_code(error)}
+
+    return answer

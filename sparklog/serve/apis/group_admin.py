@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
+from sparklog.errors import Conflict, NotFound
 from sparklog.format.coordinators.message_schema import Fields, encode_versioned, message
 from sparklog.groups.group import DEAD
 from sparklog.groups.lag import Groups
-from sparklog.serve.apis.group_access import coordinator_of
-from sparklog.serve.codes import Code, code_of
+from sparklog.serve.apis.group_access import FAILURES, coordinator_of, group_code, with_code
+from sparklog.serve.codes import Code
 from sparklog.serve.coordinator import Coordinator
 from sparklog.serve.group_members import GroupError, GroupMembers
 from sparklog.serve.services import ServedRequest
@@ -31,23 +31,19 @@ async def find_coordinator(request: ServedRequest) -> Fields:
         text = "transactions are not served: use sparklog.transactional"
         return {"errorCode": Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "errorMessage": text, "nodeId": -1}
     try:
-        node = await coordinator_of(request, fields["key"]).owner(fields["key"])
-    except GroupError as error:
-        return {"errorCode": error.code, "errorMessage": "groups need a root that can be written", "nodeId": -1}
-    except SparklogError as error:
-        code = Code.INVALID_GROUP_ID if isinstance(error, BadRequest) else Code.COORDINATOR_NOT_AVAILABLE
-        return {"errorCode": code, "errorMessage": str(error), "nodeId": -1}
+        node = await coordinator_of(request, fields["key"], reading=True).owner(fields["key"])
+    except FAILURES as error:
+        text = "groups need a root" if isinstance(error, GroupError) else str(error)
+        return {"errorCode": group_code(error), "errorMessage": text, "nodeId": -1}
     return {"nodeId": node.node_id, "host": node.host, "port": node.port}
 
 
+@with_code
 async def list_groups(request: ServedRequest) -> Fields:
     coordinator = request.services.coordinator
     if coordinator is None:
         return {"groups": []}
-    try:
-        states = await coordinator.run(_states, coordinator)
-    except SparklogError as error:
-        return {"errorCode": code_of(error)}
+    states = await coordinator.run(_states, coordinator)
     for name in list(states):
         members = coordinator.held(name)
         states[name] = states[name] if members is None else members.state
@@ -74,16 +70,14 @@ async def describe_groups(request: ServedRequest) -> Fields:
 async def _described(request: ServedRequest, name: str) -> Fields:
     row: Fields = {"groupId": name, "groupState": "", "protocolType": "", "protocolData": "", "members": []}
     try:
-        coordinator = coordinator_of(request, name)
+        coordinator = coordinator_of(request, name, reading=True)
         members = coordinator.held(name)
         if members is not None:
             return row | _members(members)
         await coordinator.check_owner(name)
         description = await coordinator.run(coordinator.group(name).description)
-    except GroupError as error:
-        return row | {"errorCode": error.code}
-    except SparklogError as error:
-        return row | {"errorCode": code_of(error)}
+    except FAILURES as error:
+        return row | {"errorCode": group_code(error)}
     row["groupState"] = description.state
     if description.state != DEAD:
         row["protocolType"] = CONSUMER
@@ -139,12 +133,10 @@ async def _deleted(request: ServedRequest, name: str) -> Fields:
         if coordinator.held(name) is not None:
             raise GroupError(Code.NON_EMPTY_GROUP)
         await coordinator.run(coordinator.group(name).delete)
-    except GroupError as error:
-        code = error.code
     except Conflict:
         code = Code.NON_EMPTY_GROUP
     except NotFound:
         code = Code.GROUP_ID_NOT_FOUND
-    except SparklogError as error:
-        code = code_of(error)
+    except FAILURES as error:
+        code = group_code(error)
     return {"groupId": name, "errorCode": code}

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparklog.errors import BadRequest, Conflict, Fenced, NotFound, SparklogError
+from sparklog.errors import Conflict, NotFound
 from sparklog.format.coordinators.message_schema import Fields
 from sparklog.groups.group import MAX_METADATA
 from sparklog.groups.group_state import OffsetAndMetadata
-from sparklog.serve.apis.group_access import coordinator_of
-from sparklog.serve.codes import Code, code_of
+from sparklog.serve.apis.group_access import FAILURES, coordinator_of, group_code, with_code
+from sparklog.serve.codes import Code
 from sparklog.serve.coordinator import Coordinator, Positions
 from sparklog.serve.group_members import COMPLETING, GroupError
 from sparklog.serve.services import ServedRequest
@@ -29,14 +29,8 @@ async def offset_commit(request: ServedRequest) -> Fields:
         topics = await request.services.run(_checked, request, positions)
         if positions:
             await _commit(coordinator, fields, positions)
-    except GroupError as error:
-        return _all_partitions(fields, error.code)
-    except Fenced:
-        coordinator.give_up(group)
-        return _all_partitions(fields, Code.UNKNOWN_MEMBER_ID)
-    except SparklogError as error:
-        code = Code.INVALID_GROUP_ID if isinstance(error, BadRequest) else Code.COORDINATOR_NOT_AVAILABLE
-        return _all_partitions(fields, code)
+    except FAILURES as error:
+        return _all_partitions(fields, group_code(error))
     return {"topics": topics}
 
 
@@ -70,7 +64,10 @@ async def _commit(coordinator: Coordinator, fields: Fields, positions: Positions
     if generation < 0 and not member:
         if coordinator.held(group) is not None:
             raise GroupError(Code.UNKNOWN_MEMBER_ID)
-        await coordinator.run(_set_by_hand, coordinator, group, positions)
+        try:
+            await coordinator.run(coordinator.group(group).alter, positions)
+        except Conflict:
+            raise GroupError(Code.UNKNOWN_MEMBER_ID) from None
         return
     members = coordinator.members(group)
     members.touch(members.checked(member, generation, fields["groupInstanceId"]))
@@ -79,35 +76,18 @@ async def _commit(coordinator: Coordinator, fields: Fields, positions: Positions
     await coordinator.commit(group, positions)
 
 
-def _set_by_hand(coordinator: Coordinator, group: str, positions: Positions) -> None:
-    try:
-        coordinator.group(group).alter(positions)
-    except Conflict:
-        raise GroupError(Code.UNKNOWN_MEMBER_ID) from None
-
-
 def _all_partitions(fields: Fields, code: Code) -> Fields:
-    topics = [
-        {
-            "name": topic["name"],
-            "partitions": [
-                {"partitionIndex": partition["partitionIndex"], "errorCode": code} for partition in topic["partitions"]
-            ],
-        }
-        for topic in fields["topics"]
-    ]
-    return {"topics": topics}
+    places = [(topic["name"], row["partitionIndex"]) for topic in fields["topics"] for row in topic["partitions"]]
+    return {"topics": _by_topic({place: {"errorCode": code} for place in places})}
 
 
 async def offset_fetch(request: ServedRequest) -> Fields:
     fields = request.fields
     try:
-        coordinator = coordinator_of(request, fields["groupId"])
+        coordinator = coordinator_of(request, fields["groupId"], reading=True)
         return {"topics": await coordinator.run(_offsets, coordinator, fields)}
-    except GroupError as error:
-        code = error.code
-    except SparklogError as error:
-        code = Code.INVALID_GROUP_ID if isinstance(error, BadRequest) else Code.COORDINATOR_NOT_AVAILABLE
+    except FAILURES as error:
+        code = group_code(error)
     # Version 1 has no place for an error but the partitions.
     rows = [(topic["name"], number) for topic in fields["topics"] or () for number in topic["partitionIndexes"]]
     none = {"committedOffset": -1, "metadata": "", "errorCode": code}
@@ -142,28 +122,18 @@ def _by_topic(rows: dict[tuple[str, int], Fields]) -> list[Fields]:
     return [{"name": topic, "partitions": partitions} for topic, partitions in topics.items()]
 
 
+@with_code
 async def offset_delete(request: ServedRequest) -> Fields:
-    fields = request.fields
+    group, code = request.fields["groupId"], Code.NONE
     gone = {
-        topic["name"]: [partition["partitionIndex"] for partition in topic["partitions"]] for topic in fields["topics"]
+        topic["name"]: [partition["partitionIndex"] for partition in topic["partitions"]]
+        for topic in request.fields["topics"]
     }
+    coordinator = coordinator_of(request, group)
     try:
-        coordinator = coordinator_of(request, fields["groupId"])
-        await coordinator.run(lambda: coordinator.group(fields["groupId"]).delete_offsets(gone))
-    except GroupError as error:
-        return {"errorCode": error.code}
+        await coordinator.run(lambda: coordinator.group(group).delete_offsets(gone))
     except Conflict:
-        return _deleted(gone, Code.GROUP_SUBSCRIBED_TO_TOPIC)
+        code = Code.GROUP_SUBSCRIBED_TO_TOPIC
     except NotFound:
         return {"errorCode": Code.GROUP_ID_NOT_FOUND}
-    except SparklogError as error:
-        return {"errorCode": code_of(error)}
-    return _deleted(gone, Code.NONE)
-
-
-def _deleted(gone: dict[str, list[int]], code: Code) -> Fields:
-    topics = [
-        {"name": name, "partitions": [{"partitionIndex": number, "errorCode": code} for number in numbers]}
-        for name, numbers in gone.items()
-    ]
-    return {"topics": topics}
+    return _all_partitions(request.fields, code)

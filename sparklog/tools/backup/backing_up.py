@@ -20,7 +20,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from sparklog.errors import Conflict, Corrupt, NotFound, SparklogError, Unavailable
+from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.groups.group_state import GROUPS
 from sparklog.log.decisions.decision import DECISIONS
 from sparklog.log.journal.chain import EntryChain
@@ -34,6 +34,15 @@ from sparklog.log.state.commit_intents import MaintainIntent
 from sparklog.log.state.history import History
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.topic_state import Head
+from sparklog.log.topic.backup_manifest import (
+    MANIFEST_JSON,
+    EntriesBackup,
+    LeftOut,
+    Manifest,
+    TopicBackup,
+    backup_key,
+)
+from sparklog.log.topic.backup_store import BackupStore
 from sparklog.log.topic.root import Root
 from sparklog.storage.store import Store
 from sparklog.tools.backup.consistent_cut import Cut, cut_now, writers_in
@@ -53,15 +62,8 @@ from sparklog.tools.backup.copying import (
     silent,
     start_at,
 )
-from sparklog.tools.backup.manifest import (
-    MANIFEST_JSON,
-    DamagedLogs,
-    EntriesBackup,
-    LeftOut,
-    Manifest,
-    TopicBackup,
-)
-from sparklog.tools.backup.repository import BACKUP, Mark, Repository, backup_key, begun_key, newest_number, take_number
+from sparklog.tools.backup.damaged_logs import DamagedLogs
+from sparklog.tools.backup.repository import BACKUP, Mark, Repository, begun_key, newest_number, take_number
 
 _LOG = logging.getLogger("sparklog.backup")
 HOLD_MS = 86_400_000
@@ -128,6 +130,7 @@ class Holds:
 
 def plan_backup(root: Root, target: Store, *, topics: Collection[str] | None = None) -> Plan:
     """Plan what `back_up` would copy now. Changes nothing."""
+    _refuse_backup(root)
     cut = cut_now(root, topics)
     named: list[FileCopy] = []
     for name, head in cut.topics.items():
@@ -156,6 +159,7 @@ def back_up(
     damaged bytes, then there is no backup; `Conflict` while a prune is at work; `BadRequest` if another root's backups
     or `target` holds anything else.
     """
+    _refuse_backup(root)
     repository = Repository.open_or_create(target, root.id, root.env)
     options = CopyOptions(link, at_once, progress, root.env)
     for left in reversed(range(root.store.limits.backup_tries)):
@@ -170,6 +174,12 @@ def back_up(
             finally:
                 run.release()
     raise AssertionError("unreachable")
+
+
+def _refuse_backup(root: Root) -> None:
+    """`BadRequest` for a backup, which is no newer state of its root."""
+    if isinstance(root.store, BackupStore):
+        raise BadRequest(f"{root.location} is a place of backups, expected a root: copy its folder, or restore it")
 
 
 class _BackupRun:

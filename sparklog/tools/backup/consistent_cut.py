@@ -39,10 +39,11 @@ from sparklog.log.journal.names import checkpoint_version, commit_key, is_topic_
 from sparklog.log.state.commit import Commit, decode_commit
 from sparklog.log.state.slice_table import COMMITTED, SliceTable
 from sparklog.log.state.topic_state import EMPTY, Head
+from sparklog.log.topic.backup_manifest import LeftOut
 from sparklog.log.topic.root import Root
 from sparklog.storage.retries import SETTLE_MS
 from sparklog.storage.store import Store
-from sparklog.tools.backup.manifest import DamagedLogs, LeftOut
+from sparklog.tools.backup.damaged_logs import DamagedLogs
 
 Transaction = tuple[str, int]
 

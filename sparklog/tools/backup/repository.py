@@ -31,7 +31,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -42,7 +41,7 @@ from sparklog.log.decisions.decision import DECISIONS
 from sparklog.log.journal import documents as json_fields
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.journal.create_object import create_or_read
-from sparklog.log.journal.documents import FORMAT, TEXT, Member, StoredDocument, whole
+from sparklog.log.journal.documents import FORMAT
 from sparklog.log.journal.names import (
     GROUPS_FOLDER,
     PLACE_KEY,
@@ -50,54 +49,40 @@ from sparklog.log.journal.names import (
     TRANSACTIONS_FOLDER,
     RootId,
     checkpoint_key,
-    checkpoint_version,
     commit_key,
     filter_path,
     foreign_name,
 )
 from sparklog.log.state.history import History
+from sparklog.log.topic.backup_manifest import (
+    BACKUPS_FOLDER,
+    GIVEN_UP_JSON,
+    REPOSITORY_JSON,
+    GivenUp,
+    Manifest,
+    backup_key,
+    backup_numbers,
+    numbers_below,
+    read_manifest,
+)
 from sparklog.retention.vacuum_plan import data_file
 from sparklog.storage import LocalStore
 from sparklog.storage.store import ObjectInfo, Store
 from sparklog.tools.backup.copying import files_named, start_at
-from sparklog.tools.backup.manifest import MANIFEST_JSON, REPOSITORY_JSON, Manifest
 
-BACKUPS_FOLDER = "_backups"
 BEGUN_FOLDER = f"{BACKUPS_FOLDER}/begun"
 RUNNING_FOLDER = f"{BACKUPS_FOLDER}/running"
 MARK_MS = 6 * 3_600_000
 BACKUP, PRUNE = "backup", "prune"
 
 
-@dataclass(frozen=True, slots=True)
-class GivenUp:
-    """A number under which there is no backup, and never will be."""
-
-    number: int
-    root_id: str
-    given_up_ms: int
-
-
-GIVEN_UP_JSON = StoredDocument(
-    "backup", GivenUp, Member("number", whole(1)), Member("rootId", TEXT), Member("givenUpMs", whole(0))
-)
-
-
-def backup_key(number: int) -> str:
-    return f"{BACKUPS_FOLDER}/{number:020d}.json"
-
-
 def begun_key(number: int) -> str:
     return f"{BEGUN_FOLDER}/{number:020d}.json"
 
 
-def backup_numbers(store: Store) -> list[int]:
-    return _numbers(store, f"{BACKUPS_FOLDER}/0")
-
-
 def newest_number(store: Store) -> int:
     # In this order: a number is decided before its run lets go of it.
-    begun = _numbers(store, f"{BEGUN_FOLDER}/")
+    begun = numbers_below(store, f"{BEGUN_FOLDER}/")
     return max([0, *begun, *backup_numbers(store)])
 
 
@@ -110,13 +95,9 @@ def take_number(store: Store, number: int, run: str, env: Env) -> bool:
 
 def give_up_begun(store: Store, root_id: str, env: Env) -> None:
     """Decide all numbers that are taken: their runs are dead, or must not publish any more."""
-    for number in _numbers(store, f"{BEGUN_FOLDER}/"):
+    for number in numbers_below(store, f"{BEGUN_FOLDER}/"):
         create_or_read(store, backup_key(number), GIVEN_UP_JSON.encode(GivenUp(number, root_id, env.wall_ms())), env)
         store.delete(begun_key(number))
-
-
-def _numbers(store: Store, prefix: str) -> list[int]:
-    return [number for info in store.list(prefix) if (number := checkpoint_version(info.key)) is not None]
 
 
 def is_repository(store: Store) -> bool:
@@ -180,29 +161,8 @@ class Repository:
 
     def manifests(self) -> list[Manifest]:
         """All backups, in the order of their cuts, oldest first. `Corrupt` if one is damaged."""
-        manifests = [self._manifest(number) for number in backup_numbers(self.store)]
+        manifests = [read_manifest(self.store, number) for number in backup_numbers(self.store)]
         return [manifest for manifest in manifests if manifest is not None]
-
-    def _manifest(self, number: int) -> Manifest | None:
-        """None: the number was given up, or its backup dropped since it was listed."""
-        with suppress(NotFound):
-            try:
-                return self._decoded(number)
-            except Corrupt:
-                # A bit that flipped on the way: read again before calling it damaged.
-                return self._decoded(number)
-        return None
-
-    def _decoded(self, number: int) -> Manifest | None:
-        key = backup_key(number)
-        item = MANIFEST_JSON.fields(self.store.get(key), key)
-        if "givenUpMs" in item.document:
-            GIVEN_UP_JSON.from_json(item)
-            return None
-        manifest = MANIFEST_JSON.from_json(item)
-        if manifest.number != number:
-            raise Corrupt(f"backup {number} should be here, found backup {manifest.number}", file=key)
-        return manifest
 
     def covering(self, topics: Collection[str] | None) -> list[Manifest]:
         """The backups that have these topics, None: everything; where there is none, all. `NotFound`: none at all."""

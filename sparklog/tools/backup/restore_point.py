@@ -41,12 +41,13 @@ from sparklog.log.state.commit_intents import Draft
 from sparklog.log.state.history import History
 from sparklog.log.state.slice_table import Slices, SliceTable, Snapshot, Texts
 from sparklog.log.state.topic_state import Head
+from sparklog.log.topic.backup_manifest import EntriesBackup, Manifest, TopicBackup
 from sparklog.log.topic.cloning import file_slices
 from sparklog.log.topic.root import Root
 from sparklog.storage.store import Store
 from sparklog.tools.backup.consistent_cut import Cut, CutBounds, all_offsets, committed_in, cut_between, cut_now
 from sparklog.tools.backup.copying import FileCopy, data_file, files_named, listed, oldest_base, start_at
-from sparklog.tools.backup.manifest import DamagedLogs, EntriesBackup, Manifest, TopicBackup
+from sparklog.tools.backup.damaged_logs import DamagedLogs
 from sparklog.tools.backup.repository import Repository
 
 

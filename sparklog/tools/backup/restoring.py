@@ -55,13 +55,13 @@ from sparklog.log.state.history import History
 from sparklog.log.state.invariants import check_commit, check_state
 from sparklog.log.state.slice_table import SliceTable, Snapshot
 from sparklog.log.state.topic_state import EMPTY, Head
+from sparklog.log.topic.backup_manifest import LEFT_OUT_JSON, LeftOut, backup_numbers
 from sparklog.log.topic.root import open_root
 from sparklog.storage.store import Store
 from sparklog.tools.backup.backing_up import Holds, write_checkpoint
 from sparklog.tools.backup.consistent_cut import Cut
 from sparklog.tools.backup.copying import AT_ONCE, Copied, CopyOptions, FileCopy, Progress, copy_all, silent
-from sparklog.tools.backup.manifest import LEFT_OUT_JSON, LeftOut
-from sparklog.tools.backup.repository import Repository, backup_numbers, is_repository, refuse_inside
+from sparklog.tools.backup.repository import Repository, is_repository, refuse_inside
 from sparklog.tools.backup.restore_point import (
     MovedOffset,
     Wanted,

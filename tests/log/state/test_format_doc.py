@@ -43,8 +43,8 @@ from sparklog.log.state.slice_table import STATUS_NAMES
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.topic_state import HEAD_JSON, PREPARE_JSON
 from sparklog.log.state.writer_runs import ENTRY_JSON
+from sparklog.log.topic.backup_manifest import ENTRIES_JSON, LEFT_OUT_JSON, MANIFEST_JSON, REPOSITORY_JSON, TOPIC_JSON
 from sparklog.maintenance.leases import CLAIM_JSON, CLAIM_OPS, LEASE_JSON, LEASE_MS
-from sparklog.tools.backup.manifest import ENTRIES_JSON, LEFT_OUT_JSON, MANIFEST_JSON, REPOSITORY_JSON, TOPIC_JSON
 from sparklog.tools.backup.restoring import RESTORE_JSON
 
 PAGES = sorted((Path(__file__).parents[3] / "docs" / "reference").glob("format*.md"))

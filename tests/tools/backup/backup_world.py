@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.log.state.view import READ_UNCOMMITTED
+from sparklog.log.topic.backup_manifest import Manifest
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.work_items import InProcess, Settings
@@ -17,7 +18,6 @@ from sparklog.storage.store import Store
 from sparklog.testing.faulty_store import Call, Fault, FaultKind
 from sparklog.testing.world import MINUTE_MS, START_MS, World
 from sparklog.tools.backup.backing_up import back_up
-from sparklog.tools.backup.manifest import Manifest
 from sparklog.tools.backup.restore_point import Wanted
 from sparklog.tools.backup.restoring import Restored, restore
 from sparklog.transactions.completion import resolve_topic

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from sparklog.log.topic.backup_manifest import backup_key
 from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore
 from sparklog.tools.backup.backing_up import back_up
-from sparklog.tools.backup.repository import Repository, backup_key, begun_key, prune, take_number
+from sparklog.tools.backup.repository import Repository, begun_key, prune, take_number
 from sparklog.tools.backup.restoring import restore
 from tests.tools.backup.backup_world import RestoringWorld, contents
 

@@ -7,11 +7,12 @@ from collections.abc import Callable
 import pytest
 
 from sparklog.errors import Conflict, NotFound, Unavailable
+from sparklog.log.topic.backup_manifest import backup_key
 from sparklog.storage.store import Store
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultyStore
 from sparklog.testing.world import DAY_MS, HOUR_MS
 from sparklog.tools.backup.backing_up import back_up
-from sparklog.tools.backup.repository import Repository, backup_key, begun_key, newest_number, prune, take_number
+from sparklog.tools.backup.repository import Repository, begun_key, newest_number, prune, take_number
 from sparklog.tools.backup.restore_point import Wanted
 from tests.tools.backup.backup_world import Dying, RestoringWorld, batch, contents
 

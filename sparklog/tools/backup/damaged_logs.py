@@ -1,4 +1,4 @@
-"""The parts of a backup: logs of entries (decisions, group offsets), damaged ones left out, and its manifest.
+"""Logs of entries (decisions, group offsets) that a backup takes in, and damaged ones that it leaves out.
 
 Each entry carries the whole state, and a checkpoint is a copy of one: either of the two will do. A copy of all topics
 has the logs of all ids and groups, or there is none. A copy of some topics does without damaged logs that have nothing
@@ -13,8 +13,6 @@ to do with these topics. A damaged log does not say what it is about, so everyth
 
 A log that concerns them is an error that names the file; any other is left out, whole, and listed. Names of topics
 are next to their ids in every object, so what flips one of the two leaves the other.
-
-docs/reference/format-backups.md says what the members of a manifest mean.
 """
 
 from __future__ import annotations
@@ -28,20 +26,9 @@ from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError
 from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.log.decisions.decision import DECISIONS
 from sparklog.log.journal.chain import EntryChain, id_in
-from sparklog.log.journal.documents import (
-    BOOLEAN,
-    TEXT,
-    TEXTS,
-    UINT32_MAX,
-    Document,
-    Fields,
-    Member,
-    StoredDocument,
-    objects_of,
-    whole,
-)
 from sparklog.log.journal.entry_log import E, EntryKind
-from sparklog.log.journal.names import GROUPS_FOLDER, ROOT_MEMBERS, RootId
+from sparklog.log.journal.names import GROUPS_FOLDER
+from sparklog.log.topic.backup_manifest import LeftOut
 from sparklog.storage.store import Store
 
 P = ParamSpec("P")
@@ -141,125 +128,3 @@ def shown_left_out(items: Iterable[LeftOut]) -> list[SparklogError]:
         kind = GROUPS if item.folder.startswith(f"{GROUPS_FOLDER}/") else DECISIONS
         errors.append(Corrupt(f"{kind.title(item.id)} was left out, it names no chosen topic: {item.damage}"))
     return errors
-
-
-@dataclass(frozen=True, slots=True)
-class TopicBackup:
-    """One topic in a backup: a checkpoint of `version` and one of `base` (-1: none), and the commits between.
-
-    Every version from `since` to `version` can be restored: all files that they name were there.
-    """
-
-    topic: str
-    topic_id: str
-    version: int
-    crc: int
-    time_ms: int
-    deleted: bool
-    base: int
-    since: int
-    since_ms: int
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class EntriesBackup:
-    """Entries `first` to `number` of an id; `since_ms`: time of the first if older ones are in no backup, else 0."""
-
-    id: str
-    first: int
-    number: int
-    since_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """A log of a transactional id or group that is damaged and not in the backup: its folder, whose, and the error."""
-
-    folder: str
-    id: str
-    damage: str
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """One backup. `objects`, `nbytes`: copied by its run; `only`: the topics that were asked for, None: all."""
-
-    number: int
-    id: str
-    root_id: str
-    started_ms: int
-    completed_ms: int
-    objects: int
-    nbytes: int
-    topics: tuple[TopicBackup, ...]
-    decisions: tuple[EntriesBackup, ...] = ()
-    groups: tuple[EntriesBackup, ...] = ()
-    only: tuple[str, ...] | None = None
-    left_out: tuple[LeftOut, ...] = ()
-
-    def covers(self, topics: Collection[str] | None) -> bool:
-        return self.only is None if topics is None else all(self.topic(name) is not None for name in topics)
-
-    def topic(self, name: str) -> TopicBackup | None:
-        return next((item for item in self.topics if item.topic == name), None)
-
-    @property
-    def total_bytes(self) -> int:
-        return sum(item.nbytes for item in self.topics)
-
-    @property
-    def from_ms(self) -> int:
-        """The time from which on all that is in it can be restored, up to the cut; 0: from the beginning on."""
-        entries = (item.since_ms for item in (*self.decisions, *self.groups))
-        topics = (item.since_ms for item in self.topics if item.base >= 0 or item.since > 0)
-        return max([0, *topics, *entries])
-
-
-REPOSITORY_JSON = StoredDocument("place of backups", RootId, *ROOT_MEMBERS)
-
-
-def _check_versions(item: Fields, topic: TopicBackup) -> None:
-    item.integer("base", -1, topic.version)
-    item.integer("since", 0, topic.version)
-
-
-TOPIC_JSON = Document(
-    TopicBackup,
-    Member("topic", TEXT),
-    Member("topicId", TEXT),
-    Member("version", whole(0)),
-    Member("crc", whole(0, UINT32_MAX)),
-    Member("timeMs", whole(0)),
-    Member("deleted", BOOLEAN),
-    Member("base", whole(-1)),
-    Member("since", whole(0)),
-    Member("sinceMs", whole(0)),
-    Member("bytes", whole(0), "nbytes"),
-    check=_check_versions,
-)
-ENTRIES_JSON = Document(
-    EntriesBackup,
-    Member("id", TEXT),
-    Member("first", whole(0)),
-    Member("number", whole(0)),
-    Member("sinceMs", whole(0)),
-    check=lambda item, entries: item.integer("first", 0, entries.number),
-)
-LEFT_OUT_JSON = Document(LeftOut, Member("folder", TEXT), Member("id", TEXT), Member("damage", TEXT))
-MANIFEST_JSON = StoredDocument(
-    "backup",
-    Manifest,
-    Member("number", whole(1)),
-    Member("id", TEXT),
-    Member("rootId", TEXT),
-    Member("startedMs", whole(0)),
-    Member("completedMs", whole(0)),
-    Member("objects", whole(0)),
-    Member("bytes", whole(0), "nbytes"),
-    Member("topics", objects_of(TOPIC_JSON)),
-    Member("decisions", objects_of(ENTRIES_JSON)),
-    Member("groups", objects_of(ENTRIES_JSON)),
-    Member("only", TEXTS, nullable=True),
-    Member("leftOut", objects_of(LEFT_OUT_JSON)),
-)

@@ -1,0 +1,245 @@
+"""`sparklog perf`: Kafka's performance tools on a root: their options, their lines."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from click import BadParameter
+
+from sparklog.cli.locations import open_root
+from sparklog.cli.options import RootOption, comma_separated, whole_number
+from sparklog.cli.parameters import Argument, Commands, Option
+from sparklog.cli.terminal import print_table, warn
+
+if TYPE_CHECKING:
+    from sparklog.log.topic.root import Root
+    from sparklog.tools.perf.consuming import ConsumeRun
+    from sparklog.tools.perf.producing import ProduceRun, Throughput
+
+app = Commands("perf", "Measure what a store and this machine do, as Kafka's performance tools.")
+
+TopicOption = Annotated[str, Option("--topic", "-t", metavar="NAME", help="The topic.", show_default=False)]
+IntervalOption = Annotated[int, whole_number("--reporting-interval", low=1, metavar="MS", text="Between two lines.")]
+HEADER = (
+    "start.time, end.time, data.consumed.in.MB, MB.sec, data.consumed.in.nMsg, nMsg.sec, rebalance.time.ms, "
+    "fetch.time.ms, fetch.MB.sec, fetch.nMsg.sec"
+)
+DETAILED_HEADER = HEADER.replace("start.time, end.time", "time, threadId")
+INTERVALS = ("INTERVAL-MS", "RECORDS/S", "MB/S", "P50-MS", "P99-MS", "COMMITS", "RECORDS/COMMIT")
+
+
+@dataclass
+class PayloadOptions:
+    """The values of the records: exactly one of the first three."""
+
+    record_size: Annotated[int | None, whole_number("--record-size", low=1, text="Random letters, so many.")] = None
+    payload_file: Annotated[
+        Path | None, Option("--payload-file", exists=True, dir_okay=False, help="Values out of this text file.")
+    ] = None
+    payload_monotonic: Annotated[bool, Option("--payload-monotonic", help="0, 1, 2 and so on.")] = False
+    payload_delimiter: Annotated[str, Option(help="Between two values of the file.", show_default="a new line")] = "\n"
+
+    def values(self) -> Callable[[], Iterator[bytes]]:
+        from random import Random
+
+        from sparklog.tools.perf.producing import ascending_payloads, payloads_of_file, random_payloads
+
+        if (self.record_size is not None) + (self.payload_file is not None) + self.payload_monotonic != 1:
+            raise BadParameter("give one of --record-size, --payload-file and --payload-monotonic")
+        if self.record_size is not None:
+            size = self.record_size
+            return lambda: random_payloads(size, Random())
+        if self.payload_file is None:
+            return ascending_payloads
+        text = self.payload_file.read_text("utf-8").removesuffix("\n")
+        return lambda: payloads_of_file(text, self.payload_delimiter, Random())
+
+
+@dataclass
+class ProducerSettings:
+    """Options of the producer, and whether it writes transactions."""
+
+    producer_props: Annotated[
+        list[str] | None,
+        Option("--producer-props", "--producer-property", metavar="NAME=VALUE", help="An option of the producer."),
+    ] = None
+    more_props: Annotated[list[str] | None, Argument(metavar="[NAME=VALUE]...", help="More of them.")] = None
+    transactional_id: Annotated[str | None, Option("--transactional-id", help="Write transactions.")] = None
+    transaction_duration_ms: Annotated[
+        int | None, whole_number("--transaction-duration-ms", low=1, text="Commit after so long.", default="3000")
+    ] = None
+
+    def options(self, topic: str) -> dict[str, Any]:
+        options = _properties([*(self.producer_props or ()), *(self.more_props or ())])
+        if self.transaction_duration_ms is not None or self.transactional_id is not None:
+            options.setdefault("transactional_id", self.transactional_id or f"performance-producer-{topic}")
+        return options
+
+
+@app.add("produce", "sparklog perf produce --topic bench --num-records 10000 --record-size 100 --root /data/log")
+def produce(
+    root: RootOption,
+    *,
+    topic: TopicOption,
+    num_records: Annotated[int, whole_number("--num-records", low=1, text="How many.")],
+    payload: PayloadOptions,
+    throughput: Annotated[float, Option(help="Records a second at most; -1: as many as go.")] = -1.0,
+    settings: ProducerSettings,
+    commit_intervals: Annotated[
+        str | None,
+        Option("--commit-intervals", metavar="MS,MS,...", help="Once with each of these as linger.ms; then a table."),
+    ] = None,
+    reporting_interval: IntervalOption = 1000,
+) -> None:
+    """Send records one by one, and print how many a second, and how long until they are durable.
+
+    A topic that is missing is created, with one partition. The records stay: name a topic for it.
+    """
+    from sparklog.tools.perf.producing import ProduceRun
+
+    options = settings.options(topic)
+    values = payload.values()
+    transaction_ms = (settings.transaction_duration_ms or 3_000) if "transactional_id" in options else None
+    runs = [dict(options, linger_ms=_milliseconds(text)) for text in comma_separated([commit_intervals or ""])]
+    opened = open_root(root)
+    opened.ensure_topic(topic)
+    rows = []
+    for chosen in runs or [options]:
+        run = ProduceRun(topic, num_records, values(), throughput, transaction_ms)
+        before = opened.topic(topic).log.head().version
+        total = _sent(opened, run, chosen, reporting_interval)
+        commits = opened.topic(topic).log.head().version - before
+        rows.append(
+            (
+                f"{chosen.get('linger_ms', 0):g}",
+                f"{total.records_per_second:,.0f}",
+                f"{total.mb_per_second:.2f}",
+                f"{total.percentile(0.5):.0f}",
+                f"{total.percentile(0.99):.0f}",
+                f"{commits:,}",
+                f"{total.records / max(commits, 1):,.0f}",
+            )
+        )
+    if runs:
+        print_table(INTERVALS, rows, right=INTERVALS)
+
+
+def _sent(root: Root, run: ProduceRun, options: dict[str, Any], interval_ms: int) -> Throughput:
+    import sparklog
+    from sparklog.log.journal.clocks import SYSTEM
+    from sparklog.tools.perf.producing import produce
+
+    with sparklog.producer(root, **options) as producer:
+        total = produce(producer, run, SYSTEM, lambda window: print(_window(window), flush=True), interval_ms)
+    shares = {"50th": 0.5, "95th": 0.95, "99th": 0.99, "99.9th": 0.999}
+    percentiles = ", ".join(f"{total.percentile(share):.0f} ms {name}" for name, share in shares.items())
+    print(
+        f"{total.records} records sent, {total.records_per_second:.1f} records/sec ({total.mb_per_second:.2f} MB/sec), "
+        f"{total.average:.2f} ms avg latency, {total.greatest:.2f} ms max latency, {percentiles}."
+    )
+    return total
+
+
+def _window(window: Throughput) -> str:
+    return (
+        f"{window.records} records sent, {window.records_per_second:.1f} records/sec "
+        f"({window.mb_per_second:.2f} MB/sec), {window.average:.1f} ms avg latency, "
+        f"{window.greatest:.1f} ms max latency."
+    )
+
+
+def _properties(texts: Sequence[str]) -> dict[str, Any]:
+    """Return options of a producer of texts such as `linger.ms=5`. A usage error names those that there are."""
+    from sparklog.producers.options import ProducerOptions
+
+    numbers = {name: type(value) for name, value in vars(ProducerOptions()).items()}
+    options: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        field = name.replace(".", "_").replace("-", "_")
+        if not equals or field not in numbers:
+            raise BadParameter(f"expected NAME=VALUE with a name of {', '.join(sorted(numbers))}, found {text!r}")
+        try:
+            options[field] = _value(value, numbers[field])
+        except ValueError:
+            raise BadParameter(f"expected a number for {name}, found {value!r}") from None
+    return options
+
+
+def _value(text: str, kind: type) -> object:
+    if kind is bool:
+        return text == "true"
+    return kind(text) if kind in (int, float) else text
+
+
+def _milliseconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise BadParameter(
+            f"expected milliseconds with commas, found {text!r}", param_hint="--commit-intervals"
+        ) from None
+
+
+@app.add("consume", "sparklog perf consume --topic bench --messages 10000 --root /data/log")
+def consume(
+    root: RootOption,
+    *,
+    topic: TopicOption,
+    messages: Annotated[int, whole_number("--messages", low=1, text="How many to read.")],
+    group: Annotated[
+        str | None, Option("--group", "-g", help="Read as a member of this group.", show_default="no group")
+    ] = None,
+    from_latest: Annotated[
+        bool, Option("--from-latest", help="Begin at the log end where the group has no offsets, not at the start.")
+    ] = False,
+    show_detailed_stats: Annotated[bool, Option("--show-detailed-stats", help="A line for each interval.")] = False,
+    hide_header: Annotated[bool, Option("--hide-header", help="No line of names.")] = False,
+    timeout: Annotated[int, whole_number("--timeout", text="Give up after so long without a record (ms).")] = 10_000,
+    reporting_interval: IntervalOption = 5000,
+) -> None:
+    """Read records, and print how many a second. MB are 2^20 bytes of keys and values."""
+    import sparklog
+    from sparklog.log.journal.clocks import SYSTEM
+    from sparklog.tools.perf.consuming import consume
+
+    opened = open_root(root)
+    opened.topic(topic)
+    if not hide_header:
+        print(DETAILED_HEADER if show_detailed_stats else HEADER)
+    total, window = [0, 0], reporting_interval if show_detailed_stats else float("inf")
+
+    def report(interval: ConsumeRun) -> None:
+        total[0], total[1] = total[0] + interval.records, total[1] + interval.nbytes
+        print(f"{_time(interval.end_ms)}, 0, {_figures(interval, *total)}", flush=True)
+
+    with sparklog.consumer(
+        opened, group=group, auto_offset_reset="latest" if from_latest else "earliest", columns=("key", "value")
+    ) as consumer:
+        consumer.subscribe(topic)
+        run = consume(consumer, messages, timeout, SYSTEM, report, window)
+    if run.records < messages:
+        warn(f"read {run.records} of {messages} records, and none for {timeout} ms: look at --timeout")
+    if not show_detailed_stats:
+        print(f"{_time(run.begin_ms)}, {_time(run.end_ms)}, {_figures(run, run.records, run.nbytes)}")
+    sys.stdout.flush()
+
+
+def _figures(run: ConsumeRun, records: int, nbytes: int) -> str:
+    """Return the figures of a line: the totals so far, and what the interval did in a second."""
+    fetch_ms = run.fetch_ms
+    return (
+        f"{nbytes / (1 << 20):.4f}, {run.per_second(run.megabytes, run.ms):.4f}, {records}, "
+        f"{run.per_second(run.records, run.ms):.4f}, {run.join_ms:.0f}, {fetch_ms:.0f}, "
+        f"{run.per_second(run.megabytes, fetch_ms):.4f}, {run.per_second(run.records, fetch_ms):.4f}"
+    )
+
+
+def _time(ms: int) -> str:
+    moment = datetime.fromtimestamp(ms / 1000, timezone.utc)
+    return f"{moment:%Y-%m-%d %H:%M:%S}:{ms % 1000:03d}"

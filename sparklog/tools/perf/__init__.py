@@ -1,0 +1,1 @@
+"""Records a second of a store and a machine, and their waits, as Kafka's performance tools measure them."""

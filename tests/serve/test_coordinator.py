@@ -1,0 +1,135 @@
+"""Commits of a coordinator's groups: which go into one entry, and what fences them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sparklog.groups.group import Membership
+from sparklog.groups.group_state import OffsetAndMetadata
+from sparklog.log.journal.clocks import SYSTEM
+from sparklog.log.topic.root import open_root
+from sparklog.serve.addresses import Address
+from sparklog.serve.codes import Code
+from sparklog.serve.coordinator import Coordinator
+from sparklog.serve.group_members import GroupError, JoinDetails, MemberState
+from sparklog.storage.memory import MemoryStore
+
+GROUP = "g"
+HERE = Address("here", 1)
+ONE = JoinDetails("one", None, "client", "host", 9_000, 9_000, "consumer", ())
+
+
+def offsets(partition: int, offset: int) -> dict[str, dict[int, OffsetAndMetadata]]:
+    return {"t": {partition: OffsetAndMetadata(offset)}}
+
+
+class Runs:
+    """Calls functions when the test says so; `calls` are those that wait."""
+
+    def __init__(self) -> None:
+        self.calls: list[asyncio.Future[None]] = []
+
+    async def __call__(self, function: Callable[..., Any], *arguments: object) -> Any:
+        self.calls.append(asyncio.get_running_loop().create_future())
+        await self.calls[-1]
+        return function(*arguments)
+
+
+def coordinator(runs: Runs) -> Coordinator:
+    root = open_root(MemoryStore(SYSTEM.wall_ms), create=True)
+    root.create_topic("t", partitions=4)
+    return Coordinator(root, (HERE,), runs)
+
+
+def join(asked: Coordinator) -> Membership:
+    """Enter the next generation, as a rebalance does."""
+    members = asked.members(GROUP)
+    members.members["one"] = MemberState(ONE)
+    members.membership = asked.group(GROUP).join(f"serve@{HERE}", session_timeout_ms=9_000)
+    return members.membership
+
+
+async def waiting(runs: Runs, count: int) -> None:
+    while len(runs.calls) < count:
+        await asyncio.sleep(0)
+
+
+def test_commits_that_wait_are_one_entry() -> None:
+    async def run() -> None:
+        runs = Runs()
+        asked = coordinator(runs)
+        join(asked)
+        number = asked.group(GROUP).state().number
+        first = asyncio.create_task(asked.commit(GROUP, offsets(0, 1)))
+        await waiting(runs, 1)
+        others = [asyncio.create_task(asked.commit(GROUP, offsets(partition, 2))) for partition in (0, 1, 2, 3)]
+        await asyncio.sleep(0)
+        # A client that goes away: what it has sent is committed with the others.
+        others[3].cancel()
+        runs.calls[0].set_result(None)
+        await waiting(runs, 2)
+        runs.calls[1].set_result(None)
+        await asyncio.gather(first, *others[:3])
+        group = asked.group(GROUP)
+        assert {place[1]: item.offset for place, item in group.committed().items()} == dict.fromkeys(range(4), 2)
+        assert group.state().number == number + 2
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("taken", [False, True], ids=["by its next generation", "by another member"])
+def test_a_commit_that_comes_late_is_refused(taken: bool) -> None:
+    async def run() -> None:
+        runs = Runs()
+        asked = coordinator(runs)
+        join(asked)
+        late = asyncio.create_task(asked.commit(GROUP, offsets(0, 1)))
+        await waiting(runs, 1)
+        if taken:
+            asked.group(GROUP).join("another", session_timeout_ms=9_000)
+        else:
+            join(asked)
+        runs.calls[0].set_result(None)
+        with pytest.raises(GroupError) as refused:
+            await late
+        assert refused.value.code == (Code.UNKNOWN_MEMBER_ID if taken else Code.ILLEGAL_GENERATION)
+        assert (asked.held(GROUP) is None) == taken, "members of a group that goes on here stay"
+
+    asyncio.run(run())
+
+
+def test_servers_agree_on_who_has_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = open_root(MemoryStore(SYSTEM.wall_ms), create=True)
+    nodes = [Address("one", 1), Address("two", 2), Address("three", 3)]
+    alive = set(nodes)
+
+    async def answers(node: Address) -> bool:
+        return node in alive
+
+    async def call(function: Callable[..., Any], *arguments: object) -> Any:
+        return function(*arguments)
+
+    async def owner(name: str) -> Address:
+        servers = [Coordinator(root, (node, *nodes), call) for node in alive]
+        owners = {await server.owner(name) for server in servers}
+        assert len(owners) == 1, "one group, and several servers that would have it"
+        return owners.pop()
+
+    async def run() -> None:
+        names = [f"group-{number}" for number in range(40)]
+        before = {name: await owner(name) for name in names}
+        assert set(before.values()) == alive
+        # The journal comes first: the group goes on where it is, as long as that server answers.
+        other = next(node for node in nodes if node != before[names[0]])
+        root_group = Coordinator(root, (other,), call).group(names[0])
+        root_group.join(f"serve@{other}", session_timeout_ms=45_000)
+        assert await owner(names[0]) == other
+        alive.remove(other)
+        assert {await owner(name) for name in names} == alive
+
+    monkeypatch.setattr("sparklog.serve.coordinator._answers", answers)
+    asyncio.run(run())

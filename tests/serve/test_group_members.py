@@ -1,0 +1,83 @@
+"""Members of a group at moments that clients seldom meet: a slow leader, a group that is given up in a rebalance."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from itertools import count
+from typing import Any, cast
+
+import pytest
+
+from sparklog.groups.group import Membership
+from sparklog.serve.codes import Code
+from sparklog.serve.group_members import EMPTY, STABLE, GroupError, GroupMembers, JoinDetails, Joined
+
+
+class Entered:
+    """A generation in a journal; `left` once it has ended there."""
+
+    def __init__(self, generation: int) -> None:
+        self.generation = generation
+        self.left = False
+
+    def leave(self) -> None:
+        self.left = True
+
+
+def group_of(begin: Callable[[], Awaitable[object]]) -> GroupMembers:
+    numbers = count()
+    return GroupMembers("g", cast(Any, begin), lambda: str(next(numbers)))
+
+
+def details(name: str, session_ms: int) -> JoinDetails:
+    return JoinDetails("", None, name, "host", session_ms, 20_000, "consumer", (("range", b""),))
+
+
+async def joined(group: GroupMembers, *asked: JoinDetails) -> list[Joined]:
+    return await asyncio.gather(*(group.join(one, id_first=False) for one in asked))
+
+
+def test_a_member_that_waits_for_a_slow_leader_stays() -> None:
+    async def run() -> None:
+        generations = count(1)
+
+        async def begin() -> Membership:
+            return cast(Membership, Entered(next(generations)))
+
+        group = group_of(begin)
+        leader, other = await joined(group, details("leader", 60_000), details("other", 20))
+        assert leader.members
+        syncing = asyncio.create_task(group.sync(other.member, other.generation, None, {}))
+        # Longer than its session: it cannot send a heartbeat while it waits for an answer.
+        await asyncio.sleep(0.1)
+        await group.sync(leader.member, leader.generation, None, {leader.member: b"A", other.member: b"B"})
+        assert await syncing == b"B"
+        assert group.state == STABLE
+        await asyncio.sleep(0.1)
+        assert list(group.members) == [leader.member], "and now it has been silent for too long"
+
+    asyncio.run(run())
+
+
+def test_a_group_that_is_given_up_in_a_rebalance_ends_in_the_journal() -> None:
+    async def run() -> None:
+        entered, beginning, go = Entered(1), asyncio.Event(), asyncio.Event()
+
+        async def begin() -> Membership:
+            beginning.set()
+            await go.wait()
+            return cast(Membership, entered)
+
+        group = group_of(begin)
+        joining = asyncio.create_task(group.join(details("one", 60_000), id_first=False))
+        await beginning.wait()
+        group.close(Code.NOT_COORDINATOR)
+        go.set()
+        with pytest.raises(GroupError, match="NOT_COORDINATOR"):
+            await joining
+        async with group.lock:
+            assert entered.left
+            assert (group.state, group.membership, group.members) == (EMPTY, None, {})
+
+    asyncio.run(run())
