@@ -78,13 +78,20 @@ def kafka_transactional_ids(view: KafkaView) -> list[KafkaTransactionalId]:
     def take(key: bytes, kept: Kept) -> None:
         name, value = decode_transaction_key(key), decode_transaction_value(kept.value)
         if name is not None and value is not None:
-            partitions = tuple(f"{topic}-{partition}" for topic, partition in sorted(value.partitions or ()))
-            state = value.status.name.title().replace("_", "")
-            times = value.timeout_ms, value.start_ms, value.last_update_ms
-            producer = value.producer_id, value.producer_epoch
-            is_open = value.status in OPEN
-            coordinator = f"{TRANSACTION_STATE}-{kept.partition}"
-            ids.append(KafkaTransactionalId(name, coordinator, *producer, state, *times, partitions, is_open))
+            ids.append(
+                KafkaTransactionalId(
+                    transactional_id=name,
+                    coordinator=f"{TRANSACTION_STATE}-{kept.partition}",
+                    producer_id=value.producer_id,
+                    producer_epoch=value.producer_epoch,
+                    transaction_state=value.status.name.title().replace("_", ""),
+                    transaction_timeout_ms=value.timeout_ms,
+                    start_ms=value.start_ms,
+                    last_update_ms=value.last_update_ms,
+                    partitions=tuple(f"{topic}-{partition}" for topic, partition in sorted(value.partitions or ())),
+                    is_open=value.status in OPEN,
+                )
+            )
 
     read_newest(LogDir(view.place, SYSTEM), TRANSACTION_STATE, take)
     return sorted(ids, key=lambda item: item.transactional_id)
