@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
@@ -58,7 +59,9 @@ def repair_root(
             break
         for cure in cures:
             say(f"repairing {cure.key}")
-            healer.apply(cure)
+            # The vacuum may have deleted it by right: the next look tells.
+            with suppress(NotFound):
+                healer.apply(cure)
     else:
         report = verify_root(store, topics=topics, runner=runner, say=say, env=env)
     repaired = tuple(Repaired(cure.key, cure.how, healer.aside.get(cure.key)) for cure in done.values())
@@ -97,9 +100,8 @@ class _Treatment:
                 cured[cure.key] = replace(before, damaged=before.damaged if stays else (*before.damaged, key))
         yield from cured.values()
         left = set(self.findings).difference(cured, *(cure.damaged for cure in cured.values()))
-        files = list(self._of_files(sorted(left)))
-        yield from files
-        if whole and not cured and not files:
+        yield from self._of_files(sorted(left))
+        if whole:
             yield from set_asides(self.report, self._topics())
 
     def _of_log(self, key: str) -> Cure | None:

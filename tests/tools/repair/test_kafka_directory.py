@@ -55,7 +55,7 @@ def sweep(folder: Path, seed: int, many: int) -> None:
 
 
 def test_an_index_is_what_the_broker_wrote(fixtures: Path, tmp_path: Path) -> None:
-    sweep(copied(fixtures / "damaged/good/data", tmp_path / "log"), 1, 5)
+    sweep(copied(fixtures / "damaged/good/data", tmp_path / "log"), 1, 3)
 
 
 @pytest.mark.sweep

@@ -83,7 +83,7 @@ def calls(world: World) -> list[Call]:
 def test_a_repair_changes_things_in_few_steps(world: World, calls: list[Call]) -> None:
     changing = [call for call in calls if changes(call.label)]
     assert len(DAMAGED) <= len(changing) < 4 * len(DAMAGED)
-    for call in changing[::4]:
+    for call in changing[::7]:
         die(world, call.number, FaultKind.CRASH_AFTER)
 
 
