@@ -63,6 +63,7 @@ AFTER_INTERRUPT = {
     "export": "nothing was exported",
     "import": "what was committed stays; run it again to go on",
     "restore": "run it again with the same words to go on",
+    "repair": "what was repaired stays; run it again to go on",
 }
 COMMITTED = "what was committed stays"
 
