@@ -45,7 +45,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset(
         {"kafka.exporting", "tools.inspection", "tools.verification", "tools.backup", "tools.engines", "tools.perf"}
     ),
-    frozenset({"tools.report"}),
+    frozenset({"tools.report", "tools.repair"}),
     frozenset({"datasource"}),
     frozenset({"doctor", "serve"}),
     frozenset({"cli"}),

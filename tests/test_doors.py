@@ -111,6 +111,7 @@ READERS: Mapping[str, Door] = {
             "report --json --root @",
             "metrics --root @",
             "verify --root @",
+            "repair @ --execute",
             "backup --root @ --to ROOT-backup",
             "restore --from @ --to ROOT-again",
             "clone t u --root @",

@@ -36,7 +36,7 @@ HOMES = {
     "table": "table",
     "history": "history",
     "storage": "delete-records log-dirs",
-    "health": "verify doctor report metrics",
+    "health": "verify repair doctor report metrics",
     "kafka_logs": "import export",
     "backup": "backup restore clone",
     "jobs": "compact retain stream mirror to-delta from-delta conf",
@@ -63,6 +63,7 @@ AFTER_INTERRUPT = {
     "export": "nothing was exported",
     "import": "what was committed stays; run it again to go on",
     "restore": "run it again with the same words to go on",
+    "repair": "what was repaired stays; run it again to go on",
 }
 COMMITTED = "what was committed stays"
 

@@ -2,7 +2,7 @@
 
 # Without `annotations` of the future: a data class may have fields of a class of another module.
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -11,6 +11,7 @@ from click import BadParameter
 from sparklog import parsing
 from sparklog.cli.parameters import Argument, Option
 from sparklog.cli.user_settings import root_of_name
+from sparklog.errors import NotFound
 from sparklog.parsing import INT64_MAX, is_digits
 from sparklog.times import parse_iso_time, warn_of_seconds
 
@@ -84,6 +85,7 @@ QuickOption = Annotated[
     bool, Option("--quick", help="Read only the logs; of files check whether they exist and how long they are.")
 ]
 DryRunOption = Annotated[bool, Option("--dry-run", help="Change nothing: check, and print what would be done.")]
+ExecuteOption = Annotated[bool, Option("--execute", help="Do it.")]
 QuietOption = Annotated[bool, Option("--quiet", "-q", help="No progress on stderr.")]
 
 
@@ -119,6 +121,39 @@ class OneTopic:
     @property
     def name(self) -> str:
         return required(self.topic, self.topic_option)
+
+
+@dataclass
+class TopicOrPattern(OneTopic):
+    """The topic that a command changes at once, or all that a pattern matches: of these nothing without --execute."""
+
+    pattern: Annotated[
+        str | None, Option(metavar="REGEX", help="Instead of TOPIC: all whose whole names match; see --execute.")
+    ] = None
+    execute: Annotated[bool, Option("--execute", help="With --pattern: do it. Without, it is shown alone.")] = False
+    dry_run: DryRunOption = False
+
+    @property
+    def executes(self) -> bool:
+        """True if something is to be changed."""
+        if self.execute and (self.dry_run or self.pattern is None):
+            raise BadParameter("it is for --pattern, and one of it and --dry-run is enough", param_hint="'--execute'")
+        return self.execute if self.pattern is not None else not self.dry_run
+
+    def matching(self, topics: Callable[[], Sequence[str]], location: str) -> list[str]:
+        """Return the topics that are meant, of those there are. `NotFound` if a pattern matches none."""
+        if self.pattern is None:
+            return [self.name]
+        if one_of(self.topic, self.topic_option) is not None:
+            raise BadParameter("expected TOPIC or a pattern, found both: leave one out", param_hint="'--pattern'")
+        try:
+            pattern = re.compile(self.pattern)
+        except re.error as error:
+            raise BadParameter(f"not a regular expression: {error}", param_hint="'--pattern'") from None
+        names = [name for name in topics() if pattern.fullmatch(name)]
+        if not names:
+            raise NotFound(f"no topic in {location} has a name that {self.pattern!r} matches as a whole; list them")
+        return names
 
 
 @dataclass

@@ -107,13 +107,15 @@ def active(
     }
 
 
-def replay(store: Store, sources: PlannedSlices, log_end: int, log_start: int = 0) -> PartitionProducers:
+def replay(
+    store: Store, sources: PlannedSlices, log_end: int, log_start: int = 0, *, indexes: bool = True
+) -> PartitionProducers:
     """Replay all slices of a partition, given in offset order, and read the `.txnindex` files next to sealed ones.
 
     A transaction without a batch from `log_start` on is not open: its marker may be gone, and no reader needs it.
     Reads each slice with `KAFKA_PRODUCERS` once, in windows of `span_bytes`; slices of aborted sparklog transactions
     and those without that flag are passed over. Raises `Corrupt`, naming the place, if a slice is not what was written
-    or a marker cannot be read; `NotFound` if a file is gone.
+    or a marker cannot be read; `NotFound` if a file is gone. `indexes` False: without what `.txnindex` files say.
     """
     state = _State()
     indexed: list[AbortedTransactions] = []
@@ -124,7 +126,7 @@ def replay(store: Store, sources: PlannedSlices, log_end: int, log_start: int = 
         for window in _windows(store, source):
             state.add(window, source.shift)
         markers = state.aborts[before:]
-        if markers and source.sealed:
+        if markers and source.sealed and indexes:
             indexed.append(_transaction_index(store, source, markers))
     for producer in state.producers.values():
         if producer.last_data_offset < log_start:

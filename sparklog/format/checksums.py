@@ -35,6 +35,12 @@ def index_crc(index: bytes, timeindex: bytes, txnindex: bytes) -> int:
     return crc
 
 
+def joined_crc(data: bytes, following: int, crc: int) -> int:
+    """Return the CRC-32C of `data` and of `following` bytes after it, whose own is `crc`: CRCs are linear."""
+    zeros = bytes(following)
+    return int(crc32c(zeros, crc32c(data)) ^ crc32c(zeros) ^ crc)
+
+
 POLYNOMIAL = 0x82F63B78
 """Castagnoli's, reflected."""
 MOST_BYTES = 4 << 20

@@ -109,6 +109,15 @@ class HdfsStore(FolderStore):
         self._fill(file, temporary, key, [data])
         return self._publish(temporary, key, lambda: self.get(key) == data, ONCE)
 
+    def overwrite(self, key: str, parts: Iterable[bytes]) -> None:
+        file, temporary = self._temporary(key, ONCE)
+        self._fill(file, temporary, key, list(parts))
+        try:
+            self._ask("write", key, lambda: self._client.rename(temporary, self._file(key), overwrite=True), ONCE)
+        except SparklogError:
+            self._clean(temporary)
+            raise
+
     def writer(self, key: str) -> ObjectWriter:
         check_key(key)
         file, temporary = self._temporary(key, self.retry_policy)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import errno
 import os
 import stat as stat_module
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn
@@ -136,6 +136,33 @@ class LocalStore(FolderStore):
             self._fail(error, "create", key)
         finally:
             self._unlink(temporary)
+
+    def overwrite(self, key: str, parts: Iterable[bytes]) -> None:
+        path = self._file(key)
+        fd, temporary = self._temporary(path, key)
+        try:
+            try:
+                for part in parts:
+                    _write(fd, part)
+                self._take_over(fd, path, key)
+                self._sync(fd)
+            finally:
+                os.close(fd)
+            os.replace(temporary, path)
+        except OSError as error:
+            self._fail(error, "write", key)
+        finally:
+            self._unlink(temporary)
+        self._settle(path, key)
+
+    def _take_over(self, fd: int, path: str, key: str) -> None:
+        """Give a new file the mode and, where this user may, the owner of the one in its place, else the folder's."""
+        status = self._lstat(path, key)
+        owner = os.stat(os.path.dirname(path)) if status is None else status
+        with suppress(PermissionError):
+            os.fchown(fd, owner.st_uid, owner.st_gid)
+        if status is not None:
+            os.fchmod(fd, stat_module.S_IMODE(status.st_mode))
 
     def writer(self, key: str) -> ObjectWriter:
         path = self._file(key)

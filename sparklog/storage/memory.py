@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import takewhile
 from typing import NoReturn
 
@@ -63,6 +63,12 @@ class MemoryStore(Store):
             self._objects[key] = (bytes(data), self._clock())
             insort(self._keys, key)
             return True
+
+    def overwrite(self, key: str, parts: Iterable[bytes]) -> None:
+        data = b"".join(parts)
+        if not self.create(key, data):
+            with self._lock:
+                self._objects[key] = (data, self._clock())
 
     def writer(self, key: str) -> ObjectWriter:
         return _MemoryWriter(self, check_key(key))

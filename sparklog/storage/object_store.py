@@ -311,6 +311,15 @@ class ObjectStore(Store):
         except NotFound:
             return None
 
+    def overwrite(self, key: str, parts: Iterable[bytes]) -> None:
+        check_key(key)
+        try:
+            self.put_parts(key, iter(parts))
+        except SparklogError:
+            raise
+        except _FAILURES as error:
+            self._fail(error, "write", key)
+
     def writer(self, key: str) -> ObjectWriter:
         return Upload(self, check_key(key))
 

@@ -219,6 +219,15 @@ class Store(ABC):
         for key in keys:
             self.delete(key)
 
+    def overwrite(self, key: str, parts: Iterable[bytes]) -> None:
+        """Put these bytes in the place of an object, or of none: a repair alone does that, with a damaged object.
+
+        Readers see the old bytes or the new ones where the store can do that; by this default, for a moment none.
+        """
+        self.delete(key)
+        if not self.create(key, b"".join(parts)):
+            raise name_taken(key, self.location)
+
     @property
     def needs_probe(self) -> bool:
         """True if the promises must be tried before the first commit (`probe`); False if they hold by construction."""

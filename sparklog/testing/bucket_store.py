@@ -88,6 +88,10 @@ class BucketStore(WrapperStore):
             self._changed(key, None)
         return created
 
+    def overwrite(self, key: str, parts: Iterable[bytes]) -> None:
+        self._requests += 1
+        self.inner.overwrite(key, parts)
+
     def writer(self, key: str) -> ObjectWriter:
         return _BucketWriter(self, key, self.inner.writer(key))
 

@@ -84,7 +84,7 @@ _FITTING: Mapping[FaultKind, tuple[str, ...]] = {
 
 
 _VERBS = (
-    *("get", "create", "writer", "write", "close", "list", "list_folders", "stat"),
+    *("get", "create", "overwrite", "writer", "write", "close", "list", "list_folders", "stat"),
     *("delete", "delete_many", "now_ms"),
 )
 _KINDS = ("root", "commit", "checkpoint", "append", "sealed", "other")

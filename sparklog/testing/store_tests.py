@@ -57,6 +57,15 @@ class StoreTests:
         assert store.create("a/b", b"second") is False
         assert store.get("a/b") == b"first"
 
+    def test_overwrite_puts_other_bytes_in_the_place_of_an_object(self, store: Store) -> None:
+        store.create("a/b", b"first")
+        store.overwrite("a/b", [b"sec", b"ond"])
+        assert store.get("a/b") == b"second"
+        store.overwrite("a/c", iter([b"none was there"]))
+        store.overwrite("a/d", [])
+        assert [(info.key, info.size) for info in store.list("a/")] == [("a/b", 6), ("a/c", 14), ("a/d", 0)]
+        assert list(store.temporary_files("")) == []
+
     def test_empty_object(self, store: Store) -> None:
         assert store.create("a", b"")
         assert store.get("a") == b""

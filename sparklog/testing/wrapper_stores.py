@@ -72,6 +72,9 @@ class WrapperStore(Store):
     def create(self, key: str, data: bytes) -> bool:
         return self.request("create", key, lambda: self.inner.create(key, data))
 
+    def overwrite(self, key: str, parts: Iterable[bytes]) -> None:
+        self.request("overwrite", key, lambda: self.inner.overwrite(key, parts))
+
     def writer(self, key: str) -> ObjectWriter:
         return self.request("writer", key, lambda: self.inner.writer(key))
 

@@ -114,7 +114,14 @@ ALLOWED: Sequence[tuple[tuple[str, ...], Sequence[str]]] = [
         RECORDS,
         (
             *("consume orders --max-messages 1 ROOT", "consume orders --json ROOT", f"consume orders {COLUMNS} ROOT"),
-            *("get orders --key a ROOT", "table orders ROOT", "offsets orders --time 5 ROOT", "verify ROOT", *INPUTS),
+            *(
+                "get orders --key a ROOT",
+                "table orders ROOT",
+                "offsets orders --time 5 ROOT",
+                "verify ROOT",
+                "repair ROOT",
+                *INPUTS,
+            ),
             *("import EXPORT --root OTHER", "perf consume --topic orders --messages 1 ROOT"),
         ),
     ),

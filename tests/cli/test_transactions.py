@@ -171,6 +171,20 @@ def test_an_id_of_kafkas_and_of_the_roots_own(sparklog: Sparklog, imported: Path
     assert sparklog("transactions", "abort", "tx-open").out == "Aborted Kafka's transaction of tx-open in txn-b-1.\n"
 
 
+def test_of_a_kafka_directory_in_kafkas_words(sparklog: Sparklog, fixtures: Path) -> None:
+    place = fixtures / "transactions/data"
+    heading, *rows = sparklog("transactions", "list", "--root", place).lines
+    assert heading.split() == ["TRANSACTIONAL-ID", "COORDINATOR", "PRODUCER-ID", "STATE"]
+    assert rows[-1].split() == ["tx-open", "__transaction_state-1", "4", "Ongoing"]
+    assert len(sparklog("transactions", "list", "--open", "--root", place).lines) == 2
+    first, _, *producers = sparklog("transactions", "describe", "tx-open", "--root", place).lines
+    assert "TransactionState: Ongoing\tTransactionTimeoutMs: 900000" in first
+    assert [row.split()[0] for row in producers] == ["__consumer_offsets-1", "txn-a-0", "txn-b-1"]
+    document = json.loads(sparklog("transactions", "describe", "tx-open", "--json", "--root", place).out)
+    assert document["producers"][1]["currentTransactionStartOffset"] == 62
+    sparklog("transactions", "abort", "tx-open", "--root", place, code=1)
+
+
 def test_history_shows_decisions_and_what_they_wrote_to(sparklog: Sparklog, held: Transaction) -> None:
     heading, *lines = [line.split() for line in sparklog("transactions", "history", "done").lines]
     assert heading == ["ENTRY", "TIME", "OPERATION", "N", "REASON", "WRITES-TO"]

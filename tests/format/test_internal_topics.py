@@ -141,7 +141,7 @@ def test_bytes_that_kafka_wrote() -> None:
     expiring = OffsetValue(42, None, "m", 1700000000000, 1700000000001)
     assert coordinators.decode_offset_value(old) == expiring
     assert coordinators.encode_offset_value(expiring) == old
-    state = TransactionValue(1000, -1, 60000, Status.ONGOING, (("t", 0), ("t", 1)), 10)
+    state = TransactionValue(1000, 5, -1, 60000, Status.ONGOING, (("t", 0), ("t", 1)), 10, 11)
     written = "0000 00000000000003e8 0005 0000ea60 01 00000001 0001 74 00000002 00000000 00000001"
     times = "000000000000000b 000000000000000a"
     flexible = f"0001 00000000000003e8 0005 0000ea60 01 02 02 74 03 00000000 00000001 00 {times} 00"
@@ -168,7 +168,7 @@ def test_what_a_version_can_hold_comes_back() -> None:
     assert coordinators.decode_group_value(coordinators.encode_group_value(state)) == state
     fields = {"producerId": 1, "previousProducerId": 5, "transactionTimeoutMs": 3, "transactionStatus": 3}
     fields |= {"transactionPartitions": [], "transactionStartTimestampMs": -1}
-    held = TransactionValue(1, 5, 3, Status.PREPARE_ABORT, (), None)
+    held = TransactionValue(1, 0, 5, 3, Status.PREPARE_ABORT, (), None, 0)
     assert coordinators.decode_transaction_value(encode_versioned(TRANSACTION.value, 1, fields)) == held
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from sparklog.testing.faulty_store import FaultKind
 
-CHANGING = ("create", "close", "delete", "delete_many")
+CHANGING = ("create", "overwrite", "close", "delete", "delete_many")
 """Requests that change something. An object that is not closed does not exist."""
 
 

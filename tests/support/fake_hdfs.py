@@ -77,12 +77,11 @@ class FakeHdfs:
 
     def rename(self, source: str, target: str, overwrite: bool) -> None:
         def renamed() -> None:
-            assert not overwrite
             if source not in self.files:
                 raise FileNotFoundError(f"rename source {source} is not found.\n\tat org.apache.hadoop")
             if target in self.folders:
                 raise remote("IOException", f"Source {source} and destination {target} must both be directories")
-            if target in self.files:
+            if target in self.files and not overwrite:
                 raise FileExistsError(f"rename destination {target} already exists\n\tat org.apache.hadoop")
             self.files[target] = self.files.pop(source)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sparklog.storage.store import Store
 from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore
 
-WRITING = ("create", "write", "close", "delete", "now_ms")
+WRITING = ("create", "overwrite", "write", "close", "delete", "now_ms")
 
 
 class ReadOnly(FaultyStore):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,19 +12,21 @@ from click import BadParameter
 
 from sparklog.cli.locations import open_root, open_source
 from sparklog.cli.options import (
-    DryRunOption,
-    OneTopic,
     RootOption,
     SourceOption,
+    TopicOrPattern,
     Topics,
     comma_separated,
     name_and_value,
 )
 from sparklog.cli.parameters import Argument, Commands, JsonOption, Option
 from sparklog.cli.terminal import Output, print_json, read_text
-from sparklog.errors import BadRequest
+from sparklog.errors import BadRequest, SparklogError
 
 if TYPE_CHECKING:
+    from sparklog.log.state.topic_state import Head
+    from sparklog.log.topic.root import Root
+    from sparklog.log.topic.topic import Topic
     from sparklog.maintenance.properties import ConfigDoc
 
 app = Commands("configs", "Show and change configs of topics, and say what each one means.")
@@ -81,32 +84,63 @@ def _show(names: list[str], rows: list[dict[str, str]], everything: bool) -> Non
 def alter(
     root: RootOption,
     *,
-    topic: OneTopic,
+    topic: TopicOrPattern,
     add_config: Annotated[
         list[str] | None, Option(metavar="NAME=VALUE,...", help="Set; [a,b] is a value with commas. Repeatable.")
     ] = None,
     add_config_file: Annotated[Path | None, Option(help="Set what this file holds, NAME=VALUE a line.")] = None,
     delete_config: Annotated[list[str] | None, Option(metavar="NAME,...", help="Back to default. Repeatable.")] = None,
-    dry_run: DryRunOption = False,
     force: Annotated[
         bool, Option("--force", help="Also what takes files from running jobs, or drops records without a key.")
     ] = False,
 ) -> Output:
-    """Set configs of a topic, take them back. All of it happens in one commit, or nothing does."""
+    """Set configs of a topic, take them back. All of it happens in one commit, or nothing does.
+
+    Of a pattern the changes of each topic are shown, and nothing is changed without --execute. A commit is one topic's.
+    """
     changes = _changes(add_config, add_config_file, delete_config)
-    name = topic.name
-    opened = open_root(root).topic(name)
-    head = opened.log.head()
-    planned = opened.plan_alter(configs=changes, force=force)
-    if not dry_run:
-        opened.alter(configs=changes, force=force, since=head)
-    before, after = head.configs, head.configs.changed(planned)
-    rows = [{"name": key, "before": before.text(key), "after": after.text(key)} for key in sorted(planned)]
-    lines = [f"  {row['name']}: {row['before'] or 'empty'} -> {row['after'] or 'empty'}" for row in rows]
-    done = f"Completed updating config for topic {name}." if rows else f"Config of topic {name} is so already."
-    would = f"Would {'change' if rows else 'not change'} the config of topic {name}."
-    document = {"topic": name, "dryRun": dry_run, "changes": rows}
-    return Output.of_lines(document, *lines, would if dry_run else done)
+    log, executes = open_root(root), topic.executes
+    altered = [_altered(log, name, changes, force) for name in topic.matching(log.topics, log.location)]
+    documents: list[dict[str, object]] = []
+    lines: list[str] = []
+    failures: list[SparklogError] = []
+    for item in altered:
+        try:
+            if executes:
+                item.topic.alter(configs=changes, force=force, since=item.head)
+        except SparklogError as error:
+            if topic.pattern is None:
+                raise
+            failures.append(error)
+            continue
+        rows, name = item.rows(), item.topic.name
+        lines += [f"  {row['name']}: {row['before'] or 'empty'} -> {row['after'] or 'empty'}" for row in rows]
+        done = f"Completed updating config for topic {name}." if rows else f"Config of topic {name} is so already."
+        would = f"Would {'change' if rows else 'not change'} the config of topic {name}."
+        lines.append(done if executes else would)
+        documents.append({"topic": name, "dryRun": not executes, "changes": rows})
+    if topic.pattern is None:
+        return Output.of_lines(documents[0], *lines)
+    lines += [] if executes else ["Nothing was changed: --execute does it."]
+    return Output.of_lines(documents, *lines, failures=failures)
+
+
+@dataclass
+class _Alteration:
+    """Changes to the configs of a topic, planned on `head`."""
+
+    topic: Topic
+    head: Head
+    planned: dict[str, str | None]
+
+    def rows(self) -> list[dict[str, str]]:
+        before, after = self.head.configs, self.head.configs.changed(self.planned)
+        return [{"name": key, "before": before.text(key), "after": after.text(key)} for key in sorted(self.planned)]
+
+
+def _altered(log: Root, name: str, changes: dict[str, str | None], force: bool) -> _Alteration:
+    topic = log.topic(name)
+    return _Alteration(topic, topic.log.head(), topic.plan_alter(configs=changes, force=force))
 
 
 @app.add("docs", "sparklog configs docs retention.ms")

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 from click import BadParameter
 
 from sparklog.cli.locations import open_root, open_source
-from sparklog.cli.options import DryRunOption, RootOption, SourceOption, parse_time, required, whole_number
+from sparklog.cli.options import (
+    DryRunOption,
+    ExecuteOption,
+    RootOption,
+    SourceOption,
+    parse_time,
+    required,
+    whole_number,
+)
 from sparklog.cli.parameters import Argument, Commands, Option
 from sparklog.cli.terminal import Output, print_lines, print_table, printable, read_text
 from sparklog.errors import BadRequest, NotFound
@@ -167,7 +175,7 @@ def reset(
     topic: TopicOption = None,
     all_topics: Annotated[bool, Option("--all-topics", help="All partitions the group has offsets of.")] = False,
     to: ResetTo,
-    execute: Annotated[bool, Option("--execute", help="Do it.")] = False,
+    execute: ExecuteOption = False,
     dry_run: Annotated[bool, Option("--dry-run", help="Only show it (the default).")] = False,
     force: Annotated[bool, Option("--force", help="Also an active group; its consumers are fenced.")] = False,
     export: Annotated[bool, Option("--export", help="Print the new offsets as lines of a CSV file.")] = False,

@@ -1,4 +1,4 @@
-"""`sparklog verify`, `doctor`, `report` and `metrics`: damage of data, troubles of a machine, figures of a root."""
+"""`sparklog verify`, `repair`, `doctor`, `report`, `metrics`: damage of data, troubles of a machine, figures."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from click import BadParameter
 
 from sparklog.cli.locations import open_source, report_settings
 from sparklog.cli.options import (
+    DryRunOption,
+    ExecuteOption,
     PropertiesOption,
     QuickOption,
     QuietOption,
     SourceOption,
     TopicsOption,
     comma_separated,
+    required,
     root_option,
+    whole_number,
 )
-from sparklog.cli.parameters import Commands, Option
+from sparklog.cli.parameters import Argument, Commands, Option
 from sparklog.cli.terminal import EXIT_ERROR, EXIT_OK, Output, print_json, printable
 from sparklog.errors import BadRequest, NotFound
 from sparklog.output import STANDARD_OUTPUT, StatusLine, write_output
@@ -65,14 +69,68 @@ def verify(
     else:
         from sparklog.tools.verification.run import verify_root
 
-        if location.kind == TOPIC and location.topic is not None:
-            if any(name != location.topic for name in topics):
-                raise BadRequest(f"the folder is topic {location.topic}'s: give its root to verify others")
-            topics = (location.topic,)
+        topics = _topics_of(location.topic if location.kind == TOPIC else None, topics)
         with StatusLine("verify", quiet=quiet) as status:
             report = verify_root(open_store(location.root), topics=topics, quick=quick, say=status)
     lines = map(printable, summary(report).split("\n"))
     return Output.of_lines(document(report), *lines, code=EXIT_OK if report.sound else EXIT_ERROR)
+
+
+@app.add("repair", "sparklog repair /data/log", "sparklog repair /data/log --execute")
+def repair(
+    *,
+    location: Annotated[str | None, Argument(metavar="[LOCATION]", help="The same as --root, which it beats.")] = None,
+    root: Annotated[
+        str | None, root_option("A root, one topic's folder, or a Kafka log directory or partition.")
+    ] = None,
+    topic: TopicsOption = None,
+    execute: ExecuteOption = False,
+    dry_run: DryRunOption = False,
+    index_interval_bytes: Annotated[
+        int | None, whole_number("--index-interval-bytes", text="Of a Kafka directory: its config, if it was changed.")
+    ] = None,
+    quiet: QuietOption = False,
+) -> Output:
+    """Cure what verify calls damage where a rebuild can, and name what only a backup brings back.
+
+    Index files, filters of keys, footers and checkpoints are built again from what they were made of; entries of groups
+    and transactions come back from their copies; a single flipped bit is turned back. The bytes that were there, and
+    files that no version names any more, are set aside below _repair. Of a Kafka directory the index files are built
+    again, while its broker is stopped. Nothing is changed without --execute. Exit code 0: no damage is left (or would
+    be); 1: something is, and it is named.
+    """
+    from sparklog.opening import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, TOPIC, exists, missing, resolve
+    from sparklog.storage import open_store
+    from sparklog.tools.repair.report import document, summary
+
+    if execute and dry_run:
+        raise BadParameter("give one of --execute and --dry-run")
+    place = resolve(required(root if location is None else location, None, "LOCATION --root"))
+    topics = comma_separated(topic)
+    with StatusLine("repair", quiet=quiet) as status:
+        if place.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
+            from sparklog.tools.repair.kafka_directory import repair_log_dir
+
+            interval = index_interval_bytes
+            report = repair_log_dir(place.path, topics=topics, execute=execute, interval=interval, say=status)
+        elif place.kind == NOTHING and not exists(place):
+            raise NotFound(missing(place))
+        elif index_interval_bytes is not None:
+            raise BadRequest("--index-interval-bytes is for Kafka directories: a root has the config; leave it out")
+        else:
+            from sparklog.tools.repair.run import repair_root
+
+            topics = _topics_of(place.topic if place.kind == TOPIC else None, topics)
+            report = repair_root(open_store(place.root), topics=topics, execute=execute, say=status)
+    lines = map(printable, summary(report).split("\n"))
+    return Output.of_lines(document(report), *lines, code=EXIT_OK if report.sound else EXIT_ERROR)
+
+
+def _topics_of(folder: str | None, topics: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the topics to look at, where the place may be the folder of one."""
+    if folder is not None and any(name != folder for name in topics):
+        raise BadRequest(f"the folder is topic {folder}'s: give its root to look at others")
+    return topics if folder is None else (folder,)
 
 
 @dataclass

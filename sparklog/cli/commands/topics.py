@@ -6,10 +6,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from sparklog.cli.locations import open_root, open_source
-from sparklog.cli.options import ConfigOption, OneTopic, RootOption, SourceOption, Topics, parse_configs, whole_number
+from sparklog.cli.options import (
+    ConfigOption,
+    OneTopic,
+    RootOption,
+    SourceOption,
+    TopicOrPattern,
+    Topics,
+    parse_configs,
+    whole_number,
+)
 from sparklog.cli.parameters import Commands, Option
 from sparklog.cli.terminal import Output, print_lines, print_table, printable, warn
-from sparklog.errors import NotFound
+from sparklog.errors import NotFound, SparklogError
 
 if TYPE_CHECKING:
     from sparklog.log.state.view import LogView
@@ -175,17 +184,50 @@ def alter(
 def delete(
     root: RootOption,
     *,
-    topic: OneTopic,
+    topic: TopicOrPattern,
     if_exists: Annotated[bool, Option("--if-exists", help="Succeed if there is no such topic.")] = False,
 ) -> Output:
-    """Delete a topic, without asking, as kafka-topics does. Its files go when a vacuum finds them."""
-    name = topic.name
-    log = open_root(root)
-    exists = not if_exists or _exists(log, name)
-    if exists:
-        log.delete_topic(name)
-    text = f"Deleted topic {name}." if exists else f"There is no topic {printable(name)}."
-    return Output.of_lines({"topic": name, "deleted": exists}, text)
+    """Delete a topic, without asking, as kafka-topics does. Its files go when a vacuum finds them.
+
+    Of a pattern the topics are shown that would be deleted, and nothing is changed without --execute.
+    """
+    log, executes = open_root(root), topic.executes
+    failures: list[SparklogError] = []
+    try:
+        names = topic.matching(log.topics, log.location)
+    except NotFound:
+        if not if_exists:
+            raise
+        names = []
+    deleted = {name: _deleted(log, name, executes, if_exists, failures if topic.pattern else None) for name in names}
+    would = "Deleted" if executes else "Would delete"
+    lines = [
+        f"{would} topic {name}." if done else f"There is no topic {printable(name)}." for name, done in deleted.items()
+    ]
+    if topic.pattern is None:
+        document: dict[str, object] = {"topic": topic.name, "deleted": executes and deleted[topic.name]}
+    else:
+        gone = [name for name in deleted if deleted[name]]
+        document = {"pattern": topic.pattern, "executed": executes, "topics": gone}
+        lines += [] if executes else ["Nothing was changed: --execute does it."]
+    return Output.of_lines(document, *lines, failures=failures)
+
+
+def _deleted(log: Root, name: str, executes: bool, if_exists: bool, failures: list[SparklogError] | None) -> bool:
+    """Delete a topic, or look whether it is there; put what fails into `failures`, or raise it."""
+    try:
+        if if_exists and not _exists(log, name):
+            return False
+        if executes:
+            log.delete_topic(name)
+        else:
+            log.topic(name)
+    except SparklogError as error:
+        if failures is None:
+            raise
+        failures.append(error)
+        return False
+    return True
 
 
 def _exists(log: Root, topic: str) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from sparklog.cli.locations import open_root
-from sparklog.cli.options import RootOption, whole_number
+from sparklog.cli.locations import open_root, open_source
+from sparklog.cli.options import RootOption, SourceOption, whole_number
 from sparklog.cli.parameters import Argument, Commands, Option
 from sparklog.cli.terminal import Output, print_table, printable
 from sparklog.errors import NotFound
@@ -14,7 +14,9 @@ from sparklog.output import json_value
 from sparklog.times import iso_time
 
 if TYPE_CHECKING:
+    from sparklog.cli.locations import OpenFolder
     from sparklog.errors import SparklogError
+    from sparklog.kafka.importing.kafka_transactions import KafkaProducerState, KafkaTransactionalId
     from sparklog.log.decisions.decision import Decisions
     from sparklog.transactions.listing import KafkaTransaction, TransactionDescription
 
@@ -22,19 +24,29 @@ app = Commands("transactions", "List, describe and abort transactions.")
 
 OUTCOMES = {None: "pending", True: "committed", False: "aborted"}
 OFFSET = ("topic", "partition", "offset")
+PRODUCER_HEADINGS = (
+    *("PARTITION", "PRODUCER-EPOCH", "COORDINATOR-EPOCH", "LAST-SEQUENCE", "LAST-TIMESTAMP"),
+    *("TRANSACTION-START", "SNAPSHOT"),
+)
 IdArgument = Annotated[str, Argument(metavar="ID", help="Transactional id.")]
 
 
 @app.add("list", "sparklog transactions list --root /data/log")
 def list_(
-    root: RootOption,
+    root: SourceOption,
     open_only: Annotated[bool, Option("--open", help="Only those that hold back a topic.")] = False,
 ) -> Output:
-    """List the transactional ids, and how the newest transaction of each stands."""
+    """List the transactional ids, and how the newest transaction of each stands.
+
+    Of a Kafka log directory: as its coordinators have written it down, in Kafka's words.
+    """
     from sparklog.transactions.listing import list_transactions
 
+    source = open_source(root)
+    if source.root is None:
+        return _list_kafka(source, open_only)
     failures: list[SparklogError] = []
-    everything = list_transactions(open_root(root), failures)
+    everything = list_transactions(source.root, failures)
     shown = [item for item in everything if item.held or item.kafka or not open_only]
     rows = []
     for item in shown:
@@ -45,12 +57,19 @@ def list_(
 
 
 @app.add("describe", "sparklog transactions describe orders-job --root /data/log")
-def describe(transactional_id: IdArgument, root: RootOption) -> Output:
-    """Show what is decided, and what is open: where the last stable offset stops, since when, and until when."""
+def describe(transactional_id: IdArgument, root: SourceOption) -> Output:
+    """Show what is decided, and what is open: where the last stable offset stops, since when, and until when.
+
+    Of a Kafka log directory: what the coordinator has written down, and the producer's state in each partition, as of
+    its newest snapshot.
+    """
     from sparklog.transactions.listing import describe_transaction
 
+    source = open_source(root)
+    if source.root is None:
+        return _describe_kafka(source, transactional_id)
     failures: list[SparklogError] = []
-    standing = describe_transaction(open_root(root), transactional_id, failures)
+    standing = describe_transaction(source.root, transactional_id, failures)
     return Output(_document(standing), lambda: _show(standing), failures)
 
 
@@ -116,6 +135,53 @@ def abort(
         lines.append(f"{how} Kafka's transaction of {printable(transactional_id)} in {place}.")
     document = {"id": transactional_id, "n": aborted.n, "topics": aborted.topics, "kafka": _kafka(aborted.kafka)}
     return Output.of_lines(document, *lines)
+
+
+def _list_kafka(source: OpenFolder, open_only: bool) -> Output:
+    from sparklog.kafka.importing.kafka_transactions import kafka_transactional_ids
+    from sparklog.kafka.in_place.view import KafkaView
+
+    assert isinstance(source.view, KafkaView)
+    shown = [item for item in kafka_transactional_ids(source.view) if item.is_open or not open_only]
+    rows = [(item.transactional_id, item.coordinator, item.producer_id, item.transaction_state) for item in shown]
+    headings = ("TRANSACTIONAL-ID", "COORDINATOR", "PRODUCER-ID", "STATE")
+    return Output(json_value(shown), lambda: print_table(headings, rows))
+
+
+def _describe_kafka(source: OpenFolder, transactional_id: str) -> Output:
+    from sparklog.kafka.importing.kafka_transactions import find_transactional_id, producer_states
+    from sparklog.kafka.in_place.view import KafkaView
+
+    assert isinstance(source.view, KafkaView)
+    item = find_transactional_id(source.view, transactional_id)
+    failures: list[SparklogError] = []
+    producers = [state for state in producer_states(source.view, failures) if state.producer_id == item.producer_id]
+
+    document = {**json_value(item), "producers": json_value(producers)}
+    return Output(document, lambda: _show_kafka(item, producers), failures)
+
+
+def _show_kafka(item: KafkaTransactionalId, producers: Sequence[KafkaProducerState]) -> None:
+    facts = {
+        "Coordinator": item.coordinator,
+        "TransactionalId": item.transactional_id,
+        "ProducerId": item.producer_id,
+        "ProducerEpoch": item.producer_epoch,
+        "TransactionState": item.transaction_state,
+        "TransactionTimeoutMs": item.transaction_timeout_ms,
+        "CurrentTransactionStartTime": None if item.start_ms is None else iso_time(item.start_ms),
+        "TopicPartitions": ",".join(item.partitions),
+    }
+    print("\t".join(f"{name}: {printable(str(value))}" for name, value in facts.items()))
+    rows = [
+        (
+            *(part.partition, part.producer_epoch, part.coordinator_epoch, part.last_sequence),
+            *(iso_time(part.last_timestamp_ms), part.current_transaction_start_offset, part.snapshot),
+        )
+        for part in producers
+    ]
+    if rows:
+        print_table(PRODUCER_HEADINGS, rows)
 
 
 def _show(standing: TransactionDescription) -> None:

@@ -224,11 +224,13 @@ class TransactionValue:
     """
 
     producer_id: int
+    producer_epoch: int
     previous_producer_id: int
     timeout_ms: int
     status: Status
     partitions: tuple[tuple[str, int], ...] | None
     start_ms: int | None
+    last_update_ms: int
 
 
 def decode_transaction_key(key: bytes | None) -> str | None:
@@ -259,9 +261,11 @@ def decode_transaction_value(value: bytes | None) -> TransactionValue | None:
     partitions = [(topic["topic"], number) for topic in topics or () for number in topic["partitionIds"]]
     return TransactionValue(
         producer_id=fields["producerId"],
+        producer_epoch=fields["producerEpoch"],
         previous_producer_id=fields["previousProducerId"],
         timeout_ms=fields["transactionTimeoutMs"],
         status=Status(status),
         partitions=None if topics is None else tuple(partitions),
         start_ms=_or_none(start),
+        last_update_ms=fields["transactionLastUpdateTimestampMs"],
     )

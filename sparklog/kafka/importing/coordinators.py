@@ -229,7 +229,7 @@ def kafka_groups(log_dir: LogDir, now_ms: int) -> dict[str, KafkaGroup]:
             if isinstance(group_id, str) and isinstance(epoch, int):
                 _note_generation(groups, group_id, epoch)
 
-    _read_newest(log_dir, CONSUMER_OFFSETS, take)
+    read_newest(log_dir, CONSUMER_OFFSETS, take)
     return dict(sorted(groups.items()))
 
 
@@ -295,7 +295,7 @@ def kafka_transactions(log_dir: LogDir) -> dict[int, CoordinatorEntry]:
             for producer in {value.producer_id, value.previous_producer_id} - {-1}:
                 entries[producer] = entry
 
-    _read_newest(log_dir, TRANSACTION_STATE, take)
+    read_newest(log_dir, TRANSACTION_STATE, take)
     return entries
 
 
@@ -336,7 +336,7 @@ def note_decisions(topic: Topic, before: Mapping[int, CoordinatorEntry], after: 
         topic.log.commit(ImportIntent(head.topic_id, tuple(parts), source.topic_id), head)
 
 
-def _read_newest(log_dir: LogDir, topic: str, take: Callable[[bytes, Kept], None]) -> None:
+def read_newest(log_dir: LogDir, topic: str, take: Callable[[bytes, Kept], None]) -> None:
     """Call `take` with the newest record of each key in the partitions of one of Kafka's own topics.
 
     A record that no version of Kafka writes counts as damage.

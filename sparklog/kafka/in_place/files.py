@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias, TypeVar
 
@@ -117,6 +118,27 @@ class LocalFile:
 
     def close(self) -> None:
         os.close(self._descriptor)
+
+
+@contextmanager
+def held_lock(path: LocalPath) -> Iterator[bool]:
+    """Hold the lock of a file, as a broker does on `.lock`; False: another process holds it. Nothing without a file."""
+    import fcntl
+
+    try:
+        descriptor = os.open(path.path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield True
+        return
+    try:
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)
 
 
 FilePath: TypeAlias = LocalPath | StorePath

@@ -8,6 +8,7 @@
     _transactions/<id>/_log/00000000000000000042.json            entry 42 of the decisions of a transactional id
     _groups/<id>/_log/00000000000000000042.json                  entry 42 of the offsets of a consumer group
     _maintenance/<job>/_log/00000000000000000042.json            entry 42 of the leases of a job
+    _repair/<run>/<key>                                          what a repair replaced or set aside
 
 Paths in commits are relative to the topic's folder; a path that begins with `/` is relative to the root (a clone
 names files of the topic it was cloned from). Versions have 20 digits, so that names sort like numbers.
@@ -52,6 +53,8 @@ SEALED_FOLDER = "sealed"
 TRANSACTIONS_FOLDER = "_transactions"
 GROUPS_FOLDER = "_groups"
 MAINTENANCE_FOLDER = "_maintenance"
+REPAIR_FOLDER = "_repair"
+"""What repairs have set aside: nothing reads it."""
 VERSION_DIGITS = 20
 MAX_ID = 1024
 MAX_ID_FOLDER = 200

@@ -30,6 +30,7 @@ from typing import Any
 import crc32c
 
 from sparklog.errors import BadRequest, Corrupt
+from sparklog.format.checksums import joined_crc
 from sparklog.format.slice_columns import COMMIT_LISTS
 from sparklog.log.journal.documents import (
     INLINE_RECORDS,
@@ -446,15 +447,19 @@ def encode_commit(commit: Commit) -> bytes:
     return data
 
 
-def decode_commit(data: bytes, key: str, version: int) -> Commit:
-    """Return the commit in `data`. `BadRequest` if it needs a newer sparklog; `Corrupt` if damaged or another."""
+def decode_commit(data: bytes, key: str, version: int, *, whole: bool = True) -> Commit:
+    """Return the commit in `data`; `whole`: its records are checked. `BadRequest`: too new; `Corrupt`: damaged."""
     document = document_of(data)
     item = COMMIT_JSON.fields(document, key)
     if (stored := item.integer("version", 0)) != version:
         raise Corrupt(f"commit {version} should be here, found version {stored}; restore it", file=key)
     commit = COMMIT_JSON.from_json(item, crc=crc32c.crc32c(data), nbytes=len(document))
-    _check_tail(item, commit, memoryview(data)[len(document) :])
-    return commit if commit.inline is None else replace(commit, files=_placed(commit, len(document)))
+    _check_inline(item, commit)
+    if whole or commit.inline is None:
+        _check_tail(commit, memoryview(data)[len(document) :], key)
+    if (inline := commit.inline) is None:
+        return commit
+    return replace(commit, crc=joined_crc(document, inline.nbytes, inline.crc), files=_placed(commit, len(document)))
 
 
 def tail_of(data: bytes) -> bytes:
@@ -462,21 +467,25 @@ def tail_of(data: bytes) -> bytes:
     return data[len(document_of(data)) :]
 
 
-def _check_tail(item: Fields, commit: Commit, tail: memoryview) -> None:
-    """Raise `Corrupt` unless the bytes after the document are those that it names, and one file's."""
-    inline = commit.inline
+def _check_tail(commit: Commit, tail: memoryview, key: str) -> None:
+    """Raise `Corrupt` unless the bytes after the document are those that it names."""
+    nbytes, crc = (0, 0) if commit.inline is None else (commit.inline.nbytes, commit.inline.crc)
+    if len(tail) != nbytes:
+        where = f"expected {nbytes} bytes of records after the document"
+        raise Corrupt(f"commit: {where}, found {len(tail)}; restore it", file=key)
+    if crc32c.crc32c(tail) != crc:
+        raise Corrupt("commit: the records in it do not match their CRC-32C; restore it", file=key)
+
+
+def _check_inline(item: Fields, commit: Commit) -> None:
+    """Raise `Corrupt` unless the document names its records as one file's."""
+    nbytes = None if commit.inline is None else commit.inline.nbytes
     here = [file for file in commit.files if file.path == INLINE_PATH]
-    if len(here) != (inline is not None):
+    if len(here) != (nbytes is not None):
         raise item.bad("inline", f"there with one file without a path (there are {len(here)})")
-    if len(tail) != (inline.nbytes if inline else 0):
-        where = f"expected {inline.nbytes if inline else 0} bytes of records after the document"
-        raise Corrupt(f"commit: {where}, found {len(tail)}; restore it", file=item.key)
-    if inline is None:
-        return
-    if crc32c.crc32c(tail) != inline.crc:
-        raise Corrupt("commit: the records in it do not match their CRC-32C; restore it", file=item.key)
-    file = here[0]
-    if file.position or not file.size == inline.nbytes == sum(file.nbytes) + file.footer_length:
+    for file in here:
+        if not file.position and file.size == nbytes == sum(file.nbytes) + file.footer_length:
+            continue
         raise item.bad("inline", f"as many bytes as its file of {file.size}, which its slices and its footer fill")
 
 

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import crc32c
 import numpy as np
 import numpy.typing as npt
 
@@ -89,6 +88,10 @@ class History:
                 self._sound[version] = None
         return self._sound[version]
 
+    def distrust(self, version: int) -> None:
+        """Do without a checkpoint from now on."""
+        self._sound[version] = None
+
     def table_of(self, version: int) -> str | None:
         """Return the key of the slice table that a sound checkpoint names."""
         return None if self.sound(version) is None else self._table_keys[version]
@@ -101,7 +104,7 @@ class History:
         table = decode_table(data, checkpoint.table, table_key, version)
         check_state(checkpoint.head, table)
         if self.commits.has(version, version):
-            crc = crc32c.crc32c(self.store.get(commit_key(self.topic, version)))
+            crc = self.commit(version).crc
             if crc != (stored := checkpoint.head.crc):
                 raise Corrupt(f"commit {version} has CRC-32C {crc}, its checkpoint says {stored}", file=key)
         self._table_keys[version] = table_key
@@ -167,10 +170,10 @@ class History:
     def _decode(self, version: int, data: bytes) -> Commit:
         key = commit_key(self.topic, version)
         try:
-            return decode_commit(data, key, version)
+            return decode_commit(data, key, version, whole=False)
         except Corrupt:
             # A bit that flipped on the way: read again before calling it damaged.
-            return decode_commit(self.store.get(key), key, version)
+            return decode_commit(self.store.get(key), key, version, whole=False)
 
     def _read(self, first: int, last: int) -> Iterator[tuple[int, bytes]]:
         versions = range(first, last + 1)

@@ -371,7 +371,7 @@ class _PartitionReader:
             place = entry * transaction_index.ENTRY_BYTES
             self._report(INDEX, path, message, DELETE_INDEX, position=place, offset=last)
         missing = sorted(set(markers) - set(stored)) if not segment.last else []
-        if missing and path.exists():
+        if missing:
             message = f"it lacks the transaction that an ABORT marker ends at offset {missing[0]}"
             self._report(INDEX, path, message, DELETE_INDEX)
 

@@ -26,6 +26,7 @@ from sparklog.log.journal.names import (
     LOG_FOLDER,
     MAINTENANCE_FOLDER,
     PLACE_KEY,
+    REPAIR_FOLDER,
     ROOT_JSON,
     ROOT_KEY,
     TRANSACTIONS_FOLDER,
@@ -192,13 +193,17 @@ def sort_unreferenced(
     def orphan(info: ObjectInfo, why: str) -> Orphan:
         return Orphan(info.key, info.size, max(0, now_ms - info.modified_ms), why)
 
-    # Verdicts of probes and notes of lost commits are there for good.
-    others = (info for info in listing if info.key not in named and not (is_verdict(info.key) or is_note(info.key)))
+    others = (info for info in listing if info.key not in named and not _is_kept(info.key))
     unnamed = [(info, _why(info, topics)) for info in others]
     orphans = [orphan(info, why) for info, why in unnamed if why is not None]
     orphans += [orphan(info, "temporary file: being written, or left") for info in store.temporary_files("")]
     foreign = [orphan(info, "sparklog gives no such name") for info, why in unnamed if why is None]
     return tuple(orphans), tuple(foreign)
+
+
+def _is_kept(key: str) -> bool:
+    """True for verdicts of probes, notes of lost commits and what repairs set aside: they are there for good."""
+    return is_verdict(key) or is_note(key) or key.startswith(f"{REPAIR_FOLDER}/")
 
 
 def _why(info: ObjectInfo, topics: Mapping[str, CheckedTopic]) -> str | None:

@@ -110,6 +110,8 @@ class TopicPrepare(NamedTuple):
 class CheckedTopic(CheckedLog):
     """The log of a topic. `first`: the oldest version that was replayed; `files`: those that must exist."""
 
+    newest_checkpoint: int = -1
+
     head: Head | None = None  # None: no state could be rebuilt
     files: list[NamedFile] = field(default_factory=list)
     first: int = 0
@@ -127,6 +129,14 @@ def read_topic(store: Store, name: str, now_ms: int) -> CheckedTopic:
     return read_again(lambda: _Replay(store, name, now_ms).run(), CheckedTopic(store, name, "commit", LOG))
 
 
+def _without_records(data: bytes, key: str, version: int) -> Commit | None:
+    """Return a commit whose records alone are damaged, else None."""
+    try:
+        return decode_commit(data, key, version, whole=False)
+    except (Corrupt, BadRequest):
+        return None
+
+
 class _Replay:
     """One pass over the log of a topic."""
 
@@ -142,6 +152,7 @@ class _Replay:
 
     def run(self) -> CheckedTopic:
         self.log.find_obstacles()
+        self.log.newest_checkpoint = max(self.history.checkpoints, default=-1)
         versions = self.history.commits.version
         if not len(versions):
             if self.history.checkpoints or self.history.tables:
@@ -185,6 +196,7 @@ class _Replay:
         """Take the next commit; `crc` of the one before, None if unknown. Returns the CRC of this one's bytes."""
         key = commit_key(self.name, version)
         commit, data = self.log.take(key, version, decode_commit, CheckCounts(commits=1))
+        commit = _without_records(data, key, version) if commit is None else commit
         if commit is None:
             self.state = None
             return None
@@ -202,7 +214,7 @@ class _Replay:
         self.log.resolved += [(version, item) for item in commit.resolved]
         if self.state is not None:
             self._apply(commit, key, *self.state)
-        return int(crc32c(data))
+        return commit.crc
 
     def _apply(self, commit: Commit, key: str, head: Head, table: SliceTable) -> None:
         try:

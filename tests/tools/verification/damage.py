@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from sparklog.testing.world import World
 from sparklog.tools.verification.findings import Finding, Report
 from sparklog.tools.verification.run import verify_root
-from tests.tools.verification.whole_root import WholeRoot
 
 
 def kind_of(key: str) -> str:
@@ -20,7 +20,7 @@ def kind_of(key: str) -> str:
     return f"{suffix} checkpoint" if "/checkpoints/" in key else suffix if "/" in key else "root"
 
 
-def by_kind(whole: WholeRoot) -> dict[str, list[str]]:
+def by_kind(whole: World) -> dict[str, list[str]]:
     """Keys of all files that have bytes, by kind."""
     found: dict[str, list[str]] = defaultdict(list)
     for info in whole.store.list(""):
@@ -29,7 +29,7 @@ def by_kind(whole: WholeRoot) -> dict[str, list[str]]:
     return dict(sorted(found.items()))
 
 
-def verified(whole: WholeRoot, key: str = "", **how: bool) -> Report:
+def verified(whole: World, key: str = "", **how: bool) -> Report:
     """The root, or only the topic that `key` is of; for one of another log, all but the bytes of data files."""
     owner = key.split("/", 1)[0]
     topics = () if not key or owner.startswith("_") else (owner,)
@@ -39,7 +39,7 @@ def verified(whole: WholeRoot, key: str = "", **how: bool) -> Report:
 
 
 @contextmanager
-def replaced(whole: WholeRoot, key: str, data: bytes) -> Iterator[None]:
+def replaced(whole: World, key: str, data: bytes) -> Iterator[None]:
     """An object has other bytes for a while."""
     before = whole.store.get(key)
     whole.store.replace(key, data)
@@ -50,7 +50,7 @@ def replaced(whole: WholeRoot, key: str, data: bytes) -> Iterator[None]:
 
 
 @contextmanager
-def undone(whole: WholeRoot) -> Iterator[None]:
+def undone(whole: World) -> Iterator[None]:
     """Whatever happens to the store is taken back."""
     before = whole.store.snapshot()
     try:

@@ -1,0 +1,261 @@
+"""Cures of data files and of the files beside them: from their batches, which have checksums of their own.
+
+| object                              | is built again from                                                         |
+|-------------------------------------|-----------------------------------------------------------------------------|
+| any object                          | itself, where one flipped bit explains a wrong checksum                     |
+| `.index`, `.timeindex`, `.txnindex` | the segment's batches, as Kafka's recovery does (`LogSegment.recover`)      |
+| `.bloom`                            | the keys of the slices that have a filter                                   |
+| footer of an append file            | its slices and what commits say of them, if they name all of its slices     |
+
+The commit has a checksum of a segment's index files. So of all indexes that some `index.interval.bytes` makes of the
+batches, those are written that have this checksum: byte for byte what was there. Without such (an imported index may
+be a follower's, which names several batches at once) indexes that lead readers right are written all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice, product
+
+import numpy as np
+
+from sparklog.compaction.producer_state import replay
+from sparklog.errors import Corrupt, NotFound
+from sparklog.format.append_file import WrittenSlice, build_index, encode_footer
+from sparklog.format.checksums import SUFFIXES, index_crc
+from sparklog.format.key_filter import FilterBuilder, encode_filters
+from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
+from sparklog.format.slice_columns import WRITTEN
+from sparklog.format.transaction_index import AbortedTransactions, none
+from sparklog.log.journal.names import filter_path, is_commit
+from sparklog.log.read.planned_slices import planned_slices
+from sparklog.log.state.slice_table import Snapshot
+from sparklog.log.state.slices import SliceFlag
+from sparklog.maintenance.work_items import silent
+from sparklog.storage.store import Store
+from sparklog.tools.repair.cures import Cure, Patch
+from sparklog.tools.repair.log_cures import is_sound
+from sparklog.tools.verification.findings import Finding
+from sparklog.tools.verification.index_files import CollectedBatches, check_index
+from sparklog.tools.verification.slice_checks import CheckedFile, CutOff, NamedFile, SliceClaim, walk
+
+MOST_INTERVALS = 500
+MOST_BATCHES = 10_000
+"""Of a segment whose `index.interval.bytes` is searched for."""
+
+
+def cure_flipped(store: Store, key: str, findings: Sequence[Finding]) -> Cure | None:
+    """Return the cure of an object in which single bits explain wrong checksums."""
+    info = store.stat(key)
+    places = {(finding.position, finding.bit) for finding in findings if finding.bit is not None}
+    if info is None or not places:
+        return None
+    patches: list[Patch] = []
+    for position, bit in sorted((position or 0, bit or 0) for position, bit in places):
+        if byte := store.get(key, position, 1):
+            patches.append((position, bytes([byte[0] ^ 1 << bit])))
+    how = "its flipped bit turned back" if len(patches) == 1 else f"{len(patches)} flipped bits turned back"
+    return Cure(key, how, info.size, tuple(patches)) if patches else None
+
+
+@dataclass(slots=True)
+class FileCures:
+    """Builds what is damaged in or beside one data file. `topic`: its newest state; None: there is none to be had."""
+
+    store: Store
+    file: NamedFile
+    topic: Snapshot | None
+
+    def cures(self, damaged: Sequence[str]) -> list[Cure]:
+        """Return the cures of damaged objects: of the file itself, and of those beside it."""
+        cures: list[Cure | None] = []
+        if self.file.key in damaged:
+            cures.append(self._longer() or self._footer())
+        if filter_path(self.file.key) in damaged:
+            cures.append(self._filters())
+        suffixes = [suffix for suffix in SUFFIXES if self.file.sealed and self.file.index_key(suffix) in damaged]
+        cures += self._indexes(suffixes) if suffixes else ()
+        return [replace(cure, damaged=(cure.key,)) for cure in cures if cure is not None]
+
+    def _batches(self, claim: SliceClaim, *, keyed: bool = False) -> CollectedBatches | None:
+        """Return the batches of a slice; None if it is damaged itself. `keyed`: with their keys."""
+        checked, batches = CheckedFile(self.store, self.file, silent), CollectedBatches()
+        batches.keys = FilterBuilder(claim.records) if keyed else None
+        try:
+            return None if walk(checked, claim, batches) is None else batches
+        except (CutOff, NotFound):
+            return None
+
+    # -- the file itself
+
+    def _longer(self) -> Cure | None:
+        info = self.store.stat(self.file.key)
+        if info is None or info.size <= self.file.size:
+            return None
+        return Cure(self.file.key, "cut off what is not its own", self.file.size)
+
+    def _footer(self) -> Cure | None:
+        file, info = self.file, self.store.stat(self.file.key)
+        start = file.size - file.footer_length
+        if file.sealed or info is None or info.size < start:
+            return None
+        claims = sorted({claim.position: claim for claim in file.claims}.values(), key=lambda claim: claim.position)
+        ends = [claim.position + claim.size for claim in claims]
+        if [*ends[-1:]] != [start] or [claim.position for claim in claims[1:]] != ends[:-1]:
+            return None
+        slices = [self._written(claim) for claim in claims]
+        footer = encode_footer([item for item in slices if item is not None])
+        if None in slices or len(footer) != file.footer_length:
+            return None
+        cure = Cure(file.key, "its footer built again from its slices", file.size, ((start, footer),))
+        if is_commit(f"/{file.key}"):
+            whole = cure.patched(0, self.store.get(file.key).ljust(file.size, b"\0"))
+            return cure if is_sound(file.key, whole) else None
+        return cure
+
+    def _written(self, claim: SliceClaim) -> WrittenSlice | None:
+        """Return what the footer says of a slice."""
+        batches = self._batches(claim)
+        if batches is None:
+            return None
+        columns = batches.columns()
+        values = {name: getattr(claim, column) for name, column in WRITTEN.items()}
+        values["offsets"] = claim.end - claim.shift
+        if claim.append_time >= 0:
+            values |= {"min_ts": int(columns.stamp.min()), "max_ts": int(columns.stamp.max())}
+        aborted = self._aborted(claim) if claim.flags & SliceFlag.KAFKA_ABORTED else none()
+        if aborted is None:
+            return None
+        index = build_index(columns.position, columns.base, columns.stamp, claim.size)
+        shifted = AbortedTransactions(
+            aborted.producer_ids, aborted.first_offsets, aborted.last_offsets - claim.shift, aborted.last_stable_offsets
+        )
+        return WrittenSlice(**values, index=index, aborted=shifted)
+
+    def _aborted(self, claim: SliceClaim) -> AbortedTransactions | None:
+        """Return the transactions whose ABORT marker is in a slice, by the log alone; None if it cannot be read."""
+        if self.topic is None:
+            return None
+        rows = self.topic.slices.select(claim.partition)
+        head = self.topic.head
+        planned = planned_slices(self.topic.topic, claim.partition, rows)
+        start, end = int(head.log_start[claim.partition]), int(head.log_end[claim.partition])
+        try:
+            every = replay(self.store, planned, end, start, indexes=False).aborted
+        except (Corrupt, NotFound):
+            return None
+        return every.select((every.last_offsets >= claim.base) & (every.last_offsets < claim.end))
+
+    # -- files beside it
+
+    def _filters(self) -> Cure | None:
+        filters = []
+        for claim in sorted(self.file.claims, key=lambda claim: claim.position):
+            if claim.flags & SliceFlag.KEY_FILTER:
+                batches = self._batches(claim, keyed=True)
+                keys = None if batches is None or batches.keys is None else batches.keys
+                filter_ = None if keys is None else keys.finish(claim.position, claim.size, claim.crc)
+                if filter_ is None:
+                    return None
+                filters.append(filter_)
+        unique = list({item.position: item for item in filters}.values())
+        return Cure.whole(filter_path(self.file.key), "built again from the keys of its slices", encode_filters(unique))
+
+    def _indexes(self, suffixes: Sequence[str]) -> Iterator[Cure]:
+        claim = self.file.claims[0]
+        batches = self._batches(claim)
+        if batches is None:
+            return
+        segment = _Segment(self, claim, batches)
+        built = segment.with_checksum() or segment.that_lead_right(suffixes)
+        for suffix, data in built.items():
+            if data != segment.stored[suffix]:
+                yield Cure.whole(self.file.index_key(suffix), "built again from the segment", data)
+
+
+class _Segment:
+    """The index files of one sealed segment: those that are there, and those that can be built."""
+
+    def __init__(self, cures: FileCures, claim: SliceClaim, batches: CollectedBatches) -> None:
+        self.file = cures.file
+        self.base = int(self.file.key.rsplit("/", 1)[-1][:20])
+        self.batches = batches
+        columns = batches.columns()
+        self.position, self.last, self.stamp = columns.position, columns.last, columns.stamp
+        self.stored = {suffix: _stored(cures.store, self.file.index_key(suffix)) for suffix in SUFFIXES}
+        aborted = cures._aborted(claim) if batches.aborts else none()
+        self.txnindex = None if aborted is None else aborted.to_bytes()
+        topic = cures.topic
+        self.interval = 4096 if topic is None else topic.head.configs.index_interval_bytes
+
+    def built(self, interval: int) -> tuple[bytes, bytes]:
+        return build_indexes(self.base, self.batches, interval)
+
+    def with_checksum(self) -> dict[str, bytes]:
+        """Return the three files that have the checksum in the commit, stored or built; empty if none are found."""
+        index, timeindex = self.stored["index"], self.stored["timeindex"]
+        transactions = [data for data in (self.txnindex, self.stored["txnindex"], b"") if data is not None]
+        for interval in self._intervals():
+            offsets, times = self.built(interval)
+            options = ([offsets, index], [times, timeindex], transactions)
+            for chosen in product(*(dict.fromkeys(data for data in some if data is not None) for some in options)):
+                if index_crc(*chosen) == self.file.index_crc:
+                    return {
+                        suffix: data
+                        for suffix, data in zip(SUFFIXES, chosen, strict=True)
+                        if self._exists(suffix, data)
+                    }
+        return {}
+
+    def _exists(self, suffix: str, data: bytes) -> bool:
+        return suffix != "txnindex" or bool(data)
+
+    def that_lead_right(self, suffixes: Sequence[str]) -> dict[str, bytes]:
+        """Return files that readers find all batches and aborted transactions by, for those that mislead or lack."""
+        offsets, times = self.built(self.interval)
+        new = {"index": offsets, "timeindex": times}
+        if self.txnindex is not None and self.batches.aborts:
+            new["txnindex"] = self.txnindex
+        return {suffix: data for suffix, data in new.items() if suffix in suffixes and self._misleads(suffix)}
+
+    def _misleads(self, suffix: str) -> bool:
+        data = self.stored[suffix]
+        if data is None or (suffix == "txnindex" and len(data) != len(self.txnindex or b"")):
+            return True
+        return bool(check_index(suffix, data, self.base, self.batches, file=self.file.index_key(suffix)))
+
+    def _intervals(self) -> Iterator[int]:
+        """Yield every `index.interval.bytes` that makes another index: the likely ones first."""
+        yield from dict.fromkeys((self.interval, 4096))
+        if len(self.position) <= MOST_BATCHES:
+            yield from islice(_distinct_intervals(self.position), MOST_INTERVALS)
+
+
+def _distinct_intervals(positions: np.ndarray) -> Iterator[int]:
+    """Yield the least interval of each index that batches at these positions may have, rising."""
+    interval = 0
+    while True:
+        yield interval
+        # The next greater interval that skips a batch that this one takes.
+        last, following = 0, 2**62
+        while (row := int(np.searchsorted(positions, last + interval, side="right"))) < len(positions):
+            following = min(following, int(positions[row]) - last)
+            last = int(positions[row])
+        if following == 2**62:
+            return
+        interval = following
+
+
+def build_indexes(base: int, batches: CollectedBatches, interval: int) -> tuple[bytes, bytes]:
+    """Return the bytes of `.index` and `.timeindex` of a closed segment, as Kafka's recovery writes them."""
+    position, _, last, stamp, _ = batches.columns()
+    offsets = OffsetIndex.build(base, position, last, interval)
+    return offsets.to_bytes(), TimeIndex.build(base, position, last, stamp, interval).to_bytes()
+
+
+def _stored(store: Store, key: str) -> bytes | None:
+    try:
+        return store.get(key)
+    except NotFound:
+        return None

@@ -1,0 +1,152 @@
+"""Index files of Kafka's directories, built again: byte for byte those of a broker, or of its recovery."""
+
+from __future__ import annotations
+
+import fcntl
+import multiprocessing
+import random
+from pathlib import Path
+
+import pytest
+
+from sparklog.errors import Conflict
+from sparklog.log.journal.clocks import SYSTEM, Env
+from sparklog.storage.memory import MemoryStore
+from sparklog.tools.repair import kafka_directory
+from sparklog.tools.repair.kafka_directory import repair_log_dir
+from sparklog.tools.verification.kafka_directory import verify_log_dir
+from tests.fixture_data import copied
+from tests.tools.verification.damage import flip
+
+ENV = Env(SYSTEM.wall_ms, SYSTEM.boot_ms, lambda seconds: None, random.Random(1))
+FIXTURES = ("damaged/good/data", "transactions/data", "segments/data", "codecs/data", "compaction/plain/after")
+INTERVAL = 512
+"""`index.interval.bytes` of the damaged logs."""
+SUFFIXES = (".index", ".timeindex", ".txnindex")
+
+
+def indexes(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.suffix in SUFFIXES and path.stat().st_size)
+
+
+def damage(path: Path, how: str, rng: random.Random) -> bytes:
+    data = path.read_bytes()
+    if how == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(data[:-5] if how == "cut" else flip(data, rng.randrange(len(data)), rng.randrange(8)))
+    return data
+
+
+def sweep(folder: Path, seed: int, many: int) -> None:
+    """Damage indexes one after the other: each is what the broker wrote again."""
+    rng = random.Random(seed)
+    files = indexes(folder)
+    for number in range(many):
+        path, how = rng.choice(files), ("flip", "gone", "cut")[number % 3]
+        is_last = path.name[:20] == max(other.name[:20] for other in path.parent.glob("*.log"))
+        if path.suffix == ".txnindex" and how == "gone" and is_last:
+            # A broker that is writing may not have made it yet.
+            continue
+        data = damage(path, how, rng)
+        report = repair_log_dir(folder, topics=[path.parent.name.rsplit("-", 1)[0]], execute=True, env=ENV)
+        assert report.sound, (path, how, report.left)
+        assert path.read_bytes() == data, (path, how)
+
+
+def test_an_index_is_what_the_broker_wrote(fixtures: Path, tmp_path: Path) -> None:
+    sweep(copied(fixtures / "damaged/good/data", tmp_path / "log"), 1, 3)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("fixture", FIXTURES)
+def test_indexes_of_all_kinds_of_logs(fixtures: Path, tmp_path: Path, fixture: str) -> None:
+    sweep(copied(fixtures / fixture, tmp_path / "log"), 2, 100)
+
+
+@pytest.mark.parametrize(
+    "name", ["indexes-missing", "snapshots-damaged", pytest.param("indexes-wrong", marks=pytest.mark.sweep)]
+)
+def test_it_does_what_kafkas_recovery_does(fixtures: Path, tmp_path: Path, name: str) -> None:
+    folder = copied(fixtures / "damaged" / name / "data", tmp_path / "log")
+    report = repair_log_dir(folder, execute=True, interval=INTERVAL, env=ENV)
+    assert report.sound
+    assert report.repaired
+    recovered = fixtures / "damaged" / name / "recovered/unclean-recovery-point-0"
+    names = {item.file for item in report.repaired if item.file.endswith(SUFFIXES)}
+    for file in names:
+        assert (folder / file).read_bytes() == (recovered / file).read_bytes(), file
+    assert names or name == "snapshots-damaged"
+
+
+@pytest.mark.parametrize("name", ["bit-flipped", "last-batch-cut"])
+def test_segments_stay_as_they_are(fixtures: Path, tmp_path: Path, name: str) -> None:
+    folder = copied(fixtures / "damaged" / name / "data", tmp_path / "log")
+    before = {path: path.read_bytes() for path in folder.rglob("*.log")}
+    report = repair_log_dir(folder, execute=True, env=ENV)
+    assert {path: path.read_bytes() for path in folder.rglob("*.log")} == before
+    assert {finding.file for finding in report.left} <= {
+        finding.file for finding in verify_log_dir(fixtures / "damaged" / name / "data", env=ENV).findings
+    }
+
+
+def test_a_dry_run_writes_nothing(fixtures: Path, tmp_path: Path) -> None:
+    folder = copied(fixtures / "damaged/indexes-missing/data", tmp_path / "log")
+    before = sorted(folder.rglob("*"))
+    report = repair_log_dir(folder, env=ENV)
+    assert report.sound
+    assert len(report.repaired) > 1
+    assert sorted(folder.rglob("*")) == before
+    assert not verify_log_dir(folder, env=ENV).sound
+
+
+def _hold(path: str, ready: multiprocessing.synchronize.Event, done: multiprocessing.synchronize.Event) -> None:
+    with open(path, "w") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        ready.set()
+        done.wait(30)
+
+
+def test_a_broker_that_is_at_work_is_left_alone(fixtures: Path, tmp_path: Path) -> None:
+    """Its lock is one of the system, which a process does not hold against itself."""
+    folder = copied(fixtures / "damaged/indexes-missing/data", tmp_path / "log")
+    context = multiprocessing.get_context("fork")
+    ready, done = context.Event(), context.Event()
+    broker = context.Process(target=_hold, args=(str(folder / ".lock"), ready, done))
+    broker.start()
+    try:
+        assert ready.wait(30)
+        before = sorted(folder.rglob("*"))
+        for place in (folder, folder / "damaged-0"):
+            with pytest.raises(Conflict, match="a broker is at work"):
+                repair_log_dir(place, execute=True, env=ENV)
+        assert sorted(folder.rglob("*")) == before
+    finally:
+        done.set()
+        broker.join()
+    assert repair_log_dir(folder, execute=True, env=ENV).sound
+
+
+def test_of_intervals_that_make_the_same_indexes_a_round_one_is_taken(fixtures: Path, tmp_path: Path) -> None:
+    folder = copied(fixtures / "damaged/good/data", tmp_path / "log") / "damaged-0"
+    segments = kafka_directory._read(kafka_directory.file_path(folder), ENV)
+    interval = kafka_directory._interval(segments)
+    assert interval != kafka_directory.KAFKA_INTERVAL
+    assert any(interval % step == 0 for step in kafka_directory.ROUND)
+    assert kafka_directory._interval([]) == kafka_directory.KAFKA_INTERVAL
+
+
+def test_a_directory_in_a_store_of_objects(fixtures: Path) -> None:
+    from sparklog.kafka.in_place.files import store_path
+
+    source = fixtures / "damaged/indexes-missing/data"
+    store = MemoryStore(lambda: 1)
+    for path in source.rglob("*"):
+        if path.is_file():
+            store.create(f"log/{path.relative_to(source)}", path.read_bytes())
+    report = repair_log_dir(store_path(store, "log"), execute=True, interval=INTERVAL, env=ENV)
+    assert report.sound
+    good = fixtures / "damaged/good/data"
+    assert len(report.repaired) > 1
+    for item in report.repaired:
+        assert store.get(f"log/{item.file}") == (good / item.file).read_bytes(), item

@@ -1,0 +1,38 @@
+"""Documents and the keys that have some: what reads which, and what a checksum tells of the rest."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparklog.log.journal.names import ROOT_KEY, checkpoint_key, commit_key
+from sparklog.testing.world import World
+from sparklog.tools.repair.log_cures import cure_document, decoder_of, is_sound, of_log
+from tests.tools.repair.small_root import small_root
+from tests.tools.verification.damage import undone
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return small_root()
+
+
+def test_every_document_of_a_root_is_read(world: World) -> None:
+    documents = [info.key for info in world.store.list("") if info.key.endswith(".json")]
+    assert all(of_log(key) and is_sound(key, world.store.get(key)) for key in documents)
+    assert decoder_of("latest/append/x.slices") is None
+    assert not of_log("latest/append/x.slices")
+    assert not is_sound(commit_key("latest", 2), world.store.get(commit_key("latest", 1)))
+    assert not is_sound(commit_key("_groups/other", 0), world.store.get(commit_key("_groups/g", 0)))
+
+
+@pytest.mark.parametrize("key", [ROOT_KEY, commit_key("small", 1), checkpoint_key("_groups/g", 2)])
+def test_the_end_of_a_document_is_found_again(world: World, key: str) -> None:
+    data = world.store.get(key)
+    end = data.index(b"\n")
+    for position in range(end - 16, end + 1):
+        with undone(world):
+            world.store.replace(key, data[:position] + bytes([data[position] ^ 2]) + data[position + 1 :])
+            cure = cure_document(world.store, key)
+            assert cure is not None, position
+            assert cure.patched(0, bytes(cure.size or 0)) == data
+    assert cure_document(world.store, key) is None, "it is whole"

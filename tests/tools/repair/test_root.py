@@ -1,0 +1,309 @@
+"""What `sparklog repair` cures in a root: byte for byte where the bytes follow from what is left, else sound again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sparklog.compaction.run import CompactOptions, compact_topic
+from sparklog.errors import BadRequest
+from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, checkpoint_version, commit_key
+from sparklog.maintenance.work_items import InProcess, Settings
+from sparklog.testing.world import DAY_MS, HOUR_MS, World
+from sparklog.tools.repair.cures import Cure
+from sparklog.tools.repair.file_cures import build_indexes
+from sparklog.tools.repair.report import RepairReport, summary
+from sparklog.tools.repair.run import repair_root
+from sparklog.tools.verification.index_files import CollectedBatches
+from sparklog.tools.verification.run import verify_root
+from tests.support.small_limits import small_limits
+from tests.tools.repair.small_root import small_root
+from tests.tools.verification.damage import by_kind, flip, sampled, undone, verified
+from tests.tools.verification.whole_root import WholeRoot, rows
+
+EXACT = ("index", "timeindex", "txnindex", "_groups checkpoint", "_transactions checkpoint")
+"""Kinds of files of which not one byte is lost, whatever happens to them."""
+CURED = (*EXACT, "arrow checkpoint", "json checkpoint")
+KINDS = (*CURED, "_groups", "_transactions", "json", "log", "root", "slices")
+
+
+@pytest.fixture(scope="module")
+def whole(fixtures: Path) -> WholeRoot:
+    return WholeRoot(fixtures)
+
+
+@pytest.fixture(scope="module")
+def small() -> World:
+    return small_root()
+
+
+def repaired(whole: World, key: str, *, execute: bool = True) -> RepairReport:
+    owner = key.split("/", 1)[0]
+    topics = () if owner.startswith("_") else (owner,)
+    return repair_root(whole.store, topics=topics, execute=execute, env=whole.env())
+
+
+def smashed(data: bytes, position: int) -> bytes:
+    return data[:position] + bytes(byte ^ 0xA5 for byte in data[position : position + 9]) + data[position + 9 :]
+
+
+def flips(whole: World, rng: random.Random, kinds: tuple[str, ...], times: int) -> None:
+    """Flip bits one after the other, anywhere: each one is turned back."""
+    keys = by_kind(whole)
+    for kind in kinds * times:
+        key = rng.choice(keys[kind])
+        data = whole.store.get(key)
+        position, bit = sampled(data, rng), rng.randrange(8)
+        with undone(whole):
+            whole.store.replace(key, flip(data, position, bit))
+            report = repaired(whole, key)
+            assert report.sound, (key, position, bit, report.left)
+            assert whole.store.get(key) == data or kind in ("arrow checkpoint", "json checkpoint"), (key, position, bit)
+            assert not repaired(whole, key).repaired
+
+
+def other_damage(whole: World, rng: random.Random, kinds: tuple[str, ...], times: int) -> None:
+    """Overwrite, cut off, lengthen, delete: what can be had from elsewhere comes back, the rest is no worse."""
+    keys = by_kind(whole)
+    changes: list[Callable[[bytes, int], bytes | None]] = [
+        smashed,
+        lambda data, position: data[:position],
+        lambda data, position: data + b"\0" * 5,
+        lambda data, position: None,
+    ]
+    for number, kind in enumerate(kinds * times):
+        key = rng.choice(keys[kind])
+        data = whole.store.get(key)
+        changed = changes[number % len(changes)](data, rng.randrange(len(data)))
+        with undone(whole):
+            whole.store.delete(key)
+            if changed is not None:
+                whole.store.create(key, changed)
+            try:
+                before = {finding.file for finding in verified(whole, key).findings}
+            except BadRequest:
+                continue
+            report = repaired(whole, key)
+            if kind in CURED:
+                assert report.sound, (key, number, report.left)
+            # A copy of an entry that is gone is no damage.
+            if kind in EXACT and before:
+                assert whole.store.get(key) == data, (key, number)
+            assert {finding.file for finding in report.left} <= before, (key, number)
+            assert not repaired(whole, key).repaired, (key, number)
+
+
+SMALL = tuple(kind for kind in KINDS if not kind.startswith(("_transactions", "txnindex")))
+
+
+def test_a_flipped_bit_is_turned_back(small: World) -> None:
+    flips(small, random.Random(1), SMALL, 1)
+
+
+def test_other_damage_to_what_follows_from_the_rest(small: World) -> None:
+    other_damage(small, random.Random(2), SMALL, 1)
+
+
+@pytest.mark.sweep
+def test_flipped_bits_of_every_kind_of_file(whole: WholeRoot) -> None:
+    flips(whole, random.Random(3), KINDS, 6)
+
+
+@pytest.mark.sweep
+def test_other_damage_of_every_kind_of_file(whole: WholeRoot) -> None:
+    other_damage(whole, random.Random(4), KINDS, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5, 9))
+def test_hundreds_of_damaged_files(whole: WholeRoot, seed: int) -> None:
+    flips(whole, random.Random(seed), KINDS, 20)
+    other_damage(whole, random.Random(seed), KINDS, 20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["index", "timeindex", "txnindex", "json checkpoint", "_groups"])
+def test_bytes_from_end_to_end_of_the_smallest_file(whole: WholeRoot, kind: str) -> None:
+    key = min(by_kind(whole)[kind], key=lambda name: len(whole.store.get(name)))
+    data = whole.store.get(key)
+    for position in range(0, len(data), max(1, len(data) // 200)):
+        with undone(whole):
+            whole.store.replace(key, flip(data, position, position % 8))
+            assert repaired(whole, key).sound, position
+
+
+def test_a_dry_run_changes_nothing_and_says_what_would_be(small: World) -> None:
+    keys = by_kind(small)
+    index, commit = keys["index"][0], commit_key("latest", 2)
+    with undone(small):
+        small.store.replace(index, b"1234567")
+        small.store.replace(commit, b"{}")
+        before = small.store.snapshot()
+        report = repair_root(small.store, env=small.env())
+        assert small.store.snapshot() == before
+        assert [item.file for item in report.repaired] == [index]
+        assert {finding.file for finding in report.left} == {commit}
+        text = summary(report)
+        assert f"{index}: would be built again from the segment" in text
+        assert "restore the file from a backup" in text
+        assert text.endswith("nothing was changed, --execute does it; 1 problem left that no rebuild cures")
+
+
+def test_what_was_there_is_kept_aside(small: World) -> None:
+    index = by_kind(small)["index"][0]
+    with undone(small):
+        small.store.replace(index, b"1234567")
+        (item,) = repair_root(small.store, execute=True, env=small.env()).repaired
+        assert item.aside is not None
+        assert item.aside.startswith("_repair/")
+        assert small.store.get(item.aside) == b"1234567"
+        report = verify_root(small.store, env=small.env())
+        assert report.sound
+        assert report.foreign == report.orphans == ()
+
+
+def test_a_newest_checkpoint_that_cannot_be_made_again_stays() -> None:
+    """Without it readers would take an older state for the newest, or none for a topic that is gone."""
+    world = small_root()
+    newest = max(info.key for info in world.store.list(checkpoint_prefix("latest")) if info.key.endswith(".json"))
+    for info in list(world.store.list("latest/_log/")):
+        if checkpoint_version(info.key) is not None and info.key[-25:] < newest[-25:]:
+            world.store.delete(info.key)
+    world.store.delete(commit_key("latest", int(newest[-25:-5])))
+    world.store.replace(newest, b"{}\n")
+    report = repair_root(world.store, topics=("latest",), execute=True, env=world.env())
+    assert newest in {finding.file for finding in report.left}
+    assert world.store.get(newest) == b"{}\n"
+
+
+@pytest.mark.parametrize("damaged", [5, 4])
+def test_readers_get_past_a_damaged_entry(damaged: int) -> None:
+    world = World()
+    with small_limits(checkpoint_entries=100):
+        from sparklog.groups.lag import Groups
+
+        group = Groups(world.root()).group("g")
+        world.root().create_topic("t").append(rows(0, 9, 1))
+        for number in range(7):
+            group.alter({"t": {0: number}})
+        key = commit_key("_groups/g", damaged)
+        world.store.replace(key, b"{}\n")
+        report = repair_root(world.store, execute=True, env=world.env())
+        again = Groups(world.root()).group("g")
+        assert [offset.offset for offset in again.committed().values()] == [6]
+        # Two copies above it: it is not needed any more. With one the next copy makes it so.
+        assert report.sound == (damaged == 4)
+
+
+def test_filters_of_keys_are_built_again() -> None:
+    world = World()
+    with small_limits(filter_min_bytes=200):
+        topic = world.root().create_topic("t", configs={"cleanup.policy": "compact", "segment.bytes": 4096})
+        for number in range(4):
+            topic.append(rows(60 * number, 60, 1, keys=300))
+        settings = Settings(world.now_ms + 3650 * DAY_MS)
+        compact_topic(topic, settings, InProcess(), CompactOptions(roll=True))
+        filters = [info.key for info in world.store.list("t/") if info.key.endswith(".bloom")]
+        assert filters
+        for key in filters:
+            data = world.store.get(key)
+            for changed in (smashed(data, len(data) - 40), data[:20], None):
+                world.store.delete(key)
+                if changed is not None:
+                    world.store.create(key, changed)
+                assert repair_root(world.store, execute=True, env=world.env()).sound
+                assert world.store.get(key) == data
+
+
+@pytest.mark.usefixtures("records_in_files")
+def test_a_footer_is_built_again_while_its_slices_are_whole() -> None:
+    world = World()
+    with small_limits(index_min_bytes=200):
+        topic = world.root().create_topic("t", partitions=2)
+        topic.append(rows(0, 80, 2))
+    (key,) = (info.key for info in world.store.list("t/append/"))
+    data = world.store.get(key)
+    for changed in (smashed(data, len(data) - 60), data[:-30]):
+        world.store.replace(key, changed)
+        assert repair_root(world.store, execute=True, env=world.env()).sound
+        assert world.store.get(key) == data
+
+
+@pytest.mark.usefixtures("records_in_files")
+def test_what_no_version_names_is_set_aside_as_the_vacuum_would_delete_it() -> None:
+    world = World()
+    root = world.root()
+    topic = root.create_topic("t", configs={"file.delete.delay.ms": HOUR_MS})
+    for number in range(6):
+        topic.append(rows(5 * number, 5, 1))
+        world.now_ms += DAY_MS
+    from sparklog.retention.vacuum import vacuum
+
+    unnamed = f"t/append/{1:020d}-left.slices"
+    world.store.create(unnamed, b"left by a writer that died")
+    compact_topic(topic, Settings(world.now_ms + 3650 * DAY_MS), InProcess(), CompactOptions(roll=True))
+    world.now_ms += DAY_MS
+    topic.append(rows(50, 5, 1))
+    world.store.create(f"t/append/{topic.log.head().version:020d}-young.slices", b"an upload in flight")
+    assert not repair_root(world.store, execute=True, env=world.env()).repaired, "the floor is not above them"
+    # The floor is raised, and the vacuum dies before it deletes anything.
+    before = world.store.snapshot()
+    vacuum(topic, Settings(world.now_ms))
+    world.store.restore({**before, **world.store.snapshot()})
+    named = {file.key for file in _named(world)}
+    report = repair_root(world.store, execute=True, env=world.env())
+    aside = {item.file for item in report.repaired}
+    assert unnamed in aside
+    assert not aside & named
+    assert world.store.get(report.repaired[0].aside or "")
+    assert [info.key for info in world.store.list("t/append/") if info.key.endswith("young.slices")]
+    after = verify_root(world.store, env=world.env())
+    assert after.sound
+    assert world.root().topic("t").scan().to_table().num_rows == 35
+
+
+def _named(world: World) -> list[object]:
+    from sparklog.tools.verification.topic_log import read_topic
+
+    return list(read_topic(world.store, "t", world.now_ms).files)
+
+
+def test_patches_are_put_where_they_belong() -> None:
+    cure = Cure("k", "", 10, ((2, b"ab"), (7, b"cde")))
+    old = b"0123456789"
+    assert cure.patched(0, old) == b"01ab456cde"
+    assert b"".join(cure.patched(start, old[start : start + 3]) for start in range(0, 10, 3)) == b"01ab456cde"
+
+
+def test_a_segment_without_batches_has_empty_indexes() -> None:
+    assert build_indexes(0, CollectedBatches(), 4096) == (b"", b"")
+
+
+def test_a_checkpoint_is_what_the_commits_say(small: World) -> None:
+    key = checkpoint_key(
+        "latest", max(int(name[-25:-5]) for name in by_kind(small)["json checkpoint"] if "latest/" in name)
+    )
+    with undone(small):
+        small.store.delete(key)
+        small.store.create(key, b"not a checkpoint")
+        report = repaired(small, key)
+        assert report.sound
+        assert [item.how for item in report.repaired] == ["written again from the commits"]
+        assert len(list(small.store.list(key[:-5]))) == 2, "the head and one table"
+
+
+def test_what_the_vacuum_deletes_meanwhile_is_no_failure(small: World) -> None:
+    """A file that is gone when its bit is to be turned back."""
+    with undone(small):
+        key = next(info.key for info in small.store.list("latest/sealed/") if info.key.endswith(".log"))
+        small.store.replace(key, flip(small.store.get(key), 200, 3))
+
+        def vanish(line: str) -> None:
+            if line == f"repairing {key}":
+                small.store.delete(key)
+
+        report = repair_root(small.store, topics=("latest",), execute=True, say=vanish, env=small.env())
+        assert [finding.kind for finding in report.left if finding.file == key] == ["missing"]
