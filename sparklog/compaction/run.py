@@ -37,7 +37,9 @@ from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.report import Failure, Size, TopicReport
+from sparklog.maintenance.throttle import throttled
 from sparklog.maintenance.work_items import Done, Runner, Settings, Work
+from sparklog.storage.store import Store
 from sparklog.transactions.completion import resolve_topic, visible_snapshot
 
 TRIES = 5
@@ -56,10 +58,14 @@ class Plans:
     clean: Callable[[Snapshot, Settings], Sequence[Work]]
 
 
+def _store(snapshot: Snapshot, settings: Settings) -> Store:
+    return throttled(snapshot.store, settings.io_bytes_per_second)
+
+
 PLANS = Plans(
-    seal=lambda snapshot, settings, roll: plan_sealing(snapshot.store, snapshot, settings, roll=roll),
-    merge=lambda snapshot, settings: plan_merges(snapshot.store, snapshot, settings),
-    clean=lambda snapshot, settings: plan_cleaning(snapshot.store, snapshot, settings),
+    seal=lambda snapshot, settings, roll: plan_sealing(_store(snapshot, settings), snapshot, settings, roll=roll),
+    merge=lambda snapshot, settings: plan_merges(_store(snapshot, settings), snapshot, settings),
+    clean=lambda snapshot, settings: plan_cleaning(_store(snapshot, settings), snapshot, settings),
 )
 
 
