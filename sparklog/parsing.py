@@ -26,6 +26,14 @@ def fraction(text: str, *, ends: bool) -> float:
     return number
 
 
+def positive_number(text: str) -> float:
+    """Return the number of a text, above 0. Raises ValueError for any other text."""
+    number = float(text)
+    if not 0.0 < number < float("inf"):
+        raise ValueError(text)
+    return number
+
+
 def is_digits(text: str) -> bool:
     """Return True for an offset, a version or milliseconds: digits without a sign."""
     return text.isascii() and text.isdecimal()

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
-import sparklog
-from sparklog.datasource import watch
 from sparklog.datasource.session import SETTINGS
 from tests.maintenance.test_operations_guide import job_of
+from tests.support.command_line import invoke
 
 GUIDES = Path(__file__).parents[1] / "docs" / "guides"
 NAMES = ("kubernetes", "airflow", "emr", "databricks", "duckdb", "grafana", "pytest")
@@ -39,7 +35,8 @@ def test_a_page_is_short_and_says_what_was_not_tried(name: str) -> None:
 
 def test_documents_of_kubernetes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARKLOG_ROOT", "s3://bucket/log")
-    job, role, binding = documents("kubernetes")
+    job, probe, role, binding = documents("kubernetes")
+    assert invoke([*probe["command"][1:], "--help"], {}).exit_code == 0
     spec = job["spec"]["jobTemplate"]["spec"]
     (container,) = spec["template"]["spec"]["containers"]
     assert (job["kind"], spec["backoffLimit"], job_of(container["command"])) == ("CronJob", 0, "compact")
@@ -67,24 +64,3 @@ def test_documents_of_databricks() -> None:
     assert cluster["spark_conf"] == SETTINGS
     tasks = [task["spark_python_task"] for task in job["tasks"]]
     assert [job_of([task["python_file"], *task["parameters"]]) for task in tasks] == ["compact", "retain"]
-
-
-def test_names_of_grafana_are_those_of_the_metrics(tmp_path: Path) -> None:
-    parser = pytest.importorskip("prometheus_client.parser", reason="prometheus_client is not installed")
-    root = sparklog.open(tmp_path / "log", create=True)
-    root.create_topic("orders").append(pa.table({"value": ["a"]}))
-    with sparklog.consumer(root, "billing", topics="orders", auto_offset_reset="earliest") as consumer:
-        consumer.poll()
-    transaction = sparklog.transactional(root, "job").begin()
-    transaction.append("orders", pa.table({"value": ["b"]}))
-    transaction.prepare()
-    command = [sys.executable, "-m", "sparklog", "metrics", "--root", root.location]
-    figures = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    exported = {family.name for family in parser.text_string_to_metric_families(figures)}
-    queries = re.findall(r'^ +\("(\w+)", "', Path(watch.__file__).read_text(), re.MULTILINE)
-    exported |= {f"sparklog_query_{name}" for name in queries}
-    named = set(re.findall(r"\bsparklog_\w+", (GUIDES / "grafana.md").read_text()))
-    assert len(named) >= 8
-    assert named <= exported
-    (rules,) = documents("grafana")
-    assert all(rule["expr"] and rule["annotations"]["summary"] for rule in rules["groups"][0]["rules"])

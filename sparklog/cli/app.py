@@ -36,7 +36,7 @@ HOMES = {
     "table": "table",
     "history": "history",
     "storage": "delete-records log-dirs",
-    "health": "verify repair doctor report metrics",
+    "health": "verify repair doctor jobs report metrics",
     "kafka_logs": "import export",
     "backup": "backup restore clone",
     "jobs": "compact retain stream mirror to-delta from-delta conf",
@@ -52,6 +52,7 @@ HOMES = {
 HOME = {name: module for module, names in HOMES.items() for name in names.split()}
 READING = (
     *("configs docs", "conf", "consume", "doctor", "dump-log", "get", "groups list", "groups describe", "history"),
+    "jobs",
     *("log-dirs", "metrics", "offsets", "report", "table", "topics list", "topics describe", "verify"),
     *("configs describe", "transactions list", "transactions describe"),
     *("groups history", "transactions history"),

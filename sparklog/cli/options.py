@@ -12,7 +12,7 @@ from sparklog import parsing
 from sparklog.cli.parameters import Argument, Option
 from sparklog.cli.user_settings import root_of_name
 from sparklog.errors import NotFound
-from sparklog.parsing import INT64_MAX, is_digits
+from sparklog.parsing import INT32_MAX, INT64_MAX, is_digits
 from sparklog.times import parse_iso_time, warn_of_seconds
 
 Isolation = Literal["read_committed", "read_uncommitted"]
@@ -223,6 +223,16 @@ def name_and_value(text: str, option: str, expected: str = "NAME=VALUE") -> tupl
 def parse_configs(texts: list[str] | None) -> dict[str, str]:
     """Turn `["retention.ms=1000"]` into `{"retention.ms": "1000"}`; the topic checks the names, not this."""
     return dict(name_and_value(text, "--config") for text in texts or ())
+
+
+_UNITS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def parse_age(text: str, option: str) -> int:
+    """Return milliseconds of `90s`, `45m`, `3h` or `2d`."""
+    if len(text) < 2 or text[-1] not in _UNITS or not is_digits(text[:-1]) or int(text[:-1]) > INT32_MAX:
+        raise BadParameter(f"expected a time such as 90s, 45m, 3h or 2d, found {text!r}", param_hint=f"'{option}'")
+    return int(text[:-1]) * _UNITS[text[-1]]
 
 
 VERSIONS = 10**10

@@ -85,7 +85,7 @@ def _cleaning(snapshot: Snapshot, settings: Settings, partition: int, taken: set
         rows = planned_slices(snapshot.topic, partition, slices[segment.first_row : segment.first_row + 1])
         return first_batch_timestamp(snapshot.store, rows.row(0))
 
-    segments = _as_sealed(segments, slices, taken, log_end)
+    segments = as_sealed(segments, slices, taken, log_end)
     state = cleanable(segments, CleanerOffsets.of(head, partition), configs, settings.now_ms, first_batch_ts)
     nbytes = state.cleanable_bytes if state.chosen else 0
     return Planned(snapshot.topic, partition, COMPACT, nbytes, _why(state, configs))
@@ -102,7 +102,8 @@ def _why(state: Cleanable, configs: TopicConfigs) -> str:
     return f"not due: dirty ratio {state.ratio:.2f}, not above {least:.2f}"
 
 
-def _as_sealed(segments: Sequence[Segment], slices: Slices, taken: set[int], log_end: int) -> list[Segment]:
+def as_sealed(segments: Sequence[Segment], slices: Slices, taken: set[int], log_end: int) -> list[Segment]:
+    """Return a partition's segments as if the slices with these bases were sealed."""
     sealed_segments = []
     for segment in segments:
         rows = slices.base[segment.first_row : segment.first_row + segment.rows].tolist()

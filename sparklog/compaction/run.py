@@ -20,10 +20,12 @@ Written files that no commit names are orphans; the vacuum removes them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from sparklog.compaction.backlog import compaction_backlog
 from sparklog.compaction.clean_plan import keyless_by_default, plan_cleaning
 from sparklog.compaction.clean_work import CleanDone
 from sparklog.compaction.explain import explain, with_slices
@@ -36,8 +38,11 @@ from sparklog.log.state.rewrites import RewriteIntent
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
+from sparklog.maintenance.backlog import Backlog
 from sparklog.maintenance.report import Failure, Size, TopicReport
+from sparklog.maintenance.throttle import throttled
 from sparklog.maintenance.work_items import Done, Runner, Settings, Work
+from sparklog.storage.store import Store
 from sparklog.transactions.completion import resolve_topic, visible_snapshot
 
 TRIES = 5
@@ -56,10 +61,14 @@ class Plans:
     clean: Callable[[Snapshot, Settings], Sequence[Work]]
 
 
+def _store(snapshot: Snapshot, settings: Settings) -> Store:
+    return throttled(snapshot.store, settings.io_bytes_per_second)
+
+
 PLANS = Plans(
-    seal=lambda snapshot, settings, roll: plan_sealing(snapshot.store, snapshot, settings, roll=roll),
-    merge=lambda snapshot, settings: plan_merges(snapshot.store, snapshot, settings),
-    clean=lambda snapshot, settings: plan_cleaning(snapshot.store, snapshot, settings),
+    seal=lambda snapshot, settings, roll: plan_sealing(_store(snapshot, settings), snapshot, settings, roll=roll),
+    merge=lambda snapshot, settings: plan_merges(_store(snapshot, settings), snapshot, settings),
+    clean=lambda snapshot, settings: plan_cleaning(_store(snapshot, settings), snapshot, settings),
 )
 
 
@@ -251,7 +260,10 @@ class _TopicRun:
             self.report = replace(self.report, planned=tuple(planned))
 
     def end(self) -> None:
-        self.report = replace(self.report, seconds=(self._topic.root.env.boot_ms() - self._begun) / 1000)
+        left = Backlog()
+        with suppress(SparklogError):
+            left = compaction_backlog(self._topic.log.snapshot(refresh=False), self._settings)
+        self.report = replace(self.report, seconds=(self._topic.root.env.boot_ms() - self._begun) / 1000, left=left)
 
     def _plan(self, step: str, snapshot: Snapshot) -> Sequence[Work]:
         if step == SEAL:

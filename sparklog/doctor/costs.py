@@ -59,6 +59,10 @@ TAIL = Requests(gets=DEFAULTS.checkpoint_commits + READ_AHEAD)
 """Commits after the newest checkpoint, at most."""
 CHECKPOINT = Requests(puts=2, gets=2, lists=1)
 """Written every `checkpoint_commits` of `Limits`."""
+OUTCOME = Requests(puts=2, gets=21, lists=1)
+"""A run of a job records its outcome: it opens the journal, creates an entry, and every eight runs a copy of one."""
+OUTCOMES_LOOK = Requests(gets=3, lists=2)
+"""What the jobs have recorded: the newest entry, and two looks for the next."""
 CLOCK = Requests(puts=1, gets=1)
 """A writer compares its clock with the store's every ten minutes."""
 CLOCK_S = 600

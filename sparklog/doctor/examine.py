@@ -24,12 +24,17 @@ from sparklog.storage.locations import is_url
 
 
 def examine(
-    root: str | None = None, *, conf_file: str | None = None, start_spark: bool = False, machine: Machine = HERE
+    root: str | None = None,
+    *,
+    conf_file: str | None = None,
+    start_spark: bool = False,
+    max_age_ms: int | None = None,
+    machine: Machine = HERE,
 ) -> list[Check]:
     """Look at Python, Java, packages and Spark's settings, and at a root if one is given.
 
     `conf_file`: instead of the spark-defaults.conf that Spark would read; `start_spark`: start a local session and ask
-    it. `BadRequest` if that file cannot be read.
+    it; `max_age_ms`: of the last success of each job. `BadRequest` if that file cannot be read.
     """
     settings = checks.spark_settings(machine, conf_file)
     spark = checks.has_spark(machine)
@@ -45,11 +50,13 @@ def examine(
         findings += [*answers, *(checks.check_settings(machine, settings) if settings.source is not None else [])]
     elif spark or conf_file is not None:
         findings += checks.check_settings(machine, settings)
-    return findings if root is None else [*findings, *examine_root(root, machine)]
+    return findings if root is None else [*findings, *examine_root(root, machine, max_age_ms)]
 
 
-def examine_root(root: str, machine: Machine = HERE) -> list[Check]:
+def examine_root(root: str, machine: Machine = HERE, max_age_ms: int | None = None) -> list[Check]:
     """The place and the state of a root. A Kafka directory is only told to be one: nothing is written there."""
+    from sparklog.doctor.job_checks import check_jobs
+
     try:
         location = resolve(root)
         if location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
@@ -65,7 +72,8 @@ def examine_root(root: str, machine: Machine = HERE) -> list[Check]:
             message = f"{location.path} is no root yet: the first topic makes it one"
             fix = f"sparklog topics create <topic> --root {shlex.quote(location.path)}"
             return [*findings, Check("root", WARN, message, fix)]
-        return [*findings, *checks.check_root(open_log(location))]
+        opened = open_log(location)
+        return [*findings, *check_jobs(opened, max_age_ms), *checks.check_root(opened)]
     except SparklogError as error:
         return [Check("root", FAIL, str(error), "put that right, or give another --root")]
 

@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from sparklog.errors import Fenced, SparklogError
-from sparklog.log.journal.chain import ids_of
+from sparklog.log.journal.chain import EntryChain, ids_of
 from sparklog.log.journal.clocks import MAX_AHEAD_MS
 from sparklog.log.journal.documents import TEXT, TEXTS, Document, Member, StoredDocument, objects_of, one_of, whole
-from sparklog.log.journal.entry_log import ENTRY_MEMBERS, EntryKind, StateEntry, collect_entries
+from sparklog.log.journal.entry_log import ENTRY_MEMBERS, E, EntryKind, StateEntry, collect_entries
 from sparklog.log.journal.names import MAINTENANCE_FOLDER
 from sparklog.log.topic.root import Root
 from sparklog.output import log
@@ -190,22 +190,29 @@ def leased(root: Root, job: str, topics: Sequence[str], *, wanted: bool) -> Iter
             lease.release()
 
 
-class CollectedLeases(NamedTuple):
-    """Objects and bytes that a collection deletes, and leases that cannot be read."""
+def read_claims(root: Root, job: str) -> tuple[Claim, ...]:
+    """Return the claims of runs of a job that have not ended, those that have run out as well."""
+    return EntryChain(root.store, LEASES, job).newest().claims
+
+
+class CollectedEntries(NamedTuple):
+    """Objects and bytes that a collection deletes, and journals that cannot be read."""
 
     objects: int
     nbytes: int
     failures: list[SparklogError]
 
 
-def collect_leases(root: Root, *, keep_ms: int, now_ms: int, dry_run: bool = False) -> CollectedLeases:
-    """Delete old entries, as `collect_entries` says."""
+def collect_journals(
+    root: Root, kind: EntryKind[E], *, keep_ms: int, now_ms: int, dry_run: bool = False
+) -> CollectedEntries:
+    """Delete old entries of leases or outcomes, as `collect_entries` says."""
     objects = nbytes = 0
     failures: list[SparklogError] = []
-    for job in ids_of(root.store, LEASES, failures):
+    for id_ in ids_of(root.store, kind, failures):
         try:
-            gone = collect_entries(root.engine.entries(LEASES, job), now_ms, keep_ms=keep_ms, dry_run=dry_run)
+            gone = collect_entries(root.engine.entries(kind, id_), now_ms, keep_ms=keep_ms, dry_run=dry_run)
             objects, nbytes = objects + gone[0], nbytes + gone[1]
         except SparklogError as error:
             failures.append(error)
-    return CollectedLeases(objects, nbytes, failures)
+    return CollectedEntries(objects, nbytes, failures)

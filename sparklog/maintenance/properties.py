@@ -29,7 +29,7 @@ from sparklog.log.state.configs import (
     kafka_name,
 )
 from sparklog.maintenance.work_items import Settings
-from sparklog.parsing import INT32_MAX, INT64_MAX, INT64_MIN, fraction, whole_number, whole_range
+from sparklog.parsing import INT32_MAX, INT64_MAX, INT64_MIN, fraction, positive_number, whole_number, whole_range
 
 T = TypeVar("T")
 _UNITS = {"ms": 1, "minutes": 60_000, "hours": 3_600_000}
@@ -112,7 +112,7 @@ class ConfigDoc:
 
 @dataclass(frozen=True, slots=True)
 class _Limit:
-    """A limit of a run: `field` of `Settings`. `least` None: a share between 0 and 1."""
+    """A limit of a run: `field` of `Settings`. `least` None: a share between 0 and 1; a double with one: above 0."""
 
     name: str
     field: str
@@ -124,17 +124,21 @@ class _Limit:
 
     @property
     def valid(self) -> str:
-        return "a number above 0 and below 1" if self.least is None else whole_range(self.least)
+        if self.least is None:
+            return "a number above 0 and below 1"
+        return "a number above 0" if self.kind == "double" else whole_range(self.least)
 
     def parse(self, file: str, entry: Property) -> float:
         """Return the value for `Settings`."""
         if self.least is None:
             return _checked(file, entry, partial(fraction, ends=False), self.valid)
+        if self.kind == "double":
+            return _checked(file, entry, positive_number, self.valid)
         return _number(file, entry, self.least, self.kind) * _UNITS.get(self.unit, 1)
 
     def config_doc(self) -> ConfigDoc:
         default = getattr(Settings(0), self.field)
-        shown = str(default if self.least is None else default // _UNITS.get(self.unit, 1))
+        shown = str(default if self.kind == "double" else default // _UNITS.get(self.unit, 1))
         return ConfigDoc(self.name, MAINTENANCE, self.kind, shown, self.valid, self.unit, (self.job,), self.doc)
 
 
@@ -143,6 +147,8 @@ _LIMITS = (
            "Map from key to newest offset, of each task (a broker divides its own by its threads): 24 bytes a key."),
     _Limit("log.cleaner.io.buffer.load.factor", "dedupe_load_factor", "double", None, "", COMPACT,
            "How full that map may become before a pass ends and another has to follow."),
+    _Limit("log.cleaner.io.max.bytes.per.second", "io_bytes_per_second", "double", 0, "bytes/s", COMPACT,
+           "Bytes that it reads and writes in a second, of each task (a broker divides its own by its threads)."),
     _Limit("producer.id.expiration.ms", "producer_expiration_ms", "int", 1, "ms", COMPACT,
            "How long the last batch of an idle producer is kept in imported topics, empty if need be."),
     _Limit("offsets.retention.minutes", "offsets_retention_ms", "int", 1, "minutes", RETAIN,
@@ -183,7 +189,6 @@ _ELSEWHERE = {
     "log.cleaner.threads": "each partition is one Spark task: give Spark more or fewer cores",
     "log.cleaner.backoff.ms": "the schedule says how often `sparklog compact` runs",
     "log.cleaner.io.buffer.size": "a task's buffers have a fixed size",
-    "log.cleaner.io.max.bytes.per.second": "give Spark fewer cores",
     "log.retention.check.interval.ms": "the schedule says how often `sparklog retain` runs",
     "log.dirs": "give the place as --root",
     "log.dir": "give the place as --root",

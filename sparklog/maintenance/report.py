@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sparklog.errors import SparklogError
+from sparklog.maintenance.backlog import Backlog
 from sparklog.maintenance.work_items import PieceReport
 from sparklog.output import json_value, say, table
 from sparklog.units import count, size_text
@@ -84,16 +85,45 @@ class PartitionTotal:
 
 
 @dataclass(frozen=True, slots=True)
+class Amounts:
+    """Records and bytes that a run took in, and what it made of them; of `retain` of partitions that lost some.
+
+    `bytes_deleted`: of files that the vacuum deleted.
+    """
+
+    records_in: int = 0
+    records_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    bytes_deleted: int = 0
+
+    def __add__(self, other: Amounts) -> Amounts:
+        return Amounts(
+            self.records_in + other.records_in,
+            self.records_out + other.records_out,
+            self.bytes_in + other.bytes_in,
+            self.bytes_out + other.bytes_out,
+            self.bytes_deleted + other.bytes_deleted,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class RunReport(ABC):
-    """A run of a job over one topic."""
+    """A run of a job over one topic, which may be deleted. `left`: work that waits after it, as far as it looked."""
 
     topic: str
     failures: tuple[Failure, ...] = field(default=(), kw_only=True)
     seconds: float = field(default=0.0, kw_only=True)
+    deleted: bool = field(default=False, kw_only=True)
+    left: Backlog = field(default=Backlog(), kw_only=True)
 
     @property
     def failed(self) -> bool:
         return bool(self.failures)
+
+    @abstractmethod
+    def amounts(self) -> Amounts:
+        """Return what the run took in and made of it."""
 
     @abstractmethod
     def document(self) -> dict[str, object]:
@@ -135,6 +165,15 @@ class TopicReport(RunReport):
             ],
             "notes": list(self.notes),
         }
+
+    def amounts(self) -> Amounts:
+        pieces = self.pieces
+        return Amounts(
+            sum(piece.records_before for piece in pieces),
+            sum(piece.records_after for piece in pieces),
+            sum(piece.bytes_before for piece in pieces),
+            sum(piece.bytes_after for piece in pieces),
+        )
 
     def totals(self) -> list[PartitionTotal]:
         """Return the partitions that a piece was done, or failed, on, in order."""

@@ -17,6 +17,7 @@ from sparklog.log.journal.clocks import Env, reading_clock_ms
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.rewrites import Rewrite
 from sparklog.log.state.slices import FileSlices
+from sparklog.maintenance.throttle import UNLIMITED
 from sparklog.storage.store import Store
 
 
@@ -50,6 +51,7 @@ class Settings:
     dedupe_load_factor: float = 0.9
     producer_expiration_ms: int = 86_400_000
     offsets_retention_ms: int = OFFSETS_RETENTION_MS
+    io_bytes_per_second: float = UNLIMITED
 
     def configs_of(self, explicit: TopicConfigs) -> TopicConfigs:
         """The topic's configs over this run's defaults over Kafka's."""

@@ -13,12 +13,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sparklog.errors import Conflict, NotFound, SparklogError
 from sparklog.groups.collecting import collect_groups, kept_entries_ms
+from sparklog.log.journal.entry_log import EntryKind
 from sparklog.log.journal.names import (
     GROUPS_FOLDER,
+    JOBS_FOLDER,
     MAINTENANCE_FOLDER,
     TRANSACTIONS_FOLDER,
     file_key,
@@ -31,11 +35,13 @@ from sparklog.log.state.segments import RollRule, Segment, segments_of
 from sparklog.log.state.slice_table import Slices, Snapshot
 from sparklog.log.topic.root import Root, topic_of
 from sparklog.log.topic.topic import Topic
-from sparklog.maintenance.leases import collect_leases
-from sparklog.maintenance.report import Failure, RunReport
+from sparklog.maintenance.backlog import Backlog, Due, allowed_wait_ms
+from sparklog.maintenance.leases import LEASES, collect_journals
+from sparklog.maintenance.outcomes import OUTCOMES
+from sparklog.maintenance.report import Amounts, Failure, RunReport
 from sparklog.maintenance.work_items import Runner, Settings, store_clock_ms
 from sparklog.output import json_value, table
-from sparklog.retention.expiry_plan import REASONS, TIME, Expired, Expiry, plan_expiry
+from sparklog.retention.expiry_plan import REASONS, SIZE, START, TIME, Expired, Expiry, plan_expiry
 from sparklog.retention.vacuum import Removed, VacuumReport, remove_temporaries, vacuum
 from sparklog.times import seconds_taken
 from sparklog.transactions.completion import collect, resolve_topic
@@ -129,6 +135,10 @@ def _vacuum(vacuumed: VacuumReport) -> dict[str, object]:
 
 ROOT_FILES = "(root)"
 """Stands for a topic in the report of files in the root itself."""
+JOURNALS: dict[str, tuple[EntryKind[Any], str]] = {
+    MAINTENANCE_FOLDER: (LEASES, "lease"),
+    JOBS_FOLDER: (OUTCOMES, "outcome of a job"),
+}
 OLD_DECISION = "older than 7 days, and a checkpoint has what is left of it"
 OLD_ENTRY = "replaced more than {hours:,} hours ago, and a checkpoint has what is left of it"
 
@@ -153,6 +163,8 @@ class PartitionExpiry:
     segments: int
     nbytes: int
     gone: tuple[Gone, ...]
+    records: int = 0
+    records_gone: int = 0
 
     @property
     def segments_gone(self) -> int:
@@ -167,11 +179,20 @@ class PartitionExpiry:
 class RetainReport(RunReport):
     """A run of `retain`: partitions that lose segments, and how many transactions' outcomes were recorded."""
 
-    deleted: bool = False
     partitions: int = 0
     resolved: int = 0
     expired: tuple[PartitionExpiry, ...] = ()
     vacuum: VacuumReport | None = None
+
+    def amounts(self) -> Amounts:
+        records, nbytes = sum(item.records for item in self.expired), sum(item.nbytes for item in self.expired)
+        return Amounts(
+            records,
+            records - sum(item.records_gone for item in self.expired),
+            nbytes,
+            nbytes - sum(item.nbytes_gone for item in self.expired),
+            0 if self.vacuum is None else self.vacuum.nbytes,
+        )
 
     def document(self) -> dict[str, object]:
         return {
@@ -253,9 +274,40 @@ def expire(topic: Topic, settings: Settings, *, dry_run: bool = False) -> list[P
                 sum(1 for segment in all_segments if segment.rows),
                 sum(segment.size for segment in all_segments),
                 tuple(Gone(reason, len(nbytes), sum(nbytes)) for reason, nbytes in sizes.items()),
+                *_records(snapshot, expiry),
             )
         )
     return expired
+
+
+def _records(snapshot: Snapshot, expiry: Expiry) -> tuple[int, int]:
+    """Return how many records a partition holds, and how many of them expire."""
+    whole = snapshot.slices.all()
+    span = whole.partition_rows(expiry.partition)
+    records = whole.records[span]
+    return int(records.sum()), int(records[whole.end[span] <= expiry.log_start].sum())
+
+
+def expiry_backlog(snapshot: Snapshot, settings: Settings) -> Backlog:
+    """Return what waits for a run of `retain`, as of `settings.now_ms`; files to delete are not looked for."""
+    configs, rows = settings.configs_of(snapshot.head.configs), snapshot.slices.all()
+    oldest_ms, expired_ms, excess = list[int](), list[int](), 0
+    for expiry, _ in plan_topic(snapshot, settings):
+        for item in expiry.gone:
+            if item.reason == TIME and item.segment.max_ts >= 0:
+                expired_ms.append(item.segment.max_ts + configs.retention_ms)
+            excess += item.segment.size if item.reason == SIZE else 0
+        if any(item.reason != START for item in expiry.gone):
+            span = rows.partition_rows(expiry.partition)
+            times = rows.min_ts[span][rows.end[span] <= expiry.log_start]
+            oldest_ms += times[times >= 0].tolist()
+    waiting = []
+    if expired_ms:
+        why = "records older than retention.ms"
+        waiting.append(Due(RETAIN, why, min(expired_ms), allowed_wait_ms(configs.retention_ms)))
+    if excess:
+        waiting.append(Due(RETAIN, f"{size_text(excess)} above retention.bytes"))
+    return Backlog(oldest_expired_ms=min(oldest_ms, default=None), due=tuple(waiting))
 
 
 def _warn_of_seconds(topic: Topic, version: int, gone: Sequence[Expired]) -> None:
@@ -277,6 +329,7 @@ def retain_topic(
     """Expire and vacuum one topic, which may be deleted. Failures are in the report, not raised."""
     begun = topic.root.env.boot_ms()
     report = RetainReport(topic.name)
+    left = Backlog()
     failures: list[Failure] = []
     topic_id = None
     try:
@@ -290,6 +343,8 @@ def retain_topic(
         # A topic that was deleted (and created again) meanwhile has nothing left to expire.
         if not isinstance(error, (NotFound, Conflict)) or _exists(topic, topic_id):
             failures.append(Failure.of(topic.name, (), f"expire {topic.name}", error))
+            with suppress(SparklogError):
+                left = expiry_backlog(topic.log.snapshot(refresh=False), settings)
     try:
         vacuumed = vacuum(topic, settings, runner=runner, dry_run=dry_run)
         failures += vacuumed.failed()
@@ -297,7 +352,7 @@ def retain_topic(
     except SparklogError as error:
         failures.append(Failure.of(topic.name, (), f"vacuum {topic.name}", error))
     seconds = (topic.root.env.boot_ms() - begun) / 1000
-    return replace(report, failures=tuple(failures), seconds=seconds)
+    return replace(report, failures=tuple(failures), seconds=seconds, left=left)
 
 
 def _exists(topic: Topic, topic_id: str | None) -> bool:
@@ -349,7 +404,7 @@ def retain_root(
 
 
 def _retain_root_files(root: Root, settings: Settings, keep_ms: int, dry_run: bool) -> list[RetainReport]:
-    """Delete what belongs to no topic: temporary files, expired offsets of groups, old decisions and leases."""
+    """Delete what belongs to no topic: temporary files, expired offsets of groups, old entries of other journals."""
     try:
         store_ms = store_clock_ms(root.store, root.env, dry_run=dry_run)
         limit_ms = store_ms - 24 * LEAST_DELETE_DELAY_MS
@@ -357,7 +412,7 @@ def _retain_root_files(root: Root, settings: Settings, keep_ms: int, dry_run: bo
         failures: list[SparklogError] = []
         expired_groups: tuple[str, ...] = ()
         # Groups before transactions: a decision is forgotten once the groups have recorded it.
-        for name in ("", GROUPS_FOLDER, TRANSACTIONS_FOLDER, MAINTENANCE_FOLDER):
+        for name in ("", GROUPS_FOLDER, TRANSACTIONS_FOLDER, *JOURNALS):
             folder = f"{name}/" if name else ""
             if name and not any(True for _ in root.store.list_folders(folder)):
                 continue
@@ -376,11 +431,12 @@ def _retain_root_files(root: Root, settings: Settings, keep_ms: int, dry_run: bo
                 decisions = collect(root, now_ms=store_ms, dry_run=dry_run)
                 removed.append(Removed("decision", OLD_DECISION, decisions.objects, decisions.nbytes))
                 failures += decisions.failures
-            elif name == MAINTENANCE_FOLDER:
-                leases = collect_leases(root, keep_ms=keep_ms, now_ms=store_ms, dry_run=dry_run)
+            elif name in JOURNALS:
+                kind, what = JOURNALS[name]
+                entries = collect_journals(root, kind, keep_ms=keep_ms, now_ms=store_ms, dry_run=dry_run)
                 reason = OLD_ENTRY.format(hours=keep_ms // 3_600_000)
-                removed.append(Removed("lease", reason, leases.objects, leases.nbytes))
-                failures += leases.failures
+                removed.append(Removed(what, reason, entries.objects, entries.nbytes))
+                failures += entries.failures
     except SparklogError as error:
         return [RetainReport(ROOT_FILES, failures=(Failure.of(ROOT_FILES, (), f"vacuum {root.location}", error),))]
     removed = [item for item in removed if item.objects]

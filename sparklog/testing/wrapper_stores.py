@@ -3,129 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
-from sparklog.limits import Limits
 from sparklog.storage.fork_safety import ForkLock
-from sparklog.storage.store import ObjectInfo, ObjectWriter, Store, key_kind
+from sparklog.storage.store import Store, key_kind
+from sparklog.storage.wrapper_store import WrapperStore, WrapperWriter
 
-T = TypeVar("T")
-BULK = 1000
-"""Keys of one bulk delete, as of S3."""
-
-
-class WrapperStore(Store):
-    """Pass every call on to `inner`; derived classes override a method, or `request`, which all of them go through.
-
-    Limits are those of `inner`; of the capabilities those of probes and times, `writable` and `parallel_reads` alone:
-    temporary files and links would go past the wrapper.
-    """
-
-    def __init__(self, inner: Store) -> None:
-        self.inner = inner
-
-    def request(self, verb: str, key: str, send: Callable[[], T]) -> T:
-        """Return the answer of `send`; `verb` is the method's name, `key` its key or prefix."""
-        return send()
-
-    @property
-    def location(self) -> str:
-        return self.inner.location
-
-    @property
-    def limits(self) -> Limits:
-        return self.inner.limits
-
-    @limits.setter
-    def limits(self, limits: Limits) -> None:
-        self.inner.limits = limits
-
-    @property
-    def needs_probe(self) -> bool:
-        return self.inner.needs_probe
-
-    @property
-    def probe_rounds(self) -> int:
-        return self.inner.probe_rounds
-
-    @property
-    def server(self) -> str:
-        return self.inner.server
-
-    @property
-    def writable(self) -> bool:
-        return self.inner.writable
-
-    @property
-    def parallel_reads(self) -> int:
-        return self.inner.parallel_reads
-
-    @property
-    def clock_step_ms(self) -> int:
-        return self.inner.clock_step_ms
-
-    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        return self.request("get", key, lambda: self.inner.get(key, start, length))
-
-    def create(self, key: str, data: bytes) -> bool:
-        return self.request("create", key, lambda: self.inner.create(key, data))
-
-    def overwrite(self, key: str, parts: Iterable[bytes]) -> None:
-        self.request("overwrite", key, lambda: self.inner.overwrite(key, parts))
-
-    def writer(self, key: str) -> ObjectWriter:
-        return self.request("writer", key, lambda: self.inner.writer(key))
-
-    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
-        return self.request("list", prefix, lambda: self.inner.list(prefix, after))
-
-    def list_folders(self, prefix: str) -> Iterator[str]:
-        return self.request("list_folders", prefix, lambda: self.inner.list_folders(prefix))
-
-    def stat(self, key: str) -> ObjectInfo | None:
-        return self.request("stat", key, lambda: self.inner.stat(key))
-
-    def delete(self, key: str) -> None:
-        self.request("delete", key, lambda: self.inner.delete(key))
-
-    def delete_many(self, keys: Iterable[str]) -> None:
-        """One request for up to 1,000 keys if `inner` deletes in bulk, else one for each."""
-        if not _deletes_in_bulk(self.inner):
-            super().delete_many(keys)
-            return
-        names = list(keys)
-        for first in range(0, len(names), BULK):
-            some = names[first : first + BULK]
-            self.request("delete_many", some[0], partial(self.inner.delete_many, some))
-
-    def now_ms(self) -> int:
-        return self.request("now_ms", "", self.inner.now_ms)
-
-
-class WrapperWriter:
-    """Pass on the calls of a data object's writer; derived classes override them."""
-
-    def __init__(self, store: Any, key: str, inner: ObjectWriter) -> None:
-        self._store = store
-        self._key = key
-        self._inner = inner
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self._inner.write(data)
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def discard(self) -> None:
-        self._inner.discard()
-
-
-def _deletes_in_bulk(store: Store) -> bool:
-    while isinstance(store, WrapperStore) and type(store).delete_many is WrapperStore.delete_many:
-        store = store.inner
-    return type(store).delete_many is not Store.delete_many
+__all__ = ["CountingStore", "WrapperStore", "WrapperWriter"]
 
 
 class CountingStore(WrapperStore):

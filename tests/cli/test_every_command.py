@@ -33,6 +33,7 @@ IN_TURN = (
         "offsets",
         "get",
         "table",
+        "jobs",
         "log-dirs",
         "history",
         "doctor",

@@ -105,7 +105,7 @@ ALLOWED: Sequence[tuple[tuple[str, ...], Sequence[str]]] = [
         ARROW,
         (
             *("metrics ROOT", "doctor --cost", "compact --dry-run ROOT", "export orders --to EXPORT ROOT"),
-            *("dump-log EXPORT/orders-0/00000000000000000000.log", "backup --to BACKUP ROOT"),
+            *("dump-log EXPORT/orders-0/00000000000000000000.log", "backup --to BACKUP ROOT", "jobs ROOT"),
             "restore BACKUP --to NEW",
         ),
     ),

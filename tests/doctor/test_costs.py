@@ -43,6 +43,8 @@ def cells(requests: Requests) -> list[str]:
         ("opening a topic", costs.OPENING),
         ("its commits since the newest checkpoint, 16 at a time: at most", costs.TAIL),
         ("a checkpoint, every 128 commits", costs.CHECKPOINT),
+        ("a run of a job records its outcome: at most", costs.OUTCOME),
+        ("a look at what the jobs have recorded", costs.OUTCOMES_LOOK),
         ("a writer's look at the bucket's clock, every ten minutes", costs.CLOCK),
     ],
 )

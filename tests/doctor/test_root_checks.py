@@ -219,7 +219,7 @@ def test_everything_together(log: Root, tmp_path: Path) -> None:
     found = examine(str(log.location), conf_file=str(conf), machine=HEALTHY)
     checks = [finding.check for finding in found]
     assert checks[:2] == ["python", "packages"]
-    assert checks[-5:] == ["file system", "space", "store", "clock", "topics"]
+    assert checks[-7:] == ["file system", "space", "store", "clock", "compact", "retain", "topics"]
     assert not failed(found)
     assert failed(examine(machine=EMPTY))
     assert all(finding.fix for finding in examine(machine=EMPTY) if finding.status != OK)

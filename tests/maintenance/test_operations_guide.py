@@ -7,6 +7,7 @@ import runpy
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from configparser import ConfigParser
 from contextlib import contextmanager
 from importlib import import_module
 from itertools import pairwise
@@ -70,6 +71,25 @@ def test_the_crontab_runs_both_jobs_with_options_they_take() -> None:
         assert "flock" not in line, "a lock of one host: the lease in the root is for all"
         ran.add(check(match.group(2)))
     assert ran == MAINTENANCE
+
+
+def test_the_timers_of_systemd_start_both_jobs() -> None:
+    def parsed(name: str) -> ConfigParser:
+        parser = ConfigParser(strict=False, interpolation=None)
+        parser.optionxform = str  # type: ignore[assignment, method-assign]
+        parser.read_string((CONF / name).read_text())
+        return parser
+
+    service = parsed("sparklog@.service")["Service"]
+    assert (service["Type"], service["Restart"]) == ("oneshot", "no")
+    for job, arguments in (("compact", compact.arguments), ("retain", retain.arguments)):
+        timer = parsed(f"sparklog-{job}.timer")
+        assert timer["Timer"]["Unit"] == f"sparklog@{job}.service"
+        assert re.fullmatch(r"\*-\*-\* \*:\d\d:00", timer["Timer"]["OnCalendar"])
+        assert timer["Install"]["WantedBy"] == "timers.target"
+        program, name, option, file = shlex.split(service["ExecStart"].replace("%i", job))
+        assert (program.endswith("/bin/sparklog"), name) == (True, job)
+        assert arguments([option, str(CONF / Path(file).name)]).settings
 
 
 def job_of(words: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ from sparklog.cli.options import (
     whole_number,
 )
 from sparklog.cli.parameters import Argument, Commands, Option
-from sparklog.cli.terminal import Output, print_lines, print_table, printable, read_text
+from sparklog.cli.terminal import EXIT_ERROR, EXIT_OK, Output, print_lines, print_table, printable, read_text, warn
 from sparklog.errors import BadRequest, NotFound
 from sparklog.output import json_value
 from sparklog.parsing import INT64_MAX, is_digits
@@ -103,6 +103,9 @@ def describe(
     state: Annotated[bool, Option("--state", help="The groups themselves in place of their offsets.")] = False,
     members: Annotated[bool, Option("--members", help="Their members in place of their offsets.")] = False,
     verbose: Annotated[bool, Option("--verbose", help="With --members: which partitions each has.")] = False,
+    max_lag: Annotated[
+        int | None, whole_number("--max-lag", text="Exit code 1 if a group lags more records in a partition.")
+    ] = None,
 ) -> Output:
     """Show how far groups have read, and how far behind they are, in records and in seconds.
 
@@ -112,6 +115,8 @@ def describe(
     """
     if verbose and not members:
         raise BadParameter("it goes with --members", param_hint="'--verbose'")
+    if max_lag is not None and (state or members):
+        raise BadParameter("it goes with the offsets: leave out --state and --members", param_hint="'--max-lag'")
     opened = _open_groups(root)
     names = groups.names()
     described = opened.descriptions(names or opened.names(), opened.failures if names is None else None)
@@ -128,7 +133,14 @@ def describe(
         _note_empty(described)
         print_table(OFFSETS, [_cells(row) for row in rows])
 
-    return Output(rows, show, opened.failures)
+    late = [row for row in rows if max_lag is not None and (row.lag or 0) > max_lag]
+
+    def complain() -> None:
+        for row in late:
+            place = f"group {row.group} lags by {row.lag:,} records in {row.topic}-{row.partition}"
+            warn(f"{place}, at most {max_lag:,} are allowed")
+
+    return Output(rows, show, opened.failures, EXIT_ERROR if late else EXIT_OK, complain)
 
 
 def _note_empty(described: Sequence[GroupDescription]) -> None:

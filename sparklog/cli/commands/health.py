@@ -1,4 +1,4 @@
-"""`sparklog verify`, `repair`, `doctor`, `report`, `metrics`: damage of data, troubles of a machine, figures."""
+"""`sparklog verify`, `repair`, `doctor`, `jobs`, `report`, `metrics`: damage, troubles of machine and jobs, figures."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from sparklog.cli.options import (
     PropertiesOption,
     QuickOption,
     QuietOption,
+    RootOption,
     SourceOption,
     TopicsOption,
     comma_separated,
+    parse_age,
     required,
     root_option,
     whole_number,
 )
 from sparklog.cli.parameters import Argument, Commands, Option
-from sparklog.cli.terminal import EXIT_ERROR, EXIT_OK, Output, print_json, printable
+from sparklog.cli.terminal import EXIT_ERROR, EXIT_OK, Output, print_json, print_lines, print_table, printable
 from sparklog.errors import BadRequest, NotFound
 from sparklog.output import STANDARD_OUTPUT, StatusLine, write_output
 from sparklog.version import __version__
@@ -157,6 +159,10 @@ def doctor(
     store: Annotated[
         str | None, Option(metavar="LOCATION", help="Only test whether this path or bucket can hold a root.")
     ] = None,
+    max_age: Annotated[
+        str | None,
+        Option(metavar="AGE", help="Fail if a job has not succeeded on a topic for longer, such as 3h."),
+    ] = None,
     cost: Annotated[
         bool, Option("--cost", help="Only print what a topic in a bucket costs a month. The options below say which.")
     ] = False,
@@ -167,12 +173,12 @@ def doctor(
     Each line is ok, warn or fail, what was found and, below it, the command or setting that puts it right. Runs
     without pyspark, without Java and without a root. Exit code 1 only if something fails. --root and --store write a
     few objects below _probe to see whether the store keeps its promises, and remove them. --store says of each
-    promise whether it is kept, of any path or URL.
+    promise whether it is kept, of any path or URL. --max-age is for probes: a job that is overdue is a warning else.
     """
     if cost:
         from sparklog.doctor.costs import Workload, document, lines
 
-        if conf_file is not None or spark or store is not None:
+        if conf_file is not None or spark or store is not None or max_age is not None:
             raise BadParameter("computes, and looks at nothing: leave out the other checks", param_hint="'--cost'")
         work = Workload(*vars(workload).values())
         return Output.of_lines(document(work), *lines(work))
@@ -181,7 +187,13 @@ def doctor(
 
     if store is not None and (conf_file is not None or spark):
         raise BadParameter("tests the store alone: leave out --conf-file and --spark", param_hint="'--store'")
-    findings = examine(root, conf_file=conf_file, start_spark=spark) if store is None else examine_store(store)
+    max_age_ms = None if max_age is None else parse_age(max_age, "--max-age")
+    if max_age_ms is not None and (root is None or store is not None):
+        raise BadParameter("is about the jobs on a root: give --root", param_hint="'--max-age'")
+    if store is not None:
+        findings = examine_store(store)
+    else:
+        findings = examine(root, conf_file=conf_file, start_spark=spark, max_age_ms=max_age_ms)
     width = max(len(finding.check) for finding in findings)
     rows = []
     for finding in findings:
@@ -189,6 +201,38 @@ def doctor(
         if finding.fix:
             rows.append(f"{'':{width + 6}}  fix: {finding.fix}")
     return Output.of_lines(findings, *rows, code=EXIT_ERROR if failed(findings) else EXIT_OK)
+
+
+@app.add("jobs", "sparklog jobs --root /data/log")
+def jobs(
+    root: RootOption,
+    topic: TopicsOption = None,
+    properties: PropertiesOption = None,
+    runs: Annotated[bool, Option("--runs", help="The newest runs in place of the topics.")] = False,
+) -> Output:
+    """Show when each maintenance job last succeeded on each topic, how long it took, and what is overdue.
+
+    A job is overdue by its own schedule, or by the topic's configs; docs/guides/scheduled-jobs.md has the rules. Below
+    the table are the runs that work now. `sparklog doctor --max-age` has an exit code for probes.
+    """
+    from sparklog.tools.report.job_states import has_jobs, look_at_root
+    from sparklog.tools.report.job_tables import RUNS, STATES, jobs_document, run_cells, running_line, state_cells
+
+    source = open_source(root)
+    settings = report_settings(source, properties)
+    if source.root is None or not has_jobs(source.root):
+        raise BadRequest(f"{source.view.location} is a Kafka directory or a backup: no job of sparklog works there")
+    look = look_at_root(source.root, settings, source.narrowed(comma_separated(topic)))
+    states, running = look.states(), look.running()
+
+    def show() -> None:
+        if runs:
+            print_table(RUNS, [run_cells(run) for run in reversed(look.outcomes.runs)], right=RUNS[4:])
+        else:
+            print_table(STATES, [state_cells(state, settings.now_ms) for state in states], right=STATES[3:7])
+        print_lines(running_line(run, settings.now_ms) for run in running)
+
+    return Output(jobs_document(look.outcomes, states, running), show, look.failures)
 
 
 @app.add("report", "sparklog report --root /data/log --html report.html")

@@ -22,6 +22,7 @@ from sparklog.cli.terminal import leave_for_usage
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.log.topic.root import Root
 from sparklog.maintenance.leases import Lease, leased
+from sparklog.maintenance.outcomes import Recording
 from sparklog.maintenance.properties import settings_of_file
 from sparklog.maintenance.report import document, say_failures
 from sparklog.maintenance.spark_runner import hide_interrupts
@@ -118,15 +119,18 @@ def run_maintenance(
     options: Maintenance,
     work: Callable[[Root, Settings, Lease], Sequence[Any]],
     summary: Callable[..., str],
+    kind: str | None = None,
 ) -> int:
     """Do a job's work on a root, then print failures on stderr and the report on stdout. Returns the exit code.
 
-    `work` takes its topics from the lease, and asks it after each piece whether to go on.
+    `work` takes its topics from the lease, and asks it after each piece whether to go on. Its outcome is recorded in
+    the root, as that of a job `kind` (default: the job's name).
     """
     root = sparklog.open(options.root)
     settings = options.settings_at(store_clock_ms(root.store, root.env, dry_run=options.dry_run))
     with leased(root, name, options.topics, wanted=options.lease and not options.dry_run) as lease:
-        reports = [] if lease.waits else work(root, settings, lease)
+        recording = Recording[Any](root, kind or name, settings, options.topics, wanted=not options.dry_run)
+        reports = [] if lease.waits else recording.run(lambda: work(root, settings, lease))
     failures = [failure for report in reports for failure in report.failures]
     failed = not lease.waits and say_failures(f"sparklog {name}", failures, root.location, len(reports))
     if options.as_json:

@@ -20,6 +20,7 @@ from sparklog.compaction.run import CompactOptions, compact_root
 from sparklog.errors import SparklogError
 from sparklog.log.topic.root import Root
 from sparklog.maintenance.leases import Lease
+from sparklog.maintenance.outcomes import SEAL
 from sparklog.maintenance.progress import say_outcome
 from sparklog.maintenance.report import TopicReport, summary
 from sparklog.maintenance.spark_runner import SparkIfNeeded
@@ -60,7 +61,7 @@ def run(runner: Runner, options: Compact) -> int:
             parts = CompactOptions(lease.topics, options.seal_only, options.roll, options.dry_run)
             return compact_root(root, settings, runner, parts, ended)
 
-        return run_maintenance("compact", options, compact, summary)
+        return run_maintenance("compact", options, compact, summary, SEAL if options.seal_only else None)
 
 
 @guarded

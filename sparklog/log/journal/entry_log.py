@@ -64,7 +64,8 @@ Step = Callable[[E], E | None]
 class EntryKind(Generic[E]):
     """A kind of entries: offsets of groups or decisions. The journal of an id is below `folder`.
 
-    `owner` and `what` are for messages: "transactional id", "decisions".
+    `owner` and `what` are for messages: "transactional id", "decisions". `per_checkpoint`: entries between two
+    checkpoints, where they are large; None: as `Limits` has it.
     """
 
     folder: str
@@ -72,6 +73,7 @@ class EntryKind(Generic[E]):
     what: str
     empty: Callable[[str], E]
     table: StoredDocument[E]
+    per_checkpoint: int | None = None
 
     def prefix(self, id_: str) -> str:
         return f"{self.folder}/{id_folder(id_)}"
@@ -141,7 +143,7 @@ class EntryLog(Journal[E, E, E]):
 
     @property
     def _entries_per_checkpoint(self) -> int:
-        return self.store.limits.checkpoint_entries
+        return self.kind.per_checkpoint or self.store.limits.checkpoint_entries
 
     def _decode_checkpoint(self, data: bytes, key: str, number: int) -> E:
         return self._decode(data, key, number)

@@ -8,6 +8,7 @@
     _transactions/<id>/_log/00000000000000000042.json            entry 42 of the decisions of a transactional id
     _groups/<id>/_log/00000000000000000042.json                  entry 42 of the offsets of a consumer group
     _maintenance/<job>/_log/00000000000000000042.json            entry 42 of the leases of a job
+    _jobs/outcomes/_log/00000000000000000042.json                entry 42 of the outcomes of jobs
     _repair/<run>/<key>                                          what a repair replaced or set aside
 
 Paths in commits are relative to the topic's folder; a path that begins with `/` is relative to the root (a clone
@@ -53,6 +54,7 @@ SEALED_FOLDER = "sealed"
 TRANSACTIONS_FOLDER = "_transactions"
 GROUPS_FOLDER = "_groups"
 MAINTENANCE_FOLDER = "_maintenance"
+JOBS_FOLDER = "_jobs"
 REPAIR_FOLDER = "_repair"
 """What repairs have set aside: nothing reads it."""
 VERSION_DIGITS = 20
@@ -307,6 +309,11 @@ def read_root_id(store: Store) -> str:
         problem = f"{store.location} is no sparklog root: it has no {ROOT_KEY}"
         raise NotFound(f"{problem}; create one or check the path") from None
     return _root_id_in(data)
+
+
+def root_created_ms(store: Store) -> int:
+    """Return when this root was made, by its creator's clock (one request)."""
+    return ROOT_JSON.decode(store.get(ROOT_KEY), ROOT_KEY).created_ms
 
 
 @lru_cache(maxsize=16)

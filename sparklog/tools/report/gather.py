@@ -33,6 +33,7 @@ from sparklog.retention.retain import RetainReport, plan_topic, retain_root
 from sparklog.retention.vacuum import unreferenced
 from sparklog.tools.report.health import health
 from sparklog.tools.report.hours import blocks_by_hour, events_by_hour, slices_by_hour
+from sparklog.tools.report.job_states import JobLook, has_jobs
 from sparklog.tools.report.report_data import (
     ATTENTION,
     Activity,
@@ -87,6 +88,11 @@ def _root(view: RootView, settings: Settings, topics: tuple[str, ...], maintenan
     root, notes = view.root, list[Note]()
     for name in topics:
         root.topic(name)
+    look: JobLook | None = None
+    try:
+        look = JobLook(root, settings) if has_jobs(root) else None
+    except SparklogError as error:
+        notes.append(Note(ATTENTION, "", f"what the jobs have recorded cannot be read: {error} [{error.code}]"))
     facts: list[TopicFacts] = []
     held_back: list[HeldBack] = []
     for name in topics or sorted(name for name in root.store.list_folders("") if is_topic_name(name)):
@@ -94,7 +100,9 @@ def _root(view: RootView, settings: Settings, topics: tuple[str, ...], maintenan
             if root.engine.log(name).refresh().head.exists:
                 snapshot = root.topic(name).log.read_snapshot()
                 waiting = unreferenced(root.topic(name))[1] if maintenance else None
-                facts.append(replace(_topic(root, snapshot, settings), unreferenced_bytes=waiting))
+                backlog = None if look is None else look.add(snapshot)
+                topic = _topic(root, snapshot, settings)
+                facts.append(replace(topic, unreferenced_bytes=waiting, backlog=backlog))
                 held_back += _held_back(root, snapshot, settings.now_ms)
         except SparklogError as error:
             notes.append(Note(ATTENTION, name, f"cannot be read: {error} [{error.code}]"))
@@ -112,7 +120,8 @@ def _root(view: RootView, settings: Settings, topics: tuple[str, ...], maintenan
     waste = tuple(Waste(name, item.kind, item.reason, item.objects, item.nbytes) for name, item in vacuums)
     removals = waste if maintenance else None
     return RootReport(
-        view.location, "root", now_ms, tuple(facts), groups, tuple(held_back), doing, removals, tuple(notes)
+        *(view.location, "root", now_ms, tuple(facts), groups, tuple(held_back), doing, removals, tuple(notes)),
+        jobs=None if look is None else look.states(),
     )
 
 

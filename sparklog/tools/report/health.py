@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from shlex import quote
 
+from sparklog.maintenance.overdue import troubles
 from sparklog.tools.report.report_data import ATTENTION, INFORMATION, GroupFacts, HeldBack, Note, RootReport, TopicFacts
 from sparklog.units import HOUR_MS, count, duration, size_text
 
@@ -20,7 +21,7 @@ LEAST_FREE = 0.05  # of the disk
 
 def health(report: RootReport) -> RootReport:
     """Return the report with the notes that follow from it, those that need attention first."""
-    notes = [*report.notes, *_transactions(report), *_space(report)]
+    notes = [*report.notes, *_transactions(report), *_space(report), *_jobs(report)]
     for group in report.groups or ():
         notes += _group(report, group)
     for topic in report.topics:
@@ -71,6 +72,12 @@ def _space(report: RootReport) -> Iterator[Note]:
             f"run `sparklog retain`, which frees {size_text(gone)} now" if gone else "shorten retention or add space"
         )
         yield Note(ATTENTION, "", f"{left}; {frees}")
+
+
+def _jobs(report: RootReport) -> Iterator[Note]:
+    for trouble in troubles(report.jobs or ()):
+        topic = trouble.topics[0] if len(trouble.topics) == 1 else ""
+        yield Note(ATTENTION, topic, f"{trouble.text}; look at `sparklog jobs`, and at the schedule's own log")
 
 
 def _group(report: RootReport, group: GroupFacts) -> Iterator[Note]:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from sparklog.maintenance.backlog import Backlog
+from sparklog.maintenance.overdue import JobState
 from sparklog.tools.report.report_data import ATTENTION, GroupPartition, PartitionFacts, RootReport
 
 Labels = Mapping[str, object]
@@ -33,7 +35,7 @@ class Metric:
 def exposition(report: RootReport) -> str:
     """Return the lines, each metric's together, labels in a fixed order; ends with a line feed."""
     now = Metric("sparklog_metrics_timestamp_seconds", "When these figures were taken.", [({}, report.now_ms / 1000)])
-    return text_of([now, *_of_partitions(report), *_of_topics(report), *_of_groups(report)])
+    return text_of([now, *_of_partitions(report), *_of_topics(report), *_of_jobs(report), *_of_groups(report)])
 
 
 def text_of(metrics: Iterable[Metric]) -> str:
@@ -83,6 +85,35 @@ def _of_topics(report: RootReport) -> Iterator[Metric]:
         counts[note.topic] = counts.get(note.topic, 0) + (note.level == ATTENTION)
     notes = [({"topic": topic}, count) for topic, count in counts.items()]
     yield Metric("sparklog_attention_notes", "Notes of `sparklog report` that need attention.", notes)
+
+
+def _of_jobs(report: RootReport) -> Iterator[Metric]:
+    backlogs = [({"topic": topic.topic}, topic.backlog) for topic in report.topics if topic.backlog is not None]
+    waiting: tuple[tuple[str, str, Callable[[Backlog], float | None]], ...] = (
+        ("unsealed_bytes", "Bytes that no job has sealed yet.", lambda backlog: backlog.unsealed_bytes),
+        ("dirty_ratio", "Dirty ratio of the dirtiest partition.", lambda backlog: backlog.dirty_ratio),
+        (
+            "oldest_expired_timestamp_seconds",
+            "Time of the oldest record that the next run of retain takes.",
+            lambda backlog: _seconds(backlog.oldest_expired_ms),
+        ),
+    )
+    yield from _metrics("topic", backlogs, waiting)
+    # Not `job`: that is the label of what Prometheus scrapes.
+    rows = [({"maintenance": state.job, "topic": state.topic}, state) for state in report.jobs or ()]
+    columns: tuple[tuple[str, str, Callable[[JobState], float | None]], ...] = (
+        ("last_run_timestamp_seconds", "When the last run began.", lambda state: _seconds(state.last_run_ms)),
+        (
+            "last_success_timestamp_seconds",
+            "When the last run began that did not fail.",
+            lambda state: _seconds(state.last_success_ms),
+        ),
+        ("last_run_seconds", "How long the last run worked on the topic.", lambda state: state.seconds),
+        ("interval_seconds", "Time between two runs, as they came.", lambda state: _seconds(state.interval_ms)),
+        ("failed", "1 if the last run failed.", lambda state: int(bool(state.failure))),
+        ("overdue_seconds", "For how long a run is overdue, 0 while it is not.", lambda state: state.overdue_ms / 1000),
+    )
+    yield from _metrics("job", rows, columns)
 
 
 def _of_groups(report: RootReport) -> Iterator[Metric]:

@@ -20,7 +20,7 @@ from sparklog.tools.report.report_data import (
     TopicFacts,
     total,
 )
-from sparklog.units import HOUR_MS, ago, day_text, duration, number_text, size_text, time_text
+from sparklog.units import HOUR_MS, UNKNOWN, ago, day_text, duration, number_text, size_text, time_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -161,8 +161,15 @@ def _environment(report: RootReport) -> Environment:
         lstrip_blocks=True,
     )
     filters = {"count": number_text, "size": size_text, "numbers": numbers, "time": time_text}
-    environment.filters.update(filters, duration=duration, day=day_text, ago=lambda ms: ago(ms, report.now_ms))
+    environment.filters.update(
+        filters, seconds=seconds_text, duration=duration, day=day_text, ago=lambda ms: ago(ms, report.now_ms)
+    )
     return environment
+
+
+def seconds_text(seconds: float | None) -> str:
+    """Return `1,234.5`."""
+    return UNKNOWN if seconds is None else f"{seconds:,.1f}"
 
 
 def shown_partitions(topic: TopicFacts) -> list[PartitionFacts]:

@@ -6,6 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from sparklog.maintenance.backlog import Backlog
+from sparklog.maintenance.overdue import JobState
+
 ATTENTION, INFORMATION = "attention", "information"
 HOURS = 72
 
@@ -78,6 +81,7 @@ class TopicFacts:
     activity: Activity | None
     bytes_by_hour: tuple[int, ...] = ()
     unreferenced_bytes: int | None = None  # of files that only wait for the vacuum; None: not looked at
+    backlog: Backlog | None = None  # what waits for the jobs; None: not looked at
 
     @property
     def bytes(self) -> int:
@@ -232,7 +236,8 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class RootReport:
-    """All facts. `kind` is `root` or `kafka`; `doing`, `removals` and `groups` are None where they do not apply."""
+    """All facts. `kind` is `root` or `kafka`; `doing`, `removals`, `groups` and `jobs` are None where they do not
+    apply."""
 
     COMPUTED: ClassVar = ("bytes",)
 
@@ -247,6 +252,7 @@ class RootReport:
     notes: tuple[Note, ...]
     made_by: str = "sparklog"
     disk: Disk | None = None
+    jobs: tuple[JobState, ...] | None = None
 
     @property
     def bytes(self) -> int:

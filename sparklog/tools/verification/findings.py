@@ -13,7 +13,8 @@ from sparklog.units import count, size_text
 
 ROOT, LOG, CHAIN, CHECKPOINT, STATE = "root", "commit", "chain", "checkpoint", "state"
 MISSING, SIZE, CHECKSUM, FOOTER, INDEX, CONTENT = "missing", "size", "checksum", "footer", "index", "content"
-DECISION, GROUP, LEASE, TRANSACTION, PROMISE = "decision", "group", "lease", "transaction", "promise"
+DECISION, GROUP, LEASE, OUTCOME, TRANSACTION = "decision", "group", "lease", "outcome", "transaction"
+PROMISE = "promise"
 """Kinds of findings."""
 RESTORE = "restore the file from a backup"
 TWO_WINNERS = "if it was not changed, the store told two that they had created it: sparklog doctor tries that"

@@ -23,6 +23,7 @@ from sparklog.log.journal.entry_log import E, EntryKind
 from sparklog.log.journal.lost_commits import is_note, lost_commits
 from sparklog.log.journal.names import (
     GROUPS_FOLDER,
+    JOBS_FOLDER,
     LOG_FOLDER,
     MAINTENANCE_FOLDER,
     PLACE_KEY,
@@ -42,6 +43,7 @@ from sparklog.log.journal.names import (
 from sparklog.log.journal.probe_verdict import is_verdict
 from sparklog.log.state.history import History
 from sparklog.maintenance.leases import LEASES
+from sparklog.maintenance.outcomes import OUTCOMES
 from sparklog.maintenance.work_items import InProcess, Runner
 from sparklog.retention.vacuum_plan import data_file
 from sparklog.storage.probe import PROBE_FOLDER
@@ -54,6 +56,7 @@ from sparklog.tools.verification.findings import (
     GROUP,
     LEASE,
     MISSING,
+    OUTCOME,
     PROMISE,
     ROOT,
     SIZE,
@@ -211,7 +214,7 @@ def _why(info: ObjectInfo, topics: Mapping[str, CheckedTopic]) -> str | None:
     owner, _, below = info.key.partition("/")
     if owner == PROBE_FOLDER:
         return "of a probe that is at work, or died"
-    if owner in (TRANSACTIONS_FOLDER, GROUPS_FOLDER, MAINTENANCE_FOLDER):
+    if owner in (TRANSACTIONS_FOLDER, GROUPS_FOLDER, MAINTENANCE_FOLDER, JOBS_FOLDER):
         return "written just now" if key_kind(info.key) in ("commit", "checkpoint") and LOG_FOLDER in below else None
     if not below or not is_topic_name(owner):
         return None
@@ -353,6 +356,7 @@ class _Verification:
         self._entries_of(DECISIONS, DECISION, self.states)
         self._entries_of(GROUPS, GROUP, self.groups)
         self._entries_of(LEASES, LEASE, {})
+        self._entries_of(OUTCOMES, OUTCOME, {})
 
     def _entries_of(self, kind: EntryKind[E], label: str, states: dict[str, E]) -> None:
         for folder in self.store.list_folders(f"{kind.folder}/"):

@@ -17,10 +17,11 @@ from sparklog.errors import SparklogError
 from sparklog.log.journal.clocks import Env
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import ObjectInfo, ObjectWriter, Store
+from sparklog.storage.wrapper_store import T
 from sparklog.testing.bucket_store import BucketStore
 from sparklog.testing.faulty_store import Crash, Decide, FaultyStore
 from sparklog.testing.world import START_MS, World
-from sparklog.testing.wrapper_stores import T, WrapperStore
+from sparklog.testing.wrapper_stores import WrapperStore
 from tests.log.simulation.at_once import no_threads
 
 

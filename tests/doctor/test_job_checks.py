@@ -1,0 +1,119 @@
+"""What `sparklog doctor` says about the jobs on a root."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from sparklog.compaction.run import compact_root
+from sparklog.doctor.checks import FAIL, OK, WARN, Check
+from sparklog.doctor.job_checks import check_jobs
+from sparklog.log.topic.root import RootView
+from sparklog.maintenance.leases import LEASE_MS, Lease
+from sparklog.maintenance.outcomes import COMPACT, RETAIN, Recording
+from sparklog.maintenance.report import RunReport
+from sparklog.maintenance.work_items import InProcess, Settings
+from sparklog.retention.retain import retain_root
+from sparklog.testing.world import DAY_MS, HOUR_MS, MINUTE_MS, World
+from sparklog.tools.report.gather import gather
+
+
+def filled() -> World:
+    world = World()
+    world.root().create_topic("orders").append(pa.table({"value": ["a"]}))
+    return world
+
+
+def maintain(world: World, *jobs: str) -> None:
+    root, settings = world.root(), Settings(world.now_ms)
+    if COMPACT in jobs:
+        Recording[RunReport](root, COMPACT, settings).run(lambda: compact_root(root, settings, InProcess()))
+    if RETAIN in jobs:
+        Recording[RunReport](root, RETAIN, settings).run(lambda: retain_root(root, settings))
+
+
+def said(checks: list[Check], job: str) -> list[tuple[str, str]]:
+    return [(check.status, check.found) for check in checks if check.check == job]
+
+
+def test_a_root_that_no_job_has_visited() -> None:
+    assert check_jobs(World().root()) == [], "without topics there is nothing to do"
+    world = filled()
+    young = said(check_jobs(world.root()), RETAIN)
+    assert young == [(OK, "retain has never visited this root (no run of it is recorded); it is not overdue yet")]
+    world.now_ms += 26 * HOUR_MS
+    maintain(world, COMPACT)
+    checks = check_jobs(world.root())
+    ((status, found),) = said(checks, RETAIN)
+    assert (status, found.startswith("retain has never visited this root")) == (WARN, True)
+    assert said(checks, COMPACT)[0][0] == OK
+    assert [check.fix.startswith("sparklog retain --root ") for check in checks if check.check == RETAIN] == [True]
+
+
+def test_jobs_that_run_are_fine() -> None:
+    world = filled()
+    for _ in range(3):
+        maintain(world, COMPACT, RETAIN)
+        world.now_ms += HOUR_MS
+    message = "succeeded on 1 topic, every 60 min; the oldest success began 60 min ago"
+    checks = check_jobs(world.root())
+    assert [(check.check, check.status, check.found) for check in checks] == [
+        (COMPACT, OK, message),
+        (RETAIN, OK, message),
+    ]
+
+
+def test_a_limit_of_age_is_a_failure() -> None:
+    world = filled()
+    maintain(world, COMPACT)
+    world.now_ms += 3 * HOUR_MS
+    checks = check_jobs(world.root(), 3 * HOUR_MS)
+    assert [check.check for check in checks if check.status == FAIL] == [RETAIN]
+    assert said(checks, RETAIN)[-1][1] == "has not succeeded for longer than 3 h on 1 topic; on orders never"
+    world.now_ms += MINUTE_MS
+    checks = check_jobs(world.root(), 3 * HOUR_MS)
+    assert [check.check for check in checks if check.status == FAIL] == [COMPACT, RETAIN]
+
+
+def test_runs_that_hang_and_runs_that_died_are_named() -> None:
+    world = filled()
+    for _ in range(3):
+        maintain(world, COMPACT, RETAIN)
+        world.now_ms += HOUR_MS
+    hanging = Lease(world.root(), RETAIN)
+    hanging.take()
+    assert all(check.status == OK for check in check_jobs(world.root())), "a run that works is no trouble"
+    world.now_ms += 2 * HOUR_MS
+    hanging.renew()
+    checks = check_jobs(world.root())
+    assert "still works, and other runs leave its topics alone" in said(checks, RETAIN)[-1][1]
+    world.now_ms += LEASE_MS
+    checks = check_jobs(world.root())
+    assert "ended without an outcome" in said(checks, RETAIN)[-1][1]
+    maintain(world, RETAIN)
+    Lease(world.root(), RETAIN).take()
+    assert [status for status, _ in said(check_jobs(world.root()), RETAIN)] == [OK]
+
+
+def test_defaults_of_the_last_run_count() -> None:
+    """A properties file that keeps records longer is not at hand where doctor runs."""
+    world = filled()
+    longer = Settings(world.now_ms, {"retention.ms": str(60 * DAY_MS)})
+    for _ in range(3):
+        root = world.root()
+        Recording[RunReport](root, RETAIN, longer).run(lambda root=root: retain_root(root, longer))  # type: ignore[misc]
+        world.now_ms += 10 * DAY_MS
+    assert [status for status, _ in said(check_jobs(world.root()), RETAIN)] == [OK]
+
+
+def test_what_cannot_be_read_is_a_warning() -> None:
+    world = filled()
+    maintain(world, RETAIN)
+    (entry,) = world.store.list("_jobs/")
+    world.store.delete(entry.key)
+    world.store.create(entry.key, b"{}")
+    (check,) = check_jobs(world.root())
+    assert (check.check, check.status) == ("jobs", WARN)
+    assert "sparklog verify" in check.fix
+    report = gather(RootView(world.root()), Settings(world.now_ms), maintenance=False)
+    assert [note.text.startswith("what the jobs have recorded cannot be read: ") for note in report.notes] == [True]
+    assert (report.jobs, len(report.topics)) == (None, 1)

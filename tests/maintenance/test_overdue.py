@@ -1,0 +1,153 @@
+"""What is overdue: by the schedule as it was seen, and by what a topic's configs allow; with words for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from sparklog.maintenance.backlog import LEAST_WAIT_MS, MOST_WAIT_MS, Backlog, Due, allowed_wait_ms
+from sparklog.maintenance.outcomes import COMPACT, RETAIN, SEAL, JobRun, Outcomes, TopicOutcome
+from sparklog.maintenance.overdue import LATE_MS, JobState, judge, troubles
+from sparklog.testing.world import DAY_MS, HOUR_MS, MINUTE_MS, START_MS
+
+NOW = START_MS + 100 * DAY_MS
+
+
+def run(job: str, hours_ago: float, *topics: str, failure: str = "") -> JobRun:
+    return JobRun(job, "r", "host", 1, NOW - round(hours_ago * HOUR_MS), 5_000, topics, failure=failure)
+
+
+def row(
+    job: str, hours_ago: float, *, success: float | None = None, failure: str = "", topic: str = "t"
+) -> TopicOutcome:
+    start_ms = NOW - round(hours_ago * HOUR_MS)
+    good_ms = start_ms if success is None else NOW - round(success * HOUR_MS)
+    return TopicOutcome(job, topic, start_ms, 2_000, good_ms, failure)
+
+
+def state(
+    runs: Sequence[JobRun],
+    rows: Sequence[TopicOutcome] = (),
+    *,
+    job: str = RETAIN,
+    due: Sequence[Due] = (),
+    age: float = 1000,
+) -> JobState:
+    """The state of a job on topic t of a root that is `age` hours old."""
+    outcomes = Outcomes("outcomes", runs=tuple(runs), topics=tuple(rows))
+    judged = judge(outcomes, {"t": Backlog(due=tuple(due))}, NOW - round(age * HOUR_MS), NOW)
+    return next(item for item in judged if item.job == job)
+
+
+def hours(*starts: float) -> list[JobRun]:
+    return [run(RETAIN, start) for start in starts]
+
+
+@pytest.mark.parametrize(
+    ("runs", "interval", "overdue"),
+    [
+        ([], None, 1000 - 24.75),
+        (hours(3), None, 0),
+        (hours(30), None, 30 - 24.75),
+        (hours(3, 2, 1), 1, 0),
+        (hours(4, 3, 1.8), 1.2, 0),
+        (hours(4, 3, 2), 1, 0.5),
+        (hours(10, 9), 1, 9 - 1.5),
+        (hours(14, 8, 2), 6, 0),
+        (hours(18, 13, 7), 6, 0.25),
+        # Three runs by hand do not make it a schedule of minutes until they are all that is seen.
+        (hours(4, 3, 2, 1.9, 1.8), 1, 0.3),
+        # After an outage: a long interval counts for three runs.
+        (hours(100, 52, 51), 48, 51 - 48.75),
+        (hours(100, 52, 51, 50, 49), 1, 49 - 1.5),
+    ],
+)
+def test_a_schedule_is_what_was_seen(runs: list[JobRun], interval: float | None, overdue: float) -> None:
+    judged = state(runs)
+    assert judged.interval_ms == (None if interval is None else pytest.approx(interval * HOUR_MS, abs=1))
+    assert judged.overdue_ms == pytest.approx(overdue * HOUR_MS, abs=1)
+    assert bool(judged.why) == bool(overdue)
+    assert judged.state == ("overdue" if overdue else "never" if not runs else "ok")
+
+
+def test_a_young_root_is_not_overdue() -> None:
+    assert state([], age=24.5).state == "never"
+    assert state([], age=25).state == "overdue"
+
+
+def test_runs_over_other_topics_do_not_count() -> None:
+    runs = [run(RETAIN, 5, "t"), run(RETAIN, 4, "t"), run(RETAIN, 1, "u"), run(COMPACT, 0.5)]
+    judged = state(runs, [row(RETAIN, 4)])
+    assert (judged.last_success_ms, judged.interval_ms) == (NOW - 4 * HOUR_MS, HOUR_MS)
+    assert judged.overdue_ms == 3 * HOUR_MS - MINUTE_MS * 30
+
+
+def test_failing_runs_keep_the_schedule_and_not_the_success() -> None:
+    runs = [run(RETAIN, number) for number in (5, 4, 3, 2, 1)]
+    judged = state(runs, [row(RETAIN, 1, success=4, failure="expire t: no [SPARKLOG_CORRUPT]")])
+    assert (judged.failure, judged.interval_ms) == ("expire t: no [SPARKLOG_CORRUPT]", HOUR_MS)
+    assert (judged.last_run_ms, judged.last_success_ms) == (NOW - HOUR_MS, NOW - 4 * HOUR_MS)
+    assert judged.overdue_ms == 2.5 * HOUR_MS
+
+
+def test_a_run_that_ended_early_has_no_row() -> None:
+    runs = [run(RETAIN, 1.4), run(RETAIN, 0.4, failure="interrupted")]
+    judged = state(runs, [row(RETAIN, 1.4)])
+    assert (judged.failure, judged.seconds, judged.state) == ("interrupted", 5.0, "failed")
+    later = state([*runs, run(RETAIN, 0.2)], [row(RETAIN, 0.2)])
+    assert (later.failure, later.seconds, later.state) == ("", 2.0, "ok")
+
+
+def test_sealing_alone_is_a_part_of_compact() -> None:
+    """It keeps up what it does; a dirty log waits for a whole run."""
+    runs, rows = [run(SEAL, number) for number in (3, 2, 1)], [row(SEAL, 1)]
+    assert state(runs, rows, job=COMPACT).state == "ok"
+    sealing = Due(COMPACT, "not sealed", NOW - 40 * HOUR_MS, sealing=True)
+    assert state(runs, rows, job=COMPACT, due=[sealing]).state == "ok"
+    dirty = state(runs, [*rows, row(COMPACT, 30)], job=COMPACT, due=[Due(COMPACT, "dirty")])
+    assert (dirty.overdue_ms, dirty.why) == (5 * HOUR_MS, "dirty")
+
+
+@pytest.mark.parametrize(
+    ("since", "success", "overdue"),
+    [(40, 20, 0), (40, 30, 10), (26, 30, 6), (None, 30, 10), (3, 30, 0)],
+)
+def test_configs_count_from_when_work_fell_due_or_from_the_last_success(
+    since: float | None, success: float, overdue: float
+) -> None:
+    """Of a job that runs twice a week: 20 hours are allowed."""
+    runs = [run(RETAIN, number) for number in (success + 120, success + 60, success)]
+    since_ms = -1 if since is None else NOW - round(since * HOUR_MS)
+    judged = state(runs, [row(RETAIN, success)], due=[Due(RETAIN, "old records", since_ms, 20 * HOUR_MS)])
+    assert (judged.overdue_ms, judged.why) == (overdue * HOUR_MS, "old records" if overdue else "")
+
+
+def test_configs_allow_what_they_say_within_bounds() -> None:
+    assert [allowed_wait_ms(hours * HOUR_MS) for hours in (0, 1, 5, 24, 168)] == [
+        *(LEAST_WAIT_MS, LEAST_WAIT_MS, 5 * HOUR_MS, 24 * HOUR_MS, MOST_WAIT_MS),
+    ]
+    assert LATE_MS < HOUR_MS
+
+
+def test_troubles_are_said_of_each_job_together() -> None:
+    outcomes = Outcomes(
+        "outcomes",
+        runs=tuple(run(RETAIN, number) for number in (5, 4, 3)),
+        topics=(
+            row(RETAIN, 3, success=4, failure="expire b: no", topic="b"),
+            row(RETAIN, 3, failure="x", topic="(root)"),
+        ),
+    )
+    states = judge(outcomes, {name: Backlog() for name in "abcd"}, NOW - 2 * HOUR_MS, NOW)
+    texts = [(trouble.job, trouble.topics, trouble.text) for trouble in troubles(states)]
+    assert texts == [
+        (RETAIN, ("b", "(root)"), "the last run of retain failed on b, (root): expire b: no"),
+        (
+            RETAIN,
+            ("b", "a", "c", "d", "(root)"),
+            "retain is overdue for 2 h on b, a, c and 2 more: no run has succeeded for 4 h, it ran every 60 min",
+        ),
+    ]
+    (never,) = troubles(judge(Outcomes("outcomes"), {"a": Backlog()}, NOW - 25 * HOUR_MS, NOW))[:1]
+    assert never.text.startswith("compact has never visited this root (no run of it is recorded); compact is overdue")
